@@ -1,0 +1,16 @@
+//! What every bench shares: how two things are compared fairly, and the things that are compared.
+//!
+//! Owns: the options, the order of samples, medians, the RESULT lines, warm memory, baselines, and starting a
+//! daemon to measure. Does not own: what a stage measures (one file per stage beside this folder) or the
+//! targets (README.md).
+
+pub mod compare;
+pub mod daemon;
+pub mod direct_fuse;
+pub mod files;
+pub mod memory;
+pub mod options;
+pub mod python;
+
+pub use compare::Bench;
+pub use daemon::Mount;

@@ -1,0 +1,94 @@
+//! Memory as a thing to measure, and memory that is warm.
+//!
+//! Owns: buffers, the rate at which one core reads and copies, and touching memory before a sample. Does not
+//! own: files.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Much larger than any cache the last level of today's processors has per core.
+pub const BEYOND_CACHE_BYTES: usize = 1 << 30;
+
+/// `size_bytes` of bytes that do not repeat within a page, every page touched.
+#[must_use]
+pub fn buffer(size_bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(size_bytes);
+    while bytes.len() < size_bytes {
+        // Xorshift: cheap, and long before it repeats.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let word = state.to_le_bytes();
+        let take = word.len().min(size_bytes - bytes.len());
+        bytes.extend_from_slice(&word[..take]);
+    }
+    bytes
+}
+
+/// Touches `size_bytes` of fresh memory and gives it back, so that what is allocated next is warm.
+///
+/// A virtual machine hands pages that were free for a few seconds to its host, and touching them again costs a
+/// fault there: without this, the sample that comes later in a round pays and the other does not.
+pub fn warm(size_bytes: u64) {
+    let size_bytes = usize::try_from(size_bytes).unwrap_or(usize::MAX);
+    // Ones, not zeroes: zeroed memory would be mapped without being touched.
+    black_box(vec![1_u8; size_bytes]);
+}
+
+/// Bytes per second at which one core reads `bytes` and does next to nothing with them.
+#[must_use]
+pub fn read_bytes_per_s(bytes: &[u8]) -> f64 {
+    let started = Instant::now();
+    black_box(read_all(black_box(bytes)));
+    rate(bytes.len(), started)
+}
+
+/// Bytes per second of memcpy on one core, counted once (it reads and writes each).
+///
+/// # Panics
+/// When the two differ in length.
+#[must_use]
+pub fn copy_bytes_per_s(from: &[u8], to: &mut [u8]) -> f64 {
+    let started = Instant::now();
+    to.copy_from_slice(black_box(from));
+    black_box(&mut *to);
+    rate(from.len(), started)
+}
+
+/// Bytes per second since `started`.
+#[must_use]
+pub fn rate(bytes: usize, started: Instant) -> f64 {
+    bytes as f64 / started.elapsed().as_secs_f64()
+}
+
+/// Sixteen running words: enough that the loads, not the additions, are what takes the time.
+fn read_all(bytes: &[u8]) -> u64 {
+    let (words, tail) = bytes.as_chunks::<8>();
+    let (groups, rest) = words.as_chunks::<16>();
+    let mut running = [0_u64; 16];
+    for group in groups {
+        for (word, next) in running.iter_mut().zip(group) {
+            *word ^= u64::from_ne_bytes(*next);
+        }
+    }
+    let last = tail.iter().fold(0, |all, &byte| all ^ u64::from(byte));
+    rest.iter().fold(last, |all, word| all ^ u64::from_ne_bytes(*word))
+        ^ running.iter().fold(0, |all, word| all ^ word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_depends_on_every_byte() {
+        let mut bytes = buffer(1000);
+        let before = read_all(&bytes);
+        for at in 0..bytes.len() {
+            bytes[at] ^= 1;
+            assert_ne!(read_all(&bytes), before, "byte {at}");
+            bytes[at] ^= 1;
+        }
+    }
+}

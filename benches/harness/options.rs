@@ -1,0 +1,90 @@
+//! The command line of a bench.
+//!
+//! Owns: parsing it, and the sizes of a full and of a smoke run. Does not own: what a stage does with them.
+
+use anyhow::{Context, bail};
+use std::path::PathBuf;
+
+/// Large enough that no cache and no first burst of ready memory decides.
+const FULL_SIZE_BYTES: u64 = 4 << 30;
+const FULL_ROUNDS: usize = 9;
+/// A smoke run asks whether the bench works, not how fast anything is.
+const SMOKE_SIZE_BYTES: u64 = 8 << 20;
+const SMOKE_ROUNDS: usize = 2;
+
+/// `--path DIR` (a mounted Tidemark; a daemon is started without it), `--baseline DIR` (default /dev/shm),
+/// `--size BYTES`, `--rounds N`, `--smoke` (or TIDEMARK_BENCH_SMOKE=1).
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub path: Option<PathBuf>,
+    pub baseline: PathBuf,
+    pub size_bytes: u64,
+    pub rounds: usize,
+    pub smoke: bool,
+}
+
+impl Options {
+    /// Reads this process's arguments.
+    ///
+    /// # Errors
+    /// An unknown option, or a value that is missing, zero or no number.
+    pub fn from_process() -> anyhow::Result<Self> {
+        let smoke_wanted = std::env::var_os("TIDEMARK_BENCH_SMOKE").is_some_and(|value| value == "1");
+        Self::parse(std::env::args().skip(1), smoke_wanted)
+    }
+
+    fn parse(arguments: impl Iterator<Item = String>, mut smoke: bool) -> anyhow::Result<Self> {
+        let (mut path, mut baseline, mut size_bytes, mut rounds) = (None, None, None, None);
+        let mut arguments = arguments;
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--path" => path = Some(PathBuf::from(value()?)),
+                "--baseline" => baseline = Some(PathBuf::from(value()?)),
+                "--size" => size_bytes = Some(positive(&argument, &value()?)?),
+                "--rounds" => rounds = Some(usize::try_from(positive(&argument, &value()?)?)?),
+                "--smoke" => smoke = true,
+                // What `cargo bench` adds by itself.
+                "--bench" => {}
+                _ => bail!("unknown option {argument}; known: --path --baseline --size --rounds --smoke"),
+            }
+        }
+        Ok(Self {
+            path,
+            baseline: baseline.unwrap_or_else(|| PathBuf::from("/dev/shm")),
+            size_bytes: size_bytes.unwrap_or(if smoke { SMOKE_SIZE_BYTES } else { FULL_SIZE_BYTES }),
+            rounds: rounds.unwrap_or(if smoke { SMOKE_ROUNDS } else { FULL_ROUNDS }),
+            smoke,
+        })
+    }
+}
+
+fn positive(option: &str, text: &str) -> anyhow::Result<u64> {
+    match text.parse() {
+        Ok(0) => bail!("{option} must be at least 1, not 0"),
+        Ok(number) => Ok(number),
+        Err(error) => Err(error).with_context(|| format!("{option} needs a whole number, not {text:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> anyhow::Result<Options> {
+        Options::parse(arguments.iter().map(ToString::to_string), false)
+    }
+
+    #[test]
+    fn sizes_given_win_over_smoke() {
+        let options = parse(&["--bench", "--size", "4096", "--smoke"]).unwrap();
+        assert_eq!((options.size_bytes, options.rounds), (4096, SMOKE_ROUNDS));
+    }
+
+    #[test]
+    fn a_wrong_option_is_refused() {
+        for wrong in [&["--sice", "1"][..], &["--size"], &["--rounds", "0"], &["--size", "4GiB"]] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! How near does the seal hash come to what one core can read from memory?
+//!
+//! Owns: the hash against the read, both over a buffer far larger than the caches. Does not own: the hash.
+
+use std::time::Instant;
+use tidemark_benches::{Bench, memory};
+use tidemark_kernels::Backend;
+
+/// What a seal gives to each thread at a time.
+const CHUNK_BYTES: usize = 8 << 20;
+
+fn main() -> anyhow::Result<()> {
+    let bench = Bench::start("seal")?;
+    let size_bytes = usize::try_from(bench.options.size_bytes)?.min(memory::BEYOND_CACHE_BYTES);
+    let bytes = memory::buffer(size_bytes);
+    let read = || Ok(memory::read_bytes_per_s(&bytes) / 1e9);
+    for backend in Backend::all_here() {
+        // A byte at a time is for tails; over the whole buffer it would only take time.
+        if backend == Backend::Table {
+            continue;
+        }
+        let hash = || {
+            let started = Instant::now();
+            std::hint::black_box(backend.extend(0, &bytes));
+            Ok(memory::rate(bytes.len(), started) / 1e9)
+        };
+        let medians = bench.alternate(hash, read)?;
+        bench.say(&format!("back end {backend:?}: {:.2} GB/s of {:.2}", medians.value, medians.baseline))?;
+        if backend == Backend::fastest() {
+            bench.result("seal_hash_one_core", "GB/s", medians)?;
+        }
+    }
+    let threads = std::thread::available_parallelism()?.get();
+    let hash = || {
+        let started = Instant::now();
+        std::hint::black_box(tidemark_kernels::hash_chunks(&bytes, CHUNK_BYTES, threads));
+        Ok(memory::rate(bytes.len(), started) / 1e9)
+    };
+    let medians = bench.alternate(hash, read)?;
+    bench.result("seal_hash_all_cores", "GB/s", medians)
+}

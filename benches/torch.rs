@@ -1,0 +1,57 @@
+//! What does a job that calls torch.save and torch.load see?
+//!
+//! Owns: the three calls on the mount and on the baseline, timed inside one Python process. Does not own: how
+//! they are timed (python/torch_io.py).
+
+use anyhow::Context;
+use serde_json::Value;
+use tidemark_benches::compare::{Medians, median};
+use tidemark_benches::{Bench, Mount, python};
+
+/// The state that is saved: two billion bytes in a full run.
+const FULL_BYTES: u64 = 2_000_000_000;
+
+fn main() -> anyhow::Result<()> {
+    let bench = Bench::start("torch")?;
+    let mount = Mount::open(&bench.options)?;
+    let size_bytes = bench.options.size_bytes.min(FULL_BYTES);
+    let arguments = [
+        mount.path().display().to_string(),
+        bench.options.baseline.display().to_string(),
+        size_bytes.to_string(),
+        bench.options.rounds.to_string(),
+    ];
+    let answer = python::run("torch_io.py", &arguments)?;
+    mount.close()?;
+    for operation in ["save", "load"] {
+        // As rates, so that above 1 is better, as everywhere.
+        let medians = medians(&answer, operation)?;
+        let gigabytes = size_bytes as f64 / 1e9;
+        let rates = Medians { value: gigabytes / medians.value, baseline: gigabytes / medians.baseline };
+        bench.result(&format!("torch_{operation}"), "GB/s", rates)?;
+    }
+    let first_tensor = medians(&answer, "mmap")?;
+    bench.result(
+        "torch_load_mmap_first_tensor",
+        "ms",
+        Medians { value: first_tensor.value * 1e3, baseline: first_tensor.baseline * 1e3 },
+    )?;
+    let (sink_s, memcpy_s) = (medians(&answer, "sink")?, medians(&answer, "memcpy")?);
+    let save_s = medians(&answer, "save")?.value;
+    bench.result(
+        "torch_save_against_sink_and_copy",
+        "s",
+        Medians { value: save_s, baseline: 1.3_f64.mul_add(memcpy_s.baseline, sink_s.baseline) },
+    )
+}
+
+/// The medians of one operation's seconds; `sink` and `memcpy` have one place only.
+fn medians(answer: &Value, operation: &str) -> anyhow::Result<Medians> {
+    let of = |place: &str| -> anyhow::Result<f64> {
+        let samples = answer.get(operation).and_then(|places| places.get(place)).and_then(Value::as_array);
+        let samples = samples.with_context(|| format!("torch_io.py gave no {operation} for {place}"))?;
+        median(&mut samples.iter().filter_map(Value::as_f64).collect::<Vec<_>>())
+    };
+    let baseline = of("baseline")?;
+    Ok(Medians { value: of("mount").unwrap_or(baseline), baseline })
+}

@@ -1,0 +1,39 @@
+//! How long does a closed file take to be committed in a local Tier-3?
+//!
+//! Owns: close to the end of `ckptctl flush --wait`, against cp and fsync to the same disk. Does not own: the
+//! write before it, or S3.
+
+use anyhow::{Context, ensure};
+use std::fs::{self, File};
+use std::time::Instant;
+use tidemark_benches::{Bench, Mount, files};
+
+fn main() -> anyhow::Result<()> {
+    let bench = Bench::start("upload")?;
+    ensure!(bench.options.path.is_none(), "upload starts its own daemon: leave --path out");
+    let mount = Mount::start(&bench.options, None)?;
+    let (_, tier3) = mount.folders().context("a daemon that was started here has folders")?;
+    let (source, copy) =
+        (bench.options.baseline.join("tidemark-bench-upload"), tier3.with_file_name("plain-copy"));
+    let size_bytes = bench.options.size_bytes;
+    files::write_new(&source, size_bytes)?;
+    let ours = mount.path().join("bench-upload");
+    let medians = bench.alternate(
+        || {
+            files::write_new(&ours, size_bytes)?;
+            let started = Instant::now();
+            mount.flush()?;
+            Ok(size_bytes as f64 / 1e9 / started.elapsed().as_secs_f64())
+        },
+        || {
+            files::remove(&copy)?;
+            let started = Instant::now();
+            fs::copy(&source, &copy).context("copy")?;
+            File::open(&copy)?.sync_all().context("fsync of the copy")?;
+            Ok(size_bytes as f64 / 1e9 / started.elapsed().as_secs_f64())
+        },
+    )?;
+    files::remove(&source)?;
+    mount.close()?;
+    bench.result("upload_local", "GB/s", medians)
+}

@@ -1,0 +1,180 @@
+//! The commands of a node: one method, one path and one request type each.
+//!
+//! Owns: the names and the bounds that both ends keep. Does not own: the answers' shapes (`protocol::report`).
+//!
+//! Commands without arguments are GET; commands with arguments are POST with a JSON body of their request type. An
+//! error is an HTTP status above 399 with an [`ApiError`] as its body. Long work answers `application/x-ndjson`: one
+//! [`report::StreamLine`] a line, an empty line where there is nothing to say for [`KEEPALIVE`], the result last.
+//! `curl --unix-socket ckptd.sock http://node/v1/status` works.
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tidemark_protocol::report::{
+    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Flush, Node, Progress, Show, Status, TierStatus,
+    Verify,
+};
+use tidemark_protocol::selector::{Place, Selector};
+use tokio::sync::mpsc;
+
+/// The socket's name in the state directory.
+pub const SOCKET_NAME: &str = "ckptd.sock";
+/// The last known status, in the state directory.
+pub const STATUS_FILE_NAME: &str = "status.json";
+
+/// The longest request body: a selector of 4095 bytes written as a list of numbers is 16 KiB.
+pub const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// How long a stream of lines stays silent before it says that it is alive.
+pub const KEEPALIVE: Duration = Duration::from_secs(2);
+
+/// Where each command is.
+pub mod path {
+    pub const STATUS: &str = "/v1/status";
+    pub const LIST: &str = "/v1/list";
+    pub const SHOW: &str = "/v1/show";
+    pub const TIERS: &str = "/v1/tiers";
+    pub const NODES: &str = "/v1/nodes";
+    pub const DOCTOR: &str = "/v1/doctor";
+    pub const VERIFY: &str = "/v1/verify";
+    pub const FLUSH: &str = "/v1/flush";
+    pub const COMMIT: &str = "/v1/commit";
+    pub const EVENTS: &str = "/v1/events";
+    /// Also on TCP: Prometheus text.
+    pub const METRICS: &str = "/metrics";
+    /// Also on TCP: 200 `ok`, or 503 with the reason.
+    pub const HEALTHZ: &str = "/healthz";
+    /// On TCP: the same answer as [`STATUS`].
+    pub const STATUS_HTTP: &str = "/status";
+}
+
+/// `ls`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListRequest {
+    /// Only what is at or below it.
+    pub place: Place,
+    /// Loose files too, and versions that newer ones replaced.
+    pub all: bool,
+}
+
+/// `show`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShowRequest {
+    pub checkpoint: Selector,
+    /// List its files too.
+    pub files: bool,
+}
+
+/// `verify`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VerifyRequest {
+    /// None: everything this node knows.
+    pub checkpoint: Option<Selector>,
+    /// Read the copies in Tier-3 too, which costs their transfer.
+    pub deep: bool,
+}
+
+/// `flush`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlushRequest {
+    pub place: Place,
+    /// Answer when all are committed, instead of when all are queued.
+    pub wait: bool,
+    /// How long to wait; None: until done.
+    pub timeout_s: Option<u64>,
+}
+
+/// `commit`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommitRequest {
+    pub place: Place,
+}
+
+/// `events`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EventsRequest {
+    /// Only events with a greater number.
+    pub since: u64,
+    /// Go on as they happen, until the client hangs up.
+    pub follow: bool,
+}
+
+/// What a node answers. The daemon implements it; a fake one in the tests does too.
+///
+/// The future of a method is dropped when its client hangs up or the server ends: that is how long work is
+/// cancelled, so a method must hold nothing across an await that dropping leaves broken, and must own its helpers
+/// such that they end with it. Methods are called concurrently, at most `server::REQUESTS_MAX` at once.
+#[async_trait]
+pub trait NodeApi: Send + Sync + 'static {
+    /// Cheap: called for each probe and by each command that takes a path.
+    async fn status(&self) -> Result<Status, ApiError>;
+    /// In order of run, timeline, step, version. Empty is not an error.
+    async fn list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError>;
+    async fn show(&self, request: ShowRequest) -> Result<Show, ApiError>;
+    async fn tiers(&self) -> Result<Vec<TierStatus>, ApiError>;
+    async fn nodes(&self) -> Result<Vec<Node>, ApiError>;
+    async fn doctor(&self) -> Result<Doctor, ApiError>;
+    async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError>;
+    async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError>;
+    async fn commit(&self, request: CommitRequest) -> Result<Commit, ApiError>;
+    /// Sends what `request` asks for, oldest first; with `follow` it returns only on an error or when dropped.
+    async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError>;
+    /// Everything in the Prometheus (OpenMetrics) text format, with its final `# EOF`.
+    fn metrics_text(&self) -> String;
+    /// Whether the mount serves; the error says why not.
+    fn healthy(&self) -> Result<(), String>;
+}
+
+/// Where long work tells how far it is. Telling never waits: a client that reads slowly misses some.
+#[derive(Debug, Clone)]
+pub struct ProgressSink(mpsc::Sender<Progress>);
+
+impl ProgressSink {
+    /// Progress lines that wait for a slow client; beyond them newer ones are dropped until it reads.
+    const QUEUE_MAX: usize = 4;
+
+    /// The sink and where its lines come out.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::Receiver<Progress>) {
+        let (sender, receiver) = mpsc::channel(Self::QUEUE_MAX);
+        (Self(sender), receiver)
+    }
+
+    /// Tells how far the work is.
+    pub fn tell(&self, progress: Progress) {
+        // A full or closed queue loses a picture of the middle of the work, never its result.
+        let _ = self.0.try_send(progress);
+    }
+}
+
+/// Where events go.
+#[derive(Debug, Clone)]
+pub struct EventSink(mpsc::Sender<Event>);
+
+impl EventSink {
+    /// Events that wait for a slow client before the sender waits too.
+    const QUEUE_MAX: usize = 64;
+
+    /// The sink and where its events come out.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::Receiver<Event>) {
+        let (sender, receiver) = mpsc::channel(Self::QUEUE_MAX);
+        (Self(sender), receiver)
+    }
+
+    /// Sends one, waiting while the client is slow.
+    ///
+    /// # Errors
+    /// When nobody listens any more, which ends the command.
+    pub async fn send(&self, event: Event) -> Result<(), ApiError> {
+        self.0
+            .send(event)
+            .await
+            .map_err(|_| ApiError::new(ErrorCode::Unavailable, "nobody listens to the events any more", ""))
+    }
+}

@@ -1,0 +1,340 @@
+//! The lease in Tier-3, with nothing but create-if-absent.
+//!
+//! Owns: the numbered objects `lease/<20 digits>`, taking, renewing and giving up. Does not own: a clock (the caller
+//! passes its monotonic time), nor the loop that calls this.
+//!
+//! The highest number present is the lease. Its holder renews by creating the next number; a rival that has seen the
+//! same number for longer than a term creates the next one itself. Exactly one of the two wins, so there is nothing
+//! to compare and swap. The epoch of a term is the number it began with; renewals repeat it in their bodies.
+
+use super::LeaseError;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_engine::store::{Created, Store, StoreError};
+use tidemark_protocol::id::Epoch;
+
+/// The folder of the lease's objects, relative to the store's URL.
+const LEASE_FOLDER: &str = ".tidemark/lease/";
+
+/// Text order of the keys is number order.
+const DIGITS: usize = 20;
+
+/// The body is a short JSON document.
+const BODY_BYTES: u64 = 4096;
+
+/// This many superseded numbers stay, for people who look; older ones are deleted, a few with each renewal.
+const KEPT: usize = 8;
+const DELETED_AT_ONCE: usize = 16;
+
+/// Our own renewals whose answers were lost are stepped over, at most so many.
+const CATCH_UP: u32 = 16;
+
+/// How long a term lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseTimes {
+    /// A holder may decide for this long after it *sent* its last successful renewal.
+    pub term: Duration,
+    /// A rival waits `term + margin` after it *first saw* the newest number; covers clocks that run at different speeds.
+    pub margin: Duration,
+}
+
+impl Default for LeaseTimes {
+    fn default() -> Self {
+        Self { term: Duration::from_secs(3), margin: Duration::from_secs(2) }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Body {
+    holder: String,
+    /// Drawn once per [`StoreLease`], so that two lives of one holder are told apart.
+    nonce: u64,
+    epoch: Epoch,
+    /// The holder gave up: no rival needs to wait.
+    released: bool,
+}
+
+/// What came of trying to take the lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// Ours, with this epoch.
+    Ours(Epoch),
+    /// Another has it; worth trying again when this much time has passed.
+    Theirs { holder: String, epoch: Epoch, wait: Duration },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    number: u64,
+    epoch: Epoch,
+    until: Instant,
+}
+
+/// One candidate's view of the lease.
+#[derive(Debug)]
+pub struct StoreLease {
+    store: Arc<dyn Store>,
+    holder: String,
+    nonce: u64,
+    times: LeaseTimes,
+    held: Option<Held>,
+    /// The newest number seen, and when it was first seen.
+    seen: Option<(u64, Instant)>,
+}
+
+impl StoreLease {
+    /// A candidate named `holder`; `nonce` is random and new for each start of the daemon.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, holder: String, nonce: u64, times: LeaseTimes) -> Self {
+        Self { store, holder, nonce, times, held: None, seen: None }
+    }
+
+    /// The epoch of the term, while it may be acted on at `now`.
+    #[must_use]
+    pub fn epoch(&self, now: Instant) -> Option<Epoch> {
+        self.held.filter(|held| now < held.until).map(|held| held.epoch)
+    }
+
+    /// Takes the lease if it is free or its term is over. `now` is the time just before this call. Costs a listing, a
+    /// read, and a create where there is something to take.
+    pub async fn try_acquire(&mut self, now: Instant) -> Result<Turn, LeaseError> {
+        self.held = None;
+        let numbers = self.numbers().await?;
+        let mut next = 1;
+        if let Some(&highest) = numbers.last() {
+            let body = self.read(highest).await?;
+            let first_seen = match self.seen {
+                Some((number, first_seen)) if number == highest => first_seen,
+                _ => now,
+            };
+            self.seen = Some((highest, first_seen));
+            let needed = self.times.term + self.times.margin;
+            let waited = now.saturating_duration_since(first_seen);
+            // A term of our own from before, whose end we know, is over when we say so.
+            let free = body.released || self.is_ours(&body) || waited >= needed;
+            if !free {
+                let (holder, epoch) = (body.holder, body.epoch);
+                return Ok(Turn::Theirs { holder, epoch, wait: needed.saturating_sub(waited) });
+            }
+            next = highest.checked_add(1).ok_or_else(|| self.unreadable(highest, "the last number"))?;
+        }
+        let epoch = Epoch(next);
+        if self.create(next, epoch, false).await? {
+            let above = self.numbers().await?.last().copied().filter(|&number| number > next);
+            if above.is_none() {
+                self.held = Some(Held { number: next, epoch, until: now + self.times.term });
+                return Ok(Turn::Ours(epoch));
+            }
+        }
+        // A rival was faster. Its number is new to us, so its term begins to count now.
+        let highest = self.numbers().await?.last().copied().unwrap_or(next);
+        let body = self.read(highest).await?;
+        self.seen = Some((highest, now));
+        let wait = self.times.term + self.times.margin;
+        Ok(Turn::Theirs { holder: body.holder, epoch: body.epoch, wait })
+    }
+
+    /// Extends the term, counted from `now`, the time just before this call. [`LeaseError::Lost`] when another took
+    /// over. After any other error the old term still runs, and [`Self::epoch`] says for how long.
+    pub async fn renew(&mut self, now: Instant) -> Result<Epoch, LeaseError> {
+        let Some(held) = self.held else {
+            return Err(self.lost(Epoch(0), Epoch(0), "nobody: it was not held".to_owned()));
+        };
+        let mut number = held.number;
+        for _ in 0..CATCH_UP {
+            number = number.checked_add(1).ok_or_else(|| self.unreadable(number, "the last number"))?;
+            if self.create(number, held.epoch, false).await? {
+                let numbers = self.numbers().await?;
+                let highest = numbers.last().copied().unwrap_or(number);
+                if highest > number {
+                    return Err(self.superseded(held.epoch, highest).await);
+                }
+                self.held = Some(Held { number, epoch: held.epoch, until: now + self.times.term });
+                self.sweep(&numbers).await;
+                return Ok(held.epoch);
+            }
+            let body = self.read(number).await?;
+            if !self.is_ours(&body) || body.epoch != held.epoch {
+                return Err(self.superseded(held.epoch, number).await);
+            }
+            // A renewal of ours whose answer was lost; go on from it.
+        }
+        Err(self.unreadable(number, "too many renewals whose answers were lost"))
+    }
+
+    /// Gives the lease up, so that a rival need not wait. Nothing to do when it is not held.
+    pub async fn release(&mut self) -> Result<(), LeaseError> {
+        let Some(held) = self.held.take() else { return Ok(()) };
+        if let Some(number) = held.number.checked_add(1) {
+            self.create(number, held.epoch, true).await?;
+        }
+        Ok(())
+    }
+
+    fn is_ours(&self, body: &Body) -> bool {
+        body.holder == self.holder && body.nonce == self.nonce
+    }
+
+    async fn create(&self, number: u64, epoch: Epoch, released: bool) -> Result<bool, LeaseError> {
+        let body = Body { holder: self.holder.clone(), nonce: self.nonce, epoch, released };
+        let text = serde_json::to_vec(&body)
+            .map_err(|error| self.unreadable(number, &format!("it cannot be written: {error}")))?;
+        let created = self.store.create(&key(number), Bytes::from(text)).await;
+        Ok(created.map_err(|source| self.failed(source))? == Created::Created)
+    }
+
+    /// All numbers present, ascending. Names that are not numbers are not ours.
+    async fn numbers(&self) -> Result<Vec<u64>, LeaseError> {
+        let listing = self.store.list(LEASE_FOLDER, true).await.map_err(|source| self.failed(source))?;
+        Ok(listing.keys.iter().filter_map(|head| parse(&head.key)).collect())
+    }
+
+    async fn read(&self, number: u64) -> Result<Body, LeaseError> {
+        let found = self.store.get(&key(number), BODY_BYTES).await.map_err(|source| self.failed(source))?;
+        let found = found.ok_or_else(|| self.unreadable(number, "it is gone again"))?;
+        serde_json::from_slice(&found).map_err(|error| self.unreadable(number, &error.to_string()))
+    }
+
+    async fn superseded(&mut self, ours: Epoch, number: u64) -> LeaseError {
+        self.held = None;
+        match self.read(number).await {
+            Ok(body) => self.lost(ours, body.epoch, body.holder),
+            Err(error) => error,
+        }
+    }
+
+    /// Deletes old numbers. A late create of a deleted number by a zombie is found out by the listing that follows
+    /// every create: the newest number is never deleted.
+    async fn sweep(&self, numbers: &[u64]) {
+        let old = numbers.len().saturating_sub(KEPT).min(DELETED_AT_ONCE);
+        for &number in &numbers[..old] {
+            if let Err(error) = self.store.delete(&key(number)).await {
+                tracing::debug!(number, %error, "an old lease object stays until the next renewal");
+                return;
+            }
+        }
+    }
+
+    fn failed(&self, source: StoreError) -> LeaseError {
+        LeaseError::Store { store: self.store.describe(), source: Box::new(source) }
+    }
+
+    fn unreadable(&self, number: u64, reason: &str) -> LeaseError {
+        LeaseError::Unreadable { store: self.store.describe(), key: key(number), reason: reason.to_owned() }
+    }
+
+    fn lost(&self, ours: Epoch, theirs: Epoch, holder: String) -> LeaseError {
+        LeaseError::Lost { store: self.store.describe(), ours, theirs, holder }
+    }
+}
+
+fn key(number: u64) -> String {
+    format!("{LEASE_FOLDER}{number:0DIGITS$}")
+}
+
+fn parse(key: &str) -> Option<u64> {
+    let digits = key.strip_prefix(LEASE_FOLDER)?;
+    (digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemark_engine::store::{Effect, Fault, FaultyStore, MemoryStore, Operation};
+
+    fn candidate(store: &Arc<dyn Store>, name: &str, nonce: u64) -> StoreLease {
+        StoreLease::new(Arc::clone(store), name.to_owned(), nonce, LeaseTimes::default())
+    }
+
+    fn memory() -> Arc<dyn Store> {
+        Arc::new(MemoryStore::new())
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn of_many_candidates_one_holds() {
+        let store = memory();
+        let now = Instant::now();
+        let mut tasks = Vec::new();
+        for nonce in 0..16 {
+            let mut lease = candidate(&store, &format!("node{nonce}"), nonce);
+            tasks.push(tokio::spawn(async move { lease.try_acquire(now).await.expect("acquire") }));
+        }
+        let mut held = 0;
+        for task in tasks {
+            held += usize::from(matches!(task.await.expect("task"), Turn::Ours(Epoch(1))));
+        }
+        assert_eq!(held, 1);
+    }
+
+    #[tokio::test]
+    async fn a_rival_takes_over_only_after_a_term_without_renewal_and_the_old_holder_learns_of_it() {
+        let store = memory();
+        let start = Instant::now();
+        let (mut a, mut b) = (candidate(&store, "a", 1), candidate(&store, "b", 2));
+        assert_eq!(a.try_acquire(start).await.expect("a"), Turn::Ours(Epoch(1)));
+        assert!(matches!(b.try_acquire(start).await.expect("b"), Turn::Theirs { epoch: Epoch(1), .. }));
+        // Renewed in time, so what b saw first is another number now, and its wait begins anew.
+        assert_eq!(a.renew(start + 2 * SECOND).await.expect("renew"), Epoch(1));
+        assert!(matches!(b.try_acquire(start + 5 * SECOND).await.expect("b"), Turn::Theirs { .. }));
+        assert_eq!(a.epoch(start + 4 * SECOND), Some(Epoch(1)));
+        assert_eq!(a.epoch(start + 5 * SECOND), None, "the holder stops before any rival begins");
+        assert!(matches!(b.try_acquire(start + 9 * SECOND).await.expect("b"), Turn::Theirs { .. }));
+        assert_eq!(b.try_acquire(start + 10 * SECOND).await.expect("b"), Turn::Ours(Epoch(3)));
+        let error = a.renew(start + 10 * SECOND).await.expect_err("lost");
+        assert!(matches!(error, LeaseError::Lost { ours: Epoch(1), theirs: Epoch(3), .. }), "{error}");
+        assert_eq!(error.kind(), tidemark_engine::error::ErrorKind::Fenced);
+    }
+
+    #[tokio::test]
+    async fn a_released_lease_is_free_at_once_with_a_higher_epoch() {
+        let store = memory();
+        let now = Instant::now();
+        let (mut a, mut b) = (candidate(&store, "a", 1), candidate(&store, "b", 2));
+        a.try_acquire(now).await.expect("a");
+        a.release().await.expect("release");
+        assert_eq!(a.epoch(now), None);
+        assert_eq!(b.try_acquire(now).await.expect("b"), Turn::Ours(Epoch(3)));
+    }
+
+    #[tokio::test]
+    async fn a_renewal_whose_answer_was_lost_does_not_cost_the_lease() {
+        let fault = Fault {
+            operation: Operation::Create,
+            key_contains: "lease/".to_owned(),
+            nth: Some(2),
+            effect: Effect::FailAfter,
+        };
+        let faulty = Arc::new(FaultyStore::new(memory(), vec![fault]));
+        let store = Arc::clone(&faulty) as Arc<dyn Store>;
+        let now = Instant::now();
+        let mut a = candidate(&store, "a", 1);
+        a.try_acquire(now).await.expect("acquire");
+        let error = a.renew(now + SECOND).await.expect_err("lost answer");
+        assert!(matches!(error, LeaseError::Store { .. }), "{error}");
+        assert_eq!(a.epoch(now + 2 * SECOND), Some(Epoch(1)), "the old term still runs");
+        assert_eq!(a.renew(now + 2 * SECOND).await.expect("renew"), Epoch(1));
+        assert_eq!(faulty.fired(0), 1);
+    }
+
+    #[tokio::test]
+    async fn old_numbers_are_swept_and_a_zombie_that_creates_one_of_them_does_not_hold() {
+        let store = memory();
+        let now = Instant::now();
+        let (mut a, mut zombie) = (candidate(&store, "a", 1), candidate(&store, "z", 2));
+        zombie.try_acquire(now).await.expect("zombie");
+        zombie.release().await.expect("release");
+        a.try_acquire(now).await.expect("a");
+        for _ in 0..30 {
+            a.renew(now).await.expect("renew");
+        }
+        let left = store.list(LEASE_FOLDER, true).await.expect("list").keys.len();
+        assert!(left <= KEPT + 1, "{left} lease objects are left");
+        zombie.held = Some(Held { number: 1, epoch: Epoch(1), until: now + SECOND });
+        let error = zombie.renew(now).await.expect_err("fenced");
+        assert!(matches!(error, LeaseError::Lost { theirs: Epoch(3), .. }), "{error}");
+    }
+}

@@ -1,0 +1,206 @@
+//! Which path calls which command.
+//!
+//! Owns: the routes, the bounds on requests, the HTTP status of each error. Does not own: streams (`stream`).
+
+use super::stream::{self, Ending};
+use super::{HTTP_REQUESTS_MAX, REQUESTS_MAX};
+use crate::api::{EventSink, NodeApi, ProgressSink, REQUEST_BYTES_MAX, path};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::{Serialize, de::DeserializeOwned};
+use std::sync::Arc;
+use tidemark_protocol::report::{ApiError, ErrorCode};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// What Prometheus wants to hear about the text it gets.
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+type Node = Arc<dyn NodeApi>;
+
+/// What the handlers of the unix socket share.
+#[derive(Clone)]
+struct Shared {
+    node: Node,
+    ending: Ending,
+}
+
+/// Every command, for the unix socket.
+pub(super) fn commands(node: Node, ending: Ending) -> Router {
+    let health = Router::new()
+        .route(path::METRICS, get(metrics))
+        .route(path::HEALTHZ, get(healthz))
+        .with_state(Arc::clone(&node));
+    let shared = Shared { node, ending };
+    let routes = Router::new()
+        .route(path::STATUS, get(|State(s): State<Shared>| async move { answer(s.node.status().await) }))
+        .route(path::TIERS, get(|State(s): State<Shared>| async move { answer(s.node.tiers().await) }))
+        .route(path::NODES, get(|State(s): State<Shared>| async move { answer(s.node.nodes().await) }))
+        .route(path::DOCTOR, get(|State(s): State<Shared>| async move { answer(s.node.doctor().await) }))
+        .route(path::LIST, post(list))
+        .route(path::SHOW, post(show))
+        .route(path::COMMIT, post(commit))
+        .route(path::VERIFY, post(verify))
+        .route(path::FLUSH, post(flush))
+        .route(path::EVENTS, post(events))
+        .with_state(shared);
+    bounded(routes.merge(health), REQUESTS_MAX)
+}
+
+/// What anybody on this machine may read, for TCP. Nothing here changes anything.
+pub(super) fn health(node: Node) -> Router {
+    let routes = Router::new()
+        .route(path::METRICS, get(metrics))
+        .route(path::HEALTHZ, get(healthz))
+        .route(path::STATUS_HTTP, get(|State(node): State<Node>| async move { answer(node.status().await) }))
+        .with_state(node);
+    bounded(routes, HTTP_REQUESTS_MAX)
+}
+
+fn bounded(routes: Router, requests_max: usize) -> Router {
+    let permits = Arc::new(Semaphore::new(requests_max));
+    routes
+        .fallback(|| async {
+            let what = "this daemon has no such command";
+            error(&ApiError::new(ErrorCode::NotFound, what, "use a ckptctl of the daemon's version"))
+        })
+        .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
+        .layer(middleware::from_fn_with_state(permits, admit))
+}
+
+/// Lets a request in when fewer than the bound are at work, and counts it until its answer's last byte is gone.
+async fn admit(State(permits): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    let Ok(permit) = permits.try_acquire_owned() else {
+        let what = "the daemon is answering as many requests as it takes at once";
+        return error(&ApiError::new(
+            ErrorCode::Unavailable,
+            what,
+            "try again, or end a command that follows events",
+        ));
+    };
+    next.run(request).await.map(|body| Body::new(Counted { body, _permit: permit }))
+}
+
+/// A body that holds its request's permit.
+struct Counted {
+    body: Body,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl axum::body::HttpBody for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, axum::Error>>> {
+        std::pin::Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
+async fn list(State(shared): State<Shared>, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => answer(shared.node.list(request).await),
+        Err(refused) => error(&refused),
+    }
+}
+
+async fn show(State(shared): State<Shared>, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => answer(shared.node.show(request).await),
+        Err(refused) => error(&refused),
+    }
+}
+
+async fn commit(State(shared): State<Shared>, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => answer(shared.node.commit(request).await),
+        Err(refused) => error(&refused),
+    }
+}
+
+async fn verify(State(shared): State<Shared>, body: Bytes) -> Response {
+    let request = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return error(&refused),
+    };
+    let (progress, lines) = ProgressSink::channel();
+    let work = async move { shared.node.verify(request, progress).await };
+    stream::work(work, lines, shared.ending)
+}
+
+async fn flush(State(shared): State<Shared>, body: Bytes) -> Response {
+    let request = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return error(&refused),
+    };
+    let (progress, lines) = ProgressSink::channel();
+    let work = async move { shared.node.flush(request, progress).await };
+    stream::work(work, lines, shared.ending)
+}
+
+async fn events(State(shared): State<Shared>, body: Bytes) -> Response {
+    let request = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return error(&refused),
+    };
+    let (sink, lines) = EventSink::channel();
+    let work = async move { shared.node.events(request, sink).await };
+    stream::events(work, lines, shared.ending)
+}
+
+async fn metrics(State(node): State<Node>) -> Response {
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], node.metrics_text()).into_response()
+}
+
+async fn healthz(State(node): State<Node>) -> Response {
+    match node.healthy() {
+        Ok(()) => "ok\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|source| {
+        let what = format!("the request is not what this command takes: {source}");
+        ApiError::new(ErrorCode::Usage, what, "use a ckptctl of the daemon's version")
+    })
+}
+
+fn answer<T: Serialize>(result: Result<T, ApiError>) -> Response {
+    match result {
+        Ok(value) => json(StatusCode::OK, &value),
+        Err(refused) => error(&refused),
+    }
+}
+
+fn error(refused: &ApiError) -> Response {
+    let status = match refused.code {
+        ErrorCode::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        ErrorCode::Usage => StatusCode::BAD_REQUEST,
+        ErrorCode::NotFound => StatusCode::NOT_FOUND,
+        ErrorCode::NotRecoverable => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::Fenced => StatusCode::CONFLICT,
+    };
+    json(status, refused)
+}
+
+fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
+    let body =
+        serde_json::to_vec(value).expect("reports have text keys and no map that can fail to be written");
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}

@@ -1,0 +1,280 @@
+//! A node that needs no mount: fixed answers, and work that runs until it is dropped.
+//!
+//! Shared by the tests of the server and client and by those of the `ckptctl` binary.
+
+use async_trait::async_trait;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tidemark_control::api::{
+    CommitRequest, EventSink, EventsRequest, FlushRequest, ListRequest, NodeApi, ProgressSink, ShowRequest,
+    VerifyRequest,
+};
+use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
+use tidemark_protocol::report::{
+    ApiError, Check, CheckVerdict, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount,
+    Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, MountStatus, Node, NodeState, Pending,
+    PendingReason, Problem, Progress, RunStatus, Show, Status, TierState, TierStatus, Unrecoverable, Verify,
+    VerifyRepair,
+};
+use tidemark_protocol::selector::{Place, Selector};
+
+/// The mount of the fake node.
+pub(crate) const MOUNT: &str = "/ckpt";
+
+/// What it is asked by path decides what it answers: `lost`, `healed`, `endless`, `open`, `away`, `fenced`, `empty`;
+/// anything else is found and in order, and `absent` is not found.
+#[derive(Debug, Default)]
+pub(crate) struct FakeNode {
+    /// Whether the mount has a problem.
+    pub(crate) degraded: bool,
+    pub(crate) verify_started: AtomicBool,
+    /// Set when the endless verify is dropped.
+    pub(crate) verify_dropped: AtomicBool,
+}
+
+/// Tells that the future that held it is gone.
+struct Dropped<'a>(&'a AtomicBool);
+
+impl Drop for Dropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+pub(crate) fn reference(path: &str) -> CheckpointRef {
+    CheckpointRef { timeline: Timeline(0), step: Some(Step(1200)), version: Version(1), path: path.into() }
+}
+
+pub(crate) fn checkpoint(path: &str) -> Checkpoint {
+    Checkpoint {
+        run: Some("run7".into()),
+        timeline: Timeline(0),
+        step: Some(Step(1200)),
+        version: Version(1),
+        path: path.into(),
+        bytes: 3 << 29,
+        files: 2,
+        framework: Some("torch_dcp".into()),
+        state: CheckpointState::Committed,
+        evidence: Some("index".into()),
+        copies: Copies { object: CopyCount { files: 2, bytes: 3 << 29 }, ..Copies::default() },
+        pinned: false,
+        closed_ms: Some(1_700_000_000_000),
+    }
+}
+
+/// The path in a selector, as text.
+fn text(selector: &Selector) -> String {
+    match selector {
+        Selector::Latest => "latest".into(),
+        Selector::LatestOf(place) | Selector::At(place) => shown(place),
+        Selector::Step(step) => format!("@{step}"),
+        Selector::StepOf(place, step) => format!("{}@{step}", shown(place)),
+    }
+}
+
+fn shown(place: &Place) -> String {
+    tidemark_protocol::report::path_text(place.as_bytes())
+}
+
+fn absent(what: &str) -> ApiError {
+    ApiError::new(ErrorCode::NotFound, format!("no checkpoint {what}"), "`ckptctl ls` lists them")
+}
+
+#[async_trait]
+impl NodeApi for FakeNode {
+    async fn status(&self) -> Result<Status, ApiError> {
+        let problem = Problem {
+            code: "tier3_away".into(),
+            what: "Tier-3 has not answered for 48 s".into(),
+            action: "nothing is lost; check the store".into(),
+        };
+        Ok(Status {
+            version: "0.1.0".into(),
+            pid: std::process::id(),
+            keeper_pid: None,
+            start: StartId(1),
+            node: "n0".into(),
+            incarnation: Incarnation(2),
+            state: if self.degraded { NodeState::Degraded } else { NodeState::Serving },
+            listen: "127.0.0.1:7070".into(),
+            http: "127.0.0.1:7071".into(),
+            problems: if self.degraded { vec![problem] } else { vec![] },
+            mount: MountStatus {
+                path: MOUNT.into(),
+                mode: FuseMode::Passthrough,
+                reason: "probed".into(),
+                requests: [("create".to_owned(), 2)].into(),
+            },
+            tiers: self.tiers().await?,
+            runs: vec![RunStatus {
+                run: "run7".into(),
+                latest: Some(reference("run7/step-1200")),
+                watermark: None,
+                recoverable: Some(reference("run7/step-1200")),
+                lag_versions: 1,
+                lag_bytes: 10,
+                lag_seconds: 61.0,
+            }],
+            written_ms: 1_700_000_000_000,
+        })
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError> {
+        match shown(&request.place).as_str() {
+            "absent" => Err(absent("absent")),
+            "empty" => Ok(vec![]),
+            _ => Ok(vec![checkpoint("run7/step-1200"), checkpoint("run7/\u{fffd}")]),
+        }
+    }
+
+    async fn show(&self, request: ShowRequest) -> Result<Show, ApiError> {
+        let path = text(&request.checkpoint);
+        if path.starts_with("absent") {
+            return Err(absent(&path));
+        }
+        let file = File {
+            path: format!("{path}/a"),
+            bytes: 7,
+            crc64nvme: None,
+            copies: Copies::default(),
+            host_path: None,
+            state: "open".into(),
+            node: "n0".into(),
+            object_key: None,
+            mtime_ms: None,
+        };
+        Ok(Show {
+            checkpoint: checkpoint(&path),
+            evidence_detail: Some(".metadata names 2 files, both there".into()),
+            waits_for: vec!["Tier-3".into()],
+            attempt: None,
+            participants: vec!["n0".into()],
+            marker_key: None,
+            manifest_key: None,
+            epoch: None,
+            previous: None,
+            files: request.files.then(|| vec![file]),
+        })
+    }
+
+    async fn tiers(&self) -> Result<Vec<TierStatus>, ApiError> {
+        Ok(vec![TierStatus {
+            name: "tier1".into(),
+            used_bytes: 1 << 30,
+            size_bytes: Some(4 << 30),
+            warm_fraction: Some(0.5),
+            state: TierState::Warming,
+            medium: "private tmpfs".into(),
+            files: 1,
+            used_by: [("own files".to_owned(), 1 << 30)].into(),
+            queued_bytes: 0,
+            fencing: None,
+            part_checksums: None,
+            notes: vec!["commits do not survive this machine".into()],
+        }])
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>, ApiError> {
+        Ok(vec![Node {
+            name: "n0".into(),
+            incarnation: Incarnation(2),
+            start: StartId(1),
+            state: NodeState::Serving,
+            listen: "127.0.0.1:7070".into(),
+            version: "0.1.0".into(),
+            epoch: 1,
+            coordinator: true,
+            this: true,
+            tier1_used_bytes: 1 << 30,
+            tier1_size_bytes: 4 << 30,
+        }])
+    }
+
+    async fn doctor(&self) -> Result<Doctor, ApiError> {
+        let verdict = if self.degraded { CheckVerdict::Fail } else { CheckVerdict::Ok };
+        let fix = Some("load the fuse module".into());
+        Ok(Doctor {
+            checks: vec![Check { name: "fuse_device".into(), verdict, what: "/dev/fuse".into(), fix }],
+        })
+    }
+
+    async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError> {
+        let path = request.checkpoint.as_ref().map(text).unwrap_or_default();
+        progress.tell(Progress { done_bytes: 1, total_bytes: 2, ..Progress::default() });
+        let verify =
+            Verify { checkpoints: 1, files: 2, copies: 3, bytes: 7, deep: request.deep, ..Verify::default() };
+        match path.as_str() {
+            "endless" => {
+                let _dropped = Dropped(&self.verify_dropped);
+                self.verify_started.store(true, Ordering::SeqCst);
+                loop {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    progress.tell(Progress { now: Some("endless".into()), ..Progress::default() });
+                }
+            }
+            "lost" => {
+                let lost = Unrecoverable { path: "lost/a".into(), what: "host and object are bad".into() };
+                Ok(Verify { unrecoverable: vec![lost], ..verify })
+            }
+            "healed" => {
+                let repair = VerifyRepair {
+                    path: "healed/a".into(),
+                    copy: "host".into(),
+                    what: "chunk 0 has 1, expected 2".into(),
+                    from: "object".into(),
+                };
+                Ok(Verify { repaired: vec![repair], ..verify })
+            }
+            "absent" => Err(absent("absent")),
+            _ => Ok(verify),
+        }
+    }
+
+    async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError> {
+        progress.tell(Progress::default());
+        let done = Flush { waited: request.wait, uploaded_files: 2, uploaded_bytes: 7, ..Flush::default() };
+        let pending =
+            |reason| vec![Pending { path: "run7/x".into(), reason, what: "pid 4 writes it".into() }];
+        Ok(match shown(&request.place).as_str() {
+            "open" => Flush { pending: pending(PendingReason::Open), ..done },
+            "away" => Flush {
+                pending: pending(PendingReason::Uploading),
+                timed_out: true,
+                tier3_away: true,
+                ..done
+            },
+            _ => Flush { committed: vec![reference("run7/step-1200")], ..done },
+        })
+    }
+
+    async fn commit(&self, request: CommitRequest) -> Result<Commit, ApiError> {
+        match shown(&request.place).as_str() {
+            "fenced" => Err(ApiError::new(ErrorCode::Fenced, "epoch 2 decides now", "ask its coordinator")),
+            "absent" => Err(absent("absent")),
+            path => {
+                Ok(Commit { checkpoint: reference(path), state: CheckpointState::Complete, already: false })
+            }
+        }
+    }
+
+    async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError> {
+        for number in request.since + 1..=3 {
+            let what = format!("event {number}");
+            let (time_ms, level) = (1_700_000_000_000, EventLevel::Info);
+            events.send(Event { number, time_ms, level, kind: "sealed".into(), path: None, what }).await?;
+        }
+        if request.follow {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    }
+
+    fn metrics_text(&self) -> String {
+        "# EOF\n".into()
+    }
+
+    fn healthy(&self) -> Result<(), String> {
+        if self.degraded { Err("the mount does not serve".into()) } else { Ok(()) }
+    }
+}

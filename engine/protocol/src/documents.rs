@@ -1,0 +1,204 @@
+//! The smaller documents of Tier-3: loose files, the tree outside checkpoints, and the numbered series.
+//!
+//! Owns: their fields and what must hold between them. Does not own: their keys (`key`), when they are written.
+
+use crate::format::{Document, Flaw, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
+use crate::id::{Epoch, Generation, Step, Timeline, Version};
+use crate::key::{Key, NodeLife, VersionId, VersionRef};
+use crate::manifest::{Directory, HardLink, ManifestFile, Symlink, check_file};
+use crate::path::{RelPath, RunPath};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// The most bytes of the document beside a loose file: 1 TiB of chunks.
+pub const MAX_SIDECAR_BYTES: usize = 4 << 20;
+
+/// `g-<n>.json`: what generation `n` of a loose file is. Written after the bytes, so that a sidecar means the bytes
+/// are there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LooseSidecar {
+    pub format: u32,
+    pub generation: Generation,
+    pub epoch: Epoch,
+    /// The session that wrote it orders conflicts.
+    pub session: Option<String>,
+    /// CLOCK_REALTIME of the close.
+    pub closed_at_ns: i64,
+    #[serde(flatten)]
+    pub file: ManifestFile,
+}
+
+impl Document for LooseSidecar {
+    const WHAT: &'static str = "a loose file's sidecar";
+    const MAX_BYTES: usize = MAX_SIDECAR_BYTES;
+
+    fn format(&self) -> u32 {
+        self.format
+    }
+
+    fn validate(&self) -> Result<(), Flaw> {
+        check_file(&self.file)?;
+        let expected = Key::loose(&self.file.path, self.generation).0.to_string();
+        if self.file.key == expected {
+            return Ok(());
+        }
+        let (path, found) = (self.file.path.to_string(), self.file.key.clone());
+        Err(Flaw::WrongKey { path, found, expected })
+    }
+}
+
+/// `tree/<n>`: the names outside checkpoints, and the wishes to delete. The highest number counts; what it does not
+/// mention is as the markers and sidecars say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeDocument {
+    pub format: u32,
+    pub epoch: Epoch,
+    pub directories: Vec<Directory>,
+    pub symlinks: Vec<Symlink>,
+    /// Between loose files.
+    pub hard_links: Vec<HardLink>,
+    /// Committed versions whose names the job removed from the tree: their bytes stay until retention gives them up.
+    pub removed_versions: Vec<VersionId>,
+    /// Loose files that the job removed, with the last generation that the removal meant.
+    pub removed_loose: Vec<RemovedLoose>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RemovedLoose {
+    pub path: RelPath,
+    pub generation: Generation,
+}
+
+impl Document for TreeDocument {
+    const WHAT: &'static str = "a tree";
+    const MAX_BYTES: usize = MAX_DOCUMENT_BYTES;
+
+    fn format(&self) -> u32 {
+        self.format
+    }
+
+    fn validate(&self) -> Result<(), Flaw> {
+        let mut paths = BTreeSet::new();
+        let named = (self.directories.iter().map(|d| &d.path))
+            .chain(self.symlinks.iter().map(|s| &s.path))
+            .chain(self.hard_links.iter().map(|h| &h.path));
+        for path in named {
+            if !paths.insert(path) {
+                return Err(Flaw::PathTwice { path: path.to_string() });
+            }
+        }
+        let mut removed = BTreeSet::new();
+        match self.removed_loose.iter().find(|loose| !removed.insert(&loose.path)) {
+            Some(twice) => Err(Flaw::PathTwice { path: twice.path.to_string() }),
+            None => Ok(()),
+        }
+    }
+}
+
+macro_rules! small_documents {
+    ($($(#[$doc:meta])* $name:ident($what:literal) { $($(#[$field_doc:meta])* $field:ident: $kind:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct $name {
+            pub format: u32,
+            $($(#[$field_doc])* pub $field: $kind,)*
+        }
+
+        impl Document for $name {
+            const WHAT: &'static str = $what;
+            const MAX_BYTES: usize = MAX_MARKER_BYTES;
+
+            fn format(&self) -> u32 {
+                self.format
+            }
+
+            fn validate(&self) -> Result<(), Flaw> {
+                Ok(())
+            }
+        }
+    )*};
+}
+
+small_documents! {
+    /// `epoch/<n>`: nobody with a lower epoch commits, retires or deletes any more. `n` is the epoch.
+    EpochDocument("an epoch") { holder: NodeLife, }
+    /// `members/<n>`: the nodes that may hold something.
+    MembersDocument("a member list") { epoch: Epoch, members: Vec<NodeLife>, }
+    /// `boundary-<run>/<n>`: committed versions of the run that this names are given up; their `_RETIRED` came first.
+    BoundaryDocument("a boundary") { run: RunPath, epoch: Epoch, retired: Vec<VersionRef>, }
+    /// `timelines-<run>/<n>`: where timeline `n` left its parent. Durable before its first commit.
+    TimelineDocument("a timeline") {
+        run: RunPath,
+        timeline: Timeline,
+        parent: Timeline,
+        /// The restored version; what the parent committed after it is not on this lineage.
+        fork: Option<VersionRef>,
+        epoch: Epoch,
+    }
+    /// `pins-<run>/…/<n>`: whether a version is pinned; the highest number counts.
+    PinDocument("a pin") { pinned: bool, by: String, at_ns: i64, }
+    /// `nonce`: shows several nodes that they share one store.
+    NonceDocument("a nonce") { nonce: String, }
+}
+
+/// Names a version in messages: the step where there is one.
+#[must_use]
+pub fn describe(step: Option<Step>, timeline: Timeline, version: Version) -> String {
+    step.map_or_else(
+        || format!("v{timeline}.{version}"),
+        |step| format!("step {step} (v{timeline}.{version})"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::FORMAT;
+    use crate::id::SealNumber;
+    use crate::manifest::Attributes;
+    use crate::record::tests::{path, record};
+
+    #[test]
+    fn a_sidecar_names_its_own_bytes() {
+        let entry = &record().files[0];
+        let mut sidecar = LooseSidecar {
+            format: FORMAT,
+            generation: Generation(3),
+            epoch: Epoch(1),
+            session: None,
+            closed_at_ns: 5,
+            file: ManifestFile {
+                path: path("r/latest"),
+                key: ".tidemark/loose/r/latest/g-3".into(),
+                size_bytes: 0,
+                crc64nvme: entry.crc64nvme,
+                chunks: Vec::new(),
+                etag: None,
+                file: entry.file,
+                seal: SealNumber(1),
+                attributes: Attributes::default(),
+            },
+        };
+        let bytes = sidecar.encode().unwrap();
+        assert_eq!(LooseSidecar::parse(&bytes).unwrap(), sidecar);
+        sidecar.generation = Generation(4);
+        assert!(sidecar.encode().is_err(), "the key is generation 3's");
+    }
+
+    #[test]
+    fn a_tree_names_each_path_once() {
+        let removed = RemovedLoose { path: path("x"), generation: Generation(1) };
+        let mut tree = TreeDocument {
+            format: FORMAT,
+            epoch: Epoch(1),
+            directories: Vec::new(),
+            symlinks: Vec::new(),
+            hard_links: Vec::new(),
+            removed_versions: Vec::new(),
+            removed_loose: vec![removed.clone()],
+        };
+        assert_eq!(TreeDocument::parse(&tree.encode().unwrap()).unwrap(), tree);
+        tree.removed_loose.push(removed);
+        assert!(tree.encode().is_err());
+    }
+}

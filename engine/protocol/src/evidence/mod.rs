@@ -1,0 +1,551 @@
+//! Whether a candidate checkpoint is complete, on one node, and by which evidence.
+//!
+//! Owns: the verdict, a pure function of the candidate's files, what is known of their writers, the indices, and the
+//! time. Does not own: grouping (`recognise`), the record (`record`), what follows from the verdict (`checkpoint`).
+//!
+//! Trackers are not evidence: DeepSpeed's `latest` was seen before a rank's file existed.
+
+mod dcp_metadata;
+mod safetensors_index;
+
+use crate::file::FileState;
+use crate::path::{PathProblem, RelPath};
+use crate::recognise::{Candidate, IndexKind, Role, Rules, Shape};
+use crate::record::Evidence;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How long nothing must have happened before a checkpoint without better evidence counts as settled.
+pub const SETTLE_NS: i64 = 5_000_000_000;
+/// The most bytes of an index that are read.
+pub const MAX_INDEX_BYTES: usize = 256 << 20;
+
+/// What an index lists, relative to its directory, with the exact size where the index gives it.
+pub type Covered = BTreeMap<RelPath, Option<u64>>;
+
+/// Why an index cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexError {
+    #[error("the index has {bytes} bytes, and {MAX_INDEX_BYTES} are read at most")]
+    TooLarge { bytes: usize },
+    #[error("the index is not JSON with a weight_map")]
+    Json { source: serde_json::Error },
+    #[error("the pickle has {problem} at byte {at}")]
+    Pickle { at: usize, problem: &'static str },
+    #[error("the pickle has opcode {opcode:#04x} at byte {at}, which no checkpoint index has")]
+    Opcode { at: usize, opcode: u8 },
+    #[error("the index gives an extent of {length} bytes at {offset}")]
+    Extent { offset: u64, length: u64 },
+    #[error("the index names a file that cannot be: {problem}")]
+    Path { problem: PathProblem },
+    #[error("the index names no file")]
+    Empty,
+}
+
+/// Reads a framework's index.
+///
+/// # Errors
+/// [`IndexError`]; such an index proves nothing, and the checkpoint waits for other evidence.
+pub fn parse_index(kind: IndexKind, bytes: &[u8]) -> Result<Covered, IndexError> {
+    if bytes.len() > MAX_INDEX_BYTES {
+        return Err(IndexError::TooLarge { bytes: bytes.len() });
+    }
+    match kind {
+        IndexKind::Dcp => dcp_metadata::parse(bytes),
+        IndexKind::Safetensors => safetensors_index::parse(bytes),
+    }
+}
+
+/// What is known of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileFact {
+    pub state: FileState,
+    pub size_bytes: u64,
+    /// When the bytes last got the name: the later of the last close and the last rename. Any clock, the same as
+    /// `now_ns`.
+    pub published_at_ns: i64,
+    /// rename(2) or fsync(2) vouches for the bytes.
+    pub vouched: bool,
+    /// The processes that had it open for writing since it was last sealed.
+    pub writers: Vec<Writer>,
+}
+
+/// A process that wrote.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Writer {
+    pub session: String,
+    /// Thread group and its start time, so that a process id that is used again is another process.
+    pub process: (u32, u64),
+    /// Its environment could be read; without it nothing is known about the size of the job.
+    pub environment_seen: bool,
+    pub world_size: Option<u64>,
+    pub rank: Option<u64>,
+    pub fate: Fate,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Fate {
+    Alive,
+    /// Ended by itself.
+    Exited,
+    /// Ended by a signal.
+    Killed,
+    /// Gone, nobody saw how.
+    Gone,
+}
+
+/// Whether somebody vouches for the checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Told {
+    #[default]
+    No,
+    /// `ckptctl flush --wait`: what has a marker, an index or a count still waits for it; nothing waits for the
+    /// settle time.
+    Flush,
+    /// `ckptctl commit` or the attribute: complete as it is, once closed.
+    Commit,
+}
+
+/// The session's previous complete version of the same run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    /// Its names with steps masked, as [`masked_names`] gives them.
+    pub names: BTreeSet<String>,
+    pub world_size: Option<u64>,
+    /// The processes that wrote it.
+    pub processes: BTreeSet<(u32, u64)>,
+    pub session: String,
+}
+
+/// What a verdict rests on.
+#[derive(Debug, Clone)]
+pub struct Facts<'a> {
+    pub files: &'a BTreeMap<RelPath, FileFact>,
+    /// Every index of the candidate that is closed, as [`parse_index`] read it.
+    pub indices: &'a BTreeMap<RelPath, Result<Covered, IndexError>>,
+    pub told: Told,
+    pub history: Option<&'a History>,
+    /// Every writer of this version has begun a later one.
+    pub succeeded: bool,
+    /// How long nothing must have happened; [`SETTLE_NS`] unless configured.
+    pub settle_ns: i64,
+}
+
+/// Whether a checkpoint is complete. Each says why, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// All of it is there.
+    Complete { evidence: Evidence, detail: String },
+    /// Nothing happens any more, and nothing proves that all of it is there: a provisional record, never a commit.
+    Settled { detail: String },
+    /// Ask again when something happens, or at `again_at_ns` when only time is missing.
+    Open { why: String, again_at_ns: Option<i64> },
+    /// This index is closed and has to be read first.
+    ReadIndex { path: RelPath, kind: IndexKind },
+    /// Files are known to be missing, and writers are there that may still bring them.
+    Incomplete { missing: Vec<String>, why: String },
+    /// It can never be complete: a writer was killed, or all are gone while files are missing.
+    Torn { why: String },
+}
+
+/// The verdict on one candidate at `now_ns`.
+#[must_use]
+pub fn complete(rules: &Rules, candidate: &Candidate, facts: &Facts<'_>, now_ns: i64) -> Verdict {
+    Case { rules, candidate, facts, now_ns }.verdict()
+}
+
+/// The names of a version relative to its run, with the digits of steps masked, to compare versions of one job.
+#[must_use]
+pub fn masked_names<'a>(
+    candidate: &Candidate,
+    paths: impl IntoIterator<Item = &'a RelPath>,
+) -> BTreeSet<String> {
+    let step = candidate.step.map(|step| step.to_string());
+    let mask = |path: &RelPath| {
+        let text = candidate.id.run.below(path).map_or_else(|| path.to_string(), |path| path.to_string());
+        // Zero padding goes with the digits, so that iter_0000099 and iter_0000100 are one name.
+        match &step {
+            Some(step) => {
+                text.replace(step.as_str(), "#").replace("0#", "#").replace("0#", "#").replace("0#", "#")
+            }
+            None => text,
+        }
+    };
+    paths.into_iter().map(mask).collect()
+}
+
+/// What one kind of evidence says.
+enum Finding {
+    /// The rule has no such evidence.
+    Silent,
+    Proves(Evidence, String),
+    Missing(Vec<String>, String),
+    Read(RelPath, IndexKind),
+}
+
+struct Case<'a> {
+    rules: &'a Rules,
+    candidate: &'a Candidate,
+    facts: &'a Facts<'a>,
+    now_ns: i64,
+}
+
+impl Case<'_> {
+    fn verdict(&self) -> Verdict {
+        if let Some(waiting) = self.unfinished() {
+            return waiting;
+        }
+        let index = match self.index() {
+            Finding::Read(path, kind) => return Verdict::ReadIndex { path, kind },
+            other => other,
+        };
+        if let Some(torn) = self.cut(&index) {
+            return torn;
+        }
+        let findings = [self.marker(), index, self.rank_markers(), self.count()];
+        let mut missing = None;
+        for finding in findings {
+            match finding {
+                Finding::Proves(evidence, detail) if missing.is_none() => {
+                    return self.proven(evidence, detail);
+                }
+                Finding::Missing(names, why) if missing.is_none() => missing = Some((names, why)),
+                _ => {}
+            }
+        }
+        if self.facts.told == Told::Commit {
+            return Verdict::Complete { evidence: Evidence::Told, detail: "an administrator said so".into() };
+        }
+        if let Some((missing, why)) = missing {
+            if self.writers().any(|writer| writer.fate == Fate::Alive) || self.writers().next().is_none() {
+                return Verdict::Incomplete { missing, why };
+            }
+            return Verdict::Torn { why: format!("every writer is gone, and {why}") };
+        }
+        self.without_proof()
+    }
+
+    /// Evidence that names every file needs no time where the rule says that nothing follows; elsewhere the settle
+    /// time keeps files that follow (an optimizer's state after the index of the model) in the same version.
+    fn proven(&self, evidence: Evidence, detail: String) -> Verdict {
+        let at_once = match evidence {
+            Evidence::Marker => true,
+            Evidence::Index => self.candidate.shape == Shape::Flat || self.index_lies_on_top(),
+            Evidence::Count => self.candidate.shape == Shape::Family,
+            _ => false,
+        };
+        if at_once || self.facts.told != Told::No || self.quiet() || self.facts.succeeded {
+            return Verdict::Complete { evidence, detail };
+        }
+        self.wait(&format!("{detail}; waiting for the settle time, in case more follows"))
+    }
+
+    /// No rule proves anything: what the session's past, its size, people and time say.
+    fn without_proof(&self) -> Verdict {
+        if self.facts.told == Told::Flush {
+            return Verdict::Complete { evidence: Evidence::Told, detail: "flush was asked for".into() };
+        }
+        if self.facts.succeeded {
+            let detail = "every writer has begun a later checkpoint".into();
+            return Verdict::Complete { evidence: Evidence::Succeeded, detail };
+        }
+        if let Some(detail) = self.history() {
+            return Verdict::Complete { evidence: Evidence::History, detail };
+        }
+        let alone = self.one_process();
+        if alone && self.candidate.shape != Shape::Single && self.writers().any(|w| w.fate == Fate::Killed) {
+            return Verdict::Torn {
+                why: "its only writer was killed before the settle time had passed".into(),
+            };
+        }
+        if !self.quiet() {
+            return self.wait("all files are closed; waiting for the settle time");
+        }
+        if alone {
+            let detail =
+                "the only process of its session closed every file, and the settle time passed".into();
+            return Verdict::Complete { evidence: Evidence::OneProcess, detail };
+        }
+        Verdict::Settled {
+            detail: "nothing happens any more, and nothing proves that every rank wrote".into(),
+        }
+    }
+
+    fn wait(&self, why: &str) -> Verdict {
+        Verdict::Open { why: why.to_owned(), again_at_ns: Some(self.quiet_at_ns()) }
+    }
+
+    fn quiet_at_ns(&self) -> i64 {
+        let last = self.present().map(|(_, _, fact)| fact.published_at_ns).max().unwrap_or(self.now_ns);
+        last.saturating_add(self.facts.settle_ns)
+    }
+
+    fn quiet(&self) -> bool {
+        self.now_ns >= self.quiet_at_ns() && self.candidate.temporaries.is_empty()
+    }
+
+    fn present(&self) -> impl Iterator<Item = (&RelPath, Role, &FileFact)> {
+        (self.candidate.files.iter())
+            .filter_map(|(path, role)| self.facts.files.get(path).map(|fact| (path, *role, fact)))
+    }
+
+    fn writers(&self) -> impl Iterator<Item = &Writer> {
+        self.present().flat_map(|(_, _, fact)| &fact.writers)
+    }
+
+    /// Every file must be closed, whatever else is known.
+    fn unfinished(&self) -> Option<Verdict> {
+        let open = |why: String| Some(Verdict::Open { why, again_at_ns: None });
+        if self.candidate.files.is_empty() {
+            return open("it has no files".into());
+        }
+        for path in self.candidate.files.keys() {
+            let Some(fact) = self.facts.files.get(path) else {
+                return open(format!("nothing is known of {path} yet"));
+            };
+            match fact.state {
+                FileState::Open { writers } => {
+                    return open(format!("{path} is open for writing ({writers} handles)"));
+                }
+                FileState::Mapped => return open(format!("{path} is still mapped for writing")),
+                FileState::Closed | FileState::Cut | FileState::Sealed(_) => {}
+            }
+        }
+        None
+    }
+
+    /// A cut file is torn unless rename or fsync came first, or an index proves its exact size.
+    fn cut(&self, index: &Finding) -> Option<Verdict> {
+        let proven = matches!(index, Finding::Proves(..));
+        let torn = self.present().find(|(path, _, fact)| {
+            let exact = proven && self.exact_size(path) == Some(fact.size_bytes);
+            fact.state == FileState::Cut && !fact.vouched && !exact
+        });
+        torn.map(|(path, ..)| Verdict::Torn {
+            why: format!("the writer of {path} was killed while it was open"),
+        })
+    }
+
+    fn exact_size(&self, path: &RelPath) -> Option<u64> {
+        self.facts.indices.iter().find_map(|(index, covered)| {
+            let relative = below_parent(index, path)?;
+            *covered.as_ref().ok()?.get(&relative)?
+        })
+    }
+
+    fn marker(&self) -> Finding {
+        let markers: Vec<_> = self.present().filter(|(_, role, _)| *role == Role::Marker).collect();
+        let Some((path, _, marker)) = markers.first() else {
+            if self.candidate.wants_marker {
+                return Finding::Missing(vec!["the marker".into()], "its marker is missing".into());
+            }
+            return Finding::Silent;
+        };
+        let later = self
+            .present()
+            .find(|(other, _, fact)| other != path && fact.published_at_ns > marker.published_at_ns);
+        match later {
+            Some((other, ..)) => {
+                Finding::Missing(Vec::new(), format!("{other} was written after the marker {path}"))
+            }
+            None => Finding::Proves(Evidence::Marker, format!("{path} was written last")),
+        }
+    }
+
+    /// Every index lists only files that are there, published before it, of the size it says; and every shard lies
+    /// under an index.
+    fn index(&self) -> Finding {
+        let indices: Vec<_> = self.present().filter(|(_, role, _)| matches!(role, Role::Index(_))).collect();
+        if indices.is_empty() {
+            let dcp = self.candidate.files.iter().find(|(path, _)| path.name().ends_with(b".distcp"));
+            let without = |(path, _): (&RelPath, &Role)| {
+                let why = "torch.distributed.checkpoint has not written .metadata".to_owned();
+                let directory = path.parent().map_or_else(String::new, |directory| format!("{directory}/"));
+                Finding::Missing(vec![format!("{directory}.metadata")], why)
+            };
+            let by_rank = self.candidate.files.values().any(|role| matches!(role, Role::RankMarker { .. }));
+            return dcp.filter(|_| !by_rank).map_or(Finding::Silent, without);
+        }
+        let mut listed = BTreeSet::new();
+        for (index, role, fact) in &indices {
+            let Role::Index(kind) = role else { continue };
+            let Some(covered) = self.facts.indices.get(*index) else {
+                return Finding::Read((*index).clone(), *kind);
+            };
+            let covered = match covered {
+                Ok(covered) => covered,
+                Err(problem) => {
+                    return Finding::Missing(Vec::new(), format!("{index} cannot be used: {problem}"));
+                }
+            };
+            let directory = index.parent();
+            let mut missing = Vec::new();
+            for (relative, exact) in covered {
+                let path =
+                    directory.as_ref().map_or_else(|| Ok(relative.clone()), |above| above.join(relative));
+                let known = path.ok().and_then(|path| self.facts.files.get(&path).map(|file| (path, file)));
+                let Some((path, file)) = known else {
+                    missing.push(relative.to_string());
+                    continue;
+                };
+                if file.published_at_ns > fact.published_at_ns {
+                    return Finding::Missing(Vec::new(), format!("{path} was written after {index}"));
+                }
+                if let Some(exact) = exact.filter(|exact| *exact > file.size_bytes) {
+                    let why = format!("{path} has {} bytes, and {index} needs {exact}", file.size_bytes);
+                    return Finding::Missing(Vec::new(), why);
+                }
+                listed.insert(path);
+            }
+            if !missing.is_empty() {
+                let why = format!("{} of the files that {index} lists are missing", missing.len());
+                return Finding::Missing(missing, why);
+            }
+        }
+        let stray = self
+            .present()
+            .find(|(path, role, _)| matches!(role, Role::Shard { rank: Some(_) }) && !listed.contains(*path));
+        match stray {
+            // State of other ranks that no index speaks of: count decides.
+            Some(_) => Finding::Silent,
+            None => {
+                Finding::Proves(Evidence::Index, format!("{} lists {} files", indices[0].0, listed.len()))
+            }
+        }
+    }
+
+    /// The index lies directly in the checkpoint's directory and is DCP's, which comes after all ranks reported.
+    fn index_lies_on_top(&self) -> bool {
+        let directory = self.candidate.id.directory.as_bytes();
+        self.candidate.files.iter().any(|(path, role)| {
+            let above = path.parent();
+            let top = above.as_ref().is_some_and(|above| above.name() == directory);
+            *role == Role::Index(IndexKind::Dcp) && top
+        })
+    }
+
+    fn world_size(&self) -> Option<u64> {
+        self.writers().filter_map(|writer| writer.world_size).max()
+    }
+
+    fn rank_markers(&self) -> Finding {
+        let ranks: BTreeSet<_> = self
+            .candidate
+            .files
+            .values()
+            .filter_map(|role| if let Role::RankMarker { rank } = role { Some(*rank) } else { None })
+            .collect();
+        match self.world_size() {
+            _ if ranks.is_empty() => Finding::Silent,
+            None => Finding::Missing(Vec::new(), "the size of the job is not known".into()),
+            Some(size) => counted(&ranks, size, "markers of ranks"),
+        }
+    }
+
+    /// `-of-NNNNN` in names, or the ranks of WORLD_SIZE.
+    fn count(&self) -> Finding {
+        let mut families: BTreeMap<(Vec<u8>, u64), BTreeSet<u64>> = BTreeMap::new();
+        for path in self.candidate.files.keys() {
+            if let Some((stem, index, of)) = part_of(path) {
+                families.entry((stem, of)).or_default().insert(index);
+            }
+        }
+        for ((stem, of), present) in &families {
+            // Parts count from 1 in names.
+            let missing: Vec<_> = (1..=*of)
+                .filter(|part| !present.contains(part))
+                .take(MAX_NAMED)
+                .map(|part| part.to_string())
+                .collect();
+            if !missing.is_empty() {
+                let why =
+                    format!("{} of {of} parts of {} are there", present.len(), crate::path::escape(stem));
+                return Finding::Missing(missing, why);
+            }
+        }
+        let Some(size) = self.world_size().filter(|size| *size > 1) else {
+            let parts = families.values().map(BTreeSet::len).sum::<usize>();
+            // Without a size, complete sets of parts prove only the files that carry parts.
+            let all_parts = parts == self.candidate.files.len();
+            return if parts > 0 && all_parts {
+                Finding::Proves(Evidence::Count, format!("all {parts} parts are there"))
+            } else {
+                Finding::Silent
+            };
+        };
+        let mut ranks: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
+        for (path, role) in &self.candidate.files {
+            if let (Role::Shard { rank: Some(rank) }, Some(masked)) =
+                (role, self.rules.mask_rank(path.name()))
+            {
+                ranks.entry(masked).or_default().insert(*rank);
+            }
+        }
+        // Ranks of a tensor-parallel group write fewer files than the job has ranks: one full family decides.
+        match ranks.values().max_by_key(|present| present.len()) {
+            None => Finding::Silent,
+            Some(present) => counted(present, size, "ranks"),
+        }
+    }
+
+    fn history(&self) -> Option<String> {
+        let history = self.facts.history?;
+        let mut writers = BTreeSet::new();
+        for writer in self.writers() {
+            if writer.session != history.session || !matches!(writer.fate, Fate::Alive | Fate::Exited) {
+                return None;
+            }
+            writers.insert(writer.process);
+        }
+        let same = masked_names(self.candidate, self.candidate.files.keys()) == history.names
+            && self.world_size() == history.world_size
+            && writers == history.processes;
+        same.then(|| {
+            format!("the same {} names from the same writers as the version before", history.names.len())
+        })
+    }
+
+    fn one_process(&self) -> bool {
+        let mut processes = BTreeSet::new();
+        for writer in self.writers() {
+            if !writer.environment_seen || writer.world_size.is_some_and(|size| size > 1) {
+                return false;
+            }
+            processes.insert((&writer.session, writer.process));
+        }
+        processes.len() == 1
+    }
+}
+
+/// The most missing names that a verdict carries.
+const MAX_NAMED: usize = 16;
+
+fn counted(present: &BTreeSet<u64>, size: u64, what: &str) -> Finding {
+    let here = present.iter().filter(|rank| **rank < size).count();
+    if u64::try_from(here).is_ok_and(|here| here == size) {
+        return Finding::Proves(Evidence::Count, format!("all {size} {what} are there"));
+    }
+    let missing = (0..size).filter(|rank| !present.contains(rank)).take(MAX_NAMED);
+    let missing = missing.map(|rank| format!("rank {rank}")).collect();
+    Finding::Missing(missing, format!("{here} of {size} {what} are there"))
+}
+
+/// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4.
+fn part_of(path: &RelPath) -> Option<(Vec<u8>, u64, u64)> {
+    let text = std::str::from_utf8(path.as_bytes()).ok()?;
+    let (front, back) = text.rsplit_once("-of-")?;
+    let (total, extension) = back.split_once('.').unwrap_or((back, ""));
+    let (stem, index) = front.rsplit_once('-')?;
+    let number = |digits: &str| {
+        let plain = digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
+        if plain { digits.parse::<u64>().ok() } else { None }
+    };
+    Some((format!("{stem}.{extension}").into_bytes(), number(index)?, number(total)?))
+}
+
+/// `path` relative to the directory that `index` lies in.
+fn below_parent(index: &RelPath, path: &RelPath) -> Option<RelPath> {
+    index.parent().map_or_else(|| Some(path.clone()), |directory| path.below(&directory))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! One test per promise of the verdict.
+
+use super::*;
+
+const SECOND: i64 = 1_000_000_000;
+
+struct World {
+    files: BTreeMap<RelPath, FileFact>,
+    indices: BTreeMap<RelPath, Result<Covered, IndexError>>,
+    told: Told,
+    history: Option<History>,
+    succeeded: bool,
+}
+
+fn path(text: &str) -> RelPath {
+    RelPath::new(text).unwrap()
+}
+
+fn writer(process: u32, world_size: Option<u64>) -> Writer {
+    Writer {
+        session: "s".into(),
+        process: (process, 1),
+        environment_seen: true,
+        world_size,
+        rank: None,
+        fate: Fate::Alive,
+    }
+}
+
+impl World {
+    /// Files, each closed at that second by that writer.
+    fn new(files: &[(&str, i64, Writer)]) -> Self {
+        let fact = |(name, second, writer): &(&str, i64, Writer)| {
+            let fact = FileFact {
+                state: FileState::Closed,
+                size_bytes: 100,
+                published_at_ns: second * SECOND,
+                vouched: false,
+                writers: vec![writer.clone()],
+            };
+            (path(name), fact)
+        };
+        let files = files.iter().map(fact).collect();
+        Self { files, indices: BTreeMap::new(), told: Told::No, history: None, succeeded: false }
+    }
+
+    fn index(mut self, name: &str, covered: &[(&str, Option<u64>)]) -> Self {
+        let covered = covered.iter().map(|(name, size)| (path(name), *size)).collect();
+        self.indices.insert(path(name), Ok(covered));
+        self
+    }
+
+    fn file(&mut self, name: &str) -> &mut FileFact {
+        self.files.get_mut(&path(name)).unwrap()
+    }
+
+    fn at(&self, second: i64) -> Verdict {
+        let rules = Rules::builtin();
+        let grouping = rules.group(self.files.keys());
+        assert_eq!(grouping.candidates.len(), 1, "{grouping:?}");
+        let facts = Facts {
+            files: &self.files,
+            indices: &self.indices,
+            told: self.told,
+            history: self.history.as_ref(),
+            succeeded: self.succeeded,
+            settle_ns: SETTLE_NS,
+        };
+        complete(&rules, &grouping.candidates[0], &facts, second * SECOND)
+    }
+
+    fn evidence(&self, second: i64) -> Option<Evidence> {
+        match self.at(second) {
+            Verdict::Complete { evidence, .. } => Some(evidence),
+            _ => None,
+        }
+    }
+}
+
+fn dcp() -> World {
+    World::new(&[
+        ("r/step-1/__0_0.distcp", 1, writer(1, Some(2))),
+        ("r/step-1/__1_0.distcp", 2, writer(2, Some(2))),
+        ("r/step-1/.metadata", 3, writer(1, Some(2))),
+    ])
+}
+
+#[test]
+fn an_index_completes_at_once_what_it_covers() {
+    assert!(matches!(dcp().at(3), Verdict::ReadIndex { .. }));
+    let covered = [("__0_0.distcp", Some(100)), ("__1_0.distcp", Some(100))];
+    let world = dcp().index("r/step-1/.metadata", &covered);
+    assert_eq!(world.evidence(3), Some(Evidence::Index));
+    let missing = dcp().index("r/step-1/.metadata", &[("__0_0.distcp", None), ("__2_0.distcp", None)]);
+    assert!(matches!(missing.at(9), Verdict::Incomplete { .. }));
+    let mut rewritten = dcp().index("r/step-1/.metadata", &covered);
+    rewritten.file("r/step-1/__0_0.distcp").published_at_ns = 4 * SECOND;
+    assert!(
+        matches!(rewritten.at(99), Verdict::Incomplete { .. }),
+        "a shard written after the index voids it"
+    );
+    let mut short = dcp().index("r/step-1/.metadata", &covered);
+    short.file("r/step-1/__0_0.distcp").size_bytes = 99;
+    assert!(matches!(short.at(99), Verdict::Incomplete { .. }));
+}
+
+#[test]
+fn dcp_without_its_index_is_never_settled() {
+    let mut world = dcp();
+    world.files.remove(&path("r/step-1/.metadata"));
+    assert!(matches!(world.at(999), Verdict::Incomplete { .. }));
+    for name in ["r/step-1/__0_0.distcp", "r/step-1/__1_0.distcp"] {
+        world.file(name).writers[0].fate = Fate::Killed;
+    }
+    assert!(matches!(world.at(999), Verdict::Torn { .. }));
+}
+
+#[test]
+fn an_index_that_others_follow_waits_for_the_settle_time() {
+    let world = World::new(&[
+        ("r/checkpoint-5/model-00001-of-00001.safetensors", 1, writer(1, None)),
+        ("r/checkpoint-5/model.safetensors.index.json", 2, writer(1, None)),
+    ])
+    .index("r/checkpoint-5/model.safetensors.index.json", &[("model-00001-of-00001.safetensors", None)]);
+    assert_eq!(world.at(3), world.at(6));
+    assert!(matches!(world.at(6), Verdict::Open { again_at_ns: Some(at), .. } if at == 7 * SECOND));
+    assert_eq!(world.evidence(7), Some(Evidence::Index));
+}
+
+#[test]
+fn a_cut_file_is_torn_unless_something_vouches_for_it() {
+    let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    world.file("r/step1.pt").state = FileState::Cut;
+    assert!(matches!(world.at(99), Verdict::Torn { .. }));
+    world.told = Told::Flush;
+    assert!(matches!(world.at(99), Verdict::Torn { .. }), "nobody's word mends it");
+    world.file("r/step1.pt").vouched = true;
+    assert!(world.evidence(99).is_some());
+
+    let covered = [("__0_0.distcp", Some(100)), ("__1_0.distcp", Some(100))];
+    let mut proven = dcp().index("r/step-1/.metadata", &covered);
+    proven.file("r/step-1/__0_0.distcp").state = FileState::Cut;
+    assert_eq!(proven.evidence(3), Some(Evidence::Index), "the index proves its exact size");
+    proven.file("r/step-1/__0_0.distcp").size_bytes = 101;
+    assert!(matches!(proven.at(3), Verdict::Torn { .. }));
+}
+
+#[test]
+fn one_process_is_complete_when_it_has_settled() {
+    let world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    assert!(matches!(world.at(5), Verdict::Open { .. }));
+    assert_eq!(world.evidence(6), Some(Evidence::OneProcess));
+    let mut unseen = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    unseen.file("r/step1.pt").writers[0].environment_seen = false;
+    assert!(matches!(unseen.at(6), Verdict::Settled { .. }), "an environment nobody saw proves nothing");
+    let several = World::new(&[("r/step1.pt", 1, writer(1, Some(8)))]);
+    assert!(matches!(several.at(6), Verdict::Settled { .. }));
+}
+
+#[test]
+fn a_writer_killed_between_two_files_leaves_a_torn_directory() {
+    let mut world = World::new(&[("r/step-1/model.pt", 1, writer(1, None))]);
+    world.file("r/step-1/model.pt").writers[0].fate = Fate::Killed;
+    assert!(matches!(world.at(99), Verdict::Torn { .. }));
+    let mut single = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    single.file("r/step1.pt").writers[0].fate = Fate::Killed;
+    assert_eq!(single.evidence(99), Some(Evidence::OneProcess), "a closed file is whole");
+}
+
+#[test]
+fn a_count_needs_every_rank() {
+    let rank = |k: u32| writer(k + 1, Some(2));
+    let mut world = World::new(&[("r/step1_rank0.pt", 1, rank(0))]);
+    assert!(matches!(world.at(99), Verdict::Incomplete { .. }));
+    world = World::new(&[("r/step1_rank0.pt", 1, rank(0)), ("r/step1_rank1.pt", 2, rank(1))]);
+    assert_eq!(world.evidence(2), Some(Evidence::Count));
+    let parts = [("m/a-00001-of-00002.safetensors", 1, writer(1, None))];
+    assert!(matches!(World::new(&parts).at(99), Verdict::Incomplete { .. }));
+    let mut gone = World::new(&[("r/step1_rank0.pt", 1, rank(0))]);
+    gone.file("r/step1_rank0.pt").writers[0].fate = Fate::Gone;
+    assert!(matches!(gone.at(99), Verdict::Torn { .. }));
+}
+
+#[test]
+fn what_was_told_completes_what_has_no_better_evidence() {
+    let mut world = World::new(&[("r/step1.pt", 1, writer(1, Some(8)))]);
+    world.told = Told::Flush;
+    assert_eq!(world.evidence(1), Some(Evidence::Told));
+    world.file("r/step1.pt").state = FileState::Open { writers: 1 };
+    assert_eq!(world.evidence(99), None, "not while it is open");
+    let mut counted = World::new(&[("r/step1_rank0.pt", 1, writer(1, Some(2)))]);
+    counted.told = Told::Flush;
+    assert!(matches!(counted.at(99), Verdict::Incomplete { .. }), "flush waits for the count");
+    counted.told = Told::Commit;
+    assert_eq!(counted.evidence(1), Some(Evidence::Told));
+}
+
+#[test]
+fn history_and_a_later_save_are_evidence() {
+    let mut world = World::new(&[("r/step_0100.pt", 1, writer(1, Some(8)))]);
+    world.succeeded = true;
+    assert_eq!(world.evidence(2), Some(Evidence::Succeeded));
+    world.succeeded = false;
+    let names = std::iter::once("step_#.pt".to_owned()).collect();
+    let processes = std::iter::once((1, 1)).collect();
+    world.history = Some(History { names, world_size: Some(8), processes, session: "s".into() });
+    assert_eq!(world.evidence(2), Some(Evidence::History));
+    world.file("r/step_0100.pt").writers[0].fate = Fate::Killed;
+    assert_eq!(world.evidence(2), None, "one of the writers died");
+}

@@ -1,0 +1,163 @@
+//! How our JSON documents are written and read: one codec, one error, one bound each.
+//!
+//! Owns: the format number, the size bounds, the reading order (size, format number, fields, meaning). Does not own:
+//! the documents themselves.
+
+use crate::path::PathProblem;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The format that this build writes, and the newest that it reads. It rises when an old reader would misread.
+pub const FORMAT: u32 = 1;
+
+/// The most bytes in a marker: its names are bounded by the key's length, escaped.
+pub const MAX_MARKER_BYTES: usize = 64 << 10;
+/// The most bytes in a record, a prepared marker, a manifest or a tree: 100 TB at 20 bytes per 8 MiB chunk.
+pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
+
+/// A document of ours.
+pub trait Document: Serialize + DeserializeOwned {
+    /// What messages call it.
+    const WHAT: &'static str;
+    /// The most bytes that are read.
+    const MAX_BYTES: usize;
+
+    fn format(&self) -> u32;
+
+    /// What must hold between the fields.
+    ///
+    /// # Errors
+    /// The first thing that does not.
+    fn validate(&self) -> Result<(), Flaw>;
+
+    /// # Errors
+    /// When the bytes are not a document that means something.
+    fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
+        }
+        let what = Self::WHAT;
+        if bytes.len() > Self::MAX_BYTES {
+            return Err(FormatError::TooLarge { what, bytes: bytes.len(), limit: Self::MAX_BYTES });
+        }
+        // The number is read alone first: the fields of a newer format may not be ours at all.
+        let head: Head = serde_json::from_slice(bytes).map_err(|source| FormatError::json(what, source))?;
+        if head.format == 0 || head.format > FORMAT {
+            return Err(FormatError::Newer { what, found: head.format, supported: FORMAT });
+        }
+        let document: Self =
+            serde_json::from_slice(bytes).map_err(|source| FormatError::json(what, source))?;
+        document.validate().map_err(|flaw| FormatError::Meaning { what, flaw })?;
+        Ok(document)
+    }
+
+    /// The exact bytes to store. Refuses to write what could not be read back.
+    ///
+    /// # Errors
+    /// When the document breaks its own rules or its bound.
+    fn encode(&self) -> Result<Vec<u8>, FormatError> {
+        let what = Self::WHAT;
+        self.validate().map_err(|flaw| FormatError::Meaning { what, flaw })?;
+        let bytes = serde_json::to_vec(self).map_err(|source| FormatError::json(what, source))?;
+        if bytes.len() > Self::MAX_BYTES {
+            return Err(FormatError::TooLarge { what, bytes: bytes.len(), limit: Self::MAX_BYTES });
+        }
+        Ok(bytes)
+    }
+}
+
+/// Why some bytes are not the document they should be.
+#[derive(Debug, thiserror::Error)]
+pub enum FormatError {
+    #[error("{what} has {bytes} bytes, and {limit} are read at most")]
+    TooLarge { what: &'static str, bytes: usize, limit: usize },
+    #[error("{what} ends too early; read it again, and if it stays so the store has lost bytes")]
+    Truncated { what: &'static str, source: serde_json::Error },
+    #[error("{what} is not JSON")]
+    Syntax { what: &'static str, source: serde_json::Error },
+    #[error("{what} has format {found}, and this build reads 1 to {supported}; use a newer build")]
+    Newer { what: &'static str, found: u32, supported: u32 },
+    #[error("{what} has a field that is missing or not what it should be")]
+    Field { what: &'static str, source: serde_json::Error },
+    #[error("{what} contradicts itself")]
+    Meaning {
+        what: &'static str,
+        #[source]
+        flaw: Flaw,
+    },
+    #[error("{what} hashes to {found}, and its name says {named}")]
+    Hash { what: &'static str, named: String, found: String },
+}
+
+impl FormatError {
+    fn json(what: &'static str, source: serde_json::Error) -> Self {
+        match source.classify() {
+            serde_json::error::Category::Eof => Self::Truncated { what, source },
+            serde_json::error::Category::Data => Self::Field { what, source },
+            serde_json::error::Category::Syntax | serde_json::error::Category::Io => {
+                Self::Syntax { what, source }
+            }
+        }
+    }
+}
+
+/// What does not hold between the fields of a document.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Flaw {
+    #[error("{path} is named twice")]
+    PathTwice { path: String },
+    #[error("{path} lies below {file}, which is not a directory")]
+    BelowFile { path: String, file: String },
+    #[error("{path} is outside {version}")]
+    Outside { path: String, version: String },
+    #[error("key {key} is used twice")]
+    KeyTwice { key: String },
+    #[error("{path} has key {found}, and belongs under {expected}")]
+    WrongKey { path: String, found: String, expected: String },
+    #[error("{path} has {size_bytes} bytes, and at most {limit} can be")]
+    Size { path: String, size_bytes: u64, limit: u64 },
+    #[error("{path} has {found} chunk checksums, and {size_bytes} bytes make {expected}")]
+    ChunkCount { path: String, size_bytes: u64, found: u64, expected: u64 },
+    #[error("the chunks of {path} combine to {combined}, and the whole is said to be {whole}")]
+    ChunkSum { path: String, combined: String, whole: String },
+    #[error("chunks of {found} bytes, and this build cuts at {expected}")]
+    ChunkSize { found: u64, expected: u64 },
+    #[error("the hard link {path} leads to {to}, which is no file of the same document")]
+    LinkTarget { path: String, to: String },
+    #[error("{path} was sealed 0 times")]
+    NeverSealed { path: String },
+    #[error("{file} is named with two seals")]
+    TwoSeals { file: String },
+    #[error("participant {node} is named twice")]
+    ParticipantTwice { node: String },
+    #[error("{path} is of incarnation {incarnation}, which is no participant's")]
+    Stranger { path: String, incarnation: String },
+    #[error("a decision to {decision} {problem}")]
+    Decision { decision: &'static str, problem: &'static str },
+    #[error("{field} is {found}, and {expected} belongs there")]
+    Mismatch { field: &'static str, found: String, expected: String },
+    #[error("the record lists {path}, and no participant prepared it")]
+    NotPrepared { path: String },
+    #[error("a participant prepared {path} as {found}, and the record says {expected}")]
+    PreparedOther { path: String, found: String, expected: String },
+    #[error("{field} holds nothing")]
+    Empty { field: &'static str },
+    #[error("a path is not one: {0}")]
+    Path(#[from] PathProblem),
+}
+
+/// Refuses a field that is not what another document or the key says.
+///
+/// # Errors
+/// `Flaw::Mismatch` when the two differ.
+pub(crate) fn expect_same<T: PartialEq + std::fmt::Display>(
+    field: &'static str,
+    found: &T,
+    expected: &T,
+) -> Result<(), Flaw> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Flaw::Mismatch { field, found: found.to_string(), expected: expected.to_string() })
+}

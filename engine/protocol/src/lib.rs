@@ -1,0 +1,26 @@
+//! The rules of Tidemark: plain data and pure functions.
+//!
+//! Architecture invariant: no I/O, no clock, no threads, no runtime. Time is an argument, and every decision
+//! returns its reason. The proof is this crate's `Cargo.toml`.
+
+pub mod checkpoint;
+pub mod checksum;
+pub mod documents;
+pub mod evidence;
+pub mod file;
+pub mod format;
+pub mod id;
+pub mod invariants;
+pub mod key;
+pub mod layout;
+pub mod lineage;
+pub mod manifest;
+pub mod marker;
+pub mod path;
+pub mod recognise;
+pub mod record;
+pub mod report;
+pub mod residency;
+pub mod retention;
+pub mod selector;
+pub mod size;

@@ -1,0 +1,494 @@
+//! The manifest: what a committed version is, file by file, under the hash of its own bytes; and the prepared
+//! markers that it is put together from.
+//!
+//! Owns: their fields, the checks on them, how they join. Does not own: who writes them and when (`checkpoint`).
+
+use crate::checksum::Crc64;
+use crate::format::{Document, Flaw, FormatError, MAX_DOCUMENT_BYTES, expect_same};
+use crate::id::{AttemptId, ContentHash, Epoch, FileId, SealNumber, Step};
+use crate::key::{Key, NodeLife, Part, PathOrHash, VersionId};
+use crate::layout::{CHUNK_BYTES, chunk_count};
+use crate::path::{RawText, RelPath};
+use crate::record::{Evidence, Record, check_size};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a committed version is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub format: u32,
+    #[serde(flatten)]
+    pub version: VersionId,
+    pub attempt: AttemptId,
+    pub step: Option<Step>,
+    pub framework: String,
+    pub evidence: Evidence,
+    pub evidence_detail: String,
+    pub epoch: Epoch,
+    pub completed_at_ns: i64,
+    pub chunk_bytes: u64,
+    pub participants: Vec<NodeLife>,
+    /// Sorted by path, as are the other lists.
+    pub files: Vec<ManifestFile>,
+    pub directories: Vec<Directory>,
+    pub symlinks: Vec<Symlink>,
+    pub hard_links: Vec<HardLink>,
+}
+
+/// One file: where its bytes are, what they are, and what the tree shows of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestFile {
+    /// Below the mount.
+    pub path: RelPath,
+    /// Below the prefix of the store's URL.
+    pub key: String,
+    pub size_bytes: u64,
+    pub crc64nvme: Crc64,
+    /// One for each chunk of `chunk_bytes`.
+    pub chunks: Vec<Crc64>,
+    pub etag: Option<String>,
+    pub file: FileId,
+    pub seal: SealNumber,
+    #[serde(flatten)]
+    pub attributes: Attributes,
+}
+
+/// What the tree shows of a file or directory besides its bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Attributes {
+    /// Permission bits, without the kind.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime_ns: i64,
+    /// User attributes: names escaped, values base64.
+    #[serde(default)]
+    pub xattrs: BTreeMap<RawText, Base64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Directory {
+    pub path: RelPath,
+    #[serde(flatten)]
+    pub attributes: Attributes,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Symlink {
+    pub path: RelPath,
+    /// As the user wrote it; it may lead anywhere, and only the user's kernel follows it.
+    pub target: RawText,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime_ns: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HardLink {
+    pub path: RelPath,
+    /// A file of the same document.
+    pub to: RelPath,
+}
+
+/// Bytes that JSON carries as base64.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Base64(pub Vec<u8>);
+
+impl Serialize for Base64 {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Base64 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        STANDARD.decode(text.as_bytes()).map(Self).map_err(serde::de::Error::custom)
+    }
+}
+
+/// `prepared-<node>-<incarnation>.json`: one participant's files of the attempt are all in Tier-3.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prepared {
+    pub format: u32,
+    #[serde(flatten)]
+    pub version: VersionId,
+    pub attempt: AttemptId,
+    pub epoch: Epoch,
+    /// Whose files these are.
+    #[serde(flatten)]
+    pub life: NodeLife,
+    /// Who uploaded them, when the participant was lost before it could.
+    pub by: Option<NodeLife>,
+    pub chunk_bytes: u64,
+    pub files: Vec<ManifestFile>,
+    pub directories: Vec<Directory>,
+    pub symlinks: Vec<Symlink>,
+    pub hard_links: Vec<HardLink>,
+}
+
+/// A manifest whose bytes hash to its name and whose fields agree with each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ValidatedManifest {
+    manifest: Manifest,
+    hash: ContentHash,
+}
+
+impl ValidatedManifest {
+    /// # Errors
+    /// When the bytes do not hash to `named`, or are not a manifest that holds together.
+    pub fn parse(bytes: &[u8], named: &ContentHash) -> Result<Self, FormatError> {
+        let hash = ContentHash::of(bytes);
+        if hash != *named {
+            let (named, found) = (named.to_string(), hash.to_string());
+            return Err(FormatError::Hash { what: Manifest::WHAT, named, found });
+        }
+        Ok(Self { manifest: Manifest::parse(bytes)?, hash })
+    }
+
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    #[must_use]
+    pub fn hash(&self) -> ContentHash {
+        self.hash
+    }
+
+    #[must_use]
+    pub fn into_manifest(self) -> Manifest {
+        self.manifest
+    }
+}
+
+impl Manifest {
+    /// Joins a record and the prepared markers of all its participants. The answer is the same whatever the order
+    /// of the markers.
+    ///
+    /// # Errors
+    /// When a marker is of another attempt, a file of the record was not prepared or was prepared otherwise, or the
+    /// whole breaks a rule.
+    pub fn join(record: &Record, prepared: &[Prepared]) -> Result<Self, Flaw> {
+        let mut files = BTreeMap::new();
+        let mut directories = BTreeMap::new();
+        let mut symlinks = BTreeMap::new();
+        let mut hard_links = BTreeMap::new();
+        for marker in prepared {
+            expect_same("version", &marker.version, &record.version)?;
+            expect_same("attempt", &marker.attempt, &record.attempt)?;
+            for file in &marker.files {
+                if files.insert(file.path.clone(), file.clone()).is_some() {
+                    return Err(Flaw::PathTwice { path: file.path.to_string() });
+                }
+            }
+            // Every participant sees the same directories; the newest times are those of the last writer.
+            for directory in &marker.directories {
+                let entry = directories.entry(directory.path.clone()).or_insert_with(|| directory.clone());
+                if directory.attributes.mtime_ns > entry.attributes.mtime_ns {
+                    *entry = directory.clone();
+                }
+            }
+            symlinks.extend(marker.symlinks.iter().map(|link| (link.path.clone(), link.clone())));
+            hard_links.extend(marker.hard_links.iter().map(|link| (link.path.clone(), link.clone())));
+        }
+        let mut listed = Vec::with_capacity(record.files.len());
+        for entry in &record.files {
+            // A second name of a file is a hard link in the manifest.
+            if hard_links.contains_key(&entry.path) {
+                continue;
+            }
+            let file = files
+                .remove(&entry.path)
+                .ok_or_else(|| Flaw::NotPrepared { path: entry.path.to_string() })?;
+            let says = |file: FileId, seal, size: u64, crc| format!("({file}, {seal}), {size} bytes, {crc}");
+            let found = says(file.file, file.seal, file.size_bytes, file.crc64nvme);
+            let expected = says(entry.file, entry.seal, entry.size_bytes, entry.crc64nvme);
+            if found != expected {
+                return Err(Flaw::PreparedOther { path: entry.path.to_string(), found, expected });
+            }
+            listed.push(file);
+        }
+        listed.sort_by(|a, b| a.path.cmp(&b.path));
+        let manifest = Self {
+            format: record.format,
+            version: record.version.clone(),
+            attempt: record.attempt,
+            step: record.step,
+            framework: record.framework.clone(),
+            evidence: record.evidence,
+            evidence_detail: record.evidence_detail.clone(),
+            epoch: record.epoch,
+            completed_at_ns: record.completed_at_ns,
+            chunk_bytes: CHUNK_BYTES,
+            participants: record.participants.clone(),
+            files: listed,
+            directories: directories.into_values().collect(),
+            symlinks: symlinks.into_values().collect(),
+            hard_links: hard_links.into_values().collect(),
+        };
+        manifest.validate()?;
+        Ok(manifest)
+    }
+
+    /// The same version, with the evidence that came after its record was fixed.
+    #[must_use]
+    pub fn with_evidence(mut self, evidence: Evidence, detail: impl Into<String>) -> Self {
+        (self.evidence, self.evidence_detail) = (evidence, detail.into());
+        self
+    }
+
+    /// The exact bytes and the hash that names them.
+    ///
+    /// # Errors
+    /// When the manifest breaks a rule or is too large.
+    pub fn encode_named(&self) -> Result<(Vec<u8>, ContentHash), FormatError> {
+        let bytes = self.encode()?;
+        let hash = ContentHash::of(&bytes);
+        Ok((bytes, hash))
+    }
+
+    /// The sum over all files.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.size_bytes))
+    }
+}
+
+impl Document for Manifest {
+    const WHAT: &'static str = "a manifest";
+    const MAX_BYTES: usize = MAX_DOCUMENT_BYTES;
+
+    fn format(&self) -> u32 {
+        self.format
+    }
+
+    fn validate(&self) -> Result<(), Flaw> {
+        if self.files.is_empty() {
+            return Err(Flaw::Empty { field: "files" });
+        }
+        if self.chunk_bytes != CHUNK_BYTES {
+            return Err(Flaw::ChunkSize { found: self.chunk_bytes, expected: CHUNK_BYTES });
+        }
+        let tree = Tree {
+            files: &self.files,
+            directories: &self.directories,
+            symlinks: &self.symlinks,
+            hard_links: &self.hard_links,
+        };
+        tree.validate(&self.version, self.attempt)
+    }
+}
+
+impl Document for Prepared {
+    const WHAT: &'static str = "a prepared marker";
+    const MAX_BYTES: usize = MAX_DOCUMENT_BYTES;
+
+    fn format(&self) -> u32 {
+        self.format
+    }
+
+    fn validate(&self) -> Result<(), Flaw> {
+        if self.chunk_bytes != CHUNK_BYTES {
+            return Err(Flaw::ChunkSize { found: self.chunk_bytes, expected: CHUNK_BYTES });
+        }
+        let tree = Tree {
+            files: &self.files,
+            directories: &self.directories,
+            symlinks: &self.symlinks,
+            hard_links: &self.hard_links,
+        };
+        tree.validate(&self.version, self.attempt)
+    }
+}
+
+/// The lists that manifests and prepared markers share.
+struct Tree<'a> {
+    files: &'a [ManifestFile],
+    directories: &'a [Directory],
+    symlinks: &'a [Symlink],
+    hard_links: &'a [HardLink],
+}
+
+impl Tree<'_> {
+    fn validate(&self, version: &VersionId, attempt: AttemptId) -> Result<(), Flaw> {
+        let mut keys = BTreeSet::new();
+        for file in self.files {
+            check_file(file)?;
+            check_key(file, version, attempt)?;
+            if !keys.insert(&file.key) {
+                return Err(Flaw::KeyTwice { key: file.key.clone() });
+            }
+        }
+        let mut paths: BTreeMap<&RelPath, bool> = BTreeMap::new();
+        let named = (self.files.iter().map(|f| (&f.path, false)))
+            .chain(self.directories.iter().map(|d| (&d.path, true)))
+            .chain(self.symlinks.iter().map(|s| (&s.path, false)))
+            .chain(self.hard_links.iter().map(|h| (&h.path, false)));
+        for (path, is_directory) in named {
+            // The checkpoint's own directory is listed too: it is not below itself, but it is below the run.
+            if version.relative(path).is_none() {
+                return Err(Flaw::Outside { path: path.to_string(), version: version.to_string() });
+            }
+            if paths.insert(path, is_directory).is_some() {
+                return Err(Flaw::PathTwice { path: path.to_string() });
+            }
+        }
+        for path in paths.keys() {
+            let mut above = path.parent();
+            while let Some(directory) = above {
+                if paths.get(&directory) == Some(&false) {
+                    return Err(Flaw::BelowFile { path: path.to_string(), file: directory.to_string() });
+                }
+                above = directory.parent();
+            }
+        }
+        let files: BTreeSet<_> = self.files.iter().map(|file| &file.path).collect();
+        match self.hard_links.iter().find(|link| !files.contains(&link.to)) {
+            Some(link) => Err(Flaw::LinkTarget { path: link.path.to_string(), to: link.to.to_string() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Size, seal and the sum of the chunks, which is a check that costs no bytes.
+pub(crate) fn check_file(file: &ManifestFile) -> Result<(), Flaw> {
+    let path = || file.path.to_string();
+    check_size(&file.path, file.size_bytes)?;
+    if file.seal == SealNumber(0) {
+        return Err(Flaw::NeverSealed { path: path() });
+    }
+    let Some(combined) = Crc64::combine_all(&file.chunks, file.size_bytes) else {
+        return Err(Flaw::ChunkCount {
+            path: path(),
+            size_bytes: file.size_bytes,
+            found: file.chunks.len() as u64,
+            expected: chunk_count(file.size_bytes),
+        });
+    };
+    if combined != file.crc64nvme {
+        let (combined, whole) = (combined.to_string(), file.crc64nvme.to_string());
+        return Err(Flaw::ChunkSum { path: path(), combined, whole });
+    }
+    Ok(())
+}
+
+/// A file's key is the one its path makes, in this attempt, possibly in a stand-in's part of it.
+fn check_key(file: &ManifestFile, version: &VersionId, attempt: AttemptId) -> Result<(), Flaw> {
+    let stand_in = match file.key.parse() {
+        Ok(Key::Data { part, relative: PathOrHash::Path(_) | PathOrHash::Hash(_), .. }) => part.stand_in,
+        _ => None,
+    };
+    let Some(expected) = Key::data(version, Part { attempt, stand_in }, &file.path) else {
+        return Err(Flaw::Outside { path: file.path.to_string(), version: version.to_string() });
+    };
+    let expected = expected.to_string();
+    if expected != file.key {
+        return Err(Flaw::WrongKey { path: file.path.to_string(), found: file.key.clone(), expected });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::format::FORMAT;
+    use crate::record::tests::{life, path, record, version};
+
+    pub(crate) fn prepared(record: &Record) -> Prepared {
+        let files = record.files.iter().map(|entry| ManifestFile {
+            path: entry.path.clone(),
+            key: Key::data(&record.version, record.attempt.into(), &entry.path).unwrap().to_string(),
+            size_bytes: entry.size_bytes,
+            crc64nvme: entry.crc64nvme,
+            chunks: Vec::new(),
+            etag: None,
+            file: entry.file,
+            seal: entry.seal,
+            attributes: Attributes::default(),
+        });
+        Prepared {
+            format: FORMAT,
+            version: record.version.clone(),
+            attempt: record.attempt,
+            epoch: record.epoch,
+            life: life(),
+            by: None,
+            chunk_bytes: CHUNK_BYTES,
+            files: files.collect(),
+            directories: vec![Directory { path: path("r/step-1"), attributes: Attributes::default() }],
+            symlinks: Vec::new(),
+            hard_links: Vec::new(),
+        }
+    }
+
+    pub(crate) fn manifest() -> Manifest {
+        Manifest::join(&record(), &[prepared(&record())]).unwrap()
+    }
+
+    #[test]
+    fn a_manifest_is_read_back_under_its_hash_only() {
+        let (bytes, hash) = manifest().encode_named().unwrap();
+        assert_eq!(*ValidatedManifest::parse(&bytes, &hash).unwrap().manifest(), manifest());
+        let mut other = bytes.clone();
+        *other.last_mut().unwrap() = b' ';
+        assert!(matches!(ValidatedManifest::parse(&other, &hash), Err(FormatError::Hash { .. })));
+        let marker = prepared(&record()).encode().unwrap();
+        assert_eq!(Prepared::parse(&marker).unwrap(), prepared(&record()));
+    }
+
+    #[test]
+    fn a_manifest_holds_exactly_what_the_record_lists() {
+        let mut missing = prepared(&record());
+        let gone = missing.files.pop().unwrap();
+        assert!(matches!(Manifest::join(&record(), &[missing]), Err(Flaw::NotPrepared { .. })));
+        let mut other = prepared(&record());
+        other.files[0].seal = SealNumber(2);
+        assert!(matches!(Manifest::join(&record(), &[other]), Err(Flaw::PreparedOther { .. })));
+        let mut twice = prepared(&record());
+        twice.files.push(gone);
+        assert!(matches!(Manifest::join(&record(), &[twice]), Err(Flaw::PathTwice { .. })));
+        let mut stranger = prepared(&record());
+        stranger.attempt = AttemptId(6);
+        assert!(matches!(Manifest::join(&record(), &[stranger]), Err(Flaw::Mismatch { .. })));
+    }
+
+    #[test]
+    fn a_manifest_that_contradicts_itself_is_refused() {
+        type Break = fn(&mut Manifest);
+        let breaks: [(Break, &str); 8] = [
+            (|m| m.files[0].size_bytes = 1, "0 chunk checksums"),
+            (
+                |m| {
+                    m.files[0].size_bytes = 1;
+                    m.files[0].chunks = vec![Crc64(1)];
+                },
+                "combine to",
+            ),
+            (|m| m.files[1].key = m.files[0].key.clone(), "belongs under"),
+            (|m| m.files[1] = m.files[0].clone(), "used twice"),
+            (|m| m.directories[0].path = m.files[0].path.clone(), "named twice"),
+            (|m| m.directories[0].path = path("elsewhere"), "outside"),
+            (
+                |m| {
+                    m.directories[0].path = m.files[0].path.join(&path("x")).unwrap();
+                },
+                "which is not a directory",
+            ),
+            (
+                |m| m.hard_links.push(HardLink { path: path("r/step-1/l"), to: path("r/step-1/none") }),
+                "no file of the same document",
+            ),
+        ];
+        for (damage, message) in breaks {
+            let mut manifest = manifest();
+            damage(&mut manifest);
+            let flaw = manifest.validate().unwrap_err().to_string();
+            assert!(flaw.contains(message), "{flaw}");
+        }
+        assert_eq!(manifest().version, version());
+    }
+}

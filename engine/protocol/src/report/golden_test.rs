@@ -1,0 +1,248 @@
+//! The JSON that scripts see, written out: a changed name or shape fails here before it fails somebody's script.
+
+use super::*;
+use crate::checksum::Crc64;
+use crate::id::{Incarnation, StartId, Step, Timeline, Version};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+/// Writes as `golden`, and reads back as itself.
+fn is_golden<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T, golden: &Value) {
+    assert_eq!(&serde_json::to_value(value).unwrap(), golden);
+    assert_eq!(&serde_json::from_value::<T>(golden.clone()).unwrap(), value);
+    let mut newer = golden.clone();
+    newer["a_field_of_a_newer_daemon"] = json!(1);
+    assert_eq!(&serde_json::from_value::<T>(newer).unwrap(), value, "unknown fields are ignored");
+}
+
+fn reference(step: Option<u64>) -> CheckpointRef {
+    CheckpointRef {
+        timeline: Timeline(0),
+        step: step.map(Step),
+        version: Version(1),
+        path: "run7/step-1200".into(),
+    }
+}
+
+#[test]
+fn status_keeps_its_shape() {
+    let status = Status {
+        version: "0.1.0".into(),
+        pid: 41,
+        keeper_pid: None,
+        start: StartId(3),
+        node: "n0".into(),
+        incarnation: Incarnation(u64::MAX),
+        state: NodeState::Degraded,
+        listen: "127.0.0.1:7070".into(),
+        http: "127.0.0.1:7071".into(),
+        problems: vec![Problem { code: "tier3_away".into(), what: "w".into(), action: "a".into() }],
+        mount: MountStatus {
+            path: "/ckpt".into(),
+            mode: FuseMode::Passthrough,
+            reason: "probed".into(),
+            requests: [("create".to_owned(), 2)].into(),
+        },
+        tiers: vec![TierStatus {
+            name: "tier1".into(),
+            used_bytes: 1,
+            size_bytes: Some(4),
+            warm_fraction: Some(0.5),
+            state: TierState::Warming,
+            medium: "private tmpfs".into(),
+            files: 1,
+            used_by: [("own files".to_owned(), 1)].into(),
+            queued_bytes: 0,
+            fencing: None,
+            part_checksums: None,
+            notes: vec![],
+        }],
+        runs: vec![RunStatus {
+            run: "run7".into(),
+            latest: Some(reference(Some(1200))),
+            watermark: None,
+            recoverable: Some(reference(None)),
+            lag_versions: 1,
+            lag_bytes: 10,
+            lag_seconds: 0.25,
+        }],
+        written_ms: 1_700_000_000_000,
+    };
+    is_golden(
+        &status,
+        &json!({
+            "version": "0.1.0", "pid": 41, "keeper_pid": null, "start": "0000000000000003", "node": "n0",
+            "incarnation": "ffffffffffffffff", "state": "degraded", "listen": "127.0.0.1:7070",
+            "http": "127.0.0.1:7071",
+            "problems": [{"code": "tier3_away", "what": "w", "action": "a"}],
+            "mount": {"path": "/ckpt", "mode": "passthrough", "reason": "probed", "requests": {"create": 2}},
+            "tiers": [{"name": "tier1", "used_bytes": 1, "size_bytes": 4, "warm_fraction": 0.5,
+                "state": "warming", "medium": "private tmpfs", "files": 1, "used_by": {"own files": 1},
+                "queued_bytes": 0, "fencing": null, "part_checksums": null, "notes": []}],
+            "runs": [{"run": "run7",
+                "latest": {"timeline": 0, "step": 1200, "version": 1, "path": "run7/step-1200"},
+                "watermark": null,
+                "recoverable": {"timeline": 0, "step": null, "version": 1, "path": "run7/step-1200"},
+                "lag_versions": 1, "lag_bytes": 10, "lag_seconds": 0.25}],
+            "written_ms": 1_700_000_000_000_i64,
+        }),
+    );
+}
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint {
+        run: Some("run7".into()),
+        timeline: Timeline(0),
+        step: Some(Step(1200)),
+        version: Version(1),
+        path: "run7/step-1200".into(),
+        bytes: 30,
+        files: 2,
+        framework: Some("torch_dcp".into()),
+        state: CheckpointState::Committed,
+        evidence: Some("index".into()),
+        copies: Copies { host: CopyCount { files: 2, bytes: 30 }, ..Copies::default() },
+        pinned: false,
+        closed_ms: Some(5),
+    }
+}
+
+fn checkpoint_golden() -> Value {
+    json!({
+        "run": "run7", "timeline": 0, "step": 1200, "version": 1, "path": "run7/step-1200", "bytes": 30,
+        "files": 2, "framework": "torch_dcp", "state": "committed", "evidence": "index",
+        "copies": {"host": {"files": 2, "bytes": 30}, "peer": {"files": 0, "bytes": 0},
+            "object": {"files": 0, "bytes": 0}},
+        "pinned": false, "closed_ms": 5,
+    })
+}
+
+#[test]
+fn a_row_of_ls_keeps_its_shape() {
+    is_golden(&checkpoint(), &checkpoint_golden());
+}
+
+#[test]
+fn show_keeps_its_shape() {
+    let show = Show {
+        checkpoint: checkpoint(),
+        evidence_detail: Some("e".into()),
+        waits_for: vec![],
+        attempt: Some("a1".into()),
+        participants: vec!["n0".into()],
+        marker_key: Some("m".into()),
+        manifest_key: Some("f".into()),
+        epoch: Some(1),
+        previous: None,
+        files: Some(vec![File {
+            path: "run7/step-1200/a".into(),
+            bytes: 30,
+            crc64nvme: Some(Crc64(0xab)),
+            copies: Copies::default(),
+            host_path: None,
+            state: "sealed".into(),
+            node: "n0".into(),
+            object_key: Some("k".into()),
+            mtime_ms: None,
+        }]),
+    };
+    let copies = &checkpoint_golden()["copies"];
+    let no_copies = json!({"host": copies["peer"], "peer": copies["peer"], "object": copies["peer"]});
+    let golden = json!({
+        "checkpoint": checkpoint_golden(), "evidence_detail": "e", "waits_for": [], "attempt": "a1",
+        "participants": ["n0"], "marker_key": "m", "manifest_key": "f", "epoch": 1, "previous": null,
+        "files": [{"path": "run7/step-1200/a", "bytes": 30, "crc64nvme": "00000000000000ab",
+            "copies": no_copies, "host_path": null, "state": "sealed", "node": "n0", "object_key": "k",
+            "mtime_ms": null}],
+    });
+    is_golden(&show, &golden);
+    let without_files = serde_json::to_value(Show { files: None, ..show }).unwrap();
+    assert!(without_files.get("files").is_none());
+}
+
+#[test]
+fn the_ends_of_long_work_keep_their_shape() {
+    let verify = Verify { files: 1, deep: true, ..Verify::default() };
+    is_golden(
+        &verify,
+        &json!({"checkpoints": 0, "files": 1, "copies": 0, "bytes": 0, "deep": true, "repaired": [],
+            "unrecoverable": [], "unchecked": []}),
+    );
+    let pending = Pending { path: "p".into(), reason: PendingReason::Mapped, what: "w".into() };
+    let flush = Flush { waited: true, pending: vec![pending], ..Flush::default() };
+    is_golden(
+        &flush,
+        &json!({"waited": true, "uploaded_files": 0, "uploaded_bytes": 0, "committed": [],
+            "pending": [{"path": "p", "reason": "mapped", "what": "w"}], "timed_out": false,
+            "tier3_away": false}),
+    );
+    let commit = Commit { checkpoint: reference(None), state: CheckpointState::Complete, already: false };
+    is_golden(
+        &commit,
+        &json!({"checkpoint": {"timeline": 0, "step": null, "version": 1, "path": "run7/step-1200"},
+            "state": "complete", "already": false}),
+    );
+}
+
+#[test]
+fn events_nodes_and_checks_keep_their_shape() {
+    let event = Event {
+        number: 1,
+        time_ms: 2,
+        level: EventLevel::Warn,
+        kind: "torn".into(),
+        path: None,
+        what: "w".into(),
+    };
+    is_golden(
+        &event,
+        &json!({"number": 1, "time_ms": 2, "level": "warn", "kind": "torn", "path": null, "what": "w"}),
+    );
+    let node = Node {
+        name: "n0".into(),
+        incarnation: Incarnation(1),
+        start: StartId(2),
+        state: NodeState::Serving,
+        listen: "l".into(),
+        version: "0.1.0".into(),
+        epoch: 3,
+        coordinator: true,
+        this: true,
+        tier1_used_bytes: 4,
+        tier1_size_bytes: 5,
+    };
+    is_golden(
+        &node,
+        &json!({"name": "n0", "incarnation": "0000000000000001", "start": "0000000000000002",
+            "state": "serving", "listen": "l", "version": "0.1.0", "epoch": 3, "coordinator": true,
+            "this": true, "tier1_used_bytes": 4, "tier1_size_bytes": 5}),
+    );
+    let check = Check { name: "fuse".into(), verdict: CheckVerdict::Warn, what: "w".into(), fix: None };
+    is_golden(
+        &Doctor { checks: vec![check] },
+        &json!({"checks": [{"name": "fuse", "verdict": "warn", "what": "w", "fix": null}]}),
+    );
+}
+
+#[test]
+fn words_on_the_wire_are_the_words_people_read() {
+    use CheckpointState as C;
+    for state in
+        [C::Open, C::Settled, C::Torn, C::Complete, C::Replicated, C::Prepared, C::Committed, C::Loose]
+    {
+        assert_eq!(serde_json::to_value(state).unwrap(), json!(state.word()));
+    }
+    for state in [NodeState::Starting, NodeState::Serving, NodeState::Degraded, NodeState::Draining] {
+        assert_eq!(serde_json::to_value(state).unwrap(), json!(state.word()));
+    }
+    for reason in [PendingReason::Open, PendingReason::Torn, PendingReason::Incomplete] {
+        assert_eq!(serde_json::to_value(reason).unwrap(), json!(reason.word()));
+    }
+    assert_eq!(serde_json::from_value::<C>(json!("a_newer_state")).unwrap(), C::Unknown);
+}
+
+#[test]
+fn a_path_that_is_not_utf8_is_still_json() {
+    let text = path_text(b"run/\xff.pt");
+    assert_eq!(serde_json::to_string(&text).unwrap(), "\"run/\u{fffd}.pt\"");
+}

@@ -1,0 +1,267 @@
+//! What is the matter with this node: `status`, `tiers`, `nodes`, `doctor`.
+//!
+//! Owns: the shapes. Does not own: checkpoints and their files (`checkpoint`), long work (`work`).
+
+use super::CheckpointRef;
+use crate::id::{Incarnation, StartId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// `ckptctl status`, `/status`, `status.json` in the state directory and in the control directory of the mount.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The daemon's own version, as `ckptd --version` prints it.
+    pub version: String,
+    /// The serving daemon. It is safe to kill.
+    pub pid: u32,
+    /// The process that holds the mount while the daemon is away; null where there is none.
+    pub keeper_pid: Option<u32>,
+    #[serde(with = "super::hex16")]
+    pub start: StartId,
+    pub node: String,
+    #[serde(with = "super::hex16")]
+    pub incarnation: Incarnation,
+    pub state: NodeState,
+    /// Where other nodes reach this one.
+    pub listen: String,
+    /// Where `/metrics` and `/healthz` are.
+    pub http: String,
+    /// Empty when nothing is wrong.
+    pub problems: Vec<Problem>,
+    pub mount: MountStatus,
+    pub tiers: Vec<TierStatus>,
+    pub runs: Vec<RunStatus>,
+    /// When this was written, which says how old a `status.json` is.
+    pub written_ms: i64,
+}
+
+/// What the node is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeState {
+    /// Not serving yet: rebuilding the tree.
+    Starting,
+    /// All promises hold.
+    Serving,
+    /// The mount serves, and `problems` says which promise is weaker.
+    Degraded,
+    /// Told to end: uploading and committing what it can.
+    Draining,
+    Stopped,
+    /// A word of a newer daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl NodeState {
+    /// As it is written in JSON.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Degraded => "degraded",
+            Self::Draining => "draining",
+            Self::Stopped => "stopped",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Stable, for alerts: lower-case words joined by `_`, such as `tier3_away`.
+    pub code: String,
+    /// What is wrong, with the numbers.
+    pub what: String,
+    /// What to do about it.
+    pub action: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountStatus {
+    pub path: String,
+    pub mode: FuseMode,
+    /// Why it is this mode: what the probe tried and what the kernel answered.
+    pub reason: String,
+    /// Requests the kernel has sent, by operation. Passthrough I/O does not appear, since nobody is asked.
+    pub requests: BTreeMap<String, u64>,
+}
+
+/// How bytes pass between programs and Tier-1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FuseMode {
+    /// The kernel reads and writes Tier-1 itself.
+    Passthrough,
+    /// The daemon is asked for each read and write.
+    Fallback,
+    /// A word of a newer daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl FuseMode {
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Passthrough => "passthrough",
+            Self::Fallback => "fallback",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// One place where copies live.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TierStatus {
+    /// `tier1`, `tier2`, `tier3`.
+    pub name: String,
+    pub used_bytes: u64,
+    /// Null where the tier has no size of its own, as an object store.
+    pub size_bytes: Option<u64>,
+    /// The part of the tier whose pages are there already, 0 to 1; null where that means nothing.
+    pub warm_fraction: Option<f64>,
+    pub state: TierState,
+    /// What it is made of: a URL without secrets, `private tmpfs`, a directory.
+    pub medium: String,
+    pub files: u64,
+    /// The users of the budget, by name. They sum to `used_bytes`.
+    pub used_by: BTreeMap<String, u64>,
+    /// What waits to be copied here.
+    pub queued_bytes: u64,
+    /// Whether the store was seen to let exactly one of many creates of one key win; null where it was not asked.
+    pub fencing: Option<bool>,
+    /// Whether the store was seen to refuse a damaged part; null where it was not asked.
+    pub part_checksums: Option<bool>,
+    /// Facts a person should know, such as that commits do not survive this machine.
+    pub notes: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TierState {
+    Ok,
+    /// Usable; memory is still being touched, so saves are slower than they will be.
+    Warming,
+    /// Nothing more is admitted until something is reclaimed.
+    Full,
+    /// Does not answer; retried.
+    Away,
+    /// Not configured.
+    Off,
+    /// A word of a newer daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl TierState {
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warming => "warming",
+            Self::Full => "full",
+            Self::Away => "away",
+            Self::Off => "off",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Where one run stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunStatus {
+    /// The run directory below the mount, `_` for the mount's root.
+    pub run: String,
+    /// The newest whole checkpoint: complete, wherever its bytes are.
+    pub latest: Option<CheckpointRef>,
+    /// The newest committed one of the lineage.
+    pub watermark: Option<CheckpointRef>,
+    /// What a restart would load now.
+    pub recoverable: Option<CheckpointRef>,
+    /// Complete versions that are newer than the watermark.
+    pub lag_versions: u64,
+    /// Their bytes that are not in Tier-3 yet.
+    pub lag_bytes: u64,
+    /// How long the oldest of them has been complete. 0 when there is none.
+    pub lag_seconds: f64,
+}
+
+/// One row of `ckptctl nodes`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    pub name: String,
+    #[serde(with = "super::hex16")]
+    pub incarnation: Incarnation,
+    #[serde(with = "super::hex16")]
+    pub start: StartId,
+    pub state: NodeState,
+    pub listen: String,
+    pub version: String,
+    /// The fencing number it last saw.
+    pub epoch: u64,
+    pub coordinator: bool,
+    /// Whether it is the node that answered.
+    pub this: bool,
+    pub tier1_used_bytes: u64,
+    pub tier1_size_bytes: u64,
+}
+
+/// `ckptctl doctor`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Doctor {
+    pub checks: Vec<Check>,
+}
+
+impl Doctor {
+    /// Failed when a check failed; warnings alone are not a failure.
+    #[must_use]
+    pub fn exit_code(&self) -> super::ExitCode {
+        if self.checks.iter().any(|check| check.verdict == CheckVerdict::Fail) {
+            super::ExitCode::Failed
+        } else {
+            super::ExitCode::Done
+        }
+    }
+}
+
+/// One thing that was tried on this machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// Stable: lower-case words joined by `_`.
+    pub name: String,
+    pub verdict: CheckVerdict,
+    /// What was tried and what came of it.
+    pub what: String,
+    /// How to make it better; null when there is nothing to do.
+    pub fix: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckVerdict {
+    Ok,
+    /// Works, slower or with a weaker promise.
+    Warn,
+    Fail,
+    /// Could not be tried here.
+    Skipped,
+    /// A word of a newer daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl CheckVerdict {
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+            Self::Skipped => "skipped",
+            Self::Unknown => "unknown",
+        }
+    }
+}

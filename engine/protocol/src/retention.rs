@@ -1,0 +1,212 @@
+//! Which committed versions are given up, and which host copies may be dropped first.
+//!
+//! Owns: the policy and the verdict on every version with its reason; the classes of reclaiming. Does not own: the
+//! order along the lineage (`lineage`), the deletes (the engine).
+
+use crate::id::Step;
+use crate::key::VersionId;
+use std::collections::BTreeSet;
+
+/// Committed and verified versions that are always kept, whatever the policy says: the newest, and one to fall back
+/// to when it turns out to be bad.
+pub const ALWAYS_KEPT: usize = 2;
+
+/// What to keep. Everything, unless one of these says less; a version is kept when any of them keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Policy {
+    pub keep_last: Option<u64>,
+    /// Versions whose step is a multiple.
+    pub keep_every_steps: Option<u64>,
+    /// The first version of each such period.
+    pub keep_every_ns: Option<i64>,
+    /// Versions younger than this.
+    pub ttl_ns: Option<i64>,
+    /// Whether a version that the job removed from the tree is given up without another reason.
+    pub honour_removals: bool,
+}
+
+/// A committed version of one lineage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    pub version: VersionId,
+    pub step: Option<Step>,
+    pub completed_at_ns: i64,
+    /// Its bytes in Tier-3 were right when last read or written.
+    pub verified: bool,
+    pub pinned: bool,
+    /// A session has it open, or a recovery chose it.
+    pub held: bool,
+    /// The job removed its names.
+    pub removed: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Keep {
+    Kept { reason: String },
+    Retired { reason: String },
+}
+
+/// The verdict on each version of one lineage, given oldest first, in the same order.
+#[must_use]
+pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> {
+    // The newest verified ones, and what is newer than the oldest of those: it may verify yet.
+    let floor = lineage
+        .iter()
+        .enumerate()
+        .rev()
+        .filter(|(_, version)| version.verified)
+        .nth(ALWAYS_KEPT - 1)
+        .map_or(0, |(index, _)| index);
+    let firsts = firsts_of_periods(policy, lineage);
+    let verdict = |(index, version): (usize, &Committed)| {
+        let from_end = (lineage.len() - index) as u64;
+        let kept = |reason: &str| Keep::Kept { reason: reason.to_owned() };
+        if index >= floor {
+            return kept("the newest verified committed versions are never given up");
+        }
+        if version.pinned {
+            return kept("it is pinned");
+        }
+        if version.held {
+            return kept("a job has it open, or comes back to it");
+        }
+        if version.removed && policy.honour_removals {
+            return Keep::Retired { reason: "the job removed it, and newer ones are committed".into() };
+        }
+        let limits = [policy.keep_last.is_some(), policy.keep_every_steps.is_some()];
+        let limits =
+            limits.iter().chain(&[policy.keep_every_ns.is_some(), policy.ttl_ns.is_some()]).any(|on| *on);
+        if !limits {
+            return kept("everything is kept");
+        }
+        if policy.keep_last.is_some_and(|last| from_end <= last) {
+            return kept("it is one of the last");
+        }
+        let every = policy.keep_every_steps.filter(|every| *every > 0);
+        if every.zip(version.step).is_some_and(|(every, step)| step.0.is_multiple_of(every)) {
+            return kept("its step is a multiple of the interval to keep");
+        }
+        if firsts.contains(&index) {
+            return kept("it is the first of its period");
+        }
+        let age_ns = now_ns.saturating_sub(version.completed_at_ns);
+        if policy.ttl_ns.is_some_and(|ttl_ns| age_ns < ttl_ns) {
+            return kept("it is younger than the time to live");
+        }
+        Keep::Retired { reason: format!("{from_end} from the newest, and no rule keeps it") }
+    };
+    lineage.iter().enumerate().map(verdict).collect()
+}
+
+fn firsts_of_periods(policy: &Policy, lineage: &[Committed]) -> BTreeSet<usize> {
+    let Some(period_ns) = policy.keep_every_ns.filter(|period_ns| *period_ns > 0) else {
+        return BTreeSet::new();
+    };
+    let mut seen = BTreeSet::new();
+    let first = |(index, version): (usize, &Committed)| {
+        seen.insert(version.completed_at_ns.div_euclid(period_ns)).then_some(index)
+    };
+    lineage.iter().enumerate().filter_map(first).collect()
+}
+
+/// When the host copy of a file may be dropped; lower classes go first, oldest first within one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReclaimClass {
+    /// Committed, and something newer of its lineage is committed too.
+    BelowWatermark,
+    /// A loose file, uploaded and recorded.
+    Loose,
+    /// The newest committed version: only under pressure.
+    CommittedNewest,
+    /// Not in Tier-3: these may be the only bytes.
+    Never,
+}
+
+/// The class of a file's host copy. `in_tier3` means a committed version's (a loose file's: an uploaded and recorded)
+/// copy of this very seal; `below_watermark` is `None` for a loose file.
+#[must_use]
+pub fn reclaim_class(in_tier3: bool, below_watermark: Option<bool>) -> ReclaimClass {
+    match (in_tier3, below_watermark) {
+        (false, _) => ReclaimClass::Never,
+        (true, Some(true)) => ReclaimClass::BelowWatermark,
+        (true, Some(false)) => ReclaimClass::CommittedNewest,
+        (true, None) => ReclaimClass::Loose,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::invariants::the_newest_verified_versions_are_kept;
+    use crate::record::tests::version;
+    use proptest::prelude::*;
+
+    fn lineage(count: i64) -> Vec<Committed> {
+        let one = |at: i64| Committed {
+            version: version(),
+            step: Some(Step(u64::try_from(at).unwrap() * 10)),
+            completed_at_ns: at,
+            verified: true,
+            pinned: false,
+            held: false,
+            removed: false,
+        };
+        (1..=count).map(one).collect()
+    }
+
+    fn kept(policy: &Policy, lineage: &[Committed]) -> Vec<usize> {
+        let verdicts = retain(policy, lineage, 100);
+        (0..lineage.len()).filter(|index| matches!(verdicts[*index], Keep::Kept { .. })).collect()
+    }
+
+    #[test]
+    fn everything_is_kept_unless_something_says_less() {
+        assert_eq!(kept(&Policy::default(), &lineage(5)).len(), 5);
+        assert_eq!(kept(&Policy { keep_last: Some(3), ..Policy::default() }, &lineage(5)), [2, 3, 4]);
+        assert_eq!(kept(&Policy { keep_last: Some(0), ..Policy::default() }, &lineage(5)), [3, 4]);
+        assert_eq!(kept(&Policy { keep_every_steps: Some(20), ..Policy::default() }, &lineage(5)), [1, 3, 4]);
+        assert_eq!(kept(&Policy { keep_every_ns: Some(3), ..Policy::default() }, &lineage(6)), [0, 2, 4, 5]);
+        assert_eq!(kept(&Policy { ttl_ns: Some(98), ..Policy::default() }, &lineage(5)), [2, 3, 4]);
+    }
+
+    #[test]
+    fn pins_and_holds_keep_and_removals_are_wishes() {
+        let mut versions = lineage(5);
+        versions[0].pinned = true;
+        versions[1].held = true;
+        let strict = Policy { keep_last: Some(1), ..Policy::default() };
+        assert_eq!(kept(&strict, &versions), [0, 1, 3, 4]);
+        for version in &mut versions {
+            version.removed = true;
+        }
+        let honour = Policy { honour_removals: true, ..Policy::default() };
+        assert_eq!(kept(&honour, &versions), [0, 1, 3, 4]);
+    }
+
+    #[test]
+    fn the_only_copy_is_never_reclaimed() {
+        assert_eq!(reclaim_class(false, Some(true)), ReclaimClass::Never);
+        assert!(reclaim_class(true, Some(true)) < reclaim_class(true, Some(false)));
+        assert!(reclaim_class(true, None) < ReclaimClass::Never);
+    }
+
+    proptest! {
+        #[test]
+        fn no_policy_gives_up_the_newest_verified(
+            flags in prop::collection::vec((any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()), 0..12),
+            keep_last in prop::option::of(0_u64..4), every in prop::option::of(0_u64..50),
+            period in prop::option::of(0_i64..5), ttl in prop::option::of(-5_i64..200), honour_removals: bool,
+        ) {
+            let mut versions = lineage(i64::try_from(flags.len()).unwrap());
+            for (version, (verified, pinned, held, removed)) in versions.iter_mut().zip(flags) {
+                (version.verified, version.pinned) = (verified, pinned);
+                (version.held, version.removed) = (held, removed);
+            }
+            let policy = Policy {
+                keep_last, keep_every_steps: every, keep_every_ns: period, ttl_ns: ttl, honour_removals,
+            };
+            let verdicts = retain(&policy, &versions, 100);
+            prop_assert_eq!(the_newest_verified_versions_are_kept(&versions, &verdicts), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The engine of one node: Tier-1 memory, the namespace over it, the save and restore flows, Tier-3.
+//!
+//! save: create → write → seal → upload → commit → reclaim. restore: locate → fetch → verify → serve.
+
+pub mod error;
+pub mod metrics;
+pub mod namespace;
+pub mod node;
+pub mod restore;
+pub mod save;
+pub mod settings;
+pub mod step_point;
+pub mod store;
+pub mod tier1;

@@ -1,0 +1,329 @@
+//! COLD files: known by name and checksums, their bytes elsewhere.
+//!
+//! Owns: what an open needs in order to fetch, taking fetched bytes in, adopting a tree at start.
+//! Does not own: fetching and verifying (the restore flow).
+
+use super::attr::rebase;
+use super::file::{File, ObjectCopy, Seal};
+use super::handle::OpenFile;
+use super::node::{Body, Node};
+use super::open::OpenOutcome;
+use super::reclaim::Candidate;
+use super::xattr::Xattrs;
+use super::{Caller, FILE_MODE_BITS, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, ROOT, State};
+use crate::tier1::Backing;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::id::{FileId, Generation, SealNumber};
+
+/// How long fetched bytes are kept for the open that asked for them.
+const RESTORE_HOLD: Duration = Duration::from_secs(10);
+
+/// What is to be fetched before a file can be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ColdFile {
+    pub node: NodeId,
+    pub file: FileId,
+    pub seal: SealNumber,
+    pub size_bytes: u64,
+    /// Of the whole and of each chunk; none when the file's bytes were lost before it was sealed.
+    pub checksums: Option<(Crc64, Arc<[Crc64]>)>,
+    pub object: Option<ObjectCopy>,
+}
+
+impl ColdFile {
+    pub(super) fn of(node: NodeId, file: &File) -> Self {
+        let seal = file.seal_number();
+        let object = file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone());
+        Self {
+            node,
+            file: file.id,
+            seal,
+            size_bytes: file.size_bytes,
+            checksums: file.seal.as_ref().map(|seal| (seal.crc, Arc::clone(&seal.chunks))),
+            object,
+        }
+    }
+}
+
+/// One entry of a tree that is restored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdoptEntry {
+    /// Relative to the mount. Directories above it that do not exist are made.
+    pub path: Vec<u8>,
+    pub kind: AdoptKind,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime_ns: i64,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What is adopted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AdoptKind {
+    File {
+        file: FileId,
+        seal: SealNumber,
+        size_bytes: u64,
+        crc: Crc64,
+        chunks: Arc<[Crc64]>,
+        object: Option<ObjectCopy>,
+    },
+    Directory,
+    Symlink {
+        target: Vec<u8>,
+    },
+    /// Another name of the file at `to`, which was adopted before; the other fields are not looked at.
+    HardLink {
+        to: Vec<u8>,
+    },
+}
+
+impl Namespace {
+    /// What must be fetched before `node` can be opened or resized; none when its bytes are here.
+    pub fn cold(&self, node: NodeId) -> Option<ColdFile> {
+        self.look(|state| {
+            let file = state.tree.node(node).ok()?.file().ok()?;
+            file.backing.is_none().then(|| ColdFile::of(node, file))
+        })
+    }
+
+    /// Opens a file whose bytes were just fetched.
+    ///
+    /// # Errors
+    /// As [`Namespace::open`]; [`FsError::Io`] when the bytes are not here after all.
+    pub fn finish_cold_open(&self, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenFile, FsError> {
+        match self.open(caller, node, flags)? {
+            OpenOutcome::Ready(open) => Ok(open),
+            OpenOutcome::Cold(cold) => {
+                tracing::error!(node, file = %cold.file, seal = %cold.seal, "opened before its bytes were restored");
+                Err(FsError::Io)
+            }
+        }
+    }
+
+    /// Takes verified bytes in: COLD becomes HOT. Where they are here already nothing happens.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the file is gone or has other bytes by now; [`FsError::Invalid`] for another size.
+    pub fn finish_restore(
+        &self,
+        node: NodeId,
+        file: FileId,
+        seal: SealNumber,
+        backing: Arc<Backing>,
+    ) -> Result<(), FsError> {
+        let size_bytes = backing.stat()?.size_bytes;
+        self.change(|state| {
+            let target = state.file_mut(node)?;
+            if target.id != file || target.seal_number() != seal || target.busy {
+                return Err(FsError::Stale);
+            }
+            if target.backing.is_some() {
+                return Ok(());
+            }
+            if target.size_bytes != size_bytes {
+                return Err(FsError::Invalid);
+            }
+            target.backing = Some(backing);
+            target.kept_until = Some(Instant::now() + RESTORE_HOLD);
+            let key = Candidate::of(node, target);
+            rebase(state.tree.node_mut(node)?, size_bytes)?;
+            state.candidates.extend(key.reclaimable());
+            state.tree.touched.node(node);
+            state.mark(node);
+            state.woken = true;
+            Ok(())
+        })
+    }
+
+    /// Replaces a host copy that a scrub found bad with a good one of the same seal.
+    ///
+    /// # Errors
+    /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`], [`FsError::Invalid`] as [`Namespace::finish_restore`].
+    pub fn replace_bad_host(
+        &self,
+        node: NodeId,
+        file: FileId,
+        seal: SealNumber,
+        backing: Arc<Backing>,
+    ) -> Result<(), FsError> {
+        let size_bytes = backing.stat()?.size_bytes;
+        self.change(|state| {
+            let target = state.file_mut(node)?;
+            if target.id != file || target.seal.as_ref().is_none_or(|sealed| sealed.number != seal) {
+                return Err(FsError::Stale);
+            }
+            if target.opens > 0 || target.busy {
+                return Err(FsError::Busy);
+            }
+            if target.size_bytes != size_bytes {
+                return Err(FsError::Invalid);
+            }
+            let bad = target.backing.replace(backing);
+            state.trash.extend(bad);
+            rebase(state.tree.node_mut(node)?, size_bytes)?;
+            state.tree.touched.node(node);
+            state.mark(node);
+            Ok(())
+        })
+    }
+
+    /// Gives up a host copy that is bad and has no other: from now on an open finds no copy, and no wrong byte is
+    /// served. Handles that are open keep what they have.
+    ///
+    /// # Errors
+    /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`] when the file has another seal by now.
+    pub fn lose_host(&self, node: NodeId, file: FileId, seal: SealNumber) -> Result<(), FsError> {
+        self.change(|state| {
+            let target = state.file_mut(node)?;
+            if target.id != file || target.seal.as_ref().is_none_or(|sealed| sealed.number != seal) {
+                return Err(FsError::Stale);
+            }
+            if target.opens > 0 || target.busy {
+                return Err(FsError::Busy);
+            }
+            let key = Candidate::of(node, target);
+            let bad = target.backing.take();
+            state.candidates.remove(&key);
+            state.trash.extend(bad);
+            state.tree.touched.node(node);
+            state.mark(node);
+            Ok(())
+        })
+    }
+
+    /// Makes one entry of a restored tree; files are COLD. The directories above keep their times.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`] (not for a directory on a directory, which takes the attributes), [`FsError::Invalid`] for
+    /// an unlawful path or a wrong number of chunk checksums, [`FsError::NotFound`] for a hard link to nothing.
+    pub fn adopt(&self, entry: AdoptEntry) -> Result<NodeId, FsError> {
+        let xattrs = Xattrs::from_pairs(&entry.xattrs)?;
+        let limit = self.weight_limit();
+        self.change(|state| {
+            if state.tree.weight_bytes >= limit {
+                return Err(FsError::NoSpace);
+            }
+            let mut parts: Vec<&[u8]> = entry.path.split(|byte| *byte == b'/').collect();
+            let name = parts.pop().filter(|name| !name.is_empty()).ok_or(FsError::Invalid)?;
+            let id = match entry.kind {
+                AdoptKind::HardLink { ref to } => {
+                    let node = state.tree.resolve(to)?;
+                    let parent = state.make_parents(&parts, &entry)?;
+                    let ctime_ns = state.tree.node(node)?.ctime_ns;
+                    state.keeping_times(parent, |state| state.tree.link(node, parent, name, ctime_ns))?;
+                    state.mark(node);
+                    return Ok(node);
+                }
+                AdoptKind::Directory => {
+                    let parent = state.make_parents(&parts, &entry)?;
+                    match state.tree.child(parent, name) {
+                        Ok(existing) if state.tree.node(existing)?.is_directory() => existing,
+                        Ok(_) => return Err(FsError::Exists),
+                        Err(_) => {
+                            let body = Body::Directory(Box::default());
+                            state.adopt_node(parent, name, &entry, body)?
+                        }
+                    }
+                }
+                AdoptKind::Symlink { ref target } => {
+                    if target.is_empty() || target.len() > MAX_TARGET_BYTES {
+                        return Err(FsError::NameTooLong);
+                    }
+                    let parent = state.make_parents(&parts, &entry)?;
+                    state.adopt_node(parent, name, &entry, Body::Symlink(target.as_slice().into()))?
+                }
+                AdoptKind::File { file, seal, size_bytes, crc, ref chunks, ref object } => {
+                    if chunks.len() as u64 != tidemark_protocol::layout::chunk_count(size_bytes)
+                        || i64::try_from(size_bytes).is_err()
+                    {
+                        return Err(FsError::Invalid);
+                    }
+                    if state.node_of(file, self.incarnation).is_some() {
+                        return Err(FsError::Exists);
+                    }
+                    if file.incarnation == self.incarnation {
+                        return Err(FsError::Invalid); // Our own numbers are given by us only.
+                    }
+                    let mut adopted = File::new(file, Generation(0), None, entry.mtime_ns);
+                    adopted.size_bytes = size_bytes;
+                    adopted.last_seal = seal;
+                    adopted.seal =
+                        Some(Box::new(Seal { number: seal, size_bytes, crc, chunks: Arc::clone(chunks) }));
+                    adopted.object = object.clone().map(|object| Box::new((seal, object)));
+                    let parent = state.make_parents(&parts, &entry)?;
+                    let id = state.adopt_node(parent, name, &entry, Body::File(Box::new(adopted)))?;
+                    state.file_mut(id)?.generation = Generation(id);
+                    state.adopted.insert(file, id);
+                    state.tree.touched.chunks.push(id);
+                    id
+                }
+            };
+            let node = state.tree.node_mut(id)?;
+            node.mode = entry.mode & if node.is_directory() { MODE_BITS } else { FILE_MODE_BITS };
+            node.uid = entry.uid;
+            node.gid = entry.gid;
+            node.mtime_ns = entry.mtime_ns;
+            node.ctime_ns = entry.mtime_ns;
+            if let Some(xattrs) = &xattrs {
+                let names: Vec<_> = xattrs.names().map(|name| (id, name)).collect();
+                node.xattrs = Some(xattrs.clone());
+                state.tree.touched.xattrs.extend(names);
+            }
+            state.tree.touched.node(id);
+            state.mark(id);
+            Ok(id)
+        })
+    }
+}
+
+impl State {
+    /// The directory of `parts`, made where it is missing with what the entry below it has.
+    fn make_parents(&mut self, parts: &[&[u8]], entry: &AdoptEntry) -> Result<NodeId, FsError> {
+        let mut at = ROOT;
+        for part in parts {
+            at = match self.tree.child(at, part) {
+                Ok(found) => found,
+                Err(FsError::NotFound) => {
+                    self.adopt_node(at, part, entry, Body::Directory(Box::default()))?
+                }
+                Err(error) => return Err(error),
+            };
+        }
+        self.tree.node(at)?.directory()?;
+        Ok(at)
+    }
+
+    fn adopt_node(
+        &mut self,
+        parent: NodeId,
+        name: &[u8],
+        entry: &AdoptEntry,
+        body: Body,
+    ) -> Result<NodeId, FsError> {
+        self.tree.check_free(parent, name)?;
+        let id = self.tree.number();
+        self.tree.insert(id, Node::new(id, 0o755, entry.uid, entry.gid, entry.mtime_ns, body));
+        self.keeping_times(parent, |state| {
+            state.tree.attach(parent, name, id, entry.mtime_ns);
+            Ok(())
+        })?;
+        Ok(id)
+    }
+
+    fn keeping_times(
+        &mut self,
+        directory: NodeId,
+        f: impl FnOnce(&mut Self) -> Result<(), FsError>,
+    ) -> Result<(), FsError> {
+        let node = self.tree.node(directory)?;
+        let times = (node.mtime_ns, node.ctime_ns);
+        f(self)?;
+        let node = self.tree.node_mut(directory)?;
+        (node.mtime_ns, node.ctime_ns) = times;
+        Ok(())
+    }
+}

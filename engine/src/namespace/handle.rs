@@ -1,0 +1,265 @@
+//! Handles: who has what open.
+//!
+//! Owns: handle numbers, open counts, FLUSH and RELEASE, fsync, fallocate, statfs.
+//! Does not own: opening (`open`), what a closed file becomes next (`seal`).
+
+use super::attr::{Kind, freeze, observe, rebase};
+use super::node::Body;
+use super::{Caller, FsError, Namespace, NodeId, State};
+use crate::tier1::Backing;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// An open file: what a read, a write or a mapping needs.
+#[derive(Debug, Clone)]
+pub struct OpenFile {
+    pub fh: u64,
+    pub backing: Arc<Backing>,
+    pub writable: bool,
+    pub node: NodeId,
+}
+
+/// One entry of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    pub name: Vec<u8>,
+    pub node: NodeId,
+    pub ino: u64,
+    pub kind: Kind,
+    /// Pass it back to go on after this entry.
+    pub cookie: u64,
+}
+
+/// What statfs(2) shows; sizes in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statfs {
+    pub size_bytes: u64,
+    pub free_bytes: u64,
+    pub nodes: u64,
+    pub nodes_free: u64,
+}
+
+/// How the last FLUSH of a handle was, if there was one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    Unseen,
+    Closed,
+    Cut,
+}
+
+#[derive(Debug)]
+struct Handle {
+    node: NodeId,
+    writable: bool,
+    closing: Closing,
+}
+
+/// All open handles. A handle's backing file is its node's: it does not change while a handle is open.
+#[derive(Debug, Default)]
+pub(super) struct HandleTable {
+    open: BTreeMap<u64, Handle>,
+    last: u64,
+}
+
+impl State {
+    /// Counts an open and gives it a number. Bytes are here.
+    pub(super) fn open_handle(
+        &mut self,
+        node: NodeId,
+        writable: bool,
+        now_ns: i64,
+    ) -> Result<OpenFile, FsError> {
+        if writable && self.file_mut(node)?.write_opens == 0 {
+            let target = self.tree.node_mut(node)?;
+            let size_bytes = match &target.body {
+                Body::File(file) => observe(target, file)?.size_bytes,
+                Body::Directory(_) | Body::Symlink(_) => return Err(FsError::Invalid),
+            };
+            rebase(target, size_bytes)?;
+        }
+        let file = self.file_mut(node)?;
+        let backing = Arc::clone(file.backing.as_ref().ok_or(FsError::Stale)?);
+        file.opens += 1;
+        file.kept_until = None;
+        if writable {
+            if file.write_opens == 0 {
+                file.times_set = false;
+                file.opened_ns = now_ns;
+                backing.begin_growth();
+            }
+            file.write_opens += 1;
+            file.durable = false;
+            file.changes += 1;
+            self.tree.touched.node(node);
+            self.mark(node);
+        }
+        self.handles.last += 1;
+        let fh = self.handles.last;
+        self.handles.open.insert(fh, Handle { node, writable, closing: Closing::Unseen });
+        Ok(OpenFile { fh, backing, writable, node })
+    }
+}
+
+impl Namespace {
+    /// What a handle opened, for an adapter that serves reads and writes itself.
+    pub fn handle(&self, fh: u64) -> Option<OpenFile> {
+        self.look(|state| {
+            let handle = state.handles.open.get(&fh)?;
+            let file = state.tree.node(handle.node).ok()?.file().ok()?;
+            let backing = Arc::clone(file.backing.as_ref()?);
+            Some(OpenFile { fh, backing, writable: handle.writable, node: handle.node })
+        })
+    }
+
+    /// A descriptor of this handle was closed; `cut` when the kernel did it for a process being killed.
+    ///
+    /// # Errors
+    /// [`FsError::BadHandle`].
+    pub fn flush(&self, fh: u64, _caller: &Caller, cut: bool) -> Result<(), FsError> {
+        self.look(|state| {
+            let handle = state.handles.open.get_mut(&fh).ok_or(FsError::BadHandle)?;
+            handle.closing = if cut { Closing::Cut } else { Closing::Closed };
+            Ok(())
+        })
+    }
+
+    /// The handle's last descriptor is gone. The last writer's release makes the file closed, or cut when its
+    /// last FLUSH came from a process being killed, or never came: what was not seen closed is not.
+    ///
+    /// # Errors
+    /// [`FsError::BadHandle`].
+    pub fn release(&self, fh: u64) -> Result<(), FsError> {
+        let now_ns = self.clock.now_ns();
+        let mut closed = None;
+        let released = self.change(|state| {
+            let handle = state.handles.open.remove(&fh).ok_or(FsError::BadHandle)?;
+            let node = state.tree.node_mut(handle.node)?;
+            if let Body::File(file) = &mut node.body {
+                file.opens -= 1;
+                if handle.writable {
+                    file.cut |= handle.closing != Closing::Closed;
+                }
+                if handle.writable && file.write_opens == 1 {
+                    // While the last writer still counts, the backing file's clock holds.
+                    if let Err(error) = freeze(node) {
+                        tracing::error!(node = handle.node, %error, "times of a closed file kept as they were");
+                    }
+                }
+            }
+            let file = state.file_mut(handle.node)?;
+            if handle.writable {
+                file.write_opens -= 1;
+                if file.write_opens == 0 {
+                    file.closed_ns = now_ns;
+                    file.times_set = false;
+                    file.changes += 1;
+                    if let Some(backing) = &file.backing {
+                        backing.end_growth();
+                        closed = Some(Arc::clone(backing));
+                    }
+                    state.mark(handle.node);
+                    state.tree.touched.node(handle.node);
+                }
+            }
+            state.woken = true;
+            state.release_unreachable(handle.node);
+            Ok(())
+        });
+        // The space made ready beyond the end is given back at once and not at the seal: a burst of small files must
+        // not fill Tier-1. A writer that came meanwhile keeps it, and the trim is refused.
+        if let Some(backing) = closed
+            && let Err(error) = backing.trim()
+            && error.kind() != std::io::ErrorKind::ResourceBusy
+        {
+            tracing::warn!(%error, "the surplus of a closed file was not given back");
+        }
+        released
+    }
+
+    /// The journal has what was done to this handle's file when this returns.
+    ///
+    /// # Errors
+    /// [`FsError::BadHandle`]; [`FsError::Io`] when the journal failed.
+    pub fn fsync(&self, fh: u64) -> Result<(), FsError> {
+        self.change(|state| {
+            let handle = state.handles.open.get(&fh).ok_or(FsError::BadHandle)?;
+            let (node, writable) = (handle.node, handle.writable);
+            if writable {
+                state.file_mut(node)?.durable = true;
+                state.tree.touched.node(node);
+                state.mark(node);
+            }
+            Ok(())
+        })
+    }
+
+    /// The journal has the directory's entries already: each was journaled before its call returned.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`], [`FsError::NotDirectory`].
+    pub fn fsyncdir(&self, node: NodeId) -> Result<(), FsError> {
+        self.look(|state| state.tree.node(node)?.directory().map(|_| ()))
+    }
+
+    /// fallocate(2) on a writable handle. Modes besides 0, KEEP_SIZE, PUNCH_HOLE and ZERO_RANGE are unsupported.
+    ///
+    /// # Errors
+    /// [`FsError::BadHandle`], [`FsError::Unsupported`], [`FsError::NoSpace`], [`FsError::Invalid`].
+    pub fn fallocate(
+        &self,
+        caller: &Caller,
+        fh: u64,
+        mode: u32,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<(), FsError> {
+        let flags = rustix::fs::FallocateFlags::from_bits_truncate(mode);
+        if mode & !SUPPORTED_MODES != 0 {
+            return Err(FsError::Unsupported);
+        }
+        let end = offset_bytes.checked_add(len_bytes).ok_or(FsError::TooBig)?;
+        if len_bytes == 0 || i64::try_from(end).is_err() {
+            return Err(FsError::Invalid);
+        }
+        let open = self.handle(fh).filter(|open| open.writable).ok_or(FsError::BadHandle)?;
+        self.change(|state| freeze_times(state, open.node))?;
+        if mode & PUNCH_HOLE != 0 {
+            open.backing.punch(offset_bytes, len_bytes)?;
+        } else {
+            open.backing.allocate(flags, offset_bytes, len_bytes)?;
+        }
+        self.change(|state| {
+            let node = state.tree.node_mut(open.node)?;
+            let size_bytes = open.backing.stat()?.size_bytes;
+            rebase(node, size_bytes)?;
+            node.mtime_ns = caller.now_ns;
+            node.ctime_ns = caller.now_ns;
+            Ok(())
+        })
+    }
+
+    /// Tier-1's budget, and how many more nodes the journal can hold.
+    pub fn statfs(&self) -> Statfs {
+        let usage = self.tier1.usage();
+        let (nodes, weight) = self.look(|state| (state.tree.nodes.len() as u64, state.tree.weight_bytes));
+        Statfs {
+            size_bytes: usage.size_bytes,
+            free_bytes: usage.size_bytes.saturating_sub(usage.used_bytes),
+            nodes,
+            nodes_free: self.weight_limit().saturating_sub(weight) / 400,
+        }
+    }
+
+    /// Bytes of snapshot that the journal admits: a quarter of a file is left for what comes after one.
+    pub(super) fn weight_limit(&self) -> u64 {
+        self.journal_bytes / 4 * 3
+    }
+}
+
+fn freeze_times(state: &mut State, node: NodeId) -> Result<(), FsError> {
+    freeze(state.tree.node_mut(node)?)
+}
+
+/// FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE and FALLOC_FL_ZERO_RANGE: what the kernel lets a FUSE file ask.
+const PUNCH_HOLE: u32 = 0x02;
+const SUPPORTED_MODES: u32 = 0x01 | PUNCH_HOLE | 0x10;

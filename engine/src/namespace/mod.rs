@@ -1,0 +1,439 @@
+//! The namespace: the tree below the mount, its files and handles; what every file system call means.
+//!
+//! Owns: names, attributes, handles, file states, overwrite rules, COLD opens, reclaim of host copies, writers'
+//! identities, extended attributes, the journal. Does not own: the kernel's protocol (the fuse crate), memory
+//! (`tier1`), when to seal, upload or fetch (the node loop, which drains [`Namespace::wait_dirty`] and looks at
+//! [`FileView`]s).
+//!
+//! One mutex guards everything and is held for map look-ups and an fstat at most. What takes longer (a backing
+//! file from the pool, a copy, ftruncate, /proc, the journal's write, dropping a backing file) happens outside,
+//! with the file marked busy where its bytes are about to change. See `engine/design/0004-namespace.md`.
+
+mod attr;
+mod cold;
+mod error;
+mod file;
+mod handle;
+mod journal;
+mod names;
+mod node;
+mod open;
+mod reclaim;
+mod record;
+mod replay;
+mod resize;
+mod seal;
+mod snapshot;
+mod tree;
+mod view;
+mod writer;
+mod xattr;
+
+pub use attr::{Attr, Kind, SetAttr, SetTime, Ttl};
+pub use cold::{AdoptEntry, AdoptKind, ColdFile};
+pub use error::FsError;
+pub use file::{FileState, ObjectCopy, ReclaimClass};
+pub use handle::{DirEntry, OpenFile, Statfs};
+pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+pub use open::OpenOutcome;
+pub use seal::{NotSealable, SealPin, SealTicket, Voided};
+pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};
+pub use view::FileView;
+pub use writer::{SessionKey, WriterId};
+pub use xattr::XattrSource;
+
+use crate::tier1::{Backing, Tier1};
+use file::File;
+use handle::HandleTable;
+use journal::Journal;
+use node::{Body, Node};
+use open::StaleCallers;
+use reclaim::Candidate;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
+use std::time::{Duration, Instant};
+use tidemark_protocol::id::{FileId, Incarnation};
+use tree::Tree;
+use writer::WriterCache;
+
+/// The kernel's number for a node. Never reused within an incarnation.
+pub type NodeId = u64;
+
+/// The root's node, by the FUSE protocol.
+pub const ROOT: NodeId = 1;
+
+/// NAME_MAX of Linux.
+pub const MAX_NAME_BYTES: usize = 255;
+/// PATH_MAX of Linux less its NUL: the longest symlink target.
+pub const MAX_TARGET_BYTES: usize = 4095;
+/// Names of one node. An overwrite moves them all under the lock; ext4 allows about as many.
+pub const MAX_LINKS: u32 = 65_000;
+
+/// The size predicted for a file, by its path relative to the mount.
+pub type Prediction = Box<dyn Fn(&[u8]) -> Option<u64> + Send + Sync>;
+
+/// Reads CLOCK_REALTIME in nanoseconds; tests count instead.
+#[derive(Clone)]
+pub struct Clock(pub Arc<dyn Fn() -> i64 + Send + Sync>);
+
+impl Clock {
+    /// The system's clock.
+    #[must_use]
+    pub fn system() -> Self {
+        Self(Arc::new(|| {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+            now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
+        }))
+    }
+
+    fn now_ns(&self) -> i64 {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// What a namespace is made with.
+#[derive(Debug, Clone)]
+pub struct NamespaceSettings {
+    pub incarnation: Incarnation,
+    /// Permission bits and owner of the root.
+    pub root_mode: u32,
+    pub root_uid: u32,
+    pub root_gid: u32,
+    /// Bytes of each of the journal's two files, preallocated; none: half of what Tier-1 sets aside. 32 MiB hold
+    /// about 70,000 files.
+    pub journal_bytes: Option<u64>,
+    /// Where processes are looked up; `/proc` but in tests.
+    pub proc_root: PathBuf,
+    pub clock: Clock,
+}
+
+impl NamespaceSettings {
+    /// The usual settings for an incarnation.
+    #[must_use]
+    pub fn new(incarnation: Incarnation) -> Self {
+        Self {
+            incarnation,
+            root_mode: 0o1777,
+            root_uid: 0,
+            root_gid: 0,
+            journal_bytes: None,
+            proc_root: PathBuf::from("/proc"),
+            clock: Clock::system(),
+        }
+    }
+}
+
+/// Why a namespace could not be made or rebuilt.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespaceError {
+    #[error("journal file {name}: {operation} failed; check the journal's mount and its {bytes} bytes")]
+    Journal { name: &'static str, operation: &'static str, bytes: u64, source: std::io::Error },
+    #[error(
+        "the journal has format version {found}, this build reads {known}; start the daemon that wrote it, or with an empty Tier-1"
+    )]
+    Version { found: u32, known: u32 },
+    #[error(
+        "the journal's {what} is not what we write ({found} where at most {most} is possible); its copies in Tier-3 are unharmed, start with an empty Tier-1"
+    )]
+    Corrupt { what: &'static str, found: u64, most: u64 },
+}
+
+impl NamespaceError {
+    /// What the caller should do.
+    #[must_use]
+    pub fn kind(&self) -> crate::error::ErrorKind {
+        match self {
+            Self::Journal { .. } => crate::error::ErrorKind::Unavailable,
+            Self::Version { .. } => crate::error::ErrorKind::Invalid,
+            Self::Corrupt { .. } => crate::error::ErrorKind::Corrupt,
+        }
+    }
+}
+
+/// Who calls, as the kernel tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    /// The calling thread's id; 0 when it is in a pid namespace that we do not see.
+    pub pid: u32,
+    /// CLOCK_REALTIME in nanoseconds, read when the request came.
+    pub now_ns: i64,
+}
+
+/// The tree below the mount. All calls take `&self`, from any thread.
+pub struct Namespace {
+    incarnation: Incarnation,
+    clock: Clock,
+    tier1: Arc<Tier1>,
+    state: Mutex<State>,
+    /// Wakes those who wait for a busy file or for a last release.
+    changed: Condvar,
+    /// Wakes the node loop.
+    dirtied: Condvar,
+    journal: Mutex<Journal>,
+    journal_bytes: u64,
+    writers: WriterCache,
+    prediction: RwLock<Option<Prediction>>,
+    xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
+}
+
+/// Everything under the lock.
+#[derive(Debug)]
+struct State {
+    tree: Tree,
+    handles: HandleTable,
+    /// Level-triggered: a node is in here until the node loop has been told to look at it.
+    dirty: BTreeSet<NodeId>,
+    /// Records not yet written to the journal.
+    pending: Vec<u8>,
+    /// Backing files to drop once the lock is free and the journal no longer names them.
+    trash: Vec<Arc<Backing>>,
+    stale: StaleCallers,
+    candidates: BTreeSet<Candidate>,
+    /// Files that carry another incarnation's identity; our own are found by number.
+    adopted: BTreeMap<FileId, NodeId>,
+    waiting: u32,
+    /// Something that a waiter may wait for has happened.
+    woken: bool,
+}
+
+impl fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Namespace").field("incarnation", &self.incarnation).finish_non_exhaustive()
+    }
+}
+
+impl Namespace {
+    /// An empty namespace with a fresh journal.
+    ///
+    /// # Errors
+    /// When the journal's files cannot be made or preallocated.
+    pub fn new(settings: NamespaceSettings, tier1: Arc<Tier1>) -> Result<Arc<Self>, NamespaceError> {
+        let root = Node::new(
+            ROOT,
+            settings.root_mode & MODE_BITS,
+            settings.root_uid,
+            settings.root_gid,
+            settings.clock.now_ns(),
+            Body::Directory(Box::default()),
+        );
+        let journal =
+            Journal::create(tier1.journal_dir(), journal_bytes(&settings, &tier1), settings.incarnation)?;
+        Ok(Self::assemble(settings, tier1, State::new(Tree::new(root)), journal))
+    }
+
+    /// The namespace that the journal tells of. `backing` finds the backing file of a number; a file whose
+    /// bytes are gone becomes COLD. Files that were open for writing are cut: nobody saw them closed.
+    ///
+    /// # Errors
+    /// When there is no journal, it is of another version, or it cannot be read. A torn tail is no error.
+    pub fn recover(
+        settings: NamespaceSettings,
+        tier1: Arc<Tier1>,
+        backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
+    ) -> Result<Arc<Self>, NamespaceError> {
+        let size_bytes = journal_bytes(&settings, &tier1);
+        let (journal, image) = Journal::open(tier1.journal_dir(), size_bytes, settings.incarnation)?;
+        let state = replay::rebuild(image, settings.incarnation, backing)?;
+        Ok(Self::assemble(settings, tier1, state, journal))
+    }
+
+    fn assemble(
+        settings: NamespaceSettings,
+        tier1: Arc<Tier1>,
+        mut state: State,
+        journal: Journal,
+    ) -> Arc<Self> {
+        state.note_touched();
+        let namespace = Arc::new(Self {
+            incarnation: settings.incarnation,
+            clock: settings.clock,
+            tier1,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            dirtied: Condvar::new(),
+            journal_bytes: journal.size_bytes(),
+            journal: Mutex::new(journal),
+            writers: WriterCache::new(settings.proc_root),
+            prediction: RwLock::new(None),
+            xattr_source: RwLock::new(None),
+        });
+        if namespace.commit().is_err() {
+            tracing::error!("the journal did not take the first records of the tree");
+        }
+        namespace
+    }
+
+    /// Sets what predicts a new file's size in bytes from its path.
+    pub fn set_prediction(&self, prediction: Prediction) {
+        *self.prediction.write().expect(UNPOISONED) = Some(prediction);
+    }
+
+    /// Waits until something changed or `timeout` has passed, and drains the set of changed nodes: files whose
+    /// state changed or that are gone ([`Namespace::view`] is then `None`), and directories renamed or removed.
+    /// A change made while the caller works is in the next answer; the set is bounded by the number of nodes
+    /// plus those removed since the last call.
+    pub fn wait_dirty(&self, timeout: Duration) -> Vec<NodeId> {
+        let state = self.lock();
+        let (mut state, _) = self
+            .dirtied
+            .wait_timeout_while(state, timeout, |state| state.dirty.is_empty())
+            .expect(UNPOISONED);
+        std::mem::take(&mut state.dirty).into_iter().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect(UNPOISONED)
+    }
+
+    /// Looks at the state; changes nothing that the journal holds.
+    fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        f(&mut self.lock())
+    }
+
+    /// Changes the state: `f` checks first and changes only when it will succeed. Afterwards, outside the lock,
+    /// what changed is journaled, and then what is no longer named is dropped.
+    fn change<R>(&self, f: impl FnOnce(&mut State) -> Result<R, FsError>) -> Result<R, FsError> {
+        let mut state = self.lock();
+        let result = f(&mut state);
+        state.note_touched();
+        let journals = !state.pending.is_empty();
+        let woken = std::mem::take(&mut state.woken) && state.waiting > 0;
+        let dirty = !state.dirty.is_empty();
+        let trash = std::mem::take(&mut state.trash);
+        drop(state);
+        if woken {
+            self.changed.notify_all();
+        }
+        if dirty {
+            self.dirtied.notify_all();
+        }
+        let journaled = if journals { self.commit() } else { Ok(()) };
+        drop(trash);
+        let value = result?;
+        journaled?;
+        Ok(value)
+    }
+
+    /// Waits, at most until `deadline`, for something to change. False when the time is up.
+    fn wait_change<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        deadline: Instant,
+    ) -> (MutexGuard<'a, State>, bool)
+    where
+        Self: 'a,
+    {
+        let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+            return (state, false);
+        };
+        state.waiting += 1;
+        // A safeguard of 50 ms, because a hold on a seal is dropped without the lock and wakes nobody.
+        let (mut state, _) =
+            self.changed.wait_timeout(state, left.min(Duration::from_millis(50))).expect(UNPOISONED);
+        state.waiting -= 1;
+        (state, true)
+    }
+
+    /// Waits, bounded, until nobody changes the bytes of `node`.
+    fn settle(&self, node: NodeId) -> Result<MutexGuard<'_, State>, FsError> {
+        let deadline = Instant::now() + BUSY_WAIT;
+        let mut state = self.lock();
+        loop {
+            match &state.tree.node(node)?.body {
+                Body::File(file) if file.busy => {}
+                _ => return Ok(state),
+            }
+            let (next, in_time) = self.wait_change(state, deadline);
+            state = next;
+            if !in_time {
+                return Err(FsError::Busy);
+            }
+        }
+    }
+}
+
+/// Permission bits a directory may carry; files lose suid and sgid besides, since a write cannot clear them
+/// (`file_remove_privs` would ask the daemon on every write).
+const MODE_BITS: u32 = 0o3777;
+const FILE_MODE_BITS: u32 = 0o1777;
+
+/// How long a call waits for another that changes the same file's bytes: a copy of 100 GB takes about 20 s.
+const BUSY_WAIT: Duration = Duration::from_secs(60);
+
+/// Pages that the journal's mount keeps for itself (its root directory and two inodes).
+const JOURNAL_MOUNT_BYTES: u64 = 64 << 10;
+
+fn journal_bytes(settings: &NamespaceSettings, tier1: &Tier1) -> u64 {
+    let share = tier1.usage().journal_bytes.saturating_sub(JOURNAL_MOUNT_BYTES);
+    settings.journal_bytes.unwrap_or(share / 2)
+}
+
+const UNPOISONED: &str = "a thread panicked while it held the namespace: its beliefs are broken";
+
+impl State {
+    fn new(tree: Tree) -> Self {
+        Self {
+            tree,
+            handles: HandleTable::default(),
+            dirty: BTreeSet::new(),
+            pending: Vec::new(),
+            trash: Vec::new(),
+            stale: StaleCallers::default(),
+            candidates: BTreeSet::new(),
+            adopted: BTreeMap::new(),
+            waiting: 0,
+            woken: false,
+        }
+    }
+
+    fn mark(&mut self, node: NodeId) {
+        self.dirty.insert(node);
+    }
+
+    /// The node that carries a file's identity.
+    fn node_of(&self, id: FileId, own: Incarnation) -> Option<NodeId> {
+        let node = if id.incarnation == own { id.counter.0 } else { *self.adopted.get(&id)? };
+        let file = self.tree.nodes.get(&node)?.file().ok()?;
+        (file.id == id).then_some(node)
+    }
+
+    /// Frees what nobody can reach any more: bytes go with the last name and the last handle, the node itself
+    /// when the kernel has forgotten it too.
+    fn release_unreachable(&mut self, id: NodeId) {
+        let Ok(node) = self.tree.node_mut(id) else { return };
+        if id == ROOT || node.link_count() > 0 {
+            return;
+        }
+        if let Body::File(file) = &mut node.body {
+            if file.opens > 0 || file.busy {
+                return;
+            }
+            self.trash.extend(file.backing.take());
+            file.seal = None;
+            let key = Candidate::of(id, file);
+            self.candidates.remove(&key);
+            self.dirty.insert(id);
+        }
+        if node.lookups == 0
+            && let Some(node) = self.tree.free(id)
+            && let Body::File(file) = node.body
+            && self.adopted.get(&file.id) == Some(&id)
+        {
+            self.adopted.remove(&file.id);
+        }
+    }
+
+    fn file_mut(&mut self, id: NodeId) -> Result<&mut File, FsError> {
+        self.tree.node_mut(id)?.file_mut()
+    }
+}

@@ -1,0 +1,261 @@
+//! The calls that make, move and list names.
+//!
+//! Owns: lookup and forget, mkdir, symlink, link, unlink, rmdir, rename, readlink, readdir.
+//! Does not own: the structure they work on (`tree`), creating files (`open`).
+
+use super::attr::{Attr, Kind, attr};
+use super::handle::DirEntry;
+use super::node::{Body, Node};
+use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State};
+use tidemark_protocol::id::Generation;
+
+/// rename(2): fail where the new name exists.
+pub const RENAME_NOREPLACE: u32 = 1;
+/// rename(2): swap the two.
+pub const RENAME_EXCHANGE: u32 = 2;
+
+/// Entries in one answer of readdir: more than fill the kernel's buffer, few enough to copy under the lock.
+const READDIR_ENTRIES: usize = 1024;
+/// The sgid bit: what is made in such a directory takes its group, directories the bit too.
+const SGID: u32 = 0o2000;
+
+impl Namespace {
+    /// Finds a name and counts that the kernel knows its node.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NameTooLong`], [`FsError::Stale`].
+    pub fn lookup(&self, parent: NodeId, name: &[u8]) -> Result<Attr, FsError> {
+        self.look(|state| {
+            let id = state.tree.child(parent, name)?;
+            let node = state.tree.node_mut(id)?;
+            let attr = attr(id, node)?;
+            node.lookups += 1;
+            Ok(attr)
+        })
+    }
+
+    /// The kernel drops `count` of its look-ups of a node.
+    pub fn forget(&self, node: NodeId, count: u64) {
+        let forgotten = self.change(|state| {
+            if let Ok(known) = state.tree.node_mut(node) {
+                known.lookups = known.lookups.saturating_sub(count);
+                state.release_unreachable(node);
+            }
+            Ok(())
+        });
+        if let Err(error) = forgotten {
+            tracing::warn!(node, %error, "a forgotten node is still in the journal");
+        }
+    }
+
+    /// # Errors
+    /// [`FsError::Stale`] for an unknown node, [`FsError::Io`].
+    pub fn getattr(&self, node: NodeId) -> Result<Attr, FsError> {
+        self.look(|state| attr(node, state.tree.node(node)?))
+    }
+
+    /// Makes a directory; counts the look-up.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NoSpace`] when the journal is full.
+    pub fn mkdir(&self, caller: &Caller, parent: NodeId, name: &[u8], mode: u32) -> Result<Attr, FsError> {
+        let body = Body::Directory(Box::default());
+        self.make(caller, parent, name, mode & MODE_BITS, body)
+    }
+
+    /// Makes a symlink; counts the look-up. The target is kept as it is.
+    ///
+    /// # Errors
+    /// As [`Namespace::mkdir`]; [`FsError::NameTooLong`] for a target over 4095 bytes, [`FsError::NotFound`] for an empty one.
+    pub fn symlink(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<Attr, FsError> {
+        if target.is_empty() {
+            return Err(FsError::NotFound);
+        }
+        if target.len() > MAX_TARGET_BYTES {
+            return Err(FsError::NameTooLong);
+        }
+        self.make(caller, parent, name, 0o777, Body::Symlink(target.into()))
+    }
+
+    fn make(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+        body: Body,
+    ) -> Result<Attr, FsError> {
+        let limit = self.weight_limit();
+        self.change(|state| {
+            state.tree.check_free(parent, name)?;
+            if state.tree.weight_bytes >= limit {
+                return Err(FsError::NoSpace);
+            }
+            let (gid, sgid) = state.inherited(parent, caller)?;
+            let mode = if matches!(body, Body::Directory(_)) { mode | sgid } else { mode };
+            let id = state.tree.number();
+            let mut node = Node::new(id, mode, caller.uid, gid, caller.now_ns, body);
+            node.lookups = 1;
+            state.tree.insert(id, node);
+            state.tree.attach(parent, name, id, caller.now_ns);
+            attr(id, state.tree.node(id)?)
+        })
+    }
+
+    /// Gives a file or symlink another name; counts the look-up.
+    ///
+    /// # Errors
+    /// [`FsError::NotPermitted`] for a directory, [`FsError::Exists`], [`FsError::NotFound`] for a node without names.
+    pub fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Result<Attr, FsError> {
+        let limit = self.weight_limit();
+        self.change(|state| {
+            if state.tree.weight_bytes >= limit {
+                return Err(FsError::NoSpace);
+            }
+            state.tree.link(node, parent, name, caller.now_ns)?;
+            state.renamed(node, caller.now_ns);
+            let linked = state.tree.node_mut(node)?;
+            linked.lookups += 1;
+            attr(node, linked)
+        })
+    }
+
+    /// Takes a file's or symlink's name away. Its bytes stay until the last handle is released.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::IsDirectory`].
+    pub fn unlink(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
+        self.change(|state| {
+            let node = state.tree.unlink(parent, name, caller.now_ns)?;
+            state.mark(node);
+            state.release_unreachable(node);
+            Ok(())
+        })
+    }
+
+    /// Takes an empty directory away.
+    ///
+    /// # Errors
+    /// [`FsError::NotEmpty`], [`FsError::NotFound`], [`FsError::NotDirectory`].
+    pub fn rmdir(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
+        self.change(|state| {
+            let node = state.tree.rmdir(parent, name, caller.now_ns)?;
+            state.mark(node);
+            state.release_unreachable(node);
+            Ok(())
+        })
+    }
+
+    /// Moves a name, over what has the new one; a directory in constant time, whatever it holds.
+    ///
+    /// # Errors
+    /// As rename(2): [`FsError::Invalid`] for a loop or unknown flags, [`FsError::NotEmpty`], [`FsError::Exists`], ….
+    pub fn rename(
+        &self,
+        caller: &Caller,
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
+        flags: u32,
+    ) -> Result<(), FsError> {
+        self.change(|state| match flags {
+            0 | RENAME_NOREPLACE => {
+                let no_replace = flags == RENAME_NOREPLACE;
+                let (moved, replaced) = state.tree.rename(from, to, no_replace, caller.now_ns)?;
+                state.renamed(moved, caller.now_ns);
+                if let Some(replaced) = replaced {
+                    state.mark(replaced);
+                    state.release_unreachable(replaced);
+                }
+                Ok(())
+            }
+            RENAME_EXCHANGE => {
+                let (one, other) = state.tree.exchange(from, to, caller.now_ns)?;
+                state.renamed(one, caller.now_ns);
+                state.renamed(other, caller.now_ns);
+                Ok(())
+            }
+            _ => Err(FsError::Invalid),
+        })
+    }
+
+    /// # Errors
+    /// [`FsError::Invalid`] for what is no symlink.
+    pub fn readlink(&self, node: NodeId) -> Result<Vec<u8>, FsError> {
+        self.look(|state| match &state.tree.node(node)?.body {
+            Body::Symlink(target) => Ok(target.to_vec()),
+            Body::File(_) | Body::Directory(_) => Err(FsError::Invalid),
+        })
+    }
+
+    /// # Errors
+    /// [`FsError::NotDirectory`], [`FsError::Stale`].
+    pub fn opendir(&self, node: NodeId) -> Result<(), FsError> {
+        self.fsyncdir(node)
+    }
+
+    /// Entries after `cookie` (0: from the start), at most 1,024; none is the end. `.` and `..` are the
+    /// adapter's, which may use the cookies 1 and 2 for them. An entry that stays is listed exactly once.
+    ///
+    /// # Errors
+    /// [`FsError::NotDirectory`], [`FsError::Stale`].
+    pub fn readdir(&self, node: NodeId, cookie: u64) -> Result<Vec<DirEntry>, FsError> {
+        self.look(|state| {
+            let directory = state.tree.node(node)?.directory()?;
+            let after = (std::ops::Bound::Excluded(cookie), std::ops::Bound::Unbounded);
+            let entries = directory.by_cookie.range(after).take(READDIR_ENTRIES);
+            entries
+                .map(|(cookie, entry)| {
+                    let target = state.tree.node(entry.node)?;
+                    let kind = match target.body {
+                        Body::File(_) => Kind::File,
+                        Body::Directory(_) => Kind::Directory,
+                        Body::Symlink(_) => Kind::Symlink,
+                    };
+                    let name = entry.name.to_vec();
+                    Ok(DirEntry { name, node: entry.node, ino: target.ino, kind, cookie: *cookie })
+                })
+                .collect()
+        })
+    }
+
+    /// A listing holds nothing but its cookie, so there is nothing to give back.
+    pub fn releasedir(&self, _node: NodeId) {}
+
+    /// The directory above a node; the root's is the root.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`].
+    pub fn parent(&self, node: NodeId) -> Result<NodeId, FsError> {
+        self.look(|state| {
+            state.tree.node(node)?;
+            Ok(state.tree.parent(node).unwrap_or(super::ROOT))
+        })
+    }
+}
+
+impl State {
+    /// Group and sgid bit of what is made in `parent`.
+    pub(super) fn inherited(&self, parent: NodeId, caller: &Caller) -> Result<(u32, u32), FsError> {
+        let parent = self.tree.node(parent)?;
+        let sgid = parent.mode & SGID;
+        Ok((if sgid == 0 { caller.gid } else { parent.gid }, sgid))
+    }
+
+    /// A node has a new name: it is the newest that this path names, and a file's bytes are meant to be whole.
+    pub(super) fn renamed(&mut self, node: NodeId, now_ns: i64) {
+        let generation = Generation(self.tree.number());
+        if let Ok(file) = self.file_mut(node) {
+            file.generation = generation;
+            file.durable = true;
+            file.named_ns = now_ns;
+        }
+        self.tree.touched.node(node);
+        self.mark(node);
+    }
+}

@@ -1,0 +1,165 @@
+//! One node: its attributes, its names, and what it is.
+//!
+//! Owns: [`Node`] and [`Directory`]. Does not own: a file's life (`file`), how nodes hang together (`tree`).
+
+use super::file::File;
+use super::xattr::Xattrs;
+use super::{FsError, NodeId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A name's bytes, held once by the directory and lent to its index.
+pub(super) type Name = Arc<[u8]>;
+
+/// Cookies below this stand for the start of a directory, `.` and `..`, which the adapter makes up.
+pub(super) const FIRST_COOKIE: u64 = 3;
+
+/// Where a node is named: the entry `cookie` of the directory `parent`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) parent: NodeId,
+    pub(super) cookie: u64,
+}
+
+/// A node. Boxed in the tree, so that the tree's own growth moves pointers only.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) ino: u64,
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// Shares its inode number with the node it replaced.
+    pub(super) overwritten: bool,
+    pub(super) atime_ns: i64,
+    pub(super) mtime_ns: i64,
+    pub(super) ctime_ns: i64,
+    /// How often the kernel was told of this node and has not forgotten it.
+    pub(super) lookups: u64,
+    link: Option<Link>,
+    /// Hard links beyond the first; nearly always empty.
+    more_links: Vec<Link>,
+    pub(super) xattrs: Option<Box<Xattrs>>,
+    pub(super) body: Body,
+}
+
+/// What a node is.
+#[derive(Debug)]
+pub(super) enum Body {
+    File(Box<File>),
+    Directory(Box<Directory>),
+    Symlink(Box<[u8]>),
+}
+
+/// One entry of a directory.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) name: Name,
+    pub(super) node: NodeId,
+}
+
+/// The entries of a directory, by name and by cookie. A cookie is given once, so that a listing in progress
+/// sees each surviving entry exactly once however many are created or removed beside it.
+#[derive(Debug)]
+pub(super) struct Directory {
+    pub(super) by_name: BTreeMap<Name, u64>,
+    pub(super) by_cookie: BTreeMap<u64, Entry>,
+    pub(super) next_cookie: u64,
+    pub(super) subdirectories: u32,
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Self {
+            by_name: BTreeMap::new(),
+            by_cookie: BTreeMap::new(),
+            next_cookie: FIRST_COOKIE,
+            subdirectories: 0,
+        }
+    }
+}
+
+impl Node {
+    /// A node without a name; all three times are `now_ns`.
+    pub(super) fn new(ino: u64, mode: u32, uid: u32, gid: u32, now_ns: i64, body: Body) -> Self {
+        Self {
+            ino,
+            mode,
+            uid,
+            gid,
+            overwritten: false,
+            atime_ns: now_ns,
+            mtime_ns: now_ns,
+            ctime_ns: now_ns,
+            lookups: 0,
+            link: None,
+            more_links: Vec::new(),
+            xattrs: None,
+            body,
+        }
+    }
+
+    pub(super) fn links(&self) -> impl Iterator<Item = Link> + '_ {
+        self.link.iter().chain(&self.more_links).copied()
+    }
+
+    pub(super) fn first_link(&self) -> Option<Link> {
+        self.link
+    }
+
+    pub(super) fn link_count(&self) -> u32 {
+        let count = usize::from(self.link.is_some()) + self.more_links.len();
+        u32::try_from(count).expect("links are bounded by MAX_LINKS")
+    }
+
+    pub(super) fn add_link(&mut self, link: Link) {
+        if self.link.is_none() {
+            self.link = Some(link);
+        } else {
+            self.more_links.push(link);
+        }
+    }
+
+    pub(super) fn remove_link(&mut self, link: Link) {
+        if self.link == Some(link) {
+            self.link = self.more_links.pop();
+            return;
+        }
+        let at = self.more_links.iter().position(|other| *other == link);
+        self.more_links.swap_remove(at.expect("an entry and the link of its node come and go together"));
+    }
+
+    pub(super) fn is_directory(&self) -> bool {
+        matches!(self.body, Body::Directory(_))
+    }
+
+    pub(super) fn directory(&self) -> Result<&Directory, FsError> {
+        match &self.body {
+            Body::Directory(directory) => Ok(directory),
+            Body::File(_) | Body::Symlink(_) => Err(FsError::NotDirectory),
+        }
+    }
+
+    pub(super) fn directory_mut(&mut self) -> Result<&mut Directory, FsError> {
+        match &mut self.body {
+            Body::Directory(directory) => Ok(directory),
+            Body::File(_) | Body::Symlink(_) => Err(FsError::NotDirectory),
+        }
+    }
+
+    /// The file a node is; directories and symlinks are refused as open(2) refuses them.
+    pub(super) fn file(&self) -> Result<&File, FsError> {
+        match &self.body {
+            Body::File(file) => Ok(file),
+            Body::Directory(_) => Err(FsError::IsDirectory),
+            Body::Symlink(_) => Err(FsError::Invalid),
+        }
+    }
+
+    pub(super) fn file_mut(&mut self) -> Result<&mut File, FsError> {
+        match &mut self.body {
+            Body::File(file) => Ok(file),
+            Body::Directory(_) => Err(FsError::IsDirectory),
+            Body::Symlink(_) => Err(FsError::Invalid),
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! Opening: creating files, and what O_TRUNC, appending and updating mean for bytes that are frozen.
+//!
+//! Owns: create, open, the choice between changing bytes in place, a new backing file and a new node, and the
+//! rule that a caller meets ESTALE once at most. Does not own: truncation by size (`resize`), fetching (`cold`).
+//!
+//! A FUSE inode has one backing file while any handle is open. So where old handles must keep the old bytes, the
+//! names are given to a new node with the same inode number, and the open is answered ESTALE: the kernel looks
+//! the name up again and opens the new node.
+
+use super::attr::{Attr, attr, freeze, observe, rebase};
+use super::cold::ColdFile;
+use super::file::File;
+use super::handle::OpenFile;
+use super::node::{Body, Node};
+use super::reclaim::Candidate;
+use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State};
+use crate::tier1::Backing;
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tidemark_protocol::id::{FileCounter, FileId, Generation, SealNumber};
+
+/// What an open came to.
+#[derive(Debug)]
+pub enum OpenOutcome {
+    Ready(OpenFile),
+    /// The bytes are elsewhere: fetch them, then call [`Namespace::finish_cold_open`].
+    Cold(ColdFile),
+}
+
+/// O_ACCMODE, O_TRUNC and O_EXCL of Linux.
+const ACCESS_MODE: i32 = 0o3;
+const TRUNCATE: i32 = 0o1000;
+const EXCLUSIVE: i32 = 0o200;
+
+/// How long a caller that just had ESTALE waits for the last old handle.
+const STALE_WAIT: Duration = Duration::from_secs(10);
+/// How long an ESTALE is remembered: the kernel's second try comes within milliseconds.
+const STALE_MEMORY: Duration = Duration::from_secs(5);
+/// Callers remembered; beyond, the oldest is forgotten, and could meet a second ESTALE.
+const STALE_CALLERS: usize = 1024;
+/// Bytes copied at a time when a frozen file is opened for update.
+const COPY_BYTES: usize = 4 << 20;
+/// Room made for a file of unknown size: what a backing file begins with.
+const UNKNOWN_SIZE_ROOM_BYTES: u64 = 2 << 20;
+
+/// Who was answered ESTALE lately: (thread, inode).
+#[derive(Debug, Default)]
+pub(super) struct StaleCallers(VecDeque<(u32, u64, Instant)>);
+
+impl StaleCallers {
+    fn had(&self, pid: u32, ino: u64) -> bool {
+        self.0.iter().any(|(p, i, at)| *p == pid && *i == ino && at.elapsed() < STALE_MEMORY)
+    }
+
+    fn note(&mut self, pid: u32, ino: u64) {
+        while self.0.len() >= STALE_CALLERS
+            || self.0.front().is_some_and(|(_, _, at)| at.elapsed() >= STALE_MEMORY)
+        {
+            self.0.pop_front();
+        }
+        self.0.push_back((pid, ino, Instant::now()));
+    }
+
+    fn settle(&mut self, pid: u32, ino: u64) {
+        self.0.retain(|(p, i, _)| *p != pid || *i != ino);
+    }
+}
+
+/// How bytes are made ready to be changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// In this backing file.
+    InPlace,
+    /// In a new backing file of the same node, with the first `keep_bytes` of the old one.
+    NewBacking { keep_bytes: u64 },
+    /// In a new node that takes the names.
+    NewNode { keep_bytes: u64 },
+}
+
+impl File {
+    /// How a change that keeps `keep_bytes` must be made. `truncates`: bytes that mappings may show go away.
+    pub(super) fn change(&self, keep_bytes: u64, truncates: bool) -> Change {
+        let frozen = self.is_held() || (self.seal.is_some() && truncates && keep_bytes == 0);
+        match (frozen, self.opens) {
+            _ if self.backing.is_none() => Change::NewBacking { keep_bytes: 0 },
+            (false, _) => Change::InPlace,
+            (true, 0) => Change::NewBacking { keep_bytes },
+            (true, _) => Change::NewNode { keep_bytes },
+        }
+    }
+}
+
+impl Namespace {
+    /// Creates and opens a file; counts the look-up. Where the name exists: refused with O_EXCL, opened without.
+    /// Costs the pool's hand-out of a backing file and one journal record.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::NoSpace`], [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NameTooLong`];
+    /// [`FsError::Stale`] for an existing name whose bytes are elsewhere: the kernel then opens it.
+    pub fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+        flags: i32,
+    ) -> Result<(Attr, OpenFile), FsError> {
+        let path = {
+            let state = self.lock();
+            match state.tree.check_free(parent, name) {
+                Ok(()) => {}
+                Err(FsError::Exists) if flags & EXCLUSIVE == 0 => {
+                    drop(state);
+                    return self.open_existing(caller, parent, name, flags);
+                }
+                Err(error) => return Err(error),
+            }
+            if state.tree.weight_bytes >= self.weight_limit() {
+                return Err(FsError::NoSpace);
+            }
+            let mut path = match state.tree.nodes.get(&parent).and_then(|node| node.first_link()) {
+                Some(link) => state.tree.path(link).unwrap_or_default(),
+                None => Vec::new(),
+            };
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(name);
+            path
+        };
+        let predicted =
+            self.prediction.read().expect(super::UNPOISONED).as_ref().and_then(|predict| predict(&path));
+        let backing = self.new_backing(predicted)?;
+        let writable = flags & ACCESS_MODE != 0;
+        let writer = if writable { self.writers.identify(caller.pid) } else { None };
+        let mut backing = Some(backing);
+        let made = self.change(|state| {
+            state.tree.check_free(parent, name)?;
+            let (gid, _) = state.inherited(parent, caller)?;
+            let id = state.tree.number();
+            let mut file = File::new(self.file_id(id), Generation(id), backing.take(), caller.now_ns);
+            file.add_writer(writer.as_ref());
+            let mut node = Node::new(
+                id,
+                mode & FILE_MODE_BITS,
+                caller.uid,
+                gid,
+                caller.now_ns,
+                Body::File(Box::new(file)),
+            );
+            node.lookups = 1;
+            state.tree.insert(id, node);
+            state.tree.touched.writers.push(id);
+            let open = state.open_handle(id, writable, caller.now_ns);
+            let open = open.inspect_err(|_| {
+                state.tree.free(id);
+            })?;
+            state.tree.attach(parent, name, id, caller.now_ns);
+            state.mark(id);
+            Ok((attr(id, state.tree.node(id)?)?, open))
+        });
+        match made {
+            Err(FsError::Exists) if flags & EXCLUSIVE == 0 => self.open_existing(caller, parent, name, flags),
+            made => made,
+        }
+    }
+
+    fn open_existing(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        flags: i32,
+    ) -> Result<(Attr, OpenFile), FsError> {
+        let found = self.lookup(parent, name)?;
+        let opened = self.open(caller, found.node, flags).and_then(|outcome| match outcome {
+            OpenOutcome::Ready(open) => Ok(open),
+            OpenOutcome::Cold(_) => Err(FsError::Stale),
+        });
+        match opened {
+            Ok(open) => Ok((self.getattr(found.node)?, open)),
+            Err(error) => {
+                self.forget(found.node, 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens a file. O_TRUNC of unsealed bytes happens in place; of sealed ones in a new backing file, or, with
+    /// handles open, in a new node. Opening for append or update withdraws the seal; while the seal's bytes are
+    /// being hashed or uploaded they are copied first, and the copy's cost is in this call.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] once where a new node took the names; [`FsError::IsDirectory`], [`FsError::NoSpace`];
+    /// [`FsError::Busy`] when another call changes these bytes for longer than a minute.
+    pub fn open(&self, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenOutcome, FsError> {
+        let writable = flags & ACCESS_MODE != 0;
+        let truncates = flags & TRUNCATE != 0;
+        if !writable && !truncates {
+            return self.open_for_reading(caller, node);
+        }
+        let writer = self.writers.identify(caller.pid);
+        let started = Instant::now();
+        let (size_bytes, change) = loop {
+            let mut state = self.settle(node)?;
+            let target = state.tree.node(node)?;
+            let file = target.file()?;
+            if target.link_count() == 0 && file.backing.is_none() {
+                return Err(FsError::Stale);
+            }
+            if file.backing.is_none() && !truncates && file.size_bytes > 0 {
+                return Ok(OpenOutcome::Cold(ColdFile::of(node, file)));
+            }
+            let size_bytes = observe(target, file)?.size_bytes;
+            let change = file.change(if truncates { 0 } else { size_bytes }, truncates);
+            let ino = target.ino;
+            if matches!(change, Change::NewNode { .. }) && state.stale.had(caller.pid, ino) {
+                // A second ESTALE would reach the application, so this caller waits for the old handles.
+                let (state, in_time) = self.wait_change(state, started + STALE_WAIT);
+                drop(state);
+                if !in_time {
+                    return Err(FsError::Busy);
+                }
+                continue;
+            }
+            state.file_mut(node)?.busy = true;
+            break (size_bytes, change);
+        };
+        let prepared = self.prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes);
+        let outcome = self.change(|state| {
+            let applied =
+                state.apply_change(self, node, change, prepared, truncates.then_some(0), caller.now_ns)?;
+            if applied != node {
+                let ino = state.tree.node(node)?.ino;
+                state.stale.note(caller.pid, ino);
+                return Ok(None);
+            }
+            let ino = state.tree.node(node)?.ino;
+            state.stale.settle(caller.pid, ino);
+            if writable {
+                let file = state.file_mut(node)?;
+                if truncates {
+                    file.writers.clear();
+                    file.cut = false;
+                }
+                if file.add_writer(writer.as_ref()) || truncates {
+                    state.tree.touched.writers.push(node);
+                }
+            }
+            state.open_handle(node, writable, caller.now_ns).map(Some)
+        })?;
+        outcome.map(OpenOutcome::Ready).ok_or(FsError::Stale)
+    }
+
+    fn open_for_reading(&self, caller: &Caller, node: NodeId) -> Result<OpenOutcome, FsError> {
+        {
+            let mut state = self.settle(node)?;
+            let target = state.tree.node(node)?;
+            let file = target.file()?;
+            let (named, here, empty) =
+                (target.link_count() > 0, file.backing.is_some(), file.size_bytes == 0);
+            if here {
+                return state.open_handle(node, false, caller.now_ns).map(OpenOutcome::Ready);
+            }
+            if !named {
+                return Err(FsError::Stale);
+            }
+            if !empty {
+                return Ok(OpenOutcome::Cold(ColdFile::of(node, file)));
+            }
+        }
+        // Nothing to fetch: an empty file gets an empty backing file.
+        let backing = self.new_backing(Some(0))?;
+        let mut state = self.settle(node)?;
+        let file = state.file_mut(node)?;
+        if file.backing.is_none() {
+            file.backing = Some(backing);
+        }
+        state.tree.touched.node(node);
+        state.open_handle(node, false, caller.now_ns).map(OpenOutcome::Ready)
+    }
+
+    /// The identity that a file of this incarnation has at `node`.
+    pub(super) fn file_id(&self, node: NodeId) -> FileId {
+        FileId { incarnation: self.incarnation, counter: FileCounter(node) }
+    }
+
+    /// A backing file from the pool; makes room once when there is none.
+    pub(super) fn new_backing(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, FsError> {
+        match self.tier1.create(predicted_bytes).map_err(FsError::from) {
+            Err(FsError::NoSpace) => {
+                self.make_room(
+                    predicted_bytes.unwrap_or(UNKNOWN_SIZE_ROOM_BYTES).max(UNKNOWN_SIZE_ROOM_BYTES),
+                );
+                Ok(self.tier1.create(predicted_bytes)?)
+            }
+            created => created,
+        }
+    }
+
+    /// Does, outside the lock, what a change needs: the busy mark keeps everyone else off these bytes.
+    pub(super) fn prepare(
+        &self,
+        node: NodeId,
+        change: Change,
+        new_size_bytes: u64,
+        old_size_bytes: u64,
+    ) -> Result<Option<Arc<Backing>>, FsError> {
+        let old = self.look(|state| state.tree.node(node)?.file().map(|file| file.backing.clone()))?;
+        match change {
+            Change::InPlace => {
+                if new_size_bytes != old_size_bytes {
+                    let old = old.ok_or(FsError::Stale)?;
+                    self.look(|state| freeze(state.tree.node_mut(node)?))?;
+                    self.grow(&old, old_size_bytes, new_size_bytes)?;
+                }
+                Ok(None)
+            }
+            Change::NewBacking { keep_bytes } | Change::NewNode { keep_bytes } => {
+                let fresh = self.new_backing(Some(new_size_bytes))?;
+                if let (Some(old), true) = (old, keep_bytes > 0) {
+                    copy(&old, &fresh, keep_bytes)?;
+                }
+                if new_size_bytes != keep_bytes {
+                    self.grow(&fresh, keep_bytes, new_size_bytes)?;
+                }
+                Ok(Some(fresh))
+            }
+        }
+    }
+
+    /// Sets a length. Tier-1 admits what it grows by; where it cannot, room is made once.
+    fn grow(&self, backing: &Arc<Backing>, old_bytes: u64, new_bytes: u64) -> Result<(), FsError> {
+        match backing.set_len(new_bytes).map_err(FsError::from) {
+            Err(FsError::NoSpace) if new_bytes > old_bytes => {
+                self.make_room(new_bytes - old_bytes);
+                Ok(backing.set_len(new_bytes)?)
+            }
+            set => set,
+        }
+    }
+}
+
+impl State {
+    /// Ends what `prepare` began: takes the busy mark away, and on success makes the new bytes the node's (or a
+    /// new node's, which is returned). `new_size_bytes` is set where the caller truncates.
+    pub(super) fn apply_change(
+        &mut self,
+        namespace: &Namespace,
+        node: NodeId,
+        change: Change,
+        prepared: Result<Option<Arc<Backing>>, FsError>,
+        new_size_bytes: Option<u64>,
+        now_ns: i64,
+    ) -> Result<NodeId, FsError> {
+        self.woken = true;
+        let own = namespace.file_id(node);
+        let file = self.file_mut(node)?;
+        file.busy = false;
+        let fresh = match prepared {
+            Ok(fresh) => fresh,
+            Err(error) => {
+                self.release_unreachable(node);
+                return Err(error);
+            }
+        };
+        if let (Change::NewNode { .. }, Some(fresh)) = (change, &fresh) {
+            return self.supersede(namespace, node, Arc::clone(fresh), now_ns);
+        }
+        let file = self.file_mut(node)?;
+        let key = Candidate::of(node, file);
+        let old_id = file.id;
+        file.unseal(own);
+        let replaced = fresh.is_some();
+        if let Some(fresh) = fresh {
+            let old = file.backing.replace(fresh);
+            file.hold = Weak::new(); // Whoever holds the old bytes has them; the new ones are nobody's yet.
+            self.trash.extend(old);
+        }
+        self.candidates.remove(&key);
+        if old_id != own {
+            self.adopted.remove(&old_id);
+        }
+        let target = self.tree.node_mut(node)?;
+        let size_bytes = target.file()?.backing.as_ref().ok_or(FsError::Stale)?.stat()?.size_bytes;
+        if new_size_bytes.is_some() {
+            target.mtime_ns = now_ns;
+            target.ctime_ns = now_ns;
+        }
+        if replaced || new_size_bytes.is_some() {
+            // Otherwise another writer's changes may be in the backing file's clock, and stay news.
+            rebase(target, size_bytes)?;
+        }
+        self.tree.touched.node(node);
+        self.mark(node);
+        Ok(node)
+    }
+
+    /// Gives the names of `old` to a new node with the same inode number and `fresh` for its bytes.
+    fn supersede(
+        &mut self,
+        namespace: &Namespace,
+        old: NodeId,
+        fresh: Arc<Backing>,
+        now_ns: i64,
+    ) -> Result<NodeId, FsError> {
+        let id = self.tree.number();
+        let size_bytes = fresh.stat()?.size_bytes;
+        let replaced = self.tree.node_mut(old)?;
+        replaced.overwritten = true;
+        let mut file = File::new(namespace.file_id(id), Generation(id), Some(fresh), now_ns);
+        file.size_bytes = size_bytes;
+        file.last_seal = SealNumber(0);
+        let mut node = Node::new(
+            replaced.ino,
+            replaced.mode,
+            replaced.uid,
+            replaced.gid,
+            now_ns,
+            Body::File(Box::new(file)),
+        );
+        node.atime_ns = replaced.atime_ns;
+        node.overwritten = true;
+        node.xattrs = replaced.xattrs.clone();
+        if let Some(xattrs) = &node.xattrs {
+            self.tree.touched.xattrs.extend(xattrs.names().map(|name| (id, name)));
+        }
+        rebase(&mut node, size_bytes)?;
+        self.tree.insert(id, node);
+        self.tree.move_names(old, id);
+        self.mark(old);
+        self.mark(id);
+        self.release_unreachable(old);
+        Ok(id)
+    }
+}
+
+fn copy(from: &Backing, to: &Backing, len_bytes: u64) -> Result<(), FsError> {
+    let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(len_bytes).unwrap_or(COPY_BYTES))];
+    let mut offset = 0;
+    while offset < len_bytes {
+        let want = usize::try_from(len_bytes - offset).map_or(buffer.len(), |left| left.min(buffer.len()));
+        let read = from.read_at(&mut buffer[..want], offset)?;
+        if read == 0 {
+            break; // Someone shortened it after its size was read; what is beyond reads as zeros.
+        }
+        let mut written = 0;
+        while written < read {
+            let wrote = to.write_at(&buffer[written..read], offset + written as u64)?;
+            if wrote == 0 {
+                return Err(FsError::NoSpace);
+            }
+            written += wrote;
+        }
+        offset += read as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Reclaim: giving host copies' memory back where Tier-3 has the bytes.
+//!
+//! Owns: which file goes first, noting object copies. Does not own: when (the node loop), what is committed.
+
+use super::file::{File, ObjectCopy, ReclaimClass};
+use super::{FsError, Namespace, NodeId, State};
+use std::time::Instant;
+use tidemark_protocol::id::{FileId, SealNumber};
+
+/// Files examined in one hold of the lock.
+const EXAMINED_AT_ONCE: usize = 1024;
+
+/// A file that may be reclaimed, in the order of taking: class first, then the longest closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Candidate {
+    class: ReclaimClass,
+    closed_ns: i64,
+    node: NodeId,
+}
+
+impl Candidate {
+    pub(super) fn of(node: NodeId, file: &File) -> Self {
+        Self { class: file.class, closed_ns: file.closed_ns, node }
+    }
+
+    /// Itself, unless its class says never.
+    pub(super) fn reclaimable(self) -> Option<Self> {
+        (self.class != ReclaimClass::Never).then_some(self)
+    }
+}
+
+impl Namespace {
+    /// Says what may be taken of a file. A file that is changed goes back to `Never`.
+    pub fn set_reclaim(&self, file: FileId, class: ReclaimClass) {
+        self.look(|state| {
+            let Some(node) = state.node_of(file, self.incarnation) else { return };
+            let Ok(known) = state.file_mut(node) else { return };
+            let before = Candidate::of(node, known);
+            known.class = class;
+            let after = Candidate::of(node, known);
+            let here = known.backing.is_some();
+            state.candidates.remove(&before);
+            if here {
+                state.candidates.extend(after.reclaimable());
+            }
+        });
+    }
+
+    /// Notes that Tier-3 holds the bytes of a seal. False when the file has other bytes by now.
+    pub fn note_object(&self, file: FileId, seal: SealNumber, object: ObjectCopy) -> bool {
+        let noted = self.change(|state| {
+            let node = state.node_of(file, self.incarnation).ok_or(FsError::NotFound)?;
+            let known = state.file_mut(node)?;
+            if known
+                .seal
+                .as_ref()
+                .is_none_or(|sealed| sealed.number != seal || sealed.size_bytes != object.size_bytes)
+            {
+                return Err(FsError::Stale);
+            }
+            known.object = Some(Box::new((seal, object)));
+            state.tree.touched.node(node);
+            state.mark(node);
+            Ok(())
+        });
+        noted.is_ok()
+    }
+
+    /// Tier-3 no longer holds this copy: the host copy is the only one again and is not reclaimed.
+    pub fn forget_object(&self, file: FileId, seal: SealNumber) {
+        let forgotten = self.change(|state| {
+            let Some(node) = state.node_of(file, self.incarnation) else { return Ok(()) };
+            let known = state.file_mut(node)?;
+            if known.object.as_ref().is_some_and(|noted| noted.0 == seal) {
+                known.object = None;
+                state.tree.touched.node(node);
+                state.mark(node);
+            }
+            Ok(())
+        });
+        if let Err(error) = forgotten {
+            tracing::error!(%file, %seal, %error, "the journal still names an object that is gone");
+        }
+    }
+
+    /// Reclaims host copies in class order, longest closed first, until `bytes` are free or nothing is left to
+    /// take; returns the bytes freed. Open, held and just restored files are passed over.
+    pub fn make_room(&self, bytes: u64) -> u64 {
+        let mut freed = 0;
+        let mut after: Option<Candidate> = None;
+        while freed < bytes {
+            let turn = self.change(|state| {
+                let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+                let batch: Vec<Candidate> = state
+                    .candidates
+                    .range((from, std::ops::Bound::Unbounded))
+                    .take(EXAMINED_AT_ONCE)
+                    .copied()
+                    .collect();
+                let mut taken = 0;
+                for candidate in &batch {
+                    if freed + taken >= bytes {
+                        break;
+                    }
+                    taken += state.evict(candidate.node).unwrap_or(0);
+                }
+                Ok((batch.last().copied(), taken))
+            });
+            let Ok((last, taken)) = turn else { break };
+            freed += taken;
+            if last.is_none() {
+                break;
+            }
+            after = last;
+        }
+        freed
+    }
+
+    /// Reclaims one host copy; returns its bytes. The caller has decided; the class is not asked.
+    ///
+    /// # Errors
+    /// [`FsError::Busy`] while it is open, held, not sealed, or without an object copy of this seal.
+    pub fn reclaim(&self, node: NodeId) -> Result<u64, FsError> {
+        self.change(|state| state.evict(node))
+    }
+}
+
+impl State {
+    /// Drops a host copy whose bytes Tier-3 has. By dropping, never by truncating: a mapping of the old bytes
+    /// keeps them, where a truncation would be its SIGBUS.
+    fn evict(&mut self, node: NodeId) -> Result<u64, FsError> {
+        let file = self.file_mut(node)?;
+        let seal = file.seal.as_ref().map(|seal| seal.number);
+        let elsewhere = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
+        let kept = file.kept_until.is_some_and(|until| Instant::now() < until);
+        if file.opens > 0 || file.busy || file.is_held() || kept || !elsewhere {
+            return Err(FsError::Busy);
+        }
+        let Some(backing) = file.backing.take() else { return Ok(0) };
+        let freed = file.size_bytes;
+        let key = Candidate::of(node, file);
+        self.candidates.remove(&key);
+        self.trash.push(backing);
+        self.tree.touched.node(node);
+        self.mark(node);
+        Ok(freed)
+    }
+}

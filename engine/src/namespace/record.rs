@@ -1,0 +1,485 @@
+//! Records of the journal: the bytes that tell a namespace's state.
+//!
+//! Owns: their encoding, decoding and bounds. Does not own: files, checksums and order (`journal`), what a set
+//! of records makes (`replay`).
+//!
+//! A record states what is, never what was done, so replaying one twice is harmless. Unsigned integers are LEB128
+//! (most are small); times and checksums 8 bytes little-endian; bytes are preceded by their length. The layout of each is `encode` below, in order; any change raises
+//! [`FORMAT_VERSION`].
+
+use super::file::{File, ObjectCopy, Seal};
+use super::node::{Body, Link, Node};
+use super::tree::Touched;
+use super::writer::{SessionKey, WriterId};
+use super::{MAX_NAME_BYTES, NodeId, State};
+use std::sync::Arc;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
+
+/// The journal's format. Raised with any change of a record.
+pub(super) const FORMAT_VERSION: u32 = 1;
+/// The longest record: an xattr of 64 KiB, or a piece of a seal's chunk checksums.
+pub(super) const MAX_RECORD_BYTES: usize = 72 << 10;
+/// Chunk checksums in one record; a file of 1 TiB has 131,072 in 16 records.
+const CHUNKS_PER_RECORD: usize = 8192;
+/// The longest key of an object: S3 allows 1024 bytes, escapes may triple it.
+const MAX_KEY_BYTES: usize = 4096;
+/// Chunks of the largest file believed: 64 PiB at 8 MiB.
+const MAX_CHUNKS: u64 = 1 << 33;
+
+/// One record.
+#[derive(Debug)]
+pub(super) enum Record {
+    /// Numbers below this were given.
+    Next(u64),
+    Node(NodeId, Box<Node>, Option<Bytes>),
+    Entry {
+        link: Link,
+        name: Vec<u8>,
+        node: NodeId,
+    },
+    NoEntry(Link),
+    Chunks {
+        node: NodeId,
+        first: u64,
+        values: Vec<Crc64>,
+    },
+    Writers {
+        node: NodeId,
+        writers: Vec<Arc<WriterId>>,
+    },
+    Xattr {
+        node: NodeId,
+        name: Vec<u8>,
+        value: Option<Vec<u8>>,
+    },
+    Freed(NodeId),
+}
+
+/// What a file's record says of its bytes, to be looked up by the replay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Bytes {
+    pub(super) backing: Option<u64>,
+    pub(super) was_open: bool,
+    pub(super) chunk_count: u64,
+}
+
+const NEXT: u8 = 1;
+const FILE: u8 = 2;
+const DIRECTORY: u8 = 3;
+const SYMLINK: u8 = 4;
+const ENTRY: u8 = 5;
+const NO_ENTRY: u8 = 6;
+const CHUNKS: u8 = 7;
+const WRITERS: u8 = 8;
+const XATTR: u8 = 9;
+const FREED: u8 = 10;
+
+/// Set in a record's length where more of the same change follow: all of them hold, or none.
+pub(super) const MORE: u32 = 1 << 31;
+
+/// Collects records, each preceded by its length, the last of a change without [`MORE`].
+struct Writer<'a> {
+    out: &'a mut Vec<u8>,
+    start: usize,
+    last: Option<usize>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(out: &'a mut Vec<u8>) -> Self {
+        Self { out, start: 0, last: None }
+    }
+
+    fn begin(&mut self, kind: u8) {
+        self.start = self.out.len();
+        self.out.extend_from_slice(&[0; 4]);
+        self.out.push(kind);
+    }
+
+    fn end(&mut self) {
+        let len = self.out.len() - self.start - 4;
+        assert!(len <= MAX_RECORD_BYTES, "a record of {len} bytes");
+        let length = u32::try_from(len).expect("bounded above") | MORE;
+        self.out[self.start..self.start + 4].copy_from_slice(&length.to_le_bytes());
+        self.last = Some(self.start);
+    }
+
+    /// The change is whole.
+    fn close(self) {
+        if let Some(last) = self.last {
+            self.out[last + 3] &= 0x7f;
+        }
+    }
+
+    fn u8(&mut self, value: u8) {
+        self.out.push(value);
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.u64(value.into());
+    }
+
+    fn u64(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.out.push((value & 0x7f) as u8 | 0x80);
+            value >>= 7;
+        }
+        self.out.push((value & 0x7f) as u8);
+    }
+
+    fn crc(&mut self, value: Crc64) {
+        self.out.extend_from_slice(&value.0.to_le_bytes());
+    }
+
+    fn i64(&mut self, value: i64) {
+        self.out.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.u32(u32::try_from(bytes.len()).expect("names, keys and values are bounded"));
+        self.out.extend_from_slice(bytes);
+    }
+
+    fn optional(&mut self, value: Option<u64>) {
+        self.u8(u8::from(value.is_some()));
+        self.u64(value.unwrap_or(0));
+    }
+
+    fn next(&mut self, next: u64) {
+        self.begin(NEXT);
+        self.u64(next);
+        self.end();
+    }
+
+    fn node(&mut self, id: NodeId, node: &Node) {
+        self.begin(match node.body {
+            Body::File(_) => FILE,
+            Body::Directory(_) => DIRECTORY,
+            Body::Symlink(_) => SYMLINK,
+        });
+        self.u64(id);
+        self.u64(node.ino);
+        self.u32(node.mode);
+        self.u32(node.uid);
+        self.u32(node.gid);
+        self.u8(u8::from(node.overwritten));
+        self.i64(node.atime_ns);
+        self.i64(node.mtime_ns);
+        self.i64(node.ctime_ns);
+        match &node.body {
+            Body::Directory(directory) => self.u64(directory.next_cookie),
+            Body::Symlink(target) => self.bytes(target),
+            Body::File(file) => self.file(file),
+        }
+        self.end();
+    }
+
+    fn file(&mut self, file: &File) {
+        self.u64(file.id.incarnation.0);
+        self.u64(file.id.counter.0);
+        self.u64(file.generation.0);
+        self.optional(file.backing.as_ref().map(|backing| backing.number()));
+        self.u64(file.size_bytes);
+        self.u64(file.last_seal.0);
+        let flags =
+            [file.write_opens > 0, file.cut, file.durable, file.seal.is_some(), file.object.is_some()];
+        self.u8(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
+        self.i64(file.opened_ns);
+        self.i64(file.closed_ns);
+        self.i64(file.named_ns);
+        if let Some(seal) = &file.seal {
+            self.u64(seal.number.0);
+            self.u64(seal.size_bytes);
+            self.crc(seal.crc);
+            self.u64(seal.chunks.len() as u64);
+        }
+        if let Some(noted) = &file.object {
+            self.u64(noted.0.0);
+            self.u64(noted.1.size_bytes);
+            self.bytes(&noted.1.key.as_bytes()[..noted.1.key.len().min(MAX_KEY_BYTES)]);
+        }
+    }
+
+    fn chunks(&mut self, id: NodeId, seal: &Seal) {
+        for (piece, values) in seal.chunks.chunks(CHUNKS_PER_RECORD).enumerate() {
+            self.begin(CHUNKS);
+            self.u64(id);
+            self.u64((piece * CHUNKS_PER_RECORD) as u64);
+            self.u32(u32::try_from(values.len()).expect("at most CHUNKS_PER_RECORD"));
+            for value in values {
+                self.crc(*value);
+            }
+            self.end();
+        }
+    }
+
+    fn writers(&mut self, id: NodeId, writers: &[Arc<WriterId>]) {
+        self.begin(WRITERS);
+        self.u64(id);
+        self.u32(u32::try_from(writers.len()).expect("at most MAX_WRITERS"));
+        for writer in writers {
+            self.bytes(writer.session.0.as_bytes());
+            self.optional(writer.world_size);
+            self.optional(writer.rank);
+            self.u8(u8::from(writer.environment_seen));
+            self.u32(writer.tgid);
+            self.u64(writer.start_time_ticks);
+        }
+        self.end();
+    }
+
+    fn xattr(&mut self, id: NodeId, name: &[u8], value: Option<&[u8]>) {
+        self.begin(XATTR);
+        self.u64(id);
+        self.u8(u8::from(value.is_some()));
+        self.bytes(name);
+        self.bytes(value.unwrap_or_default());
+        self.end();
+    }
+
+    fn entry(&mut self, link: Link, found: Option<(&[u8], NodeId)>) {
+        self.begin(if found.is_some() { ENTRY } else { NO_ENTRY });
+        self.u64(link.parent);
+        self.u64(link.cookie);
+        if let Some((name, node)) = found {
+            self.u64(node);
+            self.bytes(name);
+        }
+        self.end();
+    }
+
+    fn freed(&mut self, id: NodeId) {
+        self.begin(FREED);
+        self.u64(id);
+        self.end();
+    }
+}
+
+impl State {
+    /// Turns what was touched into records of what now is.
+    pub(super) fn note_touched(&mut self) {
+        if self.tree.touched.is_empty() {
+            return;
+        }
+        let touched: Touched = std::mem::take(&mut self.tree.touched);
+        let mut out = std::mem::take(&mut self.pending);
+        let mut writer = Writer::new(&mut out);
+        let node = |id: &NodeId| self.tree.nodes.get(id).map(|node| (*id, &**node));
+        let file = |id: &NodeId| node(id).and_then(|(id, node)| Some((id, node.file().ok()?)));
+        for (id, node) in touched.nodes.iter().filter_map(node) {
+            writer.node(id, node);
+        }
+        for (id, file) in touched.chunks.iter().filter_map(file) {
+            if let Some(seal) = &file.seal {
+                writer.chunks(id, seal);
+            }
+        }
+        for (id, file) in touched.writers.iter().filter_map(file) {
+            writer.writers(id, &file.writers);
+        }
+        for (id, name) in &touched.xattrs {
+            if let Some((id, node)) = node(id) {
+                let value = node.xattrs.as_ref().and_then(|xattrs| xattrs.values.get(name));
+                writer.xattr(id, name, value.map(|value| &**value));
+            }
+        }
+        for link in &touched.links {
+            writer.entry(*link, self.tree.entry_at(*link).map(|entry| (&*entry.name, entry.node)));
+        }
+        for id in &touched.freed {
+            writer.freed(*id);
+        }
+        writer.close();
+        self.pending = out;
+    }
+
+    /// Appends records of everything about up to `count` nodes after `after`; returns the last of them.
+    pub(super) fn encode_slice(&self, after: NodeId, count: usize, out: &mut Vec<u8>) -> Option<NodeId> {
+        let mut last = None;
+        for (id, node) in self.tree.nodes.range(after + 1..).take(count) {
+            let mut writer = Writer::new(out);
+            writer.node(*id, node);
+            if let Body::File(file) = &node.body {
+                if let Some(seal) = &file.seal {
+                    writer.chunks(*id, seal);
+                }
+                if !file.writers.is_empty() {
+                    writer.writers(*id, &file.writers);
+                }
+            }
+            for (name, value) in node.xattrs.iter().flat_map(|xattrs| &xattrs.values) {
+                writer.xattr(*id, name, Some(value));
+            }
+            for link in node.links() {
+                writer.entry(link, self.tree.entry_at(link).map(|entry| (&*entry.name, entry.node)));
+            }
+            writer.close();
+            last = Some(*id);
+        }
+        last
+    }
+
+    pub(super) fn encode_next(&self, out: &mut Vec<u8>) {
+        let mut writer = Writer::new(out);
+        writer.next(self.tree.next);
+        writer.close();
+    }
+}
+
+/// Reads what `Writer` wrote; none where it is not that.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take(1).map(|bytes| bytes[0])
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        u32::try_from(self.u64()?).ok()
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.u8()?;
+            let bits = u64::from(byte & 0x7f);
+            if bits << shift >> shift != bits {
+                return None; // More than 64 bits.
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn crc(&mut self) -> Option<Crc64> {
+        Some(Crc64(u64::from_le_bytes(self.take(8)?.try_into().ok()?)))
+    }
+
+    fn i64(&mut self) -> Option<i64> {
+        Some(i64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn bytes(&mut self, most: usize) -> Option<&'a [u8]> {
+        let len = usize::try_from(self.u32()?).ok().filter(|len| *len <= most)?;
+        self.take(len)
+    }
+
+    fn text(&mut self, most: usize) -> Option<String> {
+        String::from_utf8(self.bytes(most)?.to_vec()).ok()
+    }
+
+    fn optional(&mut self) -> Option<Option<u64>> {
+        let present = self.u8()? != 0;
+        let value = self.u64()?;
+        Some(present.then_some(value))
+    }
+}
+
+/// Decodes one record; none when it is not one that we write.
+pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
+    let mut reader = Reader(bytes);
+    let record = match reader.u8()? {
+        NEXT => Record::Next(reader.u64()?),
+        kind @ (FILE | DIRECTORY | SYMLINK) => node(kind, &mut reader)?,
+        ENTRY => {
+            let link = Link { parent: reader.u64()?, cookie: reader.u64()? };
+            let node = reader.u64()?;
+            let name = reader.bytes(MAX_NAME_BYTES)?.to_vec();
+            Record::Entry { link, name, node }
+        }
+        NO_ENTRY => Record::NoEntry(Link { parent: reader.u64()?, cookie: reader.u64()? }),
+        CHUNKS => {
+            let (node, first, count) = (reader.u64()?, reader.u64()?, reader.u32()?);
+            let count = usize::try_from(count).ok().filter(|count| *count <= CHUNKS_PER_RECORD)?;
+            let values = (0..count).map(|_| reader.crc()).collect::<Option<_>>()?;
+            Record::Chunks { node, first, values }
+        }
+        WRITERS => {
+            let (node, count) = (reader.u64()?, reader.u32()?);
+            let count = usize::try_from(count).ok().filter(|count| *count <= super::file::MAX_WRITERS)?;
+            let writers = (0..count).map(|_| writer(&mut reader).map(Arc::new)).collect::<Option<_>>()?;
+            Record::Writers { node, writers }
+        }
+        XATTR => {
+            let (node, present) = (reader.u64()?, reader.u8()? != 0);
+            let name = reader.bytes(MAX_NAME_BYTES)?.to_vec();
+            let value = reader.bytes(MAX_RECORD_BYTES)?.to_vec();
+            Record::Xattr { node, name, value: present.then_some(value) }
+        }
+        FREED => Record::Freed(reader.u64()?),
+        _ => return None,
+    };
+    reader.0.is_empty().then_some(record)
+}
+
+fn writer(reader: &mut Reader<'_>) -> Option<WriterId> {
+    Some(WriterId {
+        session: SessionKey(reader.text(MAX_KEY_BYTES)?),
+        world_size: reader.optional()?,
+        rank: reader.optional()?,
+        environment_seen: reader.u8()? != 0,
+        tgid: reader.u32()?,
+        start_time_ticks: reader.u64()?,
+    })
+}
+
+fn node(kind: u8, reader: &mut Reader<'_>) -> Option<Record> {
+    let (id, ino) = (reader.u64()?, reader.u64()?);
+    let (mode, uid, gid, overwritten) = (reader.u32()?, reader.u32()?, reader.u32()?, reader.u8()? != 0);
+    let (atime_ns, mtime_ns, ctime_ns) = (reader.i64()?, reader.i64()?, reader.i64()?);
+    let (body, bytes) = match kind {
+        DIRECTORY => {
+            let next_cookie = reader.u64()?;
+            (Body::Directory(Box::new(super::node::Directory { next_cookie, ..Default::default() })), None)
+        }
+        SYMLINK => (Body::Symlink(reader.bytes(super::MAX_TARGET_BYTES)?.into()), None),
+        _ => {
+            let (file, bytes) = file(reader)?;
+            (Body::File(Box::new(file)), Some(bytes))
+        }
+    };
+    let mut node = Node::new(ino, mode, uid, gid, mtime_ns, body);
+    node.overwritten = overwritten;
+    node.atime_ns = atime_ns;
+    node.ctime_ns = ctime_ns;
+    Some(Record::Node(id, Box::new(node), bytes))
+}
+
+fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {
+    let id = FileId { incarnation: Incarnation(reader.u64()?), counter: FileCounter(reader.u64()?) };
+    let mut file = File::new(id, Generation(reader.u64()?), None, 0);
+    let backing = reader.optional()?;
+    file.size_bytes = reader.u64()?;
+    file.last_seal = SealNumber(reader.u64()?);
+    let flags = reader.u8()?;
+    let flag = |bit: u8| flags >> bit & 1 == 1;
+    (file.cut, file.durable) = (flag(1), flag(2));
+    file.opened_ns = reader.i64()?;
+    file.closed_ns = reader.i64()?;
+    file.named_ns = reader.i64()?;
+    let mut chunk_count = 0;
+    if flag(3) {
+        let (number, size_bytes, crc) = (SealNumber(reader.u64()?), reader.u64()?, reader.crc()?);
+        chunk_count = reader.u64()?;
+        if chunk_count > MAX_CHUNKS {
+            return None;
+        }
+        // The chunks' checksums are in records of their own; the replay puts them in.
+        file.seal = Some(Box::new(Seal { number, size_bytes, crc, chunks: Arc::new([]) }));
+    }
+    if flag(4) {
+        let (seal, size_bytes) = (SealNumber(reader.u64()?), reader.u64()?);
+        let key = reader.text(MAX_KEY_BYTES)?;
+        file.object = Some(Box::new((seal, ObjectCopy { key, size_bytes })));
+    }
+    Some((file, Bytes { backing, was_open: flag(0), chunk_count }))
+}

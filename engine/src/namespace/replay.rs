@@ -1,0 +1,203 @@
+//! Replay: from the journal's records back to a namespace.
+//!
+//! Owns: putting records together and refusing what cannot be. Does not own: their bytes (`record`), the files
+//! (`journal`).
+
+use super::file::File;
+use super::journal::Image;
+use super::node::{Body, Entry, Link, Name, Node};
+use super::record::{Bytes, Record, decode};
+use super::tree::Tree;
+use super::xattr::Xattrs;
+use super::{NamespaceError, NodeId, ROOT, State};
+use crate::tier1::Backing;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::id::Incarnation;
+
+/// The state as records tell it, before it is checked.
+#[derive(Debug, Default)]
+struct Raw {
+    next: u64,
+    nodes: BTreeMap<NodeId, (Box<Node>, Option<Bytes>)>,
+    chunks: BTreeMap<NodeId, Vec<Crc64>>,
+    entries: BTreeMap<(NodeId, u64), (Name, NodeId)>,
+}
+
+impl Raw {
+    fn apply(&mut self, record: Record) {
+        match record {
+            Record::Next(next) => self.next = self.next.max(next),
+            Record::Node(id, mut node, bytes) => {
+                self.next = self.next.max(id + 1);
+                if let Body::File(file) = &node.body {
+                    self.next = self.next.max(file.generation.0 + 1);
+                }
+                if let Some((old, _)) = self.nodes.get_mut(&id) {
+                    node.xattrs = old.xattrs.take();
+                    if let (Body::File(new), Body::File(old)) = (&mut node.body, &mut old.body) {
+                        new.writers = std::mem::take(&mut old.writers);
+                    }
+                }
+                if bytes.is_none_or(|bytes| bytes.chunk_count == 0) {
+                    self.chunks.remove(&id); // A seal of no bytes has no record of chunks to say so.
+                }
+                self.nodes.insert(id, (node, bytes));
+            }
+            Record::Entry { link, name, node } => {
+                self.entries.insert((link.parent, link.cookie), (Arc::from(name), node));
+            }
+            Record::NoEntry(link) => {
+                self.entries.remove(&(link.parent, link.cookie));
+            }
+            Record::Chunks { node, first, values } => {
+                let chunks = self.chunks.entry(node).or_default();
+                if first == 0 {
+                    chunks.clear();
+                }
+                if chunks.len() as u64 == first {
+                    chunks.extend(values);
+                }
+            }
+            Record::Writers { node, writers } => {
+                if let Some((known, _)) = self.nodes.get_mut(&node)
+                    && let Ok(file) = known.file_mut()
+                {
+                    file.writers = writers;
+                }
+            }
+            Record::Xattr { node, name, value } => {
+                if let Some((known, _)) = self.nodes.get_mut(&node) {
+                    let xattrs = known.xattrs.get_or_insert_with(|| Box::new(Xattrs::default()));
+                    match value {
+                        Some(value) => {
+                            xattrs.values.insert(Arc::from(name), value.into());
+                        }
+                        None => {
+                            xattrs.values.remove(&*name);
+                        }
+                    }
+                    if xattrs.values.is_empty() {
+                        known.xattrs = None;
+                    }
+                }
+            }
+            Record::Freed(node) => {
+                self.next = self.next.max(node + 1);
+                self.nodes.remove(&node);
+                self.chunks.remove(&node);
+            }
+        }
+    }
+}
+
+/// Builds the state that `image` tells of. Nodes without a name are gone: their handles died with the daemon.
+pub(super) fn rebuild(
+    image: Image,
+    own: Incarnation,
+    backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
+) -> Result<State, NamespaceError> {
+    let mut raw = Raw::default();
+    for (index, bytes) in image.iter().enumerate() {
+        let record = decode(bytes);
+        raw.apply(record.ok_or(NamespaceError::Corrupt { what: "record", found: index as u64, most: 0 })?);
+    }
+    drop(image);
+    let mut nodes = std::mem::take(&mut raw.nodes);
+    let (root, _) = nodes.remove(&ROOT).ok_or(NamespaceError::Corrupt { what: "root", found: 0, most: 1 })?;
+    if !root.is_directory() {
+        return Err(NamespaceError::Corrupt { what: "root's kind", found: 0, most: 1 });
+    }
+    let mut tree = Tree::new(*root);
+    tree.next = raw.next.max(tree.next);
+    let mut states: BTreeMap<NodeId, Bytes> = BTreeMap::new();
+    for (id, (node, bytes)) in nodes {
+        states.extend(bytes.map(|bytes| (id, bytes)));
+        tree.insert(id, *node);
+    }
+    hang(&mut tree, raw.entries)?;
+    drop_unreachable(&mut tree);
+    let mut state = State::new(tree);
+    for (id, bytes) in states {
+        let Ok(node) = state.tree.node_mut(id) else { continue };
+        let chunks = raw.chunks.remove(&id).unwrap_or_default();
+        let Ok(file) = node.file_mut() else { continue };
+        revive(id, file, bytes, chunks, backing);
+        let identity = file.id;
+        let size_bytes =
+            file.backing.as_ref().and_then(|b| b.stat().ok()).map_or(file.size_bytes, |s| s.size_bytes);
+        if super::attr::rebase(node, size_bytes).is_err() {
+            tracing::warn!(node = id, "times of a recovered file may be off");
+        }
+        if identity.incarnation != own {
+            state.adopted.insert(identity, id);
+        }
+    }
+    state.dirty = state.tree.nodes.keys().copied().collect();
+    // The journal holds all this already; what was cut, dropped or lost is written by the next compaction.
+    state.tree.touched = super::tree::Touched::default();
+    Ok(state)
+}
+
+/// Puts entries into their directories.
+fn hang(tree: &mut Tree, entries: BTreeMap<(NodeId, u64), (Name, NodeId)>) -> Result<(), NamespaceError> {
+    for ((parent, cookie), (name, node)) in entries {
+        let known = tree.nodes.contains_key(&node) && node != ROOT;
+        let is_directory = known && tree.nodes[&node].is_directory();
+        let twice = is_directory && tree.nodes[&node].first_link().is_some();
+        let directory = tree.nodes.get_mut(&parent).and_then(|node| node.directory_mut().ok());
+        let (Some(directory), true, false) = (directory, known, twice) else {
+            return Err(NamespaceError::Corrupt { what: "entry", found: node, most: tree.next });
+        };
+        directory.next_cookie = directory.next_cookie.max(cookie + 1);
+        directory.subdirectories += u32::from(is_directory);
+        tree.weight_bytes += super::tree::ENTRY_WEIGHT_BYTES + name.len() as u64;
+        if directory.by_name.insert(Arc::clone(&name), cookie).is_some() {
+            return Err(NamespaceError::Corrupt { what: "name given twice", found: node, most: tree.next });
+        }
+        directory.by_cookie.insert(cookie, Entry { name, node });
+        tree.nodes.get_mut(&node).expect("looked up above").add_link(Link { parent, cookie });
+    }
+    Ok(())
+}
+
+/// Frees what no path from the root reaches.
+fn drop_unreachable(tree: &mut Tree) {
+    let mut reached = BTreeSet::from([ROOT]);
+    let mut todo = vec![ROOT];
+    while let Some(at) = todo.pop() {
+        if let Ok(directory) = tree.nodes[&at].directory() {
+            todo.extend(
+                directory.by_cookie.values().map(|entry| entry.node).filter(|node| reached.insert(*node)),
+            );
+        }
+    }
+    tree.nodes.retain(|id, _| reached.contains(id));
+}
+
+/// Gives a file its bytes and its state back.
+fn revive(
+    id: NodeId,
+    file: &mut File,
+    bytes: Bytes,
+    chunks: Vec<Crc64>,
+    backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
+) {
+    file.backing = bytes.backing.and_then(backing);
+    if bytes.was_open {
+        file.cut = true; // Nobody saw it closed.
+    }
+    if let Some(seal) = &mut file.seal {
+        let chunks: Arc<[Crc64]> = chunks.into();
+        if chunks.len() as u64 == bytes.chunk_count {
+            seal.chunks = chunks;
+        } else {
+            file.seal = None;
+        }
+    }
+    if let (Some(_), None, true) = (bytes.backing, &file.backing, file.size_bytes > 0) {
+        tracing::warn!(node = id, file = %file.id, size_bytes = file.size_bytes, object = file.object.is_some(),
+            "the bytes of a journaled file are gone from Tier-1");
+    }
+}

@@ -1,0 +1,98 @@
+//! setattr: modes, owners, times, and truncation to a size.
+//!
+//! Owns: [`Namespace::setattr`]. Does not own: which bytes may change in place (`open`).
+
+use super::attr::{Attr, SetAttr, SetTime, attr, freeze, observe, rebase};
+use super::node::Body;
+use super::open::Change;
+use super::{Caller, FILE_MODE_BITS, FsError, MODE_BITS, Namespace, NodeId};
+
+impl Namespace {
+    /// Changes attributes. A new size takes the path of an open for update (`open`): in place, or with a copy
+    /// while a seal's bytes are being read; then other attributes are set.
+    ///
+    /// # Errors
+    /// [`FsError::Busy`] for a new size of a file whose bytes are elsewhere: fetch it first ([`Namespace::cold`]);
+    /// [`FsError::Stale`] where a new node took the names; [`FsError::NoSpace`], [`FsError::IsDirectory`], [`FsError::TooBig`].
+    pub fn setattr(&self, caller: &Caller, node: NodeId, set: &SetAttr) -> Result<Attr, FsError> {
+        if let Some(size_bytes) = set.size {
+            self.set_size(caller, node, size_bytes)?;
+        }
+        self.change(|state| {
+            let target = state.tree.node_mut(node)?;
+            if set.mode.is_none()
+                && set.uid.is_none()
+                && set.gid.is_none()
+                && set.atime.is_none()
+                && set.mtime.is_none()
+            {
+                return attr(node, target);
+            }
+            if set.mtime.is_some() {
+                // What was written so far is taken in first, so that a later write is told apart from it.
+                freeze(target)?;
+            }
+            if let Some(mode) = set.mode {
+                target.mode = mode
+                    & match target.body {
+                        Body::File(_) => FILE_MODE_BITS,
+                        Body::Directory(_) | Body::Symlink(_) => MODE_BITS,
+                    };
+            }
+            target.uid = set.uid.unwrap_or(target.uid);
+            target.gid = set.gid.unwrap_or(target.gid);
+            target.atime_ns = resolve(set.atime, caller.now_ns).unwrap_or(target.atime_ns);
+            if let Some(mtime_ns) = resolve(set.mtime, caller.now_ns) {
+                target.mtime_ns = mtime_ns;
+                if let Body::File(file) = &mut target.body {
+                    file.times_set = file.write_opens > 0;
+                }
+            }
+            target.ctime_ns = target.ctime_ns.max(caller.now_ns);
+            let attr = attr(node, target)?;
+            state.tree.touched.node(node);
+            state.mark(node);
+            Ok(attr)
+        })
+    }
+
+    fn set_size(&self, caller: &Caller, node: NodeId, size_bytes: u64) -> Result<(), FsError> {
+        if i64::try_from(size_bytes).is_err() {
+            return Err(FsError::TooBig);
+        }
+        let (old_bytes, change) = {
+            let mut state = self.settle(node)?;
+            let target = state.tree.node(node)?;
+            let file = target.file()?;
+            if file.backing.is_none() && size_bytes > 0 && file.size_bytes > 0 {
+                return Err(FsError::Busy);
+            }
+            let old_bytes = observe(target, file)?.size_bytes;
+            let mut change = file.change(size_bytes.min(old_bytes), size_bytes < old_bytes);
+            if file.write_opens > 0 && !file.is_held() {
+                change = Change::InPlace;
+            }
+            state.file_mut(node)?.busy = true;
+            (old_bytes, change)
+        };
+        let prepared = self.prepare(node, change, size_bytes, old_bytes);
+        self.change(|state| {
+            let applied =
+                state.apply_change(self, node, change, prepared, Some(size_bytes), caller.now_ns)?;
+            if applied != node {
+                return Err(FsError::Stale);
+            }
+            let target = state.tree.node_mut(node)?;
+            target.mtime_ns = caller.now_ns;
+            target.ctime_ns = caller.now_ns;
+            rebase(target, size_bytes)
+        })
+    }
+}
+
+fn resolve(time: Option<SetTime>, now_ns: i64) -> Option<i64> {
+    time.map(|time| match time {
+        SetTime::Now => now_ns,
+        SetTime::At(ns) => ns,
+    })
+}

@@ -1,0 +1,168 @@
+//! Sealing: freezing a closed file's bytes while nobody can write them.
+//!
+//! Owns: tickets, the lease test's outcome, holds on a seal's bytes. Does not own: hashing (the node loop).
+
+use super::file::{Seal, SealHold};
+use super::{FsError, Namespace, NodeId};
+use crate::tier1::Backing;
+use std::sync::Arc;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::id::{FileId, SealNumber};
+
+/// Leave to hash a closed file. While it lives, an overwrite leaves these bytes alone; a write-open voids it.
+#[derive(Debug)]
+pub struct SealTicket {
+    pub node: NodeId,
+    pub file: FileId,
+    pub seal: SealNumber,
+    pub backing: Arc<Backing>,
+    pub size_bytes: u64,
+    changes: u64,
+    _hold: Arc<SealHold>,
+}
+
+/// The bytes of a seal, kept as they are while this lives, whatever happens to the file.
+#[derive(Debug)]
+pub struct SealPin {
+    pub backing: Arc<Backing>,
+    pub size_bytes: u64,
+    _hold: Arc<SealHold>,
+}
+
+/// Why a file cannot be sealed now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotSealable {
+    #[error("it is open for writing; it is sealed after the last close")]
+    Open,
+    #[error("it was cut: its writer was killed; an index that proves its size may accept it")]
+    Cut,
+    #[error("a writable mapping of it still lives; try again when the process unmaps it")]
+    Mapped,
+    #[error("it is sealed already")]
+    Sealed,
+    #[error("another call is changing its bytes; try again")]
+    Busy,
+    #[error("it is gone, COLD or no file")]
+    Gone,
+    #[error("its backing file cannot be examined; see the daemon's log")]
+    Unreadable,
+}
+
+/// The bytes changed while they were hashed; the checksums are of nothing that exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the file was opened for writing, changed or removed meanwhile; begin again when it is closed")]
+pub struct Voided;
+
+impl Namespace {
+    /// Begins to seal a closed file: nobody writes, and the lease test says that no writable mapping lives.
+    ///
+    /// # Errors
+    /// Why not; [`NotSealable::Mapped`] also makes that its state, until the next attempt.
+    pub fn begin_seal(&self, node: NodeId) -> Result<SealTicket, NotSealable> {
+        let (backing, changes) = self.look(|state| {
+            let file = state.tree.node(node).and_then(|node| node.file()).map_err(|_| NotSealable::Gone)?;
+            if file.busy {
+                return Err(NotSealable::Busy);
+            }
+            if file.write_opens > 0 {
+                return Err(NotSealable::Open);
+            }
+            if file.seal.is_some() {
+                return Err(NotSealable::Sealed);
+            }
+            if file.cut {
+                return Err(NotSealable::Cut);
+            }
+            Ok((file.backing.clone().ok_or(NotSealable::Gone)?, file.changes))
+        })?;
+        // Without the lock: the test takes and gives back a lease, and a write-open in between is seen below.
+        let unreadable = |error| {
+            tracing::error!(node, %error, "the lease test failed");
+            NotSealable::Unreadable
+        };
+        let mapped = backing.writable_elsewhere().map_err(unreadable)?;
+        let changed = self.change(|state| {
+            let file = state.file_mut(node)?;
+            // Not "open": the call in progress may fail, and then nobody marks the file again.
+            if file.busy {
+                return Ok(Err(NotSealable::Busy));
+            }
+            if file.write_opens > 0 || file.changes != changes || file.seal.is_some() {
+                return Ok(Err(NotSealable::Open));
+            }
+            let was = std::mem::replace(&mut file.mapped, mapped);
+            if mapped {
+                if !was {
+                    state.mark(node);
+                }
+                return Ok(Err(NotSealable::Mapped));
+            }
+            let hold = file.hold();
+            let (id, seal, size_bytes) = (file.id, file.last_seal.next(), backing.stat()?.size_bytes);
+            Ok(Ok(SealTicket { node, file: id, seal, backing, size_bytes, changes, _hold: hold }))
+        });
+        changed.unwrap_or(Err(NotSealable::Gone))
+    }
+
+    /// Freezes the ticket's bytes under their checksums: of the whole, and of each chunk in order. The space made
+    /// ready beyond their end is given back.
+    ///
+    /// # Errors
+    /// [`Voided`] when the file was opened for writing, truncated or removed since the ticket was given, or when
+    /// the journal did not take the seal.
+    pub fn finish_seal(&self, ticket: &SealTicket, crc: Crc64, chunks: Arc<[Crc64]>) -> Result<(), Voided> {
+        let expected = tidemark_protocol::layout::chunk_count(ticket.size_bytes);
+        assert!(chunks.len() as u64 == expected, "{} chunk checksums for {expected} chunks", chunks.len());
+        let sealed = self.change(|state| {
+            let target = state.tree.node(ticket.node)?;
+            let file = target.file()?;
+            let same = file.changes == ticket.changes && file.id == ticket.file && file.write_opens == 0;
+            if !same || file.busy || file.seal.is_some() || target.link_count() == 0 {
+                return Err(FsError::Stale);
+            }
+            let file = state.file_mut(ticket.node)?;
+            file.seal =
+                Some(Box::new(Seal { number: ticket.seal, size_bytes: ticket.size_bytes, crc, chunks }));
+            file.last_seal = ticket.seal;
+            file.size_bytes = ticket.size_bytes;
+            state.tree.touched.node(ticket.node);
+            state.tree.touched.chunks.push(ticket.node);
+            state.mark(ticket.node);
+            Ok(())
+        });
+        sealed.map_err(|_| Voided)?;
+        // A writer that came meanwhile keeps the space made ready for it, and the trim is refused.
+        if let Err(error) = ticket.backing.trim() {
+            tracing::debug!(node = ticket.node, %error, "the space beyond a sealed file's end stays with it");
+        }
+        Ok(())
+    }
+
+    /// The bytes of a seal, to read and upload; until the pin is dropped an overwrite copies instead of changing
+    /// them, and they are not reclaimed. None when the file has another seal by now, or they are not here.
+    pub fn pin_seal(&self, file: FileId, seal: SealNumber) -> Option<SealPin> {
+        self.look(|state| {
+            let node = state.node_of(file, self.incarnation)?;
+            let file = state.file_mut(node).ok()?;
+            let frozen = file.seal.as_ref().filter(|frozen| frozen.number == seal && !file.busy)?;
+            let size_bytes = frozen.size_bytes;
+            let backing = Arc::clone(file.backing.as_ref()?);
+            Some(SealPin { backing, size_bytes, _hold: file.hold() })
+        })
+    }
+
+    /// An index proved a cut file's exact size: it counts as closed. False when it is not cut any more.
+    pub fn accept_cut(&self, node: NodeId) -> bool {
+        let accepted = self.change(|state| {
+            let file = state.file_mut(node)?;
+            if !file.cut || file.write_opens > 0 {
+                return Err(FsError::Invalid);
+            }
+            file.cut = false;
+            state.tree.touched.node(node);
+            state.mark(node);
+            Ok(())
+        });
+        accepted.is_ok()
+    }
+}

@@ -1,0 +1,152 @@
+//! Views: what the node loop sees of a file.
+//!
+//! Owns: [`FileView`] and how paths are found. Does not own: what follows from it.
+
+use super::attr::observe;
+use super::file::{FileState, ObjectCopy, ReclaimClass};
+use super::node::{Body, Node};
+use super::writer::WriterId;
+use super::{Namespace, NodeId, State};
+use tidemark_protocol::id::{FileId, Generation, SealNumber};
+
+/// A file as it is now. Paths are relative to the mount, in bytes, without a leading slash.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FileView {
+    pub node: NodeId,
+    pub file: FileId,
+    pub ino: u64,
+    pub paths: Vec<Vec<u8>>,
+    pub size_bytes: u64,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime_ns: i64,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub generation: Generation,
+    pub state: FileState,
+    pub writers: Vec<WriterId>,
+    /// How many names it has.
+    pub links: u32,
+    /// Handles of all kinds.
+    pub opens: u32,
+    /// Its bytes are in Tier-1.
+    pub host: bool,
+    /// The copy in Tier-3 of the present seal.
+    pub object: Option<ObjectCopy>,
+    pub reclaim: ReclaimClass,
+    pub opened_ns: i64,
+    pub closed_ns: i64,
+    /// When the last close or rename put the present bytes under the present name.
+    pub published_ns: i64,
+    /// fsync or rename came since it was last opened for writing.
+    pub fsynced_or_renamed: bool,
+}
+
+impl FileView {
+    /// The number of the present seal; none while the file is not sealed.
+    #[must_use]
+    pub fn sealed(&self) -> Option<SealNumber> {
+        match self.state {
+            FileState::Sealed { seal, .. } => Some(seal),
+            FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
+        }
+    }
+}
+
+impl Namespace {
+    /// A file; none for what is no file, has no name left, or is gone.
+    pub fn view(&self, node: NodeId) -> Option<FileView> {
+        self.look(|state| state.view(node))
+    }
+
+    /// All files below a path, itself included where it is one, in no order. Costs the size of that part of the
+    /// tree, in slices: files that come or go meanwhile may be in it or not.
+    pub fn views_below(&self, path: &[u8]) -> Vec<FileView> {
+        let mut views = Vec::new();
+        let Ok(start) = self.look(|state| state.tree.resolve(path)) else { return views };
+        let mut todo = vec![start];
+        while !todo.is_empty() {
+            self.look(|state| {
+                for _ in 0..NODES_AT_ONCE {
+                    let Some(at) = todo.pop() else { break };
+                    let Some(node) = state.tree.nodes.get(&at) else { continue };
+                    match &node.body {
+                        Body::Directory(directory) => {
+                            todo.extend(directory.by_cookie.values().map(|e| e.node))
+                        }
+                        Body::File(_) => views.extend(state.view(at)),
+                        Body::Symlink(_) => {}
+                    }
+                }
+            });
+        }
+        views.sort_unstable_by_key(|view| view.node);
+        views.dedup_by_key(|view| view.node); // A file with several names below the path is one file.
+        views
+    }
+
+    /// The first path of a node, relative to the mount; empty for the root, none for what has no name.
+    pub fn path_of(&self, node: NodeId) -> Option<Vec<u8>> {
+        self.look(|state| {
+            if node == super::ROOT {
+                return Some(Vec::new());
+            }
+            state.tree.path(state.tree.nodes.get(&node)?.first_link()?)
+        })
+    }
+
+    /// Where this machine's root can read, and for tests change, the host copy without the mount. Good for as long as
+    /// this process has the file.
+    pub fn host_path(&self, node: NodeId) -> Option<String> {
+        self.look(|state| {
+            let file = state.tree.nodes.get(&node)?.file().ok()?;
+            let descriptor = file.backing.as_ref()?.read_fd();
+            Some(format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&descriptor)))
+        })
+    }
+
+    /// The node at a path relative to the mount; symlinks are not followed.
+    pub fn node_at(&self, path: &[u8]) -> Option<NodeId> {
+        self.look(|state| state.tree.resolve(path).ok())
+    }
+}
+
+/// Nodes looked at in one hold of the lock.
+pub(super) const NODES_AT_ONCE: usize = 256;
+
+impl State {
+    pub(super) fn view(&self, id: NodeId) -> Option<FileView> {
+        let node: &Node = self.tree.nodes.get(&id)?;
+        let Body::File(file) = &node.body else { return None };
+        let paths: Vec<Vec<u8>> = node.links().filter_map(|link| self.tree.path(link)).collect();
+        if paths.is_empty() {
+            return None;
+        }
+        let observed = observe(node, file).ok()?;
+        let seal = file.seal_number();
+        Some(FileView {
+            node: id,
+            file: file.id,
+            ino: node.ino,
+            paths,
+            size_bytes: observed.size_bytes,
+            mode: node.mode,
+            uid: node.uid,
+            gid: node.gid,
+            mtime_ns: observed.mtime_ns,
+            xattrs: node.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.pairs()),
+            generation: file.generation,
+            state: file.state(),
+            writers: file.writers.iter().map(|writer| WriterId::clone(writer)).collect(),
+            links: node.link_count(),
+            opens: file.opens,
+            host: file.backing.is_some(),
+            object: file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone()),
+            reclaim: file.class,
+            opened_ns: file.opened_ns,
+            closed_ns: file.closed_ns,
+            published_ns: file.closed_ns.max(file.named_ns),
+            fsynced_or_renamed: file.durable,
+        })
+    }
+}

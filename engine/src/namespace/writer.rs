@@ -1,0 +1,241 @@
+//! Who writes: the process behind a thread, and the session it belongs to.
+//!
+//! Owns: [`WriterId`], [`SessionKey`], reading them from /proc, the bounded cache.
+//! Does not own: what a session means for completeness (the protocol).
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The launch that a group of writers shares, as text: `torchelastic:ID#RESTART`, `slurm:JOB.STEP#RESTART`,
+/// `master:ADDR:PORT#RESTART`, or `session:SID@START` for processes that were not launched together.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionKey(pub String);
+
+/// One process that opened a file for writing.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct WriterId {
+    pub session: SessionKey,
+    pub world_size: Option<u64>,
+    pub rank: Option<u64>,
+    /// Whether its environment could be read; without it nothing is known of the size of its job.
+    pub environment_seen: bool,
+    pub tgid: u32,
+    /// Field 22 of /proc/<pid>/stat, in clock ticks since boot; with `tgid` it names a process for good.
+    pub start_time_ticks: u64,
+}
+
+/// Bytes read of a process's environment. Linux allows megabytes, launchers use a few KiB.
+const ENVIRONMENT_BYTES: u64 = 256 << 10;
+/// Bytes read of stat and status, which are under 2 KiB.
+const STAT_BYTES: u64 = 16 << 10;
+/// Longer session keys are cut, and their hash kept, so that records stay small.
+const MAX_SESSION_BYTES: usize = 200;
+/// Processes remembered, one descriptor each.
+const CACHED: usize = 512;
+/// A thread id is looked up again after this, should it have been reused in a process that still lives.
+const CACHED_FOR: Duration = Duration::from_secs(60);
+
+/// What is known of a thread.
+#[derive(Debug)]
+struct Known {
+    writer: Arc<WriterId>,
+    /// Readable once the process is dead: then its ids may name another.
+    process: OwnedFd,
+    since: Instant,
+}
+
+/// Remembers threads' processes, so that creating a file does not read /proc each time.
+#[derive(Debug)]
+pub(super) struct WriterCache {
+    proc_root: PathBuf,
+    known: Mutex<BTreeMap<u32, Known>>,
+}
+
+impl WriterCache {
+    pub(super) fn new(proc_root: PathBuf) -> Self {
+        Self { proc_root, known: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// The process behind thread `tid`; none for one we cannot see. Costs a poll when it is known, and reading
+    /// three files of /proc when it is not.
+    pub(super) fn identify(&self, tid: u32) -> Option<Arc<WriterId>> {
+        if tid == 0 {
+            return None;
+        }
+        {
+            let mut known = self.known.lock().expect(super::UNPOISONED);
+            match known.get(&tid) {
+                Some(entry) if entry.since.elapsed() < CACHED_FOR && is_alive(&entry.process) => {
+                    return Some(Arc::clone(&entry.writer));
+                }
+                Some(_) => {
+                    known.remove(&tid);
+                }
+                None => {}
+            }
+        }
+        // The descriptor is taken before the files are read: if the process lives on afterwards, they were its.
+        let tgid = thread_group(&self.proc_root, tid)?;
+        let process = pidfd_open(Pid::from_raw(i32::try_from(tgid).ok()?)?, PidfdFlags::empty()).ok();
+        let writer = Arc::new(identify(&self.proc_root, tid)?);
+        if let Some(process) = process.filter(is_alive) {
+            let mut known = self.known.lock().expect(super::UNPOISONED);
+            if known.len() >= CACHED
+                && let Some(oldest) = known.iter().min_by_key(|(_, entry)| entry.since).map(|(tid, _)| *tid)
+            {
+                known.remove(&oldest);
+            }
+            known.insert(tid, Known { writer: Arc::clone(&writer), process, since: Instant::now() });
+        }
+        Some(writer)
+    }
+}
+
+fn is_alive(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+}
+
+/// Reads a thread's process and session from `proc_root`.
+fn identify(proc_root: &Path, tid: u32) -> Option<WriterId> {
+    let tgid = thread_group(proc_root, tid)?;
+    let stat = Stat::read(proc_root, tgid)?;
+    let environment = read(&proc_root.join(tid.to_string()).join("environ"), ENVIRONMENT_BYTES);
+    let environment_seen = environment.is_some();
+    let environment = environment.unwrap_or_default();
+    let variable = |name: &str| {
+        let found = environment.split(|byte| *byte == 0).find_map(|variable| {
+            variable.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
+        })?;
+        Some(String::from_utf8_lossy(found).into_owned()).filter(|value| !value.is_empty())
+    };
+    let number = |name: &str| variable(name).and_then(|value| value.trim().parse().ok());
+    let restart = |name: &str| number(name).unwrap_or(0);
+    let elastic = variable("TORCHELASTIC_RUN_ID").filter(|id| id != "none");
+    let session = if let Some(id) = elastic {
+        format!("torchelastic:{id}#{}", restart("TORCHELASTIC_RESTART_COUNT"))
+    } else if let Some(job) = variable("SLURM_JOB_ID") {
+        let step = variable("SLURM_STEP_ID").unwrap_or_else(|| "batch".into());
+        format!("slurm:{job}.{step}#{}", restart("SLURM_RESTART_COUNT"))
+    } else if let (Some(address), Some(port)) = (variable("MASTER_ADDR"), variable("MASTER_PORT")) {
+        format!("master:{address}:{port}#{}", restart("TORCHELASTIC_RESTART_COUNT"))
+    } else {
+        let leader = u32::try_from(stat.session).ok().and_then(|sid| Stat::read(proc_root, sid));
+        format!("session:{}@{}", stat.session, leader.map_or(0, |leader| leader.start_time_ticks))
+    };
+    Some(WriterId {
+        session: SessionKey(bounded(session)),
+        world_size: number("WORLD_SIZE").or_else(|| number("SLURM_NTASKS")),
+        rank: number("RANK").or_else(|| number("SLURM_PROCID")),
+        environment_seen,
+        tgid,
+        start_time_ticks: stat.start_time_ticks,
+    })
+}
+
+fn bounded(key: String) -> String {
+    if key.len() <= MAX_SESSION_BYTES {
+        return key;
+    }
+    let hash = blake3::hash(key.as_bytes()).to_hex();
+    let mut cut = MAX_SESSION_BYTES - hash.len() - 1;
+    while !key.is_char_boundary(cut) {
+        cut -= 1;
+    }
+    format!("{}~{hash}", &key[..cut])
+}
+
+fn read(path: &Path, limit_bytes: u64) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(limit_bytes).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+fn thread_group(proc_root: &Path, tid: u32) -> Option<u32> {
+    let status = read(&proc_root.join(tid.to_string()).join("status"), STAT_BYTES)?;
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Tgid:"))?;
+    std::str::from_utf8(line).ok()?.trim().parse().ok()
+}
+
+/// What we need of /proc/<pid>/stat (proc(5)).
+#[derive(Debug)]
+struct Stat {
+    session: i64,
+    start_time_ticks: u64,
+}
+
+impl Stat {
+    fn read(proc_root: &Path, pid: u32) -> Option<Self> {
+        let stat = read(&proc_root.join(pid.to_string()).join("stat"), STAT_BYTES)?;
+        // The command's name stands in parentheses and may hold anything, parentheses too; fields 3… follow.
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
+        let field = |number: usize| rest.split_ascii_whitespace().nth(number - 3);
+        Some(Self { session: field(6)?.parse().ok()?, start_time_ticks: field(22)?.parse().ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(root: &Path, pid: u32, command: &str, environment: &[&str]) {
+        let folder = root.join(pid.to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("status"), format!("Name:\tx\nTgid:\t{pid}\nPid:\t{pid}\n")).unwrap();
+        let stat = format!("{pid} ({command}) S 1 7 70 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0");
+        std::fs::write(folder.join("stat"), stat).unwrap();
+        std::fs::write(folder.join("environ"), environment.join("\0")).unwrap();
+    }
+
+    fn session_of(environment: &[&str]) -> WriterId {
+        let root = tempfile::tempdir().unwrap();
+        process(root.path(), 70, "bash", &[]);
+        process(root.path(), 71, "a) b (c", environment);
+        identify(root.path(), 71).unwrap()
+    }
+
+    #[test]
+    fn the_first_launch_identity_that_is_set_names_the_session() {
+        let all = ["RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=h", "MASTER_PORT=29500", "TORCHELASTIC_RUN_ID=job"];
+        let writer = session_of(&all);
+        assert_eq!(writer.session.0, "torchelastic:job#0");
+        assert_eq!((writer.rank, writer.world_size), (Some(3), Some(8)));
+        assert_eq!((writer.tgid, writer.start_time_ticks), (71, 4242));
+        let unset = [
+            "MASTER_ADDR=h",
+            "MASTER_PORT=29500",
+            "TORCHELASTIC_RUN_ID=none",
+            "TORCHELASTIC_RESTART_COUNT=2",
+        ];
+        assert_eq!(session_of(&unset).session.0, "master:h:29500#2");
+        assert_eq!(session_of(&["SLURM_JOB_ID=9", "SLURM_STEP_ID=1"]).session.0, "slurm:9.1#0");
+        assert_eq!(session_of(&[]).session.0, "session:70@4242");
+    }
+
+    #[test]
+    fn a_session_key_is_bounded_and_stays_distinct() {
+        let long = format!("TORCHELASTIC_RUN_ID={}", "é".repeat(500));
+        let longer = format!("TORCHELASTIC_RUN_ID={}", "é".repeat(501));
+        let (one, other) = (session_of(&[&long]), session_of(&[&longer]));
+        assert!(one.session.0.len() <= MAX_SESSION_BYTES);
+        assert_ne!(one.session, other.session);
+    }
+
+    #[test]
+    fn this_thread_is_identified_and_remembered() {
+        let cache = WriterCache::new("/proc".into());
+        let tid = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+        let first = cache.identify(tid).unwrap();
+        assert_eq!(first.tgid, std::process::id());
+        assert!(Arc::ptr_eq(&first, &cache.identify(tid).unwrap()));
+        assert!(cache.identify(0).is_none());
+    }
+}

@@ -1,0 +1,584 @@
+//! Reports for people: what the loop knows, in the shapes of `protocol::report`.
+//!
+//! Owns: filling those shapes. Does not own: the shapes (protocol), what only the daemon knows (mount, addresses).
+
+use crate::namespace::FileState;
+use crate::node::book::{Book, LooseStage, Number, Stage, VersionBook};
+use crate::node::decide;
+use crate::node::flush::covers;
+use crate::node::run::{Engine, Node};
+use crate::node::scrub::{Target, target};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+use tidemark_protocol::evidence::Verdict;
+use tidemark_protocol::id::{Timeline, Version};
+use tidemark_protocol::key::Key;
+use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::report::{
+    Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, File, Problem, RunStatus, Show,
+    TierState, TierStatus,
+};
+
+/// Who answers.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    pub node: String,
+}
+
+/// What `status` needs from the loop.
+#[derive(Debug)]
+pub struct Standing {
+    pub problems: Vec<Problem>,
+    pub tiers: Vec<TierStatus>,
+    pub runs: Vec<RunStatus>,
+}
+
+/// A verify target and the checkpoint it belongs to.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) target: Target,
+    pub(crate) checkpoint: Option<Vec<u8>>,
+    /// What an earlier look found, where the host copy was given up for it.
+    pub(crate) bad: Option<String>,
+}
+
+impl std::ops::Deref for Listed {
+    type Target = Target;
+
+    fn deref(&self) -> &Target {
+        &self.target
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Names a version without saying anything about it.
+pub(crate) fn reference(book: &Book, number: Number, version: &VersionBook) -> CheckpointRef {
+    CheckpointRef {
+        timeline: number.0,
+        step: version.record.step,
+        version: number.1,
+        path: text(&book.path()),
+    }
+}
+
+impl Node {
+    /// Rows of `ls`, in order of run, timeline, step, version.
+    pub async fn list(&self, place: Vec<u8>, all: bool) -> Option<Vec<Checkpoint>> {
+        self.ask(move |engine| engine.list(&place, all)).await
+    }
+
+    /// One checkpoint: at `path`, or of a run (or the only one) at a step, or the newest committed.
+    pub async fn show(&self, wanted: Wanted, files: bool, identity: Identity) -> Option<Option<Show>> {
+        self.ask(move |engine| engine.show(&wanted, files, &identity)).await
+    }
+
+    pub async fn standing(&self) -> Option<Standing> {
+        self.ask(|engine| engine.standing()).await
+    }
+
+    /// Takes a person's word that the checkpoint at `path` is whole. `None` inside: there is none.
+    pub async fn commit(&self, path: Vec<u8>) -> Option<Option<Commit>> {
+        self.ask(move |engine| engine.commit_told(&path)).await
+    }
+
+    /// The path of what `wanted` names.
+    pub async fn path_of(&self, wanted: Wanted) -> Option<Option<Vec<u8>>> {
+        self.ask(move |engine| engine.find(&wanted).map(Book::path)).await
+    }
+}
+
+/// How a person names a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    Path(Vec<u8>),
+    Step {
+        run: Option<Vec<u8>>,
+        step: u64,
+    },
+    /// Of one run, or of all.
+    Latest {
+        run: Option<Vec<u8>>,
+    },
+}
+
+impl Engine {
+    fn list(&self, place: &[u8], all: bool) -> Vec<Checkpoint> {
+        let mut rows = Vec::new();
+        for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
+            rows.extend(self.rows(book, all));
+        }
+        if all {
+            let loose = self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes()));
+            rows.extend(loose.filter_map(|(path, book)| self.loose_row(path, &book.stage)));
+        }
+        rows.sort_by(|a, b| {
+            (&a.run, a.timeline, a.step, a.version, &a.path)
+                .cmp(&(&b.run, b.timeline, b.step, b.version, &b.path))
+        });
+        rows
+    }
+
+    /// The newest state of a checkpoint first; with `all` its older committed versions too.
+    fn rows(&self, book: &Book, all: bool) -> Vec<Checkpoint> {
+        let mut rows = Vec::new();
+        let uncovered = self.uncovered(book);
+        if let Some(row) = &uncovered {
+            rows.push(row.clone());
+        }
+        for (number, version) in book.versions.iter().rev() {
+            let shown = match version.stage {
+                Stage::Committed { .. } => true,
+                _ => version.stage.is_alive(),
+            };
+            if shown
+                && (all
+                    || rows.is_empty()
+                    || matches!(
+                        rows[0].state,
+                        CheckpointState::Open | CheckpointState::Torn | CheckpointState::Settled
+                    ))
+            {
+                if rows.iter().any(|row| row.version == number.1 && row.timeline == number.0) {
+                    continue;
+                }
+                rows.push(self.version_row(book, *number, version));
+                if !all && matches!(version.stage, Stage::Committed { .. }) {
+                    break;
+                }
+            }
+        }
+        rows
+    }
+
+    /// What the tree holds that no version covers: being written, torn, or waiting for evidence.
+    fn uncovered(&self, book: &Book) -> Option<Checkpoint> {
+        let candidate = book.candidate.as_ref()?;
+        let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
+        if files.is_empty() {
+            return None;
+        }
+        let present = crate::node::ledger::contents(files.iter().copied());
+        let covered = present.as_ref().is_some_and(|present| {
+            book.versions.values().any(|version| {
+                let stands = version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. });
+                stands && decide::is_covered(present, &version.contents)
+            })
+        });
+        if covered {
+            return None;
+        }
+        let state = match &book.verdict {
+            Some(Verdict::Torn { .. }) => CheckpointState::Torn,
+            Some(Verdict::Settled { .. }) => CheckpointState::Settled,
+            Some(Verdict::Complete { .. }) => CheckpointState::Complete,
+            Some(Verdict::Open { .. } | Verdict::ReadIndex { .. } | Verdict::Incomplete { .. }) | None => {
+                CheckpointState::Open
+            }
+        };
+        let (timeline, version) = book.next_number();
+        let bytes = files.iter().map(|(_, view)| view.size_bytes).sum();
+        let host = files.iter().filter(|(_, view)| view.host);
+        let host = host.fold(CopyCount::default(), |sum, (_, view)| CopyCount {
+            files: sum.files + 1,
+            bytes: sum.bytes + view.size_bytes,
+        });
+        Some(Checkpoint {
+            run: Some(book.id.run.to_string()),
+            timeline,
+            step: candidate.step,
+            version,
+            path: text(&book.path()),
+            bytes,
+            files: u64::try_from(files.len()).expect("a count fits 64 bits"),
+            framework: Some(candidate.framework.clone()),
+            state,
+            evidence: None,
+            copies: Copies { host, ..Copies::default() },
+            pinned: false,
+            closed_ms: files.iter().map(|(_, view)| view.closed_ns / 1_000_000).max(),
+        })
+    }
+
+    fn version_row(&self, book: &Book, number: Number, version: &VersionBook) -> Checkpoint {
+        let record = &version.record;
+        let state = match &version.stage {
+            Stage::Committed { .. } => CheckpointState::Committed,
+            _ if !record.evidence.commits() => CheckpointState::Settled,
+            Stage::Prepared { .. } | Stage::Deciding => CheckpointState::Prepared,
+            Stage::Waiting { attempt, .. } if attempt.is_prepared() => CheckpointState::Prepared,
+            Stage::Preparing | Stage::Waiting { .. } => CheckpointState::Complete,
+            Stage::Aborted | Stage::Failed { .. } => CheckpointState::Torn,
+        };
+        let mut copies = Copies::default();
+        let mut seen = BTreeSet::new();
+        for entry in record.files.iter().filter(|entry| seen.insert(entry.file)) {
+            let one =
+                |sum: CopyCount| CopyCount { files: sum.files + 1, bytes: sum.bytes + entry.size_bytes };
+            let view = self.ledger.file(&entry.path).filter(|view| view.file == entry.file);
+            if view.is_some_and(|view| view.host) {
+                copies.host = one(copies.host);
+            }
+            if matches!(version.stage, Stage::Committed { .. } | Stage::Prepared { .. } | Stage::Deciding) {
+                copies.object = one(copies.object);
+            }
+        }
+        Checkpoint {
+            run: Some(book.id.run.to_string()),
+            timeline: number.0,
+            step: record.step,
+            version: number.1,
+            path: text(&book.path()),
+            bytes: record.size_bytes(),
+            files: u64::try_from(record.files.len()).expect("a count fits 64 bits"),
+            framework: Some(record.framework.clone()),
+            state,
+            evidence: Some(record.evidence.to_string()),
+            copies,
+            pinned: false,
+            closed_ms: Some(record.completed_at_ns / 1_000_000),
+        }
+    }
+
+    fn loose_row(&self, path: &RelPath, stage: &LooseStage) -> Option<Checkpoint> {
+        let view = self.ledger.file(path)?;
+        let one = |here: bool| {
+            if here { CopyCount { files: 1, bytes: view.size_bytes } } else { CopyCount::default() }
+        };
+        let object = matches!(stage, LooseStage::Uploaded { .. });
+        Some(Checkpoint {
+            run: None,
+            timeline: Timeline(0),
+            step: None,
+            version: Version(0),
+            path: path.to_string(),
+            bytes: view.size_bytes,
+            files: 1,
+            framework: None,
+            state: CheckpointState::Loose,
+            evidence: None,
+            copies: Copies { host: one(view.host), object: one(object), ..Copies::default() },
+            pinned: false,
+            closed_ms: Some(view.closed_ns / 1_000_000),
+        })
+    }
+
+    fn find<'a>(&'a self, wanted: &'a Wanted) -> Option<&'a Book> {
+        match wanted {
+            Wanted::Path(path) => {
+                // A path inside a checkpoint names it too.
+                let books = self.ledger.books.values().filter(|book| covers(&book.path(), path));
+                books.max_by_key(|book| book.path().len())
+            }
+            Wanted::Step { run, step } => self.books_of(run.as_deref()).find(|book| {
+                let newest = book.newest().map(|(_, version)| version.record.step);
+                let present = || book.candidate.as_ref().map(|candidate| candidate.step);
+                newest.or_else(present).flatten().is_some_and(|found| found.0 == *step)
+            }),
+            Wanted::Latest { run } => self
+                .books_of(run.as_deref())
+                .filter_map(|book| Some((book.committed()?.1, book)))
+                .max_by_key(|(version, _)| version.record.completed_at_ns)
+                .map(|(_, book)| book),
+        }
+    }
+
+    /// The books of one run, named by its path or as `ls` shows it, or of all.
+    fn books_of<'a>(&'a self, run: Option<&'a [u8]>) -> impl Iterator<Item = &'a Book> {
+        self.ledger.books.values().filter(move |book| {
+            run.is_none_or(|run| {
+                let path = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
+                path == run || book.id.run.to_string().as_bytes() == run
+            })
+        })
+    }
+
+    fn show(&self, wanted: &Wanted, files: bool, identity: &Identity) -> Option<Show> {
+        let book = self.find(wanted)?;
+        let checkpoint = self.rows(book, false).into_iter().next()?;
+        let number = (checkpoint.timeline, checkpoint.version);
+        let version = book.versions.get(&number);
+        let committed = version.and_then(|version| match &version.stage {
+            Stage::Committed { manifest, epoch } => Some((manifest, epoch)),
+            _ => None,
+        });
+        let id = book.version_id(number);
+        let mut waits_for = Vec::new();
+        if committed.is_none() {
+            waits_for.push(match version.map(|version| &version.stage) {
+                Some(Stage::Waiting { why, .. }) => why.clone(),
+                Some(stage) if stage.is_alive() && checkpoint.evidence.as_deref() != Some("quiescence") => {
+                    "its bytes are on their way to Tier-3".to_owned()
+                }
+                _ => decide::waits_for(book),
+            });
+        }
+        Some(Show {
+            evidence_detail: version.map(|version| version.record.evidence_detail.clone()),
+            waits_for,
+            attempt: version.map(|version| version.record.attempt.to_string()),
+            participants: version.map_or_else(Vec::new, |version| {
+                version.record.participants.iter().map(ToString::to_string).collect()
+            }),
+            marker_key: committed.map(|_| Key::Committed { version: id.clone() }.to_string()),
+            manifest_key: committed.and_then(|(manifest, _)| {
+                let (_, hash) = manifest.encode_named().ok()?;
+                Some(Key::Manifest { version: id.clone(), attempt: manifest.attempt, hash }.to_string())
+            }),
+            epoch: committed.map(|(_, epoch)| epoch.0),
+            previous: version.and_then(|version| version.previous.as_ref()).map(|previous| CheckpointRef {
+                timeline: previous.timeline,
+                step: previous.step,
+                version: previous.version,
+                path: text(&tidemark_protocol::key::checkpoint_path(&book.id.run, &previous.directory)),
+            }),
+            files: files.then(|| self.files_shown(book, version, identity)),
+            checkpoint,
+        })
+    }
+
+    fn files_shown(&self, book: &Book, version: Option<&VersionBook>, identity: &Identity) -> Vec<File> {
+        let mut paths: BTreeSet<RelPath> = version
+            .map(|version| version.record.files.iter().map(|file| file.path.clone()).collect())
+            .unwrap_or_default();
+        if version.is_none() {
+            paths.extend(book.candidate.iter().flat_map(|candidate| candidate.files.keys().cloned()));
+        }
+        paths.into_iter().map(|path| self.file_shown(path, version, identity)).collect()
+    }
+
+    fn file_shown(&self, path: RelPath, version: Option<&VersionBook>, identity: &Identity) -> File {
+        let entry = version.and_then(|version| version.record.files.iter().find(|file| file.path == path));
+        let view = self.ledger.file(&path).filter(|view| entry.is_none_or(|entry| entry.file == view.file));
+        let bytes =
+            entry.map(|entry| entry.size_bytes).or_else(|| view.map(|view| view.size_bytes)).unwrap_or(0);
+        let count = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
+        let stored = version.and_then(|version| match &version.stage {
+            Stage::Committed { manifest, .. } => {
+                manifest.files.iter().find(|file| file.path == path).map(|file| file.key.clone())
+            }
+            _ => None,
+        });
+        let object_key =
+            stored.or_else(|| view.and_then(|view| view.object.as_ref()).map(|object| object.key.clone()));
+        let (state, sealed) = match view.map(|view| &view.state) {
+            Some(FileState::Open { .. }) => ("open", None),
+            Some(FileState::Closed) => ("closed", None),
+            Some(FileState::Cut) => ("cut", None),
+            Some(FileState::Mapped) => ("mapped", None),
+            Some(FileState::Sealed { crc, .. }) => ("sealed", Some(*crc)),
+            None => ("sealed", None),
+        };
+        let host = view.is_some_and(|view| view.host);
+        File {
+            bytes,
+            crc64nvme: entry.map(|entry| entry.crc64nvme).or(sealed),
+            copies: Copies { host: count(host), object: count(object_key.is_some()), ..Copies::default() },
+            host_path: view.filter(|_| host).and_then(|view| self.shared.namespace.host_path(view.node)),
+            state: state.to_owned(),
+            node: identity.node.clone(),
+            object_key,
+            mtime_ms: view.map(|view| view.mtime_ns / 1_000_000),
+            path: path.to_string(),
+        }
+    }
+
+    fn commit_told(&mut self, path: &[u8]) -> Option<Commit> {
+        let wanted = Wanted::Path(path.to_vec());
+        let id = self.find(&wanted)?.id.clone();
+        let already =
+            self.ledger.books[&id].committed().is_some() && self.uncovered(&self.ledger.books[&id]).is_none();
+        if !already {
+            let book = &self.ledger.books[&id];
+            let files =
+                book.candidate.iter().flat_map(|candidate| self.ledger.files_of(candidate, &book.scope));
+            // Of bytes that are still being written nobody can say that they are whole.
+            let told_of = crate::node::ledger::contents(files);
+            let book = self.ledger.books.get_mut(&id).expect("it was found");
+            book.told_of = told_of;
+            self.ledger.due.insert(id.clone());
+            self.look_at(&id);
+        }
+        let book = &self.ledger.books[&id];
+        let row = self.rows(book, false).into_iter().next()?;
+        let checkpoint =
+            CheckpointRef { timeline: row.timeline, step: row.step, version: row.version, path: row.path };
+        Some(Commit { checkpoint, state: row.state, already })
+    }
+
+    /// Everything to verify at or below `place`.
+    pub(crate) fn targets(&self, place: &[u8]) -> Vec<Listed> {
+        let mut owners: BTreeMap<&RelPath, Vec<u8>> = BTreeMap::new();
+        for book in self.ledger.books.values() {
+            let paths = book.candidate.iter().flat_map(|candidate| candidate.files.keys());
+            owners.extend(paths.map(|path| (path, book.path())));
+        }
+        let mut seen = BTreeSet::new();
+        self.ledger
+            .files()
+            .filter(|(path, view)| covers(place, path.as_bytes()) && seen.insert(view.file))
+            .filter_map(|(path, view)| {
+                let target = target(path.to_string(), view)?;
+                let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
+                Some(Listed { target, checkpoint: owners.get(path).cloned(), bad })
+            })
+            .collect()
+    }
+
+    fn standing(&self) -> Standing {
+        let now = Instant::now();
+        let runs: BTreeSet<_> = self.ledger.books.keys().map(|id| id.run.clone()).collect();
+        Standing {
+            problems: self.problems(now),
+            tiers: self.tiers(),
+            runs: runs.into_iter().map(|run| self.run_status(&run, now)).collect(),
+        }
+    }
+
+    fn run_status(&self, run: &RunPath, now: Instant) -> RunStatus {
+        let books = || self.ledger.books.values().filter(|book| book.id.run == *run);
+        let watermark = self.newest_committed(run).and_then(|book| {
+            let (number, version) = book.committed()?;
+            Some(reference(book, *number, version))
+        });
+        // Whole in this node's memory, or committed: what a restart of the job would load.
+        let recoverable = books()
+            .filter_map(|book| {
+                let (number, version) = book.newest()?;
+                let whole = version.record.evidence.commits();
+                whole.then(|| {
+                    (version.record.step, version.record.completed_at_ns, reference(book, *number, version))
+                })
+            })
+            .max_by_key(|(step, completed_at_ns, found)| (found.timeline, *step, *completed_at_ns))
+            .map(|(_, _, found)| found);
+        let lag = self.lag(now, Some(run));
+        RunStatus {
+            run: run.to_string(),
+            // What is not whole is never the latest (P1).
+            latest: recoverable.clone(),
+            watermark,
+            recoverable,
+            lag_versions: lag.versions,
+            lag_bytes: lag.bytes,
+            lag_seconds: lag.seconds,
+        }
+    }
+
+    fn problems(&self, now: Instant) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let mut add = |code: &str, what: String, action: &str| {
+            problems.push(Problem { code: code.to_owned(), what, action: action.to_owned() });
+        };
+        if let Some(why) = &self.fenced {
+            add("fenced", why.clone(), "stop this daemon: another one commits to this Tier-3");
+        }
+        if let Some((since, why)) = &self.tier3_away {
+            let seconds = now.saturating_duration_since(*since).as_secs();
+            let lag = self.lag(now, None);
+            let what =
+                format!("Tier-3 has not taken anything for {seconds} s, {} bytes wait: {why}", lag.bytes);
+            add(
+                "tier3_away",
+                what,
+                "nothing is lost while this node lives; repair Tier-3, it is tried again by itself",
+            );
+        }
+        let sealed: BTreeSet<_> = if self.scrub.bad.is_empty() {
+            BTreeSet::new()
+        } else {
+            self.ledger.files().filter_map(|(_, view)| Some((view.file, view.sealed()?))).collect()
+        };
+        // Bytes that were saved again are another seal, and the old ones matter to nobody.
+        for (_, what) in self.scrub.bad.iter().filter(|(of, _)| sealed.contains(of)) {
+            add("host_corrupt", what.clone(), "save it again; nothing that was committed is affected");
+        }
+        for what in &self.passed_over {
+            add(
+                "tier3_not_believed",
+                what.clone(),
+                "`ckptctl verify --deep` tells what is still recoverable",
+            );
+        }
+        for book in self.ledger.books.values() {
+            if let Some((_, version)) = book.versions.iter().next_back()
+                && let Stage::Failed { why } = &version.stage
+            {
+                add("not_committed", format!("{}: {why}", text(&book.path())), "save this checkpoint again");
+            }
+        }
+        if self.ledger.unnameable > 0 {
+            let what = format!("{} names cannot be kept in Tier-3", self.ledger.unnameable);
+            add("unnameable", what, "use shorter paths");
+        }
+        problems
+    }
+
+    fn tiers(&self) -> Vec<TierStatus> {
+        let usage = self.shared.tier1.usage();
+        let warm = usage.warm_fraction();
+        let full = usage.available_bytes < 64 << 20;
+        let state = match (full, warm < 0.95 && self.shared.settings.tier1.ballast) {
+            (true, _) => TierState::Full,
+            (false, true) => TierState::Warming,
+            (false, false) => TierState::Ok,
+        };
+        let users = [
+            ("journal", usage.journal_bytes),
+            ("files", usage.files_bytes),
+            ("lingering", usage.lingering_bytes),
+        ];
+        let mut host_files = 0;
+        let (mut object_files, mut object_bytes) = (0, 0);
+        for (_, view) in self.ledger.files() {
+            host_files += u64::from(view.host);
+            if view.object.is_some() {
+                object_files += 1;
+                object_bytes += view.size_bytes;
+            }
+        }
+        let private = &self.shared.tier1.capabilities().private_tmpfs;
+        let tier1 = TierStatus {
+            name: "tier1".to_owned(),
+            used_bytes: usage.used_bytes,
+            size_bytes: Some(usage.size_bytes),
+            warm_fraction: Some(warm),
+            state,
+            medium: if private.works {
+                "private tmpfs".to_owned()
+            } else {
+                format!("directory ({})", private.reason)
+            },
+            files: host_files,
+            used_by: users.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect(),
+            queued_bytes: 0,
+            fencing: None,
+            part_checksums: None,
+            notes: Vec::new(),
+        };
+        let store = &self.shared.drain.store;
+        let mut notes = Vec::new();
+        if store.describe().starts_with("file://") {
+            notes.push(
+                "Tier-3 is a local directory: commits do not survive the loss of this machine".to_owned(),
+            );
+        }
+        let tier3 = TierStatus {
+            name: "tier3".to_owned(),
+            used_bytes: object_bytes,
+            size_bytes: None,
+            warm_fraction: None,
+            state: if self.tier3_away.is_some() { TierState::Away } else { TierState::Ok },
+            medium: store.describe(),
+            files: object_files,
+            used_by: BTreeMap::new(),
+            queued_bytes: self.lag(Instant::now(), None).bytes,
+            fencing: Some(self.shared.drain.fencing),
+            part_checksums: Some(self.shared.drain.part_checksums),
+            notes,
+        };
+        vec![tier1, tier3]
+    }
+}

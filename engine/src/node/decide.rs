@@ -1,0 +1,455 @@
+//! What a book should do next.
+//!
+//! Owns: the facts a verdict needs, and what follows from it. Does not own: the verdict (protocol), carrying it out
+//! (`run`). Nothing is changed here: a decision is a value.
+
+use crate::namespace::{FileState, FileView, NodeId, WriterId};
+use crate::node::Shared;
+use crate::node::book::{Book, LooseStage, Number, ParsedIndex, Stage};
+use crate::node::ledger::{Contents, Ledger, contents};
+use crate::save::commit::AttemptFile;
+use crate::save::loose::LooseUpload;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+use tidemark_protocol::evidence::{
+    Covered, Facts, Fate, FileFact, IndexError, Told, Verdict, Writer, complete, parse_index,
+};
+use tidemark_protocol::file::FileState as FactState;
+use tidemark_protocol::format::FORMAT;
+use tidemark_protocol::id::{AttemptId, Generation};
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink};
+use tidemark_protocol::path::{RawText, RelPath};
+use tidemark_protocol::recognise::{Candidate, IndexKind};
+use tidemark_protocol::record::{Evidence, Record, RecordFile};
+
+/// What follows from looking at a book.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) action: Action,
+    /// Time alone may change the outcome: look again.
+    pub(crate) unsettled: bool,
+    /// Indices that were read on the way.
+    pub(crate) indices: BTreeMap<RelPath, ParsedIndex>,
+}
+
+/// See [`Outcome`].
+#[derive(Debug)]
+pub(crate) enum Action {
+    None,
+    /// An index proves the exact size of this cut file: it counts as closed.
+    Accept(NodeId),
+    /// A new version contains this file, whose bytes are only in Tier-3.
+    Fetch(NodeId),
+    Start(Box<Plan>),
+    /// A provisional version has evidence now.
+    Raise {
+        number: Number,
+        evidence: Evidence,
+        detail: String,
+    },
+}
+
+/// A version to begin.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) record: Record,
+    pub(crate) contents: Contents,
+    pub(crate) files: Vec<AttemptFile>,
+    pub(crate) directories: Vec<Directory>,
+    pub(crate) hard_links: Vec<HardLink>,
+}
+
+/// Indices read in one look; a checkpoint has one or two.
+const INDICES_MAX: usize = 64;
+
+/// Looks at a book as the tree stands.
+pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) -> Outcome {
+    let mut outcome =
+        Outcome { verdict: None, action: Action::None, unsettled: false, indices: BTreeMap::new() };
+    let Some(candidate) = &book.candidate else { return outcome };
+    let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
+    if files.len() != candidate.files.len() {
+        // The scope is being grouped again; it becomes due then.
+        return outcome;
+    }
+    let present = contents(files.iter().copied());
+    let covering = present.as_ref().and_then(|present| {
+        book.versions.iter().rev().find(|(_, version)| is_covered(present, &version.contents))
+    });
+    let raise = match covering {
+        // Aborted contents are tried again as the next version.
+        Some((_, version)) if matches!(version.stage, Stage::Aborted) => None,
+        Some((number, version)) if version.stage.is_alive() && !version.record.evidence.commits() => {
+            Some(*number)
+        }
+        Some(_) => return outcome,
+        None => None,
+    };
+    let now_ns = shared.now_ns();
+    let file_facts: BTreeMap<_, _> = files.iter().map(|(path, view)| ((*path).clone(), fact(view))).collect();
+    let settle_ns = settle_ns(shared);
+    let verdict = loop {
+        let indices: BTreeMap<RelPath, Result<Covered, IndexError>> =
+            known_indices(book, &outcome.indices, &files);
+        let facts = Facts {
+            files: &file_facts,
+            indices: &indices,
+            told,
+            history: ledger.history.get(&candidate.id.run),
+            succeeded: succeeded(ledger, candidate, &files),
+            settle_ns,
+        };
+        match complete(ledger.rules(), candidate, &facts, now_ns) {
+            Verdict::ReadIndex { path, kind } if outcome.indices.len() < INDICES_MAX => {
+                match read_index(shared, &files, &path, kind) {
+                    Some(index) => {
+                        outcome.indices.insert(path, index);
+                    }
+                    // Not sealed yet: its seal makes the book due.
+                    None => {
+                        break Verdict::Open { why: format!("{path} is being sealed"), again_at_ns: None };
+                    }
+                }
+            }
+            verdict => break verdict,
+        }
+    };
+    outcome.unsettled = true;
+    outcome.action = match (&verdict, raise, &present) {
+        (Verdict::Complete { evidence, detail }, Some(number), _) => {
+            Action::Raise { number, evidence: *evidence, detail: detail.clone() }
+        }
+        (Verdict::Complete { evidence, detail }, None, Some(present)) => {
+            start(shared, book, candidate, &files, present, *evidence, detail.clone())
+        }
+        (Verdict::Settled { detail }, None, Some(present)) => {
+            start(shared, book, candidate, &files, present, Evidence::Quiescence, detail.clone())
+        }
+        (Verdict::Complete { .. }, None, None) => {
+            // Complete although a file is cut: its size was proved. Others are being sealed.
+            let cut = files.iter().find(|(_, view)| matches!(view.state, FileState::Cut));
+            cut.map_or(Action::None, |(_, view)| Action::Accept(view.node))
+        }
+        _ => Action::None,
+    };
+    outcome.verdict = Some(verdict);
+    outcome
+}
+
+/// Whether `present` holds nothing that `version` does not: the same bytes, or fewer because names were removed.
+/// Removing files from a checkpoint does not make a new version of it.
+pub(crate) fn is_covered(present: &Contents, version: &Contents) -> bool {
+    present.iter().all(|(path, seal)| version.get(path) == Some(seal))
+}
+
+fn settle_ns(shared: &Shared) -> i64 {
+    #[expect(clippy::cast_possible_truncation, reason = "settings allow at most a day")]
+    let ns = (shared.settings.save.settle_s * 1e9) as i64;
+    ns
+}
+
+fn fact(view: &Arc<FileView>) -> FileFact {
+    let state = match &view.state {
+        FileState::Open { writers } => FactState::Open { writers: *writers },
+        FileState::Closed => FactState::Closed,
+        FileState::Cut => FactState::Cut,
+        FileState::Mapped => FactState::Mapped,
+        FileState::Sealed { seal, size_bytes, crc, chunks } => {
+            FactState::Sealed(tidemark_protocol::file::Seal {
+                number: *seal,
+                size_bytes: *size_bytes,
+                crc64nvme: *crc,
+                chunks: Arc::clone(chunks),
+            })
+        }
+    };
+    let cut = matches!(view.state, FileState::Cut);
+    FileFact {
+        state,
+        size_bytes: view.size_bytes,
+        published_at_ns: view.published_ns,
+        vouched: view.fsynced_or_renamed,
+        writers: view.writers.iter().map(|writer| fate(writer, cut)).collect(),
+    }
+}
+
+fn fate(writer: &WriterId, cut: bool) -> Writer {
+    let fate = match (is_alive(writer), cut) {
+        (true, _) => Fate::Alive,
+        (false, true) => Fate::Killed,
+        (false, false) => Fate::Gone,
+    };
+    Writer {
+        session: writer.session.0.clone(),
+        process: (writer.tgid, writer.start_time_ticks),
+        environment_seen: writer.environment_seen,
+        world_size: writer.world_size,
+        rank: writer.rank,
+        fate,
+    }
+}
+
+/// Whether the very process still runs: same number, same start.
+fn is_alive(writer: &WriterId) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", writer.tgid)) else { return false };
+    // The command in parentheses may hold anything; what follows the last one is plain.
+    let Some((_, rest)) = stat.rsplit_once(')') else { return false };
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next();
+    // Field 22 of the whole is the 20th after the command; the state was the first of them.
+    let start = fields.nth(18).and_then(|ticks| ticks.parse::<u64>().ok());
+    start == Some(writer.start_time_ticks) && !matches!(state, Some("Z" | "X"))
+}
+
+/// Every process that wrote this candidate has begun a later one of the same run.
+fn succeeded(ledger: &Ledger, candidate: &Candidate, files: &[(&RelPath, &Arc<FileView>)]) -> bool {
+    let Some(step) = candidate.step else { return false };
+    let writers: BTreeSet<_> =
+        files.iter().flat_map(|(_, view)| &view.writers).map(|w| (w.tgid, w.start_time_ticks)).collect();
+    if writers.is_empty() {
+        return false;
+    }
+    let mut later = BTreeSet::new();
+    for book in ledger.books.values() {
+        let Some(other) = &book.candidate else { continue };
+        if other.id.run != candidate.id.run || other.step.is_none_or(|other| other <= step) {
+            continue;
+        }
+        for (_, view) in ledger.files_of(other, &book.scope) {
+            later.extend(view.writers.iter().map(|w| (w.tgid, w.start_time_ticks)));
+        }
+    }
+    writers.is_subset(&later)
+}
+
+/// The indices of the candidate that were read at their present seal.
+fn known_indices(
+    book: &Book,
+    fresh: &BTreeMap<RelPath, ParsedIndex>,
+    files: &[(&RelPath, &Arc<FileView>)],
+) -> BTreeMap<RelPath, Result<Covered, IndexError>> {
+    let mut known = BTreeMap::new();
+    for (path, view) in files {
+        let FileState::Sealed { seal, .. } = view.state else { continue };
+        let index = fresh.get(*path).or_else(|| book.indices.get(*path));
+        if let Some(index) = index.filter(|index| index.of == (view.file, seal)) {
+            let covered = match &index.covered {
+                Ok(covered) => Ok(Covered::clone(covered)),
+                // The error was said when it was read; the verdict needs only that there is one.
+                Err(()) => Err(IndexError::Empty),
+            };
+            known.insert((*path).clone(), covered);
+        }
+    }
+    known
+}
+
+fn read_index(
+    shared: &Shared,
+    files: &[(&RelPath, &Arc<FileView>)],
+    path: &RelPath,
+    kind: IndexKind,
+) -> Option<ParsedIndex> {
+    let (_, view) = files.iter().find(|(found, _)| *found == path)?;
+    let FileState::Sealed { seal, .. } = view.state else { return None };
+    let pin = shared.namespace.pin_seal(view.file, seal)?;
+    let covered = match pin.backing.map() {
+        Ok(mapping) => parse_index(kind, &mapping).map_err(|error| {
+            tracing::warn!(%path, error = &error as &dyn std::error::Error, "an index proves nothing");
+        }),
+        Err(error) => {
+            tracing::error!(%path, %error, "an index could not be read from Tier-1");
+            return None;
+        }
+    };
+    Some(ParsedIndex { of: (view.file, seal), covered: covered.map(Arc::new) })
+}
+
+fn start(
+    shared: &Shared,
+    book: &Book,
+    candidate: &Candidate,
+    files: &[(&RelPath, &Arc<FileView>)],
+    present: &Contents,
+    evidence: Evidence,
+    detail: String,
+) -> Action {
+    let version = book.version_id(book.next_number());
+    let mut participants = vec![shared.drain.life.clone()];
+    let mut entries = Vec::with_capacity(files.len());
+    let mut attempt_files: Vec<AttemptFile> = Vec::with_capacity(files.len());
+    let mut hard_links = Vec::new();
+    for (path, view) in files {
+        let FileState::Sealed { seal, size_bytes, crc, chunks } = &view.state else {
+            unreachable!("contents are present only when every file is sealed")
+        };
+        let entry = RecordFile {
+            path: (*path).clone(),
+            file: view.file,
+            seal: *seal,
+            size_bytes: *size_bytes,
+            crc64nvme: *crc,
+        };
+        // Bytes that an earlier life of this node wrote, found again in Tier-3.
+        let life = NodeLife { node: shared.drain.life.node.clone(), incarnation: view.file.incarnation };
+        if !participants.contains(&life) {
+            participants.push(life);
+        }
+        entries.push(entry.clone());
+        if let Some(first) = attempt_files.iter().find(|file| file.entry.file == view.file) {
+            hard_links.push(HardLink { path: (*path).clone(), to: first.entry.path.clone() });
+            continue;
+        }
+        let Some(pin) = shared.namespace.pin_seal(view.file, *seal) else {
+            return if view.host { Action::None } else { Action::Fetch(view.node) };
+        };
+        attempt_files.push(AttemptFile {
+            entry,
+            attributes: attributes(view),
+            chunks: Arc::clone(chunks),
+            pin: Some(Arc::new(pin)),
+        });
+    }
+    let record = Record {
+        format: FORMAT,
+        version,
+        attempt: AttemptId(getrandom::u64().expect("the kernel has random numbers")),
+        step: candidate.step,
+        framework: candidate.framework.clone(),
+        evidence,
+        evidence_detail: detail,
+        epoch: shared.drain.epoch,
+        completed_at_ns: shared.now_ns(),
+        participants,
+        files: entries,
+    };
+    let directories = directories(shared, book, files);
+    Action::Start(Box::new(Plan {
+        record,
+        contents: present.clone(),
+        files: attempt_files,
+        directories,
+        hard_links,
+    }))
+}
+
+fn attributes(view: &FileView) -> Attributes {
+    let xattrs = view.xattrs.iter().map(|(name, value)| (RawText(name.clone()), Base64(value.clone())));
+    Attributes {
+        mode: view.mode,
+        uid: view.uid,
+        gid: view.gid,
+        mtime_ns: view.mtime_ns,
+        xattrs: xattrs.collect(),
+    }
+}
+
+/// The directories that hold the checkpoint's files, the checkpoint's own included where it is one.
+fn directories(shared: &Shared, book: &Book, files: &[(&RelPath, &Arc<FileView>)]) -> Vec<Directory> {
+    let Ok(top) = RelPath::new(book.path()) else { return Vec::new() };
+    let mut paths = BTreeSet::new();
+    for (path, _) in files {
+        let above = std::iter::successors(path.parent(), RelPath::parent);
+        paths.extend(above.take_while(|directory| *directory == top || directory.is_below(&top)));
+    }
+    let mut directories = Vec::new();
+    for path in paths {
+        let Some(node) = shared.namespace.node_at(path.as_bytes()) else { continue };
+        let Ok(attr) = shared.namespace.getattr(node) else { continue };
+        let attributes = Attributes {
+            mode: attr.mode,
+            uid: attr.uid,
+            gid: attr.gid,
+            mtime_ns: attr.mtime_ns,
+            xattrs: BTreeMap::new(),
+        };
+        directories.push(Directory { path, attributes });
+    }
+    directories
+}
+
+/// What a loose file should do next.
+#[derive(Debug)]
+pub(crate) enum LooseAction {
+    None,
+    /// Look again as time passes.
+    Later,
+    /// Its bytes are only in Tier-3, under another name.
+    Fetch(NodeId),
+    Upload(Box<LooseUpload>),
+}
+
+/// Looks at a loose file. `urgent`: somebody waits, so nothing settles first.
+pub(crate) fn look_loose(
+    shared: &Shared,
+    ledger: &Ledger,
+    path: &RelPath,
+    now: Instant,
+    urgent: bool,
+) -> LooseAction {
+    let (Some(book), Some(view)) = (ledger.loose.get(path), ledger.file(path)) else {
+        return LooseAction::None;
+    };
+    let FileState::Sealed { seal, size_bytes, crc, chunks } = &view.state else { return LooseAction::None };
+    let of = (view.file, *seal);
+    match &book.stage {
+        LooseStage::Uploaded { of: done } if *done == of => return LooseAction::None,
+        LooseStage::Uploading => return LooseAction::Later,
+        LooseStage::Waiting { until, .. } if *until > now => return LooseAction::Later,
+        LooseStage::Idle | LooseStage::Waiting { .. } | LooseStage::Uploaded { .. } => {}
+    }
+    if !urgent && shared.now_ns() < view.closed_ns.saturating_add(settle_ns(shared)) {
+        return LooseAction::Later;
+    }
+    // Only one name of a file carries its bytes; the others are hard links in the tree document.
+    if view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes()) {
+        return LooseAction::None;
+    }
+    let Some(pin) = shared.namespace.pin_seal(view.file, *seal) else {
+        // Renamed while it was cold: the new name needs bytes of its own in Tier-3.
+        return if view.host { LooseAction::Later } else { LooseAction::Fetch(view.node) };
+    };
+    let generation = book.generation.map_or(Generation(1), Generation::next);
+    LooseAction::Upload(Box::new(LooseUpload {
+        path: path.clone(),
+        generation,
+        file: view.file,
+        seal: *seal,
+        size_bytes: *size_bytes,
+        crc: *crc,
+        chunks: Arc::clone(chunks),
+        attributes: attributes(view),
+        session: view.writers.first().map(|writer| writer.session.0.clone()),
+        closed_at_ns: view.closed_ns,
+        pin: Arc::new(pin),
+    }))
+}
+
+/// A verdict as a sentence.
+pub(crate) fn verdict_text(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Complete { detail, .. } | Verdict::Settled { detail } => detail.clone(),
+        Verdict::Open { why, .. } | Verdict::Torn { why } => why.clone(),
+        Verdict::Incomplete { missing, why } if missing.is_empty() => why.clone(),
+        Verdict::Incomplete { missing, why } => format!("{why}: {}", missing.join(", ")),
+        Verdict::ReadIndex { path, .. } => format!("{path} is to be read"),
+    }
+}
+
+/// What a book waits for, as a sentence.
+pub(crate) fn waits_for(book: &Book) -> String {
+    book.verdict.as_ref().map_or_else(|| "it has just been seen".to_owned(), verdict_text)
+}
+
+/// Only time is missing.
+pub(crate) fn is_settling(book: &Book) -> bool {
+    matches!(
+        book.verdict,
+        None | Some(
+            Verdict::Open { again_at_ns: Some(_), .. } | Verdict::Complete { .. } | Verdict::Settled { .. }
+        )
+    )
+}

@@ -1,0 +1,325 @@
+//! Who waits for what to be durable: `flush`, and the end of the daemon.
+//!
+//! Owns: the waiting, what is still pending and why. Does not own: uploading (`run`) or what counts as complete
+//! (protocol).
+
+use crate::namespace::FileState;
+use crate::node::book::{Book, LooseStage, Stage};
+use crate::node::decide;
+use crate::node::run::{Engine, Node};
+use std::time::{Duration, Instant};
+use tidemark_protocol::evidence::Told;
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::report::{CheckpointRef, Flush, Pending, PendingReason, Progress};
+use tokio::sync::oneshot;
+
+/// A flush looks at what is pending this often: each look costs a pass over the books.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Entries of a pending list; a flush of 100,000 open files need not name them all.
+const PENDING_MAX: usize = 1000;
+
+/// Those who wait.
+#[derive(Debug, Default)]
+pub(crate) struct Flushes {
+    waiting: Vec<Waiter>,
+    looked: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    place: Vec<u8>,
+    until: Option<Instant>,
+    told: Told,
+    /// The end of the daemon waits only for what can still move by itself.
+    ending: bool,
+    answer: Option<oneshot::Sender<FlushOutcome>>,
+    began: Instant,
+}
+
+/// How a flush ended.
+#[derive(Debug, Default)]
+pub struct FlushOutcome {
+    pub pending: Vec<Pending>,
+    pub timed_out: bool,
+    pub tier3_away: bool,
+}
+
+impl Flushes {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// What the flushes that cover `path` say of it.
+    pub(crate) fn told(&self, path: &[u8]) -> Told {
+        let covering = self.waiting.iter().filter(|waiter| covers(&waiter.place, path));
+        covering.map(|waiter| waiter.told).max().unwrap_or_default()
+    }
+}
+
+/// Whether `path` is `place` or lies below it.
+pub(crate) fn covers(place: &[u8], path: &[u8]) -> bool {
+    place.is_empty() || path.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+}
+
+impl Engine {
+    fn begin_flush(
+        &mut self,
+        place: Vec<u8>,
+        until: Option<Instant>,
+        told: Told,
+        ending: bool,
+    ) -> oneshot::Receiver<FlushOutcome> {
+        let (answer, answered) = oneshot::channel();
+        // What was closed just before must be seen, however far behind the watcher is.
+        let nodes: Vec<_> =
+            self.shared.namespace.views_below(&place).into_iter().map(|view| view.node).collect();
+        self.ledger.refresh(&self.shared.namespace, &nodes);
+        self.flushes.waiting.push(Waiter {
+            place,
+            until,
+            told,
+            ending,
+            answer: Some(answer),
+            began: Instant::now(),
+        });
+        // Somebody waits: the drain may use the whole link, and everything is looked at again.
+        self.shared.drain.with_pace(|pace, _| pace.lift());
+        self.ledger.due.extend(self.ledger.books.keys().cloned());
+        self.ledger.loose_due.extend(self.ledger.loose.keys().cloned());
+        self.flushes.looked = None;
+        self.ledger.tree_changed = true;
+        answered
+    }
+
+    /// Answers the flushes whose place is durable, or whose time is up.
+    pub(crate) fn answer_flushes(&mut self, now: Instant) {
+        if self.flushes.is_empty() {
+            return;
+        }
+        let early =
+            self.flushes.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_EVERY);
+        if early {
+            return;
+        }
+        self.flushes.looked = Some(now);
+        let mut waiting = std::mem::take(&mut self.flushes.waiting);
+        waiting.retain_mut(|waiter| {
+            if waiter.answer.as_ref().is_none_or(oneshot::Sender::is_closed) {
+                return false;
+            }
+            // What was closed just before the flush may not have been noticed yet.
+            let noticed =
+                !self.ledger.is_stale() && now.saturating_duration_since(waiter.began) >= LOOK_EVERY;
+            let mut pending = self.pending(&waiter.place);
+            let timed_out = waiter.until.is_some_and(|until| until <= now);
+            let waits = |pending: &Pending| match pending.reason {
+                PendingReason::Torn => false,
+                PendingReason::Open | PendingReason::Mapped | PendingReason::Incomplete => !waiter.ending,
+                PendingReason::Uploading | PendingReason::Unknown => true,
+            };
+            // A fenced node commits nothing more: what is pending stays so, however long anyone waits.
+            let moves = self.fenced.is_none() && pending.iter().any(waits);
+            if !timed_out && (!noticed || moves || self.tree_is_pending(waiter.began)) {
+                return true;
+            }
+            if self.tree_is_pending(waiter.began) {
+                let what = "the names outside checkpoints are not in Tier-3 yet".to_owned();
+                pending.push(Pending { path: String::new(), reason: PendingReason::Uploading, what });
+            }
+            pending.truncate(PENDING_MAX);
+            let outcome = FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_some() };
+            let answer = waiter.answer.take().expect("it was there a moment ago");
+            // The client hung up: nobody needs the answer.
+            let _ = answer.send(outcome);
+            false
+        });
+        self.flushes.waiting.append(&mut waiting);
+    }
+
+    /// Everything at or below `place` that is not durable, and why.
+    pub(crate) fn pending(&self, place: &[u8]) -> Vec<Pending> {
+        let mut pending = Vec::new();
+        for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
+            pending.extend(self.pending_book(book));
+        }
+        for (path, book) in self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes())) {
+            let Some(view) = self.ledger.file(path) else { continue };
+            let sealed = match &view.state {
+                FileState::Sealed { seal, .. } => Some((view.file, *seal)),
+                _ => None,
+            };
+            let done = matches!(&book.stage, LooseStage::Uploaded { of } if Some(*of) == sealed);
+            // A further name of a file: its first name carries the bytes, the tree document the link.
+            let further = view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes());
+            if done || further {
+                continue;
+            }
+            let why = match &book.stage {
+                LooseStage::Waiting { why, .. } => Some(why.clone()),
+                LooseStage::Idle | LooseStage::Uploading | LooseStage::Uploaded { .. } => None,
+            };
+            pending.push(pending_file(path, &view.state, why));
+        }
+        pending
+    }
+
+    fn pending_book(&self, book: &Book) -> Option<Pending> {
+        let candidate = book.candidate.as_ref()?;
+        let path = String::from_utf8_lossy(&book.path()).into_owned();
+        let row = |reason, what: String| Some(Pending { path: path.clone(), reason, what });
+        let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
+        let contents = crate::node::ledger::contents(files.iter().copied());
+        let newest = book.newest();
+        if let (Some(contents), Some((_, version))) = (&contents, newest)
+            && decide::is_covered(contents, &version.contents)
+        {
+            return match &version.stage {
+                Stage::Committed { .. } => None,
+                Stage::Waiting { why, .. } => row(PendingReason::Uploading, why.clone()),
+                Stage::Prepared { .. } if !version.record.evidence.commits() => {
+                    row(PendingReason::Incomplete, decide::waits_for(book))
+                }
+                _ => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
+            };
+        }
+        if book.is_torn() {
+            return row(PendingReason::Torn, decide::waits_for(book));
+        }
+        for (path, view) in &files {
+            match view.state {
+                FileState::Open { writers } => {
+                    return row(PendingReason::Open, format!("{path} has {writers} open writers"));
+                }
+                FileState::Mapped => return row(PendingReason::Mapped, format!("{path} is mapped writable")),
+                FileState::Closed | FileState::Cut | FileState::Sealed { .. } => {}
+            }
+        }
+        if contents.is_none() && !files.iter().any(|(_, view)| matches!(view.state, FileState::Cut)) {
+            return row(PendingReason::Uploading, "its files are being sealed".to_owned());
+        }
+        // A failed version covers these contents: nothing will make them whole.
+        if let Some((_, version)) = book.versions.iter().next_back()
+            && let (Stage::Failed { why }, Some(contents)) = (&version.stage, &contents)
+            && decide::is_covered(contents, &version.contents)
+        {
+            return row(PendingReason::Torn, why.clone());
+        }
+        let settling = decide::is_settling(book);
+        let reason = if settling { PendingReason::Uploading } else { PendingReason::Incomplete };
+        row(reason, decide::waits_for(book))
+    }
+}
+
+fn pending_file(path: &RelPath, state: &FileState, why: Option<String>) -> Pending {
+    let (reason, what) = match state {
+        FileState::Open { writers } => (PendingReason::Open, format!("{writers} open writers")),
+        FileState::Mapped => (PendingReason::Mapped, "a writable mapping of it lives".to_owned()),
+        FileState::Cut => (PendingReason::Torn, "its writer was killed before it closed it".to_owned()),
+        FileState::Closed => (PendingReason::Uploading, "it is being sealed".to_owned()),
+        FileState::Sealed { .. } => {
+            (PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned())
+        }
+    };
+    Pending { path: path.to_string(), reason, what: why.unwrap_or(what) }
+}
+
+impl Node {
+    /// Makes everything closed at or below `place` durable. `wait` says whether to stay until it is, at most for
+    /// `timeout`. Dropping the future ends the waiting, not the uploads.
+    pub async fn flush(
+        &self,
+        place: Vec<u8>,
+        wait: bool,
+        timeout: Option<Duration>,
+        progress: impl Fn(Progress),
+    ) -> Option<Flush> {
+        let metrics = &self.shared().metrics;
+        let (files_before, bytes_before) = (metrics.upload_files.get(), metrics.upload_bytes.get());
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        let since = self.shared().events.since(0).last().map_or(0, |event| event.number);
+        let begun = place.clone();
+        let answered = self.ask(move |engine| engine.begin_flush(begun, until, Told::Flush, false)).await?;
+        let outcome = if wait {
+            let mut answered = answered;
+            let mut tick = tokio::time::interval(Duration::from_millis(500));
+            loop {
+                tokio::select! {
+                    outcome = &mut answered => break outcome.ok()?,
+                    _ = tick.tick() => {
+                        let place = place.clone();
+                        let left = self.ask(move |engine| engine.pending(&place).len()).await?;
+                        let done_bytes = metrics.upload_bytes.get() - bytes_before;
+                        let done_files = metrics.upload_files.get() - files_before;
+                        progress(Progress {
+                            done_bytes,
+                            total_bytes: done_bytes + self.lag_bytes().await?,
+                            done_files,
+                            total_files: done_files + u64::try_from(left).unwrap_or(u64::MAX),
+                            now: None,
+                        });
+                    }
+                }
+            }
+        } else {
+            FlushOutcome::default()
+        };
+        let committed =
+            self.shared().events.since(since).into_iter().filter(|event| event.kind == "committed");
+        let paths: Vec<String> = committed.filter_map(|event| event.path).collect();
+        let refs = self.ask(move |engine| engine.refs(&paths)).await?;
+        Some(Flush {
+            waited: wait,
+            uploaded_files: metrics.upload_files.get() - files_before,
+            uploaded_bytes: metrics.upload_bytes.get() - bytes_before,
+            committed: refs,
+            pending: outcome.pending,
+            timed_out: outcome.timed_out,
+            tier3_away: outcome.tier3_away,
+        })
+    }
+
+    async fn lag_bytes(&self) -> Option<u64> {
+        self.ask(|engine| engine.lag(Instant::now(), None).bytes).await
+    }
+
+    /// The end of the daemon: seals, uploads and commits what can be, for at most `timeout`; answers what is not
+    /// durable then.
+    pub async fn drain(&self, timeout: Duration) -> Option<FlushOutcome> {
+        let until = Some(Instant::now() + timeout);
+        let answered = self
+            .ask(move |engine| {
+                engine.draining = true;
+                engine.begin_flush(Vec::new(), until, Told::No, true)
+            })
+            .await?;
+        answered.await.ok()
+    }
+}
+
+impl Engine {
+    fn refs(&self, paths: &[String]) -> Vec<CheckpointRef> {
+        let books = self.ledger.books.values();
+        books
+            .filter(|book| paths.iter().any(|path| *path == String::from_utf8_lossy(&book.path())))
+            .filter_map(|book| {
+                let (&number, version) = book.committed()?;
+                Some(crate::node::answer::reference(book, number, version))
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::covers;
+
+    #[test]
+    fn a_place_covers_itself_and_what_is_below_it_only() {
+        assert!(covers(b"", b"anything"));
+        assert!(covers(b"r/a", b"r/a"));
+        assert!(covers(b"r/a", b"r/a/b"));
+        assert!(!covers(b"r/a", b"r/ab"));
+        assert!(!covers(b"r/a", b"r"));
+    }
+}

@@ -1,0 +1,72 @@
+//! The loop that owns everything one node knows of its checkpoints.
+//!
+//! `let what = select().await; apply(what); step()`: it waits for changed files, finished jobs, questions or a
+//! moment; notes them; and then looks at what is due. Only one thing happens at a time, so there are no locks around
+//! what it knows and no order of events to be afraid of. The price is that anything that takes long must be a job
+//! (`jobs`) whose end is one more event, and that a question from outside waits its turn.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `ledger` | files, groups, books |
+//! | `book` | one checkpoint over its versions |
+//! | `decide` | what a book should do next |
+//! | `run` | the loop, and which jobs it starts |
+//! | `apply` | what follows from the end of a job |
+//! | `jobs` | the bodies of jobs |
+//! | `flush` | who waits for what to be durable |
+//! | `recover` | from what Tier-3 holds to a tree |
+//! | `scrub`, `verify` | looking at bytes at rest, and healing them |
+//! | `answer` | reports for people |
+//! | `events` | what happened lately |
+
+mod answer;
+mod apply;
+mod book;
+mod decide;
+mod events;
+mod flush;
+mod jobs;
+mod ledger;
+mod recover;
+mod run;
+mod scrub;
+mod tree;
+mod verify;
+
+pub use answer::{Identity, Standing, Wanted};
+pub use events::Events;
+pub use flush::FlushOutcome;
+pub use jobs::{RestoreError, restore};
+pub use recover::{RecoverError, Recovered, recover};
+pub use run::{ATTEMPTS_IN_FLIGHT_MAX, Node, NodeParts, QUESTIONS_MAX};
+
+use crate::metrics::Metrics;
+use crate::namespace::{Clock, Namespace};
+use crate::save::drain::Drain;
+use crate::save::predict::Sizes;
+use crate::settings::Settings;
+use crate::tier1::Tier1;
+use std::sync::Arc;
+
+/// What the loop, its jobs and those who ask all use; each part takes care of its own threads.
+#[derive(Debug)]
+pub struct Shared {
+    pub settings: Settings,
+    pub namespace: Arc<Namespace>,
+    pub tier1: Arc<Tier1>,
+    pub drain: Arc<Drain>,
+    pub metrics: Arc<Metrics>,
+    pub events: Events,
+    pub clock: Clock,
+    pub sizes: Arc<Sizes>,
+    /// Threads that hash one file.
+    pub seal_threads: usize,
+    /// Chunks of one cold file on their way at once.
+    pub fetches_in_flight: usize,
+}
+
+impl Shared {
+    pub(crate) fn now_ns(&self) -> i64 {
+        (self.clock.0)()
+    }
+}

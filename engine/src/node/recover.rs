@@ -1,0 +1,327 @@
+//! From what Tier-3 holds to a tree whose files are cold, when the daemon starts with empty memory.
+//!
+//! Owns: which version of a checkpoint the tree shows, and what becomes of attempts that nobody decided. Does not
+//! own: reading Tier-3 (`restore::locate`), the markers (`save::commit`).
+
+use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
+use crate::node::Shared;
+use crate::node::book::{Book, LooseBook, LooseStage, Stage, VersionBook};
+use crate::node::run::error_text;
+use crate::restore::locate::{self, CommittedVersion, PassedOver, UndecidedAttempt};
+use crate::save::commit::{self, Attempt, CommitError};
+use crate::store::StoreError;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
+use tidemark_protocol::id::Generation;
+use tidemark_protocol::key::{Key, Series, VersionId, VersionRef};
+use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
+use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::record::{Record, RecordFile};
+
+/// What the loop starts with.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    pub(crate) books: BTreeMap<CheckpointId, Book>,
+    pub(crate) loose: BTreeMap<RelPath, LooseBook>,
+    pub(crate) removed_loose: BTreeMap<RelPath, Generation>,
+    pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
+    pub(crate) tree_number: u64,
+    pub(crate) passed_over: Vec<String>,
+}
+
+/// Why the daemon cannot start on this Tier-3.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    #[error("Tier-3 cannot be read at start")]
+    Store(#[from] StoreError),
+    #[error("an attempt that an earlier start left undecided cannot be decided")]
+    Decide(#[from] CommitError),
+}
+
+/// Reads Tier-3, decides what was left undecided, and fills the (empty) namespace with cold files.
+///
+/// Costs a read of every marker and manifest, and memory for the tree. Nothing is fetched.
+pub async fn recover(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
+    let store = &shared.drain.store;
+    let catalog = locate::read(store).await?;
+    let mut passed_over = catalog.passed_over;
+    let (tree_number, tree) = locate::newest::<TreeDocument>(store, &Series::Tree, &mut passed_over).await?;
+    let loose = locate::loose(store, &mut passed_over).await?;
+    let mut recovered = Recovered { tree_number, ..Recovered::default() };
+    for version in catalog.aborted {
+        recovered.close(&version, Stage::Aborted, shared);
+    }
+    for version in catalog.retired {
+        recovered.close(&version, Stage::Aborted, shared);
+    }
+    for passed in &passed_over {
+        // A decision that cannot be read has used its number: the next version must not ask for the same marker.
+        if let Ok(Key::Committed { version } | Key::Manifest { version, .. }) = passed.key.parse() {
+            recovered.close(&version, Stage::Aborted, shared);
+        }
+    }
+    for CommittedVersion { marker, manifest } in catalog.committed {
+        let epoch = marker.epoch;
+        let number = (marker.version.timeline, marker.version.version);
+        let version = VersionBook {
+            record: record_of(&manifest),
+            contents: contents_of(&manifest.files, &manifest),
+            previous: marker.previous,
+            stage: Stage::Committed { manifest: Arc::new(manifest), epoch },
+        };
+        recovered.book(&marker.version).versions.insert(number, version);
+    }
+    for attempt in catalog.undecided {
+        recovered.undecided(shared, attempt).await?;
+    }
+    recovered.passed_over = passed_over.iter().map(say).collect();
+    recovered.loose_numbers = loose.numbers;
+    recovered.adopt(shared, tree.as_ref(), loose.believed);
+    Ok(recovered)
+}
+
+fn say(passed: &PassedOver) -> String {
+    let text = format!("{} is passed over: {}", passed.key, error_text(&passed.why));
+    tracing::error!(key = %passed.key, why = %error_text(&passed.why), "an object of Tier-3 is not believed");
+    text
+}
+
+impl Recovered {
+    fn book(&mut self, version: &VersionId) -> &mut Book {
+        let id = CheckpointId { run: version.run.clone(), directory: version.directory.clone() };
+        self.books.entry(id.clone()).or_insert_with(|| Book::new(id))
+    }
+
+    /// Keeps the number of a version that is no more.
+    fn close(&mut self, version: &VersionId, stage: Stage, shared: &Shared) {
+        let record = empty_record(version, shared);
+        let number = (version.timeline, version.version);
+        let book = VersionBook { record, contents: BTreeMap::new(), stage, previous: None };
+        self.book(version).versions.insert(number, book);
+    }
+
+    fn newest_committed(&self, run: &RunPath) -> Option<VersionRef> {
+        let books = self.books.values().filter(|book| book.id.run == *run);
+        books.filter_map(Book::committed_ref).max_by_key(|(step, _)| *step).map(|(_, reference)| reference)
+    }
+
+    /// An attempt without a marker: whole and with evidence → committed, as its coordinator would have done; whole
+    /// without evidence → settled; not whole → its bytes were lost with the memory they were in, so decided against.
+    async fn undecided(
+        &mut self,
+        shared: &Arc<Shared>,
+        attempt: UndecidedAttempt,
+    ) -> Result<(), RecoverError> {
+        let whole = locate::is_prepared(&attempt);
+        let UndecidedAttempt { record, prepared } = attempt;
+        let version = record.version.clone();
+        let number = (version.timeline, version.version);
+        if !whole {
+            tracing::warn!(%version, "an attempt was never prepared and its memory is gone: decided against");
+            return match commit::abort(&shared.drain, &record).await {
+                Ok(()) | Err(CommitError::Lost { .. }) => {
+                    self.close(&version, Stage::Aborted, shared);
+                    Ok(())
+                }
+                Err(error) => Err(error.into()),
+            };
+        }
+        let previous = self.newest_committed(&version.run);
+        if record.evidence.commits() {
+            tracing::info!(%version, "an attempt was found prepared: committed now");
+            return match commit::decide(&shared.drain, &record, &prepared, previous.clone()).await {
+                Ok(manifest) => {
+                    let contents = contents_of(&manifest.files, &manifest);
+                    let stage = Stage::Committed { manifest: Arc::new(manifest), epoch: shared.drain.epoch };
+                    let book = VersionBook { record, contents, stage, previous };
+                    self.book(&version).versions.insert(number, book);
+                    Ok(())
+                }
+                Err(CommitError::Lost { .. }) => {
+                    self.close(&version, Stage::Aborted, shared);
+                    Ok(())
+                }
+                Err(error) => Err(error.into()),
+            };
+        }
+        let Ok(manifest) = Manifest::join(&record, &prepared) else { return Ok(()) };
+        let contents = contents_of(&manifest.files, &manifest);
+        let Some(prepared) = one_marker(prepared, manifest) else { return Ok(()) };
+        let attempt = Box::new(Attempt::found(record.clone(), prepared, previous.clone()));
+        let stage = Stage::Prepared { attempt };
+        self.book(&version).versions.insert(number, VersionBook { record, contents, stage, previous });
+        Ok(())
+    }
+
+    fn adopt(&mut self, shared: &Shared, tree: Option<&TreeDocument>, sidecars: Vec<LooseSidecar>) {
+        let removed: BTreeSet<_> = tree.iter().flat_map(|tree| &tree.removed_versions).collect();
+        let mut directories = Vec::new();
+        for book in self.books.values() {
+            let Some((number, version)) = book.newest() else { continue };
+            if removed.contains(&book.version_id(*number)) {
+                continue;
+            }
+            let joined;
+            let manifest = match &version.stage {
+                Stage::Committed { manifest, .. } => manifest.as_ref(),
+                Stage::Prepared { attempt } => match attempt.manifest() {
+                    Ok(manifest) => {
+                        joined = manifest;
+                        &joined
+                    }
+                    Err(_) => continue,
+                },
+                _ => continue,
+            };
+            for file in &manifest.files {
+                adopt(shared, file_entry(file));
+            }
+            for link in &manifest.hard_links {
+                adopt(shared, link_entry(&link.path, &link.to));
+            }
+            directories.extend(manifest.directories.iter().cloned());
+        }
+        let removed: BTreeMap<_, _> = tree
+            .iter()
+            .flat_map(|tree| &tree.removed_loose)
+            .map(|loose| (&loose.path, loose.generation))
+            .collect();
+        for sidecar in sidecars {
+            let path = sidecar.file.path.clone();
+            if let Some(generation) =
+                removed.get(&path).filter(|generation| **generation >= sidecar.generation)
+            {
+                self.removed_loose.insert(path, *generation);
+                continue;
+            }
+            let of = (sidecar.file.file, sidecar.file.seal);
+            let used = self.loose_numbers.get(&path).copied().unwrap_or(sidecar.generation);
+            let generation = Some(used.max(sidecar.generation));
+            let book = LooseBook { stage: LooseStage::Uploaded { of }, generation };
+            self.loose.insert(path, book);
+            adopt(shared, file_entry(&sidecar.file));
+            shared.namespace.set_reclaim(of.0, crate::namespace::ReclaimClass::Loose);
+        }
+        if let Some(tree) = tree {
+            for link in &tree.hard_links {
+                adopt(shared, link_entry(&link.path, &link.to));
+            }
+            for link in &tree.symlinks {
+                let attributes = Attributes {
+                    uid: link.uid,
+                    gid: link.gid,
+                    mtime_ns: link.mtime_ns,
+                    ..Attributes::default()
+                };
+                let kind = AdoptKind::Symlink { target: link.target.0.clone() };
+                adopt(shared, entry(&link.path, kind, &attributes));
+            }
+            directories.extend(tree.directories.iter().cloned());
+        }
+        // Last, so that what was made inside them has not moved their times.
+        for directory in directories {
+            adopt(shared, entry(&directory.path, AdoptKind::Directory, &directory.attributes));
+        }
+    }
+}
+
+/// The prepared marker of a joined attempt: its own when there is one, else one that says the same.
+fn one_marker(prepared: Vec<Prepared>, manifest: Manifest) -> Option<Prepared> {
+    let mut first = prepared.into_iter().next()?;
+    first.files = manifest.files;
+    first.directories = manifest.directories;
+    first.symlinks = manifest.symlinks;
+    first.hard_links = manifest.hard_links;
+    Some(first)
+}
+
+fn adopt(shared: &Shared, entry: AdoptEntry) {
+    let path = String::from_utf8_lossy(&entry.path).into_owned();
+    match shared.namespace.adopt(entry) {
+        Ok(_) => {}
+        // Another document named it first: a hard link in both, or an older version's file under a newer name.
+        Err(FsError::Exists) => tracing::debug!(%path, "adopted already"),
+        Err(error) => tracing::error!(%path, ?error, "a name from Tier-3 cannot be in the tree"),
+    }
+}
+
+fn entry(path: &RelPath, kind: AdoptKind, attributes: &Attributes) -> AdoptEntry {
+    AdoptEntry {
+        path: path.as_bytes().to_vec(),
+        kind,
+        mode: attributes.mode,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        mtime_ns: attributes.mtime_ns,
+        xattrs: attributes.xattrs.iter().map(|(name, value)| (name.0.clone(), value.0.clone())).collect(),
+    }
+}
+
+fn file_entry(file: &ManifestFile) -> AdoptEntry {
+    let kind = AdoptKind::File {
+        file: file.file,
+        seal: file.seal,
+        size_bytes: file.size_bytes,
+        crc: file.crc64nvme,
+        chunks: file.chunks.clone().into(),
+        object: Some(ObjectCopy { key: file.key.clone(), size_bytes: file.size_bytes }),
+    };
+    entry(&file.path, kind, &file.attributes)
+}
+
+fn link_entry(path: &RelPath, to: &RelPath) -> AdoptEntry {
+    entry(path, AdoptKind::HardLink { to: to.as_bytes().to_vec() }, &Attributes::default())
+}
+
+fn contents_of(files: &[ManifestFile], manifest: &Manifest) -> crate::node::ledger::Contents {
+    let mut contents: crate::node::ledger::Contents =
+        files.iter().map(|file| (file.path.clone(), (file.file, file.seal))).collect();
+    for link in &manifest.hard_links {
+        if let Some(seal) = contents.get(&link.to).copied() {
+            contents.insert(link.path.clone(), seal);
+        }
+    }
+    contents
+}
+
+fn record_of(manifest: &Manifest) -> Record {
+    let entry = |file: &ManifestFile| RecordFile {
+        path: file.path.clone(),
+        file: file.file,
+        seal: file.seal,
+        size_bytes: file.size_bytes,
+        crc64nvme: file.crc64nvme,
+    };
+    Record {
+        format: manifest.format,
+        version: manifest.version.clone(),
+        attempt: manifest.attempt,
+        step: manifest.step,
+        framework: manifest.framework.clone(),
+        evidence: manifest.evidence,
+        evidence_detail: manifest.evidence_detail.clone(),
+        epoch: manifest.epoch,
+        completed_at_ns: manifest.completed_at_ns,
+        participants: manifest.participants.clone(),
+        files: manifest.files.iter().map(entry).collect(),
+    }
+}
+
+/// Stands for a version of which only the number matters any more.
+fn empty_record(version: &VersionId, shared: &Shared) -> Record {
+    Record {
+        format: tidemark_protocol::format::FORMAT,
+        version: version.clone(),
+        attempt: tidemark_protocol::id::AttemptId(0),
+        step: None,
+        framework: String::new(),
+        evidence: tidemark_protocol::record::Evidence::Quiescence,
+        evidence_detail: String::new(),
+        epoch: shared.drain.epoch,
+        completed_at_ns: 0,
+        participants: Vec::new(),
+        files: Vec::new(),
+    }
+}

@@ -1,0 +1,549 @@
+//! The loop, and what follows from each event.
+//!
+//! Owns: which jobs run, retries, what the namespace is told. Does not own: decisions about a checkpoint (`decide`,
+//! protocol), the jobs' bodies (`jobs`).
+
+use crate::namespace::{NodeId, NotSealable};
+use crate::node::book::{LooseStage, Number, Stage, VersionBook};
+use crate::node::decide::{Action, Plan};
+use crate::node::flush::Flushes;
+use crate::node::jobs::{self, Done};
+use crate::node::ledger::Ledger;
+use crate::node::recover::Recovered;
+use crate::node::scrub::Scrub;
+use crate::node::tree::TreeState;
+use crate::node::{Shared, decide};
+use crate::save::commit::Attempt;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tidemark_protocol::evidence::{History, masked_names};
+use tidemark_protocol::recognise::{CheckpointId, Rules};
+use tidemark_protocol::report::EventLevel;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+/// Attempts on their way at once: one uploads while the other writes its markers.
+pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
+
+/// Questions that wait for the loop. Each comes from a request, which the server bounds; more only wait longer.
+pub const QUESTIONS_MAX: usize = 64;
+
+/// Loose files on their way at once.
+const LOOSE_IN_FLIGHT_MAX: usize = 16;
+
+/// How often the loop looks at what only time changes: settling, retries, mapped files.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The first pause after a failure that may pass, doubled up to the longest.
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+pub(crate) const RETRY_LONGEST: Duration = Duration::from_secs(30);
+/// The longest pause while somebody waits for the result.
+const RETRY_URGENT: Duration = Duration::from_secs(1);
+
+/// How long the watcher waits for a change before it looks at the stop flag.
+const WATCH_TIMEOUT: Duration = Duration::from_millis(100);
+
+type Question = Box<dyn FnOnce(&mut Engine) + Send>;
+
+/// What a node starts with.
+#[derive(Debug)]
+pub struct NodeParts {
+    pub shared: Arc<Shared>,
+    pub rules: Rules,
+    pub recovered: Recovered,
+}
+
+/// A running node loop. Dropping it does not stop the loop; [`Node::stop`] does.
+#[derive(Debug)]
+pub struct Node {
+    shared: Arc<Shared>,
+    questions: mpsc::Sender<Question>,
+    stop: Arc<AtomicBool>,
+}
+
+/// What the loop owns.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) ledger: Ledger,
+    pub(crate) jobs: JoinSet<Done>,
+    pub(crate) flushes: Flushes,
+    pub(crate) tree: TreeState,
+    pub(crate) scrub: Scrub,
+    /// Books whose candidate is not covered by a version: looked at again as time passes.
+    pub(crate) unsettled: BTreeSet<CheckpointId>,
+    /// Attempts that wait for a place among those in flight, oldest first.
+    queue: VecDeque<(CheckpointId, Number, Box<Attempt>)>,
+    pub(crate) attempts_in_flight: usize,
+    pub(crate) sealing: BTreeSet<NodeId>,
+    pub(crate) fetching: BTreeSet<NodeId>,
+    pub(crate) loose_in_flight: usize,
+    /// Why Tier-3 did not take the last thing that was sent, and since when; `None` while it does.
+    pub(crate) tier3_away: Option<(Instant, String)>,
+    /// Another coordinator took over: nothing is decided here any more.
+    pub(crate) fenced: Option<String>,
+    pub(crate) draining: bool,
+    pub(crate) passed_over: Vec<String>,
+    last_tick: Instant,
+}
+
+impl Node {
+    /// Starts the loop on the current runtime.
+    #[must_use]
+    pub fn start(parts: NodeParts) -> Self {
+        let NodeParts { shared, rules, recovered } = parts;
+        let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
+        // One batch of nodes: a batch that waits is the back-pressure, and the dirty set goes on coalescing behind it.
+        let (dirty, dirtied) = mpsc::channel(1);
+        let stop = Arc::new(AtomicBool::new(false));
+        let watcher = (Arc::clone(&shared), Arc::clone(&stop));
+        std::thread::Builder::new()
+            .name("dirty-watch".to_owned())
+            .spawn(move || watch(&watcher.0, &watcher.1, &dirty))
+            .expect("a thread can be started when the daemon starts");
+        let sizes = Arc::clone(&shared.sizes);
+        shared.namespace.set_prediction(Box::new(move |path| sizes.predict(path)));
+        let reclaimer = (Arc::clone(&shared), Arc::clone(&stop));
+        std::thread::Builder::new()
+            .name("reclaim".to_owned())
+            .spawn(move || crate::save::reclaim::run(&reclaimer.0, &reclaimer.1))
+            .expect("a thread can be started when the daemon starts");
+        let engine = Engine::new(Arc::clone(&shared), rules, recovered);
+        tokio::spawn(run(engine, dirtied, asked, Arc::clone(&stop)));
+        Self { shared, questions, stop }
+    }
+
+    #[must_use]
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Asks the loop something, between two of its events. `None` when it has stopped.
+    pub(crate) async fn ask<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Engine) -> R + Send + 'static,
+    ) -> Option<R> {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let question: Question = Box::new(move |engine| {
+            // Nobody waits any more: the question was only about what it would have been told.
+            let _ = answer.send(f(engine));
+        });
+        self.questions.send(question).await.ok()?;
+        answered.await.ok()
+    }
+
+    /// Another coordinator took over: nothing is decided here any more. What is in memory goes on being served.
+    pub async fn fence(&self, why: String) {
+        // A loop that has stopped decides nothing either.
+        let _ = self.ask(|engine| engine.fenced = Some(why)).await;
+    }
+
+    /// Ends the loop once the event in hand is done. Jobs that run are dropped: what they wrote is found again.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+}
+
+fn watch(shared: &Shared, stop: &AtomicBool, dirty: &mpsc::Sender<Vec<NodeId>>) {
+    while !stop.load(Ordering::Acquire) {
+        let nodes = shared.namespace.wait_dirty(WATCH_TIMEOUT);
+        if !nodes.is_empty() && dirty.blocking_send(nodes).is_err() {
+            return;
+        }
+    }
+}
+
+async fn run(
+    mut engine: Engine,
+    mut dirtied: mpsc::Receiver<Vec<NodeId>>,
+    mut asked: mpsc::Receiver<Question>,
+    stop: Arc<AtomicBool>,
+) {
+    while !stop.load(Ordering::Acquire) {
+        let pause = engine.pause(Instant::now());
+        tokio::select! {
+            Some(nodes) = dirtied.recv() => engine.ledger.refresh(&engine.shared.namespace, &nodes),
+            Some(done) = engine.jobs.join_next(), if !engine.jobs.is_empty() => {
+                engine.apply(done.expect("a job does not panic"));
+            }
+            Some(question) = asked.recv() => question(&mut engine),
+            () = tokio::time::sleep(pause) => {}
+        }
+        engine.step(Instant::now());
+    }
+    engine.jobs.abort_all();
+}
+
+impl Engine {
+    fn new(shared: Arc<Shared>, rules: Rules, recovered: Recovered) -> Self {
+        let now = Instant::now();
+        let mut ledger = Ledger::new(rules);
+        ledger.books = recovered.books;
+        ledger.loose = recovered.loose;
+        ledger.removed_loose = recovered.removed_loose;
+        ledger.loose_numbers = recovered.loose_numbers;
+        let engine = Self {
+            flushes: Flushes::default(),
+            tree: TreeState::new(recovered.tree_number),
+            scrub: Scrub::new(now),
+            shared,
+            ledger,
+            jobs: JoinSet::new(),
+            unsettled: BTreeSet::new(),
+            queue: VecDeque::new(),
+            attempts_in_flight: 0,
+            sealing: BTreeSet::new(),
+            fetching: BTreeSet::new(),
+            loose_in_flight: 0,
+            tier3_away: None,
+            fenced: None,
+            draining: false,
+            passed_over: recovered.passed_over,
+            last_tick: now,
+        };
+        let runs: BTreeSet<_> = engine.ledger.books.keys().map(|id| id.run.clone()).collect();
+        for run in runs {
+            engine.classify(&run);
+        }
+        engine
+    }
+
+    /// How long the loop may wait for an event.
+    fn pause(&self, now: Instant) -> Duration {
+        let tick = TICK.saturating_sub(now.saturating_duration_since(self.last_tick));
+        self.ledger.next_regroup(now).map_or(tick, |held| held.min(tick)).max(Duration::from_millis(1))
+    }
+
+    /// Everything that is due, after whatever happened.
+    fn step(&mut self, now: Instant) {
+        self.ledger.regroup(now);
+        let tick = now.saturating_duration_since(self.last_tick) >= TICK;
+        if tick {
+            self.last_tick = now;
+            self.ledger.due.extend(self.unsettled.iter().cloned());
+            self.measure(now);
+        }
+        self.start_seals(tick);
+        for id in std::mem::take(&mut self.ledger.due) {
+            self.look_at(&id);
+        }
+        self.start_loose(now);
+        self.retry(now);
+        self.start_attempts();
+        self.write_tree(now);
+        self.start_scrub(now);
+        self.answer_flushes(now);
+    }
+
+    fn start_seals(&mut self, tick: bool) {
+        let room = self.shared.seal_threads.saturating_sub(self.sealing.len());
+        if room == 0 {
+            return;
+        }
+        // A mapped file is tried again with each tick, not with each event: the lease test is a system call.
+        let ready: Vec<_> =
+            self.ledger.unsealed.iter().copied().filter(|node| !self.sealing.contains(node)).collect();
+        let mut started = 0;
+        for node in ready {
+            if started == room {
+                return;
+            }
+            match self.shared.namespace.begin_seal(node) {
+                Ok(ticket) => {
+                    self.sealing.insert(node);
+                    self.jobs.spawn(jobs::seal(Arc::clone(&self.shared), ticket));
+                    started += 1;
+                }
+                Err(NotSealable::Mapped | NotSealable::Busy | NotSealable::Unreadable) if tick => {}
+                Err(NotSealable::Mapped | NotSealable::Busy | NotSealable::Unreadable) => {}
+                Err(NotSealable::Open | NotSealable::Cut | NotSealable::Sealed | NotSealable::Gone) => {
+                    // Its next change makes it dirty again.
+                    self.ledger.unsealed.remove(&node);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn look_at(&mut self, id: &CheckpointId) {
+        let Some(book) = self.ledger.books.get(id) else { return };
+        let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
+        let outcome = decide::look(&self.shared, &self.ledger, book, told);
+        let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
+        if outcome.unsettled {
+            self.unsettled.insert(id.clone());
+        } else {
+            self.unsettled.remove(id);
+        }
+        book.indices.extend(outcome.indices);
+        let torn_before = book.is_torn();
+        book.verdict = outcome.verdict;
+        if book.is_torn() && !torn_before {
+            self.shared.metrics.torn_versions.inc();
+            let what = book.verdict.as_ref().map(decide::verdict_text).unwrap_or_default();
+            self.event(EventLevel::Warn, "torn", id, what);
+        }
+        match outcome.action {
+            Action::None => {}
+            Action::Accept(node) => {
+                // An index proved a cut file's exact size.
+                self.shared.namespace.accept_cut(node);
+            }
+            Action::Fetch(node) => self.fetch(node),
+            Action::Start(plan) => self.start_version(id, *plan),
+            Action::Raise { number, evidence, detail } => {
+                let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
+                let version = book.versions.get_mut(&number).expect("the decision was about this version");
+                version.record.evidence = evidence;
+                version.record.evidence_detail.clone_from(&detail);
+                self.event(EventLevel::Info, "complete", id, detail);
+                self.resume(id, number);
+            }
+        }
+    }
+
+    fn fetch(&mut self, node: NodeId) {
+        if self.fetching.contains(&node) {
+            return;
+        }
+        if let Some(cold) = self.shared.namespace.cold(node) {
+            self.fetching.insert(node);
+            let path = jobs::path_text(&self.shared.namespace, node);
+            self.jobs.spawn(jobs::fetch_cold(Arc::clone(&self.shared), path, cold));
+        }
+    }
+
+    /// Opens a version and queues its attempt.
+    fn start_version(&mut self, id: &CheckpointId, plan: Plan) {
+        let previous = self.previous(id);
+        let mut attempt = Attempt::new(plan.record.clone(), plan.files, previous.clone());
+        attempt.directories = plan.directories;
+        attempt.hard_links = plan.hard_links;
+        let bytes = plan.record.size_bytes();
+        let backlog = self.queue.iter().map(|(_, _, attempt)| attempt.bytes_left()).sum::<u64>() + bytes;
+        if self.shared.settings.tier3.paced && self.flushes.is_empty() && !self.draining {
+            self.shared.drain.with_pace(|pace, at| pace.version_completed(at, backlog));
+        }
+        let kind = if plan.record.evidence.commits() { "complete" } else { "settled" };
+        self.event(EventLevel::Info, kind, id, plan.record.evidence_detail.clone());
+        let number = (plan.record.version.timeline, plan.record.version.version);
+        if plan.record.evidence.commits() {
+            self.remember(id);
+        }
+        let version =
+            VersionBook { record: plan.record, contents: plan.contents, stage: Stage::Preparing, previous };
+        let book = self.ledger.books.get_mut(id).expect("the plan is of this book");
+        book.versions.insert(number, version);
+        self.drop_superseded(id, number);
+        self.queue.push_back((id.clone(), number, Box::new(attempt)));
+        self.start_attempts();
+    }
+
+    /// What the next version of the same session should look like.
+    fn remember(&mut self, id: &CheckpointId) {
+        let book = &self.ledger.books[id];
+        let Some(candidate) = &book.candidate else { return };
+        let views: Vec<_> =
+            self.ledger.files_of(candidate, &book.scope).map(|(_, view)| Arc::clone(view)).collect();
+        let writers: Vec<_> = views.iter().flat_map(|view| &view.writers).collect();
+        let Some(first) = writers.first() else { return };
+        let history = History {
+            names: masked_names(candidate, candidate.files.keys()),
+            world_size: writers.iter().filter_map(|writer| writer.world_size).max(),
+            processes: writers.iter().map(|writer| (writer.tgid, writer.start_time_ticks)).collect(),
+            session: first.session.0.clone(),
+        };
+        self.ledger.history.insert(id.run.clone(), history);
+    }
+
+    /// Versions of the same checkpoint that were queued and not begun give way to a newer one with evidence.
+    fn drop_superseded(&mut self, id: &CheckpointId, newer: Number) {
+        let commits = self.ledger.books[id].versions[&newer].record.evidence.commits();
+        if !commits {
+            return;
+        }
+        let dropped: Vec<Number> =
+            self.queue.iter().filter(|(queued, _, _)| queued == id).map(|(_, number, _)| *number).collect();
+        self.queue.retain(|(queued, _, _)| queued != id);
+        let book = self.ledger.books.get_mut(id).expect("the plan is of this book");
+        for (number, version) in &mut book.versions {
+            // Its pins would keep bytes that no name leads to any more.
+            if *number < newer
+                && matches!(&version.stage, Stage::Waiting { attempt, .. } if !attempt.is_prepared())
+            {
+                version.stage = Stage::Aborted;
+            }
+        }
+        for number in dropped {
+            let version = book.versions.get_mut(&number).expect("a queued version is in its book");
+            version.stage = Stage::Aborted;
+        }
+    }
+
+    fn start_attempts(&mut self) {
+        while self.attempts_in_flight < ATTEMPTS_IN_FLIGHT_MAX && self.fenced.is_none() {
+            let Some((id, number, attempt)) = self.queue.pop_front() else { return };
+            self.run_attempt(id, number, attempt);
+        }
+    }
+
+    fn run_attempt(&mut self, id: CheckpointId, number: Number, mut attempt: Box<Attempt>) {
+        let book = self.ledger.books.get_mut(&id).expect("an attempt is of a book");
+        let version = book.versions.get_mut(&number).expect("an attempt is of a version");
+        let shared = Arc::clone(&self.shared);
+        self.attempts_in_flight += 1;
+        if attempt.is_prepared() {
+            assert!(version.record.evidence.commits(), "only evidence moves a prepared version on");
+            // Evidence may have come after the record was written; the manifest says the one that counted.
+            attempt.raise(version.record.evidence, &version.record.evidence_detail);
+            version.stage = Stage::Deciding;
+            self.jobs.spawn(jobs::decide(shared, id, number, attempt));
+        } else {
+            version.stage = Stage::Preparing;
+            self.jobs.spawn(jobs::prepare(shared, id, number, attempt));
+        }
+    }
+
+    /// Takes a version up again that waits for evidence or for a retry.
+    pub(crate) fn resume(&mut self, id: &CheckpointId, number: Number) {
+        let book = self.ledger.books.get_mut(id).expect("a version is of a book");
+        let version = book.versions.get_mut(&number).expect("it is resumed by its number");
+        match std::mem::replace(&mut version.stage, Stage::Preparing) {
+            Stage::Prepared { attempt } => {
+                self.queue.push_back((id.clone(), number, attempt));
+                self.start_attempts();
+            }
+            // A job has it, or a retry will: both look at the record's evidence when they are done.
+            stage => version.stage = stage,
+        }
+    }
+
+    fn retry(&mut self, now: Instant) {
+        let mut ready = Vec::new();
+        for (id, book) in &mut self.ledger.books {
+            for (number, version) in &mut book.versions {
+                let Stage::Waiting { until, .. } = &version.stage else { continue };
+                if *until <= now {
+                    ready.push((id.clone(), *number));
+                }
+            }
+        }
+        for (id, number) in ready {
+            let book = self.ledger.books.get_mut(&id).expect("it was there a moment ago");
+            let version = book.versions.get_mut(&number).expect("it was there a moment ago");
+            let stage = std::mem::replace(&mut version.stage, Stage::Preparing);
+            let Stage::Waiting { attempt, .. } = stage else {
+                unreachable!("only waiting versions were collected")
+            };
+            self.queue.push_back((id, number, attempt));
+        }
+    }
+
+    fn measure(&self, now: Instant) {
+        let usage = self.shared.tier1.usage();
+        let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let metrics = &self.shared.metrics;
+        metrics.tier1_used_bytes.set(gauge(usage.used_bytes));
+        metrics.tier1_size_bytes.set(gauge(usage.size_bytes));
+        metrics.tier1_warm_ratios.set(usage.warm_fraction());
+        let lag = self.lag(now, None);
+        metrics.lag_versions.set(gauge(lag.versions));
+        metrics.lag_bytes.set(gauge(lag.bytes));
+        metrics.lag_seconds.set(lag.seconds);
+    }
+
+    pub(crate) fn event(&self, level: EventLevel, kind: &str, id: &CheckpointId, what: String) {
+        let path = tidemark_protocol::key::checkpoint_path(&id.run, &id.directory);
+        let path = String::from_utf8_lossy(&path).into_owned();
+        self.shared.events.add(self.shared.now_ns(), level, kind, Some(path), what);
+    }
+
+    /// The longest pause between two tries now.
+    pub(crate) fn retry_longest(&self) -> Duration {
+        if self.flushes.is_empty() { RETRY_LONGEST } else { RETRY_URGENT }
+    }
+
+    fn start_loose(&mut self, now: Instant) {
+        for path in std::mem::take(&mut self.ledger.loose_due) {
+            if self.loose_in_flight >= LOOSE_IN_FLIGHT_MAX || self.fenced.is_some() {
+                self.ledger.loose_due.insert(path);
+                continue;
+            }
+            match decide::look_loose(
+                &self.shared,
+                &self.ledger,
+                &path,
+                now,
+                !self.flushes.is_empty() || self.draining,
+            ) {
+                decide::LooseAction::None => {}
+                decide::LooseAction::Later => {
+                    self.ledger.loose_due.insert(path);
+                }
+                decide::LooseAction::Fetch(node) => {
+                    self.fetch(node);
+                    self.ledger.loose_due.insert(path);
+                }
+                decide::LooseAction::Upload(upload) => {
+                    let book = self.ledger.loose.get_mut(&path).expect("it was looked at");
+                    book.stage = LooseStage::Uploading;
+                    // Used, whatever becomes of it: no key is ever written twice.
+                    book.generation = Some(upload.generation);
+                    self.loose_in_flight += 1;
+                    self.jobs.spawn(jobs::upload_loose(Arc::clone(&self.shared), *upload));
+                }
+            }
+        }
+    }
+}
+
+/// How long to wait after so many failures that may pass.
+pub(crate) fn retry_pause(tries: u32, longest: Duration) -> Duration {
+    // Ten doublings are beyond the longest pause already.
+    (RETRY_FIRST * 2_u32.saturating_pow(tries.min(10))).min(longest)
+}
+
+/// An error with its causes in one line.
+pub(crate) fn error_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// What is complete and not committed yet.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Lag {
+    pub(crate) versions: u64,
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
+}
+
+impl Engine {
+    /// The lag of one run, or of all.
+    pub(crate) fn lag(&self, _now: Instant, run: Option<&tidemark_protocol::path::RunPath>) -> Lag {
+        let now_ns = self.shared.now_ns();
+        let mut lag = Lag::default();
+        let books = self.ledger.books.values().filter(|book| run.is_none_or(|run| book.id.run == *run));
+        for version in books.flat_map(|book| book.versions.values()) {
+            if !version.record.evidence.commits() || !version.stage.is_alive() {
+                continue;
+            }
+            lag.versions += 1;
+            lag.bytes += match &version.stage {
+                Stage::Waiting { attempt, .. } => attempt.bytes_left(),
+                Stage::Preparing => version.record.size_bytes(),
+                _ => 0,
+            };
+            #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
+            let seconds = (now_ns - version.record.completed_at_ns).max(0) as f64 / 1e9;
+            lag.seconds = lag.seconds.max(seconds);
+        }
+        lag
+    }
+}

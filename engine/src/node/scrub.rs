@@ -1,0 +1,268 @@
+//! Looking at sealed host pages at rest, and healing them from another copy.
+//!
+//! Owns: which file is next, the pace, checking one file, replacing a bad host copy. Does not own: copies in Tier-3
+//! (`verify` reads those).
+
+use crate::namespace::{FileState, FsError, SealPin};
+use crate::node::Shared;
+use crate::node::jobs::{Done, RestoreError, fetched};
+use crate::node::run::{Engine, error_text};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_protocol::report::EventLevel;
+
+/// After a pass over everything the scrub rests at least this long, so that a nearly empty Tier-1 costs nothing.
+const REST: Duration = Duration::from_secs(30);
+
+/// Where the scrub is.
+#[derive(Debug)]
+pub(crate) struct Scrub {
+    after: Option<FileId>,
+    running: bool,
+    not_before: Instant,
+    /// Files whose bad copy could not be replaced while they were open: looked at again once they are closed.
+    again: BTreeSet<FileId>,
+    /// Files whose host copy is bad and has no other: named in the problems.
+    pub(crate) bad: BTreeMap<(FileId, SealNumber), String>,
+}
+
+/// A sealed file to look at.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) node: crate::namespace::NodeId,
+    pub(crate) file: FileId,
+    pub(crate) seal: SealNumber,
+    pub(crate) path: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) crc: Crc64,
+    pub(crate) chunks: Arc<[Crc64]>,
+    pub(crate) host: bool,
+    pub(crate) object: Option<crate::namespace::ObjectCopy>,
+}
+
+/// A chunk that is not what was sealed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("chunk {chunk} of {path} has checksum {found}, expected {expected}")]
+pub(crate) struct BadChunk {
+    pub(crate) path: String,
+    pub(crate) chunk: u64,
+    pub(crate) expected: Crc64,
+    pub(crate) found: Crc64,
+}
+
+/// What a look at one host copy found.
+#[derive(Debug)]
+pub(crate) struct Scrubbed {
+    pub(crate) file: FileId,
+    pub(crate) seal: SealNumber,
+    pub(crate) path: String,
+    pub(crate) bad: Option<BadChunk>,
+    /// What healing it came to; `None` when nothing was bad.
+    pub(crate) healed: Option<Result<(), HealError>>,
+}
+
+/// Why a bad host copy stays.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HealError {
+    #[error("no other copy is good")]
+    Restore(#[from] RestoreError),
+    #[error("it is open; it is replaced when it is closed")]
+    InUse,
+    #[error("it changed meanwhile")]
+    Changed(#[source] FsError),
+}
+
+impl Scrub {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            after: None,
+            running: false,
+            not_before: now + REST,
+            again: BTreeSet::new(),
+            bad: BTreeMap::new(),
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn start_scrub(&mut self, now: Instant) {
+        let rate = self.shared.settings.verify.scrub_bytes_per_s;
+        if self.scrub.running || self.draining {
+            return;
+        }
+        if let Some(target) = self.closed_again() {
+            self.scrub.running = true;
+            let shared = Arc::clone(&self.shared);
+            self.jobs.spawn(async move { Done::Scrubbed(scrub(&shared, target).await) });
+            return;
+        }
+        if rate == 0 || self.scrub.not_before > now {
+            return;
+        }
+        let after = self.scrub.after.map_or(Bound::Unbounded, Bound::Excluded);
+        // By file and not by path: a rename must not make the scrub miss one.
+        let next = self
+            .ledger
+            .files()
+            .filter(|(_, view)| view.host && view.opens == 0)
+            .filter(|(_, view)| match after {
+                Bound::Excluded(after) => view.file > after,
+                Bound::Included(_) | Bound::Unbounded => true,
+            })
+            .filter_map(|(path, view)| target(path.to_string(), view))
+            .min_by_key(|target| target.file);
+        let Some(next) = next else {
+            self.scrub.after = None;
+            self.scrub.not_before = now + REST;
+            return;
+        };
+        self.scrub.after = Some(next.file);
+        self.scrub.running = true;
+        // The time this file may take at the pace; the next one waits for it.
+        self.scrub.not_before = now + Duration::from_millis(next.size_bytes.saturating_mul(1000) / rate);
+        let shared = Arc::clone(&self.shared);
+        self.jobs.spawn(async move { Done::Scrubbed(scrub(&shared, next).await) });
+    }
+
+    /// A file with a bad copy that was open when it was found, and is not any more.
+    fn closed_again(&mut self) -> Option<Target> {
+        if self.scrub.again.is_empty() {
+            return None;
+        }
+        let again = &self.scrub.again;
+        let mut closed = self.ledger.files().filter(|(_, view)| again.contains(&view.file));
+        let (path, view) = closed.find(|(_, view)| {
+            // The view tells of closes by writers only; readers are asked for.
+            self.shared.namespace.view(view.node).is_none_or(|now| now.opens == 0)
+        })?;
+        let found = target(path.to_string(), view);
+        let file = view.file;
+        self.scrub.again.remove(&file);
+        found
+    }
+
+    pub(crate) fn scrubbed(&mut self, scrubbed: Scrubbed) {
+        self.scrub.running = false;
+        self.note_scrubbed(&scrubbed);
+    }
+
+    /// Says and remembers what a look at a host copy found.
+    pub(crate) fn note_scrubbed(&mut self, scrubbed: &Scrubbed) {
+        let Some(bad) = &scrubbed.bad else {
+            self.scrub.bad.remove(&(scrubbed.file, scrubbed.seal));
+            return;
+        };
+        let path = Some(scrubbed.path.clone());
+        match &scrubbed.healed {
+            Some(Ok(())) | None => {
+                self.scrub.bad.remove(&(scrubbed.file, scrubbed.seal));
+                let what = format!("{bad}; the host copy was replaced from Tier-3");
+                tracing::warn!(path = %scrubbed.path, %bad, "a host copy was bad and has been replaced");
+                self.shared.events.add(self.shared.now_ns(), EventLevel::Warn, "repaired", path, what);
+            }
+            Some(Err(error)) => {
+                if matches!(error, HealError::InUse) {
+                    self.scrub.again.insert(scrubbed.file);
+                }
+                let what = format!("{bad}; {}", error_text(error));
+                tracing::error!(path = %scrubbed.path, %bad, why = %error_text(error), "a host copy is bad");
+                self.shared.events.add(
+                    self.shared.now_ns(),
+                    EventLevel::Error,
+                    "corrupt",
+                    path,
+                    what.clone(),
+                );
+                self.scrub.bad.insert((scrubbed.file, scrubbed.seal), what);
+            }
+        }
+    }
+}
+
+/// What there is to check of a file; `None` when it is not sealed.
+pub(crate) fn target(path: String, view: &crate::namespace::FileView) -> Option<Target> {
+    let FileState::Sealed { seal, size_bytes, crc, chunks } = &view.state else { return None };
+    Some(Target {
+        node: view.node,
+        file: view.file,
+        seal: *seal,
+        path,
+        size_bytes: *size_bytes,
+        crc: *crc,
+        chunks: Arc::clone(chunks),
+        host: view.host,
+        object: view.object.clone(),
+    })
+}
+
+/// Checks one host copy and heals it. A file that changed meanwhile was not bad.
+pub(crate) async fn scrub(shared: &Arc<Shared>, target: Target) -> Scrubbed {
+    let (file, seal, path) = (target.file, target.seal, target.path.clone());
+    let good = Scrubbed { file, seal, path: path.clone(), bad: None, healed: None };
+    let Some(pin) = shared.namespace.pin_seal(target.file, target.seal) else { return good };
+    let checked = check(shared, &target, pin).await;
+    let Err(bad) = checked else { return good };
+    shared.metrics.verify_mismatches.get_or_create(&[("copy", "host")]).inc();
+    let healed = heal(shared, &target).await;
+    if healed.is_ok() {
+        shared.metrics.scrub_repaired_files.inc();
+    }
+    Scrubbed { file, seal, path, bad: Some(bad), healed: Some(healed) }
+}
+
+async fn check(shared: &Arc<Shared>, target: &Target, pin: SealPin) -> Result<(), BadChunk> {
+    let (chunks, path) = (Arc::clone(&target.chunks), target.path.clone());
+    shared.metrics.scrub_bytes.inc_by(target.size_bytes);
+    let chunk_bytes = usize::try_from(CHUNK_BYTES).expect("a chunk fits an address space");
+    tokio::task::spawn_blocking(move || {
+        let mapping = match pin.backing.map() {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                tracing::error!(%path, %error, "a host copy could not be mapped to be checked");
+                return Ok(());
+            }
+        };
+        for (chunk, (bytes, &expected)) in (0..).zip(mapping.chunks(chunk_bytes).zip(chunks.iter())) {
+            let found = Crc64(tidemark_kernels::crc64(bytes));
+            if found != expected {
+                return Err(BadChunk { path, chunk, expected, found });
+            }
+        }
+        Ok(())
+    })
+    .await
+    .expect("hashing a mapping does not panic")
+}
+
+/// Replaces a bad host copy with the copy in Tier-3, verified on the way.
+pub(crate) async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<(), HealError> {
+    let cold = crate::namespace::ColdFile {
+        node: target.node,
+        file: target.file,
+        seal: target.seal,
+        size_bytes: target.size_bytes,
+        checksums: Some((target.crc, Arc::clone(&target.chunks))),
+        object: target.object.clone(),
+    };
+    let backing = match fetched(shared, &target.path, &cold).await {
+        Ok(backing) => backing,
+        Err(error @ RestoreError::NoCopy { .. }) => {
+            // What is known to be wrong is never served, even when nothing is left to serve instead.
+            return match shared.namespace.lose_host(target.node, target.file, target.seal) {
+                Err(FsError::Busy) => Err(HealError::InUse),
+                Ok(()) | Err(_) => Err(error.into()),
+            };
+        }
+        Err(error) => return Err(error.into()),
+    };
+    match shared.namespace.replace_bad_host(target.node, target.file, target.seal, backing) {
+        Ok(()) => Ok(()),
+        Err(FsError::Busy) => Err(HealError::InUse),
+        Err(error) => Err(HealError::Changed(error)),
+    }
+}

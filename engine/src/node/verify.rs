@@ -1,0 +1,165 @@
+//! Verifies copies on request: every host copy, and with `deep` every byte in Tier-3 too.
+//!
+//! Owns: what is checked, and the sum of what was found. Does not own: healing a host copy (`scrub`).
+
+use crate::namespace::ObjectCopy;
+use crate::node::run::{Node, error_text};
+use crate::node::scrub::{Scrubbed, Target, scrub};
+use crate::store::StoreError;
+use futures::stream::{self, StreamExt};
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::layout::{chunk_count, chunk_range};
+use tidemark_protocol::report::{Progress, Unrecoverable, Verify, VerifyRepair};
+
+/// Files checked at once: one hashes while another waits for Tier-3.
+const FILES_IN_FLIGHT: usize = 4;
+
+/// What was found of one file.
+struct Found {
+    target: Target,
+    /// Why the host copy was given up earlier.
+    bad: Option<String>,
+    host: Option<Scrubbed>,
+    object: Option<Result<(), String>>,
+    object_bad: bool,
+}
+
+impl Node {
+    /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
+    /// size, and with `deep` read whole. A bad host copy is replaced from Tier-3 where that copy is good.
+    ///
+    /// Dropping the future stops it between two files.
+    pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
+        let targets = self.ask(move |engine| engine.targets(&place)).await?;
+        let total_files = u64::try_from(targets.len()).expect("a count fits 64 bits");
+        let total_bytes = targets.iter().map(|target| target.size_bytes).sum();
+        let mut verify = Verify { deep, files: total_files, ..Verify::default() };
+        let checkpoints: std::collections::BTreeSet<_> =
+            targets.iter().map(|target| target.checkpoint.clone()).collect();
+        verify.checkpoints =
+            u64::try_from(checkpoints.into_iter().flatten().count()).expect("a count fits 64 bits");
+        let shared = self.shared();
+        let looked = targets.into_iter().map(|listed| async move {
+            let (target, bad) = (listed.target, listed.bad);
+            let host = if target.host { Some(scrub(shared, target.clone()).await) } else { None };
+            let (object, object_bad) = match &target.object {
+                Some(object) => match check_object(self, &target, object, deep).await {
+                    Ok(()) => (Some(Ok(())), false),
+                    Err(ObjectProblem::Bad(why)) => (Some(Err(why)), true),
+                    Err(ObjectProblem::Away(why)) => (Some(Err(why)), false),
+                },
+                None => (None, false),
+            };
+            Found { target, bad, host, object, object_bad }
+        });
+        let mut looked = stream::iter(looked).buffer_unordered(FILES_IN_FLIGHT);
+        let mut done_files = 0;
+        while let Some(found) = looked.next().await {
+            done_files += 1;
+            verify.bytes += found.target.size_bytes;
+            let now = Some(found.target.path.clone());
+            add(&mut verify, &found);
+            if let Some(host) = found.host {
+                self.ask(move |engine| engine.note_scrubbed(&host)).await?;
+            }
+            if found.object_bad {
+                let (file, seal) = (found.target.file, found.target.seal);
+                // A bad object is no copy: the host copy must not be reclaimed for its sake.
+                if found.target.host {
+                    shared.namespace.forget_object(file, seal);
+                }
+            }
+            progress(Progress { done_bytes: verify.bytes, total_bytes, done_files, total_files, now });
+        }
+        verify.unrecoverable.sort_by(|a, b| a.path.cmp(&b.path));
+        verify.repaired.sort_by(|a, b| a.path.cmp(&b.path));
+        Some(verify)
+    }
+}
+
+fn add(verify: &mut Verify, found: &Found) {
+    let path = found.target.path.clone();
+    let mut wrong = Vec::new();
+    let mut good = false;
+    let mut away = None;
+    if let Some(host) = &found.host {
+        verify.copies += 1;
+        match (&host.bad, &host.healed) {
+            (None, _) => good = true,
+            (Some(bad), Some(Ok(())) | None) => {
+                good = true;
+                verify.repaired.push(VerifyRepair {
+                    path: path.clone(),
+                    copy: "host".to_owned(),
+                    what: bad.to_string(),
+                    from: "object".to_owned(),
+                });
+            }
+            (Some(bad), Some(Err(error))) => wrong.push(format!("host: {bad}; {}", error_text(error))),
+        }
+    }
+    match &found.object {
+        Some(Ok(())) => {
+            verify.copies += 1;
+            good = true;
+        }
+        Some(Err(why)) if found.object_bad => wrong.push(format!("object: {why}")),
+        Some(Err(why)) => away = Some(format!("object: {why}")),
+        None => {}
+    }
+    if !good && away.is_none() {
+        wrong.extend(found.bad.iter().map(|bad| format!("host: {bad}")));
+        let what = if wrong.is_empty() { "no copy is known".to_owned() } else { wrong.join("; ") };
+        verify.unrecoverable.push(Unrecoverable { path, what });
+    } else if let Some(what) = away {
+        verify.unchecked.push(Unrecoverable { path, what });
+    } else if !wrong.is_empty() {
+        verify.unchecked.push(Unrecoverable { path, what: wrong.join("; ") });
+    }
+}
+
+enum ObjectProblem {
+    Bad(String),
+    Away(String),
+}
+
+async fn check_object(
+    node: &Node,
+    target: &Target,
+    object: &ObjectCopy,
+    deep: bool,
+) -> Result<(), ObjectProblem> {
+    let store = &node.shared().drain.store;
+    let away = |error: StoreError| match error {
+        StoreError::NotFound { .. } | StoreError::Range { .. } | StoreError::Damaged { .. } => {
+            ObjectProblem::Bad(error_text(&error))
+        }
+        error => ObjectProblem::Away(error_text(&error)),
+    };
+    match store.head(&object.key).await.map_err(away)? {
+        None => return Err(ObjectProblem::Bad(format!("{} is not there", object.key))),
+        Some(head) if head.size_bytes != target.size_bytes => {
+            let what =
+                format!("{} has {} bytes, expected {}", object.key, head.size_bytes, target.size_bytes);
+            return Err(ObjectProblem::Bad(what));
+        }
+        Some(_) => {}
+    }
+    if !deep {
+        return Ok(());
+    }
+    for chunk in 0..chunk_count(target.size_bytes) {
+        let bytes =
+            store.get_range(&object.key, chunk_range(target.size_bytes, chunk)).await.map_err(away)?;
+        let found = tokio::task::spawn_blocking(move || Crc64(tidemark_kernels::crc64(&bytes)))
+            .await
+            .expect("hashing does not panic");
+        let expected = target.chunks[usize::try_from(chunk).expect("a chunk index fits an address space")];
+        if found != expected {
+            node.shared().metrics.verify_mismatches.get_or_create(&[("copy", "object")]).inc();
+            let what = format!("chunk {chunk} of {} has checksum {found}, expected {expected}", object.key);
+            return Err(ObjectProblem::Bad(what));
+        }
+    }
+    Ok(())
+}

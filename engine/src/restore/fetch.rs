@@ -1,0 +1,172 @@
+//! Brings one file's bytes from Tier-3 into Tier-1, several chunks at a time, each verified before it lands.
+//!
+//! Owns: chunks in flight, the second try of a bad or failed chunk. Does not own: which copy is asked (locate),
+//! who waits (the mount), whether the file becomes hot (the namespace).
+
+use crate::error::ErrorKind;
+use crate::metrics::Metrics;
+use crate::store::{Store, StoreError};
+use crate::tier1::Backing;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use std::sync::Arc;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::layout::{chunk_count, chunk_range};
+
+/// How often one chunk is asked for. A flipped bit on the wire is gone the second time; one at rest is not, and a
+/// third try would only delay the next copy.
+const TRIES_PER_CHUNK: u32 = 2;
+
+/// What is fetched: one (file, seal) with everything needed to check it.
+#[derive(Debug, Clone)]
+pub struct FetchPlan {
+    /// The path people know the file by, for messages.
+    pub path: String,
+    pub key: String,
+    pub size_bytes: u64,
+    pub chunks: Arc<[Crc64]>,
+}
+
+/// Why a file could not be brought in whole.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    #[error(
+        "chunk {chunk} of {path} ({key}) is corrupt in Tier-3: checksum {found}, expected {expected}; it is not \
+         served; `ckptctl verify --deep` tells which copies are good"
+    )]
+    Corrupt { path: String, key: String, chunk: u64, expected: Crc64, found: Crc64 },
+    #[error(
+        "chunk {chunk} of {path} ({key}) has {found} bytes in Tier-3, expected {expected}; it is not served"
+    )]
+    Short { path: String, key: String, chunk: u64, expected: u64, found: u64 },
+    #[error("chunk {chunk} of {path} cannot be read from Tier-3")]
+    Store { path: String, chunk: u64, source: StoreError },
+    #[error("chunk {chunk} of {path} cannot be written to Tier-1")]
+    Write { path: String, chunk: u64, source: std::io::Error },
+    #[error("{path} is described by {chunks} checksums, but {size_bytes} bytes have {expected} chunks")]
+    Geometry { path: String, chunks: u64, size_bytes: u64, expected: u64 },
+}
+
+impl FetchError {
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Corrupt { .. } | Self::Short { .. } | Self::Geometry { .. } => ErrorKind::Corrupt,
+            Self::Store { source, .. } => source.kind(),
+            Self::Write { .. } => ErrorKind::Unavailable,
+        }
+    }
+}
+
+/// Fetches the whole of `plan` into `backing`, which is empty, with `in_flight` chunks on their way.
+///
+/// Costs `in_flight` chunks of memory and one write into Tier-1 per byte. On error the backing holds nothing that
+/// may be served. Dropping the future leaves at most `in_flight` chunk writes to finish.
+pub async fn fetch(
+    store: Arc<dyn Store>,
+    plan: FetchPlan,
+    backing: Arc<Backing>,
+    in_flight: usize,
+    metrics: Arc<Metrics>,
+) -> Result<(), FetchError> {
+    let expected = chunk_count(plan.size_bytes);
+    let chunks = u64::try_from(plan.chunks.len()).expect("a count fits 64 bits");
+    if chunks != expected {
+        return Err(FetchError::Geometry { path: plan.path, chunks, size_bytes: plan.size_bytes, expected });
+    }
+    let plan = Arc::new(plan);
+    stream::iter(0..expected)
+        .map(|chunk| {
+            fetch_chunk(
+                Arc::clone(&store),
+                Arc::clone(&plan),
+                Arc::clone(&backing),
+                chunk,
+                Arc::clone(&metrics),
+            )
+        })
+        .buffer_unordered(in_flight.max(1))
+        .try_for_each(|()| async { Ok(()) })
+        .await
+}
+
+async fn fetch_chunk(
+    store: Arc<dyn Store>,
+    plan: Arc<FetchPlan>,
+    backing: Arc<Backing>,
+    chunk: u64,
+    metrics: Arc<Metrics>,
+) -> Result<(), FetchError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let result = try_chunk(&store, &plan, &backing, chunk, &metrics).await;
+        match result {
+            // Our own memory refused: asking Tier-3 again would not help.
+            Ok(()) | Err(FetchError::Write { .. }) => return result,
+            Err(_) if tries < TRIES_PER_CHUNK => {}
+            Err(_) => return result,
+        }
+    }
+}
+
+async fn try_chunk(
+    store: &Arc<dyn Store>,
+    plan: &Arc<FetchPlan>,
+    backing: &Arc<Backing>,
+    chunk: u64,
+    metrics: &Arc<Metrics>,
+) -> Result<(), FetchError> {
+    let range = chunk_range(plan.size_bytes, chunk);
+    let bytes = store.get_range(&plan.key, range.clone()).await.map_err(|source| FetchError::Store {
+        path: plan.path.clone(),
+        chunk,
+        source,
+    })?;
+    let found = u64::try_from(bytes.len()).expect("a length fits 64 bits");
+    let expected = range.end - range.start;
+    if found != expected {
+        return Err(FetchError::Short {
+            path: plan.path.clone(),
+            key: plan.key.clone(),
+            chunk,
+            expected,
+            found,
+        });
+    }
+    let (plan, backing, metrics) = (Arc::clone(plan), Arc::clone(backing), Arc::clone(metrics));
+    // Hashing and the copy into Tier-1 keep a core busy for milliseconds: not on a runtime thread.
+    tokio::task::spawn_blocking(move || {
+        let index = usize::try_from(chunk).expect("a chunk index fits an address space");
+        let (expected, found) = (plan.chunks[index], Crc64(tidemark_kernels::crc64(&bytes)));
+        if found != expected {
+            metrics.verify_mismatches.get_or_create(&[("copy", "object")]).inc();
+            return Err(FetchError::Corrupt {
+                path: plan.path.clone(),
+                key: plan.key.clone(),
+                chunk,
+                expected,
+                found,
+            });
+        }
+        metrics.fetch_bytes.inc_by(u64::try_from(bytes.len()).expect("a length fits 64 bits"));
+        write_all(&backing, &bytes, range.start).map_err(|source| FetchError::Write {
+            path: plan.path.clone(),
+            chunk,
+            source,
+        })
+    })
+    .await
+    .expect("verifying a chunk does not panic")
+}
+
+fn write_all(backing: &Backing, mut bytes: &[u8], mut offset: u64) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        let written = backing.write_at(bytes, offset)?;
+        if written == 0 {
+            return Err(std::io::ErrorKind::WriteZero.into());
+        }
+        bytes = &bytes[written..];
+        offset += u64::try_from(written).expect("a length fits 64 bits");
+    }
+    Ok(())
+}

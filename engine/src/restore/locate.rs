@@ -1,0 +1,359 @@
+//! Finds what Tier-3 holds: committed versions, attempts that nobody decided, loose files, the tree.
+//!
+//! Owns: which keys are read and in what order, what is passed over and why. Does not own: what is done with it
+//! (`node::recover`), the keys themselves (protocol).
+
+use crate::store::{Store, StoreError};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tidemark_protocol::documents::LooseSidecar;
+use tidemark_protocol::format::{Document, FormatError, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
+use tidemark_protocol::id::Generation;
+use tidemark_protocol::key::{Key, PathOrHash, Series, VersionId};
+use tidemark_protocol::manifest::{Manifest, Prepared, ValidatedManifest};
+use tidemark_protocol::marker::{Decision, Marker};
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::record::Record;
+
+/// Listings and small reads on their way at once: hides the round trip of an object store without being a burst.
+const READS_IN_FLIGHT: usize = 16;
+
+/// Directories below the prefix that are looked into. A run is a handful of directories deep; beyond this many the
+/// prefix is not ours alone, and starting would take hours.
+const PREFIXES_MAX: usize = 1_000_000;
+
+/// What Tier-3 holds.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    pub committed: Vec<CommittedVersion>,
+    pub undecided: Vec<UndecidedAttempt>,
+    /// Versions decided against; their numbers are used.
+    pub aborted: Vec<VersionId>,
+    /// Versions given up; their numbers are used.
+    pub retired: Vec<VersionId>,
+    /// What was passed over, and why.
+    pub passed_over: Vec<PassedOver>,
+}
+
+/// A version whose marker says commit, with its manifest.
+#[derive(Debug)]
+pub struct CommittedVersion {
+    pub marker: Marker,
+    pub manifest: Manifest,
+}
+
+/// An attempt without a marker: its coordinator stopped before deciding.
+#[derive(Debug)]
+pub struct UndecidedAttempt {
+    pub record: Record,
+    pub prepared: Vec<Prepared>,
+}
+
+/// Something in Tier-3 that is not believed.
+#[derive(Debug)]
+pub struct PassedOver {
+    pub key: String,
+    pub why: FormatProblem,
+}
+
+/// Why an object is not believed.
+#[derive(Debug, thiserror::Error)]
+pub enum FormatProblem {
+    #[error("it is not there, though a marker names it")]
+    Missing,
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error("it contradicts its marker")]
+    Flaw(#[source] tidemark_protocol::format::Flaw),
+    #[error("it is larger than such an object can be")]
+    TooLarge,
+    #[error("the store returns other bytes than it was given")]
+    Damaged,
+}
+
+/// Reads the whole of Tier-3's markers. Costs one listing for each directory (data objects are never listed) and two
+/// reads for each committed version.
+///
+/// Errors: the store is away. An object that cannot be believed is no error: it is passed over, and said.
+pub async fn read(store: &Arc<dyn Store>) -> Result<Catalog, StoreError> {
+    let found = enumerate(store).await?;
+    let mut catalog = Catalog::default();
+    let mut looked = stream::iter(found.into_values().map(|version| look(store, version)))
+        .buffer_unordered(READS_IN_FLIGHT);
+    while let Some(outcome) = looked.try_next().await? {
+        match outcome {
+            Looked::Committed(version) => catalog.committed.push(*version),
+            Looked::Undecided(attempts) => catalog.undecided.extend(attempts),
+            Looked::Aborted(version) => catalog.aborted.push(version),
+            Looked::Retired(version) => catalog.retired.push(version),
+            Looked::PassedOver(mut passed) => catalog.passed_over.append(&mut passed),
+        }
+    }
+    // Reads finish in any order; what is decided from a catalog must not depend on it.
+    catalog.committed.sort_by(|a, b| a.marker.version.cmp(&b.marker.version));
+    catalog.undecided.sort_by(|a, b| a.record.version.cmp(&b.record.version));
+    Ok(catalog)
+}
+
+/// One version's own directory, as the listing shows it.
+#[derive(Debug, Default)]
+struct Found {
+    version: Option<VersionId>,
+    committed: bool,
+    retired: bool,
+    attempts: Vec<String>,
+}
+
+async fn enumerate(store: &Arc<dyn Store>) -> Result<BTreeMap<String, Found>, StoreError> {
+    let mut found: BTreeMap<String, Found> = BTreeMap::new();
+    let mut todo = vec![String::new()];
+    let mut seen = 0;
+    while !todo.is_empty() {
+        let batch = todo.split_off(todo.len().saturating_sub(READS_IN_FLIGHT));
+        seen += batch.len();
+        if seen > PREFIXES_MAX {
+            return Err(StoreError::TooMany {
+                prefix: String::new(),
+                store: store.describe(),
+                limit: PREFIXES_MAX,
+            });
+        }
+        let listings = batch.into_iter().map(|prefix| async move {
+            let listing = store.list(&prefix, true).await?;
+            Ok::<_, StoreError>((prefix, listing))
+        });
+        let mut listings = stream::iter(listings).buffer_unordered(READS_IN_FLIGHT);
+        while let Some((prefix, listing)) = listings.try_next().await? {
+            for head in listing.keys {
+                match head.key.parse::<Key>() {
+                    Ok(Key::Committed { version }) => {
+                        let entry = found.entry(prefix.clone()).or_default();
+                        entry.version = Some(version);
+                        entry.committed = true;
+                    }
+                    Ok(Key::Retired { version }) => {
+                        let entry = found.entry(prefix.clone()).or_default();
+                        entry.version = Some(version);
+                        entry.retired = true;
+                    }
+                    // Not ours, or nothing that decides: whatever else lies below the prefix is left alone.
+                    Ok(_) | Err(_) => {}
+                }
+            }
+            for inner in listing.prefixes {
+                if prefix.is_empty() && inner == ".tidemark/" {
+                    continue;
+                }
+                match attempt_of(&inner) {
+                    Some(version) => {
+                        let entry = found.entry(prefix.clone()).or_default();
+                        entry.version = Some(version);
+                        entry.attempts.push(inner);
+                    }
+                    None => todo.push(inner),
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The version of a prefix that is an attempt's directory. A component `a-…` of the user's own is escaped in keys,
+/// so it is never taken for one.
+fn attempt_of(prefix: &str) -> Option<VersionId> {
+    match format!("{prefix}.tidemark/attempt.json").parse::<Key>() {
+        Ok(Key::Record { version, .. }) => Some(version),
+        _ => None,
+    }
+}
+
+enum Looked {
+    Committed(Box<CommittedVersion>),
+    Undecided(Vec<UndecidedAttempt>),
+    Aborted(VersionId),
+    Retired(VersionId),
+    PassedOver(Vec<PassedOver>),
+}
+
+async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError> {
+    let version = found.version.expect("every entry was made with a version");
+    if found.retired {
+        return Ok(Looked::Retired(version));
+    }
+    if !found.committed {
+        return undecided(store, &found.attempts).await;
+    }
+    let key = Key::Committed { version: version.clone() }.to_string();
+    let pass = |key: String, why| Ok(Looked::PassedOver(vec![PassedOver { key, why }]));
+    let marker: Marker = match document(store, &key).await? {
+        Ok(marker) => marker,
+        Err(why) => return pass(key, why),
+    };
+    if let Err(flaw) = marker.check_place(&version) {
+        return pass(key, FormatProblem::Flaw(flaw));
+    }
+    let (Decision::Commit, Some(manifest_key), Some(hash)) =
+        (marker.decision, marker.manifest.clone(), marker.manifest_hash)
+    else {
+        return Ok(Looked::Aborted(version));
+    };
+    let bytes = match bounded(store, &manifest_key, MAX_DOCUMENT_BYTES).await? {
+        Ok(bytes) => bytes,
+        Err(why) => return pass(manifest_key, why),
+    };
+    let validated = match ValidatedManifest::parse(&bytes, &hash) {
+        Ok(validated) => validated,
+        Err(error) => return pass(manifest_key, error.into()),
+    };
+    if let Err(flaw) = marker.check_manifest(&validated) {
+        return pass(manifest_key, FormatProblem::Flaw(flaw));
+    }
+    let manifest = validated.into_manifest();
+    Ok(Looked::Committed(Box::new(CommittedVersion { marker, manifest })))
+}
+
+async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked, StoreError> {
+    let mut undecided = Vec::new();
+    let mut passed = Vec::new();
+    for prefix in attempts {
+        let mut record = None;
+        let mut prepared = Vec::new();
+        for head in store.list(&format!("{prefix}.tidemark/"), true).await?.keys {
+            match head.key.parse::<Key>() {
+                Ok(Key::Record { .. }) => match document::<Record>(store, &head.key).await? {
+                    Ok(found) => record = Some(found),
+                    Err(why) => passed.push(PassedOver { key: head.key, why }),
+                },
+                Ok(Key::Prepared { .. }) => match document::<Prepared>(store, &head.key).await? {
+                    Ok(found) => prepared.push(found),
+                    Err(why) => passed.push(PassedOver { key: head.key, why }),
+                },
+                Ok(_) | Err(_) => {}
+            }
+        }
+        // Without a record nothing of the attempt was promised to anyone.
+        undecided.extend(record.map(|record| UndecidedAttempt { record, prepared }));
+    }
+    if undecided.is_empty() { Ok(Looked::PassedOver(passed)) } else { Ok(Looked::Undecided(undecided)) }
+}
+
+/// Reads one document; the inner result says why it is not believed.
+pub async fn document<D: Document>(
+    store: &Arc<dyn Store>,
+    key: &str,
+) -> Result<Result<D, FormatProblem>, StoreError> {
+    let limit = D::MAX_BYTES.max(MAX_MARKER_BYTES);
+    Ok(bounded(store, key, limit).await?.and_then(|bytes| D::parse(&bytes).map_err(FormatProblem::from)))
+}
+
+async fn bounded(
+    store: &Arc<dyn Store>,
+    key: &str,
+    limit: usize,
+) -> Result<Result<bytes::Bytes, FormatProblem>, StoreError> {
+    match store.get(key, u64::try_from(limit).expect("a constant")).await {
+        Ok(Some(bytes)) => Ok(Ok(bytes)),
+        Ok(None) => Ok(Err(FormatProblem::Missing)),
+        Err(StoreError::TooLarge { .. }) => Ok(Err(FormatProblem::TooLarge)),
+        Err(StoreError::Damaged { .. }) => Ok(Err(FormatProblem::Damaged)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether every file of an attempt's record is prepared, so that whoever finds it can decide it.
+#[must_use]
+pub fn is_prepared(attempt: &UndecidedAttempt) -> bool {
+    Manifest::join(&attempt.record, &attempt.prepared).is_ok()
+}
+
+/// The highest number of a series that is present, and its document; `None` where there is none.
+///
+/// A document that cannot be believed is passed over, and the one before it counts: it says less, never something
+/// wrong.
+pub async fn newest<D: Document>(
+    store: &Arc<dyn Store>,
+    series: &Series,
+    passed_over: &mut Vec<PassedOver>,
+) -> Result<(u64, Option<D>), StoreError> {
+    let listing = store.list(&series.prefix(), true).await?;
+    let mut numbers: Vec<u64> = listing
+        .keys
+        .iter()
+        .filter_map(|head| match head.key.parse::<Key>() {
+            Ok(Key::Numbered { number, .. }) => Some(number),
+            Ok(_) | Err(_) => None,
+        })
+        .collect();
+    numbers.sort_unstable();
+    let highest = numbers.last().copied().unwrap_or(0);
+    for number in numbers.into_iter().rev() {
+        let key = Key::numbered(series.clone(), number).to_string();
+        match document(store, &key).await? {
+            Ok(found) => return Ok((highest, Some(found))),
+            Err(why) => passed_over.push(PassedOver { key, why }),
+        }
+    }
+    Ok((highest, None))
+}
+
+/// Loose files as Tier-3 holds them.
+#[derive(Debug, Default)]
+pub struct LooseFiles {
+    /// The newest generation of each file that can be believed.
+    pub believed: Vec<LooseSidecar>,
+    /// The highest number that was ever used for a path, believed or not: the next one is above it.
+    pub numbers: BTreeMap<RelPath, Generation>,
+}
+
+/// Reads every loose file's newest sidecar.
+pub async fn loose(
+    store: &Arc<dyn Store>,
+    passed_over: &mut Vec<PassedOver>,
+) -> Result<LooseFiles, StoreError> {
+    let mut numbers = BTreeMap::new();
+    let mut todo = vec![".tidemark/loose/".to_owned()];
+    let mut sidecars: BTreeMap<String, Vec<(Generation, String)>> = BTreeMap::new();
+    while let Some(prefix) = todo.pop() {
+        let listing = store.list(&prefix, true).await?;
+        for head in listing.keys {
+            match head.key.parse::<Key>() {
+                Ok(Key::LooseSidecar { generation, path }) => {
+                    use_number(&mut numbers, path, generation);
+                    sidecars.entry(prefix.clone()).or_default().push((generation, head.key));
+                }
+                // Bytes without a sidecar: their upload was cut off, and their number is used.
+                Ok(Key::Loose { generation, path }) => use_number(&mut numbers, path, generation),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        todo.extend(listing.prefixes);
+    }
+    let reads = sidecars.into_values().map(|mut generations| async move {
+        generations.sort_unstable();
+        let mut passed = Vec::new();
+        for (_, key) in generations.into_iter().rev() {
+            match document::<LooseSidecar>(store, &key).await? {
+                Ok(found) => return Ok::<_, StoreError>((Some(found), passed)),
+                Err(why) => passed.push(PassedOver { key, why }),
+            }
+        }
+        Ok((None, passed))
+    });
+    let mut found = Vec::new();
+    let mut reads = stream::iter(reads).buffer_unordered(READS_IN_FLIGHT);
+    while let Some((sidecar, passed)) = reads.try_next().await? {
+        found.extend(sidecar);
+        passed_over.extend(passed);
+    }
+    found.sort_by(|a, b| a.file.path.cmp(&b.file.path));
+    Ok(LooseFiles { believed: found, numbers })
+}
+
+/// A path that is named by its hash is learnt from its sidecar only.
+fn use_number(numbers: &mut BTreeMap<RelPath, Generation>, path: PathOrHash, generation: Generation) {
+    if let PathOrHash::Path(path) = path {
+        let known = numbers.entry(path).or_insert(generation);
+        *known = (*known).max(generation);
+    }
+}

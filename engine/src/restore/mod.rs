@@ -1,0 +1,7 @@
+//! The way back: **locate → fetch → verify → serve**.
+//!
+//! `locate` reads what Tier-3 holds when the daemon starts; `fetch` brings one file in and verifies each chunk before
+//! it lands; the namespace serves what has landed.
+
+pub mod fetch;
+pub mod locate;

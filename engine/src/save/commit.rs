@@ -1,0 +1,464 @@
+//! The two phases that make a version exist in Tier-3, and the only writer of markers.
+//!
+//! Owns: the order record → data → prepared → manifest → marker → boundary, and what a doubtful answer means at each
+//! step. Does not own: when a version is complete (protocol), uploading bytes (`upload`), when to try again (the node
+//! loop). The format and the argument by cases: `engine/design/0003-tier3-format.md`.
+
+use crate::error::ErrorKind;
+use crate::namespace::SealPin;
+use crate::save::drain::{Drain, Stored};
+use crate::save::upload::{self, SealedBytes, UploadError};
+use crate::step_point::{StepPoint, reach};
+use crate::store::{StoreError, current_epoch};
+use futures::stream::{self, StreamExt};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::documents::BoundaryDocument;
+use tidemark_protocol::format::{Document, FORMAT, Flaw, FormatError, MAX_MARKER_BYTES};
+use tidemark_protocol::id::{AttemptId, Epoch};
+use tidemark_protocol::key::{Key, Label, Part, Series, VersionId, VersionRef};
+use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_protocol::manifest::{
+    Attributes, Directory, HardLink, Manifest, ManifestFile, Prepared, Symlink, ValidatedManifest,
+};
+use tidemark_protocol::marker::{Decision, Marker, MarkerOutcome, Retired, doubt};
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::record::{Evidence, Record, RecordFile};
+
+/// Files of one attempt on their way at once. Many small files hide each other's round trips; the parts of large
+/// ones are bounded by the drain.
+const FILES_IN_FLIGHT: usize = 16;
+
+/// How often a marker is created again after its create was doubtful and reading found none.
+const MARKER_TRIES: u32 = 5;
+
+/// One file of an attempt that is not in Tier-3 yet.
+#[derive(Debug)]
+pub struct AttemptFile {
+    pub entry: RecordFile,
+    pub attributes: Attributes,
+    pub chunks: Arc<[Crc64]>,
+    /// `None` once uploaded: nothing is read from Tier-1 any more, and the pages may go.
+    pub pin: Option<Arc<SealPin>>,
+}
+
+/// One try to bring one version to Tier-3. Keeps what it has done, so that trying again repeats nothing.
+#[derive(Debug)]
+pub struct Attempt {
+    pub record: Record,
+    pub files: Vec<AttemptFile>,
+    pub directories: Vec<Directory>,
+    pub symlinks: Vec<Symlink>,
+    pub hard_links: Vec<HardLink>,
+    /// The committed version of the lineage before this one, named in the marker.
+    pub previous: Option<VersionRef>,
+    recorded: bool,
+    uploaded: BTreeMap<RelPath, ManifestFile>,
+    prepared: Option<Prepared>,
+    failures: u32,
+}
+
+/// Why an attempt is where it is.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    #[error("{what} of {version} was not written")]
+    Write { what: &'static str, version: VersionId, source: StoreError },
+    #[error(
+        "{key} holds other bytes than ours; another writer uses this attempt's number; the next try takes another"
+    )]
+    Taken { key: String },
+    #[error(transparent)]
+    Upload(#[from] UploadError),
+    #[error("version {version} cannot be described")]
+    Format { version: VersionId, source: FormatError },
+    #[error("the prepared files of {version} do not make its record")]
+    Join { version: VersionId, source: Flaw },
+    #[error(
+        "epoch {ours} may not commit {version}: epoch {newer} is in Tier-3; another coordinator took over, and this one \
+         must stop"
+    )]
+    Fenced { version: VersionId, ours: Epoch, newer: Epoch },
+    #[error(
+        "{version} is decided otherwise: {decision} of attempt {attempt} in epoch {epoch}; the next save is the next version"
+    )]
+    Lost { version: VersionId, decision: Decision, attempt: AttemptId, epoch: Epoch },
+    #[error("whether {version} is committed stays unknown after {tries} tries; it is asked again later")]
+    Unknown { version: VersionId, tries: u32 },
+    #[error("the marker of {version} cannot be read")]
+    Marker { version: VersionId, source: FormatError },
+}
+
+impl CommitError {
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Write { source, .. } => source.kind(),
+            Self::Upload(error) => error.kind(),
+            Self::Taken { .. } | Self::Lost { .. } => ErrorKind::Invalid,
+            Self::Format { .. } | Self::Join { .. } => ErrorKind::Invalid,
+            Self::Fenced { .. } => ErrorKind::Fenced,
+            Self::Unknown { .. } => ErrorKind::Unavailable,
+            Self::Marker { .. } => ErrorKind::Corrupt,
+        }
+    }
+}
+
+impl Attempt {
+    /// An attempt that has done nothing yet.
+    #[must_use]
+    pub fn new(record: Record, files: Vec<AttemptFile>, previous: Option<VersionRef>) -> Self {
+        Self {
+            record,
+            files,
+            directories: Vec::new(),
+            symlinks: Vec::new(),
+            hard_links: Vec::new(),
+            previous,
+            recorded: false,
+            uploaded: BTreeMap::new(),
+            prepared: None,
+            failures: 0,
+        }
+    }
+
+    /// An attempt that was found prepared in Tier-3: only its decision is missing.
+    #[must_use]
+    pub fn found(record: Record, prepared: Prepared, previous: Option<VersionRef>) -> Self {
+        Self { recorded: true, prepared: Some(prepared), ..Self::new(record, Vec::new(), previous) }
+    }
+
+    /// What the version is, once it is prepared.
+    pub fn manifest(&self) -> Result<Manifest, Flaw> {
+        Manifest::join(&self.record, self.prepared.as_slice())
+    }
+
+    /// Phase 1 is done.
+    #[must_use]
+    pub fn is_prepared(&self) -> bool {
+        self.prepared.is_some()
+    }
+
+    /// Better evidence than the record was written with; the manifest carries it, the record stays as it is.
+    pub fn raise(&mut self, evidence: Evidence, detail: &str) {
+        assert!(evidence.commits(), "evidence is only ever raised to one that commits");
+        self.record.evidence = evidence;
+        detail.clone_into(&mut self.record.evidence_detail);
+    }
+
+    /// One more failure that may pass; returns how many there were before.
+    pub fn count_failure(&mut self) -> u32 {
+        self.failures = self.failures.saturating_add(1);
+        self.failures - 1
+    }
+
+    /// Bytes that still have to leave.
+    #[must_use]
+    pub fn bytes_left(&self) -> u64 {
+        self.files.iter().filter(|file| file.pin.is_some()).map(|file| file.entry.size_bytes).sum()
+    }
+
+    /// Phase 1: the record, then every file, then the prepared marker. Repeats only what is not done.
+    pub async fn prepare(&mut self, drain: &Arc<Drain>) -> Result<(), CommitError> {
+        let version = self.record.version.clone();
+        if !self.recorded {
+            reach(StepPoint::CommitBeforeAttempt);
+            // A provisional record is written too: it says what the data below it is.
+            let key = Key::Record { version: version.clone(), attempt: self.record.attempt };
+            write_document(drain, "the record", &version, &key, &self.record).await?;
+            self.recorded = true;
+            reach(StepPoint::CommitAfterAttempt);
+        }
+        self.upload(drain).await?;
+        if self.prepared.is_none() {
+            reach(StepPoint::CommitBeforePrepared);
+            let prepared = self.describe(drain);
+            let key = Key::Prepared {
+                version: version.clone(),
+                attempt: self.record.attempt,
+                life: drain.life.clone(),
+                by: None,
+            };
+            write_document(drain, "the prepared marker", &version, &key, &prepared).await?;
+            self.prepared = Some(prepared);
+            reach(StepPoint::CommitAfterPrepared);
+        }
+        Ok(())
+    }
+
+    async fn upload(&mut self, drain: &Arc<Drain>) -> Result<(), CommitError> {
+        let version = self.record.version.clone();
+        let part = Part::from(self.record.attempt);
+        let mut todo = Vec::new();
+        for file in &self.files {
+            let Some(pin) = file.pin.clone() else { continue };
+            let key = Key::data(&version, part, &file.entry.path)
+                .expect("a record names files of its run")
+                .to_string();
+            let bytes =
+                SealedBytes { path: file.entry.path.to_string(), pin, chunks: Arc::clone(&file.chunks) };
+            todo.push((file.entry.path.clone(), key, bytes));
+        }
+        let mut running = stream::iter(todo.into_iter().map(|(path, key, bytes)| async move {
+            let etag = upload::upload(drain, &key, bytes).await;
+            (path, key, etag)
+        }))
+        .buffer_unordered(FILES_IN_FLIGHT);
+        let mut first_error = None;
+        while let Some((path, key, result)) = running.next().await {
+            match result {
+                Ok(etag) => {
+                    let file = self
+                        .files
+                        .iter_mut()
+                        .find(|file| file.entry.path == path)
+                        .expect("it came from here");
+                    file.pin = None;
+                    let entry = ManifestFile {
+                        path: path.clone(),
+                        key,
+                        size_bytes: file.entry.size_bytes,
+                        crc64nvme: file.entry.crc64nvme,
+                        chunks: file.chunks.to_vec(),
+                        etag,
+                        file: file.entry.file,
+                        seal: file.entry.seal,
+                        attributes: file.attributes.clone(),
+                    };
+                    self.uploaded.insert(path, entry);
+                    reach(StepPoint::UploadAfterFile);
+                }
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        first_error.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn describe(&self, drain: &Drain) -> Prepared {
+        Prepared {
+            format: self.record.format,
+            version: self.record.version.clone(),
+            attempt: self.record.attempt,
+            epoch: drain.epoch,
+            life: drain.life.clone(),
+            by: None,
+            chunk_bytes: CHUNK_BYTES,
+            files: self.uploaded.values().cloned().collect(),
+            directories: self.directories.clone(),
+            symlinks: self.symlinks.clone(),
+            hard_links: self.hard_links.clone(),
+        }
+    }
+
+    /// Phase 2: the manifest, then the marker.
+    ///
+    /// Panics when phase 1 is not done: the loop asks for it only then.
+    pub async fn commit(&self, drain: &Arc<Drain>) -> Result<Manifest, CommitError> {
+        let prepared = self.prepared.as_ref().expect("a version is prepared before it is committed");
+        decide(drain, &self.record, std::slice::from_ref(prepared), self.previous.clone()).await
+    }
+}
+
+/// Writes the manifest of a record whose participants are all prepared, and then the marker: the one decision.
+///
+/// Also what a new coordinator does with an attempt that it finds prepared; it would write the same.
+pub async fn decide(
+    drain: &Arc<Drain>,
+    record: &Record,
+    prepared: &[Prepared],
+    previous: Option<VersionRef>,
+) -> Result<Manifest, CommitError> {
+    let version = record.version.clone();
+    assert!(record.evidence.commits(), "quiescence alone never commits {version}");
+    let format = |source| CommitError::Format { version: version.clone(), source };
+    let manifest = Manifest::join(record, prepared)
+        .map_err(|source| CommitError::Join { version: version.clone(), source })?;
+    let (bytes, hash) = manifest.encode_named().map_err(format)?;
+    // What cannot be read back must not be committed: assert in pairs, when bytes leave and when they come back.
+    ValidatedManifest::parse(&bytes, &hash).map_err(format)?;
+    let key = Key::Manifest { version: version.clone(), attempt: record.attempt, hash };
+    write(drain, "the manifest", &version, &key, &bytes).await?;
+    check_epoch(drain, &version).await?;
+    reach(StepPoint::CommitBeforeMarker);
+    let marker = Marker::commit(version.clone(), record.attempt, hash, record.step, drain.epoch, previous);
+    create_marker(drain, &marker).await?;
+    reach(StepPoint::CommitAfterMarker);
+    Ok(manifest)
+}
+
+/// Decides that a version is never committed, so that what its attempts left may be swept.
+pub async fn abort(drain: &Arc<Drain>, record: &Record) -> Result<(), CommitError> {
+    check_epoch(drain, &record.version).await?;
+    let marker = Marker::abort(record.version.clone(), record.attempt, record.step, drain.epoch);
+    create_marker(drain, &marker).await
+}
+
+/// Refuses to decide anything once a newer coordinator has raised the epoch. The marker's conditional create is what
+/// makes a late decision harmless; this makes an old coordinator notice.
+pub async fn check_epoch(drain: &Drain, version: &VersionId) -> Result<(), CommitError> {
+    let newest = current_epoch(drain.store.as_ref()).await.map_err(|source| CommitError::Write {
+        what: "the decision",
+        version: version.clone(),
+        source,
+    })?;
+    match newest {
+        Some(newer) if newer > drain.epoch => {
+            Err(CommitError::Fenced { version: version.clone(), ours: drain.epoch, newer })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Gives a committed version up: `_RETIRED`, then the boundary, then the data, then the manifest. Nothing is deleted
+/// before the retirement stands, so a reader that comes between two steps passes the version over, and whoever finds
+/// it half done may do the rest again.
+///
+/// The caller has decided that the version may go (retention, P7, pins). The markers themselves stay: their number
+/// is used.
+pub async fn retire(
+    drain: &Arc<Drain>,
+    marker: &Marker,
+    manifest: &Manifest,
+    reason: &str,
+    now_ns: i64,
+) -> Result<(), CommitError> {
+    let version = manifest.version.clone();
+    check_epoch(drain, &version).await?;
+    let (_, hash) =
+        manifest.encode_named().map_err(|source| CommitError::Format { version: version.clone(), source })?;
+    assert_eq!(
+        marker.manifest_hash,
+        Some(hash),
+        "a version is retired with the manifest it was committed with"
+    );
+    let retired = Retired {
+        format: FORMAT,
+        version: version.clone(),
+        attempt: manifest.attempt,
+        manifest_hash: hash,
+        epoch: drain.epoch,
+        reason: reason.to_owned(),
+        retired_at_ns: now_ns,
+    };
+    let key = Key::Retired { version: version.clone() };
+    let bytes =
+        retired.encode().map_err(|source| CommitError::Format { version: version.clone(), source })?;
+    match write(drain, "the retirement", &version, &key, &bytes).await {
+        // Another one retired it first, with its own words: the rest is the same.
+        Ok(()) | Err(CommitError::Taken { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    reach(StepPoint::RetireAfterMarker);
+    move_boundary(drain, manifest).await?;
+    reach(StepPoint::RetireAfterBoundary);
+    let manifest_key =
+        Key::Manifest { version: version.clone(), attempt: manifest.attempt, hash }.to_string();
+    for key in manifest.files.iter().map(|file| file.key.as_str()).chain([manifest_key.as_str()]) {
+        drain.store.delete(key).await.map_err(|source| CommitError::Write {
+            what: "the removal",
+            version: version.clone(),
+            source,
+        })?;
+        reach(StepPoint::RetireAfterFirstDelete);
+    }
+    Ok(())
+}
+
+/// Adds the version to the run's boundary: the next free number names it.
+async fn move_boundary(drain: &Drain, manifest: &Manifest) -> Result<(), CommitError> {
+    let version = &manifest.version;
+    let series = Series::Boundary(Label::of_run(&version.run));
+    let document = BoundaryDocument {
+        format: FORMAT,
+        run: version.run.clone(),
+        epoch: drain.epoch,
+        retired: vec![VersionRef {
+            directory: version.directory.clone(),
+            timeline: version.timeline,
+            version: version.version,
+            step: manifest.step,
+        }],
+    };
+    for _ in 0..MARKER_TRIES {
+        let failed = |source| CommitError::Write { what: "the boundary", version: version.clone(), source };
+        let listing = drain.store.list(&series.prefix(), true).await.map_err(failed)?;
+        let highest = listing.keys.iter().filter_map(|head| match head.key.parse::<Key>() {
+            Ok(Key::Numbered { number, .. }) => Some(number),
+            Ok(_) | Err(_) => None,
+        });
+        let key = Key::numbered(series.clone(), highest.max().unwrap_or(0) + 1);
+        match write_document(drain, "the boundary", version, &key, &document).await {
+            Err(CommitError::Taken { .. }) => {}
+            result => return result,
+        }
+    }
+    Err(CommitError::Unknown { version: version.clone(), tries: MARKER_TRIES })
+}
+
+async fn create_marker(drain: &Drain, marker: &Marker) -> Result<(), CommitError> {
+    let version = marker.version.clone();
+    let key = Key::Committed { version: version.clone() }.to_string();
+    let bytes = marker.encode().map_err(|source| CommitError::Format { version: version.clone(), source })?;
+    for _ in 0..MARKER_TRIES {
+        match drain.create(&key, &bytes).await {
+            Ok(Stored::Ours) => return Ok(()),
+            Ok(Stored::Theirs) => {}
+            Err(error) if error.is_doubtful() => {}
+            Err(source) => {
+                return Err(CommitError::Write { what: "the marker", version, source });
+            }
+        }
+        let found = read_marker(drain, &version).await?;
+        match doubt(marker, found.as_ref()) {
+            MarkerOutcome::Mine => return Ok(()),
+            MarkerOutcome::Lost { decision, attempt, epoch } => {
+                return Err(CommitError::Lost { version, decision, attempt, epoch });
+            }
+            MarkerOutcome::Absent => {}
+        }
+    }
+    Err(CommitError::Unknown { version, tries: MARKER_TRIES })
+}
+
+/// The marker of `version` as it stands, or `None`.
+pub async fn read_marker(drain: &Drain, version: &VersionId) -> Result<Option<Marker>, CommitError> {
+    let key = Key::Committed { version: version.clone() }.to_string();
+    let limit = u64::try_from(MAX_MARKER_BYTES).expect("a constant");
+    let found = drain.store.get(&key, limit).await.map_err(|source| CommitError::Write {
+        what: "the decision",
+        version: version.clone(),
+        source,
+    })?;
+    found
+        .map(|bytes| {
+            Marker::parse(&bytes).map_err(|source| CommitError::Marker { version: version.clone(), source })
+        })
+        .transpose()
+}
+
+async fn write_document<D: Document>(
+    drain: &Drain,
+    what: &'static str,
+    version: &VersionId,
+    key: &Key,
+    document: &D,
+) -> Result<(), CommitError> {
+    let bytes =
+        document.encode().map_err(|source| CommitError::Format { version: version.clone(), source })?;
+    write(drain, what, version, key, &bytes).await
+}
+
+async fn write(
+    drain: &Drain,
+    what: &'static str,
+    version: &VersionId,
+    key: &Key,
+    bytes: &[u8],
+) -> Result<(), CommitError> {
+    let key = key.to_string();
+    match drain.create(&key, bytes).await {
+        Ok(Stored::Ours) => Ok(()),
+        Ok(Stored::Theirs) => Err(CommitError::Taken { key }),
+        Err(source) => Err(CommitError::Write { what, version: version.clone(), source }),
+    }
+}

@@ -1,0 +1,216 @@
+//! The commit protocol against a store that loses answers.
+//!
+//! Goal: whatever answer is lost, a version is committed as a whole or not at all, and a second coordinator never
+//! makes a second decision. Method: real documents, an in-memory store, faults as data.
+
+use crate::metrics::Metrics;
+use crate::restore::locate;
+use crate::save::commit::{CommitError, abort, decide, retire};
+use crate::save::drain::Drain;
+use crate::store::{
+    Effect, Fault, FaultyStore, MemoryStore, Operation, Probe, Store, UploadLimits, raise_epoch,
+};
+use bytes::Bytes;
+use std::sync::Arc;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::format::{Document, FORMAT};
+use tidemark_protocol::id::{
+    AttemptId, Epoch, FileCounter, FileId, Incarnation, SealNumber, Step, Timeline, Version,
+};
+use tidemark_protocol::key::{Key, NodeLife, Part, VersionId};
+use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_protocol::manifest::{Attributes, ManifestFile, Prepared};
+use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
+use tidemark_protocol::record::{Evidence, Record, RecordFile};
+
+fn life() -> NodeLife {
+    NodeLife { node: "n1".parse().unwrap(), incarnation: Incarnation(7) }
+}
+
+fn version() -> VersionId {
+    VersionId {
+        run: RunPath::new(RelPath::new("r").unwrap()).unwrap(),
+        directory: CheckpointName::new("step1.pt").unwrap(),
+        timeline: Timeline(0),
+        version: Version(1),
+    }
+}
+
+fn record(attempt: u64) -> Record {
+    let entry = RecordFile {
+        path: RelPath::new("r/step1.pt").unwrap(),
+        file: FileId { incarnation: Incarnation(7), counter: FileCounter(1) },
+        seal: SealNumber(1),
+        size_bytes: 0,
+        crc64nvme: Crc64(tidemark_kernels::crc64(&[])),
+    };
+    Record {
+        format: FORMAT,
+        version: version(),
+        attempt: AttemptId(attempt),
+        step: Some(Step(1)),
+        framework: "torch_save".into(),
+        evidence: Evidence::Told,
+        evidence_detail: "a test".into(),
+        epoch: Epoch(1),
+        completed_at_ns: 1,
+        participants: vec![life()],
+        files: vec![entry],
+    }
+}
+
+fn prepared(record: &Record) -> Prepared {
+    let entry = &record.files[0];
+    let file = ManifestFile {
+        path: entry.path.clone(),
+        key: Key::data(&record.version, Part::from(record.attempt), &entry.path).unwrap().to_string(),
+        size_bytes: entry.size_bytes,
+        crc64nvme: entry.crc64nvme,
+        chunks: Vec::new(),
+        etag: None,
+        file: entry.file,
+        seal: entry.seal,
+        attributes: Attributes::default(),
+    };
+    Prepared {
+        format: FORMAT,
+        version: record.version.clone(),
+        attempt: record.attempt,
+        epoch: record.epoch,
+        life: life(),
+        by: None,
+        chunk_bytes: CHUNK_BYTES,
+        files: vec![file],
+        directories: Vec::new(),
+        symlinks: Vec::new(),
+        hard_links: Vec::new(),
+    }
+}
+
+fn drain(store: Arc<dyn Store>, epoch: u64) -> Arc<Drain> {
+    let probe = Probe {
+        fencing: true,
+        fencing_reason: String::new(),
+        part_checksums: true,
+        part_checksums_reason: String::new(),
+    };
+    let limits = UploadLimits::default();
+    Arc::new(Drain::new(store, life(), Epoch(epoch), limits, &probe, Arc::new(Metrics::new())))
+}
+
+async fn commit(drain: &Arc<Drain>, attempt: u64) -> Result<(), CommitError> {
+    let record = record(attempt);
+    decide(drain, &record, &[prepared(&record)], None).await.map(|_| ())
+}
+
+async fn committed(store: &Arc<dyn Store>) -> usize {
+    locate::read(store).await.unwrap().committed.len()
+}
+
+#[tokio::test]
+async fn a_lost_answer_to_the_marker_is_resolved_by_reading_it() {
+    for effect in [Effect::FailBefore, Effect::FailAfter] {
+        let inner: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let fault =
+            Fault { operation: Operation::Create, key_contains: "_COMMITTED".into(), nth: Some(1), effect };
+        let faulty = Arc::new(FaultyStore::new(Arc::clone(&inner), vec![fault]));
+        let store = Arc::clone(&faulty) as Arc<dyn Store>;
+        let drain = drain(store, 1);
+        let first = commit(&drain, 5).await;
+        assert_eq!(faulty.fired(0), 1, "the fault happened");
+        assert_eq!(first.is_ok(), effect == Effect::FailAfter, "nothing happened, or it was found to have");
+        commit(&drain, 5).await.unwrap();
+        assert_eq!(committed(&inner).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_second_decision_about_a_version_is_lost_and_changes_nothing() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let (first, second) = (drain(Arc::clone(&store), 1), drain(Arc::clone(&store), 1));
+    commit(&first, 5).await.unwrap();
+    commit(&first, 5).await.unwrap();
+    assert!(matches!(commit(&second, 6).await, Err(CommitError::Lost { .. })));
+    assert!(matches!(abort(&second, &record(6)).await, Err(CommitError::Lost { .. })));
+    assert_eq!(committed(&store).await, 1);
+}
+
+#[tokio::test]
+async fn an_aborted_version_is_never_committed() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let drain = drain(Arc::clone(&store), 1);
+    abort(&drain, &record(5)).await.unwrap();
+    assert!(matches!(commit(&drain, 5).await, Err(CommitError::Lost { .. })));
+    let catalog = locate::read(&store).await.unwrap();
+    assert_eq!((catalog.committed.len(), catalog.aborted.len()), (0, 1));
+}
+
+#[tokio::test]
+async fn a_stale_coordinator_neither_commits_nor_aborts_nor_retires() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let old = drain(Arc::clone(&store), 1);
+    raise_epoch(store.as_ref(), Epoch(1)).await.unwrap();
+    raise_epoch(store.as_ref(), Epoch(2)).await.unwrap();
+    assert!(matches!(commit(&old, 5).await, Err(CommitError::Fenced { .. })));
+    assert!(matches!(abort(&old, &record(5)).await, Err(CommitError::Fenced { .. })));
+    let new = drain(Arc::clone(&store), 2);
+    commit(&new, 6).await.unwrap();
+    let catalog = locate::read(&store).await.unwrap();
+    let found = &catalog.committed[0];
+    let refused = retire(&old, &found.marker, &found.manifest, "a test", 9).await;
+    assert!(matches!(refused, Err(CommitError::Fenced { .. })));
+    assert_eq!(committed(&store).await, 1);
+}
+
+#[tokio::test]
+async fn a_retired_version_is_passed_over_before_anything_of_it_is_deleted() {
+    let inner: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    commit(&drain(Arc::clone(&inner), 1), 5).await.unwrap();
+    let catalog = locate::read(&inner).await.unwrap();
+    let found = &catalog.committed[0];
+    let data = found.manifest.files[0].key.clone();
+    inner.create(&data, Bytes::new()).await.unwrap();
+    // The first delete fails: the retirement stands, and doing it again finishes it.
+    let fault = Fault {
+        operation: Operation::Delete,
+        key_contains: "step1.pt".into(),
+        nth: Some(1),
+        effect: Effect::FailBefore,
+    };
+    let faulty = Arc::new(FaultyStore::new(Arc::clone(&inner), vec![fault]));
+    let drain = drain(Arc::clone(&faulty) as Arc<dyn Store>, 1);
+    assert!(retire(&drain, &found.marker, &found.manifest, "a test", 9).await.is_err());
+    assert_eq!(faulty.fired(0), 1, "the fault happened");
+    let between = locate::read(&inner).await.unwrap();
+    assert_eq!((between.committed.len(), between.retired.len()), (0, 1));
+    assert!(inner.head(&data).await.unwrap().is_some(), "its data outlives the retirement");
+    retire(&drain, &found.marker, &found.manifest, "a test", 10).await.unwrap();
+    assert!(inner.head(&data).await.unwrap().is_none());
+    let boundary = inner.list(".tidemark/boundary-r/", true).await.unwrap();
+    assert!(!boundary.keys.is_empty(), "the boundary names it");
+}
+
+#[tokio::test]
+async fn a_manifest_that_is_damaged_is_passed_over_and_said() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let drain = drain(Arc::clone(&store), 1);
+    commit(&drain, 5).await.unwrap();
+    let manifest = {
+        let catalog = locate::read(&store).await.unwrap();
+        catalog.committed[0].marker.manifest.clone().unwrap()
+    };
+    let mut bytes = store.get(&manifest, 1 << 20).await.unwrap().unwrap().to_vec();
+    bytes[40] ^= 1;
+    store.delete(&manifest).await.unwrap();
+    store.create(&manifest, bytes.into()).await.unwrap();
+    let catalog = locate::read(&store).await.unwrap();
+    assert!(catalog.committed.is_empty());
+    assert_eq!(catalog.passed_over.len(), 1);
+    assert_eq!(catalog.passed_over[0].key, manifest);
+}
+
+#[test]
+fn the_documents_of_this_test_are_valid() {
+    record(5).encode().unwrap();
+    prepared(&record(5)).encode().unwrap();
+}

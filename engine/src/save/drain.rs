@@ -1,0 +1,127 @@
+//! What every job that writes to Tier-3 shares.
+//!
+//! Owns: who writes (node life and epoch), the bound on parts in flight, the pace. Does not own: what is written.
+
+use crate::metrics::Metrics;
+use crate::save::pace::Pace;
+use crate::store::{Created, Probe, Store, StoreError, UploadLimits};
+use bytes::Bytes;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tidemark_protocol::id::Epoch;
+use tidemark_protocol::key::NodeLife;
+use tokio::sync::Semaphore;
+
+/// How often a doubtful create of one of our own objects is asked again before the job gives up and the loop
+/// decides when to come back.
+const DOUBTS_MAX: u32 = 5;
+
+/// The pause between two of those, doubled each time.
+const DOUBT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Shared by all jobs of one start of the daemon.
+#[derive(Debug)]
+pub struct Drain {
+    pub store: Arc<dyn Store>,
+    pub life: NodeLife,
+    pub epoch: Epoch,
+    pub limits: UploadLimits,
+    /// The store refuses a damaged part by itself; otherwise every object is read back before it is prepared.
+    pub part_checksums: bool,
+    /// The store lets exactly one of many creates of one key win.
+    pub fencing: bool,
+    pub metrics: Arc<Metrics>,
+    parts: Arc<Semaphore>,
+    pace: Mutex<Pace>,
+    started: Instant,
+}
+
+/// Whether one of our own objects is there with our bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    Ours,
+    /// The key holds other bytes, and they stay.
+    Theirs,
+}
+
+impl Drain {
+    /// A drain that nothing has used yet.
+    pub fn new(
+        store: Arc<dyn Store>,
+        life: NodeLife,
+        epoch: Epoch,
+        limits: UploadLimits,
+        probe: &Probe,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            store,
+            life,
+            epoch,
+            limits,
+            part_checksums: probe.part_checksums,
+            fencing: probe.fencing,
+            metrics,
+            parts: Arc::new(Semaphore::new(limits.parts_in_flight)),
+            pace: Mutex::new(Pace::new(Duration::ZERO)),
+            started: Instant::now(),
+        }
+    }
+
+    /// The permits of `count` parts, at most all there are; held until the upload ends.
+    pub(crate) async fn parts(&self, count: usize) -> tokio::sync::OwnedSemaphorePermit {
+        let count =
+            u32::try_from(count.clamp(1, self.limits.parts_in_flight)).expect("settings allow at most 256");
+        Arc::clone(&self.parts).acquire_many_owned(count).await.expect("the semaphore is never closed")
+    }
+
+    /// Takes `bytes` from the pace and blocks this thread for as long as it says. For the blocking pool only.
+    pub(crate) fn wait_for_pace(&self, bytes: u64) {
+        let wait = self.with_pace(|pace, now| pace.claim(now, bytes));
+        if !wait.is_zero() {
+            std::thread::sleep(wait);
+        }
+    }
+
+    /// Looks at or changes the pace at the present time.
+    pub fn with_pace<R>(&self, f: impl FnOnce(&mut Pace, Duration) -> R) -> R {
+        f(&mut self.pace.lock().expect("pacing is arithmetic and does not panic"), self.started.elapsed())
+    }
+
+    /// Creates one of our own objects and finds out what became of it, reading where the answer is doubtful.
+    ///
+    /// Errors: the store is away, refuses, or stays doubtful; nothing is known then, and a later call with the same
+    /// bytes is safe.
+    pub async fn create(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
+        let mut pause = DOUBT_PAUSE;
+        let mut doubts = 0;
+        loop {
+            match self.store.create(key, Bytes::copy_from_slice(body)).await {
+                Ok(Created::Created) => return Ok(Stored::Ours),
+                Ok(Created::AlreadyExists) => return self.whose(key, body).await,
+                Err(error) if error.is_doubtful() => {
+                    self.metrics.commit_doubts.inc();
+                    if self.store.head(key).await?.is_some() {
+                        return self.whose(key, body).await;
+                    }
+                    doubts += 1;
+                    if doubts == DOUBTS_MAX {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn whose(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
+        let limit = u64::try_from(body.len()).expect("a length fits 64 bits");
+        match self.store.get(key, limit).await {
+            Ok(Some(found)) if found == body => Ok(Stored::Ours),
+            Ok(_) | Err(StoreError::TooLarge { .. }) => Ok(Stored::Theirs),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The way of a checkpoint from closed files to a commit marker.
+//!
+//! create → write → **seal → upload → commit → reclaim**. The first two happen in the namespace and in Tier-1.
+
+pub mod commit;
+#[cfg(test)]
+mod commit_test;
+pub mod drain;
+pub mod loose;
+pub mod pace;
+pub mod predict;
+pub mod reclaim;
+pub mod seal;
+pub mod upload;

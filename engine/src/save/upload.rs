@@ -1,0 +1,204 @@
+//! Brings sealed bytes from Tier-1 to Tier-3, each chunk checked against its seal before it leaves.
+//!
+//! Owns: reading and checking parts, how many are on their way, the read-back where the store checks nothing.
+//! Does not own: keys (protocol), markers (commit), retry of a whole attempt (the node loop).
+
+use crate::error::ErrorKind;
+use crate::namespace::SealPin;
+use crate::save::drain::Drain;
+use crate::store::{PartSource, StoreError, UploadLimits};
+use crate::tier1::Mapping;
+use bytes::Bytes;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::layout::{CHUNK_BYTES, chunk_count, chunk_range};
+
+/// One sealed file on its way; the pin keeps its bytes as they are.
+#[derive(Debug)]
+pub struct SealedBytes {
+    /// The path people know it by, for messages.
+    pub path: String,
+    pub pin: Arc<SealPin>,
+    pub chunks: Arc<[Crc64]>,
+}
+
+/// Why a file is not in Tier-3.
+#[derive(Debug, thiserror::Error)]
+pub enum UploadError {
+    #[error("{path} cannot be read from Tier-1")]
+    Read { path: String, source: io::Error },
+    #[error(
+        "chunk {chunk} of {path} changed in host memory after it was sealed: checksum {found}, expected {expected}; \
+         it is not uploaded; save it again"
+    )]
+    HostCorrupt { path: String, chunk: u64, expected: Crc64, found: Crc64 },
+    #[error("{path} did not reach {key}")]
+    Store { path: String, key: String, source: StoreError },
+    #[error("{key} holds {found} bytes after its upload, expected {expected}; it is not prepared")]
+    Size { key: String, expected: u64, found: u64 },
+    #[error(
+        "chunk {chunk} of {key} reads back with checksum {found}, expected {expected}; it is not prepared"
+    )]
+    ReadBack { key: String, chunk: u64, expected: Crc64, found: Crc64 },
+}
+
+impl UploadError {
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Read { .. } => ErrorKind::Unavailable,
+            Self::HostCorrupt { .. } => ErrorKind::Corrupt,
+            Self::Store { source, .. } => source.kind(),
+            // The store took other bytes than were sent; sending them again is what helps.
+            Self::Size { .. } | Self::ReadBack { .. } => ErrorKind::Unavailable,
+        }
+    }
+}
+
+/// Uploads one file to `key` and returns the store's etag.
+///
+/// Costs one pass of hashing over the bytes, no copy of them, and at most the drain's parts in flight. Waits for
+/// the pace. Where the store checks no parts, every byte is read back and hashed before this returns.
+pub async fn upload(
+    drain: &Arc<Drain>,
+    key: &str,
+    bytes: SealedBytes,
+) -> Result<Option<String>, UploadError> {
+    let size_bytes = bytes.pin.size_bytes;
+    let failed = |source| UploadError::Read { path: bytes.path.clone(), source };
+    let mapping = Arc::new(bytes.pin.backing.map().map_err(failed)?);
+    let mapped = u64::try_from(mapping.len()).expect("a length fits 64 bits");
+    assert_eq!(mapped, size_bytes, "a pinned seal keeps its size");
+    let parts = usize::try_from(size_bytes.div_ceil(drain.limits.part_bytes)).unwrap_or(usize::MAX);
+    let permits = drain.parts(parts).await;
+    let limits = UploadLimits { parts_in_flight: permits.num_permits(), ..drain.limits };
+    let begun = Instant::now();
+    let _in_flight = InFlight::new(drain, permits.num_permits());
+    let path = bytes.path.clone();
+    let chunks = Arc::clone(&bytes.chunks);
+    let source = Arc::new(SealedSource { drain: Arc::clone(drain), bytes, mapping });
+    let result = drain.store.upload(key, Arc::clone(&source) as Arc<dyn PartSource>, &limits).await;
+    let uploaded = result.map_err(|error| match source.corrupt_chunk(&error) {
+        Some(corrupt) => corrupt,
+        None => UploadError::Store { path: path.clone(), key: key.to_owned(), source: error },
+    })?;
+    drain.metrics.upload_bytes.inc_by(size_bytes);
+    drain.metrics.upload_files.inc();
+    drain.metrics.upload_seconds.observe(begun.elapsed().as_secs_f64());
+    if uploaded.size_bytes != size_bytes {
+        let key = key.to_owned();
+        return Err(UploadError::Size { key, expected: size_bytes, found: uploaded.size_bytes });
+    }
+    if !drain.part_checksums {
+        read_back(drain, key, &path, size_bytes, &chunks).await?;
+    }
+    Ok(uploaded.etag)
+}
+
+/// Counts parts on their way for as long as it lives, however the upload ends.
+struct InFlight<'a> {
+    drain: &'a Drain,
+    parts: i64,
+}
+
+impl<'a> InFlight<'a> {
+    fn new(drain: &'a Drain, parts: usize) -> Self {
+        let parts = i64::try_from(parts).expect("settings allow at most 256");
+        drain.metrics.upload_parts_in_flight.inc_by(parts);
+        Self { drain, parts }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.drain.metrics.upload_parts_in_flight.dec_by(self.parts);
+    }
+}
+
+async fn read_back(
+    drain: &Drain,
+    key: &str,
+    path: &str,
+    size_bytes: u64,
+    chunks: &[Crc64],
+) -> Result<(), UploadError> {
+    for chunk in 0..chunk_count(size_bytes) {
+        let found =
+            drain.store.get_range(key, chunk_range(size_bytes, chunk)).await.map_err(|source| {
+                UploadError::Store { path: path.to_owned(), key: key.to_owned(), source }
+            })?;
+        let found = tokio::task::spawn_blocking(move || Crc64(tidemark_kernels::crc64(&found)))
+            .await
+            .expect("hashing does not panic");
+        let expected = chunks[usize::try_from(chunk).expect("a chunk index fits an address space")];
+        if found != expected {
+            return Err(UploadError::ReadBack { key: key.to_owned(), chunk, expected, found });
+        }
+    }
+    Ok(())
+}
+
+/// The pages of a sealed file as an upload's source.
+struct SealedSource {
+    drain: Arc<Drain>,
+    bytes: SealedBytes,
+    mapping: Arc<Mapping>,
+}
+
+/// A chunk that is not what was sealed, carried through the store's error as its source.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("chunk {chunk} has checksum {found}, sealed as {expected}")]
+struct ChangedChunk {
+    chunk: u64,
+    expected: Crc64,
+    found: Crc64,
+}
+
+impl SealedSource {
+    fn corrupt_chunk(&self, error: &StoreError) -> Option<UploadError> {
+        let StoreError::Source { source, .. } = error else { return None };
+        let changed = source.get_ref()?.downcast_ref::<ChangedChunk>()?.clone();
+        let ChangedChunk { chunk, expected, found } = changed;
+        Some(UploadError::HostCorrupt { path: self.bytes.path.clone(), chunk, expected, found })
+    }
+}
+
+impl PartSource for SealedSource {
+    fn size_bytes(&self) -> u64 {
+        self.bytes.pin.size_bytes
+    }
+
+    fn read_part(&self, range: Range<u64>) -> io::Result<Bytes> {
+        self.drain.wait_for_pace(range.end - range.start);
+        let index = |offset: u64| usize::try_from(offset).map_err(io::Error::other);
+        let slice =
+            Slice { mapping: Arc::clone(&self.mapping), start: index(range.start)?, end: index(range.end)? };
+        // Parts are whole chunks (settings), so each chunk is checked exactly once, just before it leaves.
+        assert!(range.start.is_multiple_of(CHUNK_BYTES), "a part begins with a chunk");
+        let first = range.start / CHUNK_BYTES;
+        let chunk_bytes = index(CHUNK_BYTES)?;
+        for (chunk, bytes) in (first..).zip(slice.as_ref().chunks(chunk_bytes)) {
+            let (expected, found) = (self.bytes.chunks[index(chunk)?], Crc64(tidemark_kernels::crc64(bytes)));
+            if found != expected {
+                return Err(io::Error::other(ChangedChunk { chunk, expected, found }));
+            }
+        }
+        Ok(Bytes::from_owner(slice))
+    }
+}
+
+/// A part of a mapping, handed to the store without a copy.
+struct Slice {
+    mapping: Arc<Mapping>,
+    start: usize,
+    end: usize,
+}
+
+impl AsRef<[u8]> for Slice {
+    fn as_ref(&self) -> &[u8] {
+        &self.mapping[self.start..self.end]
+    }
+}

@@ -1,0 +1,253 @@
+//! What a person may decide: plain data, documented, with defaults that are enough on one machine.
+//!
+//! Owns: the keys of `ckptd.toml`, their defaults and their limits. Does not own: flags and the environment
+//! (`ckptd`), which win over the file.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The whole of `ckptd.toml`. An unknown key is refused, so that a typing error is not a silent default.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    pub node: NodeSettings,
+    pub mount: MountSettings,
+    pub tier1: Tier1Settings,
+    pub tier3: Tier3Settings,
+    pub save: SaveSettings,
+    pub fsync: FsyncSettings,
+    pub verify: VerifySettings,
+    pub shutdown: ShutdownSettings,
+}
+
+/// Who this node is and where it listens.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NodeSettings {
+    /// The node's name in status, markers and logs. Default: the host name.
+    pub name: Option<String>,
+    /// Holds the socket, the lock and the last known status; nothing in it is durable.
+    pub state_dir: PathBuf,
+    /// Where peers connect.
+    pub listen: String,
+    /// Plain HTTP for `/metrics` and `/healthz`.
+    pub http: String,
+    /// The coordinator's lease: `file:PATH` (one machine, released by death) or `tier3` (conditional puts).
+    /// Default: a lock file in the state directory.
+    pub lease: Option<String>,
+}
+
+impl Default for NodeSettings {
+    fn default() -> Self {
+        Self {
+            name: None,
+            state_dir: PathBuf::from("/run/tidemark"),
+            listen: "127.0.0.1:7070".to_owned(),
+            http: "127.0.0.1:7071".to_owned(),
+            lease: None,
+        }
+    }
+}
+
+/// How the kernel reaches us.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MountSettings {
+    /// `auto` takes passthrough where a real call shows that it works; `fallback` never does.
+    pub mode: MountMode,
+    /// Session threads. Bytes do not pass them in passthrough, so four are enough for names; the fallback moves
+    /// every byte through them.
+    pub threads: u32,
+}
+
+impl Default for MountSettings {
+    fn default() -> Self {
+        Self { mode: MountMode::Auto, threads: 4 }
+    }
+}
+
+/// See [`MountSettings::mode`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MountMode {
+    Auto,
+    Passthrough,
+    Fallback,
+}
+
+/// This node's memory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tier1Settings {
+    /// The budget, e.g. `"64GiB"`. Default: half of the smaller of MemAvailable and the cgroup's limit.
+    pub size: Option<String>,
+    /// Keep unused budget allocated and touched, so that a save never waits for the host to give memory. Costs the
+    /// budget from the start; without it the first save after a pause is several times slower on a virtual machine.
+    pub ballast: bool,
+    /// Without privileges Tier-1 is a directory; on a memory file system, please.
+    pub directory: Option<PathBuf>,
+}
+
+impl Default for Tier1Settings {
+    fn default() -> Self {
+        Self { size: None, ballast: true, directory: None }
+    }
+}
+
+/// The durable tier.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tier3Settings {
+    /// `s3://bucket/prefix` or `file:///directory`.
+    pub url: String,
+    /// Bytes in one part of a multipart upload. Larger parts cost memory (times `parts_in_flight`), smaller ones
+    /// requests. A multiple of the 8 MiB chunk.
+    pub part_bytes: u64,
+    /// Parts on their way at once, over all files; `part_bytes` times this is the memory the drain may use.
+    pub parts_in_flight: u32,
+    /// Chunks fetched at once for one file that is opened cold.
+    pub fetches_in_flight: u32,
+    /// Spread the drain over the time until the next checkpoint is expected.
+    pub paced: bool,
+}
+
+impl Default for Tier3Settings {
+    fn default() -> Self {
+        Self {
+            url: "file:///var/lib/tidemark/tier3".to_owned(),
+            part_bytes: 8 << 20,
+            parts_in_flight: 8,
+            fetches_in_flight: 8,
+            paced: true,
+        }
+    }
+}
+
+/// When files become checkpoints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SaveSettings {
+    /// Seconds of quiet after which closed files count as settled. Longer than the longest pause of a save that
+    /// is still going on, shorter than a person wants to wait.
+    pub settle_s: f64,
+}
+
+impl Default for SaveSettings {
+    fn default() -> Self {
+        Self { settle_s: 5.0 }
+    }
+}
+
+/// What `fsync` waits for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FsyncSettings {
+    /// `host`: this node's journal has it.
+    pub policy: FsyncPolicy,
+}
+
+impl Default for FsyncSettings {
+    fn default() -> Self {
+        Self { policy: FsyncPolicy::Host }
+    }
+}
+
+/// See [`FsyncSettings::policy`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FsyncPolicy {
+    Host,
+}
+
+/// How often bytes at rest are looked at.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VerifySettings {
+    /// Bytes per second the scrub reads of sealed host pages; 0 switches it off. 256 MiB/s is about 2 % of one
+    /// core and goes over 1 TiB in 70 minutes.
+    pub scrub_bytes_per_s: u64,
+}
+
+impl Default for VerifySettings {
+    fn default() -> Self {
+        Self { scrub_bytes_per_s: 256 << 20 }
+    }
+}
+
+/// How the daemon ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ShutdownSettings {
+    /// Seconds SIGTERM may spend on making everything durable before it gives up and says what is not.
+    pub drain_timeout_s: u64,
+}
+
+impl Default for ShutdownSettings {
+    fn default() -> Self {
+        Self { drain_timeout_s: 60 }
+    }
+}
+
+/// A setting that cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("the configuration does not parse: {0}")]
+    Parse(String),
+    #[error("{key} is {value}, but must be {rule}")]
+    Value { key: &'static str, value: String, rule: &'static str },
+}
+
+impl Settings {
+    /// Checks what types cannot say. Errors name the key, the value and the rule.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        let refuse = |key, value: String, rule| Err(SettingsError::Value { key, value, rule });
+        let chunk = tidemark_protocol::layout::CHUNK_BYTES;
+        if self.tier3.part_bytes == 0
+            || !self.tier3.part_bytes.is_multiple_of(chunk)
+            || self.tier3.part_bytes > 512 << 20
+        {
+            return refuse(
+                "tier3.part_bytes",
+                self.tier3.part_bytes.to_string(),
+                "a multiple of 8 MiB up to 512 MiB",
+            );
+        }
+        if !(1..=256).contains(&self.tier3.parts_in_flight) {
+            return refuse("tier3.parts_in_flight", self.tier3.parts_in_flight.to_string(), "1 to 256");
+        }
+        if !(1..=256).contains(&self.tier3.fetches_in_flight) {
+            return refuse("tier3.fetches_in_flight", self.tier3.fetches_in_flight.to_string(), "1 to 256");
+        }
+        if !(1..=64).contains(&self.mount.threads) {
+            return refuse("mount.threads", self.mount.threads.to_string(), "1 to 64");
+        }
+        if !(0.0..=86_400.0).contains(&self.save.settle_s) {
+            return refuse("save.settle_s", self.save.settle_s.to_string(), "0 to 86400 seconds");
+        }
+        if self.shutdown.drain_timeout_s > 86_400 {
+            return refuse(
+                "shutdown.drain_timeout_s",
+                self.shutdown.drain_timeout_s.to_string(),
+                "at most 86400",
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        Settings::default().validate().unwrap();
+    }
+
+    #[test]
+    fn a_part_that_is_no_whole_number_of_chunks_is_refused() {
+        let mut settings = Settings::default();
+        settings.tier3.part_bytes = 5 << 20;
+        assert!(settings.validate().unwrap_err().to_string().contains("tier3.part_bytes"));
+    }
+}

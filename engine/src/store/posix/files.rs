@@ -1,0 +1,353 @@
+//! The blocking half of the POSIX store: durable files with plain system calls.
+//!
+//! Owns: staging, create-if-absent by link(2), the fsync of directories, walking. Does not own: keys beyond
+//! `names`, errors beyond `io::Error`, threads.
+
+use super::names::{Piece, STAGING, path_of, piece_of};
+use bytes::Bytes;
+use rustix::fs::{self, Advice, AtFlags, CWD, FallocateFlags, FlockOperation, RenameFlags};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A staging file nobody holds is a crash's leftover once it is this old; younger ones may be about to be locked.
+const LEFTOVER_AGE: Duration = Duration::from_secs(600);
+
+/// A directory may be removed by a concurrent delete between its mkdir and the link into it; that often at most.
+const PLACE_ATTEMPTS: u32 = 8;
+
+/// Files are compared in blocks of this size.
+const COMPARE_BYTES: usize = 1 << 20;
+
+/// A file under a temporary name, locked so that a sweep leaves it alone; unlinked when dropped.
+#[derive(Debug)]
+pub(super) struct Staged {
+    path: PathBuf,
+    file: File,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // After a rename the name is gone already. A failure leaves a leftover, which the next open sweeps.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Staged {
+    /// A new empty file with `size_bytes` of space set aside, so that a full disk is found before the first part.
+    pub(super) fn new(root: &Path, size_bytes: u64) -> io::Result<Self> {
+        let mut random = [0_u8; 16];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let path =
+            root.join(STAGING).join(format!("{}-{:032x}", std::process::id(), u128::from_le_bytes(random)));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(&path)?;
+        let staged = Self { path, file };
+        // Without lock support (some network mounts) the age alone protects the file.
+        let _ = fs::flock(&staged.file, FlockOperation::NonBlockingLockExclusive);
+        if size_bytes > 0 {
+            match fs::fallocate(&staged.file, FallocateFlags::empty(), 0, size_bytes) {
+                Ok(()) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => staged.file.set_len(size_bytes)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(staged)
+    }
+
+    pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    /// Makes the bytes durable, and drops them from the page cache if they are not read again soon.
+    pub(super) fn sync(&self, keep_cached: bool) -> io::Result<()> {
+        self.file.sync_all()?;
+        if !keep_cached {
+            // Only advice: where it is refused the cache stays fuller than it need be.
+            let _ = fs::fadvise(&self.file, 0, None, Advice::DontNeed);
+        }
+        Ok(())
+    }
+
+    /// Gives the file its name if that is free, durably either way. `false`: the name was taken.
+    pub(super) fn place(&self, root: &Path, target: &Path) -> io::Result<bool> {
+        let mut attempts = 0;
+        let placed = loop {
+            attempts += 1;
+            make_parents(root, target)?;
+            match self.link(target) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < PLACE_ATTEMPTS => {}
+                result => break result?,
+            }
+        };
+        if !placed && let Ok(there) = File::open(target) {
+            // Its maker may not have come to this yet, and our caller will act on what it reads.
+            there.sync_all()?;
+        }
+        sync_parents(root, target)?;
+        Ok(placed)
+    }
+
+    fn link(&self, target: &Path) -> io::Result<bool> {
+        match fs::linkat(CWD, &self.path, CWD, target, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            // No hard links here: the rename that refuses to replace is as good.
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {
+                match fs::renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE) {
+                    Ok(()) => Ok(true),
+                    Err(Errno::EXIST) => Ok(false),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether `target` holds the same bytes. Its size is the second value.
+    pub(super) fn equals(&self, target: &Path) -> io::Result<(bool, u64)> {
+        let mut theirs = open_object(target)?;
+        let there_bytes = theirs.metadata()?.len();
+        let ours_bytes = self.file.metadata()?.len();
+        if there_bytes != ours_bytes {
+            return Ok((false, there_bytes));
+        }
+        let (mut a, mut b) = (vec![0; COMPARE_BYTES], vec![0; COMPARE_BYTES]);
+        let mut offset = 0;
+        while offset < ours_bytes {
+            let len =
+                usize::try_from((ours_bytes - offset).min(COMPARE_BYTES as u64)).unwrap_or(COMPARE_BYTES);
+            self.file.read_exact_at(&mut a[..len], offset)?;
+            theirs.read_exact(&mut b[..len])?;
+            if a[..len] != b[..len] {
+                return Ok((false, there_bytes));
+            }
+            offset += len as u64;
+        }
+        Ok((true, there_bytes))
+    }
+}
+
+/// Makes the root and the staging directory, and removes what crashes left there.
+pub(super) fn prepare(root: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(root.join(STAGING))?;
+    let mut at = Some(root);
+    while let Some(directory) = at.filter(|d| !d.as_os_str().is_empty()) {
+        // Directories above the root may not be ours to open; then they were there before us.
+        match File::open(directory) {
+            Ok(open) => open.sync_all()?,
+            Err(_) if directory != root => break,
+            Err(error) => return Err(error),
+        }
+        at = directory.parent();
+    }
+    for entry in std::fs::read_dir(root.join(STAGING))? {
+        let path = entry?.path();
+        if let Err(error) = sweep(&path) {
+            tracing::debug!(path = %path.display(), %error, "a leftover could not be removed");
+        }
+    }
+    Ok(())
+}
+
+fn sweep(path: &Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    let age = file.metadata()?.modified()?.elapsed().unwrap_or(Duration::ZERO);
+    if age >= LEFTOVER_AGE && fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+/// Writes, names and syncs a whole small object; `Ok(false)` when the name holds other bytes.
+pub(super) fn create(root: &Path, key: &str, body: &Bytes) -> io::Result<bool> {
+    let target = path_of(root, key);
+    let mut staged = Staged::new(root, 0)?;
+    staged.file.write_all(body)?;
+    staged.sync(true)?;
+    if staged.place(root, &target)? {
+        return Ok(true);
+    }
+    Ok(staged.equals(&target)?.0)
+}
+
+/// Opens an object for reading. A directory, a socket and the like are refused before a read could hang on them.
+pub(super) fn open_object(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::IsADirectory,
+            "a directory or special file, not an object",
+        ));
+    }
+    Ok(file)
+}
+
+/// Whether the error says that there is no such object.
+pub(super) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// Removes the object, durably, and the directories that it leaves empty.
+pub(super) fn delete(root: &Path, key: &str) -> io::Result<()> {
+    let path = path_of(root, key);
+    match std::fs::symlink_metadata(&path) {
+        Ok(meta) if meta.is_dir() => {
+            return Err(io::Error::new(io::ErrorKind::IsADirectory, "a directory, not an object"));
+        }
+        Ok(_) => match std::fs::remove_file(&path) {
+            Err(error) if !is_absent(&error) => return Err(error),
+            _ => {}
+        },
+        Err(error) if is_absent(&error) => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    let mut at = path.parent();
+    while let Some(directory) = at.filter(|d| *d != root) {
+        match std::fs::remove_dir(directory) {
+            Ok(()) => at = directory.parent(),
+            Err(_) => break,
+        }
+    }
+    match File::open(at.unwrap_or(root)) {
+        Ok(directory) => directory.sync_all(),
+        Err(error) if is_absent(&error) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn make_parents(root: &Path, target: &Path) -> io::Result<()> {
+    match target.parent() {
+        Some(parent) if parent != root => std::fs::create_dir_all(parent),
+        _ => Ok(()),
+    }
+}
+
+/// fsyncs every directory from the object's up to the root. Another writer may have made any of them a moment ago
+/// and not have synced it yet, so none is skipped; one without changes costs microseconds.
+fn sync_parents(root: &Path, target: &Path) -> io::Result<()> {
+    let mut at = target.parent();
+    while let Some(directory) = at {
+        File::open(directory)?.sync_all()?;
+        if directory == root {
+            break;
+        }
+        at = directory.parent();
+    }
+    Ok(())
+}
+
+/// One object found by [`walk`].
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) key: String,
+    pub(super) size_bytes: u64,
+}
+
+/// Objects and, with `delimiter`, common prefixes below `prefix`; at most `limit` of both, `None` beyond.
+pub(super) fn walk(
+    root: &Path,
+    prefix: &str,
+    delimiter: bool,
+    limit: usize,
+) -> io::Result<Option<(Vec<Found>, Vec<String>)>> {
+    // Everything below the last `/` of the prefix lies in one directory, so the walk begins there.
+    let folder = prefix.rfind('/').map_or("", |at| &prefix[..at]);
+    let (start, base) = match folder {
+        "" => (root.to_owned(), String::new()),
+        folder => (path_of(root, folder), format!("{folder}/")),
+    };
+    let mut walk = Walk { prefix, delimiter, limit, found: Vec::new(), prefixes: Vec::new() };
+    if !walk.directory(root, &start, &base)? {
+        return Ok(None);
+    }
+    walk.found.sort_by(|a, b| a.key.cmp(&b.key));
+    walk.prefixes.sort();
+    Ok(Some((walk.found, walk.prefixes)))
+}
+
+struct Walk<'a> {
+    prefix: &'a str,
+    delimiter: bool,
+    limit: usize,
+    found: Vec<Found>,
+    prefixes: Vec<String>,
+}
+
+impl Walk<'_> {
+    /// Goes through one directory whose entries continue the key text `base`; `false` when the limit is reached.
+    /// Keys have at most 1024 bytes, which bounds the depth.
+    fn directory(&mut self, root: &Path, directory: &Path, base: &str) -> io::Result<bool> {
+        if base.len() > super::super::MAX_KEY_BYTES {
+            return Ok(true);
+        }
+        let entries = match std::fs::read_dir(directory) {
+            Ok(entries) => entries,
+            // Removed while we look, or the prefix goes through an object: nothing is below.
+            Err(error) if is_absent(&error) => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name();
+            // A name that is not UTF-8 is no key, so not ours.
+            let Some(name) = name.to_str() else { continue };
+            if directory == root && name == STAGING {
+                continue;
+            }
+            let Ok(meta) = entry.path().metadata() else { continue };
+            let text = match piece_of(name) {
+                Piece::GoesOn(piece) if meta.is_dir() => {
+                    let text = format!("{base}{piece}");
+                    if self.leads_to(&text) && !self.directory(root, &entry.path(), &text)? {
+                        return Ok(false);
+                    }
+                    continue;
+                }
+                Piece::GoesOn(_) => continue,
+                Piece::Ends(piece) => format!("{base}{piece}"),
+            };
+            if meta.is_dir() {
+                let text = format!("{text}/");
+                let folds = self.delimiter && text.len() > self.prefix.len() && text.starts_with(self.prefix);
+                if folds {
+                    if has_object(&entry.path())? {
+                        self.prefixes.push(text);
+                    }
+                } else if self.leads_to(&text) && !self.directory(root, &entry.path(), &text)? {
+                    return Ok(false);
+                }
+            } else if meta.is_file() && text.starts_with(self.prefix) {
+                self.found.push(Found { key: text, size_bytes: meta.len() });
+            }
+            if self.found.len() + self.prefixes.len() > self.limit {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether keys that begin with `text` can begin with the prefix.
+    fn leads_to(&self, text: &str) -> bool {
+        text.starts_with(self.prefix) || self.prefix.starts_with(text)
+    }
+}
+
+/// Directories that hold no object are no prefixes: a crash between mkdir and link leaves them.
+fn has_object(directory: &Path) -> io::Result<bool> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if is_absent(&error) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let path = entry?.path();
+        let Ok(meta) = path.metadata() else { continue };
+        if meta.is_file() || (meta.is_dir() && has_object(&path)?) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,352 @@
+//! Tier-3 in a directory: `file:///path`, on Lustre or any POSIX mount.
+//!
+//! Owns: [`PosixStore`], its bound on blocking calls, and its errors. Does not own: the system calls (`files`),
+//! the names (`names`).
+//!
+//! A file appears under its key only when it is whole and durable: temporary name, fsync of the file, link(2) as
+//! create-if-absent (else renameat2 with RENAME_NOREPLACE), fsync of every directory up to the root.
+
+mod files;
+mod names;
+
+use super::{
+    Created, Damage, Listing, MAX_LISTED, ObjectHead, Operation, PartSource, Store, StoreError, UploadLimits,
+    Uploaded, check_key, part_ranges, read_part,
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use files::Staged;
+use futures::{TryStreamExt, stream};
+use names::{STAGING, path_of};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Blocking calls at once. Enough to fill a parallel file system, few enough to leave the runtime's blocking pool
+/// (512 threads) to everyone else when a mount hangs.
+const PARALLEL_CALLS: usize = 32;
+
+/// Objects as files below a directory.
+#[derive(Debug)]
+pub struct PosixStore {
+    root: PathBuf,
+    url: String,
+    calls: Arc<Semaphore>,
+}
+
+impl PosixStore {
+    /// Makes the directory if it is missing, and sweeps what crashes left in its staging directory.
+    pub async fn open(root: &Path) -> Result<Self, StoreError> {
+        let url = format!("file://{}", root.display());
+        let calls = Arc::new(Semaphore::new(PARALLEL_CALLS));
+        let store = Self { root: root.to_owned(), url, calls };
+        store.call(Operation::Open, "", files::prepare).await?;
+        Ok(store)
+    }
+
+    /// Runs a blocking call on the pool, within the bound. It runs to its end even if the caller gives up.
+    async fn call<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        key: &str,
+        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.io(work).await.map_err(|error| self.failed(operation, key, error))
+    }
+
+    async fn io<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let permit = Arc::clone(&self.calls).acquire_owned().await.map_err(io::Error::other)?;
+        let root = self.root.clone();
+        tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work(&root)
+        })
+        .await
+        .map_err(io::Error::other)?
+    }
+
+    fn check(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
+        check_key(operation, key, &self.url)?;
+        if key.split('/').next() == Some(STAGING) {
+            return Err(StoreError::Key {
+                operation,
+                key: key.to_owned(),
+                store: self.url.clone(),
+                reason: format!("{STAGING} is where this store keeps unfinished files"),
+            });
+        }
+        Ok(())
+    }
+
+    fn failed(&self, operation: Operation, key: &str, error: io::Error) -> StoreError {
+        let (key, store) = (key.to_owned(), self.url.clone());
+        let action = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                return StoreError::NoSpace { operation, key, store, source: error };
+            }
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                "let the daemon's user read and write this directory, and mount it read-write"
+            }
+            io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+                "an object and a directory claim one name; move what does not belong to Tidemark away"
+            }
+            io::ErrorKind::InvalidFilename | io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => {
+                "use a file system with file names of 255 bytes and link or renameat2"
+            }
+            _ => {
+                return StoreError::Unavailable {
+                    operation,
+                    key,
+                    store,
+                    attempts: 1,
+                    source: Box::new(error),
+                };
+            }
+        };
+        StoreError::Refused { operation, key, store, reason: error.to_string(), action: action.to_owned() }
+    }
+}
+
+#[async_trait]
+impl Store for PosixStore {
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, StoreError> {
+        self.check(Operation::Create, key)?;
+        let name = key.to_owned();
+        let ours = self.call(Operation::Create, key, move |root| files::create(root, &name, &body)).await?;
+        Ok(if ours { Created::Created } else { Created::AlreadyExists })
+    }
+
+    async fn get(&self, key: &str, limit_bytes: u64) -> Result<Option<Bytes>, StoreError> {
+        self.check(Operation::Get, key)?;
+        let path = path_of(&self.root, key);
+        let read = self
+            .io(move |_| {
+                let file = files::open_object(&path)?;
+                let size_bytes = file.metadata()?.len();
+                if size_bytes > limit_bytes {
+                    return Ok(Err(size_bytes));
+                }
+                let len = usize::try_from(size_bytes).map_err(io::Error::other)?;
+                let mut bytes = vec![0; len];
+                file.read_exact_at(&mut bytes, 0)?;
+                Ok(Ok(Bytes::from(bytes)))
+            })
+            .await;
+        match read {
+            Ok(Ok(bytes)) => Ok(Some(bytes)),
+            Ok(Err(size_bytes)) => Err(StoreError::TooLarge {
+                key: key.to_owned(),
+                store: self.url.clone(),
+                size_bytes,
+                limit_bytes,
+            }),
+            Err(error) if files::is_absent(&error) => Ok(None),
+            Err(error) => Err(self.failed(Operation::Get, key, error)),
+        }
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.check(Operation::GetRange, key)?;
+        let path = path_of(&self.root, key);
+        let wanted = range.clone();
+        let read = self
+            .io(move |_| {
+                let file = files::open_object(&path)?;
+                let size_bytes = file.metadata()?.len();
+                if wanted.start > wanted.end || wanted.end > size_bytes {
+                    return Ok(Err(size_bytes));
+                }
+                let len = usize::try_from(wanted.end - wanted.start).map_err(io::Error::other)?;
+                let mut bytes = vec![0; len];
+                file.read_exact_at(&mut bytes, wanted.start)?;
+                Ok(Ok(Bytes::from(bytes)))
+            })
+            .await;
+        match read {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(size_bytes)) => Err(StoreError::Range {
+                key: key.to_owned(),
+                store: self.url.clone(),
+                start: range.start,
+                end: range.end,
+                reason: format!("the object has {size_bytes} bytes"),
+            }),
+            Err(error) if files::is_absent(&error) => Err(StoreError::NotFound {
+                operation: Operation::GetRange,
+                key: key.to_owned(),
+                store: self.url.clone(),
+            }),
+            Err(error) => Err(self.failed(Operation::GetRange, key, error)),
+        }
+    }
+
+    async fn head(&self, key: &str) -> Result<Option<ObjectHead>, StoreError> {
+        self.check(Operation::Head, key)?;
+        let path = path_of(&self.root, key);
+        match self.io(move |_| std::fs::metadata(path)).await {
+            Ok(meta) if meta.is_file() => {
+                Ok(Some(ObjectHead { key: key.to_owned(), size_bytes: meta.len(), etag: None }))
+            }
+            // In an object store a key that is only the beginning of others is absent too.
+            Ok(_) => Ok(None),
+            Err(error) if files::is_absent(&error) => Ok(None),
+            Err(error) => Err(self.failed(Operation::Head, key, error)),
+        }
+    }
+
+    async fn list(&self, prefix: &str, delimiter: bool) -> Result<Listing, StoreError> {
+        // The prefix may end within a part, so only what comes before can be checked as a key.
+        if let Some((folder, _)) = prefix.rsplit_once('/') {
+            check_key(Operation::List, folder, &self.url)?;
+        }
+        let text = prefix.to_owned();
+        let walked = self
+            .call(Operation::List, prefix, move |root| files::walk(root, &text, delimiter, MAX_LISTED))
+            .await?;
+        let Some((found, prefixes)) = walked else {
+            return Err(StoreError::TooMany {
+                prefix: prefix.to_owned(),
+                store: self.url.clone(),
+                limit: MAX_LISTED,
+            });
+        };
+        let head = |f: files::Found| ObjectHead { key: f.key, size_bytes: f.size_bytes, etag: None };
+        Ok(Listing { keys: found.into_iter().map(head).collect(), prefixes })
+    }
+
+    async fn upload(
+        &self,
+        key: &str,
+        source: Arc<dyn PartSource>,
+        limits: &UploadLimits,
+    ) -> Result<Uploaded, StoreError> {
+        self.check(Operation::Upload, key)?;
+        let size_bytes = source.size_bytes();
+        let staged = self
+            .call(Operation::Upload, key, move |root| Staged::new(root, size_bytes))
+            .await
+            .map(Arc::new)?;
+        stream::iter(part_ranges(size_bytes, limits.part_bytes).map(Ok))
+            .try_for_each_concurrent(limits.parts_in_flight.max(1), |range| {
+                let (staged, source) = (Arc::clone(&staged), &source);
+                async move {
+                    let bytes = read_part(key, source, range.clone()).await?;
+                    self.call(Operation::Upload, key, move |_| staged.write_at(&bytes, range.start)).await
+                }
+            })
+            .await?;
+        let target = path_of(&self.root, key);
+        let other = self
+            .call(Operation::Upload, key, move |root| {
+                staged.sync(false)?;
+                if staged.place(root, &target)? {
+                    return Ok(None);
+                }
+                let (same, there_bytes) = staged.equals(&target)?;
+                Ok((!same).then_some(there_bytes))
+            })
+            .await?;
+        match other {
+            None => Ok(Uploaded { etag: None, size_bytes }),
+            Some(there_bytes) => Err(StoreError::Differs {
+                key: key.to_owned(),
+                store: self.url.clone(),
+                there_bytes,
+                ours_bytes: size_bytes,
+            }),
+        }
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.check(Operation::Delete, key)?;
+        let name = key.to_owned();
+        self.call(Operation::Delete, key, move |root| files::delete(root, &name)).await
+    }
+
+    async fn send_damaged_part(&self, _key: &str) -> Result<Damage, StoreError> {
+        Ok(Damage::Accepted {
+            reason: "a file system takes what it is given; objects are read back and hashed instead"
+                .to_owned(),
+        })
+    }
+
+    fn describe(&self) -> String {
+        self.url.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn store() -> (tempfile::TempDir, PosixStore) {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let store = PosixStore::open(&dir.path().join("a/b")).await.expect("open");
+        (dir, store)
+    }
+
+    #[tokio::test]
+    async fn leftovers_of_a_crash_are_not_listed_and_old_ones_are_swept() {
+        let (_dir, store) = store().await;
+        let staging = store.root.join(STAGING);
+        for (name, age_s) in [("1-old", 10_000), ("1-young", 0)] {
+            let file = std::fs::File::create(staging.join(name)).expect("create");
+            let then = std::time::SystemTime::now() - std::time::Duration::from_secs(age_s);
+            file.set_modified(then).expect("mtime");
+        }
+        assert_eq!(store.list("", false).await.expect("list"), Listing::default());
+        PosixStore::open(&store.root).await.expect("reopen");
+        assert!(!staging.join("1-old").exists());
+        assert!(staging.join("1-young").exists());
+    }
+
+    #[tokio::test]
+    async fn nothing_stays_in_staging_after_success_or_failure() {
+        let (_dir, store) = store().await;
+        store.create("k", Bytes::from("1")).await.expect("create");
+        assert_eq!(store.create("k", Bytes::from("2")).await.expect("again"), Created::AlreadyExists);
+        let source = Arc::new(Bytes::from("other"));
+        let error = store.upload("k", source, &UploadLimits::default()).await.expect_err("differs");
+        assert!(matches!(error, StoreError::Differs { there_bytes: 1, ours_bytes: 5, .. }), "{error}");
+        assert_eq!(std::fs::read_dir(store.root.join(STAGING)).expect("read").count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_directory_where_an_object_is_expected_is_named_as_such() {
+        let (_dir, store) = store().await;
+        store.create("run/file", Bytes::from("1")).await.expect("create");
+        for error in [
+            store.get("run", 10).await.expect_err("get"),
+            store.create("run", Bytes::new()).await.expect_err("create over a directory"),
+            store.create("run/file/below", Bytes::new()).await.expect_err("create below an object"),
+            store.delete("run").await.expect_err("delete"),
+        ] {
+            assert!(matches!(error, StoreError::Refused { .. }), "{error}");
+        }
+        assert_eq!(store.head("run").await.expect("head"), None);
+        assert_eq!(store.get("run/file/below", 10).await.expect("get"), None);
+    }
+
+    #[tokio::test]
+    async fn deleting_the_last_object_takes_its_directories_away() {
+        let (_dir, store) = store().await;
+        store.create("a/b/c", Bytes::new()).await.expect("create");
+        store.create("a/d", Bytes::new()).await.expect("create");
+        store.delete("a/b/c").await.expect("delete");
+        assert!(!store.root.join("a/b").exists());
+        assert!(store.root.join("a/d").exists());
+    }
+
+    #[tokio::test]
+    async fn the_staging_directory_is_no_key() {
+        let (_dir, store) = store().await;
+        let error = store.create(".tidemark-staging/x", Bytes::new()).await.expect_err("reserved");
+        assert!(matches!(error, StoreError::Key { .. }), "{error}");
+    }
+}

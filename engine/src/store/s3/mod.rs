@@ -1,0 +1,397 @@
+//! Tier-3 in an S3 bucket: `s3://bucket/prefix`.
+//!
+//! Owns: [`S3Store`], single requests, their repetition, and what a doubtful create comes to. Does not own: the
+//! environment (`config`), multipart uploads (`upload`), HTTP answers (`wire`).
+//!
+//! `object_store` never repeats a request here: its own repetition of a conditional put can turn a success into
+//! "already exists", and only this layer knows which requests may be sent twice.
+
+mod config;
+mod upload;
+mod wire;
+
+use super::{
+    Cause, Created, Damage, Listing, MAX_LISTED, ObjectHead, Operation, PartSource, Store, StoreError,
+    StoreSettings, UploadLimits, Uploaded, check_key,
+};
+use async_trait::async_trait;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use object_store::aws::AmazonS3;
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
+use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+use object_store::{
+    GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::future::Future;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use url::Url;
+use wire::{SentChecksum, Trouble};
+
+/// The probe's damaged part: not zero, since damage is done with zeros.
+const PROBE_PART_BYTES: usize = 1024;
+
+/// A page without entries is allowed, an endless chain of them is not.
+const MAX_PAGES: usize = MAX_LISTED;
+
+/// Objects in a bucket, below a prefix.
+pub struct S3Store {
+    client: Arc<AmazonS3>,
+    damaging: AmazonS3,
+    description: String,
+    prefix: String,
+    settings: StoreSettings,
+}
+
+impl fmt::Debug for S3Store {
+    /// The client is left out: it knows the credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3Store").field("store", &self.description).finish_non_exhaustive()
+    }
+}
+
+/// One request that did not succeed.
+struct Failed {
+    trouble: Trouble,
+    cause: Cause,
+}
+
+impl S3Store {
+    /// Builds the client from the URL and the environment; asks the network nothing.
+    pub fn open(url: &Url, settings: &StoreSettings) -> Result<Self, StoreError> {
+        let target = config::target(url, settings)?;
+        Ok(Self {
+            client: Arc::new(target.client),
+            damaging: target.damaging,
+            description: target.description,
+            prefix: target.prefix,
+            settings: settings.clone(),
+        })
+    }
+
+    fn path(&self, operation: Operation, key: &str) -> Result<Path, StoreError> {
+        let full = format!("{}{key}", self.prefix);
+        check_key(operation, &full, &self.description)?;
+        Path::parse(&full).map_err(|error| StoreError::Key {
+            operation,
+            key: key.to_owned(),
+            store: self.description.clone(),
+            reason: error.to_string(),
+        })
+    }
+
+    fn deadline(&self, bytes: u64) -> Duration {
+        self.settings.request_timeout + Duration::from_secs(bytes / self.settings.least_bytes_per_s.max(1))
+    }
+
+    /// One request that moves about `bytes`, within its time.
+    async fn attempt<T>(
+        &self,
+        bytes: u64,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, Failed> {
+        let deadline = self.deadline(bytes);
+        match tokio::time::timeout(deadline, request).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(Failed { trouble: wire::trouble(&error), cause: Box::new(error) }),
+            Err(_) => Err(no_answer(deadline)),
+        }
+    }
+
+    /// A request that may be sent twice without harm, until it succeeds, is refused, or the attempts are used up.
+    async fn repeat<T, F, R>(
+        &self,
+        operation: Operation,
+        key: &str,
+        bytes: u64,
+        make: F,
+    ) -> Result<T, StoreError>
+    where
+        F: Fn() -> R + Send + Sync,
+        R: Future<Output = object_store::Result<T>> + Send,
+    {
+        self.repeat_attempts(operation, key, || self.attempt(bytes, make())).await
+    }
+
+    async fn repeat_attempts<T, F, R>(
+        &self,
+        operation: Operation,
+        key: &str,
+        make: F,
+    ) -> Result<T, StoreError>
+    where
+        F: Fn() -> R + Send + Sync,
+        R: Future<Output = Result<T, Failed>> + Send,
+    {
+        let mut done = 0;
+        loop {
+            done += 1;
+            match make().await {
+                Ok(value) => return Ok(value),
+                Err(failed) if failed.trouble.is_transient() && self.settings.retry.may_repeat(done) => {
+                    tracing::debug!(%operation, key, done, trouble = ?failed.trouble, "will be tried again");
+                    self.settings.retry.pause(done).await;
+                }
+                Err(failed) => return Err(self.error(operation, key, done, failed)),
+            }
+        }
+    }
+
+    /// The final error of a request that had no doubtful effect, or whose effect does not matter.
+    fn error(&self, operation: Operation, key: &str, attempts: u32, failed: Failed) -> StoreError {
+        let (key, store) = (key.to_owned(), self.description.clone());
+        let reason = failed.cause.to_string();
+        let action = match failed.trouble {
+            Trouble::Unsent | Trouble::NoAnswer | Trouble::Failing | Trouble::Conflict | Trouble::Exists => {
+                return StoreError::Unavailable { operation, key, store, attempts, source: failed.cause };
+            }
+            Trouble::Absent => return StoreError::NotFound { operation, key, store },
+            Trouble::Damaged => return StoreError::Damaged { operation, key, store, attempts, reason },
+            Trouble::NoBucket => "create the bucket, or correct the URL or AWS_ENDPOINT_URL",
+            Trouble::Denied => {
+                "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (or the role), the clock, and \
+                 that they may list the bucket and get, put and delete objects below the prefix"
+            }
+            Trouble::Range | Trouble::Malformed => "check the URL, AWS_REGION and AWS_ENDPOINT_URL",
+        };
+        StoreError::Refused { operation, key, store, reason, action: action.to_owned() }
+    }
+
+    fn unavailable(&self, operation: Operation, key: &str, attempts: u32, source: Cause) -> StoreError {
+        let (key, store) = (key.to_owned(), self.description.clone());
+        StoreError::Unavailable { operation, key, store, attempts, source }
+    }
+
+    fn doubtful(&self, operation: Operation, key: &str, attempts: u32, reason: String) -> StoreError {
+        let (key, store) = (key.to_owned(), self.description.clone());
+        StoreError::Doubtful { operation, key, store, attempts, reason }
+    }
+
+    async fn head_once(&self, path: &Path) -> Result<Option<ObjectMeta>, Failed> {
+        match self.attempt(0, self.client.head(path)).await {
+            Ok(meta) => Ok(Some(meta)),
+            Err(failed) if failed.trouble == Trouble::Absent => Ok(None),
+            Err(failed) => Err(failed),
+        }
+    }
+
+    /// One whole read. `Err(size)` inside: larger than the limit, not read.
+    async fn get_once(&self, path: &Path, limit_bytes: u64) -> Result<Option<Result<Bytes, u64>>, Failed> {
+        let found = match self.attempt(0, self.client.get(path)).await {
+            Ok(found) => found,
+            Err(failed) if failed.trouble == Trouble::Absent => return Ok(None),
+            Err(failed) => return Err(failed),
+        };
+        let size_bytes = found.meta.size;
+        if size_bytes > limit_bytes {
+            return Ok(Some(Err(size_bytes)));
+        }
+        let sent = found.extensions.get::<SentChecksum>().cloned();
+        let bytes = self.attempt(size_bytes, found.bytes()).await?;
+        if let Some(SentChecksum(sent)) = sent {
+            let ours = STANDARD.encode(tidemark_kernels::crc64(&bytes).to_be_bytes());
+            if ours != sent {
+                let cause =
+                    format!("{} bytes came with CRC-64/NVME {ours}, the store has {sent}", bytes.len());
+                return Err(Failed { trouble: Trouble::Damaged, cause: cause.into() });
+            }
+        }
+        Ok(Some(Ok(bytes)))
+    }
+}
+
+fn no_answer(deadline: Duration) -> Failed {
+    Failed { trouble: Trouble::NoAnswer, cause: format!("no answer within {deadline:?}").into() }
+}
+
+#[async_trait]
+impl Store for S3Store {
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, StoreError> {
+        let path = self.path(Operation::Create, key)?;
+        let options = || PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let size_bytes = body.len() as u64;
+        // Why an earlier attempt may have taken effect, or may still do so.
+        let mut doubt: Option<String> = None;
+        let mut done = 0;
+        loop {
+            done += 1;
+            let put = self.client.put_opts(&path, PutPayload::from(body.clone()), options());
+            let Err(failed) = self.attempt(size_bytes, put).await else { return Ok(Created::Created) };
+            if !failed.trouble.had_no_effect() {
+                let reason = doubt.insert(failed.cause.to_string());
+                match self.get_once(&path, size_bytes).await {
+                    Ok(Some(Ok(there))) if there == body => return Ok(Created::Created),
+                    Ok(Some(_)) => return Ok(Created::AlreadyExists),
+                    Ok(None) => {}
+                    Err(looked) => {
+                        reason.push_str("; then: ");
+                        reason.push_str(&looked.cause.to_string());
+                    }
+                }
+            }
+            let goes_on = failed.trouble.is_transient() || failed.trouble == Trouble::Exists;
+            if !goes_on || !self.settings.retry.may_repeat(done) {
+                return Err(match doubt {
+                    Some(reason) => self.doubtful(Operation::Create, key, done, reason),
+                    None => self.error(Operation::Create, key, done, failed),
+                });
+            }
+            self.settings.retry.pause(done).await;
+        }
+    }
+
+    async fn get(&self, key: &str, limit_bytes: u64) -> Result<Option<Bytes>, StoreError> {
+        let path = self.path(Operation::Get, key)?;
+        match self.repeat_attempts(Operation::Get, key, || self.get_once(&path, limit_bytes)).await? {
+            None => Ok(None),
+            Some(Ok(bytes)) => Ok(Some(bytes)),
+            Some(Err(size_bytes)) => Err(StoreError::TooLarge {
+                key: key.to_owned(),
+                store: self.description.clone(),
+                size_bytes,
+                limit_bytes,
+            }),
+        }
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let path = self.path(Operation::GetRange, key)?;
+        let outside = |reason: String| StoreError::Range {
+            key: key.to_owned(),
+            store: self.description.clone(),
+            start: range.start,
+            end: range.end,
+            reason,
+        };
+        if range.start >= range.end {
+            // HTTP has no empty range, so only its place is checked.
+            return match self.head(key).await? {
+                Some(head) if range.start == range.end && range.end <= head.size_bytes => Ok(Bytes::new()),
+                Some(head) => Err(outside(format!("the object has {} bytes", head.size_bytes))),
+                None => Err(StoreError::NotFound {
+                    operation: Operation::GetRange,
+                    key: key.to_owned(),
+                    store: self.description.clone(),
+                }),
+            };
+        }
+        let wanted = range.end - range.start;
+        // `None`: the range begins at or after the end, which is an answer and no failure.
+        let read = || async {
+            let options =
+                GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+            let found = match self.attempt(0, self.client.get_opts(&path, options)).await {
+                Err(failed) if failed.trouble == Trouble::Range => return Ok(None),
+                found => found?,
+            };
+            // A store may answer with more than was asked for; that is refused rather than held.
+            if found.range.end.saturating_sub(found.range.start) > wanted {
+                let cause = format!("bytes {:?} came instead", found.range);
+                return Err(Failed { trouble: Trouble::Malformed, cause: cause.into() });
+            }
+            let size_bytes = found.meta.size;
+            Ok(Some((self.attempt(wanted, found.bytes()).await?, size_bytes)))
+        };
+        match self.repeat_attempts(Operation::GetRange, key, read).await? {
+            Some((bytes, _)) if bytes.len() as u64 == wanted => Ok(bytes),
+            Some((_, size_bytes)) => Err(outside(format!("the object has {size_bytes} bytes"))),
+            None => Err(outside("it begins at or after the end of the object".to_owned())),
+        }
+    }
+
+    async fn head(&self, key: &str) -> Result<Option<ObjectHead>, StoreError> {
+        let path = self.path(Operation::Head, key)?;
+        let meta = self.repeat_attempts(Operation::Head, key, || self.head_once(&path)).await?;
+        Ok(meta.map(|meta| ObjectHead { key: key.to_owned(), size_bytes: meta.size, etag: meta.e_tag }))
+    }
+
+    async fn list(&self, prefix: &str, delimiter: bool) -> Result<Listing, StoreError> {
+        let full = format!("{}{prefix}", self.prefix);
+        let mut listing = Listing::default();
+        let mut prefixes = BTreeSet::new();
+        let mut page_token: Option<String> = None;
+        for _ in 0..MAX_PAGES {
+            let options = || PaginatedListOptions {
+                delimiter: delimiter.then(|| "/".into()),
+                page_token: page_token.clone(),
+                ..PaginatedListOptions::default()
+            };
+            let page = self
+                .repeat(Operation::List, prefix, 0, || {
+                    self.client.list_paginated(Some(full.as_str()).filter(|f| !f.is_empty()), options())
+                })
+                .await?;
+            let ours = |path: &Path| path.as_ref().strip_prefix(&self.prefix).map(str::to_owned);
+            for meta in page.result.objects {
+                let Some(key) = ours(&meta.location) else { continue };
+                listing.keys.push(ObjectHead { key, size_bytes: meta.size, etag: meta.e_tag });
+            }
+            prefixes.extend(page.result.common_prefixes.iter().filter_map(ours).map(|text| text + "/"));
+            if listing.keys.len() + prefixes.len() > MAX_LISTED {
+                break;
+            }
+            page_token = page.page_token;
+            if page_token.is_none() {
+                listing.keys.sort_by(|a, b| a.key.cmp(&b.key));
+                listing.prefixes = prefixes.into_iter().collect();
+                return Ok(listing);
+            }
+        }
+        Err(StoreError::TooMany {
+            prefix: prefix.to_owned(),
+            store: self.description.clone(),
+            limit: MAX_LISTED,
+        })
+    }
+
+    async fn upload(
+        &self,
+        key: &str,
+        source: Arc<dyn PartSource>,
+        limits: &UploadLimits,
+    ) -> Result<Uploaded, StoreError> {
+        let path = self.path(Operation::Upload, key)?;
+        self.upload_parts(key, &path, &source, limits).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        let path = self.path(Operation::Delete, key)?;
+        match self.repeat(Operation::Delete, key, 0, || self.client.delete(&path)).await {
+            Err(StoreError::NotFound { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
+        let path = self.path(Operation::Probe, key)?;
+        let id = self.repeat(Operation::Probe, key, 0, || self.client.create_multipart(&path)).await?;
+        let part = || PutPayload::from(vec![b'x'; PROBE_PART_BYTES]);
+        // A good part first: a store that refuses every part has not proved that it checks.
+        let good =
+            self.repeat(Operation::Probe, key, 0, || self.client.put_part(&path, &id, 0, part())).await;
+        let damaged = self.attempt(0, self.damaging.put_part(&path, &id, 1, part())).await;
+        let aborted = self.repeat(Operation::Probe, key, 0, || self.client.abort_multipart(&path, &id)).await;
+        good?;
+        aborted?;
+        match damaged {
+            Ok(_) => {
+                Ok(Damage::Accepted { reason: "a part that differs from its checksum was taken".to_owned() })
+            }
+            Err(failed) if failed.trouble == Trouble::Damaged => Ok(Damage::Refused),
+            Err(failed) if failed.trouble == Trouble::Malformed || failed.trouble == Trouble::Denied => {
+                Ok(Damage::Refused)
+            }
+            Err(failed) => Err(self.error(Operation::Probe, key, 1, failed)),
+        }
+    }
+
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+}

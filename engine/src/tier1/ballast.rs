@@ -1,0 +1,152 @@
+//! The ballast: memory of the budget that no file uses, kept allocated and touched so that it stays ours.
+//!
+//! A virtual machine hands freed pages back to its host, and a save then pays for each of them again. So free memory is
+//! held in unnamed files on a tmpfs of its own, in 2 MiB folios, and moves to a backing file slice by slice: punch here,
+//! allocate there, on one CPU, whose free list hands the same folio out again.
+//!
+//! Owns: those files. Does not own: the sum (`budget`), when to fill and when to give up (`worker`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, openat};
+use rustix::io::pwrite;
+
+use super::lock;
+
+/// One folio of the largest size: what moves at once. Smaller pieces would be split and lose their warmth.
+pub(super) const SLICE_BYTES: u64 = 2 << 20;
+
+/// Slices in one ballast file: one bit each of a word, and few enough descriptors for a large Tier-1.
+const SLICES_PER_FILE: u32 = 64;
+
+/// A stack of files; slices are taken from the last. None of the files is empty unless a slice of it is being made.
+#[derive(Debug, Default)]
+pub(super) struct Ballast {
+    files: Mutex<Vec<BallastFile>>,
+}
+
+#[derive(Debug)]
+struct BallastFile {
+    file: Arc<OwnedFd>,
+    /// A bit for each slice that can be taken.
+    filled: u64,
+    /// A bit for each slice that is being made.
+    making: u64,
+}
+
+/// A slice that is being made: it cannot be taken yet, every other can. Ends with [`Ballast::add`].
+#[derive(Debug)]
+pub(super) struct NewSlice {
+    file: Arc<OwnedFd>,
+    index: u32,
+}
+
+impl Ballast {
+    /// Allocates one more slice; the caller has taken it from the budget.
+    pub(super) fn begin(&self, directory: &OwnedFd) -> io::Result<NewSlice> {
+        let slice = {
+            let mut files = lock(&self.files);
+            let full = files.last().is_none_or(|last| last.filled | last.making == u64::MAX);
+            if full {
+                let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+                let file = Arc::new(openat(directory, ".", flags, Mode::RUSR | Mode::WUSR)?);
+                files.push(BallastFile { file, filled: 0, making: 0 });
+            }
+            let last = files.last_mut().expect("one was just added");
+            let index = (last.filled | last.making).trailing_ones();
+            debug_assert!(index < SLICES_PER_FILE, "a full file was passed over");
+            last.making |= 1 << index;
+            NewSlice { file: Arc::clone(&last.file), index }
+        };
+        match fallocate(&slice.file, FallocateFlags::KEEP_SIZE, slice.at(), SLICE_BYTES) {
+            Ok(()) => Ok(slice),
+            Err(error) => {
+                self.end(&slice, false);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// From now on the slice can be taken.
+    pub(super) fn add(&self, slice: &NewSlice) {
+        self.end(slice, true);
+    }
+
+    fn end(&self, slice: &NewSlice, filled: bool) {
+        let mut files = lock(&self.files);
+        let found = files.iter_mut().rev().find(|file| Arc::ptr_eq(&file.file, &slice.file));
+        let file = found.expect("a file stays while a slice of it is being made");
+        file.making &= !(1 << slice.index);
+        file.filled |= u64::from(filled) << slice.index;
+    }
+
+    /// Frees one slice on this CPU; false when there is none. The caller settles the budget.
+    pub(super) fn pop_slice(&self) -> bool {
+        let mut files = lock(&self.files);
+        // An empty file with a slice in the making may lie above files that hold some.
+        let Some(at) = files.iter().rposition(|file| file.filled != 0) else { return false };
+        let file = &mut files[at];
+        let index = file.filled.ilog2();
+        let punch = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE;
+        if let Err(error) = fallocate(&file.file, punch, u64::from(index) * SLICE_BYTES, SLICE_BYTES) {
+            tracing::error!(%error, "a slice of the ballast could not be freed");
+            return false;
+        }
+        file.filled &= !(1 << index);
+        if file.filled | file.making == 0 {
+            files.remove(at);
+        }
+        true
+    }
+}
+
+impl NewSlice {
+    fn at(&self) -> u64 {
+        u64::from(self.index) * SLICE_BYTES
+    }
+
+    /// Writes the slice, so that the host gives it real memory.
+    pub(super) fn touch(&self, zeros: &[u8]) -> io::Result<()> {
+        let mut at = self.at();
+        let mut left = zeros;
+        while !left.is_empty() {
+            let written = pwrite(&self.file, left, at)?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            at += written as u64;
+            left = &left[written..];
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{Mode, OFlags, fstat, open};
+
+    use super::{Ballast, SLICE_BYTES};
+
+    #[test]
+    fn every_slice_but_the_one_in_the_making_can_be_taken() {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = open("/dev/shm", flags, Mode::empty()).expect("a tmpfs");
+        let ballast = Ballast::default();
+        let first = ballast.begin(&directory).expect("allocate");
+        assert!(!ballast.pop_slice(), "not made yet");
+        ballast.add(&first);
+        let second = ballast.begin(&directory).expect("allocate");
+        assert!(ballast.pop_slice(), "made, and below the one in the making");
+        assert!(!ballast.pop_slice());
+        let third = ballast.begin(&directory).expect("allocate");
+        assert_ne!(third.index, second.index, "a slice in the making keeps its place");
+        ballast.add(&second);
+        ballast.add(&third);
+        let file = std::sync::Arc::clone(&third.file);
+        assert_eq!(fstat(&file).expect("stat").st_blocks.cast_unsigned() * 512, 2 * SLICE_BYTES);
+        assert!(ballast.pop_slice() && ballast.pop_slice() && !ballast.pop_slice());
+        assert_eq!(fstat(&file).expect("stat").st_blocks, 0, "all was freed");
+    }
+}

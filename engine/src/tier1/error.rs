@@ -1,0 +1,62 @@
+//! What can fail in Tier-1, with the numbers that were in play and what to do about it.
+//!
+//! Owns: [`Tier1Error`]. Does not own: plain reads and writes, which answer `io::Result`.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::error::ErrorKind;
+
+/// An operation on Tier-1 that failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Tier1Error {
+    /// The size asked for cannot hold even the journal and one file.
+    #[error("tier-1 of {size_bytes} bytes is below the least of {least_bytes}: raise --tier1")]
+    TooSmall { size_bytes: u64, least_bytes: u64 },
+    /// The private tmpfs could not be made and no other medium was allowed.
+    #[error(
+        "tier-1: {step} of a private tmpfs of {size_bytes} bytes failed: {source}; run as root, or choose a directory"
+    )]
+    Mount { step: &'static str, size_bytes: u64, source: io::Error },
+    /// The directory medium could not be prepared.
+    #[error("tier-1: {step} {path} failed: {source}; give a writable directory on a tmpfs", path = path.display())]
+    Directory { step: &'static str, path: PathBuf, source: io::Error },
+    /// A background thread could not be started.
+    #[error("tier-1: starting thread {name} failed: {source}; raise the limit on threads")]
+    Thread { name: &'static str, source: io::Error },
+    /// The bytes do not fit beside what is held and promised.
+    #[error(
+        "tier-1: {wanted_bytes} bytes wanted, {available_bytes} of {size_bytes} available: \
+         reclaim host copies or raise --tier1"
+    )]
+    NoSpace { wanted_bytes: u64, available_bytes: u64, size_bytes: u64 },
+    /// A backing file could not be made.
+    #[error("tier-1: creating backing file {number} failed: {source}; check the limit on open files")]
+    Create { number: u64, source: io::Error },
+    /// A change of the size or the space of a backing file failed.
+    #[error(
+        "tier-1: {step} of backing file {number} at {offset_bytes} for {len_bytes} bytes failed: {source}"
+    )]
+    Resize { step: &'static str, number: u64, offset_bytes: u64, len_bytes: u64, source: io::Error },
+}
+
+impl Tier1Error {
+    /// What the caller should do.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::TooSmall { .. } => ErrorKind::Invalid,
+            Self::Mount { .. } | Self::Directory { .. } | Self::Thread { .. } => ErrorKind::Unavailable,
+            Self::NoSpace { .. } => ErrorKind::NoSpace,
+            Self::Create { source, .. } | Self::Resize { source, .. } => match source.raw_os_error() {
+                Some(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => ErrorKind::NoSpace,
+                Some(code) if code == rustix::io::Errno::INVAL.raw_os_error() => ErrorKind::Invalid,
+                Some(code) if code == rustix::io::Errno::OPNOTSUPP.raw_os_error() => ErrorKind::Invalid,
+                _ => ErrorKind::Unavailable,
+            },
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! A read-only view of a sealed backing file's bytes, for hashing and for sending.
+//!
+//! Owns: the mapping and the one hazard of it. One of the modules with unsafe code (memory mapping).
+//! Does not own: the file; the view keeps it alive.
+
+use std::fmt;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use super::backing::File;
+
+/// Maps exactly the bytes the file had when it was made; an empty file gives an empty slice.
+///
+/// Hazard: reading a page beyond the file's present end is SIGBUS. Only sealed files are mapped, a sealed file
+/// is never truncated (it is replaced or unlinked), and the pages of a file are not given back while a view
+/// lives. A file that is still written may be mapped to send its stable prefix early: its bytes may then change under
+/// the reader, who must hash again after the seal.
+pub struct Mapping {
+    map: Option<memmap2::Mmap>,
+    /// Dropped after the map: the last holder gives the pages away.
+    _file: Arc<File>,
+}
+
+impl Mapping {
+    pub(super) fn new(file: Arc<File>, len_bytes: u64) -> io::Result<Self> {
+        if len_bytes == 0 {
+            return Ok(Self { map: None, _file: file });
+        }
+        let len = usize::try_from(len_bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        // SAFETY: the file lives as long as the map and nobody truncates it below `len` meanwhile (type's
+        // documentation); its bytes may only change while it is not sealed, when callers treat them as a hint.
+        let map = unsafe { memmap2::MmapOptions::new().len(len).map(file.read_fd().as_raw_fd())? };
+        Ok(Self { map: Some(map), _file: file })
+    }
+}
+
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping").field("len_bytes", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,257 @@
+//! Tier-1: this node's checkpoint memory, as files that the kernel reads and writes without us.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `mount` | the private tmpfs mounts (or a directory), and what they can do |
+//! | `budget` | the sum with one addend per user; pure |
+//! | `space` | who gives way, and how a folio moves without going cold |
+//! | `backing` | one file: size, growth, seal test |
+//! | `pool` | ready, spent and lingering files |
+//! | `ballast` | touched memory that no file uses |
+//! | `run_ahead` | thread `tm-run-ahead`: space ready ahead of writers |
+//! | `worker` | thread `tm-ballast`: everything that happens in the background |
+//! | `pressure` | whether the machine wants memory back |
+//! | `lease`, `mapping`, `priority` | the three modules with unsafe code |
+//!
+//! Does not own: names, handles, times (`namespace`); which copies may be dropped (retention).
+//! `engine/design/0002-tier1.md` says why it is built so.
+
+mod backing;
+mod ballast;
+mod budget;
+mod error;
+mod lease;
+mod mapping;
+mod mount;
+mod pool;
+mod pressure;
+mod priority;
+mod run_ahead;
+mod space;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+pub use self::backing::{Backing, BackingStat};
+pub use self::error::Tier1Error;
+pub use self::mapping::Mapping;
+pub use self::mount::{Capabilities, Capability};
+
+use self::ballast::Ballast;
+use self::budget::{Budget, User};
+use self::mount::Medium;
+use self::pool::Pool;
+use self::run_ahead::RunAhead;
+use self::space::Space;
+use self::worker::Wake;
+
+/// Below this, the journal and the space made ready for single files leave no room to work.
+pub const LEAST_SIZE_BYTES: u64 = 8 << 20;
+
+/// The journal's share: 1/32 of the size, within these bounds. It is halved between two files, and 100,000 names need
+/// about 44 MiB in each.
+const JOURNAL_PART: u64 = 32;
+const JOURNAL_LEAST_BYTES: u64 = 1 << 20;
+const JOURNAL_MOST_BYTES: u64 = 256 << 20;
+
+/// Tier-1 of one node. Share it by `Arc`; every method may be called from any thread.
+///
+/// Dropping it stops `tm-run-ahead`, then `tm-ballast`, and waits for both; the mounts, or the folder, go with the last
+/// `Backing`. Until then files work on, without run-ahead and without returning pages to the ballast.
+#[derive(Debug)]
+pub struct Tier1 {
+    space: Arc<Space>,
+    run_ahead: Option<JoinHandle<()>>,
+    worker: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Tier1Settings {
+    /// The whole budget: files, ready space, ballast and journal together never hold more.
+    pub size_bytes: u64,
+    /// Keep unused memory of the budget allocated and touched. Without it the first writes after a pause are slow
+    /// in a virtual machine, and other processes may use the memory meanwhile.
+    pub ballast: bool,
+    pub medium: MediumChoice,
+}
+
+/// Where the bytes lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MediumChoice {
+    /// The private tmpfs if it can be made, else a directory below /dev/shm.
+    Auto,
+    /// Needs CAP_SYS_ADMIN.
+    PrivateTmpfs,
+    /// Needs no privileges; should lie on a tmpfs. The budget is kept by us alone: only files written through
+    /// [`Backing::write_at`] are held to it.
+    Directory(PathBuf),
+}
+
+/// The budget at one moment, in bytes. `journal + files + lingering + pool + ballast + free = size`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    pub size_bytes: u64,
+    /// Journal, files and lingering: what does not give way when a file needs room.
+    pub used_bytes: u64,
+    pub journal_bytes: u64,
+    /// Files that can be opened, with the space made ready ahead of their writers.
+    pub files_bytes: u64,
+    /// Files that were dropped here but that another process still has open or mapped.
+    pub lingering_bytes: u64,
+    /// Ready and spent files.
+    pub pool_bytes: u64,
+    pub ballast_bytes: u64,
+    pub free_bytes: u64,
+    /// Growth that open files were promised and do not hold yet. Not part of the sum.
+    pub promised_bytes: u64,
+    /// Room for new promises: what `statfs` may call available.
+    pub available_bytes: u64,
+    /// Files open for writing.
+    pub growing_files: u64,
+    /// The part of the budget's memory that is known to be backed by real memory, in millionths: files, ready files and
+    /// touched ballast over the size less journal and headroom.
+    pub warm_millionths: u32,
+    /// Speed at which the ballast was touched so far, bytes per second; 0 before. Far below memory speed: the host had
+    /// taken the pages.
+    pub touch_bytes_per_s: u64,
+}
+
+impl Usage {
+    /// 0 to 1.
+    #[must_use]
+    pub fn warm_fraction(&self) -> f64 {
+        f64::from(self.warm_millionths) / 1e6
+    }
+}
+
+impl Tier1 {
+    /// Makes the mounts, probes what they can do, and starts both threads; the ballast fills in the background.
+    pub fn open(settings: Tier1Settings) -> Result<Arc<Self>, Tier1Error> {
+        let size_bytes = settings.size_bytes / space::PAGE_BYTES * space::PAGE_BYTES;
+        if size_bytes < LEAST_SIZE_BYTES {
+            return Err(Tier1Error::TooSmall { size_bytes, least_bytes: LEAST_SIZE_BYTES });
+        }
+        let journal_bytes = (size_bytes / JOURNAL_PART).clamp(JOURNAL_LEAST_BYTES, JOURNAL_MOST_BYTES)
+            / space::PAGE_BYTES
+            * space::PAGE_BYTES;
+        let (medium, capabilities) = Medium::open(&settings.medium, size_bytes, journal_bytes)?;
+        let ballast_on = settings.ballast && capabilities.preallocation.works;
+        let wake = Wake::new().map_err(|source| Tier1Error::Thread { name: WORKER_NAME, source })?;
+        let space = Arc::new(Space {
+            medium,
+            capabilities,
+            budget: Mutex::new(Budget::new(size_bytes, journal_bytes)),
+            ballast: Ballast::default(),
+            ballast_on,
+            pool: Mutex::new(Pool::default()),
+            run_ahead: RunAhead::new(),
+            wake,
+            closing: AtomicBool::new(false),
+            next_number: AtomicU64::new(1),
+        });
+        let mut tier1 = Self { space: Arc::clone(&space), run_ahead: None, worker: None };
+        let shared = Arc::clone(&space);
+        tier1.run_ahead = Some(spawn(RUN_AHEAD_NAME, move || shared.run_ahead.run())?);
+        tier1.worker = Some(spawn(WORKER_NAME, move || worker::run(&space))?);
+        Ok(Arc::new(tier1))
+    }
+
+    /// Gives out a fresh, empty file with space ready beyond its end. 1 µs when a ready file fits, 11 to
+    /// 17 µs when one is made (medians, `examples/tier1_small.rs`).
+    ///
+    /// With a prediction all of it is promised (others cannot be admitted onto it) and made ready once growth begins;
+    /// without one, a ready file has 2 MiB, and one that is made a fair share of what is available, up to 64 KiB.
+    ///
+    /// # Errors
+    /// [`Tier1Error::NoSpace`] when the prediction, or a page, is not available.
+    pub fn create(self: &Arc<Self>, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, Tier1Error> {
+        self.space.create(predicted_bytes).map(|file| Arc::new(Backing::new(file)))
+    }
+
+    /// Whether `bytes` more could be held now. A question only: [`Backing::set_len`] makes the promise.
+    pub fn admit(&self, bytes: u64) -> Result<(), Tier1Error> {
+        if bytes <= lock(&self.space.budget).available() { Ok(()) } else { Err(self.space.no_space(bytes)) }
+    }
+
+    /// One short lock, no system call.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let budget = lock(&self.space.budget).clone();
+        let (files, lingering) = (budget.held(User::Files), budget.held(User::Lingering));
+        let (pool, ballast) = (budget.held(User::Pool), budget.held(User::Ballast));
+        let warmable = budget.size() - budget.journal() - worker::headroom_bytes(budget.size());
+        let warm = (files + lingering + pool + ballast).min(warmable);
+        let millionths = u128::from(warm) * 1_000_000 / u128::from(warmable.max(1));
+        let touched = u128::from(self.space.wake.touched_bytes.load(Ordering::Relaxed)) * 1_000_000;
+        let touched_us = u128::from(self.space.wake.touched_us.load(Ordering::Relaxed));
+        Usage {
+            size_bytes: budget.size(),
+            used_bytes: budget.journal() + files + lingering,
+            journal_bytes: budget.journal(),
+            files_bytes: files,
+            lingering_bytes: lingering,
+            pool_bytes: pool,
+            ballast_bytes: ballast,
+            free_bytes: budget.free(),
+            promised_bytes: budget.promised(),
+            available_bytes: budget.available(),
+            growing_files: self.space.run_ahead.growing_files(),
+            warm_millionths: u32::try_from(millionths).unwrap_or(1_000_000),
+            touch_bytes_per_s: u64::try_from(touched / touched_us.max(1)).unwrap_or(0),
+        }
+    }
+
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.space.capabilities
+    }
+
+    /// An empty directory on a mount of its own of `journal_bytes`, which the budget counts in full from the start, so
+    /// that a full Tier-1 never stops the journal. Its owner allocates its files at once (`fallocate`). In a
+    /// directory medium it is a folder and only the count protects it.
+    #[must_use]
+    pub fn journal_dir(&self) -> BorrowedFd<'_> {
+        self.space.medium.journal.as_fd()
+    }
+}
+
+impl Drop for Tier1 {
+    fn drop(&mut self) {
+        self.space.run_ahead.stop();
+        join(self.run_ahead.take());
+        self.space.wake.stop();
+        join(self.worker.take());
+        self.space.closing.store(true, Ordering::Release);
+    }
+}
+
+/// Thread names, at most 15 bytes: what `top -H` and the profiler show.
+const RUN_AHEAD_NAME: &str = "tm-run-ahead";
+const WORKER_NAME: &str = "tm-ballast";
+
+fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Tier1Error> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .map_err(|source| Tier1Error::Thread { name, source })
+}
+
+fn join(thread: Option<JoinHandle<()>>) {
+    if let Some(thread) = thread
+        && thread.join().is_err()
+    {
+        tracing::error!("a thread of tier-1 had panicked");
+    }
+}
+
+/// A panic while a lock was held has already been reported; the figures behind it are still consistent, because
+/// each change of them ends with its check.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,160 @@
+//! Ready files: made and given space before anybody asks, so that create costs microseconds.
+//!
+//! Owns: the lists (ready, spent, lingering) and which sizes to keep ready: those predicted lately.
+//! Does not own: filling them (`worker`), the budget, what a file is once it is handed out (`backing`).
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{FallocateFlags, fallocate, fstat};
+
+use super::ballast::SLICE_BYTES;
+use super::lease;
+
+/// Small ready files kept for creates of unknown or small size. A job's burst of small files is longer now and
+/// then; the rest is made on the spot.
+pub(super) const SMALL_FILES_READY: usize = 16;
+/// Predictions remembered, and so the most large files kept ready: a node saves about one per rank.
+pub(super) const PREDICTIONS_KEPT: usize = 8;
+
+/// A file nobody was given yet. It is empty; `ready_bytes` from its beginning are allocated beyond its end.
+#[derive(Debug)]
+pub(super) struct ReadyFile {
+    pub(super) number: u64,
+    pub(super) read_fd: OwnedFd,
+    pub(super) ready_bytes: u64,
+    pub(super) held_bytes: u64,
+}
+
+/// An unlinked file that nobody else has open: its pages go back slice by slice, from its end.
+#[derive(Debug)]
+pub(super) struct SpentFile {
+    write_fd: OwnedFd,
+    /// Nothing is allocated at or beyond this offset.
+    end: u64,
+    /// At and beyond this offset nobody has written: those pages may never have been touched.
+    written: u64,
+    held_bytes: u64,
+}
+
+/// An unlinked file that somebody else still has open or mapped.
+#[derive(Debug)]
+pub(super) struct LingeringFile {
+    pub(super) read_fd: OwnedFd,
+    pub(super) held_bytes: u64,
+}
+
+/// What one step of giving back freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Freed {
+    pub(super) bytes: u64,
+    pub(super) touched: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    pub(super) small: Vec<ReadyFile>,
+    pub(super) large: Vec<ReadyFile>,
+    pub(super) spent: Vec<SpentFile>,
+    pub(super) lingering: Vec<LingeringFile>,
+    recent: VecDeque<u64>,
+}
+
+impl Pool {
+    /// Hands out the ready file that fits a file of `predicted_bytes` best: the smallest that holds all of it.
+    pub(super) fn take(&mut self, predicted_bytes: Option<u64>, most_bytes: u64) -> Option<ReadyFile> {
+        if let Some(wanted) = predicted_bytes.filter(|bytes| *bytes > SLICE_BYTES) {
+            let fits = |file: &ReadyFile| file.ready_bytes >= wanted && file.held_bytes <= most_bytes;
+            let best = (0..self.large.len())
+                .filter(|&index| fits(&self.large[index]))
+                .min_by_key(|&index| self.large[index].ready_bytes);
+            if let Some(index) = best {
+                return Some(self.large.swap_remove(index));
+            }
+        }
+        match self.small.last() {
+            Some(last) if last.held_bytes <= most_bytes => self.small.pop(),
+            _ => None,
+        }
+    }
+
+    /// Remembers a prediction; the same sizes are expected to come again.
+    pub(super) fn remember(&mut self, predicted_bytes: u64) {
+        if predicted_bytes > SLICE_BYTES {
+            if self.recent.len() == PREDICTIONS_KEPT {
+                self.recent.pop_front();
+            }
+            self.recent.push_back(predicted_bytes.next_multiple_of(SLICE_BYTES));
+        }
+    }
+
+    /// The next large size that should be ready and is not; `room_bytes` bounds all large files together.
+    pub(super) fn missing_large(&self, room_bytes: u64) -> Option<u64> {
+        let mut have: Vec<u64> = self.large.iter().map(|file| file.ready_bytes).collect();
+        let held: u64 = self.large.iter().map(|file| file.held_bytes).sum();
+        for &wanted in self.recent.iter().rev() {
+            if let Some(index) = have.iter().position(|&ready| ready == wanted) {
+                have.swap_remove(index);
+            } else if held + wanted <= room_bytes {
+                return Some(wanted);
+            }
+        }
+        None
+    }
+
+    /// A large ready file of a size nobody has predicted lately.
+    pub(super) fn take_unwanted(&mut self) -> Option<ReadyFile> {
+        let recent = &self.recent;
+        let index = self.large.iter().position(|file| !recent.contains(&file.ready_bytes))?;
+        Some(self.large.swap_remove(index))
+    }
+
+    /// Any ready file, large ones first: they give the most room for one step.
+    pub(super) fn take_any(&mut self) -> Option<ReadyFile> {
+        self.large.pop().or_else(|| self.small.pop())
+    }
+}
+
+impl SpentFile {
+    pub(super) fn new(write_fd: OwnedFd, end: u64, written: u64, held_bytes: u64) -> Self {
+        Self { write_fd, end: end.next_multiple_of(SLICE_BYTES), written, held_bytes }
+    }
+
+    pub(super) fn held(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// Gives back the last slice that holds anything, or everything at once when the file is mostly holes.
+    pub(super) fn give_slice(&mut self) -> io::Result<Freed> {
+        let before = self.held_bytes;
+        let sparse = self.end > 2 * self.held_bytes + SLICES_WALKED_BYTES;
+        while self.held_bytes == before && self.end > 0 {
+            let at = if sparse { 0 } else { self.end - SLICE_BYTES };
+            let punch = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE;
+            fallocate(&self.write_fd, punch, at, self.end - at)?;
+            self.end = at;
+            // Never more than the budget counts for this file.
+            self.held_bytes = before.min(fstat(&self.write_fd)?.st_blocks.cast_unsigned() * 512);
+        }
+        // What is still counted once nothing can be punched (a page beyond `end`) goes with the last close.
+        let left = if self.end == 0 { 0 } else { self.held_bytes };
+        self.held_bytes = left;
+        Ok(Freed { bytes: before - left, touched: !sparse && self.end + SLICE_BYTES <= self.written })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.end == 0 || self.held_bytes == 0
+    }
+}
+
+/// Holes that are walked slice by slice before a file is counted as sparse.
+const SLICES_WALKED_BYTES: u64 = 32 * SLICE_BYTES;
+
+impl LingeringFile {
+    /// True once nobody else has the file open or mapped.
+    pub(super) fn is_gone(&self) -> bool {
+        // A question that cannot be asked keeps the bytes counted: the budget must not be passed on a guess.
+        !lease::open_elsewhere(self.read_fd.as_fd()).unwrap_or(true)
+    }
+}

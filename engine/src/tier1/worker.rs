@@ -1,0 +1,344 @@
+//! The thread that keeps idle memory where it is wanted: ballast filled and touched, ready files made, spent
+//! files taken apart, lingering ones let go, and the ballast given up when the machine needs it.
+//!
+//! Owns: when these happen. Does not own: how memory moves (`space`) nor what a slice is (`ballast`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::ballast::SLICE_BYTES;
+use super::budget::User;
+use super::lock;
+use super::pool::SMALL_FILES_READY;
+use super::pressure::Pressure;
+use super::space::{RUN_AHEAD_MIN_BYTES, Space};
+
+/// Between two looks at the machine's memory while there is nothing to do.
+const IDLE_TICK: Duration = Duration::from_millis(500);
+/// Between two looks while something waits: files that linger, work put off for writers.
+const WAITING_TICK: Duration = Duration::from_millis(50);
+/// After pressure, the ballast does not grow again for this long.
+const PAUSE_AFTER_PRESSURE: Duration = Duration::from_secs(30);
+/// Moved between two looks at what else there is to do: 64 MiB.
+const SLICES_PER_TURN: u64 = 32;
+/// Given up at once when the trigger fires and nothing says how much is missing.
+const PRESSURE_STEP_BYTES: u64 = 256 << 20;
+
+/// Free memory that the ballast leaves alone: writers allocate some of their own between two looks at their files, and
+/// the ballast, on a file system of its own, would not feel it. 30 ms of writers at 8 GB/s, thirty looks; a part of a small Tier-1.
+const HEADROOM_BYTES: u64 = 256 << 20;
+const HEADROOM_PART: u64 = 8;
+/// The part of what is available that small ready files may hold.
+const SMALL_FILES_PART: u64 = 16;
+
+pub(super) fn headroom_bytes(size_bytes: u64) -> u64 {
+    HEADROOM_BYTES.min(size_bytes / HEADROOM_PART)
+}
+
+/// Wakes the worker; coalesces.
+#[derive(Debug)]
+pub(super) struct Wake {
+    event: OwnedFd,
+    /// A wake-up is on its way; the worker clears it before it looks for work.
+    woken: AtomicBool,
+    stopping: AtomicBool,
+    /// Bytes touched and the time it took, for `usage`: the measured warmth of the machine's memory.
+    pub(super) touched_bytes: AtomicU64,
+    pub(super) touched_us: AtomicU64,
+}
+
+impl Wake {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            woken: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            touched_bytes: AtomicU64::new(0),
+            touched_us: AtomicU64::new(0),
+        })
+    }
+
+    /// Costs a system call only when the worker has not been woken already.
+    pub(super) fn now(&self) {
+        if self.woken.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // Fails only when the counter is full, and then the worker is awake already.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.now();
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+}
+
+/// What one turn did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Worked,
+    /// Something is left to do, but not now.
+    Waiting,
+    Idle,
+}
+
+struct Worker<'a> {
+    space: &'a Space,
+    pressure: Pressure,
+    paused_until: Option<Instant>,
+    last_look: Instant,
+    zeros: Vec<u8>,
+}
+
+/// The thread's body, until [`Wake::stop`].
+pub(super) fn run(space: &Space) {
+    let mut worker = Worker {
+        space,
+        pressure: Pressure::watch(),
+        paused_until: None,
+        last_look: Instant::now(),
+        zeros: vec![0; usize::try_from(SLICE_BYTES).unwrap_or(0)],
+    };
+    while !space.wake.is_stopping() {
+        let wait = match worker.turn() {
+            Turn::Worked => Duration::ZERO,
+            Turn::Waiting => WAITING_TICK,
+            Turn::Idle => IDLE_TICK,
+        };
+        let alarmed = worker.sleep(wait);
+        if alarmed || worker.last_look.elapsed() >= IDLE_TICK {
+            worker.last_look = Instant::now();
+            worker.yield_to_pressure(alarmed);
+        }
+    }
+}
+
+impl Worker<'_> {
+    /// Waits for a wake-up, the pressure trigger, or the time; true when it was the trigger.
+    fn sleep(&self, time: Duration) -> bool {
+        let mut fds = vec![PollFd::new(&self.space.wake.event, PollFlags::IN)];
+        let trigger = self.pressure.trigger();
+        if let Some(trigger) = &trigger {
+            fds.push(PollFd::new(trigger, PollFlags::PRI));
+        }
+        let time = Timespec::try_from(time).ok();
+        if poll(&mut fds, time.as_ref()).is_err() {
+            return false;
+        }
+        let alarmed = fds.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::PRI));
+        if fds[0].revents().contains(PollFlags::IN) {
+            let mut count = [0_u8; 8];
+            // Empties the counter; another wake-up in between is served by the turn that follows.
+            let _ = rustix::io::read(&self.space.wake.event, &mut count);
+            self.space.wake.woken.store(false, Ordering::Release);
+        }
+        alarmed
+    }
+
+    fn turn(&mut self) -> Turn {
+        if self.refill_small() {
+            return Turn::Worked;
+        }
+        let lingering = self.let_go();
+        if self.space.run_ahead.is_busy() {
+            return Turn::Waiting;
+        }
+        let paused = self.paused_until.is_some_and(|until| Instant::now() < until);
+        if self.take_apart(paused)
+            || self.drop_unwanted()
+            || (!paused && (self.refill_large() || self.fill()))
+        {
+            return Turn::Worked;
+        }
+        if lingering { Turn::Waiting } else { Turn::Idle }
+    }
+
+    fn yield_to_pressure(&mut self, alarmed: bool) {
+        let missing = self.pressure.missing_bytes();
+        let wanted = if alarmed { missing.max(PRESSURE_STEP_BYTES) } else { missing };
+        if wanted == 0 {
+            return;
+        }
+        self.paused_until = Some(Instant::now() + PAUSE_AFTER_PRESSURE);
+        let mut given = 0;
+        while given < wanted && self.space.ballast.pop_slice() {
+            lock(&self.space.budget).give_back(User::Ballast, SLICE_BYTES);
+            given += SLICE_BYTES;
+        }
+        if given > 0 {
+            tracing::info!(given_bytes = given, wanted_bytes = wanted, "memory pressure: gave up ballast");
+        }
+    }
+
+    /// Lets go of files nobody has open any more; true when some still linger.
+    fn let_go(&self) -> bool {
+        let mut pool = lock(&self.space.pool);
+        let mut freed = 0;
+        pool.lingering.retain(|file| {
+            let gone = file.is_gone();
+            freed += if gone { file.held_bytes } else { 0 };
+            !gone
+        });
+        lock(&self.space.budget).give_back(User::Lingering, freed);
+        !pool.lingering.is_empty()
+    }
+
+    /// Keeps small ready files in stock, on at most a sixteenth of what is available.
+    fn refill_small(&self) -> bool {
+        let ready = lock(&self.space.pool).small.len();
+        let available = lock(&self.space.budget).available();
+        let stock = (available / SMALL_FILES_PART / RUN_AHEAD_MIN_BYTES).min(SMALL_FILES_READY as u64);
+        if ready as u64 >= stock {
+            return false;
+        }
+        match self.space.make_file(User::Pool, RUN_AHEAD_MIN_BYTES) {
+            Ok(file) if file.ready_bytes == RUN_AHEAD_MIN_BYTES => {
+                lock(&self.space.pool).small.push(file);
+                true
+            }
+            Ok(file) => {
+                self.space.discard(file);
+                false
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no ready file could be made");
+                false
+            }
+        }
+    }
+
+    fn drop_unwanted(&self) -> bool {
+        let Some(file) = lock(&self.space.pool).take_unwanted() else { return false };
+        self.space.discard(file);
+        true
+    }
+
+    /// Makes one file of a size predicted lately, if all such files stay within half of what is available.
+    fn refill_large(&self) -> bool {
+        let room = lock(&self.space.budget).available() / 2;
+        let Some(bytes) = lock(&self.space.pool).missing_large(room) else { return false };
+        // Only out of idle memory: making a ready file by giving up another would never end.
+        let idle = {
+            let budget = lock(&self.space.budget);
+            budget.free() + budget.held(User::Ballast)
+        };
+        if idle < bytes {
+            return false;
+        }
+        match self.space.make_file(User::Pool, bytes) {
+            Ok(file) if file.ready_bytes == bytes => {
+                lock(&self.space.pool).large.push(file);
+                true
+            }
+            Ok(file) => {
+                self.space.discard(file);
+                false
+            }
+            Err(error) => {
+                tracing::warn!(%error, bytes, "no ready file could be made");
+                false
+            }
+        }
+    }
+
+    /// Moves spent files to the ballast, so much at a time; under pressure they are only freed.
+    fn take_apart(&self, paused: bool) -> bool {
+        let mut worked = false;
+        for _ in 0..SLICES_PER_TURN {
+            if self.must_stop() {
+                break;
+            }
+            let freed = {
+                let mut pool = lock(&self.space.pool);
+                let Some(last) = pool.spent.last_mut() else { break };
+                let freed = last.give_slice();
+                let done = freed.is_err() || last.is_empty();
+                let held = last.held();
+                if done {
+                    pool.spent.pop();
+                }
+                worked = true;
+                let mut budget = lock(&self.space.budget);
+                match freed {
+                    Ok(freed) => {
+                        budget.give_back(User::Pool, freed.bytes + if done { held } else { 0 });
+                        freed
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "a spent file could not be punched; it is closed whole");
+                        budget.give_back(User::Pool, held);
+                        continue;
+                    }
+                }
+            };
+            // Without room for it beside the headroom, the slice is only freed.
+            if freed.bytes == SLICE_BYTES && !paused && self.has_room() && !self.add_slice(!freed.touched) {
+                break;
+            }
+        }
+        worked
+    }
+
+    /// Fills the ballast out of free memory, touching every slice; false when there is nothing to fill.
+    fn fill(&self) -> bool {
+        if !self.space.ballast_on || !self.has_room() {
+            return false;
+        }
+        if !self.pressure.has_room_for(SLICE_BYTES * SLICES_PER_TURN) {
+            return false;
+        }
+        let mut worked = false;
+        for _ in 0..SLICES_PER_TURN {
+            if self.must_stop() || !self.has_room() || !self.add_slice(true) {
+                break;
+            }
+            worked = true;
+        }
+        worked
+    }
+
+    /// Writers have begun, or the end.
+    fn must_stop(&self) -> bool {
+        self.space.wake.is_stopping() || self.space.run_ahead.is_busy()
+    }
+
+    /// Whether a slice more leaves the headroom free.
+    fn has_room(&self) -> bool {
+        let budget = lock(&self.space.budget);
+        budget.free() >= headroom_bytes(budget.size()) + SLICE_BYTES
+    }
+
+    /// Adds a slice, touched if asked; false when that failed.
+    fn add_slice(&self, touch: bool) -> bool {
+        if !lock(&self.space.budget).take(User::Ballast, SLICE_BYTES) {
+            return false;
+        }
+        let slice = match self.space.ballast.begin(&self.space.medium.ballast) {
+            Ok(slice) => slice,
+            Err(error) => {
+                tracing::warn!(%error, "the ballast cannot grow");
+                lock(&self.space.budget).give_back(User::Ballast, SLICE_BYTES);
+                return false;
+            }
+        };
+        if touch {
+            let begun = Instant::now();
+            if let Err(error) = slice.touch(&self.zeros) {
+                tracing::warn!(%error, "the ballast cannot be touched");
+            }
+            let took_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+            self.space.wake.touched_bytes.fetch_add(SLICE_BYTES, Ordering::Relaxed);
+            self.space.wake.touched_us.fetch_add(took_us, Ordering::Relaxed);
+        }
+        self.space.ballast.add(&slice);
+        true
+    }
+}

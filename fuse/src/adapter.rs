@@ -1,0 +1,692 @@
+//! The kernel's requests, each handed to the namespace and answered.
+//!
+//! Owns: the translation, request by request. Does not own: any behaviour (the namespace), the bytes
+//! (`handle`), the control files' content (`control_dir`).
+
+use crate::attr;
+use crate::backing_ids::BackingIds;
+use crate::cold::{Job, Workers};
+use crate::control_dir::ControlDir;
+use crate::convert::{answer_bytes, answer_empty, caller, now_ns, refuse, set_time};
+use crate::counters::{Opcode, RequestCounters};
+use crate::cut::closed_by;
+use crate::device::Device;
+use crate::errno::errno;
+use crate::handle::{DataPath, Fallback};
+use crate::host::Host;
+use crate::init;
+use fuser::{
+    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+use tidemark_engine::namespace::{Attr, FsError, Namespace, OpenFile, OpenOutcome, SetAttr};
+
+/// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
+const COOKIE_SELF: u64 = 1;
+const COOKIE_PARENT: u64 = 2;
+
+/// Largest file system block number statfs is asked in.
+const STATFS_BLOCK_BYTES: u32 = 4096;
+
+/// The longest name, in bytes.
+const NAME_MAX_BYTES: u32 = 255;
+
+/// Suid and sgid are never stored on files: see `init`.
+const FILE_MODE_BITS: u32 = 0o1777;
+
+/// What the session threads and the restore threads share.
+pub(crate) struct Shared {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) control: ControlDir,
+    pub(crate) counters: RequestCounters,
+    pub(crate) data: OnceLock<DataPath>,
+    pub(crate) block_size: u32,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("data", &self.data).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn data(&self) -> &DataPath {
+        self.data.get().expect("set when INIT was answered, and no request comes before that")
+    }
+
+    /// Answers an OPEN with a file of the namespace, or gives the file back when it cannot be.
+    pub(crate) fn answer_open(&self, file: &OpenFile, reply: ReplyOpen) {
+        if let Err(reply) = self.data().opened(file, reply) {
+            self.give_back(file);
+            reply.error(Errno::EIO);
+        }
+    }
+
+    /// Gives a file back that the kernel never heard of.
+    fn give_back(&self, file: &OpenFile) {
+        if let Err(error) = self.namespace.release(file.fh) {
+            tracing::warn!(fh = file.fh, %error, "an open file could not be given back");
+        }
+    }
+
+    fn answer_entry(&self, result: Result<Attr, FsError>, reply: ReplyEntry) {
+        match result {
+            Ok(found) => {
+                reply.entry(&attr::ttl(&found), &attr::entry(&found, self.block_size), Generation(0));
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    pub(crate) fn answer_attr(&self, result: Result<Attr, FsError>, reply: ReplyAttr) {
+        match result {
+            Ok(found) => reply.attr(&attr::ttl(&found), &attr::stat(&found, self.block_size)),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+}
+
+/// The file system that fuser calls.
+#[derive(Debug)]
+pub(crate) struct Adapter {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) workers: Workers,
+    /// Where backing files are registered; `None` in FALLBACK.
+    pub(crate) passthrough: Option<Arc<Device>>,
+}
+
+impl Adapter {
+    fn count(&self, opcode: Opcode) {
+        self.shared.counters.count(opcode);
+    }
+
+    fn ns(&self) -> &Namespace {
+        &self.shared.namespace
+    }
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let agreed = init::negotiate(config, self.passthrough.is_some());
+        let data = match &self.passthrough {
+            Some(device) if agreed.passthrough => DataPath::Passthrough(BackingIds::new(Arc::clone(device))),
+            // The probe saw it offered a moment ago.
+            Some(_) => return Err(io::Error::from_raw_os_error(libc::EPROTO)),
+            None => DataPath::Fallback(Fallback::new(agreed.direct_io_allow_mmap)),
+        };
+        self.shared.data.set(data).expect("INIT comes once a session");
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.count(Opcode::Lookup);
+        let name = name.as_bytes();
+        let control = &self.shared.control;
+        if ControlDir::is_reserved(parent.0, name) {
+            return reply.entry(&attr::TTL_DEFAULT, &control.directory(), Generation(0));
+        }
+        if ControlDir::owns(parent.0) {
+            return match control.lookup(name) {
+                Some(file) => reply.entry(&Duration::ZERO, &file, Generation(0)),
+                None => reply.error(Errno::ENOENT),
+            };
+        }
+        self.shared.answer_entry(self.ns().lookup(parent.0, name), reply);
+    }
+
+    fn forget(&self, _: &Request, node: INodeNo, lookups: u64) {
+        self.count(Opcode::Forget);
+        if !ControlDir::owns(node.0) {
+            self.ns().forget(node.0, lookups);
+        }
+    }
+
+    fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.count(Opcode::GetAttr);
+        if ControlDir::owns(node.0) {
+            return match self.shared.control.attr(node.0) {
+                Some(found) => reply.attr(&attr::TTL_DEFAULT, &found),
+                None => reply.error(Errno::ESTALE),
+            };
+        }
+        self.shared.data().settle(node.0);
+        self.shared.answer_attr(self.ns().getattr(node.0), reply);
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        node: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        self.count(Opcode::SetAttr);
+        if ControlDir::owns(node.0) {
+            return reply.error(Errno::EROFS);
+        }
+        self.shared.data().settle(node.0);
+        let change = SetAttr { mode, uid, gid, size, atime: atime.map(set_time), mtime: mtime.map(set_time) };
+        let (caller, node) = (caller(request), node.0);
+        if size.is_some() {
+            return self.workers.submit(Job::Resize { caller, node, change, reply });
+        }
+        self.shared.answer_attr(self.ns().setattr(&caller, node, &change), reply);
+    }
+
+    fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
+        self.count(Opcode::ReadLink);
+        match self.ns().readlink(node.0) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        _: u32,
+        reply: ReplyEntry,
+    ) {
+        self.count(Opcode::MkNod);
+        if let Some(refused) = refuse(parent, name) {
+            return reply.error(refused);
+        }
+        if mode & libc::S_IFMT != libc::S_IFREG {
+            return reply.error(Errno::EPERM);
+        }
+        let flags = libc::O_RDONLY | libc::O_CREAT | libc::O_EXCL;
+        let created =
+            self.ns().create(&caller(request), parent.0, name.as_bytes(), mode & FILE_MODE_BITS, flags);
+        let entered = created.map(|(found, file)| {
+            self.shared.give_back(&file);
+            found
+        });
+        self.shared.answer_entry(entered, reply);
+    }
+
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+        self.count(Opcode::MkDir);
+        if let Some(refused) = refuse(parent, name) {
+            return reply.error(refused);
+        }
+        let made = self.ns().mkdir(&caller(request), parent.0, name.as_bytes(), mode & 0o7777);
+        self.shared.answer_entry(made, reply);
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.count(Opcode::Unlink);
+        if let Some(refused) = refuse(parent, name) {
+            return reply.error(refused);
+        }
+        answer_empty(self.ns().unlink(&caller(request), parent.0, name.as_bytes()), reply);
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.count(Opcode::RmDir);
+        if let Some(refused) = refuse(parent, name) {
+            return reply.error(refused);
+        }
+        answer_empty(self.ns().rmdir(&caller(request), parent.0, name.as_bytes()), reply);
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        self.count(Opcode::SymLink);
+        if let Some(refused) = refuse(parent, name) {
+            return reply.error(refused);
+        }
+        let target = target.as_os_str().as_bytes();
+        let made = self.ns().symlink(&caller(request), parent.0, name.as_bytes(), target);
+        self.shared.answer_entry(made, reply);
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.count(Opcode::Rename);
+        if let Some(refused) = refuse(parent, name).or_else(|| refuse(new_parent, new_name)) {
+            return reply.error(refused);
+        }
+        let from = (parent.0, name.as_bytes());
+        let to = (new_parent.0, new_name.as_bytes());
+        answer_empty(self.ns().rename(&caller(request), from, to, flags.bits()), reply);
+    }
+
+    fn link(&self, request: &Request, node: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.count(Opcode::Link);
+        if let Some(refused) = refuse(parent, name) {
+            return reply.error(refused);
+        }
+        if ControlDir::owns(node.0) {
+            return reply.error(Errno::EPERM);
+        }
+        self.shared.answer_entry(self.ns().link(&caller(request), node.0, parent.0, name.as_bytes()), reply);
+    }
+
+    fn open(&self, request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.count(Opcode::Open);
+        if ControlDir::owns(node.0) {
+            if flags.0 & (libc::O_ACCMODE | libc::O_TRUNC) != libc::O_RDONLY {
+                return reply.error(Errno::EROFS);
+            }
+            return match self.shared.control.open(node.0) {
+                Some(fh) => {
+                    reply.opened(FileHandle(fh), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH);
+                }
+                None => reply.error(Errno::ENOENT),
+            };
+        }
+        self.shared.data().settle(node.0);
+        let (caller, node, flags) = (caller(request), node.0, flags.0);
+        if flags & (libc::O_ACCMODE | libc::O_TRUNC) != libc::O_RDONLY {
+            return self.workers.submit(Job::Open { caller, node, flags, reply });
+        }
+        match self.ns().open(&caller, node, flags) {
+            Ok(OpenOutcome::Ready(file)) => self.shared.answer_open(&file, reply),
+            Ok(OpenOutcome::Cold(cold)) => {
+                self.workers.submit(Job::OpenCold { cold, caller, node, flags, reply });
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        self.count(Opcode::Create);
+        if let Some(refused) = refuse(parent, name) {
+            return reply.error(refused);
+        }
+        let mode = mode & FILE_MODE_BITS;
+        match self.ns().create(&caller(request), parent.0, name.as_bytes(), mode, flags) {
+            Ok((made, file)) => {
+                let entered = attr::entry(&made, self.shared.block_size);
+                if let Err(reply) = self.shared.data().created(&file, &entered, attr::ttl(&made), reply) {
+                    self.ns().forget(made.node, 1);
+                    self.shared.give_back(&file);
+                    reply.error(Errno::EIO);
+                }
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        if ControlDir::owns_handle(fh.0) {
+            return match self.shared.control.read(fh.0, offset, size) {
+                Some((content, range)) => reply.data(&content[range]),
+                None => reply.error(Errno::EBADF),
+            };
+        }
+        self.count(Opcode::Read);
+        match self.shared.data() {
+            DataPath::Fallback(files) => files.read(fh.0, offset, size, reply),
+            // The kernel reads the backing file itself; it has no reason to ask.
+            DataPath::Passthrough(_) => reply.error(Errno::EIO),
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.count(Opcode::Write);
+        match self.shared.data() {
+            DataPath::Fallback(files) => files.write(fh.0, offset, data, reply),
+            DataPath::Passthrough(_) => reply.error(Errno::EIO),
+        }
+    }
+
+    fn flush(&self, request: &Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.count(Opcode::Flush);
+        if ControlDir::owns_handle(fh.0) {
+            return reply.ok();
+        }
+        let settled = self.shared.data().settle_handle(fh.0);
+        let cut = closed_by(request.pid()).cut();
+        match (self.ns().flush(fh.0, &caller(request), cut), settled) {
+            (Ok(()), Ok(())) => reply.ok(),
+            (Err(error), _) => reply.error(errno(error)),
+            (Ok(()), Err(failed)) => reply.error(failed),
+        }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.count(Opcode::Release);
+        if ControlDir::owns_handle(fh.0) {
+            self.shared.control.release(fh.0);
+            return reply.ok();
+        }
+        if let Some(file) = self.ns().handle(fh.0) {
+            self.shared.data().released(&file);
+        }
+        answer_empty(self.ns().release(fh.0), reply);
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.count(Opcode::FSync);
+        if ControlDir::owns_handle(fh.0) {
+            return reply.ok();
+        }
+        match self.shared.data().settle_handle(fh.0) {
+            Ok(()) => answer_empty(self.ns().fsync(fh.0), reply),
+            Err(failed) => reply.error(failed),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        node: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.count(Opcode::FAllocate);
+        self.shared.data().settle(node.0);
+        let mode = mode.cast_unsigned();
+        answer_empty(self.ns().fallocate(&caller(request), fh.0, mode, offset, length), reply);
+    }
+
+    fn opendir(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.count(Opcode::OpenDir);
+        if ControlDir::owns(node.0) {
+            return reply.opened(FileHandle(0), FopenFlags::empty());
+        }
+        match self.ns().opendir(node.0) {
+            Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn readdir(&self, _: &Request, node: INodeNo, _: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
+        self.count(Opcode::ReadDir);
+        for (own, name) in [(COOKIE_SELF, "."), (COOKIE_PARENT, "..")] {
+            if cookie < own && reply.add(node, own, FileType::Directory, name) {
+                return reply.ok();
+            }
+        }
+        if ControlDir::owns(node.0) {
+            for (position, (file, name)) in (COOKIE_PARENT + 1..).zip(self.shared.control.list()) {
+                if position > cookie && reply.add(INodeNo(file), position, FileType::RegularFile, name) {
+                    break;
+                }
+            }
+            return reply.ok();
+        }
+        match self.ns().readdir(node.0, cookie) {
+            Ok(entries) => {
+                for entry in entries {
+                    let kind = attr::file_type(entry.kind);
+                    if reply.add(INodeNo(entry.ino), entry.cookie, kind, OsStr::from_bytes(&entry.name)) {
+                        break;
+                    }
+                }
+                reply.ok();
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        _: FileHandle,
+        cookie: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        self.count(Opcode::ReadDirPlus);
+        let mut add = |cookie, name: &OsStr, ttl: Duration, found: &FileAttr| {
+            reply.add(found.ino, cookie, name, &ttl, found, Generation(0))
+        };
+        if ControlDir::owns(node.0) {
+            let directory = self.shared.control.directory();
+            for (own, name) in [(COOKIE_SELF, "."), (COOKIE_PARENT, "..")] {
+                if cookie < own && add(own, OsStr::new(name), Duration::ZERO, &directory) {
+                    return reply.ok();
+                }
+            }
+            for (position, (file, name)) in (COOKIE_PARENT + 1..).zip(self.shared.control.list()) {
+                let Some(found) = self.shared.control.attr(file) else { continue };
+                if position > cookie && add(position, OsStr::new(&name), Duration::ZERO, &found) {
+                    break;
+                }
+            }
+            return reply.ok();
+        }
+        let listed = self.ns().getattr(node.0).and_then(|own| Ok((own, self.ns().readdir(node.0, cookie)?)));
+        let (own, entries) = match listed {
+            Ok(listed) => listed,
+            Err(error) => return reply.error(errno(error)),
+        };
+        // The kernel takes no reference from the entries for itself and its parent (fs/fuse/readdir.c).
+        let own = attr::entry(&own, self.shared.block_size);
+        for (position, name) in [(COOKIE_SELF, "."), (COOKIE_PARENT, "..")] {
+            if cookie < position && add(position, OsStr::new(name), Duration::ZERO, &own) {
+                return reply.ok();
+            }
+        }
+        for entry in entries {
+            // Each entry is a lookup that the kernel will forget; one removed meanwhile is left out.
+            let Ok(found) = self.ns().lookup(node.0, &entry.name) else { continue };
+            let sent = attr::entry(&found, self.shared.block_size);
+            if add(entry.cookie, OsStr::from_bytes(&entry.name), attr::ttl(&found), &sent) {
+                self.ns().forget(found.node, 1);
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn releasedir(&self, _: &Request, node: INodeNo, _: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.count(Opcode::ReleaseDir);
+        if !ControlDir::owns(node.0) {
+            self.ns().releasedir(node.0);
+        }
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, node: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.count(Opcode::FSyncDir);
+        if ControlDir::owns(node.0) {
+            return reply.ok();
+        }
+        answer_empty(self.ns().fsyncdir(node.0), reply);
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        self.count(Opcode::StatFs);
+        let stat = self.ns().statfs();
+        let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK_BYTES);
+        let free = blocks(stat.free_bytes);
+        reply.statfs(
+            blocks(stat.size_bytes),
+            free,
+            free,
+            stat.nodes.saturating_add(stat.nodes_free),
+            stat.nodes_free,
+            STATFS_BLOCK_BYTES,
+            NAME_MAX_BYTES,
+            STATFS_BLOCK_BYTES,
+        );
+    }
+
+    fn setxattr(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
+        self.count(Opcode::SetXattr);
+        if ControlDir::owns(node.0) {
+            return reply.error(Errno::EROFS);
+        }
+        let flags = flags.cast_unsigned();
+        answer_empty(self.ns().setxattr(node.0, name.as_bytes(), value, flags, now_ns()), reply);
+    }
+
+    fn getxattr(&self, _: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.count(Opcode::GetXattr);
+        // The kernel asks for security.capability before the first write after an open: answered without the
+        // namespace's lock, as nobody can store one.
+        if ControlDir::owns(node.0) || name.as_bytes().starts_with(b"security.") {
+            return reply.error(Errno::ENODATA);
+        }
+        match self.ns().getxattr(node.0, name.as_bytes()) {
+            Ok(value) => answer_bytes(&value, size, reply),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn listxattr(&self, _: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
+        self.count(Opcode::ListXattr);
+        if ControlDir::owns(node.0) {
+            return answer_bytes(&[], size, reply);
+        }
+        match self.ns().listxattr(node.0) {
+            Ok(names) => {
+                let mut joined = names.join(&0u8);
+                if !joined.is_empty() {
+                    joined.push(0);
+                }
+                answer_bytes(&joined, size, reply);
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn removexattr(&self, _: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.count(Opcode::RemoveXattr);
+        if ControlDir::owns(node.0) {
+            return reply.error(Errno::EROFS);
+        }
+        answer_empty(self.ns().removexattr(node.0, name.as_bytes(), now_ns()), reply);
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        self.count(Opcode::Other);
+        // Python asks every file whether it is a terminal.
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        self.count(Opcode::Other);
+        // Remembered by the kernel, which from then on answers SEEK_DATA and SEEK_HOLE as for a file without
+        // holes: correct, and no request for it again.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn poll(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: fuser::PollNotifier,
+        _: fuser::PollEvents,
+        _: fuser::PollFlags,
+        reply: fuser::ReplyPoll,
+    ) {
+        self.count(Opcode::Other);
+        // Remembered by the kernel: a regular file is always ready.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn copy_file_range(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: u64,
+        _: fuser::CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        self.count(Opcode::Other);
+        // Remembered by the kernel, which copies by splice instead, past us where there is passthrough.
+        reply.error(Errno::ENOSYS);
+    }
+}

@@ -1,0 +1,121 @@
+//! Attributes: the namespace's into the kernel's.
+//!
+//! Owns: the two forms an attribute is sent in, times, times to live. Does not own: the values (the namespace).
+//!
+//! fuser 0.18 sends `attr.ino` as the node id of every reply that makes an entry known. After an overwrite of a
+//! file that is still open, a node keeps the old inode number for stat(2) but has a node id of its own: such a
+//! node is entered under its id with a time to live of zero, so that the stat that follows asks GETATTR,
+//! which answers the inode number.
+
+use fuser::{FileAttr, FileType, INodeNo};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tidemark_engine::namespace::{Attr, Kind, Ttl};
+
+/// How long the kernel may believe an entry or attributes that only this mount changes. The kernel itself drops
+/// them on every change made through it; this bounds how long one made by the daemon (a hidden torn
+/// checkpoint, a restored file) stays unseen when its invalidation was lost.
+pub(crate) const TTL_DEFAULT: Duration = Duration::from_secs(1);
+
+/// st_blksize with passthrough: programs that size their buffers by it (glibc's stdio, Python's `open`) then
+/// write 128 KiB at a time.
+pub(crate) const BLOCK_SIZE_PASSTHROUGH: u32 = 128 * 1024;
+/// st_blksize without: the kernel's page cache works in pages.
+pub(crate) const BLOCK_SIZE_FALLBACK: u32 = 4096;
+
+const NANOSECONDS: i128 = 1_000_000_000;
+
+/// For LOOKUP, CREATE, MKDIR, SYMLINK, LINK and READDIRPLUS: the number is the node id.
+pub(crate) fn entry(attr: &Attr, block_size: u32) -> FileAttr {
+    convert(attr, attr.node, block_size)
+}
+
+/// For GETATTR and SETATTR: the number is st_ino.
+pub(crate) fn stat(attr: &Attr, block_size: u32) -> FileAttr {
+    convert(attr, attr.ino, block_size)
+}
+
+/// How long the entry and its attributes may be believed.
+pub(crate) fn ttl(attr: &Attr) -> Duration {
+    match attr.ttl {
+        Ttl::Default if attr.ino == attr.node => TTL_DEFAULT,
+        Ttl::Default | Ttl::Zero => Duration::ZERO,
+    }
+}
+
+/// The kernel's word for what a node is.
+pub(crate) fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+    }
+}
+
+fn convert(attr: &Attr, number: u64, block_size: u32) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(number),
+        size: attr.size_bytes,
+        blocks: attr.blocks_512,
+        atime: system_time(attr.atime_ns),
+        mtime: system_time(attr.mtime_ns),
+        ctime: system_time(attr.ctime_ns),
+        crtime: UNIX_EPOCH,
+        kind: file_type(attr.kind),
+        perm: u16::try_from(attr.mode & 0o7777).expect("masked to 12 bits"),
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: 0,
+        blksize: block_size,
+        flags: 0,
+    }
+}
+
+/// Nanoseconds since 1970, before it too.
+pub(crate) fn system_time(ns: i64) -> SystemTime {
+    let distance = Duration::from_nanos(ns.unsigned_abs());
+    if ns >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
+}
+
+/// A time the kernel sent, as fuser 0.18 hands it on, in nanoseconds since 1970. Times beyond the years
+/// 1677..2262 become the nearest that 64 bits hold.
+///
+/// fuser takes the nanoseconds of a time before 1970 away instead of adding them (`system_time_from_time`):
+/// -1 s + 0.25 s comes as 1.25 s before 1970. That is undone here.
+pub(crate) fn nanoseconds(time: SystemTime) -> i64 {
+    let exact = match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => i128::from(after.as_secs()) * NANOSECONDS + i128::from(after.subsec_nanos()),
+        Err(error) => {
+            let before = error.duration();
+            i128::from(before.subsec_nanos()) - i128::from(before.as_secs()) * NANOSECONDS
+        }
+    };
+    i64::try_from(exact).unwrap_or(if exact < 0 { i64::MIN } else { i64::MAX })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_keep_every_nanosecond_on_both_sides_of_1970() {
+        for ns in [0, 1, 999_999_999, 1_234_567_890_123_456_789, i64::MAX] {
+            assert_eq!(nanoseconds(system_time(ns)), ns);
+        }
+        assert_eq!(system_time(-1), UNIX_EPOCH - Duration::from_nanos(1));
+        assert_eq!(system_time(i64::MIN), UNIX_EPOCH - Duration::from_nanos(1 << 63));
+    }
+
+    #[test]
+    fn the_way_fuser_reads_times_before_1970_is_undone() {
+        // utimensat(-1 s, 250 ms), in fuser's reading.
+        let read = UNIX_EPOCH - Duration::new(1, 250_000_000);
+        assert_eq!(nanoseconds(read), -750_000_000);
+    }
+
+    #[test]
+    fn times_beyond_64_bits_become_the_nearest() {
+        assert_eq!(nanoseconds(UNIX_EPOCH + Duration::from_secs(1 << 40)), i64::MAX);
+        assert_eq!(nanoseconds(UNIX_EPOCH - Duration::from_secs(1 << 40)), i64::MIN);
+    }
+}

@@ -1,0 +1,180 @@
+//! Opens and resizes that may take long, kept off the threads that answer requests.
+//!
+//! Owns: the worker threads and what waits for them. Does not own: fetching ([`Host`]), what an open gives
+//! (the namespace).
+//!
+//! Two things take long. A file whose bytes are elsewhere must be fetched first. And an open for writing or a
+//! resize may have to copy frozen bytes, or wait for another program's last close, whose RELEASE must then
+//! find a free thread. In both cases the reply object moves to a worker and is answered there. Fetches have
+//! threads of their own, so that a slow tier does not hold up programs that write. Threads and queues are bounded;
+//! what does not fit is refused with EAGAIN rather than left waiting for ever.
+//!
+//! [`Host`]: crate::Host
+
+use crate::adapter::Shared;
+use crate::errno::errno;
+use fuser::{Errno, ReplyAttr, ReplyOpen};
+use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use tidemark_engine::namespace::{Attr, Caller, ColdFile, FsError, NodeId, OpenFile, OpenOutcome, SetAttr};
+
+/// Files that are fetched at once. Each fetch is parallel in itself; this is for many small files.
+const FETCH_THREADS: usize = 16;
+
+/// Opens for writing and resizes at once: as many as a node has ranks, so that they do not wait for each other.
+const CHANGE_THREADS: usize = 8;
+
+/// What waits for a thread, for each of the two. More than a node has data loaders.
+const QUEUE_MAX: usize = 4096;
+
+/// A file fetched and reclaimed again before its open was finished, this often, means that memory is too
+/// small for what is being opened.
+const ATTEMPTS_MAX: u32 = 4;
+
+/// Something that waits for a worker, with the reply it owes.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// An open that may change bytes.
+    Open { caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
+    /// An open whose bytes must be fetched.
+    OpenCold { cold: ColdFile, caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
+    /// A setattr that sets a size.
+    Resize { caller: Caller, node: NodeId, change: SetAttr, reply: ReplyAttr },
+    /// A setattr that sets a size, of a file whose bytes must be fetched.
+    ResizeCold { cold: ColdFile, caller: Caller, node: NodeId, change: SetAttr, reply: ReplyAttr },
+}
+
+/// The queues to the workers. The threads end when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    fetching: SyncSender<Job>,
+    changing: SyncSender<Job>,
+}
+
+impl Workers {
+    pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<Self> {
+        let fetching = start(FETCH_THREADS, "mount-fetch", shared, None)?;
+        let changing = start(CHANGE_THREADS, "mount-change", shared, Some(&fetching))?;
+        Ok(Self { fetching, changing })
+    }
+
+    /// Hands the job to a worker. Never blocks.
+    pub(crate) fn submit(&self, job: Job) {
+        let queue = match &job {
+            Job::Open { .. } | Job::Resize { .. } => &self.changing,
+            Job::OpenCold { .. } | Job::ResizeCold { .. } => &self.fetching,
+        };
+        put(queue, job);
+    }
+}
+
+fn put(queue: &SyncSender<Job>, job: Job) {
+    if let Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) = queue.try_send(job) {
+        tracing::warn!(waiting = QUEUE_MAX, "too many opens wait for a worker; one is refused");
+        match job {
+            Job::Open { reply, .. } | Job::OpenCold { reply, .. } => reply.error(Errno::EAGAIN),
+            Job::Resize { reply, .. } | Job::ResizeCold { reply, .. } => reply.error(Errno::EAGAIN),
+        }
+    }
+}
+
+/// `cold`: where to put what turns out to need a fetch; the workers that fetch need none.
+fn start(
+    threads: usize,
+    name: &str,
+    shared: &Arc<Shared>,
+    cold: Option<&SyncSender<Job>>,
+) -> io::Result<SyncSender<Job>> {
+    let (queue, waiting) = sync_channel(QUEUE_MAX);
+    let waiting = Arc::new(Mutex::new(waiting));
+    for number in 0..threads {
+        let (shared, waiting, cold) = (Arc::clone(shared), Arc::clone(&waiting), cold.cloned());
+        std::thread::Builder::new()
+            .name(format!("{name}-{number}"))
+            .spawn(move || serve(&shared, &waiting, cold.as_ref()))?;
+    }
+    Ok(queue)
+}
+
+fn serve(shared: &Shared, waiting: &Mutex<Receiver<Job>>, cold: Option<&SyncSender<Job>>) {
+    loop {
+        // The lock is held while waiting for the next job, not while doing it.
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = next else { return };
+        do_job(shared, job, cold);
+    }
+}
+
+fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
+    match job {
+        Job::Open { caller, node, flags, reply } => match shared.namespace.open(&caller, node, flags) {
+            Ok(OpenOutcome::Ready(file)) => shared.answer_open(&file, reply),
+            Ok(OpenOutcome::Cold(cold)) => {
+                let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
+                put(queue, Job::OpenCold { cold, caller, node, flags, reply });
+            }
+            Err(error) => reply.error(errno(error)),
+        },
+        Job::OpenCold { cold, caller, node, flags, reply } => {
+            match fetch_and_open(shared, cold, &caller, node, flags) {
+                Ok(file) => shared.answer_open(&file, reply),
+                Err(error) => reply.error(errno(error)),
+            }
+        }
+        Job::Resize { caller, node, change, reply } => {
+            match (shared.namespace.setattr(&caller, node, &change), cold_queue) {
+                (Err(FsError::Busy), Some(queue)) => match shared.namespace.cold(node) {
+                    Some(cold) => put(queue, Job::ResizeCold { cold, caller, node, change, reply }),
+                    None => reply.error(errno(FsError::Busy)),
+                },
+                (result, _) => shared.answer_attr(result, reply),
+            }
+        }
+        Job::ResizeCold { cold, caller, node, change, reply } => {
+            shared.answer_attr(fetch_and_resize(shared, cold, &caller, node, &change), reply);
+        }
+    }
+}
+
+fn fetch_and_open(
+    shared: &Shared,
+    mut cold: ColdFile,
+    caller: &Caller,
+    node: NodeId,
+    flags: i32,
+) -> Result<OpenFile, FsError> {
+    for _ in 0..ATTEMPTS_MAX {
+        shared.host.fetch(cold)?;
+        match shared.namespace.open(caller, node, flags)? {
+            OpenOutcome::Ready(file) => return Ok(file),
+            OpenOutcome::Cold(again) => cold = again,
+        }
+    }
+    Err(reclaimed(node))
+}
+
+fn fetch_and_resize(
+    shared: &Shared,
+    mut cold: ColdFile,
+    caller: &Caller,
+    node: NodeId,
+    change: &SetAttr,
+) -> Result<Attr, FsError> {
+    for _ in 0..ATTEMPTS_MAX {
+        shared.host.fetch(cold)?;
+        match shared.namespace.setattr(caller, node, change) {
+            Err(FsError::Busy) => match shared.namespace.cold(node) {
+                Some(again) => cold = again,
+                None => return Err(FsError::Busy),
+            },
+            result => return result,
+        }
+    }
+    Err(reclaimed(node))
+}
+
+fn reclaimed(node: NodeId) -> FsError {
+    tracing::warn!(node, attempts = ATTEMPTS_MAX, "a file was reclaimed again each time it was restored");
+    FsError::NoSpace
+}

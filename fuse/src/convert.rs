@@ -1,0 +1,54 @@
+//! Small translations between the kernel's words and ours.
+//!
+//! Owns: callers, times, and the answers that many requests share. Does not own: any request (`adapter`).
+
+use crate::attr;
+use crate::control_dir::ControlDir;
+use crate::errno::errno;
+use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr, Request, TimeOrNow};
+use rustix::time::{ClockId, clock_gettime};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use tidemark_engine::namespace::{Caller, FsError, SetTime};
+
+pub(crate) fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), now_ns: now_ns() }
+}
+
+/// CLOCK_REALTIME in nanoseconds since 1970.
+pub(crate) fn now_ns() -> i64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
+}
+
+pub(crate) fn answer_empty(result: Result<(), FsError>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+/// A changed name must not be the control directory's, nor in it.
+pub(crate) fn refuse(parent: INodeNo, name: &OsStr) -> Option<Errno> {
+    if ControlDir::owns(parent.0) {
+        Some(Errno::EROFS)
+    } else {
+        ControlDir::is_reserved(parent.0, name.as_bytes()).then_some(Errno::EPERM)
+    }
+}
+
+pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::SpecificTime(time) => SetTime::At(attr::nanoseconds(time)),
+        TimeOrNow::Now => SetTime::Now,
+    }
+}
+
+pub(crate) fn answer_bytes(bytes: &[u8], size: u32, reply: ReplyXattr) {
+    match u32::try_from(bytes.len()) {
+        Ok(length) if size == 0 => reply.size(length),
+        Ok(length) if length <= size => reply.data(bytes),
+        Ok(_) => reply.error(Errno::ERANGE),
+        Err(_) => reply.error(Errno::E2BIG),
+    }
+}

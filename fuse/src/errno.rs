@@ -1,0 +1,36 @@
+//! What a program sees when an operation of the namespace is refused.
+//!
+//! Owns: the errno of each refusal. Does not own: when an operation is refused (the namespace).
+//!
+//! There is no wildcard: a new refusal must be given its errno here before the crate compiles.
+
+use fuser::Errno;
+use tidemark_engine::namespace::FsError;
+
+/// The errno a refusal is answered with.
+pub(crate) fn errno(error: FsError) -> Errno {
+    match error {
+        FsError::NotFound => Errno::ENOENT,
+        FsError::Exists => Errno::EEXIST,
+        FsError::NotEmpty => Errno::ENOTEMPTY,
+        FsError::NotDirectory => Errno::ENOTDIR,
+        FsError::IsDirectory => Errno::EISDIR,
+        FsError::NoSpace => Errno::ENOSPC,
+        FsError::NameTooLong => Errno::ENAMETOOLONG,
+        // The kernel looks the name up again and retries the open once (fs/namei.c, path_openat's callers).
+        FsError::Stale => Errno::ESTALE,
+        FsError::Io => Errno::EIO,
+        FsError::Invalid => Errno::EINVAL,
+        FsError::NoAttribute => Errno::ENODATA,
+        // Never ENOSYS: the kernel remembers that for the life of the mount and stops asking.
+        FsError::Unsupported => Errno::EOPNOTSUPP,
+        FsError::Busy => Errno::EBUSY,
+        FsError::TooBig => Errno::EFBIG,
+        // A buffer for an extended attribute that is too small, and only that, is ERANGE in xattr(7).
+        FsError::Range => Errno::ERANGE,
+        FsError::NotPermitted => Errno::EPERM,
+        FsError::CrossDevice => Errno::EXDEV,
+        FsError::ReadOnly => Errno::EROFS,
+        FsError::BadHandle => Errno::EBADF,
+    }
+}

@@ -1,0 +1,219 @@
+//! The data path without passthrough: reads and writes come to the daemon and go to the backing file.
+//!
+//! Owns: open files of FALLBACK. Does not own: their backing files, the decision to be in FALLBACK (`probe`).
+//!
+//! What costs: a write is copied twice, from the program into our buffer (by the kernel, in our read of
+//! `/dev/fuse`) and from there into the backing file; and the program sleeps while we work. So a large write is
+//! acknowledged as soon as we have it, and copied to the backing file while the program makes its next one,
+//! whose first copy then runs on another thread. Only writes that cannot fail are acknowledged early: the
+//! space they need is in the backing file already. Everything that looks at the file waits for the copies
+//! that are running ([`InFlight`]).
+//! A read is copied once: the kernel copies from our mapping of the backing file straight into the program's
+//! buffer.
+
+use super::in_flight::InFlight;
+use fuser::{Errno, FopenFlags, ReplyData, ReplyWrite};
+use rustix::fs::fstat;
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use tidemark_engine::namespace::{NodeId, OpenFile};
+use tidemark_engine::tier1::{Backing, Mapping};
+
+/// Smaller writes are copied before they are acknowledged: the copy costs less than the hand-over.
+const EARLY_MIN_BYTES: usize = 128 * 1024;
+
+/// Smaller reads are copied through a buffer: faulting a mapping in costs more than the second copy.
+const MAP_MIN_BYTES: u64 = 64 * 1024;
+
+/// st_blocks counts in these.
+const BLOCK_BYTES: u64 = 512;
+
+/// The open files of one mount.
+#[derive(Debug)]
+pub(crate) struct Fallback {
+    /// The kernel can map files opened with FOPEN_DIRECT_IO shared.
+    direct_mmap: bool,
+    files: RwLock<HashMap<u64, Arc<Served>>>,
+    nodes: Mutex<HashMap<NodeId, Node>>,
+}
+
+#[derive(Debug)]
+struct Node {
+    io: Arc<NodeIo>,
+    opens: u64,
+}
+
+/// What all open files of one node share.
+#[derive(Debug, Default)]
+struct NodeIo {
+    writes: InFlight,
+    mapping: Mutex<Option<Arc<Mapping>>>,
+}
+
+/// One open file.
+#[derive(Debug)]
+struct Served {
+    backing: Arc<Backing>,
+    node: NodeId,
+    io: Arc<NodeIo>,
+}
+
+impl Fallback {
+    pub(crate) fn new(direct_mmap: bool) -> Self {
+        Self { direct_mmap, files: RwLock::default(), nodes: Mutex::default() }
+    }
+
+    /// Takes an open file in; the flags it is to be opened with.
+    ///
+    /// Direct I/O spares the page cache's copy and sends requests as large as the kernel allows. Where the kernel
+    /// cannot map such files shared, read-only opens go through the page cache instead.
+    pub(crate) fn opened(&self, file: &OpenFile) -> FopenFlags {
+        let mut nodes = self.nodes();
+        let node = nodes.entry(file.node).or_insert_with(|| Node { io: Arc::default(), opens: 0 });
+        node.opens += 1;
+        let served = Served { backing: Arc::clone(&file.backing), node: file.node, io: Arc::clone(&node.io) };
+        drop(nodes);
+        let replaced =
+            self.files.write().unwrap_or_else(PoisonError::into_inner).insert(file.fh, Arc::new(served));
+        assert!(replaced.is_none(), "handle {} was given out twice", file.fh);
+        if file.writable || self.direct_mmap { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() }
+    }
+
+    /// The file is closed for good. Its acknowledged writes are in the backing file when this returns.
+    pub(crate) fn released(&self, fh: u64) {
+        let served = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
+        let Some(served) = served else { return };
+        served.io.writes.settle();
+        let mut nodes = self.nodes();
+        let node = nodes.get_mut(&served.node).expect("a node with an open file is listed");
+        node.opens -= 1;
+        if node.opens == 0 {
+            nodes.remove(&served.node);
+        }
+    }
+
+    /// Waits until the node's acknowledged writes are in its backing file. Called before anything that reads or
+    /// changes its size, times or bytes.
+    pub(crate) fn settle(&self, node: NodeId) {
+        let io = self.nodes().get(&node).map(|node| Arc::clone(&node.io));
+        if let Some(io) = io {
+            io.writes.settle();
+        }
+    }
+
+    /// Waits likewise, and tells the error of an acknowledged write, once: for fsync and close.
+    pub(crate) fn settle_handle(&self, fh: u64) -> Result<(), Errno> {
+        let Some(served) = self.served(fh) else { return Err(Errno::EBADF) };
+        served.io.writes.settle();
+        served.io.writes.take_error().map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    pub(crate) fn write(&self, fh: u64, offset: u64, data: &[u8], reply: ReplyWrite) {
+        let Some(served) = self.served(fh) else { return reply.error(Errno::EBADF) };
+        let written = u32::try_from(data.len()).expect("a request is far below 4 GiB");
+        let Some(end) = offset.checked_add(u64::from(written)) else { return reply.error(Errno::EFBIG) };
+        if let Some(error) = served.io.writes.take_error() {
+            return reply.error(error.into());
+        }
+        let copying = served.io.writes.begin(offset..end);
+        if data.len() >= EARLY_MIN_BYTES && has_space(&served.backing, end) {
+            reply.written(written);
+            if let Err(error) = write_all(&served.backing, data, offset) {
+                tracing::error!(node = served.node, offset, %error, "an acknowledged write failed");
+                copying.failed(&error);
+            }
+        } else {
+            let result = write_all(&served.backing, data, offset);
+            drop(copying);
+            match result {
+                Ok(()) => reply.written(written),
+                Err(error) => reply.error(error.into()),
+            }
+        }
+    }
+
+    pub(crate) fn read(&self, fh: u64, offset: u64, size: u32, reply: ReplyData) {
+        let Some(served) = self.served(fh) else { return reply.error(Errno::EBADF) };
+        served.io.writes.settle();
+        match served.answer_read(offset, u64::from(size)) {
+            Ok(Answer::Mapped(mapping, start, end)) => reply.data(&mapping[start..end]),
+            Ok(Answer::Copied(bytes)) => reply.data(&bytes),
+            Err(error) => reply.error(error.into()),
+        }
+    }
+
+    fn served(&self, fh: u64) -> Option<Arc<Served>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner).get(&fh).cloned()
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, HashMap<NodeId, Node>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum Answer {
+    Mapped(Arc<Mapping>, usize, usize),
+    Copied(Vec<u8>),
+}
+
+impl Served {
+    fn answer_read(&self, offset: u64, size: u64) -> io::Result<Answer> {
+        let present = self.backing.stat()?.size_bytes;
+        let end = offset.saturating_add(size).min(present);
+        let wanted = end.saturating_sub(offset);
+        if wanted >= MAP_MIN_BYTES {
+            let mapping = self.mapping(end)?;
+            // Our own code never touches the mapped bytes: the kernel copies them, and a file truncated meanwhile
+            // makes that copy fail with EIO instead of raising SIGBUS here.
+            let (start, end) = (to_usize(offset)?, to_usize(end)?);
+            return Ok(Answer::Mapped(mapping, start, end));
+        }
+        let mut bytes = vec![0; to_usize(wanted)?];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self.backing.read_at(&mut bytes[filled..], offset + filled as u64)? {
+                0 => break,
+                n => filled += n,
+            }
+        }
+        bytes.truncate(filled);
+        Ok(Answer::Copied(bytes))
+    }
+
+    /// A mapping that reaches to `end`, which the file does.
+    fn mapping(&self, end: u64) -> io::Result<Arc<Mapping>> {
+        let mut held = self.io.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mapping) = held.as_ref().filter(|mapping| mapping.len() as u64 >= end) {
+            return Ok(Arc::clone(mapping));
+        }
+        let mapping = Arc::new(self.backing.map()?);
+        if (mapping.len() as u64) < end {
+            // Truncated between the two looks at it; the program's next read sees the new end.
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        *held = Some(Arc::clone(&mapping));
+        Ok(mapping)
+    }
+}
+
+fn write_all(backing: &Backing, data: &[u8], offset: u64) -> io::Result<()> {
+    let mut written = 0;
+    while written < data.len() {
+        match backing.write_at(&data[written..], offset + written as u64)? {
+            0 => return Err(io::Error::from_raw_os_error(libc::EIO)),
+            n => written += n,
+        }
+    }
+    Ok(())
+}
+
+/// The backing file has as much space as it needs up to `end`. Exact for a file written from its start; for a sparse
+/// one it can be wrong, and the write's error then comes with the next write, fsync or close.
+fn has_space(backing: &Backing, end: u64) -> bool {
+    fstat(backing.read_fd()).is_ok_and(|stat| u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK_BYTES >= end)
+}
+
+fn to_usize(bytes: u64) -> io::Result<usize> {
+    usize::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))
+}

@@ -1,0 +1,113 @@
+//! How the bytes of an open file travel: past the daemon, or through it.
+//!
+//! Owns: the answer to OPEN and CREATE, and what must be undone at RELEASE. Does not own: which of the two a
+//! mount uses (`probe`), the open files themselves (the namespace).
+
+mod fallback;
+mod in_flight;
+
+use crate::backing_ids::BackingIds;
+use crate::device::Device;
+pub(crate) use fallback::Fallback;
+use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyOpen};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemark_engine::namespace::{NodeId, OpenFile};
+
+/// The data path of one mount.
+#[derive(Debug)]
+pub(crate) enum DataPath {
+    /// The kernel reads and writes the backing files itself.
+    Passthrough(BackingIds<Arc<Device>>),
+    /// We do.
+    Fallback(Fallback),
+}
+
+impl DataPath {
+    /// Answers an OPEN. An error leaves the handle for the caller to release.
+    pub(crate) fn opened(&self, file: &OpenFile, reply: ReplyOpen) -> Result<(), ReplyOpen> {
+        let flags = flush_flag(file);
+        match self {
+            Self::Passthrough(ids) => {
+                let Some(id) = acquire(ids, file) else { return Err(reply) };
+                // SAFETY: the id is registered on this session's device and `ids` keeps it so until the last
+                // release, which cannot come before this answer.
+                let id = unsafe { reply.wrap_backing(id) };
+                reply.opened_passthrough(FileHandle(file.fh), flags, &id);
+                // `ids` owns the number; fuser must not close it.
+                id.into_raw();
+            }
+            Self::Fallback(fallback) => {
+                let flags = flags | fallback.opened(file);
+                reply.opened(FileHandle(file.fh), flags);
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a CREATE. An error leaves the handle for the caller to release.
+    pub(crate) fn created(
+        &self,
+        file: &OpenFile,
+        attr: &FileAttr,
+        ttl: Duration,
+        reply: ReplyCreate,
+    ) -> Result<(), ReplyCreate> {
+        let flags = flush_flag(file);
+        let fh = FileHandle(file.fh);
+        match self {
+            Self::Passthrough(ids) => {
+                let Some(id) = acquire(ids, file) else { return Err(reply) };
+                // SAFETY: as for OPEN above.
+                let id = unsafe { reply.wrap_backing(id) };
+                reply.created_passthrough(&ttl, attr, Generation(0), fh, flags, &id);
+                id.into_raw();
+            }
+            Self::Fallback(fallback) => {
+                reply.created(&ttl, attr, Generation(0), fh, flags | fallback.opened(file));
+            }
+        }
+        Ok(())
+    }
+
+    /// One open file is gone for good. Call before the namespace is told.
+    pub(crate) fn released(&self, file: &OpenFile) {
+        match self {
+            Self::Passthrough(ids) => ids.release(file.backing.number()),
+            Self::Fallback(fallback) => fallback.released(file.fh),
+        }
+    }
+
+    /// Makes the backing file of this node show every write that was acknowledged.
+    pub(crate) fn settle(&self, node: NodeId) {
+        if let Self::Fallback(fallback) = self {
+            fallback.settle(node);
+        }
+    }
+
+    /// Likewise, for fsync and close, which report a write that failed after it was acknowledged.
+    pub(crate) fn settle_handle(&self, fh: u64) -> Result<(), Errno> {
+        match self {
+            Self::Passthrough(_) => Ok(()),
+            Self::Fallback(fallback) => fallback.settle_handle(fh),
+        }
+    }
+}
+
+fn acquire(ids: &BackingIds<Arc<Device>>, file: &OpenFile) -> Option<u32> {
+    match ids.acquire(file.backing.number(), file.backing.read_fd()) {
+        Ok(id) => Some(id),
+        Err(error) => {
+            tracing::error!(
+                node = file.node, backing = file.backing.number(), %error,
+                "the kernel refused to register a backing file for passthrough; the open fails with EIO"
+            );
+            None
+        }
+    }
+}
+
+/// FLUSH tells close(2) from a killed process, which matters only for files that may have been written.
+fn flush_flag(file: &OpenFile) -> FopenFlags {
+    if file.writable { FopenFlags::empty() } else { FopenFlags::FOPEN_NOFLUSH }
+}

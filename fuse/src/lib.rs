@@ -1,0 +1,36 @@
+//! The mount: Tier-1's files under a path, through FUSE.
+//!
+//! Owns: the kernel's protocol, how the bytes of an open file travel, the mountpoint, the control directory.
+//! Does not own: what a call means (`tidemark_engine::namespace`), memory (`tidemark_engine::tier1`).
+//! What each call promises is in `SEMANTICS.md`.
+//!
+//! Three things are kept apart so that a later daemon can take a mount over: the descriptor of `/dev/fuse`
+//! ([`Mounted::device`]), the session loop that reads it (fuser's), and the state it serves (the namespace).
+
+mod adapter;
+mod attr;
+mod backing_ids;
+mod cold;
+mod control_dir;
+mod convert;
+mod counters;
+mod cut;
+mod device;
+mod errno;
+mod error;
+mod fusermount;
+mod handle;
+mod holders;
+mod host;
+mod init;
+mod mount;
+mod notify;
+mod probe;
+mod session;
+
+pub use counters::{Counters, Opcode};
+pub use error::MountError;
+pub use holders::{Holder, holders};
+pub use host::Host;
+pub use notify::Invalidator;
+pub use session::{Mode, ModeChoice, MountSettings, Mounted, mount, probe_mode};

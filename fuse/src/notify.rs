@@ -1,0 +1,96 @@
+//! Telling the kernel that something it has cached is no longer so.
+//!
+//! Owns: the one thread that sends invalidations, and its queue. Does not own: who decides that something
+//! changed (the node loop).
+//!
+//! The kernel takes the directory's lock to drop an entry, and a request handler may be answering a request
+//! under that very lock: sent from a handler it would never end. So invalidations are only put into a queue,
+//! and one thread that holds no lock of ours sends them. The queue is bounded; when it is full the invalidation
+//! is dropped and counted, because cached entries and attributes end by their time to live anyway.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use fuser::{INodeNo, Notifier};
+
+/// Waiting invalidations. 4096 names of at most 255 bytes are about 1 MiB.
+const QUEUE_MAX: usize = 4096;
+
+#[derive(Debug)]
+enum Stale {
+    Entry { parent: u64, name: Vec<u8> },
+    Node { node: u64 },
+}
+
+/// Puts invalidations into the queue. Never blocks, may be called from anywhere.
+#[derive(Debug, Clone)]
+pub struct Invalidator {
+    queue: SyncSender<Stale>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Invalidator {
+    /// The name no longer means what the kernel remembers.
+    pub fn entry(&self, parent: u64, name: &[u8]) {
+        self.put(Stale::Entry { parent, name: name.to_vec() });
+    }
+
+    /// The node's attributes (and, in FALLBACK, cached pages) are no longer right.
+    pub fn node(&self, node: u64) {
+        self.put(Stale::Node { node });
+    }
+
+    /// Invalidations dropped because the queue was full; they took effect when the time to live ended.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    fn put(&self, stale: Stale) {
+        if self.queue.try_send(stale).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Starts the thread. It ends when the last [`Invalidator`] is dropped.
+pub(crate) fn start(notifier: Notifier) -> io::Result<Invalidator> {
+    let (queue, waiting) = sync_channel(QUEUE_MAX);
+    std::thread::Builder::new().name("mount-notify".into()).spawn(move || send_all(&notifier, &waiting))?;
+    Ok(Invalidator { queue, dropped: Arc::default() })
+}
+
+fn send_all(notifier: &Notifier, waiting: &Receiver<Stale>) {
+    for stale in waiting {
+        let sent = match &stale {
+            Stale::Entry { parent, name } => {
+                notifier.inval_entry(INodeNo(*parent), &OsString::from_vec(name.clone()))
+            }
+            // From offset 0 to the end: attributes and all pages (fs/fuse/inode.c, fuse_reverse_inval_inode).
+            Stale::Node { node } => notifier.inval_inode(INodeNo(*node), 0, 0),
+        };
+        if let Err(error) = sent {
+            tracing::debug!(?stale, %error, "the kernel did not take an invalidation");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_drops_and_counts_instead_of_blocking() {
+        let (queue, waiting) = sync_channel(1);
+        let invalidator = Invalidator { queue, dropped: Arc::default() };
+        invalidator.node(1);
+        invalidator.node(2);
+        invalidator.entry(1, b"name");
+        assert_eq!(invalidator.dropped(), 2);
+        assert!(matches!(waiting.recv(), Ok(Stale::Node { node: 1 })));
+    }
+}

@@ -1,0 +1,325 @@
+//! A mount from beginning to end: probe, attach, agree, serve, detach.
+//!
+//! Owns: [`mount`], [`Mounted`], the choice between passthrough and FALLBACK. Does not own: the requests
+//! (`adapter`), the mountpoint's state (`mount`).
+
+use crate::adapter::{Adapter, Shared};
+use crate::attr::{BLOCK_SIZE_FALLBACK, BLOCK_SIZE_PASSTHROUGH};
+use crate::cold::Workers;
+use crate::control_dir::ControlDir;
+use crate::counters::{Counters, RequestCounters};
+use crate::device::Device;
+use crate::error::MountError;
+use crate::host::Host;
+use crate::mount::{attach, detach, prepare};
+use crate::notify::{self, Invalidator};
+use crate::probe;
+use fuser::{Config, Session, SessionACL};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+use tidemark_engine::namespace::Namespace;
+use tidemark_engine::tier1::Tier1;
+
+/// Threads that answer requests. Metadata requests take microseconds, and each thread costs a buffer of 16 MiB of
+/// address space; in FALLBACK two are the least that let one write be received while another is copied.
+const THREADS_MIN: usize = 2;
+const THREADS_MAX: usize = 8;
+
+/// After an unmount the kernel ends the session at once unless something is still open below.
+const SESSION_END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Which data path to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ModeChoice {
+    /// Passthrough where the probe says it works, FALLBACK elsewhere.
+    #[default]
+    Auto,
+    /// Passthrough or no mount.
+    Passthrough,
+    /// FALLBACK even where passthrough works.
+    Fallback,
+}
+
+/// Which data path is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// The kernel reads and writes Tier-1 itself.
+    Passthrough,
+    /// Reads and writes come to the daemon.
+    Fallback,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Passthrough => "passthrough",
+            Self::Fallback => "fallback",
+        })
+    }
+}
+
+/// What to mount where.
+#[derive(Debug, Clone)]
+pub struct MountSettings {
+    /// Made if missing; refused when not empty or when it carries a live mount.
+    pub mountpoint: PathBuf,
+    pub mode: ModeChoice,
+    /// Threads that answer requests; 0 chooses by the number of CPUs, between 2 and 8.
+    pub threads: usize,
+}
+
+impl MountSettings {
+    /// The defaults: automatic mode, threads by the number of CPUs.
+    #[must_use]
+    pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
+        Self { mountpoint: mountpoint.into(), mode: ModeChoice::Auto, threads: 0 }
+    }
+}
+
+/// Mounts and serves until unmounted. `tier1` is where the namespace keeps its files: the probe uses one of them.
+///
+/// # Errors
+/// Says which step failed, on which path, and what to do; nothing stays mounted then.
+pub fn mount(
+    settings: &MountSettings,
+    tier1: &Arc<Tier1>,
+    namespace: Arc<Namespace>,
+    host: Arc<dyn Host>,
+) -> Result<Mounted, MountError> {
+    let path = prepare(&settings.mountpoint)?;
+    let (mut mode, mut reason) = choose(settings.mode, tier1)?;
+    let attached = attach(&path)?;
+    if mode == Mode::Passthrough && !attached.privileged {
+        mode = Mode::Fallback;
+        reason = "mounted by fusermount3, without CAP_SYS_ADMIN".to_owned();
+    }
+    let (privileged, allow_other) = (attached.privileged, attached.allow_other);
+    match serve(settings, &path, mode, Device::new(attached.device), namespace, host) {
+        Ok(served) => {
+            tracing::info!(path = %path.display(), %mode, reason, "mounted");
+            Ok(Mounted { path, mode, reason, privileged, allow_other, served, detached: Mutex::new(false) })
+        }
+        Err(error) => {
+            if let Err(second) = detach(&path, true, privileged) {
+                tracing::warn!(%second, "a mount that failed could not be taken away");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Passthrough or not, and why, without mounting anything at a path: what `ckptctl doctor` shows.
+#[must_use]
+pub fn probe_mode(tier1: &Arc<Tier1>) -> (Mode, String) {
+    let backing = match tier1.create(None) {
+        Ok(backing) => backing,
+        Err(error) => return (Mode::Fallback, format!("Tier-1 gave no file to probe with: {error}")),
+    };
+    match probe::passthrough(backing.read_fd()) {
+        Ok(()) => (Mode::Passthrough, "probed: bytes and size arrive without a request".to_owned()),
+        Err(why) => (Mode::Fallback, why),
+    }
+}
+
+fn choose(choice: ModeChoice, tier1: &Arc<Tier1>) -> Result<(Mode, String), MountError> {
+    match choice {
+        ModeChoice::Fallback => Ok((Mode::Fallback, "asked for by the settings".to_owned())),
+        ModeChoice::Auto => Ok(probe_mode(tier1)),
+        ModeChoice::Passthrough => match probe_mode(tier1) {
+            (Mode::Fallback, reason) => Err(MountError::NoPassthrough { reason }),
+            works => Ok(works),
+        },
+    }
+}
+
+#[derive(Debug)]
+struct Served {
+    shared: Arc<Shared>,
+    device: Arc<Device>,
+    invalidator: Invalidator,
+    ended: Arc<Ended>,
+}
+
+/// Whether the session's threads have ended, and with what error.
+#[derive(Debug, Default)]
+struct Ended {
+    result: Mutex<Option<Result<(), String>>>,
+    changed: Condvar,
+}
+
+fn serve(
+    settings: &MountSettings,
+    path: &Path,
+    mode: Mode,
+    device: Device,
+    namespace: Arc<Namespace>,
+    host: Arc<dyn Host>,
+) -> Result<Served, MountError> {
+    let thread = |source: io::Error| MountError::Thread { path: path.to_owned(), source };
+    let device = Arc::new(device);
+    let shared = Arc::new(Shared {
+        namespace,
+        control: ControlDir::new(Arc::clone(&host), SystemTime::now()),
+        host,
+        counters: RequestCounters::default(),
+        data: OnceLock::new(),
+        block_size: match mode {
+            Mode::Passthrough => BLOCK_SIZE_PASSTHROUGH,
+            Mode::Fallback => BLOCK_SIZE_FALLBACK,
+        },
+    });
+    let adapter = Adapter {
+        workers: Workers::start(&shared).map_err(thread)?,
+        passthrough: (mode == Mode::Passthrough).then(|| Arc::clone(&device)),
+        shared: Arc::clone(&shared),
+    };
+    let mut config = Config::default();
+    config.n_threads = Some(threads(settings.threads));
+    // The kernel checks who may enter (allow_other); fuser's own check would only repeat it.
+    let session = device
+        .duplicate()
+        .and_then(|descriptor| Session::from_fd(adapter, descriptor, SessionACL::All, config))
+        .map_err(|source| MountError::Handshake { path: path.to_owned(), source })?;
+    let invalidator = notify::start(session.notifier()).map_err(thread)?;
+    let ended = Arc::new(Ended::default());
+    let report = Arc::clone(&ended);
+    std::thread::Builder::new()
+        .name("mount-session".into())
+        .spawn(move || {
+            let result = session.run().map_err(|error| error.to_string());
+            if let Err(error) = &result {
+                tracing::error!(error, "the mount's session ended with an error");
+            }
+            *report.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            report.changed.notify_all();
+        })
+        .map_err(thread)?;
+    Ok(Served { shared, device, invalidator, ended })
+}
+
+fn threads(wanted: usize) -> usize {
+    if wanted > 0 {
+        return wanted;
+    }
+    std::thread::available_parallelism()
+        .map_or(THREADS_MIN, |cpus| cpus.get().clamp(THREADS_MIN, THREADS_MAX))
+}
+
+/// A mount that serves. Dropping it unmounts lazily.
+#[derive(Debug)]
+pub struct Mounted {
+    path: PathBuf,
+    mode: Mode,
+    reason: String,
+    privileged: bool,
+    allow_other: bool,
+    served: Served,
+    detached: Mutex<bool>,
+}
+
+impl Mounted {
+    /// Where, absolute and without symlinks.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How the bytes travel.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Why this mode, in words for `status` and `doctor`.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// Users other than the daemon's may enter.
+    #[must_use]
+    pub fn allow_other(&self) -> bool {
+        self.allow_other
+    }
+
+    /// Requests so far, by kind.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.served.shared.counters.snapshot()
+    }
+
+    /// For telling the kernel of changes that did not come through the mount.
+    #[must_use]
+    pub fn invalidator(&self) -> &Invalidator {
+        &self.served.invalidator
+    }
+
+    /// The `/dev/fuse` descriptor. Whoever holds a duplicate keeps the mount alive without this process.
+    #[must_use]
+    pub fn device(&self) -> BorrowedFd<'_> {
+        self.served.device.as_fd()
+    }
+
+    /// Takes the mount away and waits, at most five seconds, for the session to end. Lazily, the name goes at
+    /// once and what is open stays usable until it is closed or this process ends.
+    ///
+    /// # Errors
+    /// [`MountError::Busy`] names who has what open; the mount then goes on serving.
+    pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
+        let mut detached = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*detached {
+            detach(&self.path, lazy, self.privileged)?;
+            *detached = true;
+        }
+        drop(detached);
+        if !self.ended_within(SESSION_END_PATIENCE) {
+            tracing::info!(path = %self.path.display(), "unmounted, but still in use");
+        }
+        Ok(())
+    }
+
+    /// Blocks until the session has ended, however that came about.
+    ///
+    /// # Errors
+    /// When its threads could not go on; the log has said why.
+    pub fn wait(&self) -> io::Result<()> {
+        let ended = &self.served.ended;
+        let mut result = ended.result.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match &*result {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error)) => return Err(io::Error::other(error.clone())),
+                None => result = ended.changed.wait(result).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Blocks until the session has ended or the time is up; whether it has ended.
+    #[must_use]
+    pub fn ended_within(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let ended = &self.served.ended;
+        let mut result = ended.result.lock().unwrap_or_else(PoisonError::into_inner);
+        while result.is_none() {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return false };
+            (result, _) = ended.changed.wait_timeout(result, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        true
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let detached = *self.detached.lock().unwrap_or_else(PoisonError::into_inner);
+        if !detached
+            && !self.ended_within(Duration::ZERO)
+            && let Err(error) = detach(&self.path, true, self.privileged)
+        {
+            tracing::warn!(%error, "the mount could not be taken away");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Arithmetic over large buffers: CRC-64/NVME, whole files at memory speed.
+//!
+//! Owns: what is computed over bytes, a plain reference for its meaning, and fast back ends that agree with
+//! it bit for bit. Does not own: checksums as values (the protocol crate has their text form and how two of
+//! them combine), files, or what is done when a checksum differs. Depends on no other crate of the
+//! workspace.
+//!
+//! Nothing here allocates by a length that a caller did not hand in as bytes, and nothing fails.
+
+mod checksum;
+
+pub use checksum::backend::Backend;
+pub use checksum::chunks::{THREADS_MAX, hash_chunks};
+pub use checksum::reference;
+pub use checksum::{Crc64Digest, crc64};

@@ -1,0 +1,274 @@
+//! A marker, a manifest or another document in Tier-3 is damaged or contradicts itself: it is never believed, and what was
+//! committed before it counts.
+//!
+//! Owns: every kind of damage to the documents of one version, each tried on a daemon of its own. Does not own: the
+//! data (`bytes`), the rules of the format (protocol).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tidemark_tests::daemon::{Daemon, DaemonOptions};
+use tidemark_tests::{machine, tier3};
+
+use crate::site::{CONFIG, assert_holds, noise, options, problems, save};
+
+const PATH: &str = "run/step1.pt";
+const FILE_BYTES: usize = 70_001;
+
+/// Damage to the documents of the second version; gives the key that `status` must name.
+type Damage = fn(&Version) -> PathBuf;
+
+/// One committed version in a directory.
+struct Version {
+    marker: PathBuf,
+    manifest: PathBuf,
+}
+
+impl Version {
+    fn newest(tier3: &Path) -> Self {
+        let newest = tier3::commits(tier3, PATH)
+            .into_iter()
+            .max_by_key(|marker| marker.body["version"].as_u64())
+            .expect("a committed version");
+        let manifest = tier3.join(newest.body["manifest"].as_str().expect("a marker names its manifest"));
+        Self { marker: newest.path, manifest }
+    }
+
+    fn change_marker(&self, change: impl FnOnce(&mut Value)) -> PathBuf {
+        let mut body: Value = serde_json::from_slice(&fs::read(&self.marker).unwrap()).unwrap();
+        change(&mut body);
+        fs::write(&self.marker, body.to_string()).unwrap();
+        self.marker.clone()
+    }
+
+    /// Changes the manifest and everything that vouches for its bytes, so that only its content is wrong.
+    fn change_manifest(&self, change: impl FnOnce(&mut Value)) -> PathBuf {
+        let mut body: Value = serde_json::from_slice(&fs::read(&self.manifest).unwrap()).unwrap();
+        change(&mut body);
+        self.replace_manifest(body.to_string().as_bytes())
+    }
+
+    fn replace_manifest(&self, bytes: &[u8]) -> PathBuf {
+        let hash = blake3::hash(bytes).to_hex().to_string();
+        let renamed = self.manifest.with_file_name(format!("manifest-{hash}.json"));
+        fs::remove_file(&self.manifest).unwrap();
+        fs::write(&renamed, bytes).unwrap();
+        self.change_marker(|marker| {
+            let key = marker["manifest"].as_str().unwrap();
+            let folder = key.rsplit_once('/').unwrap().0;
+            marker["manifest"] = format!("{folder}/manifest-{hash}.json").into();
+            marker["manifest_hash"] = hash.into();
+        });
+        renamed
+    }
+}
+
+fn truncate(path: &Path) -> PathBuf {
+    let bytes = fs::read(path).unwrap();
+    fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+    path.to_owned()
+}
+
+const DAMAGES: &[(&str, Damage)] = &[
+    ("a marker of other bytes", |v| {
+        fs::write(&v.marker, b"\x00\xff not JSON").unwrap();
+        v.marker.clone()
+    }),
+    ("an empty marker", |v| {
+        fs::write(&v.marker, b"").unwrap();
+        v.marker.clone()
+    }),
+    ("a truncated marker", |v| truncate(&v.marker)),
+    ("a marker of a newer format", |v| v.change_marker(|m| m["format"] = json!(2))),
+    ("a marker larger than any", |v| {
+        fs::write(&v.marker, vec![b' '; 8 << 20]).unwrap();
+        v.marker.clone()
+    }),
+    ("a marker nested deeper than any", |v| {
+        fs::write(&v.marker, "[".repeat(60_000)).unwrap();
+        v.marker.clone()
+    }),
+    ("a marker of another version", |v| v.change_marker(|m| m["version"] = json!(7))),
+    ("a marker of a negative version", |v| v.change_marker(|m| m["version"] = json!(-2))),
+    ("a marker that leaves the run", |v| v.change_marker(|m| m["run"] = json!("../run"))),
+    ("a marker whose manifest is elsewhere", |v| {
+        v.change_marker(|m| m["manifest"] = json!("../../../etc/passwd"))
+    }),
+    ("a missing manifest", |v| {
+        fs::remove_file(&v.manifest).unwrap();
+        v.manifest.clone()
+    }),
+    ("a manifest with one byte flipped", |v| {
+        crate::site::flip(&v.manifest, 200);
+        v.manifest.clone()
+    }),
+    ("a truncated manifest", |v| truncate(&v.manifest)),
+    ("a truncated manifest under its own hash", |v| {
+        let bytes = fs::read(&v.manifest).unwrap();
+        v.replace_manifest(&bytes[..bytes.len() / 2])
+    }),
+    ("a manifest of a newer format", |v| v.change_manifest(|m| m["format"] = json!(2))),
+    ("a file that leaves the mount", |v| {
+        v.change_manifest(|m| m["files"][0]["path"] = json!("run/../../../etc/passwd"))
+    }),
+    ("an absolute path", |v| v.change_manifest(|m| m["files"][0]["path"] = json!("/etc/passwd"))),
+    ("a file of another run", |v| v.change_manifest(|m| m["files"][0]["path"] = json!("other/step1.pt"))),
+    ("a key that leaves Tier-3", |v| {
+        v.change_manifest(|m| m["files"][0]["key"] = json!("../../../../../etc/passwd"))
+    }),
+    ("a key of the version before", |v| {
+        v.change_manifest(|m| {
+            let key = m["files"][0]["key"].as_str().unwrap().replace("/v0.2/", "/v0.1/");
+            m["files"][0]["key"] = json!(key);
+        })
+    }),
+    ("a path named twice", |v| {
+        v.change_manifest(|m| {
+            let file = m["files"][0].clone();
+            m["files"].as_array_mut().unwrap().push(file);
+        })
+    }),
+    ("a negative size", |v| v.change_manifest(|m| m["files"][0]["size_bytes"] = json!(-1))),
+    ("a size beyond all disks", |v| v.change_manifest(|m| m["files"][0]["size_bytes"] = json!(u64::MAX))),
+    ("a size that is not the checksums'", |v| {
+        v.change_manifest(|m| m["files"][0]["size_bytes"] = json!(9 << 20))
+    }),
+    ("a checksum that is not the chunks'", |v| {
+        v.change_manifest(|m| m["files"][0]["crc64nvme"] = json!("0123456789abcdef"))
+    }),
+    ("no files", |v| v.change_manifest(|m| m["files"] = json!([]))),
+];
+
+/// Two committed versions of one path, in a directory that the damage is done to a copy of.
+fn two_versions(first: &[u8], second: &[u8]) -> (Daemon, PathBuf) {
+    let mut daemon = Daemon::start(options("128MiB", CONFIG));
+    daemon.assert_passthrough();
+    for bytes in [first, second] {
+        save(&daemon, PATH, bytes);
+        daemon.flush();
+    }
+    daemon.stop();
+    let tier3 = daemon.tier3_dir();
+    assert_eq!(tier3::commits(&tier3, PATH).len(), 2);
+    (daemon, tier3)
+}
+
+#[test]
+fn a_document_that_is_not_believed_is_never_served_and_the_version_before_it_is() {
+    if !machine::can_mount() {
+        return;
+    }
+    let (first, second, third) = (noise(1, FILE_BYTES), noise(2, FILE_BYTES + 1), noise(3, FILE_BYTES + 2));
+    let (made, pristine) = two_versions(&first, &second);
+    let mut wrong = vec![];
+    for (number, (what, damage)) in DAMAGES.iter().enumerate() {
+        let copy = made.scratch("copies").join(number.to_string());
+        tier3::copy_out(&pristine, &copy);
+        let key = damage(&Version::newest(&copy));
+        // One after the other, each told: a list of what is wrong says more than the first.
+        let tried = std::panic::catch_unwind(|| passes_over(&copy, &key, [&first, &third]));
+        if tried.is_err() {
+            wrong.push(*what);
+        }
+    }
+    assert!(wrong.is_empty(), "believed, or not survived: {wrong:#?}");
+}
+
+/// Starts on damaged documents, twice, with a save between.
+fn passes_over(tier3_dir: &Path, key: &Path, [first, third]: [&[u8]; 2]) {
+    let tier3 = Some(format!("file://{}", tier3_dir.display()));
+    let mut daemon = Daemon::start(DaemonOptions { tier3, ..options("128MiB", CONFIG) });
+    let named = key.strip_prefix(tier3_dir).expect("a key below Tier-3").to_str().expect("text");
+    // An attempt whose manifest is missing is named by its marker or by the manifest: both are the version's.
+    let version = named.split("/a-").next().expect("a version").trim_end_matches("/_COMMITTED");
+    let told = problems(&daemon);
+    assert!(
+        told.iter().any(|(code, what, action)| {
+            code == "tier3_not_believed" && what.contains(version) && !action.is_empty()
+        }),
+        "{version} is not in {told:#?}"
+    );
+    assert_holds(&daemon, PATH, first, "the version before");
+    assert_eq!(daemon.checkpoint(PATH).expect("it is listed")["version"], 1);
+    // The job goes on: its next save is a new version, and nothing that is there is written again.
+    let damaged = fs::read(key).ok();
+    save(&daemon, PATH, third);
+    daemon.flush();
+    assert_eq!(fs::read(key).ok(), damaged, "{named} was written again");
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, PATH, third, "saved after the damage");
+    assert_eq!(daemon.checkpoint(PATH).expect("it is listed")["state"], "committed");
+}
+
+#[test]
+fn a_tree_or_sidecar_that_is_not_believed_is_passed_over_for_the_one_before() {
+    if !machine::can_mount() {
+        return;
+    }
+    let mut daemon = Daemon::start(options("128MiB", CONFIG));
+    daemon.assert_passthrough();
+    for text in ["first", "second"] {
+        save(&daemon, "run/notes.txt", text.as_bytes());
+        save(&daemon, &format!("{text}/empty/keep.txt"), b"");
+        daemon.flush();
+    }
+    daemon.stop();
+    let ours = daemon.tier3_dir().join(".tidemark");
+    let newest = |folder: &Path, ends: &str| {
+        let mut names = tier3::files_below(folder).into_iter();
+        names.rfind(|path| path.to_str().unwrap().ends_with(ends)).expect("a document")
+    };
+    let sidecar = newest(&ours.join("loose/run/notes.txt"), ".json");
+    let tree = newest(&ours.join("tree"), "");
+    truncate(&sidecar);
+    fs::write(&tree, br#"{"format":99}"#).unwrap();
+    daemon.start_again();
+    let told = problems(&daemon);
+    for damaged in [&sidecar, &tree] {
+        let key = damaged.strip_prefix(daemon.tier3_dir()).unwrap().to_str().unwrap();
+        let names_it =
+            |(code, what, _): &(String, String, String)| code == "tier3_not_believed" && what.contains(key);
+        assert!(told.iter().any(names_it), "{key} is not in {told:#?}");
+    }
+    assert_holds(&daemon, "run/notes.txt", b"first", "the generation before");
+    save(&daemon, "run/notes.txt", b"third");
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, "run/notes.txt", b"third", "saved after the damage");
+}
+
+#[test]
+fn what_is_not_ours_in_tier3_is_left_alone() {
+    if !machine::can_mount() {
+        return;
+    }
+    let bytes = noise(4, FILE_BYTES);
+    let (mut daemon, tier3) = two_versions(&noise(5, FILE_BYTES), &bytes);
+    let strangers = [
+        "README",
+        "run/step1.pt/v0.2/README",
+        "run/step1.pt/v0.x/_COMMITTED",
+        "run/step1.pt/v00.3/_COMMITTED",
+        "other/_COMMITTED",
+        ".tidemark/epoch/latest",
+        ".tidemark/tree/9",
+        ".tidemark/loose/a/g-x.json",
+        ".tidemark/unknown/00000000000000000009",
+    ];
+    for name in strangers {
+        let path = tier3.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "not ours").unwrap();
+    }
+    daemon.start_again();
+    assert_holds(&daemon, PATH, &bytes, "beside strangers");
+    save(&daemon, "run/step2.pt", &bytes);
+    daemon.flush();
+    daemon.stop();
+    for name in strangers {
+        assert_eq!(fs::read(tier3.join(name)).unwrap(), b"not ours", "{name}");
+    }
+}

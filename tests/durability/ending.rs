@@ -1,0 +1,91 @@
+//! SIGTERM: what is complete is made durable, what is not is named, and the end comes in bounded time.
+//!
+//! Owns: the exit status and what is in Tier-3 afterwards. Does not own: deaths that nobody asked for (suite crash).
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tidemark_tests::tier3;
+
+use crate::site::{CONFIG, MIB, assert_holds, noise, open_for_update, options, save, start};
+
+#[test]
+fn sigterm_commits_what_is_complete_and_exits_0() {
+    let config = "[save]\nsettle_s = 2.0\n[tier3]\npaced = true\n";
+    let Some(mut daemon) = start(options("256MiB", config)) else { return };
+    let (bytes, notes) = (noise(1, 60 * MIB + 5), b"loose beside it".as_slice());
+    for step in 1..=2 {
+        save(&daemon, &format!("run/step{step}.pt"), &bytes);
+    }
+    save(&daemon, "run/notes.txt", notes);
+    // At once: nothing has settled, nothing was uploaded.
+    assert!(tier3::markers(&daemon.tier3_dir(), "run/step2.pt").is_empty());
+    daemon.stop();
+    for step in 1..=2 {
+        assert_eq!(tier3::commits(&daemon.tier3_dir(), &format!("run/step{step}.pt")).len(), 1);
+    }
+    daemon.start_again();
+    for step in 1..=2 {
+        assert_holds(&daemon, &format!("run/step{step}.pt"), &bytes, "after SIGTERM");
+    }
+    assert_holds(&daemon, "run/notes.txt", notes, "after SIGTERM");
+    daemon.stop();
+}
+
+#[test]
+fn sigterm_with_a_file_open_for_writing_names_it_and_exits_1() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = noise(2, 9 * MIB);
+    save(&daemon, "run/step1.pt", &bytes);
+    let mut open = File::create(daemon.mount().join("run/step2.pt")).unwrap();
+    open.write_all(&bytes).unwrap();
+    let begun = Instant::now();
+    let status = daemon.stop_with_status();
+    assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
+    assert!(begun.elapsed() < Duration::from_secs(30), "an open file is not waited for to the end of time");
+    assert!(daemon.log().contains("run/step2.pt"), "{}", daemon.log_tail());
+    drop(open);
+    assert_eq!(tier3::commits(&daemon.tier3_dir(), "run/step1.pt").len(), 1);
+    assert!(tier3::markers(&daemon.tier3_dir(), "run/step2.pt").is_empty());
+    daemon.start_again();
+    assert_holds(&daemon, "run/step1.pt", &bytes, "complete before SIGTERM");
+    assert!(open_for_update(&daemon.mount().join("run/step2.pt")).is_err(), "half a file is not there");
+    daemon.stop();
+}
+
+#[test]
+fn sigterm_gives_up_after_the_drain_timeout_and_names_what_is_not_durable() {
+    let config = format!("{CONFIG}[shutdown]\ndrain_timeout_s = 3\n");
+    let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+    save(&daemon, "run/step1.pt", &noise(3, MIB));
+    daemon.flush();
+    fs::rename(daemon.tier3_dir(), daemon.scratch("aside").join("tier3")).unwrap();
+    save(&daemon, "run/step2.pt", &noise(4, MIB));
+    let begun = Instant::now();
+    let status = daemon.stop_with_status();
+    assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
+    let taken = begun.elapsed();
+    assert!((3..20).contains(&taken.as_secs()), "it took {:.1} s", taken.as_secs_f64());
+    assert!(daemon.log().contains("run/step2.pt"), "{}", daemon.log_tail());
+}
+
+#[test]
+fn a_second_sigterm_ends_at_once() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    fs::rename(daemon.tier3_dir(), daemon.scratch("aside").join("tier3")).unwrap();
+    save(&daemon, "run/step1.pt", &noise(5, MIB));
+    let pid = daemon.ready().pid;
+    let begun = Instant::now();
+    let second = std::thread::spawn(move || {
+        // The first is given the time to be taken; the drain then waits 60 s for a Tier-3 that is away.
+        std::thread::sleep(Duration::from_secs(2));
+        tidemark_tests::process::signal(pid, Signal::TERM);
+    });
+    let status = daemon.stop_with_status();
+    second.join().expect("the second signal was sent");
+    assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
+    let taken = begun.elapsed();
+    assert!((2..15).contains(&taken.as_secs()), "it took {:.1} s", taken.as_secs_f64());
+}

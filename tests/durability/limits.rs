@@ -1,0 +1,143 @@
+//! The longest names, names that are no text, and very many small files: saved, drained, and there again.
+//!
+//! Owns: the limits of names and numbers. Does not own: what the tree does with names while it serves (suite mount).
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use tidemark_tests::daemon::{Daemon, DaemonOptions};
+use tidemark_tests::machine;
+
+use crate::site::{CONFIG, noise, options, start};
+
+/// Linux takes paths of 4095 bytes and a terminating zero.
+const PATH_BYTES: usize = 4095;
+/// What the daemon may take besides mapped pages of Tier-1.
+const ANONYMOUS_KIB: u64 = 512 << 10;
+
+/// A name of exactly `bytes` bytes.
+fn name(seed: &str, bytes: usize) -> OsString {
+    let mut name = seed.to_owned();
+    name.extend(std::iter::repeat_n('n', bytes - seed.len()));
+    name.into()
+}
+
+/// A path below the mount that makes the absolute path exactly `bytes` long.
+fn path_of(mount: &Path, component_bytes: usize, bytes: usize) -> PathBuf {
+    let mut path = PathBuf::from("deep");
+    loop {
+        let left = bytes - mount.as_os_str().len() - 1 - path.as_os_str().len() - 1;
+        // A component of its own must be left for the end: never a rest of zero.
+        if left <= 255 {
+            path.push(name("f", left));
+            return path;
+        }
+        path.push(name("d", component_bytes.min(left - 2)));
+    }
+}
+
+#[test]
+fn the_longest_names_and_names_that_are_no_text_come_back() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let mut paths: Vec<PathBuf> = vec![
+        // Loose files, and files and directories of checkpoints, in turn.
+        Path::new("names").join(name("a", 255)),
+        Path::new("names").join(name("b", 252)).with_extension("pt"),
+        Path::new(&name("run", 255)).join("step1.pt"),
+        Path::new("run").join("step-7").join(name("shard", 252)).with_extension("pt"),
+        Path::new("run").join("step-7").join(name("sub", 255)).join(name("deeper", 255)),
+        Path::new("raw").join(OsStr::from_bytes(b"\xff\xfe\x01 \t\n%2F\\:*?\"<>|")),
+        Path::new("raw").join(OsStr::from_bytes(b"step\xff1.pt")),
+        Path::new("run").join("step-8").join(OsStr::from_bytes(b"\x80\x81.pt")),
+        Path::new("raw").join(OsStr::from_bytes(&[0xfe; 255])),
+        PathBuf::from("keys/_COMMITTED"),
+        PathBuf::from("keys/v1.2/a-0123456789abcdef/.tidemark/attempt.json"),
+        PathBuf::from("keys/step-1/v1.2/_COMMITTED/a.pt"),
+        PathBuf::from("%2e%2e/%/a%2Fb.pt"),
+    ];
+    paths.push(path_of(daemon.mount(), 255, PATH_BYTES));
+    paths.push(path_of(daemon.mount(), 97, 4001));
+    let bytes = |number: usize| noise(number as u64 + 1, 1000 + number);
+    for (number, path) in paths.iter().enumerate() {
+        let full = daemon.mount().join(path);
+        fs::create_dir_all(full.parent().unwrap()).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        fs::write(&full, bytes(number)).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    }
+    assert_eq!(daemon.mount().join(&paths[paths.len() - 2]).as_os_str().len(), PATH_BYTES);
+    let too_long = daemon.mount().join(name("x", 256));
+    let error = fs::write(too_long, b"").expect_err("256 bytes are no name");
+    assert_eq!(error.raw_os_error(), Some(libc::ENAMETOOLONG));
+    daemon.flush();
+    let check = |daemon: &Daemon, when: &str| {
+        for (number, path) in paths.iter().enumerate() {
+            let read = fs::read(daemon.mount().join(path))
+                .unwrap_or_else(|error| panic!("{when}: {path:?}: {error}\n{}", daemon.log_tail()));
+            assert!(read == bytes(number), "{when}: {path:?}");
+        }
+        let listed = |folder: &str| fs::read_dir(daemon.mount().join(folder)).unwrap().count();
+        assert_eq!((listed("names"), listed("raw"), listed("keys")), (2, 3, 3), "{when}");
+    };
+    check(&daemon, "while it serves");
+    assert!(crate::site::problems(&daemon).is_empty(), "{:#?}", crate::site::problems(&daemon));
+    daemon.stop();
+    daemon.start_again();
+    check(&daemon, "with empty memory");
+}
+
+/// Anonymous resident memory of a process, KiB.
+fn anonymous_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon runs");
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel tells RssAnon");
+    line.trim().trim_end_matches("kB").trim().parse().expect("a number of KiB")
+}
+
+#[test]
+#[ignore = "draining 10,000 loose files to a directory takes minutes: known, not mended"]
+fn very_many_small_files_are_kept_in_bounded_memory() {
+    if !machine::can_mount() {
+        return;
+    }
+    // Each file in memory holds one descriptor, and some machines allow a process 20,000: see the README.
+    let files = if machine::long() { 100_000 } else { 10_000 };
+    // On a memory file system: each object is made durable by itself, and this is not about a disk.
+    let shared = tempfile::Builder::new().prefix("tidemark-").tempdir_in("/dev/shm").unwrap();
+    let tier3 = Some(format!("file://{}", shared.path().display()));
+    let mut daemon = Daemon::start(DaemonOptions { tier3, ..options("1GiB", CONFIG) });
+    daemon.assert_passthrough();
+    let idle = anonymous_kib(daemon.ready().pid);
+    let folder = daemon.mount().join("many");
+    fs::create_dir(&folder).unwrap();
+    let text = |number: usize| format!("file {number} of many\n");
+    let begun = Instant::now();
+    for number in 0..files {
+        fs::write(folder.join(format!("f{number:06}")), text(number)).unwrap();
+    }
+    let (written, full) = (begun.elapsed(), anonymous_kib(daemon.ready().pid));
+    daemon.flush();
+    let (flushed, drained) = (begun.elapsed(), anonymous_kib(daemon.ready().pid));
+    daemon.stop();
+    let begun = Instant::now();
+    daemon.start_again();
+    let again = (begun.elapsed(), anonymous_kib(daemon.ready().pid));
+    eprintln!(
+        "{files} files: written in {:.1} s, flushed after {:.1} s, back in {:.1} s; anonymous memory {idle} KiB idle, \
+         {full} written, {drained} flushed, {} after a restart",
+        written.as_secs_f64(),
+        flushed.as_secs_f64(),
+        again.0.as_secs_f64(),
+        again.1
+    );
+    for kib in [full, drained, again.1] {
+        assert!(kib < ANONYMOUS_KIB, "{kib} KiB of anonymous memory");
+    }
+    let folder = daemon.mount().join("many");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), files);
+    for number in (0..files).step_by(files / 500) {
+        assert_eq!(fs::read_to_string(folder.join(format!("f{number:06}"))).unwrap(), text(number));
+    }
+    daemon.stop();
+}

@@ -1,0 +1,17 @@
+//! What is bad, full, away or contradicted: does Tidemark say so, serve only right bytes, and lose nothing sealed?
+//!
+//! Owns: damage done to real daemons from outside, in memory and in Tier-3, the limits of names and sizes, refusals
+//! at start, and the ways to end. Does not own: death at a step of the commit (suite crash), frameworks, the calls
+//! of the mount.
+
+#![expect(clippy::unwrap_used, reason = "a broken belief of a test is its failure")]
+
+mod away;
+mod bytes;
+mod coordinators;
+mod documents;
+mod ending;
+mod limits;
+mod memory;
+mod refusals;
+mod site;

@@ -1,0 +1,154 @@
+//! Tier-1 is smaller than what passes through it, and the trainer's memory smaller than its checkpoint.
+//!
+//! Owns: sums of bytes against budgets. Does not own: the budget's own arithmetic (engine, tier1).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tidemark_tests::daemon::{Daemon, shown};
+use tidemark_tests::{machine, process};
+
+use crate::site::{CONFIG, MIB, assert_holds, noise, options, save, start, tier};
+
+const SAVES: u64 = 8;
+/// More than half of 256 MiB, and not a whole number of anything.
+const LARGE_BYTES: usize = 150 * MIB + 4099;
+/// A trainer that writes 512 MiB into a warm Tier-1 takes well below a second; a cold one some.
+const TRAINER_LIMIT: Duration = Duration::from_secs(120);
+
+/// Saves with `path_of`, flushes each, and asks for the budget all the while.
+fn saved_again_and_again(daemon: &Daemon, path_of: impl Fn(u64) -> String, seed: u64) {
+    let over = AtomicBool::new(false);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Acquire) {
+                let tier1 = tier(daemon, "tier1");
+                if tier1["used_bytes"].as_u64().unwrap() > tier1["size_bytes"].as_u64().unwrap() {
+                    over.store(true, Ordering::Release);
+                }
+            }
+        });
+        for round in 0..SAVES {
+            let (path, bytes) = (path_of(round), noise(seed + round, LARGE_BYTES));
+            save(daemon, &path, &bytes);
+            daemon.flush();
+            assert_holds(daemon, &path, &bytes, &format!("save {round}"));
+            assert_eq!(daemon.checkpoint(&path).expect("it is listed")["state"], "committed");
+        }
+        ended.store(true, Ordering::Release);
+    });
+    assert!(!over.load(Ordering::Acquire), "Tier-1 went beyond its size");
+}
+
+#[test]
+#[ignore = "meets ENOSPC before the last one is drained: known, not mended"]
+fn a_checkpoint_larger_than_half_of_memory_is_saved_to_new_paths_again_and_again() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let path = |round: u64| format!("run/step{round}.pt");
+    saved_again_and_again(&daemon, path, 100);
+    daemon.stop();
+    daemon.start_again();
+    for round in 0..SAVES {
+        assert_holds(&daemon, &path(round), &noise(100 + round, LARGE_BYTES), "with empty memory");
+    }
+}
+
+#[test]
+fn a_checkpoint_larger_than_half_of_memory_is_saved_to_one_path_again_and_again() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    saved_again_and_again(&daemon, |_| "run/model.pt".into(), 200);
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, "run/model.pt", &noise(200 + SAVES - 1, LARGE_BYTES), "with empty memory");
+}
+
+#[test]
+#[ignore = "a burst of unknown sizes sometimes meets ENOSPC: known, not mended"]
+fn a_save_of_unknown_size_finds_room_where_everything_may_give_way() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    for step in 1..=24 {
+        save(&daemon, &format!("run/step{step}.pt"), &noise(400 + step, 10 * MIB));
+        daemon.flush();
+    }
+    // All of it is committed; new names, so nobody can know how large these will be.
+    for step in 101..=106 {
+        save(&daemon, &format!("run/step{step}.pt"), &noise(400 + step, 30 * MIB));
+    }
+    daemon.flush();
+    for step in 101..=106 {
+        assert_holds(&daemon, &format!("run/step{step}.pt"), &noise(400 + step, 30 * MIB), "in a burst");
+    }
+}
+
+/// A memory cgroup of either version, removed when dropped; the error says why none can be had.
+struct Cgroup {
+    path: PathBuf,
+    most_charged: &'static str,
+}
+
+impl Cgroup {
+    fn make(limit_bytes: usize) -> Result<Self, String> {
+        let text = |error: std::io::Error| error.to_string();
+        let (v1, v2) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
+        let name = format!("tidemark-durability-{}", std::process::id());
+        let (path, limit, most_charged) = if v1.join("memory.limit_in_bytes").exists() {
+            (v1.join(name), "memory.limit_in_bytes", "memory.max_usage_in_bytes")
+        } else {
+            let controllers = fs::read_to_string(v2.join("cgroup.controllers")).map_err(text)?;
+            if !controllers.split_whitespace().any(|controller| controller == "memory") {
+                return Err("no memory controller at /sys/fs/cgroup".into());
+            }
+            fs::write(v2.join("cgroup.subtree_control"), "+memory").map_err(text)?;
+            (v2.join(name), "memory.max", "memory.peak")
+        };
+        fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let group = Self { path, most_charged };
+        fs::write(group.path.join(limit), limit_bytes.to_string()).map_err(text)?;
+        Ok(group)
+    }
+
+    fn most_charged_bytes(&self) -> usize {
+        let text = fs::read_to_string(self.path.join(self.most_charged)).expect("the group tells its peak");
+        text.trim().parse().expect("a number of bytes")
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // A group with a process in it stays; the test has then failed already, and said why.
+        drop(fs::remove_dir(&self.path));
+    }
+}
+
+#[test]
+fn a_trainer_in_a_memory_cgroup_smaller_than_its_checkpoint_saves_it() {
+    const FILE_MIB: usize = 512;
+    let group = match Cgroup::make(128 * MIB) {
+        Ok(group) => group,
+        Err(why) => return machine::left_out(&format!("a memory cgroup cannot be made: {why}")),
+    };
+    let Some(mut daemon) = start(options("1GiB", CONFIG)) else { return };
+    let source = daemon.scratch("source").join("bytes");
+    let bytes = noise(300, FILE_MIB * MIB);
+    fs::write(&source, &bytes).unwrap();
+    fs::create_dir(daemon.mount().join("run")).unwrap();
+    let target = daemon.mount().join("run/step1.pt");
+    // dd opens with O_TRUNC and writes on and on: the file's size is known to nobody.
+    let script = "echo $$ > \"$0/cgroup.procs\" && exec dd if=\"$1\" of=\"$2\" bs=1M iflag=direct";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(&group.path).arg(&source).arg(&target);
+    let output = process::run(&mut command, TRAINER_LIMIT);
+    assert!(output.status.success(), "{}", shown(&output));
+    let charged = group.most_charged_bytes();
+    // 32 MiB for the file, and what dd itself and its reads take.
+    assert!(charged <= 40 * MIB, "{charged} bytes were charged to the trainer");
+    assert_holds(&daemon, "run/step1.pt", &bytes, "saved from a small cgroup");
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, "run/step1.pt", &bytes, "with empty memory");
+}

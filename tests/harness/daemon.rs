@@ -1,0 +1,441 @@
+//! A real `ckptd` for a test: its own mountpoint, state directory, ports and log, cleaned up whatever happens.
+//!
+//! It owns the processes, the directories and the mount it made. It does not own Tier-3: a test may start a
+//! second daemon, or the same one again with empty memory, on the same URL.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{machine, process};
+
+/// Start is a mount and a probe of Tier-3; a busy two-core machine gets plenty of time for it.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// SIGTERM drains for at most `shutdown.drain_timeout` (60 s by default) and then unmounts.
+const STOP_LIMIT: Duration = Duration::from_secs(120);
+/// A command that waits for Tier-3 (`flush --wait`) may move gigabytes.
+const COMMAND_LIMIT: Duration = Duration::from_secs(300);
+/// Enough of a log to see why a test failed, not so much that it hides the test's own message.
+const LOG_LINES_SHOWN: usize = 120;
+
+/// What a test may choose about its daemon. The rest is always its own: directories, ports, log.
+#[derive(Clone, Debug)]
+pub struct DaemonOptions {
+    /// `--tier1`; always given, so that the budgets of a suite sum to something known.
+    pub tier1: String,
+    /// `--tier3`; by default a `file://` URL of a directory that goes with the daemon.
+    pub tier3: Option<String>,
+    /// The text of a configuration file, TOML.
+    pub config: Option<String>,
+    /// Added to the environment of `ckptd`.
+    pub env: Vec<(String, String)>,
+    /// Further flags of `ckptd up`.
+    pub flags: Vec<String>,
+    /// By default a directory of its own.
+    pub mountpoint: Option<PathBuf>,
+}
+
+impl Default for DaemonOptions {
+    fn default() -> Self {
+        Self { tier1: "2GiB".into(), tier3: None, config: None, env: vec![], flags: vec![], mountpoint: None }
+    }
+}
+
+/// The words of the line that `ckptd up` prints when the mount serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    pub mount: PathBuf,
+    pub mode: String,
+    pub node: String,
+    pub pid: u32,
+    pub listen: String,
+    pub http: String,
+    pub state_dir: PathBuf,
+}
+
+/// A daemon that serves a mount. Dropped: killed, unmounted, its directories removed.
+#[derive(Debug)]
+pub struct Daemon {
+    options: DaemonOptions,
+    home: TempDir,
+    running: Option<Running>,
+    starts: u32,
+}
+
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    ready: Ready,
+}
+
+impl Daemon {
+    /// Starts a daemon and waits for its `ready:` line. Panics with the end of its log when there is none.
+    pub fn start(options: DaemonOptions) -> Self {
+        let home = tempfile::Builder::new().prefix("tidemark-").tempdir().expect("a temporary directory");
+        let mut daemon = Self { options, home, running: None, starts: 0 };
+        daemon.start_again();
+        daemon
+    }
+
+    /// Starts a daemon that is expected to refuse; gives its exit status and log.
+    pub fn start_refused(options: DaemonOptions) -> Output {
+        let home = tempfile::Builder::new().prefix("tidemark-").tempdir().expect("a temporary directory");
+        let daemon = Self { options, home, running: None, starts: 1 };
+        let output = process::run(&mut daemon.command(), READY_LIMIT);
+        daemon.clean_mount();
+        output
+    }
+
+    /// Starts the daemon after `stop`, `kill9` or its own death: same directories, same Tier-3, empty memory.
+    pub fn start_again(&mut self) {
+        assert!(self.running.is_none(), "the daemon still runs");
+        self.starts += 1;
+        let log = File::create(self.log_path()).expect("a log file");
+        let answers = self.home.path().join(format!("stdout-{}", self.starts));
+        // A file, not a pipe: a daemon that prints after its ready line must not meet a closed pipe.
+        let stdout = File::create(&answers).expect("a file for stdout");
+        let mut child = self
+            .command()
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start ckptd: {error}"));
+        let started = Instant::now();
+        let mut ended = None;
+        let line = process::until(READY_LIMIT, || {
+            let text = fs::read_to_string(&answers).unwrap_or_default();
+            if let Some(line) =
+                text.split_inclusive('\n').find(|l| l.starts_with("ready:") && l.ends_with('\n'))
+            {
+                return Some(Some(line.to_owned()));
+            }
+            ended = child.try_wait().expect("looking at a child of ours");
+            ended.map(|_| None)
+        });
+        match line {
+            Some(Some(line)) => self.running = Some(Running { child, ready: parse_ready(&line) }),
+            Some(None) | None => {
+                drop(child.kill());
+                drop(child.wait());
+                panic!(
+                    "ckptd printed no ready line within {:.1} s (exit: {ended:?}); the end of its log:\n{}",
+                    started.elapsed().as_secs_f64(),
+                    self.log_tail()
+                );
+            }
+        }
+    }
+
+    /// SIGTERM and wait: the drain, the unmount, the exit. Gives the exit status; the mount must be gone.
+    pub fn stop_with_status(&mut self) -> ExitStatus {
+        let mut running = self.running.take().expect("the daemon runs");
+        process::signal(running.child.id(), Signal::TERM);
+        let status =
+            process::wait(&mut running.child, STOP_LIMIT).expect("waiting for ckptd").unwrap_or_else(|| {
+                drop(running.child.kill());
+                drop(running.child.wait());
+                panic!("ckptd did not end {} s after SIGTERM:\n{}", STOP_LIMIT.as_secs(), self.log_tail())
+            });
+        assert!(!is_mounted(&running.ready.mount), "the mount outlived the daemon that was stopped");
+        status
+    }
+
+    /// Stops the daemon and asserts that it says that all is durable (exit 0).
+    pub fn stop(&mut self) {
+        let status = self.stop_with_status();
+        assert_eq!(status.code(), Some(0), "ckptd did not stop clean:\n{}", self.log_tail());
+    }
+
+    /// SIGKILL: what was only in memory is gone, the mount is dead until the next start.
+    pub fn kill9(&mut self) {
+        let mut running = self.running.take().expect("the daemon runs");
+        process::signal(running.ready.pid, Signal::KILL);
+        drop(running.child.kill());
+        running.child.wait().expect("reaping ckptd");
+        self.clean_mount();
+    }
+
+    /// Waits until the daemon ends by itself; `None` when it still runs after `limit`.
+    pub fn wait_for_death(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let running = self.running.as_mut().expect("the daemon runs");
+        let status = process::wait(&mut running.child, limit).expect("waiting for ckptd")?;
+        self.running = None;
+        self.clean_mount();
+        Some(status)
+    }
+
+    /// The environment variable set or, with `None`, removed for the next start.
+    pub fn set_env(&mut self, name: &str, value: Option<&str>) {
+        self.options.env.retain(|(known, _)| known != name);
+        self.options.env.extend(value.map(|value| (name.to_owned(), value.to_owned())));
+    }
+
+    /// Runs `ckptctl` against this daemon.
+    pub fn ctl(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(machine::binary("ckptctl"));
+        process::run(command.arg("--state-dir").arg(self.state_dir()).args(arguments), COMMAND_LIMIT)
+    }
+
+    /// Runs `ckptctl … -o json`, asserts exit 0, and gives what it printed.
+    pub fn ctl_json(&self, arguments: &[&str]) -> Value {
+        let output = self.ctl(&[arguments, &["-o", "json"]].concat());
+        assert!(output.status.success(), "ckptctl {arguments:?}: {}\n{}", shown(&output), self.log_tail());
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+            panic!("ckptctl {arguments:?} printed no JSON ({error}): {}", shown(&output))
+        })
+    }
+
+    /// `ckptctl flush --wait` over the whole mount, asserted to end with all committed.
+    pub fn flush(&self) {
+        let output = self.ctl(&["flush", "--wait"]);
+        assert!(output.status.success(), "ckptctl flush --wait: {}\n{}", shown(&output), self.log_tail());
+    }
+
+    /// `ls -o json` as a list.
+    pub fn checkpoints(&self) -> Vec<Value> {
+        match self.ctl_json(&["ls"]) {
+            Value::Array(list) => list,
+            other => panic!("ckptctl ls -o json is not a list: {other}"),
+        }
+    }
+
+    /// The newest listed entry whose path, below the mount, is `path`.
+    pub fn checkpoint(&self, path: &str) -> Option<Value> {
+        let under_mount = self.mount().join(path);
+        let is_it = |listed: &str| listed.trim_start_matches('/') == path || Path::new(listed) == under_mount;
+        let mut found: Vec<Value> =
+            self.checkpoints().into_iter().filter(|c| c["path"].as_str().is_some_and(is_it)).collect();
+        found.sort_by_key(|c| c["version"].as_u64());
+        found.pop()
+    }
+
+    /// Waits until a checkpoint is committed; panics with what `ls` says at the end of `limit`.
+    pub fn wait_committed(&self, path: &str, limit: Duration) -> Value {
+        let committed = |c: &Value| c["state"] == "committed";
+        process::until(limit, || self.checkpoint(path).filter(committed)).unwrap_or_else(|| {
+            panic!(
+                "{path} is not committed after {} s: {:#?}\n{}",
+                limit.as_secs(),
+                self.checkpoints(),
+                self.log_tail()
+            )
+        })
+    }
+
+    /// Fails unless files go past the daemon; every suite that does not name itself FALLBACK says this first.
+    pub fn assert_passthrough(&self) {
+        assert_eq!(self.ready().mode, "passthrough", "the log says why:\n{}", self.log_tail());
+        assert_eq!(self.ctl_json(&["status"])["mount"]["mode"], "passthrough");
+    }
+
+    /// The body of `GET path` on the daemon's `--http` address; panics unless the answer is 200.
+    pub fn http_get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.ready().http).expect("the http address accepts");
+        stream.set_read_timeout(Some(COMMAND_LIMIT)).expect("a socket option");
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").expect("sending a request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("reading the answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer has a head");
+        assert!(head.split(' ').nth(1) == Some("200"), "GET {path}: {head}");
+        body.to_owned()
+    }
+
+    /// The sum of a metric's samples whose labels contain all of `labels` (`opcode="READ"`); 0 when it has none.
+    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        metric_sum(&self.http_get("/metrics"), name, labels)
+    }
+
+    pub fn mount(&self) -> &Path {
+        &self.ready().mount
+    }
+
+    pub fn ready(&self) -> &Ready {
+        &self.running.as_ref().expect("the daemon runs").ready
+    }
+
+    pub fn state_dir(&self) -> PathBuf {
+        self.home.path().join("state")
+    }
+
+    /// The directory behind the default `file://` Tier-3.
+    pub fn tier3_dir(&self) -> PathBuf {
+        self.home.path().join("tier3")
+    }
+
+    /// A directory on the same disk that goes with the daemon, for what a test puts aside.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        let dir = self.home.path().join("scratch").join(name);
+        fs::create_dir_all(&dir).expect("a scratch directory");
+        dir
+    }
+
+    /// The last lines of the log of the present start.
+    pub fn log_tail(&self) -> String {
+        machine::tail(&self.log_path(), LOG_LINES_SHOWN)
+    }
+
+    /// The whole log of the present start.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).expect("the log is readable")
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.home.path().join(format!("ckptd-{}.log", self.starts))
+    }
+
+    fn mountpoint(&self) -> PathBuf {
+        self.options.mountpoint.clone().unwrap_or_else(|| self.home.path().join("ckpt"))
+    }
+
+    fn command(&self) -> Command {
+        let tier3 =
+            self.options.tier3.clone().unwrap_or_else(|| format!("file://{}", self.tier3_dir().display()));
+        if self.options.tier3.is_none() {
+            fs::create_dir_all(self.tier3_dir()).expect("a directory for Tier-3");
+        }
+        let mut command = Command::new(machine::binary("ckptd"));
+        command
+            .arg("up")
+            .arg(self.mountpoint())
+            .args([
+                "--tier1",
+                &self.options.tier1,
+                "--tier3",
+                &tier3,
+                "--listen",
+                "127.0.0.1:0",
+                "--http",
+                "127.0.0.1:0",
+            ])
+            .arg("--state-dir")
+            .arg(self.state_dir())
+            .args(&self.options.flags)
+            .envs(self.options.env.iter().map(|(name, value)| (name, value)));
+        if let Some(config) = &self.options.config {
+            let path = self.home.path().join("ckptd.toml");
+            fs::write(&path, config).expect("a configuration file");
+            command.arg("--config").arg(path);
+        }
+        command
+    }
+
+    /// Detaches what the daemon left mounted; only ever its own mountpoint.
+    fn clean_mount(&self) {
+        let mountpoint = self.mountpoint();
+        // A dead mount can lie below a live one after two starts, hence the loop; bounded, in case it never goes.
+        for _ in 0..4 {
+            if !is_mounted(&mountpoint) || unmount(&mountpoint, UnmountFlags::DETACH).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Daemon {
+    #[expect(clippy::print_stderr, reason = "the daemon's log belongs to the output of a failing test")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- the end of {} ---\n{}", self.log_path().display(), self.log_tail());
+        }
+        if let Some(mut running) = self.running.take() {
+            drop(running.child.kill());
+            drop(running.child.wait());
+            if running.ready.pid != running.child.id() {
+                process::signal(running.ready.pid, Signal::KILL);
+            }
+        }
+        self.clean_mount();
+    }
+}
+
+/// True when something is mounted exactly at `path`, a dead FUSE mount included.
+pub fn is_mounted(path: &Path) -> bool {
+    let mounts = fs::read("/proc/self/mountinfo").expect("the mount table is readable");
+    let wanted = path.as_os_str().as_encoded_bytes();
+    mounts.split(|byte| *byte == b'\n').any(|line| line.split(|byte| *byte == b' ').nth(4) == Some(wanted))
+}
+
+/// What a command printed and how it ended, for a message.
+pub fn shown(output: &Output) -> String {
+    format!(
+        "{}\nstdout:\n{}\nstderr:\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+fn parse_ready(line: &str) -> Ready {
+    let mut ready = Ready::default();
+    for word in line.trim().trim_start_matches("ready:").split_whitespace() {
+        let (key, value) =
+            word.split_once('=').unwrap_or_else(|| panic!("`{word}` in the ready line: {line}"));
+        match key {
+            "mount" => ready.mount = value.into(),
+            "mode" => ready.mode = value.into(),
+            "node" => ready.node = value.into(),
+            "pid" => ready.pid = value.parse().unwrap_or_else(|error| panic!("pid in {line}: {error}")),
+            "listen" => ready.listen = value.into(),
+            "http" => ready.http = value.into(),
+            "state_dir" => ready.state_dir = value.into(),
+            // Fields are only ever added.
+            _ => {}
+        }
+    }
+    assert!(
+        ready.pid != 0 && ready.mount.is_absolute() && !ready.mode.is_empty(),
+        "the ready line lacks a word: {line}"
+    );
+    ready
+}
+
+fn metric_sum(text: &str, name: &str, labels: &[&str]) -> f64 {
+    text.lines()
+        .filter_map(|line| line.strip_prefix(name))
+        .filter(|rest| rest.starts_with(['{', ' ']) && labels.iter().all(|label| rest.contains(label)))
+        .filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ready_line_is_read_word_by_word() {
+        let line = "ready: mount=/ckpt mode=passthrough node=n1 pid=7 listen=127.0.0.1:1 http=127.0.0.1:2 state_dir=/s new=1\n";
+        let ready = parse_ready(line);
+        assert_eq!((ready.pid, ready.mode.as_str(), ready.node.as_str()), (7, "passthrough", "n1"));
+        assert_eq!((ready.mount, ready.state_dir), ("/ckpt".into(), "/s".into()));
+    }
+
+    #[test]
+    #[should_panic(expected = "lacks a word")]
+    fn a_ready_line_without_a_pid_is_refused() {
+        parse_ready("ready: mount=/ckpt mode=fallback\n");
+    }
+
+    #[test]
+    fn a_metric_is_summed_over_its_labels_only() {
+        let text = "# HELP a_total x\na_total{opcode=\"READ\",t=\"1\"} 2\na_total{opcode=\"READ\",t=\"2\"} 3\na_total_more 9\na_total{opcode=\"WRITE\"} 5\n";
+        assert_eq!(metric_sum(text, "a_total", &["opcode=\"READ\""]), 5.0);
+        assert_eq!(metric_sum(text, "a_total", &[]), 10.0);
+        assert_eq!(metric_sum(text, "b_total", &[]), 0.0);
+    }
+
+    #[test]
+    fn the_root_is_mounted_and_a_plain_directory_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(is_mounted(Path::new("/")));
+        assert!(!is_mounted(dir.path()));
+    }
+}

@@ -1,0 +1,10 @@
+//! What the suites share: real daemons, the Python environment, and what this machine can do.
+//!
+//! It owns processes and temporary directories of tests. It does not own what is right: each suite says that.
+
+pub mod daemon;
+pub mod machine;
+pub mod process;
+pub mod python;
+pub mod s3;
+pub mod tier3;

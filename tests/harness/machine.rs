@@ -1,0 +1,101 @@
+//! What this machine can do for a test, and what happens when it cannot.
+//!
+//! A plain `cargo test --workspace` passes on a machine with only a toolchain: a test that needs more says so
+//! and returns. `cargo xtask test` has decided beforehand which suites run here and sets `TIDEMARK_REQUIRED`;
+//! then a test that leaves itself out fails, so that nothing is skipped unseen.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// Set by `cargo xtask test`: leaving a test out is a failure.
+pub const REQUIRED_ENV: &str = "TIDEMARK_REQUIRED";
+/// The directory that holds `ckptd` and `ckptctl`, when it is not the one above the test executable.
+pub const BIN_DIR_ENV: &str = "TIDEMARK_BIN_DIR";
+/// Set by `cargo xtask test --long`: more cases and larger sizes.
+pub const LONG_ENV: &str = "TIDEMARK_LONG";
+
+/// Says that a test does not run here, and why. Panics where `cargo xtask test` promised that it would run.
+#[expect(clippy::print_stderr, reason = "a test that leaves itself out must be visible in its output")]
+pub fn left_out(why: &str) {
+    assert!(
+        env::var_os(REQUIRED_ENV).is_none(),
+        "this test was left out although {REQUIRED_ENV} is set: {why}"
+    );
+    eprintln!("left out: {why}");
+}
+
+/// True when this test may start a real `ckptd` with a real mount; otherwise the test was left out and must return.
+pub fn can_mount() -> bool {
+    let lacking = if !rustix::process::geteuid().is_root() {
+        "a real mount needs root"
+    } else if !Path::new("/dev/fuse").exists() {
+        "a real mount needs /dev/fuse"
+    } else if !binary("ckptd").exists() || !binary("ckptctl").exists() {
+        "ckptd and ckptctl are not built: run `cargo xtask test`, or build them with `--profile ci`"
+    } else {
+        return true;
+    };
+    left_out(lacking);
+    false
+}
+
+/// True when `--long` was asked for.
+pub fn long() -> bool {
+    env::var_os(LONG_ENV).is_some()
+}
+
+/// Where a binary of this workspace lies: `TIDEMARK_BIN_DIR`, else the profile's directory of this test executable.
+pub fn binary(name: &str) -> PathBuf {
+    bin_dir().join(name)
+}
+
+/// The target directory that this test executable was built in.
+///
+/// The path of a test executable is `<target>/<profile>/deps/<name>`; a target triple may stand before the
+/// profile, so the marker file that Cargo leaves at the top decides.
+pub fn target_dir() -> PathBuf {
+    let executable = env::current_exe().expect("the path of the test executable is readable");
+    executable
+        .ancestors()
+        .find(|dir| dir.join("CACHEDIR.TAG").exists())
+        .unwrap_or_else(|| panic!("{} is not in a Cargo target directory", executable.display()))
+        .to_path_buf()
+}
+
+fn bin_dir() -> PathBuf {
+    if let Some(dir) = env::var_os(BIN_DIR_ENV) {
+        return PathBuf::from(dir);
+    }
+    let executable = env::current_exe().expect("the path of the test executable is readable");
+    let dir = executable.parent().expect("an executable lies in a directory");
+    if dir.ends_with("deps") {
+        dir.parent().expect("deps lies in the profile's directory").to_path_buf()
+    } else {
+        dir.to_path_buf()
+    }
+}
+
+/// The last lines of a text file, for a failure message; a missing file is said, not an error.
+pub fn tail(path: &Path, lines: usize) -> String {
+    let Ok(bytes) = fs::read(path) else { return format!("({} cannot be read)", path.display()) };
+    let text = String::from_utf8_lossy(&bytes);
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_directory_holds_the_executable() {
+        assert!(env::current_exe().unwrap().starts_with(target_dir()));
+    }
+
+    #[test]
+    fn tail_keeps_the_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "a\nb\nc\n").unwrap();
+        assert_eq!(tail(file.path(), 2), "b\nc");
+    }
+}

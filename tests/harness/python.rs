@@ -1,0 +1,235 @@
+//! The Python environment of the frameworks suite: where it is, and how a script runs on one rank or several.
+//!
+//! It owns the environment variables that a launcher would set. It does not own the environment's making
+//! (`cargo xtask test` does), nor what the scripts print.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+use std::{env, fs};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{machine, process};
+
+/// The interpreter to use, when it is not the one in the target directory.
+pub const PYTHON_ENV: &str = "TIDEMARK_PYTHON";
+/// Two ranks that train and save 1.5 GB on two busy cores stay well below this.
+pub const SCRIPT_LIMIT: Duration = Duration::from_secs(420);
+
+/// An interpreter that can import torch.
+#[derive(Clone, Debug)]
+pub struct Python {
+    interpreter: PathBuf,
+}
+
+/// A script that runs on one or more ranks. Dropped: every rank killed.
+#[derive(Debug)]
+pub struct Ranks {
+    children: Vec<Child>,
+    outputs: TempDir,
+    shown: String,
+}
+
+/// What one script said about tensors: their names and hashes.
+pub type Hashes = BTreeMap<String, Value>;
+
+impl Python {
+    /// The environment that `cargo xtask test` made; `None`, and the test left out, when there is none.
+    pub fn find() -> Option<Self> {
+        let interpreter = env::var_os(PYTHON_ENV)
+            .map_or_else(|| machine::target_dir().join("tools/venv/bin/python"), PathBuf::from);
+        if interpreter.exists() {
+            return Some(Self { interpreter });
+        }
+        machine::left_out(&format!(
+            "no Python with torch at {}: run `cargo xtask test --only frameworks`, or set {PYTHON_ENV}",
+            interpreter.display()
+        ));
+        None
+    }
+
+    /// Runs a script on one rank, without any launcher's environment; gives what it printed.
+    pub fn run(&self, script: &Path, arguments: &[&str]) -> String {
+        let mut ranks = self.start(1, script, arguments);
+        ranks.finish();
+        ranks.printed(0)
+    }
+
+    /// Runs a script on `world` ranks to its end; gives what each printed.
+    pub fn run_ranks(&self, world: usize, script: &Path, arguments: &[&str]) -> Vec<String> {
+        let mut ranks = self.start(world, script, arguments);
+        ranks.finish();
+        (0..world).map(|rank| ranks.printed(rank)).collect()
+    }
+
+    /// Starts a script on `world` ranks, with the environment that `torchrun` gives.
+    ///
+    /// One rank gets none of it: that is a job of one process, as a person starts it.
+    pub fn start(&self, world: usize, script: &Path, arguments: &[&str]) -> Ranks {
+        let outputs = tempfile::tempdir().expect("a temporary directory");
+        // A port that was free a moment ago. Every test takes its own, and a clash fails loudly in the rendezvous.
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+        let shown = format!("{} {arguments:?} on {world} rank(s)", script.display());
+        let mut ranks = Ranks { children: vec![], outputs, shown };
+        for rank in 0..world {
+            let stdout = File::create(ranks.file(rank, "out")).expect("a file for stdout");
+            let stderr = File::create(ranks.file(rank, "err")).expect("a file for stderr");
+            let mut command = Command::new(&self.interpreter);
+            command
+                .arg("-u")
+                .arg(script)
+                .args(arguments)
+                .env("CUDA_VISIBLE_DEVICES", "")
+                .env("HF_HUB_OFFLINE", "1")
+                .env("PYTHONDONTWRITEBYTECODE", "1")
+                .env("OMP_NUM_THREADS", if world > 1 { "1" } else { "2" })
+                .stdin(Stdio::null())
+                .stdout(stdout)
+                .stderr(stderr);
+            for name in
+                ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"]
+            {
+                command.env_remove(name);
+            }
+            if world > 1 {
+                command
+                    .env("RANK", rank.to_string())
+                    .env("LOCAL_RANK", rank.to_string())
+                    .env("WORLD_SIZE", world.to_string())
+                    .env("MASTER_ADDR", "127.0.0.1")
+                    .env("MASTER_PORT", port.to_string())
+                    .env("TORCHELASTIC_RUN_ID", format!("test-{port}"))
+                    .env("TORCHELASTIC_RESTART_COUNT", "0")
+                    .env("GLOO_SOCKET_IFNAME", "lo");
+            }
+            ranks.children.push(
+                command.spawn().unwrap_or_else(|error| panic!("cannot start {}: {error}", ranks.shown)),
+            );
+        }
+        ranks
+    }
+}
+
+impl Ranks {
+    /// Waits for the end of every rank and asserts that each exited with 0.
+    pub fn finish(&mut self) {
+        for rank in 0..self.children.len() {
+            let status = self.wait(rank);
+            assert!(
+                status.success(),
+                "rank {rank} of {} ended with {status}:\n{}",
+                self.shown,
+                self.said(rank)
+            );
+        }
+    }
+
+    /// Waits for the end of one rank, however it ends.
+    pub fn wait(&mut self, rank: usize) -> ExitStatus {
+        process::wait(&mut self.children[rank], SCRIPT_LIMIT)
+            .expect("waiting for a rank")
+            .unwrap_or_else(|| panic!("rank {rank} of {} hangs:\n{}", self.shown, self.said(rank)))
+    }
+
+    /// Waits until every rank has printed a line that is exactly `word`; fails when one ends without it.
+    pub fn wait_for(&mut self, word: &str) {
+        for rank in 0..self.children.len() {
+            self.wait_for_rank(rank, word);
+        }
+    }
+
+    /// Waits until one rank has printed a line that is exactly `word`.
+    pub fn wait_for_rank(&mut self, rank: usize, word: &str) {
+        let mut ended = false;
+        let seen = process::until(SCRIPT_LIMIT, || {
+            // The end is looked at before the output, so that a last line is not missed.
+            let was_ended = ended;
+            ended = self.children[rank].try_wait().expect("looking at a rank").is_some();
+            if self.printed(rank).lines().any(|line| line == word) {
+                Some(true)
+            } else {
+                was_ended.then_some(false)
+            }
+        });
+        assert!(seen == Some(true), "rank {rank} of {} never said {word}:\n{}", self.shown, self.said(rank));
+    }
+
+    /// SIGKILL to every rank, as a scheduler or the OOM killer would.
+    pub fn kill9(&mut self) {
+        for child in &mut self.children {
+            if child.try_wait().expect("looking at a rank").is_none() {
+                process::signal(child.id(), Signal::KILL);
+            }
+        }
+        for child in &mut self.children {
+            child.wait().expect("reaping a rank");
+        }
+    }
+
+    /// SIGTERM to every rank, each of which must then end with exit status 0.
+    pub fn terminate(&mut self) {
+        for child in &self.children {
+            process::signal(child.id(), Signal::TERM);
+        }
+        self.finish();
+    }
+
+    /// What a rank has printed so far.
+    pub fn printed(&self, rank: usize) -> String {
+        fs::read_to_string(self.file(rank, "out")).expect("the rank's stdout is readable")
+    }
+
+    fn said(&self, rank: usize) -> String {
+        format!("stdout:\n{}\nstderr:\n{}", self.printed(rank), machine::tail(&self.file(rank, "err"), 60))
+    }
+
+    fn file(&self, rank: usize, what: &str) -> PathBuf {
+        self.outputs.path().join(format!("rank-{rank}.{what}"))
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}
+
+/// The tensors' hashes in a script's output: the one line `HASHES {…}` of a label.
+///
+/// # Panics
+/// When the line is missing, twice there, or empty: a comparison of nothing with nothing must not pass.
+pub fn hashes(printed: &str, label: &str) -> Hashes {
+    let prefix = format!("HASHES {label} ");
+    let mut lines = printed.lines().filter_map(|line| line.strip_prefix(&prefix));
+    let line = lines.next().unwrap_or_else(|| panic!("no line `{prefix}…` in:\n{printed}"));
+    assert!(lines.next().is_none(), "`{prefix}…` is there twice in:\n{printed}");
+    let found: Hashes = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+    assert!(!found.is_empty(), "`{prefix}` names no tensor");
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_found_by_their_label() {
+        let printed = "noise\nHASHES model {\"w\":\"1\"}\nHASHES optimizer {\"w\":\"2\"}\n";
+        assert_eq!(hashes(printed, "optimizer")["w"], "2");
+    }
+
+    #[test]
+    #[should_panic(expected = "names no tensor")]
+    fn no_tensors_are_not_equal_to_no_tensors() {
+        hashes("HASHES model {}\n", "model");
+    }
+}

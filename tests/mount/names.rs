@@ -1,0 +1,198 @@
+//! Names: renaming, unlinking, linking, listing.
+
+use crate::site::Site;
+use rustix::fs::{AtFlags, CWD, RenameFlags, renameat_with};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// S-rename: "atomic for files, symlinks and directories, empty or not, over an existing name or not".
+#[test]
+fn a_full_directory_moves_with_everything_in_it() {
+    let Some(site) = Site::passthrough() else { return };
+    fs::create_dir_all(site.path("step_1.tmp/a/b")).unwrap();
+    fs::write(site.path("step_1.tmp/a/b/shard"), b"bytes").unwrap();
+    let ino = fs::metadata(site.path("step_1.tmp/a/b/shard")).unwrap().ino();
+    fs::rename(site.path("step_1.tmp"), site.path("step_1")).unwrap();
+    assert!(!site.path("step_1.tmp").exists());
+    assert_eq!(fs::read(site.path("step_1/a/b/shard")).unwrap(), b"bytes");
+    // S-ino: "An inode number stays the same over rename".
+    assert_eq!(fs::metadata(site.path("step_1/a/b/shard")).unwrap().ino(), ino);
+    fs::create_dir(site.path("full")).unwrap();
+    fs::write(site.path("full/x"), b"").unwrap();
+    let error = fs::rename(site.path("step_1"), site.path("full")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DirectoryNotEmpty);
+}
+
+/// S-rename: "A file replaced by a rename lives on for those who have it open or mapped."
+#[test]
+fn a_file_renamed_over_lives_on_for_those_who_have_it_open() {
+    let Some(site) = Site::passthrough() else { return };
+    fs::write(site.path("latest"), b"old").unwrap();
+    let mut old = File::open(site.path("latest")).unwrap();
+    fs::write(site.path("latest.tmp"), b"new!").unwrap();
+    fs::rename(site.path("latest.tmp"), site.path("latest")).unwrap();
+    assert_eq!(fs::read(site.path("latest")).unwrap(), b"new!");
+    let mut text = String::new();
+    old.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "old");
+    assert_eq!(old.metadata().unwrap().nlink(), 0);
+}
+
+/// S-rename: "RENAME_NOREPLACE and RENAME_EXCHANGE work".
+#[test]
+fn rename_flags_do_what_they_say() {
+    let Some(site) = Site::passthrough() else { return };
+    fs::write(site.path("a"), b"a").unwrap();
+    fs::write(site.path("b"), b"b").unwrap();
+    let (a, b) = (site.path("a"), site.path("b"));
+    let error = renameat_with(CWD, &a, CWD, &b, RenameFlags::NOREPLACE).unwrap_err();
+    assert_eq!(error, rustix::io::Errno::EXIST);
+    renameat_with(CWD, &a, CWD, &b, RenameFlags::EXCHANGE).unwrap();
+    assert_eq!((fs::read(&a).unwrap(), fs::read(&b).unwrap()), (b"b".to_vec(), b"a".to_vec()));
+}
+
+/// S-unlink: "bytes stay for open files and mappings and go with the last of them".
+#[test]
+fn an_unlinked_file_can_be_read_until_it_is_closed() {
+    let Some(site) = Site::passthrough() else { return };
+    fs::write(site.path("gone"), b"still here").unwrap();
+    let mut open = File::open(site.path("gone")).unwrap();
+    fs::remove_file(site.path("gone")).unwrap();
+    assert_eq!(fs::metadata(site.path("gone")).unwrap_err().kind(), ErrorKind::NotFound);
+    let mut text = String::new();
+    open.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "still here");
+    fs::create_dir(site.path("d")).unwrap();
+    fs::write(site.path("d/x"), b"").unwrap();
+    assert_eq!(fs::remove_dir(site.path("d")).unwrap_err().kind(), ErrorKind::DirectoryNotEmpty);
+}
+
+/// S-links: "Hard links to files and symlinks (targets up to 4095 bytes, kept as given) work."
+#[test]
+fn links_count_and_symlinks_keep_their_target() {
+    let Some(site) = Site::passthrough() else { return };
+    fs::write(site.path("one"), b"bytes").unwrap();
+    fs::hard_link(site.path("one"), site.path("two")).unwrap();
+    let (one, two) = (fs::metadata(site.path("one")).unwrap(), fs::metadata(site.path("two")).unwrap());
+    assert_eq!((one.ino(), one.nlink(), two.nlink()), (two.ino(), 2, 2));
+    fs::remove_file(site.path("one")).unwrap();
+    assert_eq!(fs::metadata(site.path("two")).unwrap().nlink(), 1);
+    let target = OsStr::from_bytes(&[b't'; 4095]).to_owned();
+    symlink(&target, site.path("long")).unwrap();
+    assert_eq!(fs::read_link(site.path("long")).unwrap(), Path::new(&target));
+    symlink("two", site.path("latest")).unwrap();
+    assert_eq!(fs::read(site.path("latest")).unwrap(), b"bytes");
+}
+
+/// S-names: "A name is 1 to 255 bytes, any but `/` and zero".
+#[test]
+fn long_and_odd_names_work_and_longer_ones_are_refused() {
+    let Some(site) = Site::passthrough() else { return };
+    let longest = OsStr::from_bytes(&[b'n'; 255]).to_owned();
+    let odd = OsStr::from_bytes(b"\xff\xfe not utf-8 \n\x01").to_owned();
+    for name in [&longest, &odd] {
+        fs::write(site.path(name), b"x").unwrap();
+        assert_eq!(fs::read(site.path(name)).unwrap(), b"x");
+    }
+    let listed: BTreeSet<_> = fs::read_dir(site.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(listed, BTreeSet::from([longest, odd]));
+    let error = fs::write(site.path(OsStr::from_bytes(&[b'n'; 256])), b"x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENAMETOOLONG));
+}
+
+/// S-names: "A path given to one call may have 4095 bytes; deeper trees are reached in steps."
+#[test]
+fn a_path_of_4095_bytes_works() {
+    let Some(site) = Site::passthrough() else { return };
+    let mut path = site.path("").into_os_string().into_encoded_bytes();
+    while path.last() == Some(&b'/') {
+        path.pop();
+    }
+    while path.len() + 201 + 2 <= 4095 {
+        path.push(b'/');
+        path.extend([b'd'; 200]);
+        fs::create_dir(OsStr::from_bytes(&path)).unwrap();
+    }
+    path.push(b'/');
+    path.resize(4095, b'f');
+    let path = Path::new(OsStr::from_bytes(&path));
+    fs::write(path, b"deep").unwrap();
+    assert_eq!(fs::read(path).unwrap(), b"deep");
+}
+
+/// S-readdir: "each name that stays exactly once, however many are created, removed or renamed beside it".
+#[test]
+fn a_listing_shows_what_stays_once_while_others_come_and_go() {
+    let Some(site) = Site::passthrough() else { return };
+    let staying: BTreeSet<String> = (0..3000).map(|i| format!("stays-{i}")).collect();
+    for name in &staying {
+        File::create(site.path(name)).unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 0.. {
+                let name = site.path(format!("comes-{}", i % 50));
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                File::create(&name).unwrap();
+                fs::remove_file(&name).unwrap();
+            }
+        });
+        for _ in 0..5 {
+            let mut seen: Vec<String> = fs::read_dir(site.path(""))
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .filter(|name| name.starts_with("stays-"))
+                .collect();
+            seen.sort();
+            assert_eq!(seen.len(), staying.len());
+            assert!(seen.iter().eq(staying.iter()));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// S-create: "O_CREAT|O_EXCL creates or is EEXIST, with one winner among any number of callers."
+#[test]
+fn eight_threads_create_and_exclusive_creation_has_one_winner() {
+    let Some(site) = Site::passthrough() else { return };
+    let winners: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|thread| {
+                let site = &site;
+                scope.spawn(move || {
+                    for i in 0..6 {
+                        fs::write(site.path(format!("t{thread}-{i}")), format!("{thread}/{i}")).unwrap();
+                    }
+                    (0..10).filter(|i| File::create_new(site.path(format!("contested-{i}"))).is_ok()).count()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(winners, 10);
+    assert_eq!(fs::read_dir(site.path("")).unwrap().count(), 58);
+    assert_eq!(fs::read(site.path("t3-5")).unwrap(), b"3/5");
+}
+
+/// S-mknod: "Devices, sockets and pipes are EPERM, O_TMPFILE is EOPNOTSUPP."
+#[test]
+fn only_regular_files_can_be_made() {
+    let Some(site) = Site::passthrough() else { return };
+    use rustix::fs::{FileType, Mode, OFlags, mknodat, open, statat};
+    let make = |name, kind| mknodat(CWD, site.path(name), kind, Mode::from_raw_mode(0o644), 0);
+    assert_eq!(make("pipe", FileType::Fifo).unwrap_err(), rustix::io::Errno::PERM);
+    assert_eq!(make("socket", FileType::Socket).unwrap_err(), rustix::io::Errno::PERM);
+    make("plain", FileType::RegularFile).unwrap();
+    assert_eq!(statat(CWD, site.path("plain"), AtFlags::empty()).unwrap().st_size, 0);
+    let error = open(site.path(""), OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR).unwrap_err();
+    assert_eq!(error, rustix::io::Errno::OPNOTSUPP);
+}

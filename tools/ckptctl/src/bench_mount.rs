@@ -1,0 +1,280 @@
+//! `ckptctl bench mount`: the mount against another folder, in one run.
+//!
+//! Owns: the samples, their alternating order, the medians. Does not own: the command line, how a mount's
+//! warmth is asked for (the caller hands that in), or printing. Memory maps: unsafe code is allowed here.
+
+use anyhow::{Context, ensure};
+use rustix::mm::{MapFlags, ProtFlags};
+use serde::Serialize;
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Samples of each place; a first one of both is thrown away besides.
+const ROUNDS: usize = 5;
+/// One write(2) or read(2).
+const BLOCK_BYTES: usize = 1 << 20;
+const PAGE_BYTES: usize = 4096;
+/// What torch.save writes: per tensor a zip header, the tensor in one call, a data descriptor; at the end the
+/// archive's directory. Sequential, and nothing is ever written twice.
+const SAVE_HEADER_BYTES: usize = 128;
+const SAVE_TENSOR_BYTES: usize = 16 << 20;
+const SAVE_DESCRIPTOR_BYTES: usize = 24;
+const SAVE_DIRECTORY_BYTES: usize = 16 << 10;
+/// Far beyond the caches, and little enough for a small machine.
+const MEMCPY_BYTES: usize = 256 << 20;
+/// The whole budget has to be touched once.
+const WARM_MAX: Duration = Duration::from_secs(600);
+const WARM_POLL: Duration = Duration::from_millis(200);
+
+/// What to measure.
+pub(crate) struct BenchMount<'a> {
+    /// A folder of the mount.
+    pub path: PathBuf,
+    /// A folder to compare with, usually /dev/shm.
+    pub baseline: PathBuf,
+    /// Size of the file that is written and read; each place holds one such file at a time.
+    pub size_bytes: u64,
+    /// Start at once, even where Tier-1's memory has not been touched yet.
+    pub no_wait: bool,
+    /// Whether Tier-1's memory is warm now.
+    pub wait_until_warm: &'a dyn Fn() -> bool,
+}
+
+impl std::fmt::Debug for BenchMount<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BenchMount")
+            .field("path", &self.path)
+            .field("baseline", &self.baseline)
+            .field("size_bytes", &self.size_bytes)
+            .field("no_wait", &self.no_wait)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The medians of one run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct BenchReport {
+    pub figures: Vec<BenchFigure>,
+    pub memcpy_bytes_per_s: f64,
+}
+
+/// One way of using a file, in both places.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct BenchFigure {
+    /// `write`, `read`, `mmap` or `save`.
+    pub name: &'static str,
+    pub mount_bytes_per_s: f64,
+    pub baseline_bytes_per_s: f64,
+    /// Mount over baseline: above 1 the mount is faster.
+    pub ratio: f64,
+}
+
+type Sample = fn(&Path, u64) -> anyhow::Result<f64>;
+
+/// The order matters: reads and mappings find what the writes left.
+const FIGURES: [(&str, Sample); 4] = [("write", write), ("read", read), ("mmap", map), ("save", save)];
+
+/// Waits until warm, then measures. Removes its files afterwards, also when a sample failed.
+///
+/// # Errors
+/// A size of zero, a place that cannot be written, or memory that does not get warm in ten minutes.
+pub(crate) fn run(bench: BenchMount<'_>) -> anyhow::Result<BenchReport> {
+    ensure!(bench.size_bytes > 0, "--size must be at least 1 byte, not 0");
+    let waiting_since = Instant::now();
+    while !bench.no_wait && !(bench.wait_until_warm)() {
+        ensure!(
+            waiting_since.elapsed() < WARM_MAX,
+            "Tier-1 is not warm after {} s: see `ckptctl status`, or measure as it is with --no-wait",
+            WARM_MAX.as_secs()
+        );
+        thread::sleep(WARM_POLL);
+    }
+    let name = format!("tidemark-bench-{}", std::process::id());
+    let (mount, baseline) = (bench.path.join(&name), bench.baseline.join(&name));
+    let figures = FIGURES
+        .into_iter()
+        .map(|(name, sample)| compare(name, sample, &mount, &baseline, bench.size_bytes))
+        .collect();
+    // Both, also when the first cannot be removed.
+    let (of_mount, of_baseline) = (remove(&mount), remove(&baseline));
+    let removed = of_mount.and(of_baseline);
+    let figures: anyhow::Result<Vec<BenchFigure>> = figures;
+    let figures = figures?;
+    removed?;
+    Ok(BenchReport { figures, memcpy_bytes_per_s: memcpy_bytes_per_s() })
+}
+
+fn compare(
+    name: &'static str,
+    sample: Sample,
+    mount: &Path,
+    baseline: &Path,
+    size_bytes: u64,
+) -> anyhow::Result<BenchFigure> {
+    let (mut mounts, mut baselines) = (Vec::new(), Vec::new());
+    for round in 0..=ROUNDS {
+        let mut places = [(mount, &mut mounts), (baseline, &mut baselines)];
+        // What ran just before moves a sample by up to three times, so neither place is always first.
+        if round % 2 == 1 {
+            places.reverse();
+        }
+        for (path, samples) in places {
+            let bytes_per_s = sample(path, size_bytes).with_context(|| format!("measure {name}"))?;
+            if round > 0 {
+                samples.push(bytes_per_s);
+            }
+        }
+    }
+    let (mount_bytes_per_s, baseline_bytes_per_s) = (median(mounts), median(baselines));
+    Ok(BenchFigure {
+        name,
+        mount_bytes_per_s,
+        baseline_bytes_per_s,
+        ratio: mount_bytes_per_s / baseline_bytes_per_s,
+    })
+}
+
+/// A new file, in blocks; create and close are part of the time.
+fn write(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
+    write_with(path, size_bytes, &[BLOCK_BYTES], &[])
+}
+
+/// The same bytes as torch.save would write them.
+fn save(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
+    write_with(
+        path,
+        size_bytes,
+        &[SAVE_HEADER_BYTES, SAVE_TENSOR_BYTES, SAVE_DESCRIPTOR_BYTES],
+        &[SAVE_DIRECTORY_BYTES],
+    )
+}
+
+/// Writes `repeated` again and again until `size_bytes` are written, then `last`.
+fn write_with(path: &Path, size_bytes: u64, repeated: &[usize], last: &[usize]) -> anyhow::Result<f64> {
+    remove(path)?;
+    warm(size_bytes);
+    let longest = repeated.iter().chain(last).copied().max().unwrap_or(1);
+    let block = vec![0x5a_u8; longest];
+    let started = Instant::now();
+    let mut file = File::create(path).with_context(|| format!("create {}", path.display()))?;
+    let mut written: u64 = 0;
+    for &length in repeated.iter().cycle() {
+        let left = usize::try_from(size_bytes - written).unwrap_or(usize::MAX);
+        if left == 0 {
+            break;
+        }
+        let length = length.min(left);
+        file.write_all(&block[..length]).with_context(|| format!("write {}", path.display()))?;
+        written += length as u64;
+    }
+    for &length in last {
+        file.write_all(&block[..length]).with_context(|| format!("write {}", path.display()))?;
+        written += length as u64;
+    }
+    drop(file);
+    Ok(written as f64 / started.elapsed().as_secs_f64())
+}
+
+fn read(path: &Path, _: u64) -> anyhow::Result<f64> {
+    let mut block = vec![0; BLOCK_BYTES];
+    let started = Instant::now();
+    let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let mut total: u64 = 0;
+    loop {
+        let got = file.read(&mut block).with_context(|| format!("read {}", path.display()))?;
+        if got == 0 {
+            return Ok(total as f64 / started.elapsed().as_secs_f64());
+        }
+        total += got as u64;
+    }
+}
+
+/// Opens, maps, and touches every page once.
+fn map(path: &Path, _: u64) -> anyhow::Result<f64> {
+    let started = Instant::now();
+    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let size_bytes = usize::try_from(file.metadata()?.len())?;
+    ensure!(size_bytes > 0, "{} is empty: somebody else truncated it", path.display());
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+    let address = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), size_bytes, ProtFlags::READ, MapFlags::SHARED, &file, 0)
+    }
+    .with_context(|| format!("map {}", path.display()))?;
+    // SAFETY: the mapping has size_bytes readable bytes until munmap below, and only this process writes the
+    // file, which it does not do meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), size_bytes) };
+    black_box(bytes.iter().step_by(PAGE_BYTES).fold(0_u8, |all, byte| all ^ byte));
+    let bytes_per_s = size_bytes as f64 / started.elapsed().as_secs_f64();
+    // SAFETY: exactly the mapping made above, whose slice is not used any more.
+    unsafe { rustix::mm::munmap(address, size_bytes) }.context("unmap")?;
+    Ok(bytes_per_s)
+}
+
+fn memcpy_bytes_per_s() -> f64 {
+    let (from, mut to) = (vec![1_u8; MEMCPY_BYTES], vec![2_u8; MEMCPY_BYTES]);
+    let samples = (0..ROUNDS).map(|_| {
+        let started = Instant::now();
+        to.copy_from_slice(black_box(&from));
+        black_box(&mut to);
+        MEMCPY_BYTES as f64 / started.elapsed().as_secs_f64()
+    });
+    median(samples.collect())
+}
+
+/// Touches as much memory as is needed next and gives it back: in a virtual machine, memory that was free for
+/// some seconds is the host's, and the sample that comes later would pay for getting it back.
+fn warm(size_bytes: u64) {
+    black_box(vec![1_u8; usize::try_from(size_bytes).unwrap_or(usize::MAX)]);
+}
+
+/// The upper middle one; there is always a sample.
+fn median(mut samples: Vec<f64>) -> f64 {
+    assert!(!samples.is_empty(), "every figure has samples");
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+fn remove(path: &Path) -> anyhow::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_has_four_figures_and_leaves_nothing_behind() {
+        let folder = std::env::temp_dir().join(format!("bench-mount-test-{}", std::process::id()));
+        let (one, two) = (folder.join("one"), folder.join("two"));
+        fs::create_dir_all(&one).unwrap();
+        fs::create_dir_all(&two).unwrap();
+        let asked = std::cell::Cell::new(0);
+        let wait_until_warm = &|| {
+            asked.set(asked.get() + 1);
+            asked.get() == 2
+        };
+        let (path, baseline) = (one.clone(), two.clone());
+        let report =
+            run(BenchMount { path, baseline, size_bytes: 3 << 20, no_wait: false, wait_until_warm }).unwrap();
+        assert_eq!(asked.get(), 2, "it waits exactly until warm");
+        let json = serde_json::to_value(&report).unwrap();
+        let names: Vec<_> =
+            json["figures"].as_array().unwrap().iter().map(|figure| &figure["name"]).collect();
+        assert_eq!(names, ["write", "read", "mmap", "save"]);
+        for figure in json["figures"].as_array().unwrap() {
+            assert!(figure["ratio"].as_f64().unwrap() > 0.0, "{figure}");
+        }
+        assert!(json["memcpy_bytes_per_s"].as_f64().unwrap() > 0.0);
+        assert_eq!(fs::read_dir(&one).unwrap().count() + fs::read_dir(&two).unwrap().count(), 0);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

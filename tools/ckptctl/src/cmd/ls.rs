@@ -1,0 +1,128 @@
+//! `ckptctl ls`: which checkpoints there are.
+
+use crate::context::{Context, Failure};
+use crate::table::{self, Tone};
+use crate::text;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use tidemark_control::api::ListRequest;
+use tidemark_protocol::report::{Checkpoint, CheckpointState, CopyCount, ExitCode};
+
+/// List checkpoints, their states and where their copies are
+///
+/// Exits 0 with an empty list where there is none.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only what is at or below it
+    path: Option<OsString>,
+    /// Files that belong to no checkpoint too, and versions that newer ones replaced
+    #[arg(short, long)]
+    all: bool,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
+        let place = context.place_or_root(self.path.as_deref()).await?;
+        let rows = context.client.list(&ListRequest { place, all: self.all }).await?;
+        context.print(&rows, print)?;
+        Ok(ExitCode::Done)
+    }
+}
+
+fn print(rows: &Vec<Checkpoint>, out: &mut dyn Write) -> io::Result<()> {
+    if rows.is_empty() {
+        return writeln!(out, " no checkpoints here");
+    }
+    let now_ms = text::now_ms();
+    let mut table = table::new([
+        "RUN",
+        "STEP",
+        "VER",
+        "PATH",
+        "AGE",
+        "SIZE",
+        "FILES",
+        "FRAMEWORK",
+        "STATE",
+        "EVIDENCE",
+        "HOST",
+        "PEER",
+        "OBJECT",
+        "PIN",
+    ]);
+    for row in rows {
+        let age = row.closed_ms.map_or_else(|| "-".to_owned(), |closed_ms| text::age(closed_ms, now_ms));
+        table.add_row([
+            table::text(row.run.as_deref().unwrap_or("-")),
+            table::number(row.step.map_or_else(|| "-".to_owned(), |step| step.to_string())),
+            table::number(format!("{}.{}", row.timeline, row.version)),
+            table::text(&row.path),
+            table::number(age),
+            table::bytes(row.bytes),
+            table::number(row.files),
+            table::text(row.framework.as_deref().unwrap_or("-")),
+            state(row.state),
+            table::text(row.evidence.as_deref().unwrap_or("-")),
+            table::text(&part(row.copies.host, row)),
+            table::text(&part(row.copies.peer, row)),
+            table::text(&part(row.copies.object, row)),
+            table::text(if row.pinned { "pinned" } else { "-" }),
+        ]);
+    }
+    table::write(&table, out)
+}
+
+fn state(state: CheckpointState) -> comfy_table::Cell {
+    let tone = match state {
+        CheckpointState::Committed | CheckpointState::Replicated => Tone::Good,
+        CheckpointState::Torn => Tone::Bad,
+        CheckpointState::Open
+        | CheckpointState::Settled
+        | CheckpointState::Complete
+        | CheckpointState::Prepared
+        | CheckpointState::Loose
+        | CheckpointState::Unknown => Tone::Doubtful,
+    };
+    table::word(state.word(), tone)
+}
+
+/// How much of the checkpoint is in one place.
+fn part(there: CopyCount, of: &Checkpoint) -> String {
+    if there.files == 0 {
+        "-".to_owned()
+    } else if there.files >= of.files && there.bytes >= of.bytes {
+        "all".to_owned()
+    } else {
+        format!("{}/{}", there.files, of.files)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemark_protocol::id::{Timeline, Version};
+    use tidemark_protocol::report::Copies;
+
+    #[test]
+    fn a_part_is_never_shown_as_all() {
+        let of = Checkpoint {
+            run: None,
+            timeline: Timeline(0),
+            step: None,
+            version: Version(1),
+            path: String::new(),
+            bytes: 10,
+            files: 2,
+            framework: None,
+            state: CheckpointState::Complete,
+            evidence: None,
+            copies: Copies::default(),
+            pinned: false,
+            closed_ms: None,
+        };
+        assert_eq!(part(CopyCount { files: 0, bytes: 0 }, &of), "-");
+        assert_eq!(part(CopyCount { files: 1, bytes: 10 }, &of), "1/2");
+        assert_eq!(part(CopyCount { files: 2, bytes: 9 }, &of), "2/2");
+        assert_eq!(part(CopyCount { files: 2, bytes: 10 }, &of), "all");
+    }
+}

@@ -1,0 +1,111 @@
+//! `ckptctl status`: is everything all right, and if not, what to do.
+
+use crate::context::{Context, Failure};
+use crate::table::{self, Tone};
+use crate::text;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use tidemark_control::api::STATUS_FILE_NAME;
+use tidemark_protocol::report::{ExitCode, NodeState, RunStatus, Status};
+
+/// A status is a few kilobytes; one that is larger was not written by us.
+const STATUS_BYTES_MAX: u64 = 16 << 20;
+
+/// Show how this node is, and what a restart would load
+///
+/// Lines `status` and `action` appear only where something is wrong. When no daemon answers, the last known status is
+/// shown, a note goes to stderr, and the exit status is 5.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
+        let away = match context.client.status().await {
+            Ok(status) => {
+                context.print(&status, print)?;
+                return Ok(ExitCode::Done);
+            }
+            Err(error) => error,
+        };
+        let Some(last_known) = away.is_away().then(|| last_known(&context.state_dir)).flatten() else {
+            return Err(away.into());
+        };
+        let age = text::age(last_known.written_ms, text::now_ms());
+        // A note only: without stderr the exit status still tells.
+        let _ =
+            writeln!(anstream::stderr(), "ckptctl: {}\nckptctl: last known, {age} ago:", text::chain(&away));
+        context.print(&last_known, print)?;
+        Ok(ExitCode::Unavailable)
+    }
+}
+
+/// What the daemon wrote before it went away; none where there is nothing that can be read.
+fn last_known(state_dir: &Path) -> Option<Status> {
+    let mut text = Vec::new();
+    let file = File::open(state_dir.join(STATUS_FILE_NAME)).ok()?;
+    file.take(STATUS_BYTES_MAX).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+fn print(status: &Status, out: &mut dyn Write) -> io::Result<()> {
+    let keeper = status.keeper_pid.map(|pid| format!(", keeper {pid}")).unwrap_or_default();
+    let (node, version, pid) = (text::clean(&status.node), text::clean(&status.version), status.pid);
+    writeln!(out, "   node: {node}  (ckptd {version}, pid {pid}{keeper})")?;
+    writeln!(out, "  state: {}", state(status.state))?;
+    for problem in &status.problems {
+        let (what, code) = (text::clean(&problem.what), text::clean(&problem.code));
+        writeln!(out, " status: {what}  [{code}]")?;
+        writeln!(out, " action: {}", text::clean(&problem.action))?;
+    }
+    writeln!(out, "  mount: {}  ({})", text::clean(&status.mount.path), status.mount.mode.word())?;
+    writeln!(out)?;
+    table::write(&super::tiers::table(&status.tiers), out)?;
+    if status.runs.is_empty() {
+        writeln!(out, "\n   runs: none yet")?;
+    } else {
+        writeln!(out)?;
+        table::write(&runs(&status.runs), out)?;
+    }
+    writeln!(out)?;
+    match status.problems.len() {
+        0 => writeln!(out, "problems: none"),
+        count => writeln!(out, "problems: {count}"),
+    }
+}
+
+/// In capitals and coloured, since it is what the eye looks for.
+fn state(state: NodeState) -> String {
+    let colour = match state {
+        NodeState::Serving => 32,
+        NodeState::Starting | NodeState::Draining => 33,
+        NodeState::Degraded | NodeState::Stopped | NodeState::Unknown => 31,
+    };
+    format!("\x1b[{colour}m{}\x1b[0m", state.word().to_uppercase())
+}
+
+fn runs(runs: &[RunStatus]) -> comfy_table::Table {
+    let mut table = table::new(["RUN", "LATEST", "COMMITTED", "RECOVERABLE", "LAG"]);
+    for run in runs {
+        let recoverable = text::reference(run.recoverable.as_ref());
+        let tone = if run.recoverable.is_some() { Tone::Good } else { Tone::Bad };
+        table.add_row([
+            table::text(&run.run),
+            table::text(&text::reference(run.latest.as_ref())),
+            table::text(&text::reference(run.watermark.as_ref())),
+            table::word(&recoverable, tone),
+            table::text(&lag(run)),
+        ]);
+    }
+    table
+}
+
+fn lag(run: &RunStatus) -> String {
+    if run.lag_versions == 0 {
+        return "-".to_owned();
+    }
+    let versions = if run.lag_versions == 1 { "version" } else { "versions" };
+    let bytes = tidemark_protocol::size::Shown(run.lag_bytes);
+    let since = std::time::Duration::try_from_secs_f64(run.lag_seconds).unwrap_or_default().as_secs();
+    format!("{} {versions}, {bytes}, {}", run.lag_versions, text::duration(since))
+}

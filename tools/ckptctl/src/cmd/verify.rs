@@ -1,0 +1,63 @@
+//! `ckptctl verify`: are the bytes what they were?
+
+use crate::context::{Context, Failure};
+use crate::progress::Bar;
+use crate::text::clean;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use tidemark_control::api::VerifyRequest;
+use tidemark_protocol::report::{ExitCode, Verify};
+use tidemark_protocol::size::Shown;
+
+/// Read copies again, compare them with their checksums, and repair bad ones
+///
+/// Exits 0 when every file ends with a good copy, repaired ones included, and 4 when one has none.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; everything where there is none
+    checkpoint: Option<OsString>,
+    /// Read the copies in Tier-3 too, which costs their transfer
+    #[arg(long)]
+    deep: bool,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
+        let checkpoint = match &self.checkpoint {
+            Some(text) => Some(context.selector(text).await?),
+            None => None,
+        };
+        let request = VerifyRequest { checkpoint, deep: self.deep };
+        let mut bar = Bar::new("verify");
+        let result = context.client.verify(&request, |progress| bar.show(&progress)).await;
+        drop(bar);
+        let verify = result?;
+        context.print(&verify, print)?;
+        Ok(verify.exit_code())
+    }
+}
+
+fn print(verify: &Verify, out: &mut dyn Write) -> io::Result<()> {
+    for repair in &verify.repaired {
+        let (copy, path, what, from) =
+            (clean(&repair.copy), clean(&repair.path), clean(&repair.what), clean(&repair.from));
+        writeln!(out, "repaired  {path}: the {copy} copy was bad ({what}); made again from {from}")?;
+    }
+    for file in &verify.unchecked {
+        writeln!(out, "unchecked {}: {}", clean(&file.path), clean(&file.what))?;
+    }
+    for file in &verify.unrecoverable {
+        writeln!(out, "LOST      {}: {}", clean(&file.path), clean(&file.what))?;
+    }
+    let end = if verify.unrecoverable.is_empty() { "ok" } else { "BAD" };
+    writeln!(
+        out,
+        "{end}: {} checkpoints, {} files, {} copies, {} read; {} repaired, {} without a good copy",
+        verify.checkpoints,
+        verify.files,
+        verify.copies,
+        Shown(verify.bytes),
+        verify.repaired.len(),
+        verify.unrecoverable.len()
+    )
+}

@@ -1,0 +1,167 @@
+//! What every command has: the daemon, the place for output, and the ways to fail.
+//!
+//! Owns: reaching the daemon, placing typed paths on its mount, writing JSON. Does not own: what is written.
+
+use crate::args::{Common, Format};
+use serde::Serialize;
+use std::ffi::OsStr;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use tidemark_control::client::{Client, ClientError};
+use tidemark_protocol::report::ExitCode;
+use tidemark_protocol::selector::{Place, PlaceError, Selector, SelectorError, Typed};
+
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) state_dir: PathBuf,
+    pub(crate) format: Format,
+    /// Where the daemon has its mount, once it was asked.
+    mount: Option<PathBuf>,
+}
+
+impl Context {
+    pub(crate) fn new(common: Common) -> Self {
+        let client = Client::of_state_dir(&common.state_dir);
+        Self { client, state_dir: common.state_dir, format: common.output, mount: None }
+    }
+
+    /// A path as typed, or the mount's root when none was.
+    pub(crate) async fn place_or_root(&mut self, path: Option<&OsStr>) -> Result<Place, Failure> {
+        match path {
+            Some(path) => self.place(path).await,
+            None => Ok(Place::root()),
+        }
+    }
+
+    /// A path as typed, on the daemon's mount.
+    pub(crate) async fn place(&mut self, path: &OsStr) -> Result<Place, Failure> {
+        let mount = self.mount().await?;
+        place_on(mount, path)
+    }
+
+    /// CHECKPOINT as typed.
+    pub(crate) async fn selector(&mut self, text: &OsStr) -> Result<Selector, Failure> {
+        match Typed::parse(text.as_bytes())? {
+            Typed::Latest => Ok(Selector::Latest),
+            Typed::Step(step) => Ok(Selector::Step(step)),
+            typed @ (Typed::LatestOf(_) | Typed::StepOf(..) | Typed::At(_)) => {
+                let mount = self.mount().await?;
+                typed.place(|path| place_on(mount, OsStr::from_bytes(path)))
+            }
+        }
+    }
+
+    async fn mount(&mut self) -> Result<&Path, Failure> {
+        let mount = match self.mount.take() {
+            Some(mount) => mount,
+            None => self.client.status().await?.mount.path.into(),
+        };
+        Ok(self.mount.insert(mount))
+    }
+
+    /// Writes a report as JSON, or has `table` written.
+    pub(crate) fn print<T: Serialize>(
+        &self,
+        report: &T,
+        table: impl FnOnce(&T, &mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), Failure> {
+        let mut out = anstream::stdout().lock();
+        match self.format {
+            Format::Table => table(report, &mut out)?,
+            Format::Json => {
+                serde_json::to_writer_pretty(&mut out, report).map_err(io::Error::from)?;
+                writeln!(out)?;
+            }
+        }
+        Ok(out.flush()?)
+    }
+}
+
+/// By text first, which never touches the mount; where that leads elsewhere, symbolic links are followed.
+fn place_on(mount: &Path, path: &OsStr) -> Result<Place, Failure> {
+    let cwd = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    let on_mount = |path: &OsStr| {
+        Place::typed(mount.as_os_str().as_bytes(), cwd.as_os_str().as_bytes(), path.as_bytes())
+    };
+    on_mount(path).or_else(|outside| match std::fs::canonicalize(path) {
+        Ok(real) => on_mount(real.as_os_str()).map_err(Failure::from),
+        Err(_) => Err(outside.into()),
+    })
+}
+
+/// Why a command was not done.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Client(ClientError),
+    Place(PlaceError),
+    Selector(SelectorError),
+    /// A measurement that could not be taken.
+    Bench(anyhow::Error),
+    Output {
+        source: io::Error,
+    },
+    Runtime {
+        source: io::Error,
+    },
+}
+
+impl Failure {
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Client(error) => error.exit_code(),
+            Self::Place(_) | Self::Selector(_) => ExitCode::Usage,
+            Self::Output { source } if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::Done,
+            Self::Bench(_) | Self::Output { .. } | Self::Runtime { .. } => ExitCode::Failed,
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Client(error) => error.fmt(f),
+            Self::Place(error) => error.fmt(f),
+            Self::Selector(error) => error.fmt(f),
+            Self::Bench(error) => error.fmt(f),
+            Self::Output { .. } => f.write_str("cannot write the answer"),
+            Self::Runtime { .. } => f.write_str("cannot start; this process may not open more files"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Client(error) => error.source(),
+            Self::Place(_) | Self::Selector(_) => None,
+            Self::Bench(error) => error.source(),
+            Self::Output { source } | Self::Runtime { source } => Some(source),
+        }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::Client(error)
+    }
+}
+
+impl From<PlaceError> for Failure {
+    fn from(error: PlaceError) -> Self {
+        Self::Place(error)
+    }
+}
+
+impl From<SelectorError> for Failure {
+    fn from(error: SelectorError) -> Self {
+        Self::Selector(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(source: io::Error) -> Self {
+        Self::Output { source }
+    }
+}

@@ -1,0 +1,268 @@
+//! The commands of this node, answered from the loop, the mount and the machine.
+//!
+//! Owns: putting their answers together. Does not own: the answers of the loop (engine), transport (control).
+
+use async_trait::async_trait;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tidemark_control::api::{
+    CommitRequest, EventSink, EventsRequest, FlushRequest, ListRequest, NodeApi, ProgressSink, ShowRequest,
+    VerifyRequest,
+};
+use tidemark_engine::node::{Identity, Node, Wanted};
+use tidemark_fuse::{Mode, Mounted};
+use tidemark_protocol::id::{Incarnation, StartId};
+use tidemark_protocol::report::{
+    ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Flush, FuseMode, MountStatus,
+    NodeState, Show, Status, TierStatus, Verify,
+};
+use tidemark_protocol::selector::Selector;
+
+/// This node, as the API shows it.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    pub(crate) node: Node,
+    pub(crate) name: String,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) start: StartId,
+    pub(crate) epoch: u64,
+    pub(crate) listen: String,
+    pub(crate) http: String,
+    pub(crate) mountpoint: PathBuf,
+    /// Set once it serves.
+    pub(crate) mounted: OnceLock<Arc<Mounted>>,
+    pub(crate) draining: std::sync::atomic::AtomicBool,
+}
+
+fn stopped() -> ApiError {
+    ApiError::new(ErrorCode::Unavailable, "the daemon is ending", "ask again when it runs")
+}
+
+fn not_found(what: &str) -> ApiError {
+    ApiError::new(
+        ErrorCode::NotFound,
+        format!("there is no checkpoint {what}"),
+        "`ckptctl ls` shows what there is",
+    )
+}
+
+fn wanted(selector: Selector) -> Wanted {
+    match selector {
+        Selector::Latest => Wanted::Latest { run: None },
+        Selector::LatestOf(run) => Wanted::Latest { run: Some(run.as_bytes().to_vec()) },
+        Selector::Step(step) => Wanted::Step { run: None, step },
+        Selector::StepOf(run, step) => Wanted::Step { run: Some(run.as_bytes().to_vec()), step },
+        Selector::At(place) => Wanted::Path(place.as_bytes().to_vec()),
+    }
+}
+
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+impl Daemon {
+    fn identity(&self) -> Identity {
+        Identity { node: self.name.clone() }
+    }
+
+    fn mount_status(&self) -> MountStatus {
+        let path = self.mountpoint.to_string_lossy().into_owned();
+        match self.mounted.get() {
+            Some(mounted) => MountStatus {
+                path,
+                mode: match mounted.mode() {
+                    Mode::Passthrough => FuseMode::Passthrough,
+                    Mode::Fallback => FuseMode::Fallback,
+                },
+                reason: mounted.reason().to_owned(),
+                requests: mounted
+                    .counters()
+                    .iter()
+                    .map(|(opcode, count)| (opcode.name().to_ascii_lowercase(), count))
+                    .collect(),
+            },
+            None => MountStatus {
+                path,
+                mode: FuseMode::Unknown,
+                reason: "not mounted yet".to_owned(),
+                requests: BTreeMap::new(),
+            },
+        }
+    }
+
+    fn state(&self, degraded: bool) -> NodeState {
+        if self.draining.load(std::sync::atomic::Ordering::Acquire) {
+            NodeState::Draining
+        } else if self.mounted.get().is_none() {
+            NodeState::Starting
+        } else if degraded {
+            NodeState::Degraded
+        } else {
+            NodeState::Serving
+        }
+    }
+}
+
+#[async_trait]
+impl NodeApi for Daemon {
+    async fn status(&self) -> Result<Status, ApiError> {
+        let standing = self.node.standing().await.ok_or_else(stopped)?;
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            keeper_pid: None,
+            start: self.start,
+            node: self.name.clone(),
+            incarnation: self.incarnation,
+            state: self.state(!standing.problems.is_empty()),
+            listen: self.listen.clone(),
+            http: self.http.clone(),
+            problems: standing.problems,
+            mount: self.mount_status(),
+            tiers: standing.tiers,
+            runs: standing.runs,
+            written_ms: now_ms(),
+        })
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError> {
+        self.node.list(request.place.as_bytes().to_vec(), request.all).await.ok_or_else(stopped)
+    }
+
+    async fn show(&self, request: ShowRequest) -> Result<Show, ApiError> {
+        let what = format!("{:?}", request.checkpoint);
+        let shown = self.node.show(wanted(request.checkpoint), request.files, self.identity()).await;
+        shown.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
+    }
+
+    async fn tiers(&self) -> Result<Vec<TierStatus>, ApiError> {
+        Ok(self.node.standing().await.ok_or_else(stopped)?.tiers)
+    }
+
+    async fn nodes(&self) -> Result<Vec<tidemark_protocol::report::Node>, ApiError> {
+        let standing = self.node.standing().await.ok_or_else(stopped)?;
+        let tier1 = standing.tiers.iter().find(|tier| tier.name == "tier1");
+        Ok(vec![tidemark_protocol::report::Node {
+            name: self.name.clone(),
+            incarnation: self.incarnation,
+            start: self.start,
+            state: self.state(!standing.problems.is_empty()),
+            listen: self.listen.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            epoch: self.epoch,
+            coordinator: true,
+            this: true,
+            tier1_used_bytes: tier1.map_or(0, |tier| tier.used_bytes),
+            tier1_size_bytes: tier1.and_then(|tier| tier.size_bytes).unwrap_or(0),
+        }])
+    }
+
+    async fn doctor(&self) -> Result<Doctor, ApiError> {
+        let standing = self.node.standing().await.ok_or_else(stopped)?;
+        let mount = self.mount_status();
+        let check = |name: &str, ok: bool, what: String, fix: Option<&str>| Check {
+            name: name.to_owned(),
+            verdict: if ok { CheckVerdict::Ok } else { CheckVerdict::Warn },
+            what,
+            fix: fix.filter(|_| !ok).map(ToOwned::to_owned),
+        };
+        let mut checks = vec![check(
+            "passthrough",
+            mount.mode == FuseMode::Passthrough,
+            mount.reason,
+            Some("needs Linux 6.9 or later and CAP_SYS_ADMIN; without it every byte passes the daemon"),
+        )];
+        let capabilities = self.node.shared().tier1.capabilities();
+        for (name, capability) in [
+            ("private_tmpfs", &capabilities.private_tmpfs),
+            ("huge_pages", &capabilities.huge),
+            ("noswap", &capabilities.noswap),
+            ("leases", &capabilities.leases),
+            ("preallocation", &capabilities.preallocation),
+        ] {
+            checks.push(check(
+                name,
+                capability.works,
+                capability.reason.clone(),
+                Some("see `ckptctl doctor` as root"),
+            ));
+        }
+        for tier in &standing.tiers {
+            if let Some(fencing) = tier.fencing {
+                let what = format!("{}: one winner of many creates of one key: {fencing}", tier.medium);
+                checks.push(check("fencing", fencing, what, Some("use this store with one node only")));
+            }
+            if let Some(part_checksums) = tier.part_checksums {
+                let what = format!("{}: refuses damaged parts: {part_checksums}", tier.medium);
+                checks.push(check(
+                    "part_checksums",
+                    part_checksums,
+                    what,
+                    Some("uploads are read back instead"),
+                ));
+            }
+        }
+        for problem in standing.problems {
+            checks.push(Check {
+                name: problem.code,
+                verdict: CheckVerdict::Fail,
+                what: problem.what,
+                fix: Some(problem.action),
+            });
+        }
+        Ok(Doctor { checks })
+    }
+
+    async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError> {
+        let place = match request.checkpoint {
+            None => Vec::new(),
+            Some(Selector::At(place)) => place.as_bytes().to_vec(),
+            Some(selector) => {
+                let what = format!("{selector:?}");
+                let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)?;
+                found.ok_or_else(|| not_found(&what))?
+            }
+        };
+        self.node.verify(place, request.deep, move |now| progress.tell(now)).await.ok_or_else(stopped)
+    }
+
+    async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError> {
+        let place = request.place.as_bytes().to_vec();
+        let timeout = request.timeout_s.map(Duration::from_secs);
+        self.node.flush(place, request.wait, timeout, move |now| progress.tell(now)).await.ok_or_else(stopped)
+    }
+
+    async fn commit(&self, request: CommitRequest) -> Result<Commit, ApiError> {
+        let path = request.place.as_bytes().to_vec();
+        let what = String::from_utf8_lossy(&path).into_owned();
+        self.node.commit(path).await.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
+    }
+
+    async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError> {
+        let kept = &self.node.shared().events;
+        let mut newest = kept.watch();
+        let mut since = request.since;
+        loop {
+            newest.mark_unchanged();
+            for event in kept.since(since) {
+                since = event.number;
+                events.send(event).await?;
+            }
+            if !request.follow {
+                return Ok(());
+            }
+            newest.changed().await.map_err(|_| stopped())?;
+        }
+    }
+
+    fn metrics_text(&self) -> String {
+        self.node.shared().metrics.encode()
+    }
+
+    fn healthy(&self) -> Result<(), String> {
+        if self.mounted.get().is_none() { Err("the mount does not serve yet".to_owned()) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,184 @@
+//! The command line of `ckptd`.
+//!
+//! Owns: flags, how they win over the configuration file, and exit codes. Does not own: what a command does.
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tidemark_engine::settings::Settings;
+use tidemark_engine::step_point::StepPoint;
+use tidemark_protocol::report::ExitCode as ProcessExit;
+
+/// Where the configuration lies when nobody says otherwise; absent is fine there.
+const CONFIG_DEFAULT: &str = "/etc/tidemark/ckptd.toml";
+
+/// Saves checkpoints to memory through a mount, and drains them to a durable tier.
+#[derive(Debug, Parser)]
+#[command(name = "ckptd", version, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Mount MOUNTPOINT and serve it in the foreground until SIGTERM.
+    Up(Box<Up>),
+    /// List the named steps at which TIDEMARK_STOP_AT may stop this process (for crash tests).
+    #[command(hide = true)]
+    StepPoints,
+}
+
+/// Flags of `ckptd up`. Every one wins over the configuration file.
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    /// The directory to mount on; made if missing, refused if it is not empty or carries a live mount.
+    pub(crate) mountpoint: PathBuf,
+    /// TOML configuration [default: /etc/tidemark/ckptd.toml, where it exists].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// This node's name [default: the host name].
+    #[arg(long, value_name = "NODE")]
+    pub(crate) name: Option<String>,
+    /// Memory for checkpoints: bytes, or K, M, G, T with optional iB, powers of 1024 [default: half of what is free].
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) tier1: Option<String>,
+    /// The durable tier: s3://BUCKET/PREFIX or file:///DIRECTORY [default: file:///var/lib/tidemark/tier3].
+    #[arg(long, value_name = "URL")]
+    pub(crate) tier3: Option<String>,
+    /// Socket, lock and last known status; nothing durable [default: /run/tidemark].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Where peers connect; port 0 takes a free one [default: 127.0.0.1:7070].
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Option<String>,
+    /// Plain HTTP for /metrics and /healthz; port 0 takes a free one [default: 127.0.0.1:7071].
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) http: Option<String>,
+    /// Where the coordinator runs. One node coordinates itself.
+    #[arg(long, value_name = "embedded", value_parser = ["embedded"], default_value = "embedded")]
+    pub(crate) coordinator: String,
+    /// The coordinator's lease: file:PATH or tier3 [default: a lock file in the state directory].
+    #[arg(long, value_name = "LEASE")]
+    pub(crate) lease: Option<String>,
+}
+
+impl Up {
+    /// Reads the file, lets the flags win, and checks the whole.
+    fn settings(&self) -> anyhow::Result<Settings> {
+        let (path, required) = match &self.config {
+            Some(path) => (path.clone(), true),
+            None => (PathBuf::from(CONFIG_DEFAULT), false),
+        };
+        let mut settings = match std::fs::read_to_string(&path) {
+            Ok(text) => toml::from_str(&text).with_context(|| {
+                format!("the configuration {} does not parse; nothing was mounted", path.display())
+            })?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !required => Settings::default(),
+            Err(error) => {
+                return Err(error)
+                    .with_context(|| format!("the configuration {} cannot be read", path.display()));
+            }
+        };
+        let Settings { node, tier1, tier3, .. } = &mut settings;
+        if let Some(name) = &self.name {
+            node.name = Some(name.clone());
+        }
+        if let Some(dir) = &self.state_dir {
+            node.state_dir.clone_from(dir);
+        }
+        if let Some(listen) = &self.listen {
+            node.listen.clone_from(listen);
+        }
+        if let Some(http) = &self.http {
+            node.http.clone_from(http);
+        }
+        if let Some(lease) = &self.lease {
+            node.lease = Some(lease.clone());
+        }
+        if let Some(size) = &self.tier1 {
+            tier1.size = Some(size.clone());
+        }
+        if let Some(url) = &self.tier3 {
+            tier3.url.clone_from(url);
+        }
+        settings.validate()?;
+        Ok(settings)
+    }
+}
+
+/// Why `ckptd` ends without having served, and the exit code that says so.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    code: ProcessExit,
+    error: anyhow::Error,
+}
+
+impl Failure {
+    pub(crate) fn failed(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: ProcessExit::Failed, error: error.into() }
+    }
+
+    pub(crate) fn usage(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: ProcessExit::Usage, error: error.into() }
+    }
+
+    pub(crate) fn unavailable(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: ProcessExit::Unavailable, error: error.into() }
+    }
+
+    pub(crate) fn fenced(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: ProcessExit::Fenced, error: error.into() }
+    }
+}
+
+/// Parses, runs, and says how it ended.
+pub(crate) fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let code = match cli.command {
+        Command::StepPoints => step_points(),
+        Command::Up(up) => {
+            crate::logs::start();
+            match serve(&up) {
+                Ok(true) => ProcessExit::Done,
+                Ok(false) => ProcessExit::Failed,
+                Err(failure) => say(&failure),
+            }
+        }
+    };
+    ExitCode::from(code.number())
+}
+
+#[expect(clippy::print_stderr, reason = "the last words of a daemon that does not start are for a person")]
+fn say(failure: &Failure) -> ProcessExit {
+    eprintln!("ckptd: {:#}", failure.error);
+    failure.code
+}
+
+#[expect(clippy::print_stdout, reason = "the answer of a command")]
+fn step_points() -> ProcessExit {
+    for point in StepPoint::ALL {
+        println!("{}", point.name());
+    }
+    ProcessExit::Done
+}
+
+fn serve(up: &Up) -> Result<bool, Failure> {
+    let settings = up.settings().map_err(Failure::usage)?;
+    if let Ok(step) = std::env::var("TIDEMARK_STOP_AT") {
+        tidemark_engine::step_point::arm(&step)
+            .map_err(|error| Failure::usage(anyhow::anyhow!("TIDEMARK_STOP_AT: {error}")))?;
+        tracing::warn!(step, "this process will kill itself at a step point");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("ckptd")
+        .build()
+        .context("threads cannot be started")
+        .map_err(Failure::failed)?;
+    let result = runtime.block_on(crate::up::up(&up.mountpoint, settings));
+    // Blocking work that nobody waits for any more (a slow store) must not hold the end back.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    result
+}

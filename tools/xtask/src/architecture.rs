@@ -1,0 +1,167 @@
+//! The rules about who may depend on whom, checked against Cargo's own view and the sources.
+//!
+//! It owns the list of rules. Each says its reason, because the reader of a failure is about to break one.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::tidy;
+use crate::workspace::Workspace;
+
+/// A member and what its normal dependencies may not be.
+struct Forbidden {
+    member: &'static str,
+    dependencies: &'static [&'static str],
+    why: &'static str,
+}
+
+/// Everything that the rules of the protocol may use. A list of what is allowed, so that a new crate is a decision.
+const PROTOCOL_MAY_USE: &[&str] = &["base64", "blake3", "regex", "serde", "serde_json", "thiserror"];
+
+const FORBIDDEN: &[Forbidden] = &[
+    Forbidden {
+        member: "tidemark-engine",
+        dependencies: &["tidemark-control", "tidemark-fuse"],
+        why: "membership, epochs and the mount reach the engine as calls and events",
+    },
+    Forbidden {
+        member: "tidemark-fuse",
+        dependencies: &["tidemark-control", "object_store"],
+        why: "the mount knows the namespace, not the cluster and not Tier-3",
+    },
+    Forbidden {
+        member: "tidemark-control",
+        dependencies: &["tidemark-fuse"],
+        why: "the coordinator works where nothing is mounted",
+    },
+    Forbidden {
+        member: "ckptctl",
+        dependencies: &["tidemark-engine", "tidemark-fuse", "object_store"],
+        why: "the command line asks a daemon; it has no copy of the engine to disagree with",
+    },
+];
+
+/// Words that must not stand in the sources below a folder, comments apart.
+struct Silent {
+    folder: &'static str,
+    except: &'static str,
+    words: &'static [&'static str],
+    why: &'static str,
+}
+
+const SILENT: &[Silent] = &[
+    Silent {
+        folder: "engine/protocol/src",
+        except: "",
+        words: &[
+            "std::fs",
+            "std::net",
+            "std::thread",
+            "std::env",
+            "Instant::now",
+            "SystemTime::now",
+            "tokio::",
+        ],
+        why: "the protocol does no I/O and reads no clock; time is an argument",
+    },
+    Silent {
+        folder: "engine/src",
+        except: "engine/src/store",
+        words: &["object_store::"],
+        why: "only the store talks to Tier-3",
+    },
+];
+
+/// What is wrong, one line each; empty when the architecture holds.
+pub(crate) fn problems(workspace: &Workspace) -> Result<Vec<String>> {
+    let mut problems = dependency_problems(workspace);
+    for rule in SILENT {
+        for path in tidy::files(&workspace.root.join(rule.folder))? {
+            if path.extension().is_some_and(|ending| ending == "rs")
+                && !excepted(&workspace.shown(&path), rule.except)
+            {
+                let text = fs::read_to_string(&path)?;
+                problems.extend(spoken(&text, rule.words).map(|(line, word)| {
+                    format!("{}:{line} says `{word}`, but {}", workspace.shown(&path), rule.why)
+                }));
+            }
+        }
+    }
+    Ok(problems)
+}
+
+fn dependency_problems(workspace: &Workspace) -> Vec<String> {
+    let mut problems = vec![];
+    for package in workspace.packages.iter().filter(|package| package.member) {
+        // Tests may use what they like; a build script's dependencies end up in no binary.
+        for (dependency, _) in package.dependencies.iter().filter(|(_, kind)| kind.is_empty()) {
+            if package.name == "tidemark-protocol" && !PROTOCOL_MAY_USE.contains(&dependency.as_str()) {
+                problems.push(format!(
+                    "tidemark-protocol depends on {dependency}, but it has no I/O and no runtime"
+                ));
+            }
+            if package.name == "tidemark-kernels" && dependency.starts_with("tidemark-") {
+                problems.push(format!(
+                    "tidemark-kernels depends on {dependency}, but it uses no crate of this house"
+                ));
+            }
+            for rule in FORBIDDEN {
+                if rule.member == package.name && rule.dependencies.contains(&dependency.as_str()) {
+                    problems.push(format!("{} depends on {dependency}, but {}", package.name, rule.why));
+                }
+            }
+        }
+    }
+    problems
+}
+
+fn excepted(path: &str, except: &str) -> bool {
+    !except.is_empty() && Path::new(path).starts_with(except)
+}
+
+/// The words that a source text says, with their line numbers, outside comments.
+fn spoken<'a>(text: &'a str, words: &'a [&'a str]) -> impl Iterator<Item = (usize, &'a str)> {
+    text.lines().enumerate().flat_map(move |(index, line)| {
+        let code = tidy::without_comment(line);
+        words.iter().filter(move |word| code.contains(**word)).map(move |word| (index + 1, *word))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::Package;
+
+    fn member(name: &str, dependency: &str, kind: &str) -> Workspace {
+        let package = Package {
+            name: name.into(),
+            version: "1.0.0".into(),
+            licence: None,
+            member: true,
+            dependencies: vec![(dependency.into(), kind.into())],
+            targets: vec![],
+        };
+        Workspace { root: "/".into(), target_dir: "/".into(), packages: vec![package] }
+    }
+
+    #[test]
+    fn a_forbidden_arrow_is_found() {
+        for (name, dependency) in [
+            ("tidemark-protocol", "tokio"),
+            ("tidemark-kernels", "tidemark-protocol"),
+            ("tidemark-engine", "tidemark-control"),
+        ] {
+            assert_eq!(dependency_problems(&member(name, dependency, "")).len(), 1, "{name} -> {dependency}");
+            assert!(dependency_problems(&member(name, dependency, "dev")).is_empty());
+        }
+        assert!(dependency_problems(&member("tidemark-control", "tidemark-engine", "")).is_empty());
+    }
+
+    #[test]
+    fn a_word_in_a_comment_is_not_spoken() {
+        let text = "// std::fs is not used here\nuse std::fs;\n";
+        assert_eq!(spoken(text, &["std::fs"]).collect::<Vec<_>>(), [(2, "std::fs")]);
+    }
+}

@@ -1,0 +1,127 @@
+//! Developer tasks: everything that is checked, in one command.
+//!
+//! It owns the command line of `cargo xtask` and the list of its commands. It does not own what a check means:
+//! each has a module of its own.
+
+mod architecture;
+mod bench;
+mod count;
+mod licences;
+mod machine;
+mod prepare;
+mod run;
+mod shell;
+mod suites;
+mod summary;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::run::TestOptions;
+
+const HELP: &str = "\
+Developer tasks of Tidemark.
+
+  cargo xtask test [--long] [--only NAME]... [--list]
+      Everything this machine can check, in the order a person would wait for it. Installs what a suite needs.
+      --only NAME  this check or suite alone; may be given again
+      --long       more cases and larger sizes
+      --list       name the checks and suites, and what this machine cannot run
+  cargo xtask tidy
+      The checks that need no build: files, architecture, licences.
+  cargo xtask bench [--smoke] [NAME]...
+      The benches; with --smoke small sizes, to see that they run.
+  cargo xtask figures
+      Runs all benches and prints their figures as a Markdown table.
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            shell::say(&format!("error: {error:#}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// True when all went well; an error is a wrong use or a machine on which nothing could be tried.
+fn dispatch(arguments: &[String]) -> Result<bool> {
+    let (command, rest) = match arguments {
+        [] => ("--help", arguments),
+        [command, rest @ ..] => (command.as_str(), rest),
+    };
+    match command {
+        "test" => run::test(&test_options(rest)?),
+        "tidy" => {
+            no_more(rest)?;
+            run::tidy()
+        }
+        "bench" => {
+            let smoke = rest.iter().any(|argument| argument == "--smoke");
+            let names: Vec<&str> =
+                rest.iter().map(String::as_str).filter(|name| *name != "--smoke").collect();
+            bench::run(&names, smoke)
+        }
+        "figures" => {
+            no_more(rest)?;
+            bench::figures()
+        }
+        "--help" | "-h" | "help" => {
+            shell::say(HELP);
+            Ok(true)
+        }
+        unknown => bail!("no command is called `{unknown}`; `cargo xtask --help` lists them"),
+    }
+}
+
+fn test_options(arguments: &[String]) -> Result<TestOptions> {
+    let mut options = TestOptions::default();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--long" => options.long = true,
+            "--list" => options.list = true,
+            "--only" => {
+                options.only.push(rest.next().context("--only needs a name; --list shows them")?.clone())
+            }
+            unknown => bail!("`cargo xtask test` knows no `{unknown}`; see `cargo xtask --help`"),
+        }
+    }
+    Ok(options)
+}
+
+fn no_more(rest: &[String]) -> Result<()> {
+    match rest.first() {
+        None => Ok(()),
+        Some(unknown) => bail!("`{unknown}` is one argument too many; see `cargo xtask --help`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn only_may_be_given_again() {
+        let options = test_options(&words("--only crash --long --only s3")).unwrap();
+        assert_eq!(options.only, ["crash", "s3"]);
+        assert!(options.long && !options.list);
+    }
+
+    #[test]
+    fn a_misspelt_flag_is_refused() {
+        assert!(test_options(&words("--onyl crash")).is_err());
+        assert!(test_options(&words("--only")).is_err());
+        assert!(dispatch(&words("tset")).is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! Installing what a suite needs: Debian packages, and a Python environment with torch.
+//!
+//! It owns the versions that are pinned (with `tests/frameworks/requirements.txt`) and the stamp that says that an
+//! environment is up to date. It never touches the Rust toolchain.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::machine;
+use crate::shell::{capture, say, watch, works};
+use crate::workspace::Workspace;
+
+/// Written last; holds what the environment was made from, so that a change of it makes a new one.
+const STAMP: &str = "tidemark-stamp";
+
+/// Something that is installed for a suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tool {
+    /// `fusermount3`, for mounts of a user who is not root.
+    Fuse3,
+    /// `getfattr` and `setfattr`.
+    Attr,
+    /// A virtual environment with torch, numpy and safetensors.
+    PythonWithTorch,
+}
+
+/// Installs a tool unless it is there.
+pub(crate) fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
+    match tool {
+        Tool::Fuse3 => debian(&["fuse3"], || works(Command::new("fusermount3").arg("-V"))),
+        Tool::Attr => debian(&["attr"], || works(Command::new("getfattr").arg("--version"))),
+        Tool::PythonWithTorch => {
+            debian(&["python3", "python3-venv"], || {
+                works(Command::new("python3").args(["-c", "import ensurepip"]))
+            })?;
+            // The stubs for CUDA's libraries are compiled and read with these.
+            debian(&["gcc", "binutils"], || {
+                ["gcc", "nm", "readelf"].iter().all(|name| works(Command::new(name).arg("--version")))
+            })?;
+            python(workspace)
+        }
+    }
+}
+
+/// Installs Debian packages unless `present` says that what they bring is there.
+fn debian(packages: &[&str], present: impl Fn() -> bool) -> Result<()> {
+    if present() {
+        return Ok(());
+    }
+    let names = packages.join(" ");
+    if !machine::is_root() {
+        bail!("{names} is not installed, and only root can: run `apt-get install {names}`");
+    }
+    let install = || {
+        let mut command = Command::new("apt-get");
+        command.args(["install", "--yes", "--quiet", "--no-install-recommends"]).args(packages);
+        watch(command.env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    // A fresh image has no package lists, and old lists name files that are gone: try, then update and try again.
+    if !install()?.success {
+        watch(Command::new("apt-get").args(["update", "--quiet"]))?;
+        install()?;
+    }
+    if present() { Ok(()) } else { bail!("apt-get did not install {names}; its output is above") }
+}
+
+/// Makes `<target>/tools/venv`, or keeps it when it was made from the same versions and the same stubs.
+fn python(workspace: &Workspace) -> Result<()> {
+    let requirements = workspace.root.join("tests/frameworks/requirements.txt");
+    let stubs = workspace.root.join("tests/torch_cpu_stub.py");
+    let venv = workspace.tools_dir().join("venv");
+    let interpreter = venv.join("bin/python");
+
+    let version = capture(Command::new("python3").arg("--version"))?;
+    let made_from = [version, read(&requirements)?, read(&stubs)?].join("\n");
+    let stamp = venv.join(STAMP);
+    if fs::read_to_string(&stamp).is_ok_and(|found| found == made_from) {
+        return Ok(());
+    }
+    if venv.exists() {
+        say(&format!("{} was made from other versions: making it again", venv.display()));
+        fs::remove_dir_all(&venv).with_context(|| format!("removing {}", venv.display()))?;
+    }
+    fs::create_dir_all(workspace.tools_dir())?;
+    step(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    // Without dependencies: every package that is needed is named with its version, and the gigabytes of CUDA
+    // libraries that torch names are replaced by stubs.
+    let mut pip = Command::new(&interpreter);
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+    ]);
+    step(pip.arg("--requirement").arg(&requirements))?;
+    step(Command::new(&interpreter).arg(&stubs))?;
+    step(
+        Command::new(&interpreter)
+            .args(["-c", "import numpy, safetensors.torch, torch; print(torch.__version__)"]),
+    )?;
+    fs::write(&stamp, made_from).with_context(|| format!("writing {}", stamp.display()))
+}
+
+fn step(command: &mut Command) -> Result<()> {
+    if watch(command)?.success {
+        Ok(())
+    } else {
+        bail!("a step of the Python environment failed; its output is above")
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}

@@ -1,0 +1,356 @@
+//! `cargo xtask test`: every check this machine can run, in the order a person would wait for it.
+//!
+//! It owns the order, what is left out, and the verdict. Counting, installing and the rules have modules of their
+//! own.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::count::{self, Count};
+use crate::machine::{self, has_cargo_command};
+use crate::prepare;
+use crate::shell::{Ran, say, watch};
+use crate::suites::{self, SUITES, Suite};
+use crate::summary::{Outcome, Row, Summary};
+use crate::workspace::Workspace;
+use crate::{architecture, bench, licences, tidy};
+
+/// The package whose test targets are the suites.
+const TESTS: &str = "tidemark-tests";
+
+/// Checks that come before the suites, by the names that `--only` takes.
+const CHECKS: &[(&str, &str)] = &[
+    ("tidy", "do the files keep to the house style?"),
+    ("architecture", "does each crate depend only on what it may?"),
+    ("licences", "may everything that is linked be shipped?"),
+    ("fmt", "is the code formatted?"),
+    ("clippy", "are there no warnings?"),
+    ("build", "does everything build?"),
+    ("unit", "do the tests beside the code pass?"),
+    ("doc", "do the examples in the documentation work?"),
+];
+const BENCH: (&str, &str) = ("bench", "do the benches run, with small sizes?");
+
+/// What `cargo xtask test` was asked for.
+#[derive(Debug, Default)]
+pub(crate) struct TestOptions {
+    pub(crate) long: bool,
+    pub(crate) list: bool,
+    pub(crate) only: Vec<String>,
+}
+
+/// One run: the workspace, what was asked for, and what came out so far.
+struct Run<'a> {
+    workspace: Workspace,
+    options: &'a TestOptions,
+    nextest: bool,
+    summary: Summary,
+}
+
+/// Runs what was asked for; true when nothing failed.
+pub(crate) fn test(options: &TestOptions) -> Result<bool> {
+    if options.list {
+        list();
+        return Ok(true);
+    }
+    for name in &options.only {
+        if !names().any(|(known, _)| known == name) {
+            bail!("no check or suite is called `{name}`; `cargo xtask test --list` names them");
+        }
+    }
+    let workspace = Workspace::read()?;
+    let nextest = has_cargo_command("nextest");
+    let mut run = Run { workspace, options, nextest, summary: Summary::default() };
+    say(&format!("machine: {}", machine::describe()));
+    run.all()?;
+    say(&run.summary.text());
+    Ok(run.summary.good())
+}
+
+/// The checks that need no build; true when nothing failed.
+pub(crate) fn tidy() -> Result<bool> {
+    let options = TestOptions {
+        only: vec!["tidy".into(), "architecture".into(), "licences".into()],
+        ..Default::default()
+    };
+    test(&options)
+}
+
+impl Run<'_> {
+    fn all(&mut self) -> Result<()> {
+        if self.wants("tidy") {
+            let mut problems = tidy::problems(&self.workspace)?;
+            problems.extend(suites::mismatches(&self.workspace.targets(TESTS, "test")));
+            self.rules("tidy", &problems);
+        }
+        if self.wants("architecture") {
+            let problems = architecture::problems(&self.workspace)?;
+            self.rules("architecture", &problems);
+        }
+        if self.wants("licences") {
+            let problems = licences::problems(&self.workspace);
+            self.rules("licences", &problems);
+        }
+        self.toolchain("fmt", "rustfmt", &["fmt", "--all", "--check"])?;
+        self.toolchain(
+            "clippy",
+            "clippy",
+            &[
+                "clippy",
+                "--profile",
+                "ci",
+                "--workspace",
+                "--all-targets",
+                "--locked",
+                "--",
+                "-D",
+                "warnings",
+            ],
+        )?;
+        // Always built, with everything in one go: a second selection of packages would select other features of
+        // what they share and build that twice. What is built already costs a second.
+        if self.needs_build() && !self.build()? {
+            return Ok(());
+        }
+        if self.wants("unit") {
+            self.tests("unit", &self.unit_arguments(), false)?;
+        }
+        if self.wants("doc") {
+            self.doc()?;
+        }
+        for suite in SUITES {
+            if self.wants(suite.name) {
+                self.suite(suite)?;
+            }
+        }
+        if self.wants(BENCH.0) {
+            self.bench()?;
+        }
+        Ok(())
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.options.only.is_empty() || self.options.only.iter().any(|only| only == name)
+    }
+
+    fn needs_build(&self) -> bool {
+        let without = ["tidy", "architecture", "licences", "fmt", "clippy"];
+        self.options.only.is_empty() || self.options.only.iter().any(|only| !without.contains(&only.as_str()))
+    }
+
+    /// A check of ours: each problem is printed, and the check is one that passed or failed.
+    fn rules(&mut self, name: &str, problems: &[String]) {
+        say(&format!("\n== {name}"));
+        for problem in problems {
+            say(problem);
+        }
+        let note = if problems.is_empty() {
+            String::new()
+        } else {
+            format!("{} problems, listed above", problems.len())
+        };
+        self.row(name, single(problems.is_empty()), Duration::ZERO, &note);
+    }
+
+    /// A check by a component of the toolchain, which may be missing: it is never downloaded.
+    fn toolchain(&mut self, name: &str, component: &str, arguments: &[&str]) -> Result<()> {
+        if !self.wants(name) {
+            return Ok(());
+        }
+        if !has_cargo_command(name) {
+            let why =
+                format!("this toolchain has no {component}: `rustup component add {component}` brings it");
+            self.left_out(name, why);
+            return Ok(());
+        }
+        let (ran, took) = self.watch(name, Command::new("cargo").args(arguments))?;
+        self.row(name, single(ran.success), took, "");
+        Ok(())
+    }
+
+    fn build(&mut self) -> Result<bool> {
+        let arguments = ["build", "--profile", "ci", "--workspace", "--all-targets", "--locked"];
+        let (ran, took) = self.watch("build", Command::new("cargo").args(arguments))?;
+        self.row("build", single(ran.success), took, "");
+        Ok(ran.success)
+    }
+
+    fn unit_arguments(&self) -> Vec<String> {
+        if self.nextest {
+            return words(&format!("-E not(package({TESTS})&kind(test))"));
+        }
+        // Integration tests of single crates, if there are any, are named one by one: `--tests` would bring the suites.
+        let members =
+            self.workspace.packages.iter().filter(|package| package.member && package.name != TESTS);
+        let targets = members.flat_map(|package| self.workspace.targets(&package.name, "test"));
+        ["--lib", "--bins"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(targets.flat_map(|t| words(&format!("--test {t}"))))
+            .collect()
+    }
+
+    fn doc(&mut self) -> Result<()> {
+        let arguments = ["test", "--profile", "ci", "--workspace", "--doc", "--locked"];
+        let (ran, took) = self.watch("doc", Command::new("cargo").args(arguments))?;
+        let count = count::tests(&ran.output);
+        // A workspace without examples has nothing to fail.
+        let count =
+            if count.passed + count.failed == 0 { single(ran.success) } else { honest(count, ran.success) };
+        self.row("doc", count, took, "");
+        Ok(())
+    }
+
+    fn suite(&mut self, suite: &Suite) -> Result<()> {
+        if let Some(why) = suite.lacking() {
+            self.left_out(suite.name, why);
+            return Ok(());
+        }
+        if !self.workspace.targets(TESTS, "test").contains(&suite.name) {
+            self.row(
+                suite.name,
+                single(false),
+                Duration::ZERO,
+                "it has no test target, although this machine can run it",
+            );
+            return Ok(());
+        }
+        for tool in suite.tools {
+            let began = Instant::now();
+            if let Err(error) = prepare::install(*tool, &self.workspace) {
+                // The machine could run the suite, so this is a failure and not something left out.
+                self.row(suite.name, single(false), began.elapsed(), &format!("{error:#}"));
+                return Ok(());
+            }
+        }
+        let arguments = if self.nextest {
+            words(&format!("-E package({TESTS})&binary({})", suite.name))
+        } else {
+            words(&format!("--test {}", suite.name))
+        };
+        self.tests(suite.name, &arguments, suite.serial)
+    }
+
+    /// Runs tests that are built already, and counts them.
+    fn tests(&mut self, name: &str, selection: &[String], serial: bool) -> Result<()> {
+        let mut command = Command::new("cargo");
+        if self.nextest {
+            command.args([
+                "nextest",
+                "run",
+                "--cargo-profile",
+                "ci",
+                "--workspace",
+                "--locked",
+                "--no-fail-fast",
+            ]);
+            command.args(selection);
+        } else {
+            command
+                .args(["test", "--profile", "ci", "--workspace", "--locked", "--no-fail-fast"])
+                .args(selection);
+            if serial {
+                command.args(["--", "--test-threads=1"]);
+            }
+        }
+        command.env("TIDEMARK_BIN_DIR", self.workspace.bin_dir()).env("TIDEMARK_REQUIRED", "1");
+        if self.options.long {
+            command.env("TIDEMARK_LONG", "1").env("PROPTEST_CASES", "4096");
+        }
+        let (ran, took) = self.watch(name, &mut command)?;
+        let count = count::tests(&ran.output);
+        let note = if count.passed + count.failed == 0 { "no test ran" } else { "" };
+        self.row(name, honest(count, ran.success), took, note);
+        Ok(())
+    }
+
+    fn bench(&mut self) -> Result<()> {
+        say(&format!("\n== {}", BENCH.0));
+        let began = Instant::now();
+        let mut count = Count::default();
+        for name in bench::names(&self.workspace) {
+            let good = bench::one(name, true)?.is_ok();
+            count.passed += u64::from(good);
+            count.failed += u64::from(!good);
+        }
+        let note = if count == Count::default() { "no bench ran" } else { "" };
+        self.row(BENCH.0, honest(count, true), began.elapsed(), note);
+        Ok(())
+    }
+
+    fn watch(&self, name: &str, command: &mut Command) -> Result<(Ran, Duration)> {
+        say(&format!("\n== {name}"));
+        let began = Instant::now();
+        let ran = watch(command.current_dir(&self.workspace.root))?;
+        Ok((ran, began.elapsed()))
+    }
+
+    fn row(&mut self, name: &str, count: Count, took: Duration, note: &str) {
+        self.summary.push(Row { name: name.into(), outcome: Outcome::Ran(count), took, note: note.into() });
+    }
+
+    fn left_out(&mut self, name: &str, why: String) {
+        say(&format!("\n== {name}\nleft out: {why}"));
+        let outcome = Outcome::LeftOut(why);
+        self.summary.push(Row { name: name.into(), outcome, took: Duration::ZERO, note: String::new() });
+    }
+}
+
+fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let suites = SUITES.iter().map(|suite| (suite.name, suite.question));
+    CHECKS.iter().copied().chain(suites).chain([BENCH])
+}
+
+fn list() {
+    for (name, question) in names() {
+        let lacking = SUITES.iter().find(|suite| suite.name == name).and_then(Suite::lacking);
+        let left_out = lacking.map(|why| format!("  (left out here: {why})")).unwrap_or_default();
+        say(&format!("{name:12} {question}{left_out}"));
+    }
+}
+
+/// A check that either holds or not counts as one test.
+fn single(good: bool) -> Count {
+    Count { passed: u64::from(good), failed: u64::from(!good), ignored: 0 }
+}
+
+/// A program that failed without naming a failed test, or that ran none, failed once.
+fn honest(count: Count, success: bool) -> Count {
+    let silent_failure = count.failed == 0 && (!success || count.passed == 0);
+    Count { failed: count.failed + u64::from(silent_failure), ..count }
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_that_no_test_names_is_still_one() {
+        let passed = Count { passed: 3, failed: 0, ignored: 0 };
+        assert_eq!(honest(passed, true).failed, 0);
+        assert_eq!(honest(passed, false).failed, 1);
+        assert_eq!(honest(Count::default(), true).failed, 1);
+        assert_eq!(honest(Count { failed: 2, ..passed }, false).failed, 2);
+    }
+
+    #[test]
+    fn every_name_is_there_once() {
+        let mut all: Vec<_> = names().map(|(name, _)| name).collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn a_misspelt_suite_is_refused() {
+        let options = TestOptions { only: vec!["frameworsk".into()], ..Default::default() };
+        assert!(test(&options).is_err());
+    }
+}
