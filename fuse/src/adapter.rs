@@ -71,6 +71,21 @@ impl Shared {
         }
     }
 
+    /// Answers a CREATE with what the namespace made, or takes it back when it cannot be.
+    pub(crate) fn answer_create(&self, made: Result<(Attr, OpenFile), FsError>, reply: ReplyCreate) {
+        match made {
+            Ok((made, file)) => {
+                let entered = attr::entry(&made, self.block_size);
+                if let Err(reply) = self.data().created(&file, &entered, attr::ttl(&made), reply) {
+                    self.namespace.forget(made.node, 1);
+                    self.give_back(&file);
+                    reply.error(Errno::EIO);
+                }
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
     /// Gives a file back that the kernel never heard of.
     fn give_back(&self, file: &OpenFile) {
         if let Err(error) = self.namespace.release(file.fh) {
@@ -335,16 +350,13 @@ impl Filesystem for Adapter {
             return reply.error(refused);
         }
         let mode = mode & FILE_MODE_BITS;
-        match self.ns().create(&caller(request), parent.0, name.as_bytes(), mode, flags) {
-            Ok((made, file)) => {
-                let entered = attr::entry(&made, self.shared.block_size);
-                if let Err(reply) = self.shared.data().created(&file, &entered, attr::ttl(&made), reply) {
-                    self.ns().forget(made.node, 1);
-                    self.shared.give_back(&file);
-                    reply.error(Errno::EIO);
-                }
+        let (caller, name) = (caller(request), name.as_bytes());
+        match self.ns().create(&caller, parent.0, name, mode, flags) {
+            Err(FsError::NoSpace) => {
+                let (parent, name) = (parent.0, name.to_vec());
+                self.workers.submit(Job::Create { caller, parent, name, mode, flags, reply });
             }
-            Err(error) => reply.error(errno(error)),
+            made => self.shared.answer_create(made, reply),
         }
     }
 

@@ -3,9 +3,9 @@
 //! Owns: the worker threads and what waits for them. Does not own: fetching ([`Host`]), what an open gives
 //! (the namespace).
 //!
-//! Two things take long. A file whose bytes are elsewhere must be fetched first. And an open for writing or a
+//! Three things take long. A file whose bytes are elsewhere must be fetched first. An open for writing or a
 //! resize may have to copy frozen bytes, or wait for another program's last close, whose RELEASE must then
-//! find a free thread. In both cases the reply object moves to a worker and is answered there. Fetches have
+//! find a free thread. And what finds no room waits, bounded, for memory that is on its way back. In each case the reply object moves to a worker and is answered there. Fetches have
 //! threads of their own, so that a slow tier does not hold up programs that write. Threads and queues are bounded;
 //! what does not fit is refused with EAGAIN rather than left waiting for ever.
 //!
@@ -13,7 +13,7 @@
 
 use crate::adapter::Shared;
 use crate::errno::errno;
-use fuser::{Errno, ReplyAttr, ReplyOpen};
+use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyOpen};
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ use tidemark_engine::namespace::{Attr, Caller, ColdFile, FsError, NodeId, OpenFi
 /// Files that are fetched at once. Each fetch is parallel in itself; this is for many small files.
 const FETCH_THREADS: usize = 16;
 
-/// Opens for writing and resizes at once: as many as a node has ranks, so that they do not wait for each other.
+/// Opens for writing, resizes and creates without room at once: as many as a node has ranks, so that they do not wait for each other.
 const CHANGE_THREADS: usize = 8;
 
 /// What waits for a thread, for each of the two. More than a node has data loaders.
@@ -35,6 +35,8 @@ const ATTEMPTS_MAX: u32 = 4;
 /// Something that waits for a worker, with the reply it owes.
 #[derive(Debug)]
 pub(crate) enum Job {
+    /// A create that found no room.
+    Create { caller: Caller, parent: NodeId, name: Vec<u8>, mode: u32, flags: i32, reply: ReplyCreate },
     /// An open that may change bytes.
     Open { caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
     /// An open whose bytes must be fetched.
@@ -62,7 +64,7 @@ impl Workers {
     /// Hands the job to a worker. Never blocks.
     pub(crate) fn submit(&self, job: Job) {
         let queue = match &job {
-            Job::Open { .. } | Job::Resize { .. } => &self.changing,
+            Job::Create { .. } | Job::Open { .. } | Job::Resize { .. } => &self.changing,
             Job::OpenCold { .. } | Job::ResizeCold { .. } => &self.fetching,
         };
         put(queue, job);
@@ -73,6 +75,7 @@ fn put(queue: &SyncSender<Job>, job: Job) {
     if let Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) = queue.try_send(job) {
         tracing::warn!(waiting = QUEUE_MAX, "too many opens wait for a worker; one is refused");
         match job {
+            Job::Create { reply, .. } => reply.error(Errno::EAGAIN),
             Job::Open { reply, .. } | Job::OpenCold { reply, .. } => reply.error(Errno::EAGAIN),
             Job::Resize { reply, .. } | Job::ResizeCold { reply, .. } => reply.error(Errno::EAGAIN),
         }
@@ -108,7 +111,13 @@ fn serve(shared: &Shared, waiting: &Mutex<Receiver<Job>>, cold: Option<&SyncSend
 
 fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
     match job {
-        Job::Open { caller, node, flags, reply } => match shared.namespace.open(&caller, node, flags) {
+        Job::Create { caller, parent, name, mode, flags, reply } => {
+            shared.answer_create(
+                when_room(shared, || shared.namespace.create(&caller, parent, &name, mode, flags)),
+                reply,
+            );
+        }
+        Job::Open { caller, node, flags, reply } => match open_when_room(shared, &caller, node, flags) {
             Ok(OpenOutcome::Ready(file)) => shared.answer_open(&file, reply),
             Ok(OpenOutcome::Cold(cold)) => {
                 let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
@@ -123,7 +132,8 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
             }
         }
         Job::Resize { caller, node, change, reply } => {
-            match (shared.namespace.setattr(&caller, node, &change), cold_queue) {
+            let changed = when_room(shared, || shared.namespace.setattr(&caller, node, &change));
+            match (changed, cold_queue) {
                 (Err(FsError::Busy), Some(queue)) => match shared.namespace.cold(node) {
                     Some(cold) => put(queue, Job::ResizeCold { cold, caller, node, change, reply }),
                     None => reply.error(errno(FsError::Busy)),
@@ -137,6 +147,26 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
     }
 }
 
+/// Makes a call again while it finds no room and room may still come: see `RoomWait`.
+fn when_room<R>(shared: &Shared, call: impl Fn() -> Result<R, FsError>) -> Result<R, FsError> {
+    let mut wait = shared.namespace.room_wait();
+    loop {
+        match call() {
+            Err(FsError::NoSpace) if wait.again() => {}
+            result => return result,
+        }
+    }
+}
+
+fn open_when_room(
+    shared: &Shared,
+    caller: &Caller,
+    node: NodeId,
+    flags: i32,
+) -> Result<OpenOutcome, FsError> {
+    when_room(shared, || shared.namespace.open(caller, node, flags))
+}
+
 fn fetch_and_open(
     shared: &Shared,
     mut cold: ColdFile,
@@ -146,7 +176,7 @@ fn fetch_and_open(
 ) -> Result<OpenFile, FsError> {
     for _ in 0..ATTEMPTS_MAX {
         shared.host.fetch(cold)?;
-        match shared.namespace.open(caller, node, flags)? {
+        match open_when_room(shared, caller, node, flags)? {
             OpenOutcome::Ready(file) => return Ok(file),
             OpenOutcome::Cold(again) => cold = again,
         }
@@ -163,7 +193,7 @@ fn fetch_and_resize(
 ) -> Result<Attr, FsError> {
     for _ in 0..ATTEMPTS_MAX {
         shared.host.fetch(cold)?;
-        match shared.namespace.setattr(caller, node, change) {
+        match when_room(shared, || shared.namespace.setattr(caller, node, change)) {
             Err(FsError::Busy) => match shared.namespace.cold(node) {
                 Some(again) => cold = again,
                 None => return Err(FsError::Busy),

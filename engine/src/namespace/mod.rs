@@ -22,6 +22,7 @@ mod reclaim;
 mod record;
 mod replay;
 mod resize;
+mod room;
 mod seal;
 mod snapshot;
 mod tree;
@@ -36,6 +37,7 @@ pub use file::{FileState, ObjectCopy, ReclaimClass};
 pub use handle::{DirEntry, OpenFile, Statfs};
 pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use open::OpenOutcome;
+pub use room::RoomWait;
 pub use seal::{NotSealable, SealPin, SealTicket, Voided};
 pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};
 pub use view::FileView;
@@ -49,6 +51,7 @@ use journal::Journal;
 use node::{Body, Node};
 use open::StaleCallers;
 use reclaim::Candidate;
+use room::Room;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
@@ -184,6 +187,7 @@ pub struct Namespace {
     writers: WriterCache,
     prediction: RwLock<Option<Prediction>>,
     xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
+    room: Room,
 }
 
 /// Everything under the lock.
@@ -266,6 +270,7 @@ impl Namespace {
             writers: WriterCache::new(settings.proc_root),
             prediction: RwLock::new(None),
             xattr_source: RwLock::new(None),
+            room: Room::default(),
         });
         if namespace.commit().is_err() {
             tracing::error!("the journal did not take the first records of the tree");

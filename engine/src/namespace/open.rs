@@ -227,7 +227,12 @@ impl Namespace {
             state.file_mut(node)?.busy = true;
             break (size_bytes, change);
         };
-        let prepared = self.prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes);
+        let overwrite = truncates && change != Change::InPlace;
+        let (prepared, reserved) = if overwrite {
+            self.prepare_overwrite(size_bytes)
+        } else {
+            (self.prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes), true)
+        };
         let outcome = self.change(|state| {
             let applied =
                 state.apply_change(self, node, change, prepared, truncates.then_some(0), caller.now_ns)?;
@@ -250,7 +255,12 @@ impl Namespace {
             }
             state.open_handle(node, writable, caller.now_ns).map(Some)
         })?;
-        outcome.map(OpenOutcome::Ready).ok_or(FsError::Stale)
+        let opened = outcome.ok_or(FsError::Stale)?;
+        if !reserved {
+            // The bytes it replaces are on their way out only now, and are often the room that it needs.
+            self.reserve(&opened.backing, size_bytes);
+        }
+        Ok(OpenOutcome::Ready(opened))
     }
 
     fn open_for_reading(&self, caller: &Caller, node: NodeId) -> Result<OpenOutcome, FsError> {
@@ -296,6 +306,33 @@ impl Namespace {
                 Ok(self.tier1.create(predicted_bytes)?)
             }
             created => created,
+        }
+    }
+
+    /// An empty backing file for a file that is written anew, with what the old one held promised to it; false where
+    /// that must wait for the old bytes to go.
+    fn prepare_overwrite(&self, old_size_bytes: u64) -> (Result<Option<Arc<Backing>>, FsError>, bool) {
+        match self.new_backing(Some(old_size_bytes)) {
+            Err(FsError::NoSpace) => (self.new_backing(Some(0)).map(Some), false),
+            made => (made.map(Some), true),
+        }
+    }
+
+    /// Promises a file that is being overwritten the size it had, and waits, bounded, for the room. Only a guess
+    /// goes unfulfilled where there is none: the new bytes may be fewer.
+    fn reserve(&self, backing: &Backing, bytes: u64) {
+        let mut wait = self.room_wait();
+        loop {
+            match backing.reserve(bytes) {
+                Ok(()) => return,
+                Err(error) => {
+                    self.make_room(bytes);
+                    if !wait.again() {
+                        tracing::warn!(%error, "an overwritten file begins without the room that it had");
+                        return;
+                    }
+                }
+            }
         }
     }
 

@@ -160,7 +160,7 @@ pub(crate) async fn fetched(
     let (Some(object), Some((_, chunks))) = (&cold.object, &cold.checksums) else {
         return Err(RestoreError::NoCopy { path: path.to_owned() });
     };
-    let backing = make_backing(shared, cold.size_bytes).map_err(|source| RestoreError::NoSpace {
+    let backing = make_backing(shared, cold.size_bytes).await.map_err(|source| RestoreError::NoSpace {
         path: path.to_owned(),
         size_bytes: cold.size_bytes,
         source,
@@ -183,16 +183,23 @@ pub(crate) async fn fetched(
     Ok(backing)
 }
 
-fn make_backing(
+/// Waits, bounded, while memory is on its way back.
+async fn make_backing(
     shared: &Shared,
     size_bytes: u64,
 ) -> Result<Arc<crate::tier1::Backing>, crate::tier1::Tier1Error> {
-    match shared.tier1.create(Some(size_bytes)) {
-        Err(crate::tier1::Tier1Error::NoSpace { .. }) => {
-            shared.namespace.make_room(size_bytes);
-            shared.tier1.create(Some(size_bytes))
+    let mut wait = shared.namespace.room_wait();
+    loop {
+        match shared.tier1.create(Some(size_bytes)) {
+            Err(error @ crate::tier1::Tier1Error::NoSpace { .. }) => {
+                shared.namespace.make_room(size_bytes);
+                match wait.pause() {
+                    Some(pause) => tokio::time::sleep(pause).await,
+                    None => return Err(error),
+                }
+            }
+            result => return result,
         }
-        result => result,
     }
 }
 

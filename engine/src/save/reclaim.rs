@@ -29,8 +29,14 @@ pub fn run(shared: &Shared, stop: &AtomicBool) {
         // While a file grows the whole room is kept ahead of it.
         let low = if growing { high } else { usage.size_bytes / 100 * ROOM_LOW_PERCENT };
         if usage.available_bytes < low {
-            let freed = shared.namespace.make_room(high - usage.available_bytes);
+            shared.tier1.let_go();
+            let lacking = high - usage.available_bytes;
+            let freed = shared.namespace.make_room(lacking);
             shared.metrics.reclaim_bytes.inc_by(freed);
+            if freed < lacking && shared.namespace.waiting_for_room() > 0 {
+                // Nothing else gives way: what is not in Tier-3 yet must get there first.
+                shared.drain.with_pace(|pace, _| pace.lift());
+            }
         }
         std::thread::sleep(if growing { LOOK_GROWING } else { LOOK_IDLE });
     }

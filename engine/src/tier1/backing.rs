@@ -141,6 +141,14 @@ impl Backing {
         self.file.set_len(bytes)
     }
 
+    /// Promises, as a prediction does, that the file may reach `bytes`.
+    ///
+    /// # Errors
+    /// [`Tier1Error::NoSpace`] when that is not available; nothing is promised then.
+    pub fn reserve(&self, bytes: u64) -> Result<(), Tier1Error> {
+        self.file.plan(bytes)
+    }
+
     /// `fallocate(2)` with no flag, `KEEP_SIZE`, `PUNCH_HOLE | KEEP_SIZE` or `ZERO_RANGE` (with or without `KEEP_SIZE`).
     pub fn allocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Tier1Error> {
         self.file.allocate(mode, offset, len)

@@ -27,6 +27,8 @@ pub(super) struct Budget {
     ballast_bytes: u64,
     /// Predicted or announced growth of open files that they do not hold yet. Not memory, so not in the sum.
     promised_bytes: u64,
+    /// What files and lingering files gave up since the start. Only rises: two equal readings mean that nothing moved.
+    released_bytes: u64,
 }
 
 impl Budget {
@@ -40,6 +42,7 @@ impl Budget {
             pool_bytes: 0,
             ballast_bytes: 0,
             promised_bytes: 0,
+            released_bytes: 0,
         }
     }
 
@@ -53,6 +56,10 @@ impl Budget {
 
     pub(super) fn promised(&self) -> u64 {
         self.promised_bytes
+    }
+
+    pub(super) fn released(&self) -> u64 {
+        self.released_bytes
     }
 
     pub(super) fn held(&self, user: User) -> u64 {
@@ -112,6 +119,9 @@ impl Budget {
         let held = self.held_mut(user);
         assert!(*held >= bytes, "{user:?} gives back {bytes} bytes but holds {held}");
         *held -= bytes;
+        if matches!(user, User::Files | User::Lingering) {
+            self.released_bytes += bytes;
+        }
     }
 
     pub(super) fn shift(&mut self, from: User, to: User, bytes: u64) {

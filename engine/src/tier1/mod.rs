@@ -112,6 +112,8 @@ pub struct Usage {
     pub promised_bytes: u64,
     /// Room for new promises: what `statfs` may call available.
     pub available_bytes: u64,
+    /// What files gave up since the start; only rises.
+    pub released_bytes: u64,
     /// Files open for writing.
     pub growing_files: u64,
     /// The part of the budget's memory that is known to be backed by real memory, in millionths: files, ready files and
@@ -201,10 +203,17 @@ impl Tier1 {
             free_bytes: budget.free(),
             promised_bytes: budget.promised(),
             available_bytes: budget.available(),
+            released_bytes: budget.released(),
             growing_files: self.space.run_ahead.growing_files(),
             warm_millionths: u32::try_from(millionths).unwrap_or(1_000_000),
             touch_bytes_per_s: u64::try_from(touched / touched_us.max(1)).unwrap_or(0),
         }
+    }
+
+    /// Takes back what was dropped here while another process had it open, as far as that has ended. The worker does so
+    /// every 50 ms; who waits for room asks more often.
+    pub fn let_go(&self) {
+        self.space.let_go();
     }
 
     #[must_use]

@@ -54,9 +54,12 @@ pub(super) struct Space {
 
 impl Space {
     pub(super) fn create(self: &Arc<Self>, predicted_bytes: Option<u64>) -> Result<Arc<File>, Tier1Error> {
+        let wanted = predicted_bytes.unwrap_or(PAGE_BYTES).max(PAGE_BYTES);
+        if wanted > lock(&self.budget).available() {
+            self.let_go();
+        }
         let available = lock(&self.budget).available();
         let ready_bytes = ready_before_reply(available, self.run_ahead.growing_files() + 1, predicted_bytes);
-        let wanted = predicted_bytes.unwrap_or(PAGE_BYTES).max(PAGE_BYTES);
         if wanted > available {
             return Err(self.no_space(wanted));
         }
@@ -180,19 +183,30 @@ impl Space {
         Ok(done)
     }
 
-    /// While there is ballast, some memory of the budget stays free for pages that writers allocate before we look: the
-    /// wall of the files' tmpfs does not know of the ballast.
+    /// Some memory of the budget stays free for pages that writers allocate before we look: the wall of the files' tmpfs
+    /// does not know that ballast and spent files would give way.
     fn keep_headroom(&self) {
         loop {
             let short = {
                 let budget = lock(&self.budget);
-                budget.held(User::Ballast) > 0 && budget.free() < headroom_bytes(budget.size())
+                budget.free() < headroom_bytes(budget.size())
             };
-            if !short || !self.ballast.pop_slice() {
+            if !short {
                 return;
             }
-            lock(&self.budget).give_back(User::Ballast, SLICE_BYTES);
+            if self.ballast.pop_slice() {
+                lock(&self.budget).give_back(User::Ballast, SLICE_BYTES);
+            } else if !self.free_spent() {
+                return;
+            }
         }
+    }
+
+    /// Memory that a ready file may take: what nobody uses beside the headroom. Making one by giving up another would
+    /// never end.
+    pub(super) fn idle_bytes(&self) -> u64 {
+        let budget = lock(&self.budget);
+        (budget.free() + budget.held(User::Ballast)).saturating_sub(headroom_bytes(budget.size()))
     }
 
     fn obtain(&self, bytes: u64, user: User) -> bool {
@@ -226,6 +240,19 @@ impl Space {
         let Some(ready) = lock(&self.pool).take_any() else { return false };
         self.discard(ready);
         true
+    }
+
+    /// Lets go of files nobody has open any more; true when some still linger.
+    pub(super) fn let_go(&self) -> bool {
+        let mut pool = lock(&self.pool);
+        let mut freed = 0;
+        pool.lingering.retain(|file| {
+            let gone = file.is_gone();
+            freed += if gone { file.held_bytes } else { 0 };
+            !gone
+        });
+        lock(&self.budget).give_back(User::Lingering, freed);
+        !pool.lingering.is_empty()
     }
 
     /// Frees a slice of a spent file; false when there is none.

@@ -147,7 +147,7 @@ impl Worker<'_> {
         if self.refill_small() {
             return Turn::Worked;
         }
-        let lingering = self.let_go();
+        let lingering = self.space.let_go();
         if self.space.run_ahead.is_busy() {
             return Turn::Waiting;
         }
@@ -178,25 +178,12 @@ impl Worker<'_> {
         }
     }
 
-    /// Lets go of files nobody has open any more; true when some still linger.
-    fn let_go(&self) -> bool {
-        let mut pool = lock(&self.space.pool);
-        let mut freed = 0;
-        pool.lingering.retain(|file| {
-            let gone = file.is_gone();
-            freed += if gone { file.held_bytes } else { 0 };
-            !gone
-        });
-        lock(&self.space.budget).give_back(User::Lingering, freed);
-        !pool.lingering.is_empty()
-    }
-
     /// Keeps small ready files in stock, on at most a sixteenth of what is available.
     fn refill_small(&self) -> bool {
         let ready = lock(&self.space.pool).small.len();
         let available = lock(&self.space.budget).available();
         let stock = (available / SMALL_FILES_PART / RUN_AHEAD_MIN_BYTES).min(SMALL_FILES_READY as u64);
-        if ready as u64 >= stock {
+        if ready as u64 >= stock || self.space.idle_bytes() < RUN_AHEAD_MIN_BYTES {
             return false;
         }
         match self.space.make_file(User::Pool, RUN_AHEAD_MIN_BYTES) {
@@ -225,12 +212,7 @@ impl Worker<'_> {
     fn refill_large(&self) -> bool {
         let room = lock(&self.space.budget).available() / 2;
         let Some(bytes) = lock(&self.space.pool).missing_large(room) else { return false };
-        // Only out of idle memory: making a ready file by giving up another would never end.
-        let idle = {
-            let budget = lock(&self.space.budget);
-            budget.free() + budget.held(User::Ballast)
-        };
-        if idle < bytes {
+        if self.space.idle_bytes() < bytes {
             return false;
         }
         match self.space.make_file(User::Pool, bytes) {
