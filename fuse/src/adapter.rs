@@ -65,9 +65,9 @@ impl Shared {
 
     /// Answers an OPEN with a file of the namespace, or gives the file back when it cannot be.
     pub(crate) fn answer_open(&self, file: &OpenFile, reply: ReplyOpen) {
-        if let Err(reply) = self.data().opened(file, reply) {
+        if let Err((reply, errno)) = self.data().opened(file, reply) {
             self.give_back(file);
-            reply.error(Errno::EIO);
+            reply.error(errno);
         }
     }
 
@@ -338,10 +338,11 @@ impl Filesystem for Adapter {
         match self.ns().create(&caller(request), parent.0, name.as_bytes(), mode, flags) {
             Ok((made, file)) => {
                 let entered = attr::entry(&made, self.shared.block_size);
-                if let Err(reply) = self.shared.data().created(&file, &entered, attr::ttl(&made), reply) {
+                let ttl = attr::ttl(&made);
+                if let Err((reply, errno)) = self.shared.data().created(&file, &entered, ttl, reply) {
                     self.ns().forget(made.node, 1);
                     self.shared.give_back(&file);
-                    reply.error(Errno::EIO);
+                    reply.error(errno);
                 }
             }
             Err(error) => reply.error(errno(error)),

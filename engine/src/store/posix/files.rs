@@ -1,9 +1,10 @@
 //! The blocking half of the POSIX store: durable files with plain system calls.
 //!
-//! Owns: staging, create-if-absent by link(2), the fsync of directories, walking. Does not own: keys beyond
+//! Owns: staging, create-if-absent by link(2), which directories are synced, walking. Does not own: keys beyond
 //! `names`, errors beyond `io::Error`, threads.
 
 use super::names::{Piece, STAGING, path_of, piece_of};
+use super::sync::DirectorySyncs;
 use bytes::Bytes;
 use rustix::fs::{self, Advice, AtFlags, CWD, FallocateFlags, FlockOperation, RenameFlags};
 use rustix::io::Errno;
@@ -72,7 +73,7 @@ impl Staged {
     }
 
     /// Gives the file its name if that is free, durably either way. `false`: the name was taken.
-    pub(super) fn place(&self, root: &Path, target: &Path) -> io::Result<bool> {
+    pub(super) fn place(&self, root: &Path, target: &Path, syncs: &DirectorySyncs) -> io::Result<bool> {
         let mut attempts = 0;
         let placed = loop {
             attempts += 1;
@@ -86,8 +87,23 @@ impl Staged {
             // Its maker may not have come to this yet, and our caller will act on what it reads.
             there.sync_all()?;
         }
-        sync_parents(root, target)?;
+        sync_parents(root, target, syncs)?;
         Ok(placed)
+    }
+
+    /// Makes the bytes durable, then their name. `Some`: the name holds other bytes, so many.
+    pub(super) fn finish(
+        &self,
+        root: &Path,
+        target: &Path,
+        syncs: &DirectorySyncs,
+    ) -> io::Result<Option<u64>> {
+        self.sync(false)?;
+        if self.place(root, target, syncs)? {
+            return Ok(None);
+        }
+        let (same, there_bytes) = self.equals(target)?;
+        Ok((!same).then_some(there_bytes))
     }
 
     fn link(&self, target: &Path) -> io::Result<bool> {
@@ -162,15 +178,27 @@ fn sweep(path: &Path) -> io::Result<()> {
 }
 
 /// Writes, names and syncs a whole small object; `Ok(false)` when the name holds other bytes.
-pub(super) fn create(root: &Path, key: &str, body: &Bytes) -> io::Result<bool> {
+pub(super) fn create(root: &Path, key: &str, body: &Bytes, syncs: &DirectorySyncs) -> io::Result<bool> {
     let target = path_of(root, key);
     let mut staged = Staged::new(root, 0)?;
     staged.file.write_all(body)?;
     staged.sync(true)?;
-    if staged.place(root, &target)? {
+    if staged.place(root, &target, syncs)? {
         return Ok(true);
     }
     Ok(staged.equals(&target)?.0)
+}
+
+/// Writes, names and syncs a whole data object; `Ok(Some(bytes there))` when the name holds other bytes.
+pub(super) fn upload(
+    root: &Path,
+    target: &Path,
+    body: &Bytes,
+    syncs: &DirectorySyncs,
+) -> io::Result<Option<u64>> {
+    let staged = Staged::new(root, 0)?;
+    staged.write_at(body, 0)?;
+    staged.finish(root, target, syncs)
 }
 
 /// Opens an object for reading. A directory, a socket and the like are refused before a read could hang on them.
@@ -226,11 +254,11 @@ fn make_parents(root: &Path, target: &Path) -> io::Result<()> {
 }
 
 /// fsyncs every directory from the object's up to the root. Another writer may have made any of them a moment ago
-/// and not have synced it yet, so none is skipped; one without changes costs microseconds.
-fn sync_parents(root: &Path, target: &Path) -> io::Result<()> {
+/// and not have synced it yet, so none is skipped; those who need the same one at the same time share its fsync.
+fn sync_parents(root: &Path, target: &Path, syncs: &DirectorySyncs) -> io::Result<()> {
     let mut at = target.parent();
     while let Some(directory) = at {
-        File::open(directory)?.sync_all()?;
+        syncs.sync(directory)?;
         if directory == root {
             break;
         }
