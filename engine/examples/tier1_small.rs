@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -154,5 +153,5 @@ fn create_flags() -> Result<i32, std::num::TryFromIntError> {
 }
 
 fn open_for_writing(backing: &Backing) -> std::io::Result<File> {
-    File::options().write(true).open(format!("/proc/self/fd/{}", backing.read_fd().as_raw_fd()))
+    File::options().write(true).open(backing.host_path())
 }

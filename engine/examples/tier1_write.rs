@@ -11,7 +11,6 @@
 use std::error::Error;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -127,7 +126,7 @@ fn write(file: &mut File, source: &[u8], file_bytes: u64) -> std::io::Result<()>
 }
 
 fn open_for_writing(backing: &Backing) -> std::io::Result<File> {
-    File::options().write(true).open(format!("/proc/self/fd/{}", backing.read_fd().as_raw_fd()))
+    File::options().write(true).open(backing.host_path())
 }
 
 struct Memcpy {

@@ -65,9 +65,9 @@ impl Shared {
 
     /// Answers an OPEN with a file of the namespace, or gives the file back when it cannot be.
     pub(crate) fn answer_open(&self, file: &OpenFile, reply: ReplyOpen) {
-        if let Err(reply) = self.data().opened(file, reply) {
+        if let Err((reply, errno)) = self.data().opened(file, reply) {
             self.give_back(file);
-            reply.error(Errno::EIO);
+            reply.error(errno);
         }
     }
 
@@ -76,10 +76,11 @@ impl Shared {
         match made {
             Ok((made, file)) => {
                 let entered = attr::entry(&made, self.block_size);
-                if let Err(reply) = self.data().created(&file, &entered, attr::ttl(&made), reply) {
+                let ttl = attr::ttl(&made);
+                if let Err((reply, errno)) = self.data().created(&file, &entered, ttl, reply) {
                     self.namespace.forget(made.node, 1);
                     self.give_back(&file);
-                    reply.error(Errno::EIO);
+                    reply.error(errno);
                 }
             }
             Err(error) => reply.error(errno(error)),

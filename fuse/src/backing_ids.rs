@@ -13,7 +13,7 @@ use crate::device::Registry;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 /// The ids in use, each with its count of open files.
@@ -34,10 +34,14 @@ impl<R: Registry> BackingIds<R> {
         Self { registry, held: Mutex::default() }
     }
 
-    /// The id for one more open file of backing file `number`. `read_fd` must be a read-only descriptor of
-    /// it: the kernel opens the file anew for each open, and a writable descriptor of ours would hide
-    /// whether anyone else still has one.
-    pub(crate) fn acquire(&self, number: u64, read_fd: BorrowedFd<'_>) -> io::Result<u32> {
+    /// The id for one more open file of backing file `number`. `read_fd` is asked for a read-only descriptor of it
+    /// when it has no id yet: the kernel opens the file anew for each open, and a writable descriptor of ours would
+    /// hide whether anyone else still has one. It is closed before this returns; the registration needs none.
+    pub(crate) fn acquire(
+        &self,
+        number: u64,
+        read_fd: impl FnOnce() -> io::Result<OwnedFd>,
+    ) -> io::Result<u32> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         match held.entry(number) {
             Entry::Occupied(mut entry) => {
@@ -45,7 +49,7 @@ impl<R: Registry> BackingIds<R> {
                 Ok(entry.get().id)
             }
             Entry::Vacant(entry) => {
-                let id = self.registry.open(read_fd)?;
+                let id = self.registry.open(read_fd()?.as_fd())?;
                 entry.insert(Held { id, opens: 1 });
                 Ok(id)
             }
@@ -78,7 +82,7 @@ impl<R: Registry> BackingIds<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
+    use std::os::fd::BorrowedFd;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[derive(Default)]
@@ -105,23 +109,23 @@ mod tests {
     fn one_backing_file_has_one_id_until_its_last_release() {
         let fake = Fake::default();
         let ids = BackingIds::new(&fake);
-        let file = std::fs::File::open("/dev/null").unwrap();
-        let first = ids.acquire(7, file.as_fd()).unwrap();
-        assert_eq!(ids.acquire(7, file.as_fd()).unwrap(), first);
-        assert_ne!(ids.acquire(8, file.as_fd()).unwrap(), first);
+        let file = || Ok(OwnedFd::from(std::fs::File::open("/dev/null")?));
+        let first = ids.acquire(7, file).unwrap();
+        assert_eq!(ids.acquire(7, file).unwrap(), first);
+        assert_ne!(ids.acquire(8, file).unwrap(), first);
         ids.release(7);
         assert!(fake.closed.lock().unwrap().is_empty(), "still open once");
         ids.release(7);
         assert_eq!(*fake.closed.lock().unwrap(), [first]);
-        assert_ne!(ids.acquire(7, file.as_fd()).unwrap(), first, "a closed id is not handed out again");
+        assert_ne!(ids.acquire(7, file).unwrap(), first, "a closed id is not handed out again");
     }
 
     #[test]
     fn a_refused_registration_leaves_nothing_behind() {
         let fake = Fake { refuse: true, ..Fake::default() };
         let ids = BackingIds::new(&fake);
-        let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(ids.acquire(7, file.as_fd()).is_err());
+        let file = || Ok(OwnedFd::from(std::fs::File::open("/dev/null")?));
+        assert!(ids.acquire(7, file).is_err());
         assert_eq!(ids.registered(), 0);
     }
 

@@ -16,6 +16,8 @@ pub(crate) fn errno(error: FsError) -> Errno {
         FsError::NotDirectory => Errno::ENOTDIR,
         FsError::IsDirectory => Errno::EISDIR,
         FsError::NoSpace => Errno::ENOSPC,
+        // Not EMFILE: that would say that the program itself has too many.
+        FsError::TooManyOpen => Errno::ENFILE,
         FsError::NameTooLong => Errno::ENAMETOOLONG,
         // The kernel looks the name up again and retries the open once (fs/namei.c, path_openat's callers).
         FsError::Stale => Errno::ESTALE,

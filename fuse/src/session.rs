@@ -119,7 +119,11 @@ pub fn probe_mode(tier1: &Arc<Tier1>) -> (Mode, String) {
         Ok(backing) => backing,
         Err(error) => return (Mode::Fallback, format!("Tier-1 gave no file to probe with: {error}")),
     };
-    match probe::passthrough(backing.read_fd()) {
+    let descriptor = match backing.read_fd() {
+        Ok(descriptor) => descriptor,
+        Err(error) => return (Mode::Fallback, format!("Tier-1's file cannot be opened: {error}")),
+    };
+    match probe::passthrough(descriptor.as_fd()) {
         Ok(()) => (Mode::Passthrough, "probed: bytes and size arrive without a request".to_owned()),
         Err(why) => (Mode::Fallback, why),
     }

@@ -19,6 +19,10 @@ pub enum FsError {
     IsDirectory,
     #[error("Tier-1 or its journal is full and nothing can be reclaimed; free files or raise the budget")]
     NoSpace,
+    #[error(
+        "the daemon has as many files open as its limit allows; raise LimitNOFILE of its service, or its hard limit"
+    )]
+    TooManyOpen,
     #[error("the name is longer than 255 bytes or the target than 4095; shorten it")]
     NameTooLong,
     #[error("the node was replaced or is gone; look the name up again")]
@@ -55,7 +59,7 @@ impl FsError {
             Self::NotFound | Self::Stale | Self::NoAttribute => ErrorKind::NotFound,
             Self::NoSpace | Self::TooBig => ErrorKind::NoSpace,
             Self::Io => ErrorKind::Corrupt,
-            Self::Busy => ErrorKind::Unavailable,
+            Self::Busy | Self::TooManyOpen => ErrorKind::Unavailable,
             Self::Exists
             | Self::NotEmpty
             | Self::NotDirectory
@@ -73,13 +77,13 @@ impl FsError {
 }
 
 impl From<crate::tier1::Tier1Error> for FsError {
-    /// A full Tier-1 is the caller's to know; anything else is logged here, once, and is an I/O error.
+    /// A full Tier-1 is the caller's to know; anything else is logged here, once.
     fn from(error: crate::tier1::Tier1Error) -> Self {
         if error.kind() == ErrorKind::NoSpace {
             return Self::NoSpace;
         }
         tracing::error!(%error, "Tier-1 failed under a file system call");
-        Self::Io
+        if error.is_descriptor_limit() { Self::TooManyOpen } else { Self::Io }
     }
 }
 
@@ -89,6 +93,6 @@ impl From<std::io::Error> for FsError {
             return Self::NoSpace;
         }
         tracing::error!(%error, "a backing file failed under a file system call");
-        Self::Io
+        if crate::tier1::is_descriptor_limit(&error) { Self::TooManyOpen } else { Self::Io }
     }
 }

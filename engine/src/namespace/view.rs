@@ -100,8 +100,7 @@ impl Namespace {
     pub fn host_path(&self, node: NodeId) -> Option<String> {
         self.look(|state| {
             let file = state.tree.nodes.get(&node)?.file().ok()?;
-            let descriptor = file.backing.as_ref()?.read_fd();
-            Some(format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&descriptor)))
+            Some(file.backing.as_ref()?.host_path())
         })
     }
 

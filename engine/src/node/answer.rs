@@ -530,15 +530,7 @@ impl Engine {
             ("files", usage.files_bytes),
             ("lingering", usage.lingering_bytes),
         ];
-        let mut host_files = 0;
-        let (mut object_files, mut object_bytes) = (0, 0);
-        for (_, view) in self.ledger.files() {
-            host_files += u64::from(view.host);
-            if view.object.is_some() {
-                object_files += 1;
-                object_bytes += view.size_bytes;
-            }
-        }
+        let copies = self.ledger.copies;
         let private = &self.shared.tier1.capabilities().private_tmpfs;
         let tier1 = TierStatus {
             name: "tier1".to_owned(),
@@ -551,7 +543,7 @@ impl Engine {
             } else {
                 format!("directory ({})", private.reason)
             },
-            files: host_files,
+            files: copies.host_files,
             used_by: users.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect(),
             queued_bytes: 0,
             fencing: None,
@@ -567,12 +559,12 @@ impl Engine {
         }
         let tier3 = TierStatus {
             name: "tier3".to_owned(),
-            used_bytes: object_bytes,
+            used_bytes: copies.object_bytes,
             size_bytes: None,
             warm_fraction: None,
             state: if self.tier3_away.is_some() { TierState::Away } else { TierState::Ok },
             medium: store.describe(),
-            files: object_files,
+            files: copies.object_files,
             used_by: BTreeMap::new(),
             queued_bytes: self.lag(Instant::now(), None).bytes,
             fencing: Some(self.shared.drain.fencing),

@@ -24,7 +24,12 @@ impl Engine {
     pub(crate) fn apply(&mut self, done: Done) {
         let now = Instant::now();
         match done {
-            Done::Sealed { ticket, sums } => self.sealed(ticket, sums),
+            Done::Sealed(sealed) => {
+                self.seals_in_flight -= 1;
+                for (ticket, sums) in sealed {
+                    self.sealed(ticket, sums);
+                }
+            }
             Done::Prepared { id, number, attempt, result } => {
                 self.attempts_in_flight -= 1;
                 match result {
@@ -39,9 +44,10 @@ impl Engine {
                     Err(error) => self.failed(&id, number, attempt, &error, now),
                 }
             }
-            Done::Loose { path, of, result } => {
+            Done::Loose { path, of, generation, size_bytes, tries, result } => {
                 self.loose_in_flight -= 1;
-                self.loose_done(&path, of, result, now);
+                self.loose_in_flight_bytes -= size_bytes;
+                self.loose_done(&path, of, (generation, tries), result, now);
             }
             Done::Fetched { node, result } => {
                 self.fetching.remove(&node);
@@ -63,7 +69,6 @@ impl Engine {
         match sums {
             Ok(sums) => match self.shared.namespace.finish_seal(&ticket, sums.crc, sums.chunks) {
                 Ok(()) => {
-                    self.ledger.unsealed.remove(&ticket.node);
                     self.shared.metrics.seal_files.inc();
                     if let Some(path) = self.shared.namespace.path_of(ticket.node) {
                         self.shared.sizes.learn(&path, ticket.size_bytes);
@@ -71,10 +76,12 @@ impl Engine {
                 }
                 Err(_voided) => {
                     self.shared.metrics.seal_voided_files.inc();
+                    self.ledger.seals_later.insert(ticket.node);
                 }
             },
             Err(error) => {
-                tracing::error!(node = ticket.node, %error, "a closed file could not be read to be sealed")
+                tracing::error!(node = ticket.node, %error, "a closed file could not be read to be sealed");
+                self.ledger.seals_later.insert(ticket.node);
             }
         }
     }
@@ -174,15 +181,19 @@ impl Engine {
         &mut self,
         path: &RelPath,
         of: (FileId, SealNumber),
-        result: Result<(Generation, String), LooseError>,
+        (generation, tries): (Generation, u32),
+        result: Result<String, LooseError>,
         now: Instant,
     ) {
         let longest = self.retry_longest();
         let Some(book) = self.ledger.loose.get_mut(path) else { return };
+        if book.generation != Some(generation) {
+            // The name went and came back meanwhile: a later upload has the book.
+            return;
+        }
         match result {
-            Ok((generation, key)) => {
+            Ok(key) => {
                 self.tier3_away = None;
-                book.generation = Some(generation);
                 book.stage = LooseStage::Uploaded { of };
                 if let Some(view) = self.ledger.file(path) {
                     let object = ObjectCopy { key, size_bytes: view.size_bytes };
@@ -192,14 +203,10 @@ impl Engine {
             }
             Err(error) => {
                 let why = error_text(&error);
-                let tries = match &book.stage {
-                    LooseStage::Waiting { tries, .. } => tries + 1,
-                    _ => 0,
-                };
                 let pause = retry_pause(tries, longest);
                 tracing::warn!(%path, %why, "a loose file did not reach Tier-3 yet");
                 self.tier3_away.get_or_insert_with(|| (now, why.clone()));
-                book.stage = LooseStage::Waiting { until: now + pause, tries, why };
+                book.stage = LooseStage::Waiting { until: now + pause, tries: tries + 1, why };
             }
         }
         self.ledger.loose_due.insert(path.clone());

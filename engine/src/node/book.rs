@@ -156,6 +156,12 @@ impl Book {
         if present.as_ref() == Some(told_of) { Told::Commit } else { Told::No }
     }
 
+    /// Whether the file at `path` is part of what the tree holds under this name.
+    pub(crate) fn holds(&self, path: &RelPath) -> bool {
+        let candidate = self.candidate.as_ref();
+        candidate.is_some_and(|found| found.files.contains_key(path) || found.temporaries.contains(path))
+    }
+
     /// It can never be complete as it is.
     pub(crate) fn is_torn(&self) -> bool {
         matches!(self.verdict, Some(Verdict::Torn { .. }))

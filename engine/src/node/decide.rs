@@ -7,11 +7,12 @@ use crate::namespace::{FileState, FileView, NodeId, WriterId};
 use crate::node::Shared;
 use crate::node::book::{Book, LooseStage, Number, ParsedIndex, Stage};
 use crate::node::ledger::{Contents, Ledger, contents};
+use crate::node::run::TICK;
 use crate::save::commit::AttemptFile;
 use crate::save::loose::LooseUpload;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::{
     Covered, Facts, Fate, FileFact, IndexError, Told, Verdict, Writer, complete, parse_index,
 };
@@ -375,8 +376,8 @@ fn directories(shared: &Shared, book: &Book, files: &[(&RelPath, &Arc<FileView>)
 #[derive(Debug)]
 pub(crate) enum LooseAction {
     None,
-    /// Look again as time passes.
-    Later,
+    /// Look again when this moment has come.
+    Later(Instant),
     /// Its bytes are only in Tier-3, under another name.
     Fetch(NodeId),
     Upload(Box<LooseUpload>),
@@ -397,12 +398,17 @@ pub(crate) fn look_loose(
     let of = (view.file, *seal);
     match &book.stage {
         LooseStage::Uploaded { of: done } if *done == of => return LooseAction::None,
-        LooseStage::Uploading => return LooseAction::Later,
-        LooseStage::Waiting { until, .. } if *until > now => return LooseAction::Later,
+        // The end of the upload makes it due again.
+        LooseStage::Uploading => return LooseAction::None,
+        LooseStage::Waiting { until, .. } if *until > now => return LooseAction::Later(*until),
         LooseStage::Idle | LooseStage::Waiting { .. } | LooseStage::Uploaded { .. } => {}
     }
-    if !urgent && shared.now_ns() < view.closed_ns.saturating_add(settle_ns(shared)) {
-        return LooseAction::Later;
+    let settled_ns = view.closed_ns.saturating_add(settle_ns(shared));
+    if let Ok(left_ns) = u64::try_from(settled_ns.saturating_sub(shared.now_ns()))
+        && left_ns > 0
+        && !urgent
+    {
+        return LooseAction::Later(now + Duration::from_nanos(left_ns));
     }
     // Only one name of a file carries its bytes; the others are hard links in the tree document.
     if view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes()) {
@@ -410,7 +416,7 @@ pub(crate) fn look_loose(
     }
     let Some(pin) = shared.namespace.pin_seal(view.file, *seal) else {
         // Renamed while it was cold: the new name needs bytes of its own in Tier-3.
-        return if view.host { LooseAction::Later } else { LooseAction::Fetch(view.node) };
+        return if view.host { LooseAction::Later(now + TICK) } else { LooseAction::Fetch(view.node) };
     };
     let generation = book.generation.map_or(Generation(1), Generation::next);
     LooseAction::Upload(Box::new(LooseUpload {

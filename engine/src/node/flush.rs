@@ -16,6 +16,9 @@ use tokio::sync::oneshot;
 /// A flush looks at what is pending this often: each look costs a pass over the books.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// Those looks may take one part in this many of the loop's time: a pass over 100,000 loose files takes longer than that.
+const LOOK_SHARE: u32 = 8;
+
 /// Entries of a pending list; a flush of 100,000 open files need not name them all.
 const PENDING_MAX: usize = 1000;
 
@@ -23,7 +26,7 @@ const PENDING_MAX: usize = 1000;
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     waiting: Vec<Waiter>,
-    looked: Option<Instant>,
+    not_before: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -86,8 +89,8 @@ impl Engine {
         // Somebody waits: the drain may use the whole link, and everything is looked at again.
         self.shared.drain.with_pace(|pace, _| pace.lift());
         self.ledger.due.extend(self.ledger.books.keys().cloned());
-        self.ledger.loose_due.extend(self.ledger.loose.keys().cloned());
-        self.flushes.looked = None;
+        self.ledger.loose_all_due();
+        self.flushes.not_before = None;
         self.ledger.tree_changed = true;
         answered
     }
@@ -97,12 +100,10 @@ impl Engine {
         if self.flushes.is_empty() {
             return;
         }
-        let early =
-            self.flushes.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_EVERY);
-        if early {
+        if self.flushes.not_before.is_some_and(|not_before| now < not_before) {
             return;
         }
-        self.flushes.looked = Some(now);
+        let begun = Instant::now();
         let mut waiting = std::mem::take(&mut self.flushes.waiting);
         waiting.retain_mut(|waiter| {
             if waiter.answer.as_ref().is_none_or(oneshot::Sender::is_closed) {
@@ -135,6 +136,7 @@ impl Engine {
             false
         });
         self.flushes.waiting.append(&mut waiting);
+        self.flushes.not_before = Some(now + LOOK_EVERY.max(begun.elapsed() * LOOK_SHARE));
     }
 
     /// Everything at or below `place` that is not durable, and why.

@@ -23,10 +23,7 @@ use tidemark_protocol::recognise::CheckpointId;
 /// How a job ended.
 #[derive(Debug)]
 pub(crate) enum Done {
-    Sealed {
-        ticket: SealTicket,
-        sums: io::Result<SealSums>,
-    },
+    Sealed(Vec<(SealTicket, io::Result<SealSums>)>),
     Prepared {
         id: CheckpointId,
         number: Number,
@@ -42,7 +39,12 @@ pub(crate) enum Done {
     Loose {
         path: RelPath,
         of: (FileId, SealNumber),
-        result: Result<(Generation, String), LooseError>,
+        generation: Generation,
+        size_bytes: u64,
+        /// How often it was tried before.
+        tries: u32,
+        /// The key of the bytes.
+        result: Result<String, LooseError>,
     },
     Fetched {
         node: NodeId,
@@ -55,18 +57,20 @@ pub(crate) enum Done {
     Scrubbed(crate::node::scrub::Scrubbed),
 }
 
-/// Hashes a closed file.
-pub(crate) async fn seal(shared: Arc<Shared>, ticket: SealTicket) -> Done {
-    let threads = shared.seal_threads;
+/// Hashes closed files, one after the other.
+pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done {
     let joined = tokio::task::spawn_blocking(move || {
-        let begun = Instant::now();
-        let sums = ticket.backing.map().map(|mapping| seal::hash(&mapping, threads));
-        if sums.is_ok() {
-            shared.metrics.seal_seconds.observe(begun.elapsed().as_secs_f64());
-            shared.metrics.seal_bytes.inc_by(ticket.size_bytes);
-        }
-        reach(StepPoint::SealHashed);
-        Done::Sealed { ticket, sums }
+        let hash = |ticket: SealTicket| {
+            let begun = Instant::now();
+            let sums = ticket.backing.map().map(|mapping| seal::hash(&mapping, shared.seal_threads));
+            if sums.is_ok() {
+                shared.metrics.seal_seconds.observe(begun.elapsed().as_secs_f64());
+                shared.metrics.seal_bytes.inc_by(ticket.size_bytes);
+            }
+            reach(StepPoint::SealHashed);
+            (ticket, sums)
+        };
+        Done::Sealed(tickets.into_iter().map(hash).collect())
     });
     joined.await.expect("hashing a mapping does not panic")
 }
@@ -94,10 +98,11 @@ pub(crate) async fn decide(
 }
 
 /// A loose file and its sidecar.
-pub(crate) async fn upload_loose(shared: Arc<Shared>, upload: LooseUpload) -> Done {
+pub(crate) async fn upload_loose(shared: Arc<Shared>, upload: LooseUpload, tries: u32) -> Done {
     let (path, of) = (upload.path.clone(), (upload.file, upload.seal));
+    let (generation, size_bytes) = (upload.generation, upload.size_bytes);
     let result = loose::upload(&shared.drain, upload).await;
-    Done::Loose { path, of, result }
+    Done::Loose { path, of, generation, size_bytes, tries, result }
 }
 
 /// A cold file whose bytes the loop itself needs.

@@ -7,13 +7,14 @@
 
 use crate::namespace::{FileState, FileView, Namespace, NodeId};
 use crate::node::book::{Book, LooseBook};
+use crate::node::due::Due;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::History;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::path::{RelPath, RunPath};
-use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, Shape};
 
 /// The files of one scope: a directory whose files decide about each other (see `Rules::scope`).
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ pub(crate) struct Scope {
     pub(crate) files: BTreeMap<RelPath, Arc<FileView>>,
     ids: BTreeSet<CheckpointId>,
     loose: BTreeSet<RelPath>,
+    /// A checkpoint here is a directory: any file below may belong to it, whatever its name.
+    has_directory: bool,
     /// Regrouped not before this, so that a directory of 100,000 files being filled is not grouped 100,000 times.
     not_before: Option<Instant>,
 }
@@ -28,8 +31,45 @@ pub(crate) struct Scope {
 /// A scope's regrouping may take one part in this many of the loop's time.
 const REGROUP_SHARE: u32 = 8;
 
+/// In a scope of at most this many checkpoints, whatever happens to a file of one lets all of them look again: they
+/// share writers. In a larger one only the file's own does, and the others look at the next tick.
+const NEIGHBOURS_MAX: usize = 64;
+
 /// The bytes a path holds: which file, at which seal.
 pub(crate) type Contents = BTreeMap<RelPath, (FileId, SealNumber)>;
+
+/// How many names have which copies, counted as they come and go: `status` is written five times a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct CopyCounts {
+    pub(crate) host_files: u64,
+    pub(crate) object_files: u64,
+    pub(crate) object_bytes: u64,
+}
+
+impl CopyCounts {
+    fn of(view: &FileView) -> Self {
+        let object = view.object.is_some();
+        Self {
+            host_files: u64::from(view.host),
+            object_files: u64::from(object),
+            object_bytes: if object { view.size_bytes } else { 0 },
+        }
+    }
+
+    fn add(&mut self, view: &FileView) {
+        let more = Self::of(view);
+        self.host_files += more.host_files;
+        self.object_files += more.object_files;
+        self.object_bytes += more.object_bytes;
+    }
+
+    fn take(&mut self, view: &FileView) {
+        let less = Self::of(view);
+        self.host_files -= less.host_files;
+        self.object_files -= less.object_files;
+        self.object_bytes -= less.object_bytes;
+    }
+}
 
 /// See the module's head.
 #[derive(Debug)]
@@ -46,15 +86,18 @@ pub(crate) struct Ledger {
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     /// Books to look at again.
     pub(crate) due: BTreeSet<CheckpointId>,
-    pub(crate) loose_due: BTreeSet<RelPath>,
-    /// Closed files that nobody hashes yet.
+    pub(crate) loose_due: Due<RelPath>,
+    /// Closed files that nobody hashes yet, the oldest first.
     pub(crate) unsealed: BTreeSet<NodeId>,
+    /// Those of them that are mapped or busy; each tick tries them again, since the lease test is a system call.
+    pub(crate) seals_later: BTreeSet<NodeId>,
     /// Names that are not ours to keep: no key can hold them.
     pub(crate) unnameable: u64,
     /// The last complete version of each run: what the next one of the same session should look like.
     pub(crate) history: BTreeMap<RunPath, History>,
     /// Directories, links or attributes changed since the tree was last written to Tier-3.
     pub(crate) tree_changed: bool,
+    pub(crate) copies: CopyCounts,
 }
 
 impl Ledger {
@@ -69,11 +112,13 @@ impl Ledger {
             removed_loose: BTreeMap::new(),
             loose_numbers: BTreeMap::new(),
             due: BTreeSet::new(),
-            loose_due: BTreeSet::new(),
+            loose_due: Due::new(),
             unsealed: BTreeSet::new(),
+            seals_later: BTreeSet::new(),
             unnameable: 0,
             history: BTreeMap::new(),
             tree_changed: false,
+            copies: CopyCounts::default(),
         }
     }
 
@@ -83,12 +128,12 @@ impl Ledger {
 
     /// Looks again at nodes that changed; a directory stands for everything below it.
     pub(crate) fn refresh(&mut self, namespace: &Namespace, dirty: &[NodeId]) {
-        self.tree_changed |= !dirty.is_empty();
         for &node in dirty {
             if let Some(view) = namespace.view(node) {
                 self.put(view);
                 continue;
             }
+            self.tree_changed = true;
             self.remove(node);
             // A directory: its files may have other paths now. (A removed one had no files left, or they are dirty.)
             if let Some(path) = namespace.path_of(node) {
@@ -100,7 +145,6 @@ impl Ledger {
     }
 
     fn put(&mut self, view: FileView) {
-        self.remove(view.node);
         let mut paths = Vec::with_capacity(view.paths.len());
         for bytes in &view.paths {
             match RelPath::new(bytes.clone()) {
@@ -108,6 +152,7 @@ impl Ledger {
                 Err(_) => self.unnameable += 1,
             }
         }
+        self.seals_later.remove(&view.node);
         match view.state {
             FileState::Closed | FileState::Mapped => self.unsealed.insert(view.node),
             FileState::Open { .. } | FileState::Cut | FileState::Sealed { .. } => {
@@ -115,26 +160,99 @@ impl Ledger {
             }
         };
         let node = view.node;
+        let before = self.paths.remove(&node).unwrap_or_default();
+        // What a file holds is in its own objects; the tree has directories, whose times its names move, and links.
+        self.tree_changed |= before != paths || paths.len() > 1;
+        for path in before.iter().filter(|path| !paths.contains(path)) {
+            self.drop_name(path, node);
+        }
         let view = Arc::new(view);
         for path in &paths {
-            let scope = self.rules.scope(path);
-            self.scopes.entry(scope.clone()).or_default().files.insert(path.clone(), Arc::clone(&view));
-            self.stale.insert(scope);
+            self.hold_name(path, &view);
         }
         self.paths.insert(node, paths);
     }
 
     fn remove(&mut self, node: NodeId) {
         self.unsealed.remove(&node);
+        self.seals_later.remove(&node);
         for path in self.paths.remove(&node).unwrap_or_default() {
-            let scope = self.rules.scope(&path);
-            let Some(entry) = self.scopes.get_mut(&scope) else { continue };
-            // Another node may have taken the name since.
-            if entry.files.get(&path).is_some_and(|view| view.node == node) {
-                entry.files.remove(&path);
-            }
-            self.stale.insert(scope);
+            self.drop_name(&path, node);
         }
+    }
+
+    /// The tree holds `view` at `path`. Only a name that may move others from one checkpoint to another makes its
+    /// scope stale.
+    fn hold_name(&mut self, path: &RelPath, view: &Arc<FileView>) {
+        let key = self.rules.scope(path);
+        let stale = self.stale.contains(&key);
+        let scope = self.scopes.entry(key.clone()).or_default();
+        self.copies.add(view);
+        if let Some(before) = scope.files.insert(path.clone(), Arc::clone(view)) {
+            self.copies.take(&before);
+            if scope.loose.contains(path) {
+                self.loose_due.insert(path.clone());
+            } else if !stale {
+                let near = scope.ids.len() <= NEIGHBOURS_MAX;
+                let books = &self.books;
+                let holds = |id: &&CheckpointId| near || books.get(id).is_some_and(|book| book.holds(path));
+                self.due.extend(scope.ids.iter().filter(holds).cloned());
+            }
+        } else if !stale && !scope.has_directory && self.rules.is_plain(path) {
+            scope.loose.insert(path.clone());
+            self.add_loose(path);
+        } else {
+            self.stale.insert(key);
+        }
+    }
+
+    /// `node` no longer has the name `path`.
+    fn drop_name(&mut self, path: &RelPath, node: NodeId) {
+        let key = self.rules.scope(path);
+        let Some(scope) = self.scopes.get_mut(&key) else { return };
+        // Another node may have taken the name since.
+        if scope.files.get(path).is_none_or(|view| view.node != node) {
+            return;
+        }
+        if let Some(view) = scope.files.remove(path) {
+            self.copies.take(&view);
+        }
+        if self.stale.contains(&key) || !scope.loose.contains(path) || !self.rules.is_plain(path) {
+            self.stale.insert(key);
+            return;
+        }
+        scope.loose.remove(path);
+        if scope.files.is_empty() && scope.ids.is_empty() {
+            self.scopes.remove(&key);
+        }
+        self.drop_loose(path);
+    }
+
+    fn add_loose(&mut self, path: &RelPath) {
+        // A name that is used again goes on counting.
+        let used = self.removed_loose.remove(path).max(self.loose_numbers.get(path).copied());
+        let book = self.loose.entry(path.clone()).or_default();
+        book.generation = book.generation.max(used);
+        self.loose_due.insert(path.clone());
+    }
+
+    fn drop_loose(&mut self, path: &RelPath) {
+        if let Some(generation) = self.loose.remove(path).and_then(|book| book.generation) {
+            self.removed_loose.insert(path.clone(), generation);
+        }
+        self.loose_due.remove(path);
+    }
+
+    /// Every loose file is looked at again: somebody waits for all of them.
+    pub(crate) fn loose_all_due(&mut self) {
+        for path in self.loose.keys() {
+            self.loose_due.insert(path.clone());
+        }
+    }
+
+    /// Files whose seal was refused for a reason that passes are tried again.
+    pub(crate) fn seals_again(&mut self) {
+        self.unsealed.append(&mut self.seals_later);
     }
 
     /// Groups again what changed; books and loose files that may have to act become due.
@@ -165,34 +283,33 @@ impl Ledger {
         let Some(scope) = self.scopes.get_mut(&key) else { return };
         let begun = Instant::now();
         let grouping = self.rules.group(scope.files.keys());
-        let mut ids = BTreeSet::new();
+        let directory = |candidate: &Candidate| matches!(candidate.shape, Shape::Tree | Shape::Flat);
+        scope.has_directory = grouping.candidates.iter().any(directory);
+        let ids: BTreeSet<_> = grouping.candidates.iter().map(|candidate| candidate.id.clone()).collect();
+        let ids_before = std::mem::replace(&mut scope.ids, ids);
         for candidate in grouping.candidates {
             let id = candidate.id.clone();
-            ids.insert(id.clone());
             let book = self.books.entry(id.clone()).or_insert_with(|| Book::new(id.clone()));
             book.set_candidate(Some(candidate), key.clone());
             self.due.insert(id);
         }
-        for gone in scope.ids.difference(&ids) {
+        for gone in ids_before.difference(&scope.ids) {
+            // A committed version without names is one that the job removed: the tree says so.
+            self.tree_changed = true;
             if let Some(book) = self.books.get_mut(gone) {
                 book.set_candidate(None, key.clone());
                 self.due.insert(gone.clone());
             }
         }
-        for path in scope.loose.difference(&grouping.loose) {
-            if let Some(generation) = self.loose.remove(path).and_then(|book| book.generation) {
-                self.removed_loose.insert(path.clone(), generation);
-            }
-            self.loose_due.remove(path);
+        let before = std::mem::take(&mut scope.loose);
+        for path in before.difference(&grouping.loose) {
+            self.drop_loose(path);
         }
-        for path in &grouping.loose {
-            let book = self.loose.entry(path.clone()).or_default();
-            // A name that is used again goes on counting.
-            let used = self.removed_loose.remove(path).max(self.loose_numbers.get(path).copied());
-            book.generation = book.generation.max(used);
-            self.loose_due.insert(path.clone());
+        // The others are looked at when something happens to them.
+        for path in grouping.loose.difference(&before) {
+            self.add_loose(path);
         }
-        scope.ids = ids;
+        let Some(scope) = self.scopes.get_mut(&key) else { return };
         scope.loose = grouping.loose;
         scope.not_before = Some(begun + begun.elapsed() * REGROUP_SHARE);
         if scope.files.is_empty() {
@@ -203,6 +320,12 @@ impl Ledger {
     /// What the tree holds at `path`.
     pub(crate) fn file(&self, path: &RelPath) -> Option<&Arc<FileView>> {
         self.scopes.get(&self.rules.scope(path))?.files.get(path)
+    }
+
+    /// A file by its node, with its first name.
+    pub(crate) fn node(&self, node: NodeId) -> Option<(&RelPath, &Arc<FileView>)> {
+        let path = self.paths.get(&node)?.first()?;
+        Some((path, self.file(path).filter(|view| view.node == node)?))
     }
 
     /// The files of a candidate, in order of path. A file that is gone since it was grouped is left out, and its
@@ -243,4 +366,142 @@ pub(crate) fn contents<'a>(
             _ => None,
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::ReclaimClass;
+    use crate::node::book::LooseStage;
+    use proptest::prelude::*;
+    use tidemark_protocol::id::{FileCounter, Incarnation};
+
+    fn view(node: NodeId, paths: &[&str]) -> FileView {
+        FileView {
+            node,
+            file: FileId { incarnation: Incarnation(1), counter: FileCounter(node) },
+            ino: node,
+            paths: paths.iter().map(|path| path.as_bytes().to_vec()).collect(),
+            size_bytes: 0,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            mtime_ns: 0,
+            xattrs: Vec::new(),
+            generation: Generation(node),
+            state: FileState::Closed,
+            writers: Vec::new(),
+            links: 1,
+            opens: 0,
+            host: true,
+            object: None,
+            reclaim: ReclaimClass::Never,
+            opened_ns: 0,
+            closed_ns: 0,
+            published_ns: 0,
+            fsynced_or_renamed: false,
+        }
+    }
+
+    /// Everything is grouped, however long ago it was grouped last.
+    fn regroup_all(ledger: &mut Ledger) {
+        for scope in std::mem::take(&mut ledger.stale) {
+            ledger.regroup_scope(scope);
+        }
+    }
+
+    fn due(ledger: &mut Ledger) -> Vec<String> {
+        std::iter::from_fn(|| ledger.loose_due.pop()).map(|path| path.to_string()).collect()
+    }
+
+    #[test]
+    fn only_the_loose_file_that_something_happened_to_is_due() {
+        let mut ledger = Ledger::new(Rules::builtin());
+        for node in 0..1000 {
+            ledger.put(view(node, &[&format!("many/f{node:04}")]));
+        }
+        assert!(!ledger.is_stale(), "plain names group nothing");
+        assert_eq!(due(&mut ledger).len(), 1000);
+        ledger.tree_changed = false;
+        ledger.put(view(7, &["many/f0007"]));
+        assert_eq!(due(&mut ledger), ["many/f0007"]);
+        assert!(!ledger.tree_changed, "no name came or went");
+        ledger.put(view(1000, &["many/step5.pt"]));
+        assert!(ledger.is_stale() && ledger.tree_changed);
+        regroup_all(&mut ledger);
+        assert_eq!(due(&mut ledger), [""; 0], "a checkpoint beside them is nothing to loose files");
+        ledger.put(view(7, &["many/new"]));
+        assert_eq!(due(&mut ledger), ["many/new"]);
+        assert!(!ledger.is_stale());
+    }
+
+    #[test]
+    fn a_name_that_is_used_again_goes_on_counting() {
+        let mut ledger = Ledger::new(Rules::builtin());
+        ledger.put(view(1, &["d/a"]));
+        let path = RelPath::new("d/a").unwrap();
+        let book = ledger.loose.get_mut(&path).unwrap();
+        book.generation = Some(Generation(4));
+        book.stage = LooseStage::Uploading;
+        ledger.remove(1);
+        assert_eq!(ledger.removed_loose.get(&path), Some(&Generation(4)));
+        assert!(ledger.loose.is_empty() && ledger.scopes.is_empty());
+        ledger.put(view(2, &["d/a"]));
+        assert_eq!(ledger.loose[&path].generation, Some(Generation(4)));
+        assert!(matches!(ledger.loose[&path].stage, LooseStage::Idle));
+        assert!(ledger.removed_loose.is_empty());
+    }
+
+    /// `None` removes the node. Names of checkpoints of every shape, of none, and of files that are being written.
+    fn change() -> impl Strategy<Value = (NodeId, Option<&'static str>)> {
+        const NAMES: [&str; 12] = [
+            "r/a",
+            "r/b",
+            "r/c.txt",
+            "r/step1.pt",
+            "r/s_rank0.pt",
+            "r/x.tmp",
+            "r/__0_0.distcp",
+            "r/step-1/n",
+            "r/step-1/__0_0.distcp",
+            "r/step-1/sub/m",
+            "a",
+            "q/config.json",
+        ];
+        (0..8_u64, prop::option::weighted(0.8, prop::sample::select(NAMES.to_vec())))
+    }
+
+    proptest! {
+        #[test]
+        fn what_came_and_went_one_by_one_is_grouped_as_if_all_had_come_at_once(
+            changes in prop::collection::vec((change(), any::<bool>()), 1..40),
+        ) {
+            let mut ledger = Ledger::new(Rules::builtin());
+            let mut tree: BTreeMap<&str, NodeId> = BTreeMap::new();
+            for ((node, name), regroup) in changes {
+                // A node has one name here, and a name one node: taking it, as rename does, ends the other's.
+                tree.retain(|_, holder| *holder != node);
+                let ended = name.and_then(|name| tree.insert(name, node));
+                match name {
+                    Some(name) => ledger.put(view(node, &[name])),
+                    None => ledger.remove(node),
+                }
+                if let Some(ended) = ended {
+                    ledger.remove(ended);
+                }
+                if regroup {
+                    regroup_all(&mut ledger);
+                }
+            }
+            regroup_all(&mut ledger);
+            let paths: Vec<_> = tree.keys().map(|name| RelPath::new(*name).unwrap()).collect();
+            let whole = ledger.rules.group(&paths);
+            prop_assert_eq!(ledger.loose.keys().cloned().collect::<BTreeSet<_>>(), whole.loose);
+            let found: Vec<_> = ledger.books.values().filter_map(|book| book.candidate.clone()).collect();
+            prop_assert_eq!(found, whole.candidates);
+            let held: BTreeMap<_, _> = ledger.files().map(|(path, view)| (path.to_string(), view.node)).collect();
+            prop_assert_eq!(ledger.copies.host_files, tree.len() as u64);
+            prop_assert_eq!(held, tree.iter().map(|(name, node)| ((*name).to_owned(), *node)).collect());
+        }
+    }
 }

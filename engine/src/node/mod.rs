@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `ledger` | files, groups, books |
 //! | `book` | one checkpoint over its versions |
+//! | `due` | who is looked at now, who later |
 //! | `decide` | what a book should do next |
 //! | `run` | the loop, and which jobs it starts |
 //! | `apply` | what follows from the end of a job |
@@ -23,6 +24,7 @@ mod answer;
 mod apply;
 mod book;
 mod decide;
+mod due;
 mod events;
 mod flush;
 mod jobs;

@@ -3,7 +3,7 @@
 //! Owns: which jobs run, retries, what the namespace is told. Does not own: decisions about a checkpoint (`decide`,
 //! protocol), the jobs' bodies (`jobs`).
 
-use crate::namespace::{NodeId, NotSealable};
+use crate::namespace::{NodeId, NotSealable, SealTicket};
 use crate::node::book::{LooseStage, Number, Stage, VersionBook};
 use crate::node::decide::{Action, Plan};
 use crate::node::flush::Flushes;
@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::{History, masked_names};
+use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::report::EventLevel;
 use tokio::sync::mpsc;
@@ -30,11 +31,22 @@ pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
 /// Questions that wait for the loop. Each comes from a request, which the server bounds; more only wait longer.
 pub const QUESTIONS_MAX: usize = 64;
 
-/// Loose files on their way at once.
-const LOOSE_IN_FLIGHT_MAX: usize = 16;
+/// Loose files on their way at once. Each is two objects with fsyncs of their own, which a file system's journal groups
+/// only when they wait together; more than the store runs at once (`PARALLEL_CALLS`), so that it never idles.
+const LOOSE_IN_FLIGHT_MAX: usize = 128;
+
+/// No further loose file is begun while those on their way have this many bytes.
+const LOOSE_IN_FLIGHT_BYTES: u64 = 256 << 20;
+
+/// A file of this size is hashed by a job of its own, and a job of small files takes no more than that together: one
+/// chunk, some milliseconds.
+const SEAL_ALONE_BYTES: u64 = CHUNK_BYTES;
+
+/// Small files hashed by one job: some milliseconds of opening and mapping.
+const SEAL_BATCH_FILES: usize = 256;
 
 /// How often the loop looks at what only time changes: settling, retries, mapped files.
-const TICK: Duration = Duration::from_millis(100);
+pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 /// The first pause after a failure that may pass, doubled up to the longest.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
@@ -78,8 +90,10 @@ pub(crate) struct Engine {
     queue: VecDeque<(CheckpointId, Number, Box<Attempt>)>,
     pub(crate) attempts_in_flight: usize,
     pub(crate) sealing: BTreeSet<NodeId>,
+    pub(crate) seals_in_flight: usize,
     pub(crate) fetching: BTreeSet<NodeId>,
     pub(crate) loose_in_flight: usize,
+    pub(crate) loose_in_flight_bytes: u64,
     /// Why Tier-3 did not take the last thing that was sent, and since when; `None` while it does.
     pub(crate) tier3_away: Option<(Instant, String)>,
     /// Another coordinator took over: nothing is decided here any more.
@@ -195,8 +209,10 @@ impl Engine {
             queue: VecDeque::new(),
             attempts_in_flight: 0,
             sealing: BTreeSet::new(),
+            seals_in_flight: 0,
             fetching: BTreeSet::new(),
             loose_in_flight: 0,
+            loose_in_flight_bytes: 0,
             tier3_away: None,
             fenced: None,
             draining: false,
@@ -224,46 +240,56 @@ impl Engine {
             self.last_tick = now;
             self.ledger.due.extend(self.unsettled.iter().cloned());
             self.measure(now);
+            self.ledger.seals_again();
+            self.retry(now);
         }
-        self.start_seals(tick);
+        self.start_seals();
         for id in std::mem::take(&mut self.ledger.due) {
             self.look_at(&id);
         }
         self.start_loose(now);
-        self.retry(now);
         self.start_attempts();
         self.write_tree(now);
         self.start_scrub(now);
         self.answer_flushes(now);
     }
 
-    fn start_seals(&mut self, tick: bool) {
-        let room = self.shared.seal_threads.saturating_sub(self.sealing.len());
-        if room == 0 {
-            return;
-        }
-        // A mapped file is tried again with each tick, not with each event: the lease test is a system call.
-        let ready: Vec<_> =
-            self.ledger.unsealed.iter().copied().filter(|node| !self.sealing.contains(node)).collect();
-        let mut started = 0;
-        for node in ready {
-            if started == room {
-                return;
+    /// Hashes closed files, one job for each core. Small files share a job: its start and its end cost more than they do.
+    fn start_seals(&mut self) {
+        let mut batch = Vec::new();
+        let mut batch_bytes = 0;
+        while self.seals_in_flight < self.shared.seal_threads {
+            let Some(node) = self.ledger.unsealed.pop_first() else { break };
+            if self.sealing.contains(&node) {
+                // It changed while it is hashed; the end of that puts it back.
+                continue;
             }
             match self.shared.namespace.begin_seal(node) {
+                Ok(ticket) if ticket.size_bytes >= SEAL_ALONE_BYTES => self.start_seal(vec![ticket]),
                 Ok(ticket) => {
-                    self.sealing.insert(node);
-                    self.jobs.spawn(jobs::seal(Arc::clone(&self.shared), ticket));
-                    started += 1;
+                    batch_bytes += ticket.size_bytes;
+                    batch.push(ticket);
+                    if batch.len() == SEAL_BATCH_FILES || batch_bytes >= SEAL_ALONE_BYTES {
+                        batch_bytes = 0;
+                        self.start_seal(std::mem::take(&mut batch));
+                    }
                 }
-                Err(NotSealable::Mapped | NotSealable::Busy | NotSealable::Unreadable) if tick => {}
-                Err(NotSealable::Mapped | NotSealable::Busy | NotSealable::Unreadable) => {}
-                Err(NotSealable::Open | NotSealable::Cut | NotSealable::Sealed | NotSealable::Gone) => {
-                    // Its next change makes it dirty again.
-                    self.ledger.unsealed.remove(&node);
+                Err(NotSealable::Mapped | NotSealable::Busy | NotSealable::Unreadable) => {
+                    self.ledger.seals_later.insert(node);
                 }
+                // Its next change makes it dirty again.
+                Err(NotSealable::Open | NotSealable::Cut | NotSealable::Sealed | NotSealable::Gone) => {}
             }
         }
+        if !batch.is_empty() {
+            self.start_seal(batch);
+        }
+    }
+
+    fn start_seal(&mut self, tickets: Vec<SealTicket>) {
+        self.sealing.extend(tickets.iter().map(|ticket| ticket.node));
+        self.seals_in_flight += 1;
+        self.jobs.spawn(jobs::seal(Arc::clone(&self.shared), tickets));
     }
 
     pub(crate) fn look_at(&mut self, id: &CheckpointId) {
@@ -464,34 +490,34 @@ impl Engine {
         if self.flushes.is_empty() { RETRY_LONGEST } else { RETRY_URGENT }
     }
 
+    /// Looks at the loose files that are due, as far as there is room for what comes of it.
     fn start_loose(&mut self, now: Instant) {
-        for path in std::mem::take(&mut self.ledger.loose_due) {
-            if self.loose_in_flight >= LOOSE_IN_FLIGHT_MAX || self.fenced.is_some() {
-                self.ledger.loose_due.insert(path);
-                continue;
-            }
-            match decide::look_loose(
-                &self.shared,
-                &self.ledger,
-                &path,
-                now,
-                !self.flushes.is_empty() || self.draining,
-            ) {
+        self.ledger.loose_due.ripen(now);
+        let urgent = !self.flushes.is_empty() || self.draining;
+        while self.fenced.is_none()
+            && self.loose_in_flight < LOOSE_IN_FLIGHT_MAX
+            && self.loose_in_flight_bytes < LOOSE_IN_FLIGHT_BYTES
+        {
+            let Some(path) = self.ledger.loose_due.pop() else { return };
+            match decide::look_loose(&self.shared, &self.ledger, &path, now, urgent) {
                 decide::LooseAction::None => {}
-                decide::LooseAction::Later => {
-                    self.ledger.loose_due.insert(path);
-                }
+                decide::LooseAction::Later(moment) => self.ledger.loose_due.insert_at(path, moment),
                 decide::LooseAction::Fetch(node) => {
                     self.fetch(node);
-                    self.ledger.loose_due.insert(path);
+                    self.ledger.loose_due.insert_at(path, now + TICK);
                 }
                 decide::LooseAction::Upload(upload) => {
                     let book = self.ledger.loose.get_mut(&path).expect("it was looked at");
+                    let tries = match &book.stage {
+                        LooseStage::Waiting { tries, .. } => *tries,
+                        _ => 0,
+                    };
                     book.stage = LooseStage::Uploading;
                     // Used, whatever becomes of it: no key is ever written twice.
                     book.generation = Some(upload.generation);
                     self.loose_in_flight += 1;
-                    self.jobs.spawn(jobs::upload_loose(Arc::clone(&self.shared), *upload));
+                    self.loose_in_flight_bytes += upload.size_bytes;
+                    self.jobs.spawn(jobs::upload_loose(Arc::clone(&self.shared), *upload, tries));
                 }
             }
         }

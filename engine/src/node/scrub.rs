@@ -3,12 +3,11 @@
 //! Owns: which file is next, the pace, checking one file, replacing a bad host copy. Does not own: copies in Tier-3
 //! (`verify` reads those).
 
-use crate::namespace::{FileState, FsError, SealPin};
+use crate::namespace::{FileState, FsError, NodeId, SealPin};
 use crate::node::Shared;
 use crate::node::jobs::{Done, RestoreError, fetched};
 use crate::node::run::{Engine, error_text};
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
@@ -22,7 +21,8 @@ const REST: Duration = Duration::from_secs(30);
 /// Where the scrub is.
 #[derive(Debug)]
 pub(crate) struct Scrub {
-    after: Option<FileId>,
+    /// What this pass has yet to look at. By node and not by path: a rename must not make it miss one.
+    left: VecDeque<NodeId>,
     running: bool,
     not_before: Instant,
     /// Files whose bad copy could not be replaced while they were open: looked at again once they are closed.
@@ -34,7 +34,7 @@ pub(crate) struct Scrub {
 /// A sealed file to look at.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
-    pub(crate) node: crate::namespace::NodeId,
+    pub(crate) node: NodeId,
     pub(crate) file: FileId,
     pub(crate) seal: SealNumber,
     pub(crate) path: String,
@@ -80,7 +80,7 @@ pub(crate) enum HealError {
 impl Scrub {
     pub(crate) fn new(now: Instant) -> Self {
         Self {
-            after: None,
+            left: VecDeque::new(),
             running: false,
             not_before: now + REST,
             again: BTreeSet::new(),
@@ -104,27 +104,23 @@ impl Engine {
         if rate == 0 || self.scrub.not_before > now {
             return;
         }
-        let after = self.scrub.after.map_or(Bound::Unbounded, Bound::Excluded);
-        // By file and not by path: a rename must not make the scrub miss one.
-        let next = self
-            .ledger
-            .files()
-            .filter(|(_, view)| view.host && view.opens == 0)
-            .filter(|(_, view)| match after {
-                Bound::Excluded(after) => view.file > after,
-                Bound::Included(_) | Bound::Unbounded => true,
-            })
-            .filter_map(|(path, view)| target(path.to_string(), view))
-            .min_by_key(|target| target.file);
+        if self.scrub.left.is_empty() {
+            let nodes: BTreeSet<_> = self.ledger.files().map(|(_, view)| view.node).collect();
+            self.scrub.left.extend(nodes);
+        }
+        let mut next = None;
+        while let (None, Some(node)) = (&next, self.scrub.left.pop_front()) {
+            let found = self.ledger.node(node).filter(|(_, view)| view.host && view.opens == 0);
+            next = found.and_then(|(path, view)| target(path.to_string(), view));
+        }
         let Some(next) = next else {
-            self.scrub.after = None;
             self.scrub.not_before = now + REST;
             return;
         };
-        self.scrub.after = Some(next.file);
         self.scrub.running = true;
         // The time this file may take at the pace; the next one waits for it.
-        self.scrub.not_before = now + Duration::from_millis(next.size_bytes.saturating_mul(1000) / rate);
+        let pace = Duration::from_millis(next.size_bytes.saturating_mul(1000) / rate);
+        self.scrub.not_before = now + if self.scrub.left.is_empty() { pace.max(REST) } else { pace };
         let shared = Arc::clone(&self.shared);
         self.jobs.spawn(async move { Done::Scrubbed(scrub(&shared, next).await) });
     }

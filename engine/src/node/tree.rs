@@ -19,6 +19,10 @@ use tidemark_protocol::path::{RawText, RelPath};
 /// The tree is written at most this often unless somebody waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 
+/// Making the document may take one part in this many of the loop's time, even while somebody waits: it is a pass over
+/// the tree, and each file of 100,000 that is being saved changes it.
+const MAKE_SHARE: u32 = 8;
+
 /// When the tree was written, and whether it is being written.
 #[derive(Debug)]
 pub(crate) struct TreeState {
@@ -27,6 +31,7 @@ pub(crate) struct TreeState {
     running: bool,
     written: Option<Instant>,
     retry_at: Option<Instant>,
+    not_before: Option<Instant>,
     /// What the last written document said, without its epoch: an equal one is not written again.
     last: Option<blake3::Hash>,
     /// The tree of this moment is in Tier-3.
@@ -42,6 +47,7 @@ impl TreeState {
             running: false,
             written: None,
             retry_at: None,
+            not_before: None,
             last: None,
             clean_at: None,
             looked_at: None,
@@ -60,16 +66,18 @@ impl Engine {
         let wanted = self.ledger.tree_changed;
         let early =
             self.tree.written.is_some_and(|written| now.saturating_duration_since(written) < WRITE_EVERY);
-        let held = self.tree.retry_at.is_some_and(|at| at > now);
+        let held = [self.tree.retry_at, self.tree.not_before].iter().flatten().any(|at| *at > now);
         if self.tree.running || self.fenced.is_some() || !wanted || held || (early && !urgent) {
             return;
         }
         self.ledger.tree_changed = false;
+        let begun = Instant::now();
         let document = self.tree_document();
         let mut unstamped = document.clone();
         unstamped.epoch = tidemark_protocol::id::Epoch(0);
         let text = serde_json::to_vec(&unstamped).expect("plain data is written as JSON");
         let hash = blake3::hash(&text);
+        self.tree.not_before = Some(now + begun.elapsed() * MAKE_SHARE);
         if self.tree.last == Some(hash) {
             self.tree.clean_at = Some(now);
             return;

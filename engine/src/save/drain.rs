@@ -26,7 +26,8 @@ pub struct Drain {
     pub life: NodeLife,
     pub epoch: Epoch,
     pub limits: UploadLimits,
-    /// The store refuses a damaged part by itself; otherwise every object is read back before it is prepared.
+    /// The store refuses a damaged part, or compares each with what it holds; otherwise every object is read back before it
+    /// is prepared.
     pub part_checksums: bool,
     /// The store lets exactly one of many creates of one key win.
     pub fencing: bool,

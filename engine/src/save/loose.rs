@@ -6,6 +6,7 @@
 use crate::error::ErrorKind;
 use crate::namespace::SealPin;
 use crate::save::drain::{Drain, Stored};
+use crate::save::small;
 use crate::save::upload::{self, SealedBytes, UploadError};
 use crate::step_point::{StepPoint, reach};
 use crate::store::StoreError;
@@ -59,7 +60,7 @@ impl LooseError {
 }
 
 /// Uploads the bytes, then the sidecar: a sidecar means that the bytes are there. Returns the key of the bytes.
-pub async fn upload(drain: &Arc<Drain>, upload: LooseUpload) -> Result<(Generation, String), LooseError> {
+pub async fn upload(drain: &Arc<Drain>, upload: LooseUpload) -> Result<String, LooseError> {
     let (key, sidecar_key) = Key::loose(&upload.path, upload.generation);
     let (key, sidecar_key) = (key.to_string(), sidecar_key.to_string());
     let bytes = SealedBytes {
@@ -67,7 +68,11 @@ pub async fn upload(drain: &Arc<Drain>, upload: LooseUpload) -> Result<(Generati
         pin: Arc::clone(&upload.pin),
         chunks: Arc::clone(&upload.chunks),
     };
-    let etag = upload::upload(drain, &key, bytes).await?;
+    let etag = if upload.size_bytes <= small::SMALL_BYTES {
+        small::upload(drain, &key, &bytes).await?
+    } else {
+        upload::upload(drain, &key, bytes).await?
+    };
     reach(StepPoint::LooseBeforeSidecar);
     let sidecar = LooseSidecar {
         format: FORMAT,
@@ -88,7 +93,7 @@ pub async fn upload(drain: &Arc<Drain>, upload: LooseUpload) -> Result<(Generati
         },
     };
     write(drain, sidecar_key, &sidecar).await?;
-    Ok((upload.generation, key))
+    Ok(key)
 }
 
 /// Writes tree document `number`. Taken means that somebody wrote that number first.

@@ -4,12 +4,12 @@
 //! Does not own: times and modes as users see them (the namespace), whose memory gives way (`space`).
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
+use rustix::fs::{FallocateFlags, Stat, fallocate, fstat, ftruncate};
 
 use super::ballast::SLICE_BYTES;
 use super::budget::User;
@@ -40,8 +40,8 @@ const LEAD_TIMES_SIZE: u64 = 32;
 /// A file of Tier-1, shared by `Arc`. When the last holder (handles, mappings of ours) is gone it is unlinked and its
 /// pages go back to the ballast, or, while another process has it open or mapped, are counted until that ends.
 ///
-/// Holds one O_RDONLY descriptor. Nobody may duplicate it for longer than the `Backing` lives, except FUSE's
-/// registration, which must be closed first.
+/// Holds no descriptor while nobody writes: it is opened by its number for each call that needs one, and a process that
+/// may have 20,000 files open can hold 100,000 of these (`engine/design/0008-small-files.md`).
 #[derive(Debug)]
 pub struct Backing {
     file: Arc<File>,
@@ -61,8 +61,6 @@ pub struct BackingStat {
 pub(super) struct File {
     space: Arc<Space>,
     number: u64,
-    /// Taken out only by drop.
-    read_fd: Option<OwnedFd>,
     growth: Mutex<Growth>,
     /// Closes that wait for the lock: run-ahead stops between two strides.
     ending: AtomicU32,
@@ -100,15 +98,26 @@ impl Backing {
         self.file.number
     }
 
-    /// The O_RDONLY descriptor that FUSE passthrough registers.
-    #[must_use]
-    pub fn read_fd(&self) -> BorrowedFd<'_> {
+    /// A new O_RDONLY descriptor, for FUSE's registration. Close it soon; one that outlives the `Backing` keeps the
+    /// bytes counted as lingering.
+    pub fn read_fd(&self) -> io::Result<OwnedFd> {
         self.file.read_fd()
     }
 
-    /// One fstat.
+    /// Where this machine's root can open the file without the mount, for as long as this process lives and has it.
+    #[must_use]
+    pub fn host_path(&self) -> String {
+        self.file.space.host_path(self.file.number)
+    }
+
+    /// What the file system has allocated for it, space made ready beyond its end included.
+    pub fn allocated_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.look()?.st_blocks.cast_unsigned() * 512)
+    }
+
+    /// One look at the file by its name.
     pub fn stat(&self) -> io::Result<BackingStat> {
-        let stat = fstat(self.file.read_fd())?;
+        let stat = self.file.look()?;
         let size_bytes = stat.st_size.cast_unsigned();
         let time_ns = |seconds: i64, nanoseconds: u64| {
             seconds.saturating_mul(1_000_000_000).saturating_add_unsigned(nanoseconds)
@@ -121,9 +130,9 @@ impl Backing {
         })
     }
 
-    /// Reads up to `buffer.len()` bytes; 0 at the end of the file.
+    /// Reads up to `buffer.len()` bytes; 0 at the end of the file. Opens a descriptor for the call.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        Ok(rustix::io::pread(self.file.read_fd(), buffer, offset)?)
+        Ok(rustix::io::pread(self.file.read_fd()?, buffer, offset)?)
     }
 
     /// Writes up to `bytes.len()` bytes, with space made ready first. Opens a descriptor for the call unless
@@ -161,8 +170,9 @@ impl Backing {
 
     /// Maps exactly the present size, read-only. See [`Mapping`] for the one hazard.
     pub fn map(&self) -> io::Result<Mapping> {
-        let size_bytes = fstat(self.file.read_fd())?.st_size.cast_unsigned();
-        Mapping::new(Arc::clone(&self.file), size_bytes)
+        let fd = self.file.read_fd()?;
+        let size_bytes = fstat(&fd)?.st_size.cast_unsigned();
+        Mapping::new(Arc::clone(&self.file), &fd, size_bytes)
     }
 
     /// True while any writable handle or writable shared mapping lives, in any process; a write through this
@@ -172,7 +182,7 @@ impl Backing {
         if growth.write_fd.is_some() {
             return Ok(true);
         }
-        lease::writable_elsewhere(self.file.read_fd())
+        lease::writable_elsewhere(self.file.read_fd()?.as_fd())
     }
 
     /// The file was opened for writing: space is made ready ahead of its end until as many ends. Nests.
@@ -233,20 +243,16 @@ impl File {
             last_size: 0,
             last_look: Instant::now(),
         };
-        Arc::new(Self {
-            space,
-            number: ready.number,
-            read_fd: Some(ready.read_fd),
-            growth: Mutex::new(growth),
-            ending: AtomicU32::new(0),
-        })
+        Arc::new(Self { space, number: ready.number, growth: Mutex::new(growth), ending: AtomicU32::new(0) })
     }
 
-    pub(super) fn read_fd(&self) -> BorrowedFd<'_> {
-        match &self.read_fd {
-            Some(fd) => fd.as_fd(),
-            None => unreachable!("only drop takes the descriptor"),
-        }
+    fn read_fd(&self) -> io::Result<OwnedFd> {
+        self.space.open_for_reading(self.number)
+    }
+
+    /// Size, times and space, by name: its name goes only when the file is dropped.
+    fn look(&self) -> io::Result<Stat> {
+        self.space.look(self.number)
     }
 
     fn growth(&self) -> MutexGuard<'_, Growth> {
@@ -273,7 +279,7 @@ impl File {
         growth.writers += 1;
         if growth.writers == 1 {
             growth.last_look = Instant::now();
-            growth.last_size = fstat(self.read_fd()).map_or(0, |stat| stat.st_size.cast_unsigned());
+            growth.last_size = self.look().map_or(0, |stat| stat.st_size.cast_unsigned());
             drop(growth);
             self.space.run_ahead.watch(self.number, self);
         }
@@ -296,7 +302,7 @@ impl File {
 
     /// Brings the count to what the file holds, and its promise to what its plan still lacks.
     fn settle(&self, growth: &mut Growth) {
-        match fstat(self.read_fd()) {
+        match self.look() {
             Ok(stat) => {
                 let actual = stat.st_blocks.cast_unsigned() * 512;
                 growth.held_bytes = self.space.settle(User::Files, growth.held_bytes, actual);
@@ -329,7 +335,7 @@ impl File {
         if growth.writers == 0 {
             return false;
         }
-        let Ok(stat) = fstat(self.read_fd()) else { return false };
+        let Ok(stat) = self.look() else { return false };
         let size = stat.st_size.cast_unsigned();
         let actual = stat.st_blocks.cast_unsigned() * 512;
         let grew = size > growth.last_size || actual > growth.held_bytes;
@@ -423,7 +429,12 @@ impl File {
         Ok(written?)
     }
 
-    fn failed(&self, step: &'static str, offset: u64, len: u64) -> impl Fn(rustix::io::Errno) -> Tier1Error {
+    fn failed<E: Into<io::Error>>(
+        &self,
+        step: &'static str,
+        offset: u64,
+        len: u64,
+    ) -> impl Fn(E) -> Tier1Error + use<E> {
         let number = self.number;
         move |source| Tier1Error::Resize {
             step,
@@ -437,7 +448,7 @@ impl File {
     fn set_len(&self, bytes: u64) -> Result<(), Tier1Error> {
         let failed = self.failed("truncating", 0, bytes);
         let mut growth = self.growth();
-        let size = fstat(self.read_fd()).map_err(&failed)?.st_size.cast_unsigned();
+        let size = self.look().map_err(self.failed("looking at the size", 0, bytes))?.st_size.cast_unsigned();
         if bytes == size {
             return Ok(());
         }
@@ -505,7 +516,8 @@ impl File {
             self.settle(&mut growth);
         }
         if mode != punch {
-            let size = fstat(self.read_fd()).map_err(&failed)?.st_size.cast_unsigned();
+            let seen = self.look().map_err(self.failed("looking at the size", offset, len))?;
+            let size = seen.st_size.cast_unsigned();
             let from = offset / PAGE_BYTES * PAGE_BYTES;
             let whole = end.next_multiple_of(PAGE_BYTES) - from;
             if lock(&self.space.budget).available() < whole.saturating_sub(growth.held_bytes) {
@@ -537,7 +549,7 @@ impl File {
         if growth.writers > 0 {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
-        let stat = fstat(self.read_fd())?;
+        let stat = self.look()?;
         let end = stat.st_size.cast_unsigned().next_multiple_of(PAGE_BYTES);
         let actual = stat.st_blocks.cast_unsigned() * 512;
         // A file with holes may hold less than its size and still have a surplus; `led_to` tells.
@@ -559,10 +571,8 @@ impl Drop for File {
         growth.write_fd = None;
         let (promised, held, led_to) = (growth.promised_bytes, growth.held_bytes, growth.led_to);
         lock(&self.space.budget).withdraw(promised);
-        if let Some(read_fd) = self.read_fd.take() {
-            let actual = fstat(&read_fd).map_or(held, |stat| stat.st_blocks.cast_unsigned() * 512);
-            let held = self.space.settle(User::Files, held, actual);
-            self.space.retire(self.number, read_fd, held, led_to);
-        }
+        let actual = self.space.look(self.number).map_or(held, |stat| stat.st_blocks.cast_unsigned() * 512);
+        let held = self.space.settle(User::Files, held, actual);
+        self.space.retire(self.number, held, led_to);
     }
 }

@@ -34,7 +34,7 @@ pub enum Tier1Error {
     )]
     NoSpace { wanted_bytes: u64, available_bytes: u64, size_bytes: u64 },
     /// A backing file could not be made.
-    #[error("tier-1: creating backing file {number} failed: {source}; check the limit on open files")]
+    #[error("tier-1: creating backing file {number} failed: {source}")]
     Create { number: u64, source: io::Error },
     /// A change of the size or the space of a backing file failed.
     #[error(
@@ -43,7 +43,25 @@ pub enum Tier1Error {
     Resize { step: &'static str, number: u64, offset_bytes: u64, len_bytes: u64, source: io::Error },
 }
 
+/// This process, or the machine, has as many files open as it may: raising the limit helps, trying again may.
+#[must_use]
+pub fn is_descriptor_limit(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    error
+        .raw_os_error()
+        .is_some_and(|code| [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&code))
+}
+
 impl Tier1Error {
+    /// See [`is_descriptor_limit`].
+    #[must_use]
+    pub fn is_descriptor_limit(&self) -> bool {
+        match self {
+            Self::Create { source, .. } | Self::Resize { source, .. } => is_descriptor_limit(source),
+            _ => false,
+        }
+    }
+
     /// What the caller should do.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Deref;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use super::backing::File;
@@ -24,14 +24,15 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    pub(super) fn new(file: Arc<File>, len_bytes: u64) -> io::Result<Self> {
+    /// `fd` is of `file`; the map keeps what it needs of it.
+    pub(super) fn new(file: Arc<File>, fd: &OwnedFd, len_bytes: u64) -> io::Result<Self> {
         if len_bytes == 0 {
             return Ok(Self { map: None, _file: file });
         }
         let len = usize::try_from(len_bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         // SAFETY: the file lives as long as the map and nobody truncates it below `len` meanwhile (type's
         // documentation); its bytes may only change while it is not sealed, when callers treat them as a hint.
-        let map = unsafe { memmap2::MmapOptions::new().len(len).map(file.read_fd().as_raw_fd())? };
+        let map = unsafe { memmap2::MmapOptions::new().len(len).map(fd.as_raw_fd())? };
         Ok(Self { map: Some(map), _file: file })
     }
 }

@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 pub use self::backing::{Backing, BackingStat};
-pub use self::error::Tier1Error;
+pub use self::error::{Tier1Error, is_descriptor_limit};
 pub use self::mapping::Mapping;
 pub use self::mount::{Capabilities, Capability};
 

@@ -22,7 +22,6 @@ pub(super) const PREDICTIONS_KEPT: usize = 8;
 #[derive(Debug)]
 pub(super) struct ReadyFile {
     pub(super) number: u64,
-    pub(super) read_fd: OwnedFd,
     pub(super) ready_bytes: u64,
     pub(super) held_bytes: u64,
 }

@@ -6,11 +6,11 @@
 //! Lock order: a file's growth, then the pool, then the ballast, then the budget. None is held over a wait.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, fallocate, fstat, openat, unlinkat};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, fallocate, fstat, openat, statat, unlinkat};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use super::backing::File;
@@ -103,16 +103,12 @@ impl Space {
         let name = file_name(number);
         let write_fd = openat(&self.medium.files, &name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|error| failed(error.into()))?;
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let prepared = openat(&self.medium.files, &name, flags, Mode::empty())
-            .map_err(io::Error::from)
-            .and_then(|read_fd| Ok((read_fd, self.give_from_start(&write_fd, ready_bytes, user)?)));
-        match prepared {
-            Ok((read_fd, ready_bytes)) => {
+        match self.give_from_start(&write_fd, ready_bytes, user) {
+            Ok(ready_bytes) => {
                 let actual =
-                    fstat(&read_fd).map_err(|error| failed(error.into()))?.st_blocks.cast_unsigned() * 512;
+                    fstat(&write_fd).map_err(|error| failed(error.into()))?.st_blocks.cast_unsigned() * 512;
                 let held_bytes = self.settle(user, ready_bytes, actual);
-                Ok(ReadyFile { number, read_fd, ready_bytes, held_bytes })
+                Ok(ReadyFile { number, ready_bytes, held_bytes })
             }
             Err(error) => {
                 self.unlink(number);
@@ -309,7 +305,19 @@ impl Space {
     }
 
     /// Takes a file that nobody holds any more: unlinked at once, its pages on their way back.
-    pub(super) fn retire(&self, number: u64, read_fd: OwnedFd, held_bytes: u64, led_to: u64) {
+    pub(super) fn retire(&self, number: u64, held_bytes: u64, led_to: u64) {
+        let read_fd = match self.open_for_reading(number) {
+            Ok(read_fd) => read_fd,
+            Err(error) => {
+                // Whether others have it mapped cannot be asked, and the budget must not be passed on a guess.
+                tracing::error!(
+                    number, held_bytes, %error,
+                    "a dropped backing file cannot be opened; its bytes stay counted until the daemon ends"
+                );
+                self.unlink(number);
+                return lock(&self.budget).shift(User::Files, User::Lingering, held_bytes);
+            }
+        };
         // Where leases do not work nobody can tell; such a medium has no passthrough and so no other holders.
         let leases = self.capabilities.leases.works;
         let alone = !leases || !lease::open_elsewhere(read_fd.as_fd()).unwrap_or(true);
@@ -335,8 +343,25 @@ impl Space {
     }
 
     pub(super) fn open_for_writing(&self, number: u64) -> io::Result<OwnedFd> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        Ok(openat(&self.medium.files, file_name(number), flags, Mode::empty())?)
+        self.open_file(number, OFlags::RDWR)
+    }
+
+    pub(super) fn open_for_reading(&self, number: u64) -> io::Result<OwnedFd> {
+        self.open_file(number, OFlags::RDONLY)
+    }
+
+    fn open_file(&self, number: u64, access: OFlags) -> io::Result<OwnedFd> {
+        Ok(openat(&self.medium.files, file_name(number), access | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// What the file system says of a file that has its name.
+    pub(super) fn look(&self, number: u64) -> io::Result<Stat> {
+        Ok(statat(&self.medium.files, file_name(number), AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    pub(super) fn host_path(&self, number: u64) -> String {
+        let directory = self.medium.files.as_raw_fd();
+        format!("/proc/{}/fd/{directory}/{}", std::process::id(), file_name(number))
     }
 
     fn unlink(&self, number: u64) {

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -35,8 +35,7 @@ fn open(size_bytes: u64, ballast: bool) -> Arc<Tier1> {
 
 /// A writer as passthrough has one: a descriptor of its own, of which Tier-1 knows nothing.
 fn open_outside(backing: &Backing) -> File {
-    let path = format!("/proc/self/fd/{}", backing.read_fd().as_raw_fd());
-    File::options().read(true).write(true).open(path).expect("the owner may open its file")
+    File::options().read(true).write(true).open(backing.host_path()).expect("the owner may open its file")
 }
 
 fn write_all(backing: &Backing, mut bytes: &[u8], mut offset: u64) -> std::io::Result<()> {
@@ -108,7 +107,7 @@ fn a_seal_is_refused_exactly_while_a_writable_handle_or_mapping_lives() {
     drop(map);
     assert!(!busy(), "nothing is left");
 
-    let reader = File::open(format!("/proc/self/fd/{}", backing.read_fd().as_raw_fd())).expect("open");
+    let reader = File::open(backing.host_path()).expect("open");
     assert!(!busy(), "a reader does not change the bytes");
     drop(reader);
     backing.begin_growth();
@@ -149,7 +148,7 @@ fn a_dropped_file_that_is_still_mapped_keeps_its_bytes_and_its_place_in_the_budg
     let backing = tier1.create(Some(8 * MIB)).expect("create");
     write_all(&backing, &vec![9; 8 << 20], 0).expect("write");
     backing.trim().expect("trim");
-    let reader = File::open(format!("/proc/self/fd/{}", backing.read_fd().as_raw_fd())).expect("open");
+    let reader = File::open(backing.host_path()).expect("open");
     // SAFETY: nobody truncates the file; it is unlinked only.
     let map = unsafe { memmap2::Mmap::map(&reader) }.expect("map");
     drop(reader);
@@ -328,7 +327,7 @@ fn a_writer_in_a_small_memory_cgroup_writes_a_file_larger_than_its_limit() {
     eventually("some of the budget is warm", || tier1.usage().ballast_bytes > 128 * MIB);
     let backing = tier1.create(None).expect("create");
     backing.begin_growth();
-    let target = format!("/proc/{}/fd/{}", std::process::id(), backing.read_fd().as_raw_fd());
+    let target = backing.host_path();
     let script =
         "echo $$ > \"$0/cgroup.procs\" && exec dd if=/dev/zero of=\"$1\" bs=1M count=\"$2\" conv=notrunc";
     let output = Command::new("sh")

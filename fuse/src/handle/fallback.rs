@@ -13,7 +13,6 @@
 
 use super::in_flight::InFlight;
 use fuser::{Errno, FopenFlags, ReplyData, ReplyWrite};
-use rustix::fs::fstat;
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -25,9 +24,6 @@ const EARLY_MIN_BYTES: usize = 128 * 1024;
 
 /// Smaller reads are copied through a buffer: faulting a mapping in costs more than the second copy.
 const MAP_MIN_BYTES: u64 = 64 * 1024;
-
-/// st_blocks counts in these.
-const BLOCK_BYTES: u64 = 512;
 
 /// The open files of one mount.
 #[derive(Debug)]
@@ -211,7 +207,7 @@ fn write_all(backing: &Backing, data: &[u8], offset: u64) -> io::Result<()> {
 /// The backing file has as much space as it needs up to `end`. Exact for a file written from its start; for a sparse
 /// one it can be wrong, and the write's error then comes with the next write, fsync or close.
 fn has_space(backing: &Backing, end: u64) -> bool {
-    fstat(backing.read_fd()).is_ok_and(|stat| u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK_BYTES >= end)
+    backing.allocated_bytes().is_ok_and(|bytes| bytes >= end)
 }
 
 fn to_usize(bytes: u64) -> io::Result<usize> {

@@ -8,11 +8,13 @@ mod in_flight;
 
 use crate::backing_ids::BackingIds;
 use crate::device::Device;
+use crate::errno::errno;
 pub(crate) use fallback::Fallback;
 use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyOpen};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemark_engine::namespace::{NodeId, OpenFile};
+use tidemark_engine::namespace::{FsError, NodeId, OpenFile};
+use tidemark_engine::tier1::is_descriptor_limit;
 
 /// The data path of one mount.
 #[derive(Debug)]
@@ -25,11 +27,14 @@ pub(crate) enum DataPath {
 
 impl DataPath {
     /// Answers an OPEN. An error leaves the handle for the caller to release.
-    pub(crate) fn opened(&self, file: &OpenFile, reply: ReplyOpen) -> Result<(), ReplyOpen> {
+    pub(crate) fn opened(&self, file: &OpenFile, reply: ReplyOpen) -> Result<(), (ReplyOpen, Errno)> {
         let flags = flush_flag(file);
         match self {
             Self::Passthrough(ids) => {
-                let Some(id) = acquire(ids, file) else { return Err(reply) };
+                let id = match acquire(ids, file) {
+                    Ok(id) => id,
+                    Err(errno) => return Err((reply, errno)),
+                };
                 // SAFETY: the id is registered on this session's device and `ids` keeps it so until the last
                 // release, which cannot come before this answer.
                 let id = unsafe { reply.wrap_backing(id) };
@@ -52,12 +57,15 @@ impl DataPath {
         attr: &FileAttr,
         ttl: Duration,
         reply: ReplyCreate,
-    ) -> Result<(), ReplyCreate> {
+    ) -> Result<(), (ReplyCreate, Errno)> {
         let flags = flush_flag(file);
         let fh = FileHandle(file.fh);
         match self {
             Self::Passthrough(ids) => {
-                let Some(id) = acquire(ids, file) else { return Err(reply) };
+                let id = match acquire(ids, file) {
+                    Ok(id) => id,
+                    Err(errno) => return Err((reply, errno)),
+                };
                 // SAFETY: as for OPEN above.
                 let id = unsafe { reply.wrap_backing(id) };
                 reply.created_passthrough(&ttl, attr, Generation(0), fh, flags, &id);
@@ -94,17 +102,14 @@ impl DataPath {
     }
 }
 
-fn acquire(ids: &BackingIds<Arc<Device>>, file: &OpenFile) -> Option<u32> {
-    match ids.acquire(file.backing.number(), file.backing.read_fd()) {
-        Ok(id) => Some(id),
-        Err(error) => {
-            tracing::error!(
-                node = file.node, backing = file.backing.number(), %error,
-                "the kernel refused to register a backing file for passthrough; the open fails with EIO"
-            );
-            None
-        }
-    }
+fn acquire(ids: &BackingIds<Arc<Device>>, file: &OpenFile) -> Result<u32, Errno> {
+    ids.acquire(file.backing.number(), || file.backing.read_fd()).map_err(|error| {
+        tracing::error!(
+            node = file.node, backing = file.backing.number(), %error,
+            "a backing file could not be registered for passthrough; the open fails"
+        );
+        errno(if is_descriptor_limit(&error) { FsError::TooManyOpen } else { FsError::Io })
+    })
 }
 
 /// FLUSH tells close(2) from a killed process, which matters only for files that may have been written.

@@ -2,6 +2,7 @@
 //!
 //! Owns: putting their answers together. Does not own: the answers of the loop (engine), transport (control).
 
+use crate::descriptors;
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -190,6 +191,8 @@ impl NodeApi for Daemon {
                 Some("see `ckptctl doctor` as root"),
             ));
         }
+        let (enough, what) = descriptors::check();
+        checks.push(check("descriptors", enough, what, Some(descriptors::FIX)));
         for tier in &standing.tiers {
             if let Some(fencing) = tier.fencing {
                 let what = format!("{}: one winner of many creates of one key: {fencing}", tier.medium);

@@ -2,6 +2,7 @@
 
 mod api;
 mod cli;
+mod descriptors;
 mod host;
 mod logs;
 mod memory;

@@ -5,6 +5,7 @@
 
 use crate::api::Daemon;
 use crate::cli::Failure;
+use crate::descriptors;
 use crate::host::DaemonHost;
 use crate::memory;
 use crate::state_dir::StateDir;
@@ -44,7 +45,7 @@ pub(crate) async fn up(mountpoint: &Path, settings: Settings) -> Result<bool, Fa
     let tier1_bytes = memory::tier1_bytes(settings.tier1.size.as_deref()).map_err(Failure::usage)?;
     let http: SocketAddr = parse_addr("--http", &settings.node.http).map_err(Failure::usage)?;
     let listen: SocketAddr = parse_addr("--listen", &settings.node.listen).map_err(Failure::usage)?;
-    raise_descriptor_limit();
+    descriptors::raise_limit();
 
     // Tier-3 first: when it is away nothing has been mounted and no memory has been touched.
     let store = store::open(&settings.tier3.url).await.map_err(|error| match error {
@@ -184,20 +185,6 @@ fn node_name(settings: &Settings) -> anyhow::Result<NodeName> {
 
 fn parse_addr(flag: &str, text: &str) -> anyhow::Result<SocketAddr> {
     text.parse().with_context(|| format!("{flag} {text:?} is not an address such as 127.0.0.1:7070"))
-}
-
-/// Each backing file holds one descriptor, and a directory of 100,000 small files is a supported load.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let wanted = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
-    if setrlimit(Resource::Nofile, wanted).is_err() {
-        // Without privileges: as far as the hard limit allows.
-        let own = Rlimit { current: limit.maximum, maximum: limit.maximum };
-        if let Err(error) = setrlimit(Resource::Nofile, own) {
-            tracing::warn!(%error, limit = ?limit.current, "the descriptor limit stays as it is");
-        }
-    }
 }
 
 /// The coordinator's lease of this node.

@@ -254,6 +254,13 @@ impl Rules {
         self.rules.iter().any(|rule| matches(rule.signature.as_ref(), path.name()))
     }
 
+    /// Whether `path` decides about no other path, and is loose wherever no checkpoint is a directory. Such a file may
+    /// come and go without its scope being grouped again.
+    #[must_use]
+    pub fn is_plain(&self, path: &RelPath) -> bool {
+        !self.makes_tree(path) && !self.is_single(path) && !self.is_temporary(path)
+    }
+
     /// Whether the file shows that its directory, whatever its name, is a checkpoint.
     pub(super) fn makes_flat(&self, path: &RelPath) -> bool {
         let flat = |rule: &Rule| rule.directory.is_none() && matches(rule.signature.as_ref(), path.name());

@@ -1,9 +1,11 @@
 //! The blocking half of the POSIX store: durable files with plain system calls.
 //!
-//! Owns: staging, create-if-absent by link(2), the fsync of directories, walking. Does not own: keys beyond
+//! Owns: staging, create-if-absent by link(2), which directories are synced, walking. Does not own: keys beyond
 //! `names`, errors beyond `io::Error`, threads.
 
+use super::direct::{Direct, differs_at, first_difference};
 use super::names::{Piece, STAGING, path_of, piece_of};
+use super::sync::DirectorySyncs;
 use bytes::Bytes;
 use rustix::fs::{self, Advice, AtFlags, CWD, FallocateFlags, FlockOperation, RenameFlags};
 use rustix::io::Errno;
@@ -27,6 +29,8 @@ const COMPARE_BYTES: usize = 1 << 20;
 pub(super) struct Staged {
     path: PathBuf,
     file: File,
+    /// Compares what it writes with what the device gives back.
+    direct: Option<Direct>,
 }
 
 impl Drop for Staged {
@@ -39,12 +43,22 @@ impl Drop for Staged {
 impl Staged {
     /// A new empty file with `size_bytes` of space set aside, so that a full disk is found before the first part.
     pub(super) fn new(root: &Path, size_bytes: u64) -> io::Result<Self> {
+        Self::make(root, size_bytes, false)
+    }
+
+    /// The same, written past the page cache where the file system takes that.
+    pub(super) fn new_direct(root: &Path, size_bytes: u64) -> io::Result<Self> {
+        Self::make(root, size_bytes, true)
+    }
+
+    fn make(root: &Path, size_bytes: u64, direct: bool) -> io::Result<Self> {
         let mut random = [0_u8; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let path =
             root.join(STAGING).join(format!("{}-{:032x}", std::process::id(), u128::from_le_bytes(random)));
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(&path)?;
-        let staged = Self { path, file };
+        let direct = if direct { Direct::open(&path)? } else { None };
+        let staged = Self { path, file, direct };
         // Without lock support (some network mounts) the age alone protects the file.
         let _ = fs::flock(&staged.file, FlockOperation::NonBlockingLockExclusive);
         if size_bytes > 0 {
@@ -57,8 +71,12 @@ impl Staged {
         Ok(staged)
     }
 
+    /// Writes a part; a direct one is compared with what is there then.
     pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset)
+        match &self.direct {
+            Some(direct) => direct.write_checked(&self.file, bytes, offset),
+            None => self.file.write_all_at(bytes, offset),
+        }
     }
 
     /// Makes the bytes durable, and drops them from the page cache if they are not read again soon.
@@ -72,7 +90,7 @@ impl Staged {
     }
 
     /// Gives the file its name if that is free, durably either way. `false`: the name was taken.
-    pub(super) fn place(&self, root: &Path, target: &Path) -> io::Result<bool> {
+    pub(super) fn place(&self, root: &Path, target: &Path, syncs: &DirectorySyncs) -> io::Result<bool> {
         let mut attempts = 0;
         let placed = loop {
             attempts += 1;
@@ -86,8 +104,23 @@ impl Staged {
             // Its maker may not have come to this yet, and our caller will act on what it reads.
             there.sync_all()?;
         }
-        sync_parents(root, target)?;
+        sync_parents(root, target, syncs)?;
         Ok(placed)
+    }
+
+    /// Makes the bytes durable, then their name. `Some`: the name holds other bytes, so many.
+    pub(super) fn finish(
+        &self,
+        root: &Path,
+        target: &Path,
+        syncs: &DirectorySyncs,
+    ) -> io::Result<Option<u64>> {
+        self.sync(false)?;
+        if self.place(root, target, syncs)? {
+            return Ok(None);
+        }
+        let (same, there_bytes) = self.equals(target)?;
+        Ok((!same).then_some(there_bytes))
     }
 
     fn link(&self, target: &Path) -> io::Result<bool> {
@@ -162,15 +195,41 @@ fn sweep(path: &Path) -> io::Result<()> {
 }
 
 /// Writes, names and syncs a whole small object; `Ok(false)` when the name holds other bytes.
-pub(super) fn create(root: &Path, key: &str, body: &Bytes) -> io::Result<bool> {
+pub(super) fn create(root: &Path, key: &str, body: &Bytes, syncs: &DirectorySyncs) -> io::Result<bool> {
     let target = path_of(root, key);
     let mut staged = Staged::new(root, 0)?;
     staged.file.write_all(body)?;
     staged.sync(true)?;
-    if staged.place(root, &target)? {
+    if staged.place(root, &target, syncs)? {
         return Ok(true);
     }
     Ok(staged.equals(&target)?.0)
+}
+
+/// Writes, names and syncs a whole data object; `Ok(Some(bytes there))` when the name holds other bytes.
+pub(super) fn upload(
+    root: &Path,
+    target: &Path,
+    body: &Bytes,
+    syncs: &DirectorySyncs,
+) -> io::Result<Option<u64>> {
+    let staged = Staged::new(root, 0)?;
+    staged.write_at(body, 0)?;
+    staged.sync(false)?;
+    // The sync dropped it from the cache, so this asks the device.
+    if let Some(at) = first_difference(&staged.file, body, 0)? {
+        return Err(differs_at(at));
+    }
+    staged.finish(root, target, syncs)
+}
+
+/// Whether parts can be compared with what the device holds, asked of the device itself.
+pub(super) fn finds_damage(root: &Path) -> io::Result<bool> {
+    let staged = Staged::new_direct(root, 0)?;
+    match &staged.direct {
+        Some(direct) => direct.finds_damage(&staged.file),
+        None => Ok(false),
+    }
 }
 
 /// Opens an object for reading. A directory, a socket and the like are refused before a read could hang on them.
@@ -226,11 +285,11 @@ fn make_parents(root: &Path, target: &Path) -> io::Result<()> {
 }
 
 /// fsyncs every directory from the object's up to the root. Another writer may have made any of them a moment ago
-/// and not have synced it yet, so none is skipped; one without changes costs microseconds.
-fn sync_parents(root: &Path, target: &Path) -> io::Result<()> {
+/// and not have synced it yet, so none is skipped; those who need the same one at the same time share its fsync.
+fn sync_parents(root: &Path, target: &Path, syncs: &DirectorySyncs) -> io::Result<()> {
     let mut at = target.parent();
     while let Some(directory) = at {
-        File::open(directory)?.sync_all()?;
+        syncs.sync(directory)?;
         if directory == root {
             break;
         }

@@ -1,13 +1,15 @@
 //! Tier-3 in a directory: `file:///path`, on Lustre or any POSIX mount.
 //!
 //! Owns: [`PosixStore`], its bound on blocking calls, and its errors. Does not own: the system calls (`files`),
-//! the names (`names`).
+//! the names (`names`), who shares an fsync (`sync`), comparing what was written (`direct`).
 //!
 //! A file appears under its key only when it is whole and durable: temporary name, fsync of the file, link(2) as
 //! create-if-absent (else renameat2 with RENAME_NOREPLACE), fsync of every directory up to the root.
 
+mod direct;
 mod files;
 mod names;
+mod sync;
 
 use super::{
     Created, Damage, Listing, MAX_LISTED, ObjectHead, Operation, PartSource, Store, StoreError, UploadLimits,
@@ -23,11 +25,12 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use sync::DirectorySyncs;
 use tokio::sync::Semaphore;
 
-/// Blocking calls at once. Enough to fill a parallel file system, few enough to leave the runtime's blocking pool
-/// (512 threads) to everyone else when a mount hangs.
-const PARALLEL_CALLS: usize = 32;
+/// Blocking calls at once. Enough to fill a parallel file system and to let a journal group their fsyncs, few enough to
+/// leave the runtime's blocking pool (512 threads) to everyone else when a mount hangs.
+const PARALLEL_CALLS: usize = 64;
 
 /// Objects as files below a directory.
 #[derive(Debug)]
@@ -35,6 +38,7 @@ pub struct PosixStore {
     root: PathBuf,
     url: String,
     calls: Arc<Semaphore>,
+    syncs: Arc<DirectorySyncs>,
 }
 
 impl PosixStore {
@@ -42,7 +46,7 @@ impl PosixStore {
     pub async fn open(root: &Path) -> Result<Self, StoreError> {
         let url = format!("file://{}", root.display());
         let calls = Arc::new(Semaphore::new(PARALLEL_CALLS));
-        let store = Self { root: root.to_owned(), url, calls };
+        let store = Self { root: root.to_owned(), url, calls, syncs: Arc::default() };
         store.call(Operation::Open, "", files::prepare).await?;
         Ok(store)
     }
@@ -69,6 +73,19 @@ impl PosixStore {
         })
         .await
         .map_err(io::Error::other)?
+    }
+
+    /// What an upload came to. `other`: the key holds that many other bytes.
+    fn uploaded(&self, key: &str, size_bytes: u64, other: Option<u64>) -> Result<Uploaded, StoreError> {
+        match other {
+            None => Ok(Uploaded { etag: None, size_bytes }),
+            Some(there_bytes) => Err(StoreError::Differs {
+                key: key.to_owned(),
+                store: self.url.clone(),
+                there_bytes,
+                ours_bytes: size_bytes,
+            }),
+        }
     }
 
     fn check(&self, operation: Operation, key: &str) -> Result<(), StoreError> {
@@ -117,8 +134,9 @@ impl PosixStore {
 impl Store for PosixStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, StoreError> {
         self.check(Operation::Create, key)?;
-        let name = key.to_owned();
-        let ours = self.call(Operation::Create, key, move |root| files::create(root, &name, &body)).await?;
+        let (name, syncs) = (key.to_owned(), Arc::clone(&self.syncs));
+        let create = move |root: &Path| files::create(root, &name, &body, &syncs);
+        let ours = self.call(Operation::Create, key, create).await?;
         Ok(if ours { Created::Created } else { Created::AlreadyExists })
     }
 
@@ -228,8 +246,16 @@ impl Store for PosixStore {
     ) -> Result<Uploaded, StoreError> {
         self.check(Operation::Upload, key)?;
         let size_bytes = source.size_bytes();
+        let (target, syncs) = (path_of(&self.root, key), Arc::clone(&self.syncs));
+        if size_bytes <= limits.part_bytes {
+            // One piece: one call to the pool and back, not three.
+            let bytes = read_part(key, &source, 0..size_bytes).await?;
+            let upload = move |root: &Path| files::upload(root, &target, &bytes, &syncs);
+            let other = self.call(Operation::Upload, key, upload).await?;
+            return self.uploaded(key, size_bytes, other);
+        }
         let staged = self
-            .call(Operation::Upload, key, move |root| Staged::new(root, size_bytes))
+            .call(Operation::Upload, key, move |root| Staged::new_direct(root, size_bytes))
             .await
             .map(Arc::new)?;
         stream::iter(part_ranges(size_bytes, limits.part_bytes).map(Ok))
@@ -241,26 +267,9 @@ impl Store for PosixStore {
                 }
             })
             .await?;
-        let target = path_of(&self.root, key);
-        let other = self
-            .call(Operation::Upload, key, move |root| {
-                staged.sync(false)?;
-                if staged.place(root, &target)? {
-                    return Ok(None);
-                }
-                let (same, there_bytes) = staged.equals(&target)?;
-                Ok((!same).then_some(there_bytes))
-            })
-            .await?;
-        match other {
-            None => Ok(Uploaded { etag: None, size_bytes }),
-            Some(there_bytes) => Err(StoreError::Differs {
-                key: key.to_owned(),
-                store: self.url.clone(),
-                there_bytes,
-                ours_bytes: size_bytes,
-            }),
-        }
+        let finish = move |root: &Path| staged.finish(root, &target, &syncs);
+        let other = self.call(Operation::Upload, key, finish).await?;
+        self.uploaded(key, size_bytes, other)
     }
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
@@ -269,11 +278,13 @@ impl Store for PosixStore {
         self.call(Operation::Delete, key, move |root| files::delete(root, &name)).await
     }
 
-    async fn send_damaged_part(&self, _key: &str) -> Result<Damage, StoreError> {
-        Ok(Damage::Accepted {
-            reason: "a file system takes what it is given; objects are read back and hashed instead"
-                .to_owned(),
-        })
+    /// A file system refuses nothing; we do, where the device can be asked what it holds.
+    async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
+        if self.call(Operation::Upload, key, files::finds_damage).await? {
+            return Ok(Damage::Refused);
+        }
+        let reason = "no O_DIRECT here; objects are read back and hashed instead".to_owned();
+        Ok(Damage::Accepted { reason })
     }
 
     fn describe(&self) -> String {

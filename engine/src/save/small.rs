@@ -1,0 +1,72 @@
+//! Brings a small sealed file to Tier-3 in one piece.
+//!
+//! Owns: what differs from `upload` for a file that one request carries. Does not own: keys, retries.
+//!
+//! A large file holds permits for its parts, whose number bounds memory, and is mapped. Neither pays for 4 KiB: 100,000 of
+//! them would wait for each other eight at a time, while the store's file system could make many durable at once.
+
+use crate::namespace::SealPin;
+use crate::save::drain::Drain;
+use crate::save::upload::{SealedBytes, UploadError};
+use bytes::Bytes;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+use tidemark_protocol::checksum::Crc64;
+
+/// A file up to this size is small. The loop has at most 128 loose files on their way, so these take 32 MiB at most.
+pub(crate) const SMALL_BYTES: u64 = 256 << 10;
+
+/// Uploads one file to `key` and returns the store's etag; reads it back where the store checks nothing.
+pub(crate) async fn upload(
+    drain: &Arc<Drain>,
+    key: &str,
+    file: &SealedBytes,
+) -> Result<Option<String>, UploadError> {
+    let size_bytes = file.pin.size_bytes;
+    assert!(size_bytes <= SMALL_BYTES, "{size_bytes} bytes are not small");
+    let wait = drain.with_pace(|pace, now| pace.claim(now, size_bytes));
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
+    }
+    let begun = Instant::now();
+    let bytes = read(&file.pin).map_err(|source| UploadError::Read { path: file.path.clone(), source })?;
+    // A small file is one chunk, or none when it is empty.
+    if let (Some(&expected), found) = (file.chunks.first(), Crc64(tidemark_kernels::crc64(&bytes)))
+        && found != expected
+    {
+        return Err(UploadError::HostCorrupt { path: file.path.clone(), chunk: 0, expected, found });
+    }
+    let failed = |source| UploadError::Store { path: file.path.clone(), key: key.to_owned(), source };
+    let uploaded = drain.store.upload(key, Arc::new(bytes), &drain.limits).await.map_err(failed)?;
+    drain.metrics.upload_bytes.inc_by(size_bytes);
+    drain.metrics.upload_files.inc();
+    drain.metrics.upload_seconds.observe(begun.elapsed().as_secs_f64());
+    if uploaded.size_bytes != size_bytes {
+        let key = key.to_owned();
+        return Err(UploadError::Size { key, expected: size_bytes, found: uploaded.size_bytes });
+    }
+    if !drain.part_checksums
+        && let Some(&expected) = file.chunks.first()
+    {
+        let there = drain.store.get_range(key, 0..size_bytes).await.map_err(failed)?;
+        let found = Crc64(tidemark_kernels::crc64(&there));
+        if found != expected {
+            return Err(UploadError::ReadBack { key: key.to_owned(), chunk: 0, expected, found });
+        }
+    }
+    Ok(uploaded.etag)
+}
+
+/// All bytes of a pinned seal: from memory, so it keeps a core for microseconds only.
+fn read(pin: &SealPin) -> io::Result<Bytes> {
+    let mut bytes = vec![0; usize::try_from(pin.size_bytes).map_err(io::Error::other)?];
+    let mut done = 0;
+    while done < bytes.len() {
+        match pin.backing.read_at(&mut bytes[done..], done as u64)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => done += read,
+        }
+    }
+    Ok(bytes.into())
+}
