@@ -55,14 +55,14 @@ impl Default for NodeSettings {
 pub struct MountSettings {
     /// `auto` takes passthrough where a real call shows that it works; `fallback` never does.
     pub mode: MountMode,
-    /// Session threads. Bytes do not pass them in passthrough, so four are enough for names; the fallback moves
-    /// every byte through them.
+    /// Session threads; 0 is one for each CPU, two to eight. Names need few: a thread more than CPUs costs each request
+    /// a colder cache.
     pub threads: u32,
 }
 
 impl Default for MountSettings {
     fn default() -> Self {
-        Self { mode: MountMode::Auto, threads: 4 }
+        Self { mode: MountMode::Auto, threads: 0 }
     }
 }
 
@@ -218,8 +218,8 @@ impl Settings {
         if !(1..=256).contains(&self.tier3.fetches_in_flight) {
             return refuse("tier3.fetches_in_flight", self.tier3.fetches_in_flight.to_string(), "1 to 256");
         }
-        if !(1..=64).contains(&self.mount.threads) {
-            return refuse("mount.threads", self.mount.threads.to_string(), "1 to 64");
+        if self.mount.threads > 64 {
+            return refuse("mount.threads", self.mount.threads.to_string(), "0 to 64");
         }
         if !(0.0..=86_400.0).contains(&self.save.settle_s) {
             return refuse("save.settle_s", self.save.settle_s.to_string(), "0 to 86400 seconds");

@@ -54,6 +54,10 @@ pub(crate) const RETRY_LONGEST: Duration = Duration::from_secs(30);
 /// The longest pause while somebody waits for the result.
 const RETRY_URGENT: Duration = Duration::from_secs(1);
 
+/// The watcher hands on what changed at most this often: a burst of small files is one look, not one each, and the
+/// threads that answer the burst keep their CPUs. A seal begins so much later at most.
+const WATCH_PAUSE: Duration = Duration::from_millis(5);
+
 /// How long the watcher waits for a change before it looks at the stop flag.
 const WATCH_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -163,9 +167,13 @@ impl Node {
 fn watch(shared: &Shared, stop: &AtomicBool, dirty: &mpsc::Sender<Vec<NodeId>>) {
     while !stop.load(Ordering::Acquire) {
         let nodes = shared.namespace.wait_dirty(WATCH_TIMEOUT);
-        if !nodes.is_empty() && dirty.blocking_send(nodes).is_err() {
+        if nodes.is_empty() {
+            continue;
+        }
+        if dirty.blocking_send(nodes).is_err() {
             return;
         }
+        std::thread::sleep(WATCH_PAUSE);
     }
 }
 

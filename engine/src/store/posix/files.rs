@@ -3,7 +3,7 @@
 //! Owns: staging, create-if-absent by link(2), which directories are synced, walking. Does not own: keys beyond
 //! `names`, errors beyond `io::Error`, threads.
 
-use super::direct::{Direct, differs_at, first_difference};
+use super::compare::write_compared;
 use super::names::{Piece, STAGING, path_of, piece_of};
 use super::sync::DirectorySyncs;
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A staging file nobody holds is a crash's leftover once it is this old; younger ones may be about to be locked.
@@ -20,6 +21,9 @@ const LEFTOVER_AGE: Duration = Duration::from_secs(600);
 
 /// A directory may be removed by a concurrent delete between its mkdir and the link into it; that often at most.
 const PLACE_ATTEMPTS: u32 = 8;
+
+/// Gathered before it is sent to the disk: long enough for sequential writes, short beside what a host has for others.
+const DIRTY_MOST_BYTES: u64 = 128 << 20;
 
 /// Files are compared in blocks of this size.
 const COMPARE_BYTES: usize = 1 << 20;
@@ -29,8 +33,8 @@ const COMPARE_BYTES: usize = 1 << 20;
 pub(super) struct Staged {
     path: PathBuf,
     file: File,
-    /// Compares what it writes with what the device gives back.
-    direct: Option<Direct>,
+    /// Written and not on its way to the disk yet.
+    dirty_bytes: AtomicU64,
 }
 
 impl Drop for Staged {
@@ -43,22 +47,12 @@ impl Drop for Staged {
 impl Staged {
     /// A new empty file with `size_bytes` of space set aside, so that a full disk is found before the first part.
     pub(super) fn new(root: &Path, size_bytes: u64) -> io::Result<Self> {
-        Self::make(root, size_bytes, false)
-    }
-
-    /// The same, written past the page cache where the file system takes that.
-    pub(super) fn new_direct(root: &Path, size_bytes: u64) -> io::Result<Self> {
-        Self::make(root, size_bytes, true)
-    }
-
-    fn make(root: &Path, size_bytes: u64, direct: bool) -> io::Result<Self> {
         let mut random = [0_u8; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let path =
             root.join(STAGING).join(format!("{}-{:032x}", std::process::id(), u128::from_le_bytes(random)));
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(&path)?;
-        let direct = if direct { Direct::open(&path)? } else { None };
-        let staged = Self { path, file, direct };
+        let staged = Self { path, file, dirty_bytes: AtomicU64::new(0) };
         // Without lock support (some network mounts) the age alone protects the file.
         let _ = fs::flock(&staged.file, FlockOperation::NonBlockingLockExclusive);
         if size_bytes > 0 {
@@ -71,22 +65,34 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Writes a part; a direct one is compared with what is there then.
+    /// Writes a part, compares what the file has then, and sends what has gathered to the disk: the last sync finds
+    /// little left, and the page cache is left to others.
     pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        match &self.direct {
-            Some(direct) => direct.write_checked(&self.file, bytes, offset),
-            None => self.file.write_all_at(bytes, offset),
+        write_compared(&self.file, bytes, offset)?;
+        let written = bytes.len() as u64;
+        let dirty = self.dirty_bytes.fetch_add(written, Ordering::Relaxed) + written;
+        if dirty >= DIRTY_MOST_BYTES {
+            // Whoever takes the count syncs; the others go on writing.
+            if self.dirty_bytes.swap(0, Ordering::Relaxed) >= DIRTY_MOST_BYTES {
+                self.file.sync_data()?;
+                self.drop_cached();
+            }
         }
+        Ok(())
     }
 
     /// Makes the bytes durable, and drops them from the page cache if they are not read again soon.
     pub(super) fn sync(&self, keep_cached: bool) -> io::Result<()> {
         self.file.sync_all()?;
         if !keep_cached {
-            // Only advice: where it is refused the cache stays fuller than it need be.
-            let _ = fs::fadvise(&self.file, 0, None, Advice::DontNeed);
+            self.drop_cached();
         }
         Ok(())
+    }
+
+    fn drop_cached(&self) {
+        // Only advice: where it is refused the cache stays fuller than it need be.
+        let _ = fs::fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
     /// Gives the file its name if that is free, durably either way. `false`: the name was taken.
@@ -215,21 +221,13 @@ pub(super) fn upload(
 ) -> io::Result<Option<u64>> {
     let staged = Staged::new(root, 0)?;
     staged.write_at(body, 0)?;
-    staged.sync(false)?;
-    // The sync dropped it from the cache, so this asks the device.
-    if let Some(at) = first_difference(&staged.file, body, 0)? {
-        return Err(differs_at(at));
-    }
     staged.finish(root, target, syncs)
 }
 
-/// Whether parts can be compared with what the device holds, asked of the device itself.
+/// Whether a difference between what was written and what the file has is found: what the probe asks.
 pub(super) fn finds_damage(root: &Path) -> io::Result<bool> {
-    let staged = Staged::new_direct(root, 0)?;
-    match &staged.direct {
-        Some(direct) => direct.finds_damage(&staged.file),
-        None => Ok(false),
-    }
+    let staged = Staged::new(root, 0)?;
+    super::compare::finds_damage(&staged.file)
 }
 
 /// Opens an object for reading. A directory, a socket and the like are refused before a read could hang on them.

@@ -1,12 +1,12 @@
 //! Tier-3 in a directory: `file:///path`, on Lustre or any POSIX mount.
 //!
 //! Owns: [`PosixStore`], its bound on blocking calls, and its errors. Does not own: the system calls (`files`),
-//! the names (`names`), who shares an fsync (`sync`), comparing what was written (`direct`).
+//! the names (`names`), who shares an fsync (`sync`), comparing what was written (`compare`).
 //!
 //! A file appears under its key only when it is whole and durable: temporary name, fsync of the file, link(2) as
 //! create-if-absent (else renameat2 with RENAME_NOREPLACE), fsync of every directory up to the root.
 
-mod direct;
+mod compare;
 mod files;
 mod names;
 mod sync;
@@ -255,7 +255,7 @@ impl Store for PosixStore {
             return self.uploaded(key, size_bytes, other);
         }
         let staged = self
-            .call(Operation::Upload, key, move |root| Staged::new_direct(root, size_bytes))
+            .call(Operation::Upload, key, move |root| Staged::new(root, size_bytes))
             .await
             .map(Arc::new)?;
         stream::iter(part_ranges(size_bytes, limits.part_bytes).map(Ok))
@@ -278,12 +278,12 @@ impl Store for PosixStore {
         self.call(Operation::Delete, key, move |root| files::delete(root, &name)).await
     }
 
-    /// A file system refuses nothing; we do, where the device can be asked what it holds.
+    /// A file system refuses nothing; we do, and this asks whether we would.
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
         if self.call(Operation::Upload, key, files::finds_damage).await? {
             return Ok(Damage::Refused);
         }
-        let reason = "no O_DIRECT here; objects are read back and hashed instead".to_owned();
+        let reason = "this file system gives back other bytes than it has".to_owned();
         Ok(Damage::Accepted { reason })
     }
 
