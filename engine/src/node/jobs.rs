@@ -11,6 +11,7 @@ use crate::restore::fetch::{FetchError, FetchPlan, fetch};
 use crate::save::commit::{Attempt, CommitError};
 use crate::save::loose::{self, LooseError, LooseUpload};
 use crate::save::seal::{self, SealSums};
+use crate::save::small;
 use crate::step_point::{StepPoint, reach};
 use std::io;
 use std::sync::Arc;
@@ -62,7 +63,11 @@ pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done 
     let joined = tokio::task::spawn_blocking(move || {
         let hash = |ticket: SealTicket| {
             let begun = Instant::now();
-            let sums = ticket.backing.map().map(|mapping| seal::hash(&mapping, shared.seal_threads));
+            let sums = if ticket.size_bytes <= small::SMALL_BYTES {
+                small::read(&ticket.backing, ticket.size_bytes).map(|bytes| seal::hash(&bytes, 1))
+            } else {
+                ticket.backing.map().map(|mapping| seal::hash(&mapping, shared.seal_threads))
+            };
             if sums.is_ok() {
                 shared.metrics.seal_seconds.observe(begun.elapsed().as_secs_f64());
                 shared.metrics.seal_bytes.inc_by(ticket.size_bytes);

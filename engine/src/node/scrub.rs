@@ -109,7 +109,9 @@ impl Engine {
             self.scrub.left.extend(nodes);
         }
         let mut next = None;
-        while let (None, Some(node)) = (&next, self.scrub.left.pop_front()) {
+        while next.is_none()
+            && let Some(node) = self.scrub.left.pop_front()
+        {
             let found = self.ledger.node(node).filter(|(_, view)| view.host && view.opens == 0);
             next = found.and_then(|(path, view)| target(path.to_string(), view));
         }

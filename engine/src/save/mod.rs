@@ -11,5 +11,5 @@ pub mod pace;
 pub mod predict;
 pub mod reclaim;
 pub mod seal;
-mod small;
+pub(crate) mod small;
 pub mod upload;

@@ -1,13 +1,13 @@
-//! Brings a small sealed file to Tier-3 in one piece.
+//! A small file: read whole, and brought to Tier-3 in one piece.
 //!
-//! Owns: what differs from `upload` for a file that one request carries. Does not own: keys, retries.
+//! Owns: what differs from mapping and from `upload` for a file that one request carries. Does not own: keys, retries.
 //!
 //! A large file holds permits for its parts, whose number bounds memory, and is mapped. Neither pays for 4 KiB: 100,000 of
 //! them would wait for each other eight at a time, while the store's file system could make many durable at once.
 
-use crate::namespace::SealPin;
 use crate::save::drain::Drain;
 use crate::save::upload::{SealedBytes, UploadError};
+use crate::tier1::Backing;
 use bytes::Bytes;
 use std::io;
 use std::sync::Arc;
@@ -30,7 +30,8 @@ pub(crate) async fn upload(
         tokio::time::sleep(wait).await;
     }
     let begun = Instant::now();
-    let bytes = read(&file.pin).map_err(|source| UploadError::Read { path: file.path.clone(), source })?;
+    let bytes = read(&file.pin.backing, size_bytes)
+        .map_err(|source| UploadError::Read { path: file.path.clone(), source })?;
     // A small file is one chunk, or none when it is empty.
     if let (Some(&expected), found) = (file.chunks.first(), Crc64(tidemark_kernels::crc64(&bytes)))
         && found != expected
@@ -38,7 +39,8 @@ pub(crate) async fn upload(
         return Err(UploadError::HostCorrupt { path: file.path.clone(), chunk: 0, expected, found });
     }
     let failed = |source| UploadError::Store { path: file.path.clone(), key: key.to_owned(), source };
-    let uploaded = drain.store.upload(key, Arc::new(bytes), &drain.limits).await.map_err(failed)?;
+    let uploaded =
+        drain.store.upload(key, Arc::new(Bytes::from(bytes)), &drain.limits).await.map_err(failed)?;
     drain.metrics.upload_bytes.inc_by(size_bytes);
     drain.metrics.upload_files.inc();
     drain.metrics.upload_seconds.observe(begun.elapsed().as_secs_f64());
@@ -58,15 +60,10 @@ pub(crate) async fn upload(
     Ok(uploaded.etag)
 }
 
-/// All bytes of a pinned seal: from memory, so it keeps a core for microseconds only.
-fn read(pin: &SealPin) -> io::Result<Bytes> {
-    let mut bytes = vec![0; usize::try_from(pin.size_bytes).map_err(io::Error::other)?];
-    let mut done = 0;
-    while done < bytes.len() {
-        match pin.backing.read_at(&mut bytes[done..], done as u64)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => done += read,
-        }
-    }
-    Ok(bytes.into())
+/// All bytes of a small file at rest. A copy out of memory keeps a core for microseconds only; mapping so few would cost
+/// every core an interrupt when the map goes.
+pub(crate) fn read(backing: &Backing, size_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(size_bytes).map_err(io::Error::other)?];
+    backing.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
 }

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -133,6 +134,14 @@ impl Backing {
     /// Reads up to `buffer.len()` bytes; 0 at the end of the file. Opens a descriptor for the call.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(rustix::io::pread(self.file.read_fd()?, buffer, offset)?)
+    }
+
+    /// Fills `buffer`, with one descriptor for all of it.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the file ends before.
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        std::fs::File::from(self.file.read_fd()?).read_exact_at(buffer, offset)
     }
 
     /// Writes up to `bytes.len()` bytes, with space made ready first. Opens a descriptor for the call unless

@@ -280,9 +280,7 @@ impl Space {
     /// Gives up a ready file.
     pub(super) fn discard(&self, ready: ReadyFile) {
         self.unlink(ready.number);
-        let held = ready.held_bytes;
-        drop(ready);
-        lock(&self.budget).give_back(User::Pool, held);
+        lock(&self.budget).give_back(User::Pool, ready.held_bytes);
     }
 
     /// Brings what the budget counts for a file to what the file holds, as far as the sum allows.
