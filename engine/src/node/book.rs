@@ -3,6 +3,7 @@
 //! Owns: the states of a version on its way to Tier-3, what waits where. Does not own: what moves it (`decide`,
 //! `run`), the files themselves (the namespace).
 
+use crate::node::decide::is_covered;
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::save::commit::Attempt;
 use std::collections::BTreeMap;
@@ -120,6 +121,14 @@ impl Book {
             .iter()
             .rev()
             .find(|(_, version)| version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. }))
+    }
+
+    /// The newest version that stands or may come to stand and holds all of `present`.
+    pub(crate) fn covering(&self, present: &Contents) -> Option<(&Number, &VersionBook)> {
+        self.versions.iter().rev().find(|(_, version)| {
+            let stands = version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. });
+            stands && is_covered(present, &version.contents)
+        })
     }
 
     /// The newest committed version.

@@ -14,6 +14,7 @@
 //! | `apply` | what follows from the end of a job |
 //! | `jobs` | the bodies of jobs |
 //! | `flush` | who waits for what to be durable |
+//! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `answer` | reports for people |
@@ -28,6 +29,7 @@ mod flush;
 mod jobs;
 mod ledger;
 mod recover;
+mod rescue;
 mod run;
 mod scrub;
 mod tree;

@@ -306,6 +306,7 @@ fn record_of(manifest: &Manifest) -> Record {
         completed_at_ns: manifest.completed_at_ns,
         participants: manifest.participants.clone(),
         files: manifest.files.iter().map(entry).collect(),
+        partial: false,
     }
 }
 
@@ -323,5 +324,6 @@ fn empty_record(version: &VersionId, shared: &Shared) -> Record {
         completed_at_ns: 0,
         participants: Vec::new(),
         files: Vec::new(),
+        partial: false,
     }
 }

@@ -12,7 +12,7 @@ use crate::node::ledger::Ledger;
 use crate::node::recover::Recovered;
 use crate::node::scrub::Scrub;
 use crate::node::tree::TreeState;
-use crate::node::{Shared, decide};
+use crate::node::{Shared, decide, rescue};
 use crate::save::commit::Attempt;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -269,7 +269,11 @@ impl Engine {
     pub(crate) fn look_at(&mut self, id: &CheckpointId) {
         let Some(book) = self.ledger.books.get(id) else { return };
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
-        let outcome = decide::look(&self.shared, &self.ledger, book, told);
+        let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
+        if self.draining && matches!(outcome.action, Action::None) {
+            let plan = rescue::plan(&self.shared, &self.ledger, book, outcome.verdict.as_ref());
+            outcome.action = plan.map_or(Action::None, Action::Start);
+        }
         let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
         if outcome.unsettled {
             self.unsettled.insert(id.clone());
@@ -296,6 +300,7 @@ impl Engine {
                 let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
                 let version = book.versions.get_mut(&number).expect("the decision was about this version");
                 version.record.evidence = evidence;
+                version.record.partial = false;
                 version.record.evidence_detail.clone_from(&detail);
                 self.event(EventLevel::Info, "complete", id, detail);
                 self.resume(id, number);
