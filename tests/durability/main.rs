@@ -15,3 +15,4 @@ mod limits;
 mod memory;
 mod refusals;
 mod site;
+mod wishes;

@@ -6,6 +6,7 @@ use crate::namespace::FileState;
 use crate::node::book::{Book, LooseStage, Number, Stage, VersionBook};
 use crate::node::decide;
 use crate::node::flush::covers;
+use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::{Target, target};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,7 @@ use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::{Timeline, Version};
 use tidemark_protocol::key::Key;
+use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::report::{
     Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, File, Problem, RunStatus, Show,
@@ -161,13 +163,7 @@ impl Engine {
             return None;
         }
         let present = crate::node::ledger::contents(files.iter().copied());
-        let covered = present.as_ref().is_some_and(|present| {
-            book.versions.values().any(|version| {
-                let stands = version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. });
-                stands && decide::is_covered(present, &version.contents)
-            })
-        });
-        if covered {
+        if present.as_ref().is_some_and(|present| book.covering(present).is_some()) {
             return None;
         }
         let state = match &book.verdict {
@@ -355,10 +351,12 @@ impl Engine {
         let bytes =
             entry.map(|entry| entry.size_bytes).or_else(|| view.map(|view| view.size_bytes)).unwrap_or(0);
         let count = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
+        let key = |manifest: &Manifest| {
+            manifest.files.iter().find(|file| file.path == path).map(|file| file.key.clone())
+        };
         let stored = version.and_then(|version| match &version.stage {
-            Stage::Committed { manifest, .. } => {
-                manifest.files.iter().find(|file| file.path == path).map(|file| file.key.clone())
-            }
+            Stage::Committed { manifest, .. } => key(manifest),
+            Stage::Prepared { attempt } => attempt.manifest().ok().and_then(|manifest| key(&manifest)),
             _ => None,
         });
         let object_key =
@@ -388,21 +386,29 @@ impl Engine {
     fn commit_told(&mut self, path: &[u8]) -> Option<Commit> {
         let wanted = Wanted::Path(path.to_vec());
         let id = self.find(&wanted)?.id.clone();
-        let already =
-            self.ledger.books[&id].committed().is_some() && self.uncovered(&self.ledger.books[&id]).is_none();
+        let book = &self.ledger.books[&id];
+        // Of bytes that are still being written nobody can say that they are whole.
+        let present = book.candidate.as_ref().and_then(|candidate| {
+            crate::node::ledger::contents(self.ledger.files_of(candidate, &book.scope))
+        });
+        // The word is about what the tree holds, not about a version above or below it.
+        let covering =
+            |book: &Book| present.as_ref().and_then(|present| book.covering(present)).map(|(n, _)| *n);
+        let already = match covering(book) {
+            Some(number) => book.versions[&number].record.evidence.commits(),
+            None => book.candidate.is_none() && book.committed().is_some(),
+        };
         if !already {
-            let book = &self.ledger.books[&id];
-            let files =
-                book.candidate.iter().flat_map(|candidate| self.ledger.files_of(candidate, &book.scope));
-            // Of bytes that are still being written nobody can say that they are whole.
-            let told_of = crate::node::ledger::contents(files);
             let book = self.ledger.books.get_mut(&id).expect("it was found");
-            book.told_of = told_of;
+            book.told_of.clone_from(&present);
             self.ledger.due.insert(id.clone());
             self.look_at(&id);
         }
         let book = &self.ledger.books[&id];
-        let row = self.rows(book, false).into_iter().next()?;
+        let row = match covering(book) {
+            Some(number) => self.version_row(book, number, &book.versions[&number]),
+            None => self.rows(book, false).into_iter().next()?,
+        };
         let checkpoint =
             CheckpointRef { timeline: row.timeline, step: row.step, version: row.version, path: row.path };
         Some(Commit { checkpoint, state: row.state, already })
@@ -446,11 +452,10 @@ impl Engine {
         // Whole in this node's memory, or committed: what a restart of the job would load.
         let recoverable = books()
             .filter_map(|book| {
-                let (number, version) = book.newest()?;
-                let whole = version.record.evidence.commits();
-                whole.then(|| {
-                    (version.record.step, version.record.completed_at_ns, reference(book, *number, version))
-                })
+                let mut standing = above(book, None).into_iter().rev();
+                // What only settled above it does not make it less whole.
+                let (number, version) = standing.find(|(_, version)| version.record.evidence.commits())?;
+                Some((version.record.step, version.record.completed_at_ns, reference(book, *number, version)))
             })
             .max_by_key(|(step, completed_at_ns, found)| (found.timeline, *step, *completed_at_ns))
             .map(|(_, _, found)| found);

@@ -3,16 +3,19 @@
 //! Owns: when the tree document is written and what is in it. Does not own: writing it (`save::loose`), reading it
 //! (`recover`).
 
+use crate::namespace::TreeSnapshot;
 use crate::node::Shared;
-use crate::node::book::Stage;
+use crate::node::book::{Book, Number};
 use crate::node::jobs::Done;
+use crate::node::recover::{above, shown};
 use crate::node::run::{Engine, error_text};
 use crate::save::loose::{self, LooseError};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_protocol::documents::{RemovedLoose, TreeDocument};
+use tidemark_protocol::documents::{RemovedFile, RemovedLoose, TreeDocument};
 use tidemark_protocol::format::FORMAT;
+use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink, Symlink};
 use tidemark_protocol::path::{RawText, RelPath};
 
@@ -137,13 +140,13 @@ impl Engine {
             .hard_links
             .iter()
             .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
-        let mut removed_versions = Vec::new();
+        let here = Here::of(&snapshot);
+        let (mut removed_versions, mut removed_files) = (Vec::new(), Vec::new());
         for book in self.ledger.books.values() {
-            let Some((number, version)) = book.committed() else { continue };
-            let Stage::Committed { .. } = version.stage else { continue };
-            // Gone from the tree altogether: the job removed it. Its bytes stay until retention gives them up.
-            if book.candidate.is_none() {
-                removed_versions.push(book.version_id(*number));
+            match here.removed(book) {
+                Removed::Nothing => {}
+                Removed::All(number) => removed_versions.push(book.version_id(number)),
+                Removed::Files(files) => removed_files.extend(files),
             }
         }
         let here: BTreeSet<_> = self.ledger.loose.keys().collect();
@@ -155,10 +158,59 @@ impl Engine {
             symlinks: symlinks.collect(),
             hard_links: hard_links.collect(),
             removed_versions,
+            removed_files,
             removed_loose: removed_loose
                 .map(|(path, generation)| RemovedLoose { path: path.clone(), generation: *generation })
                 .collect(),
         }
+    }
+}
+
+/// What of a checkpoint the job removed.
+#[derive(Debug, PartialEq, Eq)]
+enum Removed {
+    Nothing,
+    /// Every name of it, up to and with this version.
+    All(Number),
+    /// These names; others of the same version stay as they are.
+    Files(Vec<RemovedFile>),
+}
+
+/// The names of files in the tree, by path: the tree itself says what is gone, since books lag behind it.
+struct Here<'a>(HashMap<&'a [u8], (FileId, SealNumber)>);
+
+impl<'a> Here<'a> {
+    fn of(snapshot: &'a TreeSnapshot) -> Self {
+        let mut here: HashMap<&[u8], _> =
+            snapshot.files.iter().map(|file| (file.node.path.as_slice(), (file.file, file.seal))).collect();
+        for link in &snapshot.hard_links {
+            if let Some(of) = here.get(link.to.as_slice()).copied() {
+                here.insert(&link.path, of);
+            }
+        }
+        Self(here)
+    }
+
+    /// Looks at the version that a restart would show. A name that means something else by now is not removed: its
+    /// new bytes are on their way to a version of their own, and until they are there the old ones stand.
+    fn removed(&self, book: &Book) -> Removed {
+        let Some((number, version)) = shown(book, None) else { return Removed::Nothing };
+        let now = |path: &RelPath| self.0.get(path.as_bytes());
+        let newer = above(book, Some(*number));
+        let mut all =
+            version.contents.keys().chain(newer.iter().flat_map(|(_, newer)| newer.contents.keys()));
+        if all.all(|path| now(path).is_none()) {
+            return Removed::All(newer.last().map_or(*number, |(newest, _)| **newest));
+        }
+        let mut files = Vec::new();
+        for (path, of) in &version.contents {
+            match now(path) {
+                Some(now) if now == of => {}
+                Some(_) => return Removed::Nothing,
+                None => files.push(RemovedFile { path: path.clone(), file: of.0, seal: of.1 }),
+            }
+        }
+        if files.is_empty() { Removed::Nothing } else { Removed::Files(files) }
     }
 }
 
