@@ -86,6 +86,16 @@ impl Node {
         self.ask(move |engine| engine.commit_told(&path)).await
     }
 
+    /// Whether the tree has this name, or a checkpoint in the tree has it.
+    pub async fn is_in_tree(&self, place: Vec<u8>) -> Option<bool> {
+        self.ask(move |engine| engine.is_in_tree(&place)).await
+    }
+
+    /// Whether there is anything at or below this path, in the tree or, of what the job removed, in Tier-3 alone.
+    pub async fn is_known(&self, place: Vec<u8>) -> Option<bool> {
+        self.ask(move |engine| engine.is_known(&place)).await
+    }
+
     /// The path of what `wanted` names.
     pub async fn path_of(&self, wanted: Wanted) -> Option<Option<Vec<u8>>> {
         self.ask(move |engine| engine.find(&wanted).map(Book::path)).await
@@ -264,8 +274,7 @@ impl Engine {
     fn find<'a>(&'a self, wanted: &'a Wanted) -> Option<&'a Book> {
         match wanted {
             Wanted::Path(path) => {
-                // A path inside a checkpoint names it too.
-                let books = self.ledger.books.values().filter(|book| covers(&book.path(), path));
+                let books = self.ledger.books.values().filter(|book| self.is_named_by(book, path));
                 books.max_by_key(|book| book.path().len())
             }
             Wanted::Step { run, step } => self.books_of(run.as_deref()).find(|book| {
@@ -279,6 +288,30 @@ impl Engine {
                 .max_by_key(|(version, _)| version.record.completed_at_ns)
                 .map(|(_, book)| book),
         }
+    }
+
+    /// Whether `path` means this checkpoint: it is its path, or something in it.
+    fn is_named_by(&self, book: &Book, path: &[u8]) -> bool {
+        let top = book.path();
+        // The files of a family share no directory of their own, so each is looked for by its name.
+        let inside =
+            |file: &RelPath| file.as_bytes() == path || covers(&top, path) && covers(path, file.as_bytes());
+        top == path
+            || covers(&top, path) && self.shared.namespace.node_at(path).is_some()
+            || book.candidate.iter().flat_map(|candidate| candidate.files.keys()).any(inside)
+            || above(book, None).iter().any(|(_, version)| version.contents.keys().any(inside))
+    }
+
+    fn is_in_tree(&self, place: &[u8]) -> bool {
+        place.is_empty()
+            || self.shared.namespace.node_at(place).is_some()
+            || self.ledger.books.values().any(|book| book.candidate.is_some() && book.path() == place)
+    }
+
+    fn is_known(&self, place: &[u8]) -> bool {
+        let stands = |book: &Book| !above(book, None).is_empty();
+        let named = |book: &Book| covers(place, &book.path()) || self.is_named_by(book, place);
+        self.is_in_tree(place) || self.ledger.books.values().any(|book| stands(book) && named(book))
     }
 
     /// The books of one run, named by its path or as `ls` shows it, or of all.
@@ -424,7 +457,10 @@ impl Engine {
         let mut seen = BTreeSet::new();
         self.ledger
             .files()
-            .filter(|(path, view)| covers(place, path.as_bytes()) && seen.insert(view.file))
+            .filter(|(path, view)| {
+                let wanted = covers(place, path.as_bytes()) || owners.get(path).is_some_and(|of| of == place);
+                wanted && seen.insert(view.file)
+            })
             .filter_map(|(path, view)| {
                 let target = target(path.to_string(), view)?;
                 let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
@@ -483,8 +519,10 @@ impl Engine {
         if let Some((since, why)) = &self.tier3_away {
             let seconds = now.saturating_duration_since(*since).as_secs();
             let lag = self.lag(now, None);
-            let what =
-                format!("Tier-3 has not taken anything for {seconds} s, {} bytes wait: {why}", lag.bytes);
+            let what = format!(
+                "Tier-3 has not taken anything for {seconds} s, {} bytes wait: {why}",
+                lag.bytes
+            );
             add(
                 "tier3_away",
                 what,
