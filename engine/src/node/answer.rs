@@ -516,11 +516,11 @@ impl Engine {
         if let Some(why) = &self.fenced {
             add("fenced", why.clone(), "stop this daemon: another one commits to this Tier-3");
         }
-        if let Some((since, why)) = &self.tier3_away {
-            let seconds = now.saturating_duration_since(*since).as_secs();
+        if let Some((since, why)) = self.tier3_away.longest() {
+            let seconds = now.saturating_duration_since(since).as_secs();
             let lag = self.lag(now, None);
             let what = format!(
-                "Tier-3 has not taken anything for {seconds} s, {} bytes wait: {why}",
+                "Tier-3 does not take what it is given for {seconds} s, {} bytes wait: {why}",
                 lag.bytes
             );
             add(
@@ -613,7 +613,7 @@ impl Engine {
             used_bytes: object_bytes,
             size_bytes: None,
             warm_fraction: None,
-            state: if self.tier3_away.is_some() { TierState::Away } else { TierState::Ok },
+            state: if self.tier3_away.is_away() { TierState::Away } else { TierState::Ok },
             medium: store.describe(),
             files: object_files,
             used_by: BTreeMap::new(),

@@ -5,6 +5,7 @@
 
 use crate::error::ErrorKind;
 use crate::namespace::{ObjectCopy, ReclaimClass, SealTicket};
+use crate::node::away::Cause;
 use crate::node::book::{Book, LooseStage, Number, Stage};
 use crate::node::jobs::Done;
 use crate::node::run::{Engine, RETRY_LONGEST, error_text, retry_pause};
@@ -80,7 +81,7 @@ impl Engine {
     }
 
     fn prepared(&mut self, id: &CheckpointId, number: Number, attempt: Box<Attempt>) {
-        self.tier3_away = None;
+        self.tier3_away.ended(&Cause::Version(id.clone(), number));
         self.shared.metrics.prepare_versions.inc();
         let book = self.ledger.books.get_mut(id).expect("an attempt is of a book");
         let version = book.versions.get_mut(&number).expect("an attempt is of a version");
@@ -92,7 +93,7 @@ impl Engine {
     }
 
     fn committed(&mut self, id: &CheckpointId, number: Number, manifest: Manifest) {
-        self.tier3_away = None;
+        self.tier3_away.ended(&Cause::Version(id.clone(), number));
         self.shared.metrics.commit_versions.inc();
         let completed_ns = manifest.completed_at_ns;
         #[expect(clippy::cast_precision_loss, reason = "a duration for a histogram")]
@@ -153,7 +154,7 @@ impl Engine {
             (ErrorKind::Unavailable | ErrorKind::NoSpace | ErrorKind::Invalid | ErrorKind::NotFound, _) => {
                 let tries = attempt.count_failure();
                 let pause = retry_pause(tries, longest);
-                self.tier3_away.get_or_insert_with(|| (now, why.clone()));
+                self.tier3_away.failed(Cause::Version(id.clone(), number), now, why.clone());
                 version.stage = Stage::Waiting { attempt, until: now + pause, why: why.clone() };
                 self.shared.metrics.upload_failures.inc();
                 EventLevel::Warn
@@ -181,7 +182,7 @@ impl Engine {
         let Some(book) = self.ledger.loose.get_mut(path) else { return };
         match result {
             Ok((generation, key)) => {
-                self.tier3_away = None;
+                self.tier3_away.ended(&Cause::Loose(path.clone()));
                 book.generation = Some(generation);
                 book.stage = LooseStage::Uploaded { of };
                 if let Some(view) = self.ledger.file(path) {
@@ -198,7 +199,7 @@ impl Engine {
                 };
                 let pause = retry_pause(tries, longest);
                 tracing::warn!(%path, %why, "a loose file did not reach Tier-3 yet");
-                self.tier3_away.get_or_insert_with(|| (now, why.clone()));
+                self.tier3_away.failed(Cause::Loose(path.clone()), now, why.clone());
                 book.stage = LooseStage::Waiting { until: now + pause, tries, why };
             }
         }

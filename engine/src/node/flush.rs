@@ -129,7 +129,7 @@ impl Engine {
                 pending.push(Pending { path: String::new(), reason: PendingReason::Uploading, what });
             }
             pending.truncate(PENDING_MAX);
-            let outcome = FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_some() };
+            let outcome = FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_away() };
             let answer = waiter.answer.take().expect("it was there a moment ago");
             // The client hung up: nobody needs the answer.
             let _ = answer.send(outcome);

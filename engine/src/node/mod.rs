@@ -13,6 +13,7 @@
 //! | `run` | the loop, and which jobs it starts |
 //! | `apply` | what follows from the end of a job |
 //! | `jobs` | the bodies of jobs |
+//! | `away` | what Tier-3 does not take |
 //! | `flush` | who waits for what to be durable |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
@@ -22,6 +23,7 @@
 
 mod answer;
 mod apply;
+mod away;
 mod book;
 mod decide;
 mod events;

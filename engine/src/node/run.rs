@@ -4,6 +4,7 @@
 //! protocol), the jobs' bodies (`jobs`).
 
 use crate::namespace::{NodeId, NotSealable};
+use crate::node::away::{Away, Cause};
 use crate::node::book::{LooseStage, Number, Stage, VersionBook};
 use crate::node::decide::{Action, Plan};
 use crate::node::flush::Flushes;
@@ -80,8 +81,8 @@ pub(crate) struct Engine {
     pub(crate) sealing: BTreeSet<NodeId>,
     pub(crate) fetching: BTreeSet<NodeId>,
     pub(crate) loose_in_flight: usize,
-    /// Why Tier-3 did not take the last thing that was sent, and since when; `None` while it does.
-    pub(crate) tier3_away: Option<(Instant, String)>,
+    /// What Tier-3 does not take.
+    pub(crate) tier3_away: Away,
     /// Another coordinator took over: nothing is decided here any more.
     pub(crate) fenced: Option<String>,
     pub(crate) draining: bool,
@@ -197,7 +198,7 @@ impl Engine {
             sealing: BTreeSet::new(),
             fetching: BTreeSet::new(),
             loose_in_flight: 0,
-            tier3_away: None,
+            tier3_away: Away::default(),
             fenced: None,
             draining: false,
             passed_over: recovered.passed_over,
@@ -223,6 +224,7 @@ impl Engine {
         if tick {
             self.last_tick = now;
             self.ledger.due.extend(self.unsettled.iter().cloned());
+            self.forget_causes();
             self.measure(now);
         }
         self.start_seals(tick);
@@ -443,6 +445,19 @@ impl Engine {
             };
             self.queue.push_back((id, number, attempt));
         }
+    }
+
+    /// What was superseded, removed or given up is no reason to say that Tier-3 is away.
+    fn forget_causes(&mut self) {
+        let ledger = &self.ledger;
+        self.tier3_away.retain(|cause| match cause {
+            Cause::Version(id, number) => {
+                let version = ledger.books.get(id).and_then(|book| book.versions.get(number));
+                version.is_some_and(|version| version.stage.is_alive())
+            }
+            Cause::Loose(path) => ledger.loose.contains_key(path),
+            Cause::Tree => true,
+        });
     }
 
     fn measure(&self, now: Instant) {

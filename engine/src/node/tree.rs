@@ -5,6 +5,7 @@
 
 use crate::namespace::TreeSnapshot;
 use crate::node::Shared;
+use crate::node::away::Cause;
 use crate::node::book::{Book, Number};
 use crate::node::jobs::Done;
 use crate::node::recover::{above, shown};
@@ -92,7 +93,7 @@ impl Engine {
             Ok(()) => {
                 self.tree.number = number;
                 self.tree.clean_at = self.tree.looked_at;
-                self.tier3_away = None;
+                self.tier3_away.ended(&Cause::Tree);
             }
             Err(error) => {
                 if matches!(error, LooseError::Taken { .. }) {
@@ -101,7 +102,7 @@ impl Engine {
                 }
                 let why = error_text(&error);
                 tracing::warn!(%why, "the tree did not reach Tier-3 yet");
-                self.tier3_away.get_or_insert((now, why));
+                self.tier3_away.failed(Cause::Tree, now, why);
                 self.ledger.tree_changed = true;
                 self.tree.last = None;
                 self.tree.retry_at = Some(now + Duration::from_secs(1));
