@@ -10,12 +10,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use tidemark_tests::daemon::Daemon;
-use tidemark_tests::process;
+use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, assert_holds, noise, options, save, start};
+use crate::site::{CONFIG, NEVER_SETTLES, assert_holds, noise, options, save, start};
 
 /// Several times `settle`, on a busy machine.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
+
+/// The tree is written every 10 s when nobody waits for it.
+const TREE_LIMIT: Duration = Duration::from_secs(40);
 
 /// Saves files from as many processes, so that nothing proves that they are all.
 fn save_by_several(daemon: &Daemon, files: &[(&str, &[u8])]) {
@@ -113,6 +116,68 @@ fn names_removed_from_a_committed_checkpoint_do_not_come_back() {
     daemon.start_again();
     assert_holds(&daemon, &name(1), &noise(20, 70_000), "saved again");
     assert!(!there(&daemon, name(3)));
+}
+
+#[test]
+fn a_loose_file_keeps_its_bytes_and_its_name_through_chains_of_renames() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let rename = |daemon: &Daemon, from: &str, to: &str| {
+        fs::rename(daemon.mount().join(from), daemon.mount().join(to)).unwrap();
+    };
+    save(&daemon, "run/a.txt", b"one");
+    save(&daemon, "run/b.txt", b"the other, longer");
+    save(&daemon, "run/over.txt", b"replaced");
+    daemon.flush();
+    // Away and back, with another file under the name meanwhile.
+    rename(&daemon, "run/a.txt", "run/c.txt");
+    daemon.flush();
+    save(&daemon, "run/a.txt", b"passing");
+    daemon.flush();
+    rename(&daemon, "run/c.txt", "run/a.txt");
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/a.txt", b"one", "renamed away and back");
+    assert!(!there(&daemon, "run/c.txt"));
+    // Swapped, and one over a third.
+    rename(&daemon, "run/a.txt", "run/t.txt");
+    rename(&daemon, "run/b.txt", "run/a.txt");
+    rename(&daemon, "run/t.txt", "run/over.txt");
+    daemon.flush();
+    for end in [Daemon::kill9, Daemon::stop] {
+        end(&mut daemon);
+        daemon.start_again();
+        assert_holds(&daemon, "run/a.txt", b"the other, longer", "renamed onto a used name");
+        assert_holds(&daemon, "run/over.txt", b"one", "renamed over another");
+        for gone in ["run/b.txt", "run/c.txt", "run/t.txt"] {
+            assert!(!there(&daemon, gone), "{gone} came back");
+        }
+        let verified = daemon.ctl_json(&["verify", "--deep"]);
+        assert_eq!((&verified["files"], &verified["unrecoverable"]), (&2.into(), &serde_json::json!([])));
+    }
+}
+
+#[test]
+fn a_renamed_loose_file_is_found_under_its_old_name_until_the_new_one_is_in_tier3() {
+    let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
+    save(&daemon, "run/a.txt", b"the only copy");
+    daemon.flush();
+    let trees = |daemon: &Daemon| tier3::files_below(&daemon.tier3_dir().join(".tidemark/tree")).len();
+    let before = trees(&daemon);
+    fs::rename(daemon.mount().join("run/a.txt"), daemon.mount().join("run/b.txt")).unwrap();
+    fs::create_dir(daemon.mount().join("beside")).unwrap();
+    process::until(TREE_LIMIT, || (trees(&daemon) > before).then_some(())).expect("the tree is written");
+    assert!(!daemon.tier3_dir().join(".tidemark/loose/run/b.txt").exists(), "b has not settled");
+    daemon.kill9();
+    daemon.start_again();
+    assert!(there(&daemon, "beside"), "the tree was written after the rename");
+    assert_holds(&daemon, "run/a.txt", b"the only copy", "the rename did not reach Tier-3");
+    fs::rename(daemon.mount().join("run/a.txt"), daemon.mount().join("run/b.txt")).unwrap();
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/b.txt", b"the only copy", "the rename reached Tier-3");
+    assert!(!there(&daemon, "run/a.txt"));
 }
 
 /// S-restart: "Where a path was saved again and only settled, the tree shows the newest *committed* version".

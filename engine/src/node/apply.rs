@@ -14,7 +14,7 @@ use crate::save::loose::LooseError;
 use crate::save::seal::SealSums;
 use std::sync::Arc;
 use std::time::Instant;
-use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::VersionRef;
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::{RelPath, RunPath};
@@ -40,8 +40,9 @@ impl Engine {
                     Err(error) => self.failed(&id, number, attempt, &error, now),
                 }
             }
-            Done::Loose { path, of, result } => {
+            Done::Loose { path, of, size_bytes, result } => {
                 self.loose_in_flight -= 1;
+                let result = result.map(|(_, key)| ObjectCopy { key, size_bytes });
                 self.loose_done(&path, of, result, now);
             }
             Done::Fetched { node, result } => {
@@ -87,6 +88,7 @@ impl Engine {
         let version = book.versions.get_mut(&number).expect("an attempt is of a version");
         let commits = version.record.evidence.commits();
         version.stage = Stage::Prepared { attempt };
+        self.tree_may_tell_more();
         if commits {
             self.resume(id, number);
         }
@@ -175,21 +177,23 @@ impl Engine {
         &mut self,
         path: &RelPath,
         of: (FileId, SealNumber),
-        result: Result<(Generation, String), LooseError>,
+        result: Result<ObjectCopy, LooseError>,
         now: Instant,
     ) {
         let longest = self.retry_longest();
-        let Some(book) = self.ledger.loose.get_mut(path) else { return };
+        let here = self.ledger.loose.contains_key(path);
+        let books = if here { &mut self.ledger.loose } else { &mut self.ledger.removed_loose };
+        let Some(book) = books.get_mut(path) else { return };
         match result {
-            Ok((generation, key)) => {
+            Ok(object) => {
                 self.tier3_away.ended(&Cause::Loose(path.clone()));
-                book.generation = Some(generation);
                 book.stage = LooseStage::Uploaded { of };
-                if let Some(view) = self.ledger.file(path) {
-                    let object = ObjectCopy { key, size_bytes: view.size_bytes };
-                    self.shared.namespace.note_object(of.0, of.1, object);
+                // The bytes are those of the file that was uploaded, whatever has its name by now.
+                self.shared.namespace.note_object(of.0, of.1, object);
+                if self.ledger.file(path).is_some_and(|view| view.file == of.0) {
                     self.shared.namespace.set_reclaim(of.0, ReclaimClass::Loose);
                 }
+                self.tree_may_tell_more();
             }
             Err(error) => {
                 let why = error_text(&error);
@@ -203,7 +207,9 @@ impl Engine {
                 book.stage = LooseStage::Waiting { until: now + pause, tries, why };
             }
         }
-        self.ledger.loose_due.insert(path.clone());
+        if here {
+            self.ledger.loose_due.insert(path.clone());
+        }
     }
 
     /// The committed version of the run that a new one follows.

@@ -180,8 +180,10 @@ impl Book {
 #[derive(Debug, Default)]
 pub(crate) struct LooseBook {
     pub(crate) stage: LooseStage,
-    /// The newest generation in Tier-3.
+    /// The newest generation that was begun.
     pub(crate) generation: Option<Generation>,
+    /// What that generation holds.
+    pub(crate) of: Option<(FileId, SealNumber)>,
 }
 
 /// How far a loose file is.

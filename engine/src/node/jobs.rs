@@ -42,6 +42,7 @@ pub(crate) enum Done {
     Loose {
         path: RelPath,
         of: (FileId, SealNumber),
+        size_bytes: u64,
         result: Result<(Generation, String), LooseError>,
     },
     Fetched {
@@ -96,8 +97,9 @@ pub(crate) async fn decide(
 /// A loose file and its sidecar.
 pub(crate) async fn upload_loose(shared: Arc<Shared>, upload: LooseUpload) -> Done {
     let (path, of) = (upload.path.clone(), (upload.file, upload.seal));
+    let size_bytes = upload.size_bytes;
     let result = loose::upload(&shared.drain, upload).await;
-    Done::Loose { path, of, result }
+    Done::Loose { path, of, size_bytes, result }
 }
 
 /// A cold file whose bytes the loop itself needs.

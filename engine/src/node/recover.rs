@@ -25,7 +25,7 @@ use tidemark_protocol::record::{Record, RecordFile};
 pub struct Recovered {
     pub(crate) books: BTreeMap<CheckpointId, Book>,
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
-    pub(crate) removed_loose: BTreeMap<RelPath, Generation>,
+    pub(crate) removed_loose: BTreeMap<RelPath, LooseBook>,
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     pub(crate) tree_number: u64,
     pub(crate) passed_over: Vec<String>,
@@ -188,16 +188,14 @@ impl Recovered {
             .collect();
         for sidecar in sidecars {
             let path = sidecar.file.path.clone();
-            if let Some(generation) =
-                removed.get(&path).filter(|generation| **generation >= sidecar.generation)
-            {
-                self.removed_loose.insert(path, *generation);
-                continue;
-            }
             let of = (sidecar.file.file, sidecar.file.seal);
             let used = self.loose_numbers.get(&path).copied().unwrap_or(sidecar.generation);
             let generation = Some(used.max(sidecar.generation));
-            let book = LooseBook { stage: LooseStage::Uploaded { of }, generation };
+            let book = LooseBook { stage: LooseStage::Uploaded { of }, generation, of: Some(of) };
+            if removed.get(&path).is_some_and(|generation| *generation >= sidecar.generation) {
+                self.removed_loose.insert(path, book);
+                continue;
+            }
             self.loose.insert(path, book);
             adopt(shared, file_entry(&sidecar.file));
             shared.namespace.set_reclaim(of.0, crate::namespace::ReclaimClass::Loose);

@@ -510,6 +510,7 @@ impl Engine {
                     book.stage = LooseStage::Uploading;
                     // Used, whatever becomes of it: no key is ever written twice.
                     book.generation = Some(upload.generation);
+                    book.of = Some((upload.file, upload.seal));
                     self.loose_in_flight += 1;
                     self.jobs.spawn(jobs::upload_loose(Arc::clone(&self.shared), *upload));
                 }

@@ -3,15 +3,15 @@
 //! Owns: when the tree document is written and what is in it. Does not own: writing it (`save::loose`), reading it
 //! (`recover`).
 
-use crate::namespace::TreeSnapshot;
+use crate::namespace::{SnapshotFile, TreeSnapshot};
 use crate::node::Shared;
 use crate::node::away::Cause;
-use crate::node::book::{Book, Number};
+use crate::node::book::{Book, LooseStage, Number, Stage};
 use crate::node::jobs::Done;
 use crate::node::recover::{above, shown};
 use crate::node::run::{Engine, error_text};
 use crate::save::loose::{self, LooseError};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::documents::{RemovedFile, RemovedLoose, TreeDocument};
@@ -37,6 +37,8 @@ pub(crate) struct TreeState {
     clean_at: Option<Instant>,
     /// When the tree that is being written was looked at.
     looked_at: Option<Instant>,
+    /// Removals are left out of it because what was removed is the only copy of a file that lives on.
+    withheld: bool,
 }
 
 impl TreeState {
@@ -49,6 +51,7 @@ impl TreeState {
             last: None,
             clean_at: None,
             looked_at: None,
+            withheld: false,
         }
     }
 }
@@ -69,7 +72,8 @@ impl Engine {
             return;
         }
         self.ledger.tree_changed = false;
-        let document = self.tree_document();
+        let (document, withheld) = self.tree_document();
+        self.tree.withheld = withheld;
         let mut unstamped = document.clone();
         unstamped.epoch = tidemark_protocol::id::Epoch(0);
         let text = serde_json::to_vec(&unstamped).expect("plain data is written as JSON");
@@ -110,7 +114,16 @@ impl Engine {
         }
     }
 
-    fn tree_document(&self) -> TreeDocument {
+    /// Something reached Tier-3, so that a removal need not be withheld any more.
+    pub(crate) fn tree_may_tell_more(&mut self) {
+        if self.tree.withheld {
+            self.ledger.tree_changed = true;
+            self.tree.clean_at = None;
+        }
+    }
+
+    /// The tree as it is, and whether a removal is withheld from it.
+    fn tree_document(&self) -> (TreeDocument, bool) {
         let snapshot = self.shared.namespace.tree_snapshot();
         let attributes = |node: &crate::namespace::SnapshotNode| Attributes {
             mode: node.mode,
@@ -150,9 +163,17 @@ impl Engine {
                 Removed::Files(files) => removed_files.extend(files),
             }
         }
-        let here: BTreeSet<_> = self.ledger.loose.keys().collect();
-        let removed_loose = self.ledger.removed_loose.iter().filter(|(path, _)| !here.contains(path));
-        TreeDocument {
+        let mut removed_loose = Vec::new();
+        let mut withheld = false;
+        for (path, book) in &self.ledger.removed_loose {
+            let Some(generation) = book.generation else { continue };
+            if book.of.is_some_and(|(file, _)| self.is_only_copy(&here, file)) {
+                withheld = true;
+            } else {
+                removed_loose.push(RemovedLoose { path: path.clone(), generation });
+            }
+        }
+        let document = TreeDocument {
             format: FORMAT,
             epoch: self.shared.drain.epoch,
             directories: directories.collect(),
@@ -160,10 +181,27 @@ impl Engine {
             hard_links: hard_links.collect(),
             removed_versions,
             removed_files,
-            removed_loose: removed_loose
-                .map(|(path, generation)| RemovedLoose { path: path.clone(), generation: *generation })
-                .collect(),
+            removed_loose,
+        };
+        (document, withheld)
+    }
+
+    /// Whether a file that lost a name has another one, under which Tier-3 does not hold it yet. Until it does, a
+    /// restart finds it under the old name.
+    fn is_only_copy(&self, here: &Here<'_>, file: FileId) -> bool {
+        let Some((path, seal)) = here.first_names.get(&file) else { return false };
+        let (Ok(path), of) = (RelPath::new(path.to_vec()), (file, *seal)) else { return false };
+        let loose = self.ledger.loose.get(&path);
+        if loose.is_some_and(|book| matches!(book.stage, LooseStage::Uploaded { of: done } if done == of)) {
+            return false;
         }
+        let holds = |book: &Book| {
+            shown(book, None).is_some_and(|(_, version)| {
+                matches!(version.stage, Stage::Committed { .. } | Stage::Prepared { .. })
+                    && version.contents.get(&path) == Some(&of)
+            })
+        };
+        !self.ledger.books.values().any(holds)
     }
 }
 
@@ -178,25 +216,30 @@ enum Removed {
 }
 
 /// The names of files in the tree, by path: the tree itself says what is gone, since books lag behind it.
-struct Here<'a>(HashMap<&'a [u8], (FileId, SealNumber)>);
+struct Here<'a> {
+    names: HashMap<&'a [u8], (FileId, SealNumber)>,
+    /// The name of each file that carries its bytes to Tier-3.
+    first_names: HashMap<FileId, (&'a [u8], SealNumber)>,
+}
 
 impl<'a> Here<'a> {
     fn of(snapshot: &'a TreeSnapshot) -> Self {
-        let mut here: HashMap<&[u8], _> =
+        let mut names: HashMap<&[u8], _> =
             snapshot.files.iter().map(|file| (file.node.path.as_slice(), (file.file, file.seal))).collect();
         for link in &snapshot.hard_links {
-            if let Some(of) = here.get(link.to.as_slice()).copied() {
-                here.insert(&link.path, of);
+            if let Some(of) = names.get(link.to.as_slice()).copied() {
+                names.insert(&link.path, of);
             }
         }
-        Self(here)
+        let first = |file: &'a SnapshotFile| (file.file, (file.node.path.as_slice(), file.seal));
+        Self { names, first_names: snapshot.files.iter().map(first).collect() }
     }
 
     /// Looks at the version that a restart would show. A name that means something else by now is not removed: its
     /// new bytes are on their way to a version of their own, and until they are there the old ones stand.
     fn removed(&self, book: &Book) -> Removed {
         let Some((number, version)) = shown(book, None) else { return Removed::Nothing };
-        let now = |path: &RelPath| self.0.get(path.as_bytes());
+        let now = |path: &RelPath| self.names.get(path.as_bytes());
         let newer = above(book, Some(*number));
         let mut all =
             version.contents.keys().chain(newer.iter().flat_map(|(_, newer)| newer.contents.keys()));
