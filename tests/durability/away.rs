@@ -12,7 +12,9 @@ use serde_json::Value;
 use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
 use tidemark_tests::{machine, process, tier3};
 
-use crate::site::{CONFIG, MIB, assert_holds, lag_versions, noise, options, problems, save, start, tier};
+use crate::site::{
+    CONFIG, MIB, assert_holds, has_problem, lag_versions, noise, options, problems, save, start, tier,
+};
 
 /// A failed upload is tried again with growing pauses; the trouble must be told well before this.
 const NOTICE_LIMIT: Duration = Duration::from_secs(30);
@@ -136,6 +138,14 @@ fn a_tier3_that_fills_up_in_mid_upload_takes_everything_once_there_is_room() {
     let problem = wait_away(&daemon);
     let what = problem["what"].as_str().unwrap_or_default().to_lowercase();
     assert!(what.contains("space") && problem["action"].as_str().is_some_and(|a| !a.is_empty()), "{problem}");
+    // Small things still get through, and do not make it well again.
+    save(&daemon, "run/notes.txt", b"small");
+    let sidecar = disk.path().join(".tidemark/loose/run/notes.txt/g-1.json");
+    process::until(NOTICE_LIMIT, || sidecar.exists().then_some(())).expect("a small file has room");
+    for _ in 0..20 {
+        assert!(has_problem(&daemon, "tier3_away"), "a full store became well by a small file");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     save_steps(&daemon, 6..=7);
     for step in 1..=7 {
         assert_holds(&daemon, &path(step), &bytes(step), "while Tier-3 is full");

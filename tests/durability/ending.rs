@@ -4,9 +4,11 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::tier3;
 
 use crate::site::{CONFIG, MIB, assert_holds, noise, open_for_update, options, save, start};
@@ -53,6 +55,76 @@ fn sigterm_with_a_file_open_for_writing_names_it_and_exits_1() {
     assert_holds(&daemon, "run/step1.pt", &bytes, "complete before SIGTERM");
     assert!(open_for_update(&daemon.mount().join("run/step2.pt")).is_err(), "half a file is not there");
     daemon.stop();
+}
+
+#[test]
+fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let shards = [noise(11, 3 * MIB + 1), noise(12, MIB)];
+    // The index never came; and of another the last shard is still open.
+    for (number, bytes) in shards.iter().enumerate() {
+        save(&daemon, &format!("dcp/step-1/__{number}_0.distcp"), bytes);
+    }
+    save(&daemon, "dcp/step-2/__0_0.distcp", &shards[0]);
+    let mut open = File::create(daemon.mount().join("dcp/step-2/__1_0.distcp")).unwrap();
+    open.write_all(&shards[1]).unwrap();
+    let begun = Instant::now();
+    let status = daemon.stop_with_status();
+    assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
+    assert!(begun.elapsed() < Duration::from_secs(30), "what cannot become complete is not waited for");
+    drop(open);
+    for step in ["dcp/step-1", "dcp/step-2"] {
+        assert!(daemon.log().contains(step), "{}", daemon.log_tail());
+        assert!(tier3::markers(&daemon.tier3_dir(), step).is_empty());
+    }
+    daemon.start_again();
+    for (number, bytes) in shards.iter().enumerate() {
+        assert_holds(&daemon, &format!("dcp/step-1/__{number}_0.distcp"), bytes, "sealed before SIGTERM");
+    }
+    assert_holds(&daemon, "dcp/step-2/__0_0.distcp", &shards[0], "sealed before SIGTERM");
+    assert!(!daemon.mount().join("dcp/step-2/__1_0.distcp").exists(), "half a file is not there");
+    let verified = daemon.ctl_json(&["verify", "--deep"]);
+    assert_eq!(verified["files"], 3, "{verified:#}");
+    never_taken_for_whole(&daemon, &["dcp/step-1", "dcp/step-2"]);
+    daemon.stop_with_status();
+    daemon.start_again();
+    assert_holds(&daemon, "dcp/step-1/__0_0.distcp", &shards[0], "after another restart");
+    never_taken_for_whole(&daemon, &["dcp/step-1", "dcp/step-2"]);
+}
+
+#[test]
+fn sigterm_keeps_what_was_closed_beside_a_file_whose_writer_was_killed() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = noise(13, MIB);
+    save(&daemon, "run/step_7/model_rank0.pt", &bytes);
+    let cut = daemon.mount().join("run/step_7/model_rank1.pt");
+    // The shell is killed with the file open: nobody saw it closed.
+    let script = format!("exec 3>{}; head -c 5000 /dev/zero >&3; kill -9 $$", cut.display());
+    Command::new("sh").args(["-c", &script]).status().unwrap();
+    daemon.stop_with_status();
+    daemon.start_again();
+    assert_holds(&daemon, "run/step_7/model_rank0.pt", &bytes, "sealed before SIGTERM");
+    assert!(!cut.exists(), "half a file is not there");
+    // Without its other half it looks like a whole one, and must not be taken for it.
+    never_taken_for_whole(&daemon, &["run/step_7"]);
+}
+
+/// Listed as settled, never latest, and not committed by asking for everything to be durable.
+fn never_taken_for_whole(daemon: &Daemon, paths: &[&str]) {
+    let output = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    for path in paths {
+        assert!(shown(&output).contains(path), "{path} is not named: {}", shown(&output));
+        let listed = daemon.checkpoint(path).unwrap_or_else(|| panic!("{path} is not listed"));
+        assert_eq!(listed["state"], "settled", "{listed:#}");
+        assert!(tier3::markers(&daemon.tier3_dir(), path).is_empty());
+    }
+    let status = daemon.ctl_json(&["status"]);
+    for run in status["runs"].as_array().into_iter().flatten() {
+        for pointer in ["latest", "recoverable", "watermark"] {
+            assert!(run[pointer].is_null(), "{run:#}");
+        }
+    }
 }
 
 #[test]

@@ -13,5 +13,7 @@ mod documents;
 mod ending;
 mod limits;
 mod memory;
+mod questions;
 mod refusals;
 mod site;
+mod wishes;

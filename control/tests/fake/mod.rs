@@ -237,6 +237,7 @@ impl NodeApi for FakeNode {
         let pending =
             |reason| vec![Pending { path: "run7/x".into(), reason, what: "pid 4 writes it".into() }];
         Ok(match shown(&request.place).as_str() {
+            "absent" => return Err(absent("absent")),
             "open" => Flush { pending: pending(PendingReason::Open), ..done },
             "away" => Flush {
                 pending: pending(PendingReason::Uploading),

@@ -3,7 +3,7 @@
 //! Owns: their fields and what must hold between them. Does not own: their keys (`key`), when they are written.
 
 use crate::format::{Document, Flaw, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
-use crate::id::{Epoch, Generation, Step, Timeline, Version};
+use crate::id::{Epoch, FileId, Generation, SealNumber, Step, Timeline, Version};
 use crate::key::{Key, NodeLife, VersionId, VersionRef};
 use crate::manifest::{Directory, HardLink, ManifestFile, Symlink, check_file};
 use crate::path::{RelPath, RunPath};
@@ -57,8 +57,13 @@ pub struct TreeDocument {
     pub symlinks: Vec<Symlink>,
     /// Between loose files.
     pub hard_links: Vec<HardLink>,
-    /// Committed versions whose names the job removed from the tree: their bytes stay until retention gives them up.
+    /// Checkpoints whose names the job removed from the tree, each up to and with this version, settled ones too:
+    /// their bytes stay until retention gives them up.
     pub removed_versions: Vec<VersionId>,
+    /// Names that the job removed from a checkpoint of which others stay, with what they named: the same name saved
+    /// again is another file or seal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed_files: Vec<RemovedFile>,
     /// Loose files that the job removed, with the last generation that the removal meant.
     pub removed_loose: Vec<RemovedLoose>,
 }
@@ -67,6 +72,13 @@ pub struct TreeDocument {
 pub struct RemovedLoose {
     pub path: RelPath,
     pub generation: Generation,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RemovedFile {
+    pub path: RelPath,
+    pub file: FileId,
+    pub seal: SealNumber,
 }
 
 impl Document for TreeDocument {
@@ -195,6 +207,11 @@ mod tests {
             symlinks: Vec::new(),
             hard_links: Vec::new(),
             removed_versions: Vec::new(),
+            removed_files: vec![RemovedFile {
+                path: path("y"),
+                file: record().files[0].file,
+                seal: SealNumber(1),
+            }],
             removed_loose: vec![removed.clone()],
         };
         assert_eq!(TreeDocument::parse(&tree.encode().unwrap()).unwrap(), tree);

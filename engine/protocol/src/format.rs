@@ -125,6 +125,8 @@ pub enum Flaw {
     ChunkSize { found: u64, expected: u64 },
     #[error("the hard link {path} leads to {to}, which is no file of the same document")]
     LinkTarget { path: String, to: String },
+    #[error("a part of a checkpoint claims to be complete by {evidence}")]
+    PartialClaim { evidence: String },
     #[error("{path} was sealed 0 times")]
     NeverSealed { path: String },
     #[error("{file} is named with two seals")]

@@ -79,6 +79,11 @@ pub struct Record {
     pub completed_at_ns: i64,
     pub participants: Vec<NodeLife>,
     pub files: Vec<RecordFile>,
+    /// What was recorded is known to be only a part: files were missing, open or cut when the daemon ended, and
+    /// `evidence_detail` says which. Such a version is kept for its bytes; asking for everything to be durable
+    /// (`ckptctl flush --wait`) does not make it whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
 }
 
 /// One file of a record.
@@ -106,6 +111,9 @@ impl Document for Record {
         }
         if self.participants.is_empty() {
             return Err(Flaw::Empty { field: "participants" });
+        }
+        if self.partial && self.evidence.commits() {
+            return Err(Flaw::PartialClaim { evidence: self.evidence.to_string() });
         }
         let mut lives = BTreeSet::new();
         for life in &self.participants {
@@ -201,6 +209,7 @@ pub(crate) mod tests {
             completed_at_ns: 1,
             participants: vec![life()],
             files: vec![file(1, "r/step-1/.metadata"), file(2, "r/step-1/__0_0.distcp")],
+            partial: false,
         }
     }
 
@@ -208,6 +217,11 @@ pub(crate) mod tests {
     fn a_record_is_read_back_as_it_was_written() {
         let bytes = record().encode().unwrap();
         assert_eq!(Record::parse(&bytes).unwrap(), record());
+        assert!(!String::from_utf8(bytes).unwrap().contains("partial"), "said only where it is so");
+        let partial = Record { partial: true, evidence: Evidence::Quiescence, ..record() };
+        assert_eq!(Record::parse(&partial.encode().unwrap()).unwrap(), partial);
+        let claims = Record { evidence: Evidence::Index, ..partial };
+        assert!(claims.encode().is_err(), "a part is never complete");
     }
 
     #[test]

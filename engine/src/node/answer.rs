@@ -6,6 +6,7 @@ use crate::namespace::FileState;
 use crate::node::book::{Book, LooseStage, Number, Stage, VersionBook};
 use crate::node::decide;
 use crate::node::flush::covers;
+use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::{Target, target};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,7 @@ use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::{Timeline, Version};
 use tidemark_protocol::key::Key;
+use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::report::{
     Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, File, Problem, RunStatus, Show,
@@ -82,6 +84,16 @@ impl Node {
     /// Takes a person's word that the checkpoint at `path` is whole. `None` inside: there is none.
     pub async fn commit(&self, path: Vec<u8>) -> Option<Option<Commit>> {
         self.ask(move |engine| engine.commit_told(&path)).await
+    }
+
+    /// Whether the tree has this name, or a checkpoint in the tree has it.
+    pub async fn is_in_tree(&self, place: Vec<u8>) -> Option<bool> {
+        self.ask(move |engine| engine.is_in_tree(&place)).await
+    }
+
+    /// Whether there is anything at or below this path, in the tree or, of what the job removed, in Tier-3 alone.
+    pub async fn is_known(&self, place: Vec<u8>) -> Option<bool> {
+        self.ask(move |engine| engine.is_known(&place)).await
     }
 
     /// The path of what `wanted` names.
@@ -161,13 +173,7 @@ impl Engine {
             return None;
         }
         let present = crate::node::ledger::contents(files.iter().copied());
-        let covered = present.as_ref().is_some_and(|present| {
-            book.versions.values().any(|version| {
-                let stands = version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. });
-                stands && decide::is_covered(present, &version.contents)
-            })
-        });
-        if covered {
+        if present.as_ref().is_some_and(|present| book.covering(present).is_some()) {
             return None;
         }
         let state = match &book.verdict {
@@ -268,8 +274,7 @@ impl Engine {
     fn find<'a>(&'a self, wanted: &'a Wanted) -> Option<&'a Book> {
         match wanted {
             Wanted::Path(path) => {
-                // A path inside a checkpoint names it too.
-                let books = self.ledger.books.values().filter(|book| covers(&book.path(), path));
+                let books = self.ledger.books.values().filter(|book| self.is_named_by(book, path));
                 books.max_by_key(|book| book.path().len())
             }
             Wanted::Step { run, step } => self.books_of(run.as_deref()).find(|book| {
@@ -283,6 +288,30 @@ impl Engine {
                 .max_by_key(|(version, _)| version.record.completed_at_ns)
                 .map(|(_, book)| book),
         }
+    }
+
+    /// Whether `path` means this checkpoint: it is its path, or something in it.
+    fn is_named_by(&self, book: &Book, path: &[u8]) -> bool {
+        let top = book.path();
+        // The files of a family share no directory of their own, so each is looked for by its name.
+        let inside =
+            |file: &RelPath| file.as_bytes() == path || covers(&top, path) && covers(path, file.as_bytes());
+        top == path
+            || covers(&top, path) && self.shared.namespace.node_at(path).is_some()
+            || book.candidate.iter().flat_map(|candidate| candidate.files.keys()).any(inside)
+            || above(book, None).iter().any(|(_, version)| version.contents.keys().any(inside))
+    }
+
+    fn is_in_tree(&self, place: &[u8]) -> bool {
+        place.is_empty()
+            || self.shared.namespace.node_at(place).is_some()
+            || self.ledger.books.values().any(|book| book.candidate.is_some() && book.path() == place)
+    }
+
+    fn is_known(&self, place: &[u8]) -> bool {
+        let stands = |book: &Book| !above(book, None).is_empty();
+        let named = |book: &Book| covers(place, &book.path()) || self.is_named_by(book, place);
+        self.is_in_tree(place) || self.ledger.books.values().any(|book| stands(book) && named(book))
     }
 
     /// The books of one run, named by its path or as `ls` shows it, or of all.
@@ -355,10 +384,12 @@ impl Engine {
         let bytes =
             entry.map(|entry| entry.size_bytes).or_else(|| view.map(|view| view.size_bytes)).unwrap_or(0);
         let count = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
+        let key = |manifest: &Manifest| {
+            manifest.files.iter().find(|file| file.path == path).map(|file| file.key.clone())
+        };
         let stored = version.and_then(|version| match &version.stage {
-            Stage::Committed { manifest, .. } => {
-                manifest.files.iter().find(|file| file.path == path).map(|file| file.key.clone())
-            }
+            Stage::Committed { manifest, .. } => key(manifest),
+            Stage::Prepared { attempt } => attempt.manifest().ok().and_then(|manifest| key(&manifest)),
             _ => None,
         });
         let object_key =
@@ -388,21 +419,29 @@ impl Engine {
     fn commit_told(&mut self, path: &[u8]) -> Option<Commit> {
         let wanted = Wanted::Path(path.to_vec());
         let id = self.find(&wanted)?.id.clone();
-        let already =
-            self.ledger.books[&id].committed().is_some() && self.uncovered(&self.ledger.books[&id]).is_none();
+        let book = &self.ledger.books[&id];
+        // Of bytes that are still being written nobody can say that they are whole.
+        let present = book.candidate.as_ref().and_then(|candidate| {
+            crate::node::ledger::contents(self.ledger.files_of(candidate, &book.scope))
+        });
+        // The word is about what the tree holds, not about a version above or below it.
+        let covering =
+            |book: &Book| present.as_ref().and_then(|present| book.covering(present)).map(|(n, _)| *n);
+        let already = match covering(book) {
+            Some(number) => book.versions[&number].record.evidence.commits(),
+            None => book.candidate.is_none() && book.committed().is_some(),
+        };
         if !already {
-            let book = &self.ledger.books[&id];
-            let files =
-                book.candidate.iter().flat_map(|candidate| self.ledger.files_of(candidate, &book.scope));
-            // Of bytes that are still being written nobody can say that they are whole.
-            let told_of = crate::node::ledger::contents(files);
             let book = self.ledger.books.get_mut(&id).expect("it was found");
-            book.told_of = told_of;
+            book.told_of.clone_from(&present);
             self.ledger.due.insert(id.clone());
             self.look_at(&id);
         }
         let book = &self.ledger.books[&id];
-        let row = self.rows(book, false).into_iter().next()?;
+        let row = match covering(book) {
+            Some(number) => self.version_row(book, number, &book.versions[&number]),
+            None => self.rows(book, false).into_iter().next()?,
+        };
         let checkpoint =
             CheckpointRef { timeline: row.timeline, step: row.step, version: row.version, path: row.path };
         Some(Commit { checkpoint, state: row.state, already })
@@ -418,7 +457,10 @@ impl Engine {
         let mut seen = BTreeSet::new();
         self.ledger
             .files()
-            .filter(|(path, view)| covers(place, path.as_bytes()) && seen.insert(view.file))
+            .filter(|(path, view)| {
+                let wanted = covers(place, path.as_bytes()) || owners.get(path).is_some_and(|of| of == place);
+                wanted && seen.insert(view.file)
+            })
             .filter_map(|(path, view)| {
                 let target = target(path.to_string(), view)?;
                 let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
@@ -446,11 +488,10 @@ impl Engine {
         // Whole in this node's memory, or committed: what a restart of the job would load.
         let recoverable = books()
             .filter_map(|book| {
-                let (number, version) = book.newest()?;
-                let whole = version.record.evidence.commits();
-                whole.then(|| {
-                    (version.record.step, version.record.completed_at_ns, reference(book, *number, version))
-                })
+                let mut standing = above(book, None).into_iter().rev();
+                // What only settled above it does not make it less whole.
+                let (number, version) = standing.find(|(_, version)| version.record.evidence.commits())?;
+                Some((version.record.step, version.record.completed_at_ns, reference(book, *number, version)))
             })
             .max_by_key(|(step, completed_at_ns, found)| (found.timeline, *step, *completed_at_ns))
             .map(|(_, _, found)| found);
@@ -475,11 +516,13 @@ impl Engine {
         if let Some(why) = &self.fenced {
             add("fenced", why.clone(), "stop this daemon: another one commits to this Tier-3");
         }
-        if let Some((since, why)) = &self.tier3_away {
-            let seconds = now.saturating_duration_since(*since).as_secs();
+        if let Some((since, why)) = self.tier3_away.longest() {
+            let seconds = now.saturating_duration_since(since).as_secs();
             let lag = self.lag(now, None);
-            let what =
-                format!("Tier-3 has not taken anything for {seconds} s, {} bytes wait: {why}", lag.bytes);
+            let what = format!(
+                "Tier-3 does not take what it is given for {seconds} s, {} bytes wait: {why}",
+                lag.bytes
+            );
             add(
                 "tier3_away",
                 what,
@@ -562,7 +605,7 @@ impl Engine {
             used_bytes: copies.object_bytes,
             size_bytes: None,
             warm_fraction: None,
-            state: if self.tier3_away.is_some() { TierState::Away } else { TierState::Ok },
+            state: if self.tier3_away.is_away() { TierState::Away } else { TierState::Ok },
             medium: store.describe(),
             files: copies.object_files,
             used_by: BTreeMap::new(),

@@ -5,6 +5,7 @@
 
 use crate::error::ErrorKind;
 use crate::namespace::{ObjectCopy, ReclaimClass, SealTicket};
+use crate::node::away::Cause;
 use crate::node::book::{Book, LooseStage, Number, Stage};
 use crate::node::jobs::Done;
 use crate::node::run::{Engine, RETRY_LONGEST, error_text, retry_pause};
@@ -47,6 +48,7 @@ impl Engine {
             Done::Loose { path, of, generation, size_bytes, tries, result } => {
                 self.loose_in_flight -= 1;
                 self.loose_in_flight_bytes -= size_bytes;
+                let result = result.map(|key| ObjectCopy { key, size_bytes });
                 self.loose_done(&path, of, (generation, tries), result, now);
             }
             Done::Fetched { node, result } => {
@@ -87,19 +89,20 @@ impl Engine {
     }
 
     fn prepared(&mut self, id: &CheckpointId, number: Number, attempt: Box<Attempt>) {
-        self.tier3_away = None;
+        self.tier3_away.ended(&Cause::Version(id.clone(), number));
         self.shared.metrics.prepare_versions.inc();
         let book = self.ledger.books.get_mut(id).expect("an attempt is of a book");
         let version = book.versions.get_mut(&number).expect("an attempt is of a version");
         let commits = version.record.evidence.commits();
         version.stage = Stage::Prepared { attempt };
+        self.tree_may_tell_more();
         if commits {
             self.resume(id, number);
         }
     }
 
     fn committed(&mut self, id: &CheckpointId, number: Number, manifest: Manifest) {
-        self.tier3_away = None;
+        self.tier3_away.ended(&Cause::Version(id.clone(), number));
         self.shared.metrics.commit_versions.inc();
         let completed_ns = manifest.completed_at_ns;
         #[expect(clippy::cast_precision_loss, reason = "a duration for a histogram")]
@@ -160,7 +163,7 @@ impl Engine {
             (ErrorKind::Unavailable | ErrorKind::NoSpace | ErrorKind::Invalid | ErrorKind::NotFound, _) => {
                 let tries = attempt.count_failure();
                 let pause = retry_pause(tries, longest);
-                self.tier3_away.get_or_insert_with(|| (now, why.clone()));
+                self.tier3_away.failed(Cause::Version(id.clone(), number), now, why.clone());
                 version.stage = Stage::Waiting { attempt, until: now + pause, why: why.clone() };
                 self.shared.metrics.upload_failures.inc();
                 EventLevel::Warn
@@ -182,34 +185,39 @@ impl Engine {
         path: &RelPath,
         of: (FileId, SealNumber),
         (generation, tries): (Generation, u32),
-        result: Result<String, LooseError>,
+        result: Result<ObjectCopy, LooseError>,
         now: Instant,
     ) {
         let longest = self.retry_longest();
-        let Some(book) = self.ledger.loose.get_mut(path) else { return };
+        let here = self.ledger.loose.contains_key(path);
+        let books = if here { &mut self.ledger.loose } else { &mut self.ledger.removed_loose };
+        let Some(book) = books.get_mut(path) else { return };
         if book.generation != Some(generation) {
             // The name went and came back meanwhile: a later upload has the book.
             return;
         }
         match result {
-            Ok(key) => {
-                self.tier3_away = None;
+            Ok(object) => {
+                self.tier3_away.ended(&Cause::Loose(path.clone()));
                 book.stage = LooseStage::Uploaded { of };
-                if let Some(view) = self.ledger.file(path) {
-                    let object = ObjectCopy { key, size_bytes: view.size_bytes };
-                    self.shared.namespace.note_object(of.0, of.1, object);
+                // The bytes are those of the file that was uploaded, whatever has its name by now.
+                self.shared.namespace.note_object(of.0, of.1, object);
+                if self.ledger.file(path).is_some_and(|view| view.file == of.0) {
                     self.shared.namespace.set_reclaim(of.0, ReclaimClass::Loose);
                 }
+                self.tree_may_tell_more();
             }
             Err(error) => {
                 let why = error_text(&error);
                 let pause = retry_pause(tries, longest);
                 tracing::warn!(%path, %why, "a loose file did not reach Tier-3 yet");
-                self.tier3_away.get_or_insert_with(|| (now, why.clone()));
+                self.tier3_away.failed(Cause::Loose(path.clone()), now, why.clone());
                 book.stage = LooseStage::Waiting { until: now + pause, tries: tries + 1, why };
             }
         }
-        self.ledger.loose_due.insert(path.clone());
+        if here {
+            self.ledger.loose_due.insert(path.clone());
+        }
     }
 
     /// The committed version of the run that a new one follows.

@@ -3,6 +3,7 @@
 //! Owns: the states of a version on its way to Tier-3, what waits where. Does not own: what moves it (`decide`,
 //! `run`), the files themselves (the namespace).
 
+use crate::node::decide::is_covered;
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::save::commit::Attempt;
 use std::collections::BTreeMap;
@@ -122,6 +123,14 @@ impl Book {
             .find(|(_, version)| version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. }))
     }
 
+    /// The newest version that stands or may come to stand and holds all of `present`.
+    pub(crate) fn covering(&self, present: &Contents) -> Option<(&Number, &VersionBook)> {
+        self.versions.iter().rev().find(|(_, version)| {
+            let stands = version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. });
+            stands && is_covered(present, &version.contents)
+        })
+    }
+
     /// The newest committed version.
     pub(crate) fn committed(&self) -> Option<(&Number, &VersionBook)> {
         self.versions.iter().rev().find(|(_, version)| matches!(version.stage, Stage::Committed { .. }))
@@ -177,8 +186,10 @@ impl Book {
 #[derive(Debug, Default)]
 pub(crate) struct LooseBook {
     pub(crate) stage: LooseStage,
-    /// The newest generation in Tier-3.
+    /// The newest generation that was begun.
     pub(crate) generation: Option<Generation>,
+    /// What that generation holds.
+    pub(crate) of: Option<(FileId, SealNumber)>,
 }
 
 /// How far a loose file is.

@@ -89,6 +89,9 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
         Some(_) => return outcome,
         None => None,
     };
+    let partial = raise.is_some_and(|number| book.versions[&number].record.partial);
+    // What was known to be a part does not become whole because somebody wants everything to be durable.
+    let told = if partial && told == Told::Flush { Told::No } else { told };
     let now_ns = shared.now_ns();
     let file_facts: BTreeMap<_, _> = files.iter().map(|(path, view)| ((*path).clone(), fact(view))).collect();
     let settle_ns = settle_ns(shared);
@@ -269,7 +272,7 @@ fn read_index(
     Some(ParsedIndex { of: (view.file, seal), covered: covered.map(Arc::new) })
 }
 
-fn start(
+pub(crate) fn start(
     shared: &Shared,
     book: &Book,
     candidate: &Candidate,
@@ -326,6 +329,7 @@ fn start(
         completed_at_ns: shared.now_ns(),
         participants,
         files: entries,
+        partial: false,
     };
     let directories = directories(shared, book, files);
     Action::Start(Box::new(Plan {
@@ -448,6 +452,11 @@ pub(crate) fn verdict_text(verdict: &Verdict) -> String {
 /// What a book waits for, as a sentence.
 pub(crate) fn waits_for(book: &Book) -> String {
     book.verdict.as_ref().map_or_else(|| "it has just been seen".to_owned(), verdict_text)
+}
+
+/// The settle time, and nothing else, is missing.
+pub(crate) fn is_waiting_for_time(book: &Book) -> bool {
+    matches!(book.verdict, Some(Verdict::Open { again_at_ns: Some(_), .. }))
 }
 
 /// Only time is missing.

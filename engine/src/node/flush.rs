@@ -6,6 +6,7 @@
 use crate::namespace::FileState;
 use crate::node::book::{Book, LooseStage, Stage};
 use crate::node::decide;
+use crate::node::rescue::{self, Rescue};
 use crate::node::run::{Engine, Node};
 use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::Told;
@@ -129,7 +130,7 @@ impl Engine {
                 pending.push(Pending { path: String::new(), reason: PendingReason::Uploading, what });
             }
             pending.truncate(PENDING_MAX);
-            let outcome = FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_some() };
+            let outcome = FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_away() };
             let answer = waiter.answer.take().expect("it was there a moment ago");
             // The client hung up: nobody needs the answer.
             let _ = answer.send(outcome);
@@ -172,18 +173,33 @@ impl Engine {
         let row = |reason, what: String| Some(Pending { path: path.clone(), reason, what });
         let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
         let contents = crate::node::ledger::contents(files.iter().copied());
-        let newest = book.newest();
-        if let (Some(contents), Some((_, version))) = (&contents, newest)
-            && decide::is_covered(contents, &version.contents)
-        {
+        let covering = contents.as_ref().and_then(|contents| book.covering(contents));
+        if let Some((_, version)) = covering {
             return match &version.stage {
                 Stage::Committed { .. } => None,
                 Stage::Waiting { why, .. } => row(PendingReason::Uploading, why.clone()),
+                Stage::Prepared { .. } if version.record.partial => {
+                    row(PendingReason::Torn, version.record.evidence_detail.clone())
+                }
+                // Taken up early because the daemon ends: it is committed when its time has passed.
+                Stage::Prepared { .. } if self.draining && decide::is_waiting_for_time(book) => {
+                    row(PendingReason::Uploading, decide::waits_for(book))
+                }
                 Stage::Prepared { .. } if !version.record.evidence.commits() => {
                     row(PendingReason::Incomplete, decide::waits_for(book))
                 }
                 _ => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
             };
+        }
+        if self.draining {
+            let what = match rescue::look(&self.ledger, book) {
+                Rescue::Sealing => Some("its files are being sealed"),
+                Rescue::Uploading | Rescue::Wanted(_) => Some("its sealed files are on their way to Tier-3"),
+                Rescue::Done => None,
+            };
+            if let Some(what) = what {
+                return row(PendingReason::Uploading, what.to_owned());
+            }
         }
         if book.is_torn() {
             return row(PendingReason::Torn, decide::waits_for(book));

@@ -80,8 +80,9 @@ pub(crate) struct Ledger {
     stale: BTreeSet<Option<RelPath>>,
     pub(crate) books: BTreeMap<CheckpointId, Book>,
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
-    /// Loose files that the job removed, with their last generation in Tier-3.
-    pub(crate) removed_loose: BTreeMap<RelPath, Generation>,
+    /// Names of loose files that the job removed or renamed, with what was uploaded under them: it may be the only
+    /// copy of a file that has another name now, and the name goes on counting when it is used again.
+    pub(crate) removed_loose: BTreeMap<RelPath, LooseBook>,
     /// The highest number that Tier-3 held for a path when the daemon started, whether it was believed or not.
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     /// Books to look at again.
@@ -229,16 +230,16 @@ impl Ledger {
     }
 
     fn add_loose(&mut self, path: &RelPath) {
-        // A name that is used again goes on counting.
-        let used = self.removed_loose.remove(path).max(self.loose_numbers.get(path).copied());
-        let book = self.loose.entry(path.clone()).or_default();
-        book.generation = book.generation.max(used);
+        // A name that is used again goes on counting, and an upload that still runs for it goes on too.
+        let removed = self.removed_loose.remove(path).unwrap_or_default();
+        let book = self.loose.entry(path.clone()).or_insert(removed);
+        book.generation = book.generation.max(self.loose_numbers.get(path).copied());
         self.loose_due.insert(path.clone());
     }
 
     fn drop_loose(&mut self, path: &RelPath) {
-        if let Some(generation) = self.loose.remove(path).and_then(|book| book.generation) {
-            self.removed_loose.insert(path.clone(), generation);
+        if let Some(book) = self.loose.remove(path).filter(|book| book.generation.is_some()) {
+            self.removed_loose.insert(path.clone(), book);
         }
         self.loose_due.remove(path);
     }
@@ -444,7 +445,7 @@ mod tests {
         book.generation = Some(Generation(4));
         book.stage = LooseStage::Uploading;
         ledger.remove(1);
-        assert_eq!(ledger.removed_loose.get(&path), Some(&Generation(4)));
+        assert_eq!(ledger.removed_loose[&path].generation, Some(Generation(4)));
         assert!(ledger.loose.is_empty() && ledger.scopes.is_empty());
         ledger.put(view(2, &["d/a"]));
         assert_eq!(ledger.loose[&path].generation, Some(Generation(4)));

@@ -14,7 +14,9 @@
 //! | `run` | the loop, and which jobs it starts |
 //! | `apply` | what follows from the end of a job |
 //! | `jobs` | the bodies of jobs |
+//! | `away` | what Tier-3 does not take |
 //! | `flush` | who waits for what to be durable |
+//! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `answer` | reports for people |
@@ -22,6 +24,7 @@
 
 mod answer;
 mod apply;
+mod away;
 mod book;
 mod decide;
 mod due;
@@ -30,6 +33,7 @@ mod flush;
 mod jobs;
 mod ledger;
 mod recover;
+mod rescue;
 mod run;
 mod scrub;
 mod tree;

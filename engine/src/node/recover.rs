@@ -5,7 +5,7 @@
 
 use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
 use crate::node::Shared;
-use crate::node::book::{Book, LooseBook, LooseStage, Stage, VersionBook};
+use crate::node::book::{Book, LooseBook, LooseStage, Number, Stage, VersionBook};
 use crate::node::run::error_text;
 use crate::restore::locate::{self, CommittedVersion, PassedOver, UndecidedAttempt};
 use crate::save::commit::{self, Attempt, CommitError};
@@ -13,10 +13,10 @@ use crate::store::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
-use tidemark_protocol::id::Generation;
+use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef};
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
-use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::{Record, RecordFile};
 
@@ -25,7 +25,7 @@ use tidemark_protocol::record::{Record, RecordFile};
 pub struct Recovered {
     pub(crate) books: BTreeMap<CheckpointId, Book>,
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
-    pub(crate) removed_loose: BTreeMap<RelPath, Generation>,
+    pub(crate) removed_loose: BTreeMap<RelPath, LooseBook>,
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     pub(crate) tree_number: u64,
     pub(crate) passed_over: Vec<String>,
@@ -156,12 +156,14 @@ impl Recovered {
     }
 
     fn adopt(&mut self, shared: &Shared, tree: Option<&TreeDocument>, sidecars: Vec<LooseSidecar>) {
-        let removed: BTreeSet<_> = tree.iter().flat_map(|tree| &tree.removed_versions).collect();
+        let wishes = Wishes::of(tree);
         let mut directories = Vec::new();
         for book in self.books.values() {
-            let Some((number, version)) = book.newest() else { continue };
-            if removed.contains(&book.version_id(*number)) {
-                continue;
+            let removed = wishes.versions.get(&(&book.id.run, &book.id.directory)).copied();
+            let Some((number, version)) = shown(book, removed) else { continue };
+            if let Some((newer, _)) = above(book, Some(*number)).last() {
+                let (newer, shown) = (book.version_id(**newer), book.version_id(*number));
+                tracing::warn!(%newer, %shown, "the newer version was never committed: the tree shows the committed one");
             }
             let joined;
             let manifest = match &version.stage {
@@ -175,13 +177,9 @@ impl Recovered {
                 },
                 _ => continue,
             };
-            for file in &manifest.files {
-                adopt(shared, file_entry(file));
-            }
-            for link in &manifest.hard_links {
-                adopt(shared, link_entry(&link.path, &link.to));
-            }
-            directories.extend(manifest.directories.iter().cloned());
+            let above = adopt_files(shared, manifest, &wishes);
+            // A directory whose files are all gone is gone too, unless the tree names it.
+            directories.extend(manifest.directories.iter().filter(|dir| above.contains(&dir.path)).cloned());
         }
         let removed: BTreeMap<_, _> = tree
             .iter()
@@ -190,16 +188,14 @@ impl Recovered {
             .collect();
         for sidecar in sidecars {
             let path = sidecar.file.path.clone();
-            if let Some(generation) =
-                removed.get(&path).filter(|generation| **generation >= sidecar.generation)
-            {
-                self.removed_loose.insert(path, *generation);
-                continue;
-            }
             let of = (sidecar.file.file, sidecar.file.seal);
             let used = self.loose_numbers.get(&path).copied().unwrap_or(sidecar.generation);
             let generation = Some(used.max(sidecar.generation));
-            let book = LooseBook { stage: LooseStage::Uploaded { of }, generation };
+            let book = LooseBook { stage: LooseStage::Uploaded { of }, generation, of: Some(of) };
+            if removed.get(&path).is_some_and(|generation| *generation >= sidecar.generation) {
+                self.removed_loose.insert(path, book);
+                continue;
+            }
             self.loose.insert(path, book);
             adopt(shared, file_entry(&sidecar.file));
             shared.namespace.set_reclaim(of.0, crate::namespace::ReclaimClass::Loose);
@@ -225,6 +221,68 @@ impl Recovered {
             adopt(shared, entry(&directory.path, AdoptKind::Directory, &directory.attributes));
         }
     }
+}
+
+/// The version of a checkpoint that the tree shows after a restart with empty memory; `removed`: the job removed all
+/// up to and with that one.
+///
+/// The newest committed one, if there is any: of a newer one that only settled nobody can say that it is whole, and in
+/// a tree it could be the files of two saves mixed (P1, P5). It stays listed, and its bytes stay.
+pub(crate) fn shown(book: &Book, removed: Option<Number>) -> Option<(&Number, &VersionBook)> {
+    let newer = above(book, removed);
+    let committed = newer.iter().rfind(|(_, version)| matches!(version.stage, Stage::Committed { .. }));
+    committed.or_else(|| newer.last()).copied()
+}
+
+/// The versions with higher numbers that stand or may come to stand, in order.
+pub(crate) fn above(book: &Book, number: Option<Number>) -> Vec<(&Number, &VersionBook)> {
+    let stands =
+        |version: &VersionBook| version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. });
+    let newer =
+        book.versions.iter().filter(|(of, version)| number.is_none_or(|n| **of > n) && stands(version));
+    newer.collect()
+}
+
+/// What the job removed from the tree, as its document says.
+#[derive(Debug, Default)]
+struct Wishes<'a> {
+    versions: BTreeMap<(&'a RunPath, &'a CheckpointName), Number>,
+    files: BTreeSet<(&'a RelPath, FileId, SealNumber)>,
+}
+
+impl<'a> Wishes<'a> {
+    fn of(tree: Option<&'a TreeDocument>) -> Self {
+        let mut wishes = Self::default();
+        let Some(tree) = tree else { return wishes };
+        for version in &tree.removed_versions {
+            let number = (version.timeline, version.version);
+            let highest = wishes.versions.entry((&version.run, &version.directory)).or_insert(number);
+            *highest = number.max(*highest);
+        }
+        wishes.files = tree.removed_files.iter().map(|gone| (&gone.path, gone.file, gone.seal)).collect();
+        wishes
+    }
+
+    fn keeps(&self, path: &RelPath, file: &ManifestFile) -> bool {
+        !self.files.contains(&(path, file.file, file.seal))
+    }
+}
+
+/// Adopts the files of a version under the names that the job left; gives the directories above them.
+fn adopt_files(shared: &Shared, manifest: &Manifest, wishes: &Wishes<'_>) -> BTreeSet<RelPath> {
+    let mut above = BTreeSet::new();
+    for file in &manifest.files {
+        let links = manifest.hard_links.iter().filter(|link| link.to == file.path).map(|link| &link.path);
+        let mut names = std::iter::once(&file.path).chain(links).filter(|path| wishes.keeps(path, file));
+        let Some(first) = names.next() else { continue };
+        adopt(shared, AdoptEntry { path: first.as_bytes().to_vec(), ..file_entry(file) });
+        above.extend(std::iter::successors(first.parent(), RelPath::parent));
+        for link in names {
+            adopt(shared, link_entry(link, first));
+            above.extend(std::iter::successors(link.parent(), RelPath::parent));
+        }
+    }
+    above
 }
 
 /// The prepared marker of a joined attempt: its own when there is one, else one that says the same.
@@ -306,6 +364,7 @@ fn record_of(manifest: &Manifest) -> Record {
         completed_at_ns: manifest.completed_at_ns,
         participants: manifest.participants.clone(),
         files: manifest.files.iter().map(entry).collect(),
+        partial: false,
     }
 }
 
@@ -323,5 +382,6 @@ fn empty_record(version: &VersionId, shared: &Shared) -> Record {
         completed_at_ns: 0,
         participants: Vec::new(),
         files: Vec::new(),
+        partial: false,
     }
 }

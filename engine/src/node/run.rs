@@ -4,6 +4,7 @@
 //! protocol), the jobs' bodies (`jobs`).
 
 use crate::namespace::{NodeId, NotSealable, SealTicket};
+use crate::node::away::{Away, Cause};
 use crate::node::book::{LooseStage, Number, Stage, VersionBook};
 use crate::node::decide::{Action, Plan};
 use crate::node::flush::Flushes;
@@ -12,7 +13,7 @@ use crate::node::ledger::Ledger;
 use crate::node::recover::Recovered;
 use crate::node::scrub::Scrub;
 use crate::node::tree::TreeState;
-use crate::node::{Shared, decide};
+use crate::node::{Shared, decide, rescue};
 use crate::save::commit::Attempt;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -98,8 +99,8 @@ pub(crate) struct Engine {
     pub(crate) fetching: BTreeSet<NodeId>,
     pub(crate) loose_in_flight: usize,
     pub(crate) loose_in_flight_bytes: u64,
-    /// Why Tier-3 did not take the last thing that was sent, and since when; `None` while it does.
-    pub(crate) tier3_away: Option<(Instant, String)>,
+    /// What Tier-3 does not take.
+    pub(crate) tier3_away: Away,
     /// Another coordinator took over: nothing is decided here any more.
     pub(crate) fenced: Option<String>,
     pub(crate) draining: bool,
@@ -221,7 +222,7 @@ impl Engine {
             fetching: BTreeSet::new(),
             loose_in_flight: 0,
             loose_in_flight_bytes: 0,
-            tier3_away: None,
+            tier3_away: Away::default(),
             fenced: None,
             draining: false,
             passed_over: recovered.passed_over,
@@ -247,6 +248,7 @@ impl Engine {
         if tick {
             self.last_tick = now;
             self.ledger.due.extend(self.unsettled.iter().cloned());
+            self.forget_causes();
             self.measure(now);
             self.ledger.seals_again();
             self.retry(now);
@@ -303,7 +305,11 @@ impl Engine {
     pub(crate) fn look_at(&mut self, id: &CheckpointId) {
         let Some(book) = self.ledger.books.get(id) else { return };
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
-        let outcome = decide::look(&self.shared, &self.ledger, book, told);
+        let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
+        if self.draining && matches!(outcome.action, Action::None) {
+            let plan = rescue::plan(&self.shared, &self.ledger, book, outcome.verdict.as_ref());
+            outcome.action = plan.map_or(Action::None, Action::Start);
+        }
         let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
         if outcome.unsettled {
             self.unsettled.insert(id.clone());
@@ -330,6 +336,7 @@ impl Engine {
                 let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
                 let version = book.versions.get_mut(&number).expect("the decision was about this version");
                 version.record.evidence = evidence;
+                version.record.partial = false;
                 version.record.evidence_detail.clone_from(&detail);
                 self.event(EventLevel::Info, "complete", id, detail);
                 self.resume(id, number);
@@ -474,6 +481,19 @@ impl Engine {
         }
     }
 
+    /// What was superseded, removed or given up is no reason to say that Tier-3 is away.
+    fn forget_causes(&mut self) {
+        let ledger = &self.ledger;
+        self.tier3_away.retain(|cause| match cause {
+            Cause::Version(id, number) => {
+                let version = ledger.books.get(id).and_then(|book| book.versions.get(number));
+                version.is_some_and(|version| version.stage.is_alive())
+            }
+            Cause::Loose(path) => ledger.loose.contains_key(path),
+            Cause::Tree => true,
+        });
+    }
+
     fn measure(&self, now: Instant) {
         let usage = self.shared.tier1.usage();
         let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -523,6 +543,7 @@ impl Engine {
                     book.stage = LooseStage::Uploading;
                     // Used, whatever becomes of it: no key is ever written twice.
                     book.generation = Some(upload.generation);
+                    book.of = Some((upload.file, upload.seal));
                     self.loose_in_flight += 1;
                     self.loose_in_flight_bytes += upload.size_bytes;
                     self.jobs.spawn(jobs::upload_loose(Arc::clone(&self.shared), *upload, tries));

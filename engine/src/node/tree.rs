@@ -3,16 +3,20 @@
 //! Owns: when the tree document is written and what is in it. Does not own: writing it (`save::loose`), reading it
 //! (`recover`).
 
+use crate::namespace::{SnapshotFile, TreeSnapshot};
 use crate::node::Shared;
-use crate::node::book::Stage;
+use crate::node::away::Cause;
+use crate::node::book::{Book, LooseStage, Number, Stage};
 use crate::node::jobs::Done;
+use crate::node::recover::{above, shown};
 use crate::node::run::{Engine, error_text};
 use crate::save::loose::{self, LooseError};
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_protocol::documents::{RemovedLoose, TreeDocument};
+use tidemark_protocol::documents::{RemovedFile, RemovedLoose, TreeDocument};
 use tidemark_protocol::format::FORMAT;
+use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink, Symlink};
 use tidemark_protocol::path::{RawText, RelPath};
 
@@ -38,6 +42,8 @@ pub(crate) struct TreeState {
     clean_at: Option<Instant>,
     /// When the tree that is being written was looked at.
     looked_at: Option<Instant>,
+    /// Removals are left out of it because what was removed is the only copy of a file that lives on.
+    withheld: bool,
 }
 
 impl TreeState {
@@ -51,6 +57,7 @@ impl TreeState {
             last: None,
             clean_at: None,
             looked_at: None,
+            withheld: false,
         }
     }
 }
@@ -72,7 +79,8 @@ impl Engine {
         }
         self.ledger.tree_changed = false;
         let begun = Instant::now();
-        let document = self.tree_document();
+        let (document, withheld) = self.tree_document();
+        self.tree.withheld = withheld;
         let mut unstamped = document.clone();
         unstamped.epoch = tidemark_protocol::id::Epoch(0);
         let text = serde_json::to_vec(&unstamped).expect("plain data is written as JSON");
@@ -97,7 +105,7 @@ impl Engine {
             Ok(()) => {
                 self.tree.number = number;
                 self.tree.clean_at = self.tree.looked_at;
-                self.tier3_away = None;
+                self.tier3_away.ended(&Cause::Tree);
             }
             Err(error) => {
                 if matches!(error, LooseError::Taken { .. }) {
@@ -106,7 +114,7 @@ impl Engine {
                 }
                 let why = error_text(&error);
                 tracing::warn!(%why, "the tree did not reach Tier-3 yet");
-                self.tier3_away.get_or_insert((now, why));
+                self.tier3_away.failed(Cause::Tree, now, why);
                 self.ledger.tree_changed = true;
                 self.tree.last = None;
                 self.tree.retry_at = Some(now + Duration::from_secs(1));
@@ -114,7 +122,16 @@ impl Engine {
         }
     }
 
-    fn tree_document(&self) -> TreeDocument {
+    /// Something reached Tier-3, so that a removal need not be withheld any more.
+    pub(crate) fn tree_may_tell_more(&mut self) {
+        if self.tree.withheld {
+            self.ledger.tree_changed = true;
+            self.tree.clean_at = None;
+        }
+    }
+
+    /// The tree as it is, and whether a removal is withheld from it.
+    fn tree_document(&self) -> (TreeDocument, bool) {
         let snapshot = self.shared.namespace.tree_snapshot();
         let attributes = |node: &crate::namespace::SnapshotNode| Attributes {
             mode: node.mode,
@@ -145,28 +162,107 @@ impl Engine {
             .hard_links
             .iter()
             .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
-        let mut removed_versions = Vec::new();
+        let here = Here::of(&snapshot);
+        let (mut removed_versions, mut removed_files) = (Vec::new(), Vec::new());
         for book in self.ledger.books.values() {
-            let Some((number, version)) = book.committed() else { continue };
-            let Stage::Committed { .. } = version.stage else { continue };
-            // Gone from the tree altogether: the job removed it. Its bytes stay until retention gives them up.
-            if book.candidate.is_none() {
-                removed_versions.push(book.version_id(*number));
+            match here.removed(book) {
+                Removed::Nothing => {}
+                Removed::All(number) => removed_versions.push(book.version_id(number)),
+                Removed::Files(files) => removed_files.extend(files),
             }
         }
-        let here: BTreeSet<_> = self.ledger.loose.keys().collect();
-        let removed_loose = self.ledger.removed_loose.iter().filter(|(path, _)| !here.contains(path));
-        TreeDocument {
+        let mut removed_loose = Vec::new();
+        let mut withheld = false;
+        for (path, book) in &self.ledger.removed_loose {
+            let Some(generation) = book.generation else { continue };
+            if book.of.is_some_and(|(file, _)| self.is_only_copy(&here, file)) {
+                withheld = true;
+            } else {
+                removed_loose.push(RemovedLoose { path: path.clone(), generation });
+            }
+        }
+        let document = TreeDocument {
             format: FORMAT,
             epoch: self.shared.drain.epoch,
             directories: directories.collect(),
             symlinks: symlinks.collect(),
             hard_links: hard_links.collect(),
             removed_versions,
-            removed_loose: removed_loose
-                .map(|(path, generation)| RemovedLoose { path: path.clone(), generation: *generation })
-                .collect(),
+            removed_files,
+            removed_loose,
+        };
+        (document, withheld)
+    }
+
+    /// Whether a file that lost a name has another one, under which Tier-3 does not hold it yet. Until it does, a
+    /// restart finds it under the old name.
+    fn is_only_copy(&self, here: &Here<'_>, file: FileId) -> bool {
+        let Some((path, seal)) = here.first_names.get(&file) else { return false };
+        let (Ok(path), of) = (RelPath::new(path.to_vec()), (file, *seal)) else { return false };
+        let loose = self.ledger.loose.get(&path);
+        if loose.is_some_and(|book| matches!(book.stage, LooseStage::Uploaded { of: done } if done == of)) {
+            return false;
         }
+        let holds = |book: &Book| {
+            shown(book, None).is_some_and(|(_, version)| {
+                matches!(version.stage, Stage::Committed { .. } | Stage::Prepared { .. })
+                    && version.contents.get(&path) == Some(&of)
+            })
+        };
+        !self.ledger.books.values().any(holds)
+    }
+}
+
+/// What of a checkpoint the job removed.
+#[derive(Debug, PartialEq, Eq)]
+enum Removed {
+    Nothing,
+    /// Every name of it, up to and with this version.
+    All(Number),
+    /// These names; others of the same version stay as they are.
+    Files(Vec<RemovedFile>),
+}
+
+/// The names of files in the tree, by path: the tree itself says what is gone, since books lag behind it.
+struct Here<'a> {
+    names: HashMap<&'a [u8], (FileId, SealNumber)>,
+    /// The name of each file that carries its bytes to Tier-3.
+    first_names: HashMap<FileId, (&'a [u8], SealNumber)>,
+}
+
+impl<'a> Here<'a> {
+    fn of(snapshot: &'a TreeSnapshot) -> Self {
+        let mut names: HashMap<&[u8], _> =
+            snapshot.files.iter().map(|file| (file.node.path.as_slice(), (file.file, file.seal))).collect();
+        for link in &snapshot.hard_links {
+            if let Some(of) = names.get(link.to.as_slice()).copied() {
+                names.insert(&link.path, of);
+            }
+        }
+        let first = |file: &'a SnapshotFile| (file.file, (file.node.path.as_slice(), file.seal));
+        Self { names, first_names: snapshot.files.iter().map(first).collect() }
+    }
+
+    /// Looks at the version that a restart would show. A name that means something else by now is not removed: its
+    /// new bytes are on their way to a version of their own, and until they are there the old ones stand.
+    fn removed(&self, book: &Book) -> Removed {
+        let Some((number, version)) = shown(book, None) else { return Removed::Nothing };
+        let now = |path: &RelPath| self.names.get(path.as_bytes());
+        let newer = above(book, Some(*number));
+        let mut all =
+            version.contents.keys().chain(newer.iter().flat_map(|(_, newer)| newer.contents.keys()));
+        if all.all(|path| now(path).is_none()) {
+            return Removed::All(newer.last().map_or(*number, |(newest, _)| **newest));
+        }
+        let mut files = Vec::new();
+        for (path, of) in &version.contents {
+            match now(path) {
+                Some(now) if now == of => {}
+                Some(_) => return Removed::Nothing,
+                None => files.push(RemovedFile { path: path.clone(), file: of.0, seal: of.1 }),
+            }
+        }
+        if files.is_empty() { Removed::Nothing } else { Removed::Files(files) }
     }
 }
 

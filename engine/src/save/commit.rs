@@ -143,6 +143,7 @@ impl Attempt {
     pub fn raise(&mut self, evidence: Evidence, detail: &str) {
         assert!(evidence.commits(), "evidence is only ever raised to one that commits");
         self.record.evidence = evidence;
+        self.record.partial = false;
         detail.clone_into(&mut self.record.evidence_detail);
     }
 

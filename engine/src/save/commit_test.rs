@@ -56,6 +56,7 @@ fn record(attempt: u64) -> Record {
         completed_at_ns: 1,
         participants: vec![life()],
         files: vec![entry],
+        partial: false,
     }
 }
 

@@ -80,6 +80,8 @@ fn every_command_exits_with_the_promised_status() {
         ("verify absent", 3),
         ("flush", 0),
         ("flush --wait", 0),
+        ("flush absent", 3),
+        ("flush --wait absent", 3),
         ("flush --wait open", 1),
         ("flush open", 0),
         ("flush --wait --timeout 3 away", 5),

@@ -49,6 +49,15 @@ fn not_found(what: &str) -> ApiError {
     )
 }
 
+/// The place itself, or not found where nothing has that path.
+fn known(place: Vec<u8>, is_known: Option<bool>) -> Result<Vec<u8>, ApiError> {
+    if is_known.ok_or_else(stopped)? {
+        return Ok(place);
+    }
+    let what = format!("there is nothing at {}", tidemark_protocol::report::path_text(&place));
+    Err(ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls` shows what there is"))
+}
+
 fn wanted(selector: Selector) -> Wanted {
     match selector {
         Selector::Latest => Wanted::Latest { run: None },
@@ -130,7 +139,9 @@ impl NodeApi for Daemon {
     }
 
     async fn list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError> {
-        self.node.list(request.place.as_bytes().to_vec(), request.all).await.ok_or_else(stopped)
+        let place = request.place.as_bytes().to_vec();
+        let is_known = self.node.is_known(place.clone()).await;
+        self.node.list(known(place, is_known)?, request.all).await.ok_or_else(stopped)
     }
 
     async fn show(&self, request: ShowRequest) -> Result<Show, ApiError> {
@@ -222,7 +233,11 @@ impl NodeApi for Daemon {
     async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError> {
         let place = match request.checkpoint {
             None => Vec::new(),
-            Some(Selector::At(place)) => place.as_bytes().to_vec(),
+            Some(Selector::At(place)) => {
+                let place = place.as_bytes().to_vec();
+                let is_in_tree = self.node.is_in_tree(place.clone()).await;
+                known(place, is_in_tree)?
+            }
             Some(selector) => {
                 let what = format!("{selector:?}");
                 let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)?;
@@ -234,6 +249,8 @@ impl NodeApi for Daemon {
 
     async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError> {
         let place = request.place.as_bytes().to_vec();
+        let is_known = self.node.is_known(place.clone()).await;
+        let place = known(place, is_known)?;
         let timeout = request.timeout_s.map(Duration::from_secs);
         self.node.flush(place, request.wait, timeout, move |now| progress.tell(now)).await.ok_or_else(stopped)
     }

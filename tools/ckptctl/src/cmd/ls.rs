@@ -10,7 +10,7 @@ use tidemark_protocol::report::{Checkpoint, CheckpointState, CopyCount, ExitCode
 
 /// List checkpoints, their states and where their copies are
 ///
-/// Exits 0 with an empty list where there is none.
+/// Exits 0 with an empty list where there is none, and 3 where nothing has that path.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only what is at or below it

@@ -11,7 +11,8 @@ use tidemark_protocol::size::Shown;
 
 /// Read copies again, compare them with their checksums, and repair bad ones
 ///
-/// Exits 0 when every file ends with a good copy, repaired ones included, and 4 when one has none.
+/// Exits 0 when every file ends with a good copy, repaired ones included, 4 when one has none, and 3 when nothing in the
+/// tree has that path.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A path, RUN@STEP, @STEP, RUN@latest or latest; everything where there is none

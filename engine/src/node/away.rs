@@ -1,0 +1,87 @@
+//! What Tier-3 does not take, and since when.
+//!
+//! Owns: the causes, each until the very thing that failed succeeds or is given up. Does not own: retries (`apply`),
+//! what a person is told (`answer`).
+//!
+//! A store that is full still takes small things, and one that refuses some keys takes others. If any success ended
+//! the problem it would come and go with each marker, and nobody could say since when it has lasted.
+
+use crate::node::book::Number;
+use std::collections::BTreeMap;
+use std::time::Instant;
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::recognise::CheckpointId;
+
+/// One thing that Tier-3 did not take.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Cause {
+    Version(CheckpointId, Number),
+    Loose(RelPath),
+    /// The tree document.
+    Tree,
+}
+
+/// Everything that Tier-3 did not take yet. At most one entry for each version, loose file and the tree.
+#[derive(Debug, Default)]
+pub(crate) struct Away {
+    causes: BTreeMap<Cause, (Instant, String)>,
+}
+
+impl Away {
+    /// It failed, perhaps again: the first time counts, and the last reason.
+    pub(crate) fn failed(&mut self, cause: Cause, now: Instant, why: String) {
+        let entry = self.causes.entry(cause).or_insert_with(|| (now, String::new()));
+        entry.1 = why;
+    }
+
+    /// It succeeded, or nobody wants it any more.
+    pub(crate) fn ended(&mut self, cause: &Cause) {
+        self.causes.remove(cause);
+    }
+
+    /// Drops causes of which nothing waits any more.
+    pub(crate) fn retain(&mut self, waits: impl Fn(&Cause) -> bool) {
+        self.causes.retain(|cause, _| waits(cause));
+    }
+
+    pub(crate) fn is_away(&self) -> bool {
+        !self.causes.is_empty()
+    }
+
+    /// Since when, and why: of the cause that has lasted longest.
+    pub(crate) fn longest(&self) -> Option<(Instant, &str)> {
+        self.causes.values().min_by_key(|(since, _)| *since).map(|(since, why)| (*since, why.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn loose(name: &str) -> Cause {
+        Cause::Loose(RelPath::new(name).unwrap())
+    }
+
+    #[test]
+    fn it_ends_when_what_failed_succeeds_and_not_before() {
+        let (mut away, begun) = (Away::default(), Instant::now());
+        away.failed(loose("large"), begun, "full".into());
+        away.failed(Cause::Tree, begun + Duration::from_secs(1), "full".into());
+        // Small things get through all the while.
+        away.ended(&Cause::Tree);
+        away.ended(&loose("small"));
+        away.failed(loose("large"), begun + Duration::from_secs(9), "still full".into());
+        assert_eq!(away.longest(), Some((begun, "still full")));
+        away.ended(&loose("large"));
+        assert!(!away.is_away());
+    }
+
+    #[test]
+    fn what_nobody_waits_for_any_more_is_no_cause() {
+        let mut away = Away::default();
+        away.failed(loose("removed"), Instant::now(), "full".into());
+        away.retain(|cause| *cause != loose("removed"));
+        assert_eq!(away.longest(), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! While the daemon ends: sealed files that no version covers go to Tier-3 under a provisional one.
+//!
+//! Owns: which files those are, and what is said of a version that holds only a part. Does not own: the verdict
+//! (protocol), the plan's making (`decide`), the upload (`run`).
+//!
+//! Tier-1 goes with the daemon, and nothing sealed may be lost with it. A checkpoint that is complete or settled has
+//! its version by itself. One that waits for its settle time gets it early, and its evidence counts when it comes.
+//! One that can never be whole as it is gets one that says so, and a restart takes it up as settled.
+
+use crate::namespace::{FileState, FileView};
+use crate::node::Shared;
+use crate::node::book::{Book, Stage};
+use crate::node::decide::{self, Action, Plan, is_covered};
+use crate::node::ledger::{Contents, Ledger, contents};
+use std::sync::Arc;
+use tidemark_protocol::evidence::Verdict;
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::record::Evidence;
+
+type Files<'a> = [(&'a RelPath, &'a Arc<FileView>)];
+
+/// What of a book has only the copy in Tier-1, as it stands.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Rescue {
+    /// Nothing that waiting would bring to Tier-3.
+    Done,
+    /// A closed file is hashed first.
+    Sealing,
+    /// A version of it is on its way; what it lacks follows when it has arrived.
+    Uploading,
+    /// These sealed files need a version.
+    Wanted(Contents),
+}
+
+/// Looks at a book while the daemon ends.
+pub(crate) fn look(ledger: &Ledger, book: &Book) -> Rescue {
+    let Some(candidate) = &book.candidate else { return Rescue::Done };
+    let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
+    if files.iter().any(|(_, view)| matches!(view.state, FileState::Closed)) {
+        return Rescue::Sealing;
+    }
+    let sealed = contents(in_memory(&files)).expect("only sealed files were asked for");
+    // One version at a time: files that close one after the other must not each upload all that came before.
+    let on_its_way = |stage: &Stage| stage.is_alive() && !matches!(stage, Stage::Prepared { .. });
+    if book.versions.values().any(|version| on_its_way(&version.stage)) {
+        return Rescue::Uploading;
+    }
+    let covered = book.versions.values().any(|version| {
+        // What was decided against holds nothing; what failed would fail again.
+        !matches!(version.stage, Stage::Aborted) && is_covered(&sealed, &version.contents)
+    });
+    if sealed.is_empty() || covered { Rescue::Done } else { Rescue::Wanted(sealed) }
+}
+
+/// The provisional version that a book needs now; `None` where it needs none or has to wait.
+pub(crate) fn plan(
+    shared: &Shared,
+    ledger: &Ledger,
+    book: &Book,
+    verdict: Option<&Verdict>,
+) -> Option<Box<Plan>> {
+    let Rescue::Wanted(sealed) = look(ledger, book) else { return None };
+    let candidate = book.candidate.as_ref()?;
+    let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
+    // At most time is missing: the same version is committed when that has passed.
+    let whole = files.len() == sealed.len()
+        && matches!(
+            verdict,
+            Some(
+                Verdict::Open { again_at_ns: Some(_), .. }
+                    | Verdict::Settled { .. }
+                    | Verdict::Complete { .. }
+            )
+        );
+    let why = verdict.map_or_else(|| "nothing was known of it yet".to_owned(), decide::verdict_text);
+    let detail = format!("uploaded because the daemon ended: {why}");
+    let files: Vec<_> = in_memory(&files).collect();
+    match decide::start(shared, book, candidate, &files, &sealed, Evidence::Quiescence, detail) {
+        Action::Start(mut plan) => {
+            plan.record.partial = !whole;
+            Some(plan)
+        }
+        _ => None,
+    }
+}
+
+/// Sealed files with their bytes in Tier-1. What is only in Tier-3 cannot be lost with the daemon.
+fn in_memory<'a>(files: &'a Files<'a>) -> impl Iterator<Item = (&'a RelPath, &'a Arc<FileView>)> {
+    files.iter().copied().filter(|(_, view)| view.sealed().is_some() && view.host)
+}

@@ -1,0 +1,224 @@
+//! What a restart with empty memory shows: what the job removed stays removed, and what was never proven whole does
+//! not take the place of what was.
+//!
+//! Owns: the tree after a restart, against the tree before it. Does not own: the bytes themselves (`bytes`), SIGTERM
+//! (`ending`).
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use tidemark_tests::daemon::Daemon;
+use tidemark_tests::{process, tier3};
+
+use crate::site::{CONFIG, NEVER_SETTLES, assert_holds, noise, options, save, start};
+
+/// Several times `settle`, on a busy machine.
+const SETTLE_LIMIT: Duration = Duration::from_secs(20);
+
+/// The tree is written every 10 s when nobody waits for it.
+const TREE_LIMIT: Duration = Duration::from_secs(40);
+
+/// Saves files from as many processes, so that nothing proves that they are all.
+fn save_by_several(daemon: &Daemon, files: &[(&str, &[u8])]) {
+    let aside = daemon.scratch("by-several").join("bytes");
+    for (path, bytes) in files {
+        fs::write(&aside, bytes).unwrap();
+        let path = daemon.mount().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let copied = Command::new("cp").arg(&aside).arg(&path).status().unwrap();
+        assert!(copied.success(), "{}", path.display());
+    }
+}
+
+fn wait_settled(daemon: &Daemon, path: &str) {
+    let settled = |daemon: &Daemon| {
+        let listed = daemon.checkpoint(path)?;
+        (listed["state"] == "settled" && listed["copies"]["object"]["files"].as_u64() > Some(0)).then_some(())
+    };
+    process::until(SETTLE_LIMIT, || settled(daemon))
+        .unwrap_or_else(|| panic!("{path} has not settled: {:#?}", daemon.checkpoints()));
+}
+
+fn there(daemon: &Daemon, path: impl AsRef<Path>) -> bool {
+    daemon.mount().join(path).symlink_metadata().is_ok()
+}
+
+/// S-restart: "What was removed stays removed, committed or not".
+#[test]
+fn what_was_removed_does_not_come_back() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = [noise(1, 70_000), noise(2, 70_001)];
+    let files = [("run/step_1/rank0.pt", &bytes[0][..]), ("run/step_1/rank1.pt", &bytes[1][..])];
+    save_by_several(&daemon, &files);
+    wait_settled(&daemon, "run/step_1");
+    save(&daemon, "run/step2.pt", &bytes[0]);
+    save(&daemon, "run/step3.pt", &bytes[1]);
+    daemon.wait_committed("run/step2.pt", SETTLE_LIMIT);
+    fs::remove_dir_all(daemon.mount().join("run/step_1")).unwrap();
+    fs::remove_file(daemon.mount().join("run/step2.pt")).unwrap();
+    for restart in ["the first restart", "the second restart"] {
+        daemon.stop();
+        daemon.start_again();
+        assert!(!there(&daemon, "run/step_1"), "settled and removed, {restart}");
+        assert!(!there(&daemon, "run/step2.pt"), "committed and removed, {restart}");
+        assert_holds(&daemon, "run/step3.pt", &bytes[1], restart);
+    }
+    // The names are free again.
+    save_by_several(&daemon, &files);
+    save(&daemon, "run/step2.pt", &bytes[1]);
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, files[0].0, files[0].1, "saved again");
+    assert_holds(&daemon, "run/step2.pt", &bytes[1], "saved again");
+}
+
+/// S-restart: "whole checkpoints or single names of them".
+#[test]
+fn names_removed_from_a_committed_checkpoint_do_not_come_back() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let name = |rank: u64| format!("run/step_1/rank{rank}.pt");
+    for rank in 0..4 {
+        save(&daemon, &name(rank), &noise(10 + rank, 70_000));
+    }
+    save(&daemon, "run/step_1/extra/rank4.pt", &noise(14, 70_000));
+    fs::hard_link(daemon.mount().join(name(3)), daemon.mount().join("run/step_1/rank5.pt")).unwrap();
+    daemon.flush();
+    assert_eq!(daemon.checkpoint("run/step_1").unwrap()["state"], "committed");
+    fs::remove_file(daemon.mount().join(name(1))).unwrap();
+    fs::remove_file(daemon.mount().join(name(3))).unwrap();
+    fs::remove_dir_all(daemon.mount().join("run/step_1/extra")).unwrap();
+    daemon.flush();
+    // Killed the first time: what the flush promised is durable then.
+    for restart in ["killed", "stopped"] {
+        if restart == "killed" {
+            daemon.kill9();
+        } else {
+            daemon.stop();
+        }
+        daemon.start_again();
+        for rank in [0, 2] {
+            assert_holds(&daemon, &name(rank), &noise(10 + rank, 70_000), restart);
+        }
+        assert_holds(&daemon, "run/step_1/rank5.pt", &noise(13, 70_000), "its other name was removed");
+        for gone in [&name(1), &name(3), "run/step_1/extra"] {
+            assert!(!there(&daemon, gone), "{gone} came back, {restart}");
+        }
+        let listed = daemon.checkpoint("run/step_1").unwrap();
+        assert_eq!((&listed["state"], &listed["version"]), (&"committed".into(), &1.into()), "{listed:#}");
+    }
+    // The same name saved again is not what was removed.
+    save(&daemon, &name(1), &noise(20, 70_000));
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, &name(1), &noise(20, 70_000), "saved again");
+    assert!(!there(&daemon, name(3)));
+}
+
+#[test]
+fn a_loose_file_keeps_its_bytes_and_its_name_through_chains_of_renames() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let rename = |daemon: &Daemon, from: &str, to: &str| {
+        fs::rename(daemon.mount().join(from), daemon.mount().join(to)).unwrap();
+    };
+    save(&daemon, "run/a.txt", b"one");
+    save(&daemon, "run/b.txt", b"the other, longer");
+    save(&daemon, "run/over.txt", b"replaced");
+    daemon.flush();
+    // Away and back, with another file under the name meanwhile.
+    rename(&daemon, "run/a.txt", "run/c.txt");
+    daemon.flush();
+    save(&daemon, "run/a.txt", b"passing");
+    daemon.flush();
+    rename(&daemon, "run/c.txt", "run/a.txt");
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/a.txt", b"one", "renamed away and back");
+    assert!(!there(&daemon, "run/c.txt"));
+    // Swapped, and one over a third.
+    rename(&daemon, "run/a.txt", "run/t.txt");
+    rename(&daemon, "run/b.txt", "run/a.txt");
+    rename(&daemon, "run/t.txt", "run/over.txt");
+    daemon.flush();
+    for end in [Daemon::kill9, Daemon::stop] {
+        end(&mut daemon);
+        daemon.start_again();
+        assert_holds(&daemon, "run/a.txt", b"the other, longer", "renamed onto a used name");
+        assert_holds(&daemon, "run/over.txt", b"one", "renamed over another");
+        for gone in ["run/b.txt", "run/c.txt", "run/t.txt"] {
+            assert!(!there(&daemon, gone), "{gone} came back");
+        }
+        let verified = daemon.ctl_json(&["verify", "--deep"]);
+        assert_eq!((&verified["files"], &verified["unrecoverable"]), (&2.into(), &serde_json::json!([])));
+    }
+}
+
+#[test]
+fn a_renamed_loose_file_is_found_under_its_old_name_until_the_new_one_is_in_tier3() {
+    let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
+    save(&daemon, "run/a.txt", b"the only copy");
+    daemon.flush();
+    let trees = |daemon: &Daemon| tier3::files_below(&daemon.tier3_dir().join(".tidemark/tree")).len();
+    let before = trees(&daemon);
+    fs::rename(daemon.mount().join("run/a.txt"), daemon.mount().join("run/b.txt")).unwrap();
+    fs::create_dir(daemon.mount().join("beside")).unwrap();
+    process::until(TREE_LIMIT, || (trees(&daemon) > before).then_some(())).expect("the tree is written");
+    assert!(!daemon.tier3_dir().join(".tidemark/loose/run/b.txt").exists(), "b has not settled");
+    daemon.kill9();
+    daemon.start_again();
+    assert!(there(&daemon, "beside"), "the tree was written after the rename");
+    assert_holds(&daemon, "run/a.txt", b"the only copy", "the rename did not reach Tier-3");
+    fs::rename(daemon.mount().join("run/a.txt"), daemon.mount().join("run/b.txt")).unwrap();
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/b.txt", b"the only copy", "the rename reached Tier-3");
+    assert!(!there(&daemon, "run/a.txt"));
+}
+
+/// S-restart: "Where a path was saved again and only settled, the tree shows the newest *committed* version".
+#[test]
+fn what_only_settled_does_not_hide_what_was_committed_before_it() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let name = |rank: u64| format!("run/step_9/rank{rank}.pt");
+    let save_version = |daemon: &Daemon, ranks: std::ops::Range<u64>, seed: u64| {
+        for rank in ranks {
+            save_by_several(daemon, &[(&name(rank), &noise(seed + rank, 70_000))]);
+        }
+    };
+    save_version(&daemon, 0..3, 100);
+    daemon.flush();
+    assert_eq!(daemon.checkpoint("run/step_9").unwrap()["state"], "committed");
+    // The next save reaches two of the three ranks, and then nothing happens any more.
+    save_version(&daemon, 0..2, 200);
+    wait_settled(&daemon, "run/step_9");
+    assert_holds(&daemon, &name(0), &noise(200, 70_000), "before the restart");
+    daemon.stop_with_status();
+    daemon.start_again();
+    for rank in 0..3 {
+        assert_holds(&daemon, &name(rank), &noise(100 + rank, 70_000), "the newest whole save");
+    }
+    let mut listed = daemon.checkpoints();
+    listed.sort_by_key(|row| row["version"].as_u64());
+    let states: Vec<_> = listed.iter().map(|row| row["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["committed", "settled"], "{listed:#?}");
+    let status = daemon.ctl_json(&["status"]);
+    for pointer in ["latest", "recoverable", "watermark"] {
+        assert_eq!(status["runs"][0][pointer]["version"], 1, "{status:#}");
+    }
+    // What the tree holds is committed: there is nothing to wait for.
+    daemon.flush();
+    assert_eq!(daemon.ctl_json(&["commit", "run/step_9"])["already"], true);
+    save_version(&daemon, 0..3, 300);
+    daemon.flush();
+    assert_eq!(daemon.checkpoint("run/step_9").unwrap()["version"], 3);
+    daemon.stop();
+    daemon.start_again();
+    for rank in 0..3 {
+        assert_holds(&daemon, &name(rank), &noise(300 + rank, 70_000), "the next save");
+    }
+}
