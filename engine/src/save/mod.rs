@@ -11,4 +11,5 @@ pub mod pace;
 pub mod predict;
 pub mod reclaim;
 pub mod seal;
+pub mod sweep;
 pub mod upload;
