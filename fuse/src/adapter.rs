@@ -616,6 +616,10 @@ impl Filesystem for Adapter {
         if ControlDir::owns(node.0) || name.as_bytes().starts_with(b"security.") {
             return reply.error(Errno::ENODATA);
         }
+        if name.as_bytes().starts_with(b"user.tidemark.") {
+            let name = name.as_bytes().to_vec();
+            return self.workers.submit(Job::GetXattr { node: node.0, name, size, reply });
+        }
         match self.ns().getxattr(node.0, name.as_bytes()) {
             Ok(value) => answer_bytes(&value, size, reply),
             Err(error) => reply.error(errno(error)),

@@ -12,8 +12,9 @@
 //! [`Host`]: crate::Host
 
 use crate::adapter::Shared;
+use crate::convert::answer_bytes;
 use crate::errno::errno;
-use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyOpen};
+use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyOpen, ReplyXattr};
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,6 +44,8 @@ pub(crate) enum Job {
     OpenCold { cold: ColdFile, caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
     /// A setattr that sets a size.
     Resize { caller: Caller, node: NodeId, change: SetAttr, reply: ReplyAttr },
+    /// A computed attribute: whoever knows it may be busy, and may itself wait for a request to be answered.
+    GetXattr { node: NodeId, name: Vec<u8>, size: u32, reply: ReplyXattr },
     /// A setattr that sets a size, of a file whose bytes must be fetched.
     ResizeCold { cold: ColdFile, caller: Caller, node: NodeId, change: SetAttr, reply: ReplyAttr },
 }
@@ -64,7 +67,7 @@ impl Workers {
     /// Hands the job to a worker. Never blocks.
     pub(crate) fn submit(&self, job: Job) {
         let queue = match &job {
-            Job::Create { .. } | Job::Open { .. } | Job::Resize { .. } => &self.changing,
+            Job::Create { .. } | Job::Open { .. } | Job::Resize { .. } | Job::GetXattr { .. } => &self.changing,
             Job::OpenCold { .. } | Job::ResizeCold { .. } => &self.fetching,
         };
         put(queue, job);
@@ -78,6 +81,7 @@ fn put(queue: &SyncSender<Job>, job: Job) {
             Job::Create { reply, .. } => reply.error(Errno::EAGAIN),
             Job::Open { reply, .. } | Job::OpenCold { reply, .. } => reply.error(Errno::EAGAIN),
             Job::Resize { reply, .. } | Job::ResizeCold { reply, .. } => reply.error(Errno::EAGAIN),
+            Job::GetXattr { reply, .. } => reply.error(Errno::EAGAIN),
         }
     }
 }
@@ -141,6 +145,10 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
                 (result, _) => shared.answer_attr(result, reply),
             }
         }
+        Job::GetXattr { node, name, size, reply } => match shared.namespace.getxattr(node, &name) {
+            Ok(value) => answer_bytes(&value, size, reply),
+            Err(error) => reply.error(errno(error)),
+        },
         Job::ResizeCold { cold, caller, node, change, reply } => {
             shared.answer_attr(fetch_and_resize(shared, cold, &caller, node, &change), reply);
         }

@@ -1,10 +1,17 @@
-//! What `ckptctl` exits with when it is asked about a path.
+//! What `ckptctl` exits with when it is asked about a path, and what a path says of itself.
 //!
-//! Owns: not found (3) against found. Does not own: how answers look (the tests of ckptctl).
+//! Owns: not found (3) against found, `user.tidemark.*`. Does not own: how answers look (the tests of ckptctl).
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
 
 use tidemark_tests::daemon::shown;
+use tidemark_tests::process;
 
 use crate::site::{CONFIG, noise, options, save, start};
 
@@ -68,4 +75,67 @@ fn a_path_that_names_nothing_is_not_found() {
         assert_eq!(output.status.code(), Some(expected), "ckptctl {words:?}: {}", shown(&output));
     }
     daemon.stop();
+}
+
+fn attribute(path: &Path, name: &str) -> Result<String, Errno> {
+    let mut buffer = [0_u8; 4096];
+    let length = rustix::fs::getxattr(path, format!("user.tidemark.{name}"), &mut buffer[..])?;
+    Ok(String::from_utf8(buffer[..length].to_vec()).unwrap())
+}
+
+fn listed(path: &Path) -> Vec<u8> {
+    let mut buffer = [0_u8; 4096];
+    let length = rustix::fs::listxattr(path, &mut buffer[..]).unwrap();
+    buffer[..length].to_vec()
+}
+
+/// S-xattr-tidemark: "`user.tidemark.*` are made by the daemon when they are asked for by name, and are current".
+#[test]
+fn a_path_says_what_it_is_and_where_its_copies_are() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = noise(1, 70_000);
+    save(&daemon, "run/step_1/model_rank0.pt", &bytes);
+    save(&daemon, "run/notes.txt", b"loose");
+    daemon.flush();
+    let directory = daemon.mount().join("run/step_1");
+    let (file, notes) = (directory.join("model_rank0.pt"), daemon.mount().join("run/notes.txt"));
+    for place in [&file, &directory] {
+        assert_eq!(attribute(place, "state").as_deref(), Ok("committed"));
+        assert_eq!(attribute(place, "checkpoint").as_deref(), Ok("run/step_1"));
+    }
+    assert_eq!(attribute(&file, "copies").as_deref(), Ok("host,object"));
+    let sum = format!("{:016x}", crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &bytes));
+    assert_eq!(attribute(&file, "crc64nvme"), Ok(sum.clone()));
+    assert_eq!(attribute(&notes, "state").as_deref(), Ok("loose"));
+    for (place, name) in
+        [(&notes, "checkpoint"), (&directory, "copies"), (&directory, "crc64nvme"), (&file, "x")]
+    {
+        assert_eq!(attribute(place, name), Err(Errno::NODATA), "{name} of {}", place.display());
+    }
+    // While it is written it says so.
+    let open = fs::File::options().append(true).open(&file).unwrap();
+    let reopened = || (attribute(&file, "state").as_deref() == Ok("open")).then_some(());
+    process::until(Duration::from_secs(10), reopened).expect("a file that is open again is not committed");
+    assert_eq!(attribute(&file, "crc64nvme"), Err(Errno::NODATA));
+    drop(open);
+    daemon.flush();
+    assert_eq!(attribute(&file, "crc64nvme"), Ok(sum.clone()));
+
+    // They are not listed, and copies do not carry them.
+    assert!(listed(&file).is_empty(), "{:?}", String::from_utf8_lossy(&listed(&file)));
+    let copy = daemon.mount().join("copy.txt");
+    let copied = Command::new("cp").arg("--preserve=all").arg(&file).arg(&copy).status().unwrap();
+    assert!(copied.success() && listed(&copy).is_empty());
+    let set = rustix::fs::setxattr(&file, "user.tidemark.state", b"committed", XattrFlags::empty());
+    assert_eq!(set, Err(Errno::PERM));
+    assert_eq!(rustix::fs::removexattr(&file, "user.tidemark.state"), Err(Errno::PERM));
+
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    let file = daemon.mount().join("run/step_1/model_rank0.pt");
+    let cold = || (attribute(&file, "state").as_deref() == Ok("committed")).then_some(());
+    process::until(Duration::from_secs(10), cold).expect("it is committed after a restart");
+    assert_eq!(attribute(&file, "copies").as_deref(), Ok("object"));
+    assert_eq!(attribute(&file, "crc64nvme"), Ok(sum));
 }

@@ -114,6 +114,10 @@ fn user_attributes_are_kept_listed_and_removed() {
     rustix::fs::removexattr(&path, "user.note").unwrap();
     let gone = rustix::fs::getxattr(&path, "user.note", &mut buffer[..]).unwrap_err();
     assert_eq!(gone, rustix::io::Errno::NODATA);
+    // The tree that Tier-3 keeps has none for symlinks, because there are none.
+    std::os::unix::fs::symlink("f", site.path("link")).unwrap();
+    let on_link = rustix::fs::lsetxattr(site.path("link"), "user.note", b"x", XattrFlags::empty());
+    assert_eq!(on_link.unwrap_err(), rustix::io::Errno::PERM);
     let caps = rustix::fs::getxattr(&path, "security.capability", &mut buffer[..]).unwrap_err();
     assert_eq!(caps, rustix::io::Errno::NODATA);
 }

@@ -5,6 +5,7 @@
 
 mod doubt;
 mod refusal;
+mod unfinished;
 
 use std::sync::Arc;
 use std::time::Duration;

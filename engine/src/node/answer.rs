@@ -6,6 +6,7 @@ use crate::namespace::FileState;
 use crate::node::book::{Book, LooseStage, Number, Stage, VersionBook};
 use crate::node::decide;
 use crate::node::flush::covers;
+use crate::node::ledger::Contents;
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::{Target, target};
@@ -271,7 +272,7 @@ impl Engine {
         })
     }
 
-    fn find<'a>(&'a self, wanted: &'a Wanted) -> Option<&'a Book> {
+    pub(crate) fn find<'a>(&'a self, wanted: &'a Wanted) -> Option<&'a Book> {
         match wanted {
             Wanted::Path(path) => {
                 let books = self.ledger.books.values().filter(|book| self.is_named_by(book, path));
@@ -293,6 +294,10 @@ impl Engine {
     /// Whether `path` means this checkpoint: it is its path, or something in it.
     fn is_named_by(&self, book: &Book, path: &[u8]) -> bool {
         let top = book.path();
+        let run = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
+        if !covers(run, path) {
+            return false;
+        }
         // The files of a family share no directory of their own, so each is looked for by its name.
         let inside =
             |file: &RelPath| file.as_bytes() == path || covers(&top, path) && covers(path, file.as_bytes());
@@ -416,14 +421,27 @@ impl Engine {
         }
     }
 
+    /// The sealed contents of a checkpoint in the tree; `None` while some file is not sealed, or none is there.
+    fn present(&self, book: &Book) -> Option<Contents> {
+        let candidate = book.candidate.as_ref()?;
+        crate::node::ledger::contents(self.ledger.files_of(candidate, &book.scope))
+    }
+
+    /// What the tree holds of a checkpoint, as `ls` shows it; of one that is not in the tree its newest version.
+    pub(crate) fn standing_row(&self, book: &Book) -> Option<Checkpoint> {
+        let present = self.present(book);
+        match present.as_ref().and_then(|present| book.covering(present)) {
+            Some((number, version)) => Some(self.version_row(book, *number, version)),
+            None => self.rows(book, false).into_iter().next(),
+        }
+    }
+
     fn commit_told(&mut self, path: &[u8]) -> Option<Commit> {
         let wanted = Wanted::Path(path.to_vec());
         let id = self.find(&wanted)?.id.clone();
         let book = &self.ledger.books[&id];
         // Of bytes that are still being written nobody can say that they are whole.
-        let present = book.candidate.as_ref().and_then(|candidate| {
-            crate::node::ledger::contents(self.ledger.files_of(candidate, &book.scope))
-        });
+        let present = self.present(book);
         // The word is about what the tree holds, not about a version above or below it.
         let covering =
             |book: &Book| present.as_ref().and_then(|present| book.covering(present)).map(|(n, _)| *n);
@@ -438,10 +456,7 @@ impl Engine {
             self.look_at(&id);
         }
         let book = &self.ledger.books[&id];
-        let row = match covering(book) {
-            Some(number) => self.version_row(book, number, &book.versions[&number]),
-            None => self.rows(book, false).into_iter().next()?,
-        };
+        let row = self.standing_row(book)?;
         let checkpoint =
             CheckpointRef { timeline: row.timeline, step: row.step, version: row.version, path: row.path };
         Some(Commit { checkpoint, state: row.state, already })

@@ -20,10 +20,12 @@
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `answer` | reports for people |
+//! | `attributes` | `user.tidemark.*` |
 //! | `events` | what happened lately |
 
 mod answer;
 mod apply;
+mod attributes;
 mod away;
 mod book;
 mod decide;

@@ -9,6 +9,7 @@ use crate::node::book::{Book, LooseBook, LooseStage, Number, Stage, VersionBook}
 use crate::node::run::error_text;
 use crate::restore::locate::{self, CommittedVersion, PassedOver, UndecidedAttempt};
 use crate::save::commit::{self, Attempt, CommitError};
+use crate::save::sweep::{self, Decided};
 use crate::store::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub struct Recovered {
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     pub(crate) tree_number: u64,
     pub(crate) passed_over: Vec<String>,
+    /// What an unfinished upload can never matter to.
+    decided: Decided,
 }
 
 /// Why the daemon cannot start on this Tier-3.
@@ -51,9 +54,11 @@ pub async fn recover(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
     let loose = locate::loose(store, &mut passed_over).await?;
     let mut recovered = Recovered { tree_number, ..Recovered::default() };
     for version in catalog.aborted {
+        recovered.decided.versions.insert(version.clone());
         recovered.close(&version, Stage::Aborted, shared);
     }
     for version in catalog.retired {
+        recovered.decided.versions.insert(version.clone());
         recovered.close(&version, Stage::Aborted, shared);
     }
     for passed in &passed_over {
@@ -63,6 +68,7 @@ pub async fn recover(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
         }
     }
     for CommittedVersion { marker, manifest } in catalog.committed {
+        recovered.decided.versions.insert(marker.version.clone());
         let epoch = marker.epoch;
         let number = (marker.version.timeline, marker.version.version);
         let version = VersionBook {
@@ -78,7 +84,12 @@ pub async fn recover(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
     }
     recovered.passed_over = passed_over.iter().map(say).collect();
     recovered.loose_numbers = loose.numbers;
+    let believed = loose.believed.iter().map(|sidecar| (sidecar.file.path.clone(), sidecar.generation));
+    recovered.decided.loose = believed.collect();
     recovered.adopt(shared, tree.as_ref(), loose.believed);
+    // Nobody waits for it: what it aborts is dead, whenever that happens.
+    let decided = std::mem::take(&mut recovered.decided);
+    tokio::spawn(sweep::sweep(Arc::clone(&shared.drain), decided));
     Ok(recovered)
 }
 
@@ -122,6 +133,7 @@ impl Recovered {
             tracing::warn!(%version, "an attempt was never prepared and its memory is gone: decided against");
             return match commit::abort(&shared.drain, &record).await {
                 Ok(()) | Err(CommitError::Lost { .. }) => {
+                    self.decided.versions.insert(version.clone());
                     self.close(&version, Stage::Aborted, shared);
                     Ok(())
                 }

@@ -12,4 +12,5 @@ pub mod predict;
 pub mod reclaim;
 pub mod seal;
 pub(crate) mod small;
+pub mod sweep;
 pub mod upload;

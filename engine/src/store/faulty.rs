@@ -4,7 +4,8 @@
 //! harness makes, because they pass through the real client.
 
 use super::{
-    Created, Damage, Listing, ObjectHead, Operation, PartSource, Store, StoreError, UploadLimits, Uploaded,
+    Created, Damage, Listing, ObjectHead, Operation, PartSource, Store, StoreError, UnfinishedUpload,
+    UploadLimits, Uploaded,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -159,6 +160,14 @@ impl Store for FaultyStore {
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
         self.run(Operation::Delete, key, self.inner.delete(key)).await
+    }
+
+    async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.run(Operation::List, "?uploads", self.inner.unfinished_uploads()).await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.run(Operation::Delete, &upload.key, self.inner.abort_upload(upload)).await
     }
 
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {

@@ -75,6 +75,17 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Removes the object; absent is `Ok`.
     async fn delete(&self, key: &str) -> Result<(), StoreError>;
 
+    /// Uploads that were begun below the store's URL and neither finished nor aborted, whoever began them. A store
+    /// that cleans up behind its writers has none.
+    async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// Gives up one of them, with its parts; absent is `Ok`. The caller knows that its writer is dead.
+    async fn abort_upload(&self, _upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Sends one part that differs from its checksum to `key`, for the probe, and says what came of it.
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError>;
 
@@ -127,6 +138,13 @@ impl Default for UploadLimits {
 pub struct Uploaded {
     pub etag: Option<String>,
     pub size_bytes: u64,
+}
+
+/// An upload that somebody began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnfinishedUpload {
+    pub key: String,
+    pub upload_id: String,
 }
 
 /// What a store did with a part that did not match its checksum.

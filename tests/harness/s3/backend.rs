@@ -348,9 +348,7 @@ impl S3 for Backend {
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         let input = req.input;
         self.check(&input.bucket, true)?;
-        let id = format!("upload-{}", self.counter.fetch_add(1, Ordering::Relaxed));
-        let upload = Upload { key: input.key.clone(), parts: BTreeMap::new(), begun: SystemTime::now() };
-        self.index().uploads.insert(id.clone(), upload);
+        let id = self.begin_upload(input.key.clone());
         Ok(S3Response::new(CreateMultipartUploadOutput {
             bucket: Some(input.bucket),
             key: Some(input.key),
@@ -443,17 +441,35 @@ impl S3 for Backend {
         &self,
         req: S3Request<ListMultipartUploadsInput>,
     ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
-        self.check(&req.input.bucket, false)?;
+        let input = req.input;
+        self.check(&input.bucket, false)?;
+        if !self.options.lists_uploads {
+            return Err(s3_error!(AccessDenied, "these credentials may not list uploads"));
+        }
+        let prefix = input.prefix.unwrap_or_default();
+        let after = (input.key_marker.unwrap_or_default(), input.upload_id_marker.unwrap_or_default());
         let index = self.index();
-        let uploads = index.uploads.iter().map(|(id, upload)| MultipartUpload {
-            key: Some(upload.key.clone()),
-            upload_id: Some(id.clone()),
-            initiated: Some(Timestamp::from(upload.begun)),
+        let mut found: Vec<_> = index
+            .uploads
+            .iter()
+            .map(|(id, upload)| ((upload.key.clone(), id.clone()), upload.begun))
+            .filter(|(at, _)| at.0.starts_with(&prefix) && *at > after)
+            .collect();
+        found.sort();
+        let is_truncated = found.len() > self.options.page_keys;
+        found.truncate(self.options.page_keys);
+        let last = found.last().filter(|_| is_truncated).map(|(at, _)| at.clone());
+        let uploads = found.into_iter().map(|((key, id), begun)| MultipartUpload {
+            key: Some(key),
+            upload_id: Some(id),
+            initiated: Some(Timestamp::from(begun)),
             ..MultipartUpload::default()
         });
         Ok(S3Response::new(ListMultipartUploadsOutput {
-            bucket: Some(req.input.bucket),
-            is_truncated: Some(false),
+            bucket: Some(input.bucket),
+            is_truncated: Some(is_truncated),
+            next_key_marker: last.as_ref().map(|(key, _)| key.clone()),
+            next_upload_id_marker: last.map(|(_, id)| id),
             uploads: Some(uploads.collect()),
             ..ListMultipartUploadsOutput::default()
         }))
@@ -491,7 +507,16 @@ impl Bucket {
         })
     }
 
-    pub(super) fn unfinished_uploads(&self) -> usize {
-        self.index().uploads.len()
+    pub(super) fn unfinished_uploads(&self) -> Vec<String> {
+        let mut keys: Vec<_> = self.index().uploads.values().map(|upload| upload.key.clone()).collect();
+        keys.sort();
+        keys
+    }
+
+    pub(super) fn begin_upload(&self, key: String) -> String {
+        let id = format!("upload-{}", self.counter.fetch_add(1, Ordering::Relaxed));
+        let upload = Upload { key, parts: BTreeMap::new(), begun: SystemTime::now() };
+        self.index().uploads.insert(id.clone(), upload);
+        id
     }
 }

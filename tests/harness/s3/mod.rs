@@ -41,6 +41,8 @@ pub struct S3Options {
     pub honours_conditions: bool,
     /// `false`: checksums sent with a body are ignored, as some stores do.
     pub checks_checksums: bool,
+    /// `false`: listing unfinished uploads is refused with 403, as by credentials that may only read and write objects.
+    pub lists_uploads: bool,
     /// `true`: every write is refused with 403.
     pub read_only: bool,
 }
@@ -55,6 +57,7 @@ impl Default for S3Options {
             page_keys: 1000,
             honours_conditions: true,
             checks_checksums: true,
+            lists_uploads: true,
             read_only: false,
         }
     }
@@ -130,7 +133,17 @@ impl S3Server {
 
     /// Multipart uploads neither completed nor aborted.
     pub fn unfinished_uploads(&self) -> usize {
+        self.backend.unfinished_uploads().len()
+    }
+
+    /// The keys of multipart uploads neither completed nor aborted, sorted.
+    pub fn unfinished_keys(&self) -> Vec<String> {
         self.backend.unfinished_uploads()
+    }
+
+    /// A multipart upload whose writer died just after it was begun; `key` is the bucket's, with the prefix.
+    pub fn leave_upload(&self, key: &str) {
+        self.backend.begin_upload(key.to_owned());
     }
 }
 

@@ -17,9 +17,9 @@ use tidemark_fuse::{Mode, Mounted};
 use tidemark_protocol::id::{Incarnation, StartId};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Flush, FuseMode, MountStatus,
-    NodeState, Show, Status, TierStatus, Verify,
+    NodeState, Show, Status, TierStatus, Verify, path_text,
 };
-use tidemark_protocol::selector::Selector;
+use tidemark_protocol::selector::{Place, Selector};
 
 /// This node, as the API shows it.
 #[derive(Debug)]
@@ -54,8 +54,20 @@ fn known(place: Vec<u8>, is_known: Option<bool>) -> Result<Vec<u8>, ApiError> {
     if is_known.ok_or_else(stopped)? {
         return Ok(place);
     }
-    let what = format!("there is nothing at {}", tidemark_protocol::report::path_text(&place));
+    let what = format!("there is nothing at {}", path_text(&place));
     Err(ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls` shows what there is"))
+}
+
+/// A selector as a person types it.
+fn described(selector: &Selector) -> String {
+    let text = |place: &Place| path_text(place.as_bytes());
+    match selector {
+        Selector::Latest => "latest".to_owned(),
+        Selector::LatestOf(run) => format!("{}@latest", text(run)),
+        Selector::Step(step) => format!("@{step}"),
+        Selector::StepOf(run, step) => format!("{}@{step}", text(run)),
+        Selector::At(place) => text(place),
+    }
 }
 
 fn wanted(selector: Selector) -> Wanted {
@@ -145,7 +157,7 @@ impl NodeApi for Daemon {
     }
 
     async fn show(&self, request: ShowRequest) -> Result<Show, ApiError> {
-        let what = format!("{:?}", request.checkpoint);
+        let what = described(&request.checkpoint);
         let shown = self.node.show(wanted(request.checkpoint), request.files, self.identity()).await;
         shown.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
     }
@@ -239,7 +251,7 @@ impl NodeApi for Daemon {
                 known(place, is_in_tree)?
             }
             Some(selector) => {
-                let what = format!("{selector:?}");
+                let what = described(&selector);
                 let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)?;
                 found.ok_or_else(|| not_found(&what))?
             }

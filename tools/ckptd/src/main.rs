@@ -1,6 +1,7 @@
 //! The daemon of one node. Wires everything, decides nothing.
 
 mod api;
+mod attributes;
 mod cli;
 mod descriptors;
 mod host;

@@ -4,6 +4,7 @@
 //! parts.
 
 use crate::api::Daemon;
+use crate::attributes::Attributes;
 use crate::cli::Failure;
 use crate::descriptors;
 use crate::host::DaemonHost;
@@ -127,6 +128,8 @@ pub(crate) async fn up(mountpoint: &Path, settings: Settings) -> Result<bool, Fa
         mounted: OnceLock::new(),
         draining: AtomicBool::new(false),
     });
+    let attributes = Attributes::new(&daemon, tokio::runtime::Handle::current());
+    namespace.set_xattr_source(Arc::new(attributes));
     let host = Arc::new(DaemonHost::new(Arc::clone(&shared), tokio::runtime::Handle::current()));
     publish(&daemon, &host, &state_dir).await;
     let mounted = mount(mountpoint, &settings, &tier1, &namespace, &host).await?;

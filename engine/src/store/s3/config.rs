@@ -6,6 +6,7 @@
 use super::wire::Connector;
 use crate::store::{StoreError, StoreSettings, without_secrets};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, Checksum};
+use object_store::client::{HttpClient, HttpConnector};
 use object_store::{BackoffConfig, ClientOptions, HeaderMap, HeaderValue, RetryConfig};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,6 +23,8 @@ pub(super) struct Target {
     pub(super) client: AmazonS3,
     /// The same, but every part it sends is damaged.
     pub(super) damaging: AmazonS3,
+    /// Sends what carries its signature in its URL; adds no header, since none but `host` is signed there.
+    pub(super) plain: HttpClient,
     /// `bucket/prefix` and endpoint, without secrets.
     pub(super) description: String,
     /// Ends with `/` unless empty.
@@ -71,6 +74,9 @@ pub(super) fn target(url: &Url, settings: &StoreSettings) -> Result<Target, Stor
     Ok(Target {
         client: build(false)?,
         damaging: build(true)?,
+        plain: Connector { damage_parts: false }
+            .connect(&client_options(&variables, plain_http, settings))
+            .map_err(|error| refuse(error.to_string()))?,
         description: format!("s3://{bucket}/{path}{at}"),
         prefix,
     })
@@ -86,20 +92,14 @@ fn builder(
     // Asks for the stored checksum with each read. A default header, since it must be part of the signature.
     let mut headers = HeaderMap::new();
     headers.insert("x-amz-checksum-mode", HeaderValue::from_static("ENABLED"));
-    let mut options = ClientOptions::new().with_default_headers(headers);
+    let options = client_options(variables, plain_http, settings).with_default_headers(headers);
     for (name, value) in variables.iter().filter(|(name, _)| name.starts_with("AWS_")) {
         match name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
-            Ok(AmazonS3ConfigKey::Client(key)) => options = options.with_config(key, value),
-            Ok(key) => builder = builder.with_config(key, value),
             // Many AWS_ variables are not about S3 at all.
-            Err(_) => {}
+            Ok(AmazonS3ConfigKey::Client(_)) | Err(_) => {}
+            Ok(key) => builder = builder.with_config(key, value),
         }
     }
-    // Time is bounded around each request, by its size; the client's own limit would cut large parts.
-    options = options
-        .with_timeout_disabled()
-        .with_connect_timeout(settings.connect_timeout)
-        .with_allow_http(plain_http);
     if builder.get_config_value(&AmazonS3ConfigKey::Region).is_none()
         && builder.get_config_value(&AmazonS3ConfigKey::DefaultRegion).is_none()
     {
@@ -125,6 +125,22 @@ fn builder(
         })
         // Plain DELETE is idempotent and known to every store; the bulk call is not.
         .with_disable_bulk_delete(true)
+}
+
+/// How connections are made; the same for every client.
+fn client_options(
+    variables: &BTreeMap<String, String>,
+    plain_http: bool,
+    settings: &StoreSettings,
+) -> ClientOptions {
+    let mut options = ClientOptions::new();
+    for (name, value) in variables.iter().filter(|(name, _)| name.starts_with("AWS_")) {
+        if let Ok(AmazonS3ConfigKey::Client(key)) = name.to_ascii_lowercase().parse() {
+            options = options.with_config(key, value);
+        }
+    }
+    // Time is bounded around each request, by its size; the client's own limit would cut large parts.
+    options.with_timeout_disabled().with_connect_timeout(settings.connect_timeout).with_allow_http(plain_http)
 }
 
 /// Non-empty variables by name.

@@ -1,24 +1,26 @@
 //! Tier-3 in an S3 bucket: `s3://bucket/prefix`.
 //!
 //! Owns: [`S3Store`], single requests, their repetition, and what a doubtful create comes to. Does not own: the
-//! environment (`config`), multipart uploads (`upload`), HTTP answers (`wire`).
+//! environment (`config`), multipart uploads (`upload`, `unfinished`), HTTP answers (`wire`).
 //!
 //! `object_store` never repeats a request here: its own repetition of a conditional put can turn a success into
 //! "already exists", and only this layer knows which requests may be sent twice.
 
 mod config;
+mod unfinished;
 mod upload;
 mod wire;
 
 use super::{
     Cause, Created, Damage, Listing, MAX_LISTED, ObjectHead, Operation, PartSource, Store, StoreError,
-    StoreSettings, UploadLimits, Uploaded, check_key,
+    StoreSettings, UnfinishedUpload, UploadLimits, Uploaded, check_key,
 };
 use async_trait::async_trait;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use object_store::aws::AmazonS3;
+use object_store::client::HttpClient;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
@@ -44,6 +46,8 @@ const MAX_PAGES: usize = MAX_LISTED;
 pub struct S3Store {
     client: Arc<AmazonS3>,
     damaging: AmazonS3,
+    /// For requests that are signed by their URL.
+    plain: HttpClient,
     description: String,
     prefix: String,
     settings: StoreSettings,
@@ -69,6 +73,7 @@ impl S3Store {
         Ok(Self {
             client: Arc::new(target.client),
             damaging: target.damaging,
+            plain: target.plain,
             description: target.description,
             prefix: target.prefix,
             settings: settings.clone(),
@@ -366,6 +371,14 @@ impl Store for S3Store {
             Err(StoreError::NotFound { .. }) => Ok(()),
             result => result,
         }
+    }
+
+    async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>, StoreError> {
+        self.list_unfinished().await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
+        self.abort_unfinished(upload).await
     }
 
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {

@@ -91,7 +91,7 @@ impl HttpService for Wire {
 
 /// The text of the first element of that name. Only `Code` and `Message` are ever taken: S3 repeats the access key
 /// and the string to sign in other elements.
-fn element<'a>(document: &'a str, name: &str) -> &'a str {
+pub(super) fn element<'a>(document: &'a str, name: &str) -> &'a str {
     let inside = document.split_once(&format!("<{name}>")).and_then(|(_, rest)| rest.split_once("</"));
     inside.map_or("", |(text, _)| text)
 }

@@ -1,0 +1,49 @@
+//! `user.tidemark.*`: what a program can ask of a name without a command.
+//!
+//! Owns: the names and what each says. Does not own: the answers of `ls` (`answer`), that they are not listed
+//! (namespace), who waits for them (the daemon).
+
+use crate::namespace::{FileState, NodeId};
+use crate::node::answer::Wanted;
+use crate::node::run::{Engine, Node};
+
+const PREFIX: &[u8] = b"user.tidemark.";
+
+impl Node {
+    /// The value of `name` (whole, with its prefix) of a node of the namespace; `None` inside: it has no such one.
+    pub async fn attribute(&self, node: NodeId, name: Vec<u8>) -> Option<Option<Vec<u8>>> {
+        self.ask(move |engine| engine.attribute(node, &name)).await
+    }
+}
+
+impl Engine {
+    fn attribute(&self, node: NodeId, name: &[u8]) -> Option<Vec<u8>> {
+        let view = self.shared.namespace.view(node);
+        match name.strip_prefix(PREFIX)? {
+            b"crc64nvme" => match view?.state {
+                FileState::Sealed { crc, .. } => Some(crc.to_string().into_bytes()),
+                FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
+            },
+            b"copies" => {
+                let view = view?;
+                let places = [("host", view.host), ("object", view.object.is_some())];
+                let held: Vec<_> =
+                    places.into_iter().filter(|(_, held)| *held).map(|(place, _)| place).collect();
+                Some(held.join(",").into_bytes())
+            }
+            b"checkpoint" => {
+                let path = self.shared.namespace.path_of(node)?;
+                Some(self.find(&Wanted::Path(path))?.path())
+            }
+            b"state" => {
+                let wanted = Wanted::Path(self.shared.namespace.path_of(node)?);
+                let state = match self.find(&wanted) {
+                    Some(book) => self.standing_row(book)?.state.word(),
+                    None => view.map(|_| "loose")?,
+                };
+                Some(state.as_bytes().to_vec())
+            }
+            _ => None,
+        }
+    }
+}

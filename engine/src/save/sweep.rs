@@ -1,0 +1,110 @@
+//! Unfinished multipart uploads of writers that are dead: they cost their parts until somebody aborts them.
+//!
+//! Owns: which of them are known to be dead. Does not own: finding and aborting them (store), what Tier-3 holds
+//! (`restore::locate`).
+//!
+//! Age proves nothing: a slow upload of another node is as old as a dead one. Dead is what can never matter: data of
+//! a version whose marker stands (a commit has all its data, an abort wants none), and a generation of a loose file
+//! whose sidecar, or a later one's, stands. What is left is left alone.
+
+use crate::save::drain::Drain;
+use futures::stream::{self, StreamExt};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemark_protocol::id::Generation;
+use tidemark_protocol::key::{Key, PathOrHash, VersionId};
+use tidemark_protocol::path::RelPath;
+
+/// Requests on their way at once; nobody waits for them.
+const ABORTS_IN_FLIGHT: usize = 4;
+
+/// What is decided for good, as it was when the daemon started.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Decided {
+    /// Versions with a marker that was read.
+    pub versions: BTreeSet<VersionId>,
+    /// The newest generation of each loose file whose sidecar was read.
+    pub loose: BTreeMap<RelPath, Generation>,
+}
+
+impl Decided {
+    /// Whether an upload to this key can never matter any more.
+    #[must_use]
+    pub fn is_dead(&self, key: &str) -> bool {
+        match key.parse::<Key>() {
+            Ok(Key::Data { version, .. }) => self.versions.contains(&version),
+            Ok(Key::Loose { path: PathOrHash::Path(path), generation }) => {
+                self.loose.get(&path).is_some_and(|decided| *decided >= generation)
+            }
+            // Not ours, or nothing that is uploaded in parts.
+            Ok(_) | Err(_) => false,
+        }
+    }
+}
+
+/// Aborts the unfinished uploads that are dead. What fails stays for the next start and is said in the log.
+pub async fn sweep(drain: Arc<Drain>, decided: Decided) {
+    let store = drain.store.describe();
+    let found = match drain.store.unfinished_uploads().await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!(
+                %store,
+                error = &error as &dyn std::error::Error,
+                "unfinished uploads cannot be listed, and their parts cost space until they are aborted: permit \
+                 s3:ListBucketMultipartUploads and s3:AbortMultipartUpload, or give the bucket a lifecycle rule with \
+                 AbortIncompleteMultipartUpload"
+            );
+            return;
+        }
+    };
+    let (dead, left): (Vec<_>, Vec<_>) = found.into_iter().partition(|upload| decided.is_dead(&upload.key));
+    if !left.is_empty() {
+        tracing::info!(%store, uploads = left.len(), "unfinished uploads may belong to a live writer and stay");
+    }
+    let aborts = dead.into_iter().map(|upload| {
+        let drain = Arc::clone(&drain);
+        async move {
+            let result = drain.store.abort_upload(&upload).await;
+            (upload.key, result)
+        }
+    });
+    let mut aborts = stream::iter(aborts).buffer_unordered(ABORTS_IN_FLIGHT);
+    while let Some((key, result)) = aborts.next().await {
+        match result {
+            Ok(()) => tracing::info!(%key, "an unfinished upload of a dead writer was aborted"),
+            Err(error) => {
+                tracing::warn!(%key, error = &error as &dyn std::error::Error, "an unfinished upload stays");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_decided_is_dead() {
+        let mut decided = Decided::default();
+        let key = |version: u32| format!("r/step1.pt/v0.{version}/a-1f2e3d4c5b6a7988/step1.pt");
+        let Ok(Key::Data { version, .. }) = key(1).parse::<Key>() else { panic!("a data key") };
+        decided.versions.insert(version);
+        decided.loose.insert(RelPath::new("r/notes.txt").unwrap(), Generation(2));
+        let stand_in = "r/step1.pt/v0.1/a-1f2e3d4c5b6a7988+00000000000000aa/step1.pt";
+        for dead in
+            [key(1).as_str(), stand_in, ".tidemark/loose/r/notes.txt/g-1", ".tidemark/loose/r/notes.txt/g-2"]
+        {
+            assert!(decided.is_dead(dead), "{dead}");
+        }
+        for alive in [
+            key(2).as_str(),
+            ".tidemark/loose/r/notes.txt/g-3",
+            ".tidemark/loose/r/other.txt/g-1",
+            "README",
+            "",
+        ] {
+            assert!(!decided.is_dead(alive), "{alive}");
+        }
+    }
+}
