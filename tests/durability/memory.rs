@@ -19,6 +19,15 @@ const LARGE_BYTES: usize = 150 * MIB + 4099;
 /// A trainer that writes 512 MiB into a warm Tier-1 takes well below a second; a cold one some.
 const TRAINER_LIMIT: Duration = Duration::from_secs(120);
 
+/// Ends the other thread however this one ends: a scope waits for all of its threads.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Saves with `path_of`, flushes each, and asks for the budget all the while.
 fn saved_again_and_again(daemon: &Daemon, path_of: impl Fn(u64) -> String, seed: u64) {
     let over = AtomicBool::new(false);
@@ -32,6 +41,7 @@ fn saved_again_and_again(daemon: &Daemon, path_of: impl Fn(u64) -> String, seed:
                 }
             }
         });
+        let _end = End(&ended);
         for round in 0..SAVES {
             let (path, bytes) = (path_of(round), noise(seed + round, LARGE_BYTES));
             save(daemon, &path, &bytes);
@@ -39,7 +49,6 @@ fn saved_again_and_again(daemon: &Daemon, path_of: impl Fn(u64) -> String, seed:
             assert_holds(daemon, &path, &bytes, &format!("save {round}"));
             assert_eq!(daemon.checkpoint(&path).expect("it is listed")["state"], "committed");
         }
-        ended.store(true, Ordering::Release);
     });
     assert!(!over.load(Ordering::Acquire), "Tier-1 went beyond its size");
 }

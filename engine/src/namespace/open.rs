@@ -129,9 +129,7 @@ impl Namespace {
             path.extend_from_slice(name);
             path
         };
-        let predicted =
-            self.prediction.read().expect(super::UNPOISONED).as_ref().and_then(|predict| predict(&path));
-        let backing = self.new_backing(predicted)?;
+        let backing = self.new_backing(self.predict(&path))?;
         let writable = flags & ACCESS_MODE != 0;
         let writer = if writable { self.writers.identify(caller.pid) } else { None };
         let mut backing = Some(backing);
@@ -227,11 +225,12 @@ impl Namespace {
             state.file_mut(node)?.busy = true;
             break (size_bytes, change);
         };
-        let overwrite = truncates && change != Change::InPlace;
-        let (prepared, reserved) = if overwrite {
-            self.prepare_overwrite(size_bytes)
+        // What is written anew becomes about as large as it was, or as its name was the last time.
+        let expected_bytes = if truncates { self.expected_bytes(node).max(size_bytes) } else { 0 };
+        let prepared = if truncates && change != Change::InPlace {
+            self.prepare_overwrite(expected_bytes)
         } else {
-            (self.prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes), true)
+            self.prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes)
         };
         let outcome = self.change(|state| {
             let applied =
@@ -256,9 +255,9 @@ impl Namespace {
             state.open_handle(node, writable, caller.now_ns).map(Some)
         })?;
         let opened = outcome.ok_or(FsError::Stale)?;
-        if !reserved {
-            // The bytes it replaces are on their way out only now, and are often the room that it needs.
-            self.reserve(&opened.backing, size_bytes);
+        if writable && expected_bytes > 0 {
+            // The bytes that it replaces are on their way out only now, and are often the room that it needs.
+            self.reserve(&opened.backing, expected_bytes);
         }
         Ok(OpenOutcome::Ready(opened))
     }
@@ -309,12 +308,21 @@ impl Namespace {
         }
     }
 
-    /// An empty backing file for a file that is written anew, with what the old one held promised to it; false where
-    /// that must wait for the old bytes to go.
-    fn prepare_overwrite(&self, old_size_bytes: u64) -> (Result<Option<Arc<Backing>>, FsError>, bool) {
-        match self.new_backing(Some(old_size_bytes)) {
-            Err(FsError::NoSpace) => (self.new_backing(Some(0)).map(Some), false),
-            made => (made.map(Some), true),
+    /// How large the last file of this node's name was; 0 when nobody knows.
+    fn expected_bytes(&self, node: NodeId) -> u64 {
+        self.path_of(node).and_then(|path| self.predict(&path)).unwrap_or(0)
+    }
+
+    fn predict(&self, path: &[u8]) -> Option<u64> {
+        self.prediction.read().expect(super::UNPOISONED).as_ref().and_then(|predict| predict(path))
+    }
+
+    /// An empty backing file for a file that is written anew, of the expected size where there is room for that beside
+    /// the old bytes.
+    fn prepare_overwrite(&self, expected_bytes: u64) -> Result<Option<Arc<Backing>>, FsError> {
+        match self.new_backing(Some(expected_bytes)) {
+            Err(FsError::NoSpace) => self.new_backing(Some(0)).map(Some),
+            made => made.map(Some),
         }
     }
 

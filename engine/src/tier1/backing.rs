@@ -280,6 +280,7 @@ impl File {
         }
         growth.promised_bytes += more;
         growth.planned_to = growth.planned_to.max(bytes);
+        self.space.clear_wall();
         Ok(())
     }
 

@@ -95,6 +95,13 @@ impl Budget {
             .saturating_sub(self.promised_bytes)
     }
 
+    /// What is promised and does not fit on the files' own tmpfs yet: it holds the pool's files too, and knows nothing of
+    /// our giving them up.
+    pub(super) fn promised_beyond_wall(&self) -> u64 {
+        let held = self.journal_bytes + self.files_bytes + self.lingering_bytes + self.pool_bytes;
+        self.promised_bytes.saturating_sub(self.size_bytes - held)
+    }
+
     /// Takes `bytes` out of the free memory for `user`; false, and nothing changes, when there is less.
     #[must_use]
     pub(super) fn take(&mut self, user: User, bytes: u64) -> bool {
@@ -163,7 +170,11 @@ mod tests {
         assert!(budget.take(User::Ballast, 90), "the ballast may hold all that is free");
         assert!(budget.promise(60), "and gives way to files");
         assert!(!budget.promise(31));
-        budget.shift(User::Ballast, User::Files, 60);
+        assert_eq!(budget.promised_beyond_wall(), 0, "the ballast lies on a tmpfs of its own");
+        budget.shift(User::Ballast, User::Pool, 50);
+        assert_eq!(budget.promised_beyond_wall(), 20, "the pool's files are in the way");
+        budget.shift(User::Pool, User::Files, 50);
+        budget.shift(User::Ballast, User::Files, 10);
         budget.withdraw(60);
         assert_eq!(budget.available(), 30);
     }

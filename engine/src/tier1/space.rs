@@ -198,6 +198,18 @@ impl Space {
         }
     }
 
+    /// Makes what is promised fit on the files' tmpfs: a writer asks nobody before it takes a page, and meets the wall
+    /// where spent and ready files stand in its way. Costs about 0.1 ms for each slice of 2 MiB in the way.
+    pub(super) fn clear_wall(&self) {
+        while lock(&self.budget).promised_beyond_wall() > 0 {
+            if self.free_spent() {
+                continue;
+            }
+            let Some(ready) = lock(&self.pool).take_any() else { return };
+            self.discard(ready);
+        }
+    }
+
     /// Memory that a ready file may take: what nobody uses beside the headroom. Making one by giving up another would
     /// never end.
     pub(super) fn idle_bytes(&self) -> u64 {
