@@ -1,30 +1,92 @@
-//! How fast is the first open and read of a file after the daemon came back without it in memory?
+//! How fast does a checkpoint come back: after its trainer died, and after its node's memory was lost?
 //!
-//! Owns: fetch from a local Tier-3, verify and read, against a read from the baseline. Does not own: the
-//! restart's own time.
+//! Owns: both reads, the first against the same death over the baseline, the second against a copy out of Tier-3 with
+//! plain tools. Does not own: how soon a death is noticed, or the restart's own time.
 
-use anyhow::ensure;
-use tidemark_benches::{Bench, Mount, files};
+use anyhow::{Context, ensure};
+use rustix::fs::{Advice, fadvise};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+use tidemark_benches::{Bench, Mount, files, memory};
 
 fn main() -> anyhow::Result<()> {
     let bench = Bench::start("restore")?;
     ensure!(bench.options.path.is_none(), "restore starts its own daemon: leave --path out");
     let mut mount = Mount::start(&bench.options, None)?;
+    let size_bytes = bench.options.size_bytes;
     let (ours, theirs) =
         (mount.path().join("bench-restore"), bench.options.baseline.join("tidemark-bench-restore"));
-    let size_bytes = bench.options.size_bytes;
-    files::write_new(&ours, size_bytes)?;
-    files::write_new(&theirs, size_bytes)?;
+    let medians =
+        bench.alternate(|| after_death(&ours, size_bytes), || after_death(&theirs, size_bytes))?;
+    files::remove(&theirs)?;
+    bench.result("restore_after_process_death", "GB/s", medians)?;
     mount.flush()?;
+    let (_, tier3) = mount.folders().context("a daemon that was started here has folders")?;
+    let object = object_of(&tier3, size_bytes)?.context("a flushed file has an object of its size")?;
     let medians = bench.alternate(
         || {
             // A daemon that ends takes its Tier-1 along, so the next one has to fetch.
             mount.restart()?;
+            drop_cached(&object)?;
             Ok(files::read(&ours, size_bytes)? / 1e9)
         },
-        || Ok(files::read(&theirs, size_bytes)? / 1e9),
+        || {
+            files::remove(&theirs)?;
+            memory::warm(size_bytes);
+            drop_cached(&object)?;
+            let started = Instant::now();
+            fs::copy(&object, &theirs).context("copy out of Tier-3")?;
+            files::read(&theirs, size_bytes)?;
+            Ok(size_bytes as f64 / 1e9 / started.elapsed().as_secs_f64())
+        },
     )?;
     files::remove(&theirs)?;
     mount.close()?;
     bench.result("restore_cold", "GB/s", medians)
+}
+
+/// A process of its own writes the file and is killed; then the file is read.
+fn after_death(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
+    files::remove(path)?;
+    memory::warm(size_bytes);
+    let script = "head -c \"$1\" /dev/zero > \"$0\" && echo written && exec sleep 600";
+    let mut trainer = Command::new("sh")
+        .args(["-c", script])
+        .arg(path)
+        .arg(size_bytes.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start the process that dies")?;
+    let mut line = String::new();
+    let out = trainer.stdout.take().context("its output is a pipe")?;
+    BufReader::new(out).read_line(&mut line)?;
+    trainer.kill().context("kill it")?;
+    trainer.wait()?;
+    ensure!(line == "written\n", "the process that was to die wrote {line:?}, not its file");
+    Ok(files::read(path, size_bytes)? / 1e9)
+}
+
+/// The one file of this size below `folder`.
+fn object_of(folder: &Path, size_bytes: u64) -> anyhow::Result<Option<PathBuf>> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let meta = fs::symlink_metadata(&path)?;
+        if meta.is_dir()
+            && let Some(found) = object_of(&path, size_bytes)?
+        {
+            return Ok(Some(found));
+        }
+        if meta.is_file() && meta.len() == size_bytes {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// Takes an object out of the page cache, so that it is read from the disk.
+fn drop_cached(object: &Path) -> anyhow::Result<()> {
+    fadvise(File::open(object)?, 0, None, Advice::DontNeed).context("drop an object from the page cache")
 }
