@@ -4,7 +4,7 @@
 //! (protocol).
 
 use crate::namespace::FileState;
-use crate::node::book::{Book, LooseStage, Stage};
+use crate::node::book::{Book, LooseStage};
 use crate::node::decide;
 use crate::node::run::{Engine, Node};
 use std::time::{Duration, Instant};
@@ -174,13 +174,14 @@ impl Engine {
         if let (Some(contents), Some((_, version))) = (&contents, newest)
             && decide::is_covered(contents, &version.contents)
         {
-            return match &version.stage {
-                Stage::Committed { .. } => None,
-                Stage::Waiting { why, .. } => row(PendingReason::Uploading, why.clone()),
-                Stage::Prepared { .. } if !version.record.evidence.commits() => {
+            let checkpoint = &version.checkpoint;
+            return match &version.trouble {
+                _ if checkpoint.is_committed() => None,
+                Some(why) => row(PendingReason::Uploading, why.clone()),
+                None if checkpoint.is_prepared() && !checkpoint.is_proven() => {
                     row(PendingReason::Incomplete, decide::waits_for(book))
                 }
-                _ => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
+                None => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
             };
         }
         if book.is_torn() {
@@ -200,10 +201,10 @@ impl Engine {
         }
         // A failed version covers these contents: nothing will make them whole.
         if let Some((_, version)) = book.versions.iter().next_back()
-            && let (Stage::Failed { why }, Some(contents)) = (&version.stage, &contents)
+            && let (Some(why), Some(contents)) = (version.checkpoint.failure(), &contents)
             && decide::is_covered(contents, &version.contents)
         {
-            return row(PendingReason::Torn, why.clone());
+            return row(PendingReason::Torn, why.to_owned());
         }
         let settling = decide::is_settling(book);
         let reason = if settling { PendingReason::Uploading } else { PendingReason::Incomplete };
@@ -280,7 +281,7 @@ impl Node {
     }
 
     async fn lag_bytes(&self) -> Option<u64> {
-        self.ask(|engine| engine.lag(Instant::now(), None).bytes).await
+        self.ask(|engine| engine.lag(None).bytes).await
     }
 
     /// The end of the daemon: seals, uploads and commits what can be, for at most `timeout`; answers what is not
@@ -303,8 +304,8 @@ impl Engine {
         books
             .filter(|book| paths.iter().any(|path| *path == String::from_utf8_lossy(&book.path())))
             .filter_map(|book| {
-                let (&number, version) = book.committed()?;
-                Some(crate::node::answer::reference(book, number, version))
+                let (_, version) = book.committed()?;
+                Some(crate::node::answer::checkpoint_ref(&version.checkpoint))
             })
             .collect()
     }

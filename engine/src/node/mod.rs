@@ -11,14 +11,17 @@
 //! | `book` | one checkpoint over its versions |
 //! | `decide` | what a book should do next |
 //! | `run` | the loop, and which jobs it starts |
-//! | `apply` | what follows from the end of a job |
+//! | `advance` | versions: what the rules say is done |
+//! | `apply` | what follows from the end of the other jobs |
 //! | `jobs` | the bodies of jobs |
 //! | `flush` | who waits for what to be durable |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
+//! | `proof` | looking at what commits rest on |
 //! | `answer` | reports for people |
 //! | `events` | what happened lately |
 
+mod advance;
 mod answer;
 mod apply;
 mod book;
@@ -27,18 +30,20 @@ mod events;
 mod flush;
 mod jobs;
 mod ledger;
+mod proof;
 mod recover;
 mod run;
 mod scrub;
 mod tree;
 mod verify;
 
+pub use advance::ATTEMPTS_IN_FLIGHT_MAX;
 pub use answer::{Identity, Standing, Wanted};
 pub use events::Events;
 pub use flush::FlushOutcome;
 pub use jobs::{RestoreError, restore};
 pub use recover::{RecoverError, Recovered, recover};
-pub use run::{ATTEMPTS_IN_FLIGHT_MAX, Node, NodeParts, QUESTIONS_MAX};
+pub use run::{Node, NodeParts, QUESTIONS_MAX};
 
 use crate::metrics::Metrics;
 use crate::namespace::{Clock, Namespace};

@@ -5,17 +5,20 @@
 
 use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
 use crate::node::Shared;
-use crate::node::book::{Book, LooseBook, LooseStage, Stage, VersionBook};
+use crate::node::book::{Book, LooseBook, LooseStage, VersionBook, reference};
 use crate::node::run::error_text;
 use crate::restore::locate::{self, CommittedVersion, PassedOver, UndecidedAttempt};
 use crate::save::commit::{self, Attempt, CommitError};
 use crate::store::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use tidemark_protocol::checkpoint::{Checkpoint, CheckpointEvent, Found};
 use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
 use tidemark_protocol::id::Generation;
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef};
+use tidemark_protocol::lineage::watermark;
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
+use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::{Record, RecordFile};
@@ -51,27 +54,23 @@ pub async fn recover(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
     let loose = locate::loose(store, &mut passed_over).await?;
     let mut recovered = Recovered { tree_number, ..Recovered::default() };
     for version in catalog.aborted {
-        recovered.close(&version, Stage::Aborted, shared);
+        recovered.close(&version, shared);
     }
     for version in catalog.retired {
-        recovered.close(&version, Stage::Aborted, shared);
+        recovered.close(&version, shared);
     }
     for passed in &passed_over {
         // A decision that cannot be read has used its number: the next version must not ask for the same marker.
         if let Ok(Key::Committed { version } | Key::Manifest { version, .. }) = passed.key.parse() {
-            recovered.close(&version, Stage::Aborted, shared);
+            recovered.close(&version, shared);
         }
     }
     for CommittedVersion { marker, manifest } in catalog.committed {
-        let epoch = marker.epoch;
-        let number = (marker.version.timeline, marker.version.version);
-        let version = VersionBook {
-            record: record_of(&manifest),
-            contents: contents_of(&manifest.files, &manifest),
-            previous: marker.previous,
-            stage: Stage::Committed { manifest: Arc::new(manifest), epoch },
-        };
-        recovered.book(&marker.version).versions.insert(number, version);
+        let checkpoint = Checkpoint::decided(record_of(&manifest), Decision::Commit);
+        let mut version = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
+        version.previous = marker.previous;
+        version.committed = Some((Arc::new(manifest), marker.epoch));
+        recovered.put(version);
     }
     for attempt in catalog.undecided {
         recovered.undecided(shared, attempt).await?;
@@ -94,21 +93,23 @@ impl Recovered {
         self.books.entry(id.clone()).or_insert_with(|| Book::new(id))
     }
 
+    fn put(&mut self, version: VersionBook) {
+        let id = version.record().version.clone();
+        self.book(&id).versions.insert((id.timeline, id.version), version);
+    }
+
     /// Keeps the number of a version that is no more.
-    fn close(&mut self, version: &VersionId, stage: Stage, shared: &Shared) {
-        let record = empty_record(version, shared);
-        let number = (version.timeline, version.version);
-        let book = VersionBook { record, contents: BTreeMap::new(), stage, previous: None };
-        self.book(version).versions.insert(number, book);
+    fn close(&mut self, version: &VersionId, shared: &Shared) {
+        let checkpoint = Checkpoint::decided(empty_record(version, shared), Decision::Abort);
+        self.put(VersionBook::new(checkpoint, BTreeMap::new()));
     }
 
-    fn newest_committed(&self, run: &RunPath) -> Option<VersionRef> {
+    fn previous(&self, run: &RunPath) -> Option<VersionRef> {
         let books = self.books.values().filter(|book| book.id.run == *run);
-        books.filter_map(Book::committed_ref).max_by_key(|(step, _)| *step).map(|(_, reference)| reference)
+        watermark(books.flat_map(Book::checkpoints)).map(reference)
     }
 
-    /// An attempt without a marker: whole and with evidence → committed, as its coordinator would have done; whole
-    /// without evidence → settled; not whole → its bytes were lost with the memory they were in, so decided against.
+    /// An attempt without a marker: what becomes of it the rules say, and here it is done.
     async fn undecided(
         &mut self,
         shared: &Arc<Shared>,
@@ -117,41 +118,46 @@ impl Recovered {
         let whole = locate::is_prepared(&attempt);
         let UndecidedAttempt { record, prepared } = attempt;
         let version = record.version.clone();
-        let number = (version.timeline, version.version);
-        if !whole {
-            tracing::warn!(%version, "an attempt was never prepared and its memory is gone: decided against");
-            return match commit::abort(&shared.drain, &record).await {
-                Ok(()) | Err(CommitError::Lost { .. }) => {
-                    self.close(&version, Stage::Aborted, shared);
-                    Ok(())
+        let previous = self.previous(&version.run);
+        let (mut checkpoint, found) = Checkpoint::found(record.clone(), whole);
+        let mut book = match found {
+            Found::Abort => {
+                tracing::warn!(%version, "an attempt was never prepared and its memory is gone: decided against");
+                return match commit::abort(&shared.drain, &record).await {
+                    Ok(()) | Err(CommitError::Lost { .. }) => {
+                        self.close(&version, shared);
+                        Ok(())
+                    }
+                    Err(error) => Err(error.into()),
+                };
+            }
+            Found::Commit => {
+                tracing::info!(%version, "an attempt was found prepared: committed now");
+                match commit::decide(&shared.drain, &record, &prepared, previous.clone()).await {
+                    Ok(manifest) => {
+                        let told = checkpoint.step(CheckpointEvent::Committed, &mut Vec::new());
+                        debug_assert_eq!(told, Ok(()));
+                        let mut book = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
+                        book.committed = Some((Arc::new(manifest), shared.drain.epoch));
+                        book
+                    }
+                    Err(CommitError::Lost { .. }) => {
+                        self.close(&version, shared);
+                        return Ok(());
+                    }
+                    Err(error) => return Err(error.into()),
                 }
-                Err(error) => Err(error.into()),
-            };
-        }
-        let previous = self.newest_committed(&version.run);
-        if record.evidence.commits() {
-            tracing::info!(%version, "an attempt was found prepared: committed now");
-            return match commit::decide(&shared.drain, &record, &prepared, previous.clone()).await {
-                Ok(manifest) => {
-                    let contents = contents_of(&manifest.files, &manifest);
-                    let stage = Stage::Committed { manifest: Arc::new(manifest), epoch: shared.drain.epoch };
-                    let book = VersionBook { record, contents, stage, previous };
-                    self.book(&version).versions.insert(number, book);
-                    Ok(())
-                }
-                Err(CommitError::Lost { .. }) => {
-                    self.close(&version, Stage::Aborted, shared);
-                    Ok(())
-                }
-                Err(error) => Err(error.into()),
-            };
-        }
-        let Ok(manifest) = Manifest::join(&record, &prepared) else { return Ok(()) };
-        let contents = contents_of(&manifest.files, &manifest);
-        let Some(prepared) = one_marker(prepared, manifest) else { return Ok(()) };
-        let attempt = Box::new(Attempt::found(record.clone(), prepared, previous.clone()));
-        let stage = Stage::Prepared { attempt };
-        self.book(&version).versions.insert(number, VersionBook { record, contents, stage, previous });
+            }
+            Found::Keep => {
+                let Ok(manifest) = Manifest::join(&record, &prepared) else { return Ok(()) };
+                let mut book = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
+                let Some(prepared) = one_marker(prepared, manifest) else { return Ok(()) };
+                book.attempt = Some(Box::new(Attempt::found(record, prepared, previous.clone())));
+                book
+            }
+        };
+        book.previous = previous;
+        self.put(book);
         Ok(())
     }
 
@@ -164,16 +170,16 @@ impl Recovered {
                 continue;
             }
             let joined;
-            let manifest = match &version.stage {
-                Stage::Committed { manifest, .. } => manifest.as_ref(),
-                Stage::Prepared { attempt } => match attempt.manifest() {
+            let manifest = match (version.manifest(), &version.attempt) {
+                (Some(manifest), _) => manifest.as_ref(),
+                (None, Some(attempt)) => match attempt.manifest() {
                     Ok(manifest) => {
                         joined = manifest;
                         &joined
                     }
                     Err(_) => continue,
                 },
-                _ => continue,
+                (None, None) => continue,
             };
             for file in &manifest.files {
                 adopt(shared, file_entry(file));

@@ -4,7 +4,6 @@
 //! (`recover`).
 
 use crate::node::Shared;
-use crate::node::book::Stage;
 use crate::node::jobs::Done;
 use crate::node::run::{Engine, error_text};
 use crate::save::loose::{self, LooseError};
@@ -139,8 +138,7 @@ impl Engine {
             .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
         let mut removed_versions = Vec::new();
         for book in self.ledger.books.values() {
-            let Some((number, version)) = book.committed() else { continue };
-            let Stage::Committed { .. } = version.stage else { continue };
+            let Some((number, _)) = book.committed() else { continue };
             // Gone from the tree altogether: the job removed it. Its bytes stay until retention gives them up.
             if book.candidate.is_none() {
                 removed_versions.push(book.version_id(*number));
