@@ -253,6 +253,20 @@ impl Site {
         saved.expect("what is committed was saved, as a whole and under that name")
     }
 
+    /// The sentences that do not hold, in order of path.
+    async fn verify(&self) -> Vec<String> {
+        let verify = self.node().verify(Vec::new(), false, |_| ()).await.expect("the loop runs");
+        assert!(verify.unrecoverable.is_empty() && verify.unchecked.is_empty(), "{verify:?}");
+        verify.broken.into_iter().map(|broken| broken.invariant).collect()
+    }
+
+    async fn damage(&self, key: &str) {
+        let mut bytes = self.inner.get(key, 1 << 20).await.unwrap().unwrap().to_vec();
+        bytes[40] ^= 1;
+        self.inner.delete(key).await.unwrap();
+        self.inner.create(key, bytes.into()).await.unwrap();
+    }
+
     /// What Tier-3 must hold at any moment.
     async fn look(&mut self) {
         let mut manifests = self.manifests().await;
@@ -290,6 +304,40 @@ fn name(step: usize) -> Vec<u8> {
 
 fn path(step: usize) -> Vec<u8> {
     [b"r/", &name(step)[..]].concat()
+}
+
+#[test]
+fn what_a_commit_rests_on_is_verified_and_a_finding_names_the_sentence() {
+    let folder = folder();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut site = Site::new(tier1(folder.path()));
+        site.start(0).await;
+        (0..STEPS).for_each(|step| site.save(step));
+        site.flush().await;
+        assert_eq!(site.verify().await, Vec::<String>::new());
+        let manifests = site.manifests().await;
+        let keys = |manifest: &Manifest| {
+            let (version, attempt) = (manifest.version.clone(), manifest.attempt);
+            let (_, hash) = manifest.encode_named().unwrap();
+            let marker = Key::Committed { version: version.clone() }.to_string();
+            let document = Key::Manifest { version: version.clone(), attempt, hash }.to_string();
+            (marker, document, Key::Record { version, attempt }.to_string())
+        };
+        let [first, second, third] = &manifests[..] else { panic!("{} versions", manifests.len()) };
+        site.inner.delete(&keys(first).0).await.unwrap();
+        site.damage(&keys(second).1).await;
+        let other = site.inner.get(&keys(second).2, 1 << 20).await.unwrap().unwrap();
+        site.inner.delete(&keys(third).2).await.unwrap();
+        site.inner.create(&keys(third).2, other).await.unwrap();
+        let sentences = [
+            "a_committed_version_has_its_marker",
+            "a_commit_marker_names_a_manifest_that_hashes_to_its_name",
+            "a_manifest_holds_exactly_the_files_of_its_record",
+        ];
+        assert_eq!(site.verify().await, sentences);
+        site.node().stop();
+    });
 }
 
 #[test]

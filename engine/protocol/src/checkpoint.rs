@@ -14,12 +14,9 @@ use crate::report::CheckpointState;
 /// Where a version stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
-    /// Phase 1.
-    Preparing(Turn),
-    /// Everything is in Tier-3; only evidence is missing.
+    Moving(Phase, Turn),
+    /// Phase 1 is done; only evidence is missing.
     Settled,
-    /// Phase 2. From here the marker may stand although nobody heard so: only it ends this.
-    Deciding(Turn),
     Committed,
     /// Decided otherwise, or given up for a newer one; the number is used.
     Aborted {
@@ -29,6 +26,14 @@ enum Stage {
     Failed {
         why: String,
     },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Record, files, prepared marker.
+    Prepare,
+    /// Manifest, marker. From here the marker may stand although nobody heard so: only it ends this.
+    Decide,
 }
 
 /// Who has a phase.
@@ -119,7 +124,7 @@ impl Checkpoint {
     /// The verdict is complete or settled, every file is sealed, and this is the list of them.
     pub fn recorded(record: Record, todo: &mut Vec<CheckpointCommand>) -> Self {
         todo.push(CheckpointCommand::Enqueue);
-        Self { record, later_proof: None, stage: Stage::Preparing(Turn::Queued) }
+        Self { record, later_proof: None, stage: Stage::Moving(Phase::Prepare, Turn::Queued) }
     }
 
     /// An attempt that a start with empty memory found in Tier-3 without a decision. `whole`: every participant is
@@ -127,9 +132,9 @@ impl Checkpoint {
     #[must_use]
     pub fn found(record: Record, whole: bool) -> (Self, Found) {
         let (stage, found) = match (whole, record.evidence.commits()) {
-            (true, true) => (Stage::Deciding(Turn::Running), Found::Commit),
+            (true, true) => (Stage::Moving(Phase::Decide, Turn::Running), Found::Commit),
             (true, false) => (Stage::Settled, Found::Keep),
-            (false, _) => (Stage::Preparing(Turn::Running), Found::Abort),
+            (false, _) => (Stage::Moving(Phase::Prepare, Turn::Running), Found::Abort),
         };
         (Self { record, later_proof: None, stage }, found)
     }
@@ -166,7 +171,7 @@ impl Checkpoint {
     /// Whether it may still become committed.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        matches!(self.stage, Stage::Preparing(_) | Stage::Settled | Stage::Deciding(_))
+        matches!(self.stage, Stage::Moving(..) | Stage::Settled)
     }
 
     #[must_use]
@@ -177,13 +182,13 @@ impl Checkpoint {
     /// Whether every byte of it is in Tier-3.
     #[must_use]
     pub fn is_prepared(&self) -> bool {
-        matches!(self.stage, Stage::Settled | Stage::Deciding(_) | Stage::Committed)
+        matches!(self.stage, Stage::Settled | Stage::Moving(Phase::Decide, _) | Stage::Committed)
     }
 
     /// Whether a job has it.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        matches!(self.stage, Stage::Preparing(Turn::Running) | Stage::Deciding(Turn::Running))
+        matches!(self.stage, Stage::Moving(_, Turn::Running))
     }
 
     /// Whether the same contents may be tried again, as the next version.
@@ -207,11 +212,9 @@ impl Checkpoint {
         match &self.stage {
             Stage::Committed => CheckpointState::Committed,
             Stage::Aborted { .. } | Stage::Failed { .. } => CheckpointState::Torn,
-            Stage::Preparing(_) | Stage::Settled | Stage::Deciding(_) if !self.is_proven() => {
-                CheckpointState::Settled
-            }
-            Stage::Preparing(_) => CheckpointState::Complete,
-            Stage::Settled | Stage::Deciding(_) => CheckpointState::Prepared,
+            Stage::Moving(..) | Stage::Settled if !self.is_proven() => CheckpointState::Settled,
+            Stage::Moving(Phase::Prepare, _) => CheckpointState::Complete,
+            Stage::Settled | Stage::Moving(Phase::Decide, _) => CheckpointState::Prepared,
         }
     }
 
@@ -226,71 +229,62 @@ impl Checkpoint {
     ) -> Result<(), IllegalCheckpointEvent> {
         use CheckpointCommand as Do;
         use CheckpointEvent as Event;
+        use Phase::{Decide, Prepare};
+        use Stage::{Moving, Settled};
         use Turn::{Paused, Queued, Running};
-        let next = match (&self.stage, event) {
-            (Stage::Preparing(Queued), Event::TurnCame) => {
-                todo.push(Do::Prepare);
-                Stage::Preparing(Running)
+        let next = match (self.stage.clone(), event) {
+            (Moving(phase, Queued), Event::TurnCame) => {
+                todo.push(match phase {
+                    Prepare => Do::Prepare,
+                    Decide => Do::Decide,
+                });
+                Moving(phase, Running)
             }
-            (Stage::Deciding(Queued), Event::TurnCame) => {
-                todo.push(Do::Decide);
-                Stage::Deciding(Running)
-            }
-            (Stage::Preparing(Running), Event::Prepared) if self.is_proven() => {
+            (Moving(Prepare, Running), Event::Prepared) if self.is_proven() => {
                 todo.push(Do::Enqueue);
-                Stage::Deciding(Queued)
+                Moving(Decide, Queued)
             }
-            (Stage::Preparing(Running), Event::Prepared) => Stage::Settled,
-            (Stage::Deciding(Running), Event::Committed) => {
+            (Moving(Prepare, Running), Event::Prepared) => Settled,
+            (Moving(Decide, Running), Event::Committed) => {
                 todo.extend([Do::Publish, Do::Release, Do::LookAgain]);
                 Stage::Committed
             }
-            (Stage::Preparing(Running) | Stage::Deciding(Running), Event::DecidedOtherwise { why }) => {
+            (Moving(_, Running), Event::DecidedOtherwise { why }) => {
                 todo.extend([Do::Release, Do::LookAgain]);
                 Stage::Aborted { why }
             }
-            (Stage::Preparing(Running) | Stage::Deciding(Running), Event::Spoiled { why }) => {
+            (Moving(_, Running), Event::Spoiled { why }) => {
                 todo.push(Do::Release);
                 Stage::Failed { why }
             }
-            (Stage::Preparing(Running), Event::Interrupted) => {
+            (Moving(phase, Running), Event::Interrupted) => {
                 todo.push(Do::Pause);
-                Stage::Preparing(Paused)
+                Moving(phase, Paused)
             }
-            (Stage::Deciding(Running), Event::Interrupted) => {
-                todo.push(Do::Pause);
-                Stage::Deciding(Paused)
-            }
-            (Stage::Preparing(Paused), Event::PauseOver) => {
+            (Moving(phase, Paused), Event::PauseOver) => {
                 todo.push(Do::Enqueue);
-                Stage::Preparing(Queued)
+                Moving(phase, Queued)
             }
-            (Stage::Deciding(Paused), Event::PauseOver) => {
-                todo.push(Do::Enqueue);
-                Stage::Deciding(Queued)
-            }
-            (stage @ (Stage::Preparing(_) | Stage::Settled), Event::Proven { evidence, detail })
+            (stage @ (Moving(Prepare, _) | Settled), Event::Proven { evidence, detail })
                 if !self.is_proven() && evidence.commits() =>
             {
-                // A job that has it goes on; what follows its end looks at the evidence.
-                let next = match stage {
-                    Stage::Settled => {
-                        todo.push(Do::Enqueue);
-                        Stage::Deciding(Queued)
-                    }
-                    stage => stage.clone(),
-                };
                 self.later_proof = Some((evidence, detail));
-                next
+                if stage == Settled {
+                    todo.push(Do::Enqueue);
+                    Moving(Decide, Queued)
+                } else {
+                    // Whoever has the phase goes on; its end looks at the evidence.
+                    stage
+                }
             }
             // Its pins would keep bytes that no name leads to any more. What a job has is never cancelled, and what
             // may stand committed already is not given up.
-            (Stage::Preparing(Queued | Paused), Event::Superseded | Event::Overtaken)
-            | (Stage::Settled, Event::Overtaken) => {
+            (Moving(Prepare, Queued | Paused), Event::Superseded | Event::Overtaken)
+            | (Settled, Event::Overtaken) => {
                 todo.push(Do::Release);
                 Stage::Aborted { why: "a newer version of the same checkpoint took its place".to_owned() }
             }
-            (stage, Event::Superseded | Event::Overtaken) => stage.clone(),
+            (stage, Event::Superseded | Event::Overtaken) => stage,
             (stage, event) => {
                 return Err(IllegalCheckpointEvent { stage: format!("{stage:?}"), event });
             }

@@ -5,12 +5,13 @@
 
 use crate::error::ErrorKind;
 use crate::namespace::ObjectCopy;
+use crate::node::backlog::lags;
 use crate::node::book::{Number, VersionBook, reference};
 use crate::node::decide::{Plan, run_of};
 use crate::node::jobs;
 use crate::node::run::{Engine, RETRY_LONGEST, error_text, retry_pause};
 use crate::save::commit::{Attempt, CommitError};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointCommand, CheckpointEvent};
@@ -19,42 +20,13 @@ use tidemark_protocol::invariants;
 use tidemark_protocol::key::VersionRef;
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::Manifest;
-use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::record::RecordFile;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::residency::{ReclaimClass, reclaim_class};
 
 /// Attempts on their way at once: one uploads while the other writes its markers.
 pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
-
-/// Steps of the loop between two checks of what costs a pass over the books. Only where assertions are on.
-const STEPS_PER_CHECK: u32 = 16;
-
-/// Versions that are not at rest, by what they wait for: the loop looks only at these.
-#[derive(Debug, Default)]
-pub(crate) struct Backlog {
-    /// Those that wait for a place among those in flight, oldest first.
-    queue: VecDeque<(CheckpointId, Number)>,
-    in_flight: usize,
-    /// Those whose last try failed, by when the next is.
-    paused: BTreeSet<(Instant, CheckpointId, Number)>,
-    /// Those that are proven and not decided.
-    lagging: BTreeSet<(CheckpointId, Number)>,
-    steps: u32,
-}
-
-/// What is complete and not committed yet.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Lag {
-    pub(crate) versions: u64,
-    pub(crate) bytes: u64,
-    pub(crate) seconds: f64,
-}
-
-fn lags(checkpoint: &Checkpoint) -> bool {
-    checkpoint.is_alive() && checkpoint.is_proven()
-}
 
 impl Engine {
     /// Opens a version and queues its attempt.
@@ -269,7 +241,7 @@ impl Engine {
         }
     }
 
-    fn version(&self, id: &CheckpointId, number: Number) -> &VersionBook {
+    pub(super) fn version(&self, id: &CheckpointId, number: Number) -> &VersionBook {
         &self.ledger.books[id].versions[&number]
     }
 
@@ -303,67 +275,6 @@ impl Engine {
         }
         for (file, class) in classes {
             self.shared.namespace.set_reclaim(file, class);
-        }
-    }
-
-    /// The classes of what the tree still holds of a run's watermark, as the namespace has them.
-    fn classes_of_watermark(&self, run: &RunPath) -> Vec<(RelPath, ReclaimClass)> {
-        let Some(watermark) = self.watermark(run) else { return Vec::new() };
-        let of = |entry: &RecordFile| {
-            let node = self.ledger.file(&entry.path)?.node;
-            let view = self.shared.namespace.view(node)?;
-            (view.file == entry.file && view.sealed() == Some(entry.seal))
-                .then(|| (entry.path.clone(), view.reclaim))
-        };
-        watermark.record().files.iter().filter_map(of).collect()
-    }
-
-    /// The lag of one run, or of all. Costs what lags.
-    pub(crate) fn lag(&self, run: Option<&RunPath>) -> Lag {
-        let now_ns = self.shared.now_ns();
-        let mut lag = Lag::default();
-        for (id, number) in &self.backlog.lagging {
-            if run.is_some_and(|run| id.run != *run) {
-                continue;
-            }
-            let version = self.version(id, *number);
-            lag.versions += 1;
-            lag.bytes += version.bytes_left();
-            #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
-            let seconds = (now_ns - version.record().completed_at_ns).max(0) as f64 / 1e9;
-            lag.seconds = lag.seconds.max(seconds);
-        }
-        lag
-    }
-
-    /// What must be true between two events, looked at now and then.
-    pub(crate) fn check_invariants(&mut self) {
-        self.backlog.steps += 1;
-        if self.backlog.steps < STEPS_PER_CHECK {
-            return;
-        }
-        self.backlog.steps = 0;
-        let runs: BTreeSet<_> = self.ledger.books.keys().map(|id| &id.run).collect();
-        for run in runs {
-            let versions = run_of(&self.ledger, run);
-            assert_eq!(invariants::the_watermark_is_the_newest_committed_version(versions), Ok(()));
-            assert_eq!(
-                invariants::the_newest_committed_version_gives_way_last(&self.classes_of_watermark(run)),
-                Ok(())
-            );
-        }
-        for (id, book) in &self.ledger.books {
-            for (number, version) in &book.versions {
-                let lagging = self.backlog.lagging.contains(&(id.clone(), *number));
-                assert_eq!(lagging, lags(&version.checkpoint), "the backlog lost {:?}", version.checkpoint);
-                let kept = version.checkpoint.is_alive() && !version.checkpoint.is_running();
-                assert_eq!(
-                    version.attempt.is_some(),
-                    kept,
-                    "who has the attempt of {:?}",
-                    version.checkpoint
-                );
-            }
         }
     }
 }

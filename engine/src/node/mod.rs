@@ -12,6 +12,7 @@
 //! | `decide` | what a book should do next |
 //! | `run` | the loop, and which jobs it starts |
 //! | `advance` | versions: what the rules say is done |
+//! | `backlog` | versions that are not at rest, the lag |
 //! | `apply` | what follows from the end of the other jobs |
 //! | `jobs` | the bodies of jobs |
 //! | `flush` | who waits for what to be durable |
@@ -24,6 +25,7 @@
 mod advance;
 mod answer;
 mod apply;
+mod backlog;
 mod book;
 mod decide;
 mod events;

@@ -4,7 +4,7 @@
 //! (`decide`, protocol), its versions' jobs (`advance`), the jobs' bodies (`jobs`).
 
 use crate::namespace::{NodeId, NotSealable};
-use crate::node::advance::Backlog;
+use crate::node::backlog::Backlog;
 use crate::node::book::LooseStage;
 use crate::node::decide::Action;
 use crate::node::flush::Flushes;
