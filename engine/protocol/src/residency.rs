@@ -29,6 +29,16 @@ pub fn reclaim_class(committed: &VersionId, watermark: Option<&VersionId>) -> Re
     }
 }
 
+/// The class of a loose file that is uploaded and recorded, and was `known` before: it may be another name of a file of a
+/// checkpoint, whose class it does not lower.
+#[must_use]
+pub fn loose_class(known: ReclaimClass) -> ReclaimClass {
+    match known {
+        ReclaimClass::Never => ReclaimClass::Loose,
+        of_a_version => of_a_version.max(ReclaimClass::Loose),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,6 +52,8 @@ mod tests {
         let below = reclaim_class(&older, Some(&newest));
         let last = reclaim_class(&newest, Some(&newest));
         assert_eq!(last, reclaim_class(&newest, None));
+        assert_eq!(loose_class(ReclaimClass::Never), ReclaimClass::Loose);
+        assert_eq!((loose_class(below), loose_class(last)), (ReclaimClass::Loose, last));
         assert!(below < ReclaimClass::Loose && ReclaimClass::Loose < last && last < ReclaimClass::default());
     }
 }

@@ -22,6 +22,7 @@ use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::record::RecordFile;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::residency::{ReclaimClass, reclaim_class};
 
@@ -262,7 +263,8 @@ impl Engine {
 
     /// Says which host copies of a run may give way, and in which order.
     pub(crate) fn classify_run(&self, run: &RunPath) {
-        let watermark = self.watermark(run).map(|version| &version.record().version);
+        let newest = self.watermark(run);
+        let watermark = newest.map(|version| &version.record().version);
         let mut classes: BTreeMap<FileId, ReclaimClass> = BTreeMap::new();
         for book in self.ledger.books.values().filter(|book| book.id.run == *run) {
             // What older versions of the same checkpoint list has no name any more, or is in the newest too.
@@ -272,6 +274,12 @@ impl Engine {
                 let known = classes.entry(file.file).or_insert(class);
                 *known = class.max(*known);
             }
+        }
+        if cfg!(debug_assertions) {
+            let listed = newest.iter().flat_map(|version| &version.record().files);
+            let of = |entry: &RecordFile| Some((entry.path.clone(), *classes.get(&entry.file)?));
+            let files: Vec<_> = listed.filter_map(of).collect();
+            assert_eq!(invariants::the_newest_committed_version_gives_way_last(&files), Ok(()));
         }
         for (file, class) in classes {
             self.shared.namespace.set_reclaim(file, class);

@@ -3,7 +3,7 @@
 //! Owns: what seals, fetches and loose files come to. Does not own: starting jobs (`run`), versions of checkpoints
 //! (`advance`).
 
-use crate::namespace::{ObjectCopy, ReclaimClass, SealTicket};
+use crate::namespace::{ObjectCopy, SealTicket};
 use crate::node::book::LooseStage;
 use crate::node::jobs::Done;
 use crate::node::run::{Engine, error_text, retry_pause};
@@ -12,6 +12,7 @@ use crate::save::seal::SealSums;
 use std::time::Instant;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::path::RelPath;
+use tidemark_protocol::residency::loose_class;
 
 impl Engine {
     pub(crate) fn apply(&mut self, done: Done) {
@@ -77,7 +78,8 @@ impl Engine {
                 if let Some(view) = self.ledger.file(path) {
                     let object = ObjectCopy { key, size_bytes: view.size_bytes };
                     self.shared.namespace.note_object(of.0, of.1, object);
-                    self.shared.namespace.set_reclaim(of.0, ReclaimClass::Loose);
+                    let known = self.shared.namespace.view(view.node).map(|view| view.reclaim);
+                    self.shared.namespace.set_reclaim(of.0, loose_class(known.unwrap_or_default()));
                 }
             }
             Err(error) => {

@@ -10,10 +10,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::invariants;
-use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::record::RecordFile;
-use tidemark_protocol::residency::ReclaimClass;
 
 /// Steps of the loop between two checks of what costs a pass over the books. Only where assertions are on.
 const STEPS_PER_CHECK: u32 = 16;
@@ -44,18 +42,6 @@ pub(super) fn lags(checkpoint: &Checkpoint) -> bool {
 }
 
 impl Engine {
-    /// The classes of what the tree still holds of a run's watermark, as the namespace has them.
-    fn classes_of_watermark(&self, run: &RunPath) -> Vec<(RelPath, ReclaimClass)> {
-        let Some(watermark) = self.watermark(run) else { return Vec::new() };
-        let of = |entry: &RecordFile| {
-            let node = self.ledger.file(&entry.path)?.node;
-            let view = self.shared.namespace.view(node)?;
-            (view.file == entry.file && view.sealed() == Some(entry.seal))
-                .then(|| (entry.path.clone(), view.reclaim))
-        };
-        watermark.record().files.iter().filter_map(of).collect()
-    }
-
     /// The lag of one run, or of all. Costs what lags.
     pub(crate) fn lag(&self, run: Option<&RunPath>) -> Lag {
         let now_ns = self.shared.now_ns();
@@ -85,10 +71,6 @@ impl Engine {
         for run in runs {
             let versions = run_of(&self.ledger, run);
             assert_eq!(invariants::the_watermark_is_the_newest_committed_version(versions), Ok(()));
-            assert_eq!(
-                invariants::the_newest_committed_version_gives_way_last(&self.classes_of_watermark(run)),
-                Ok(())
-            );
         }
         for (id, book) in &self.ledger.books {
             for (number, version) in &book.versions {
