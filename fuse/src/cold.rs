@@ -67,7 +67,9 @@ impl Workers {
     /// Hands the job to a worker. Never blocks.
     pub(crate) fn submit(&self, job: Job) {
         let queue = match &job {
-            Job::Create { .. } | Job::Open { .. } | Job::Resize { .. } | Job::GetXattr { .. } => &self.changing,
+            Job::Create { .. } | Job::Open { .. } | Job::Resize { .. } | Job::GetXattr { .. } => {
+                &self.changing
+            }
             Job::OpenCold { .. } | Job::ResizeCold { .. } => &self.fetching,
         };
         put(queue, job);
