@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 use tidemark_benches::compare::{Medians, percentile};
-use tidemark_benches::{Bench, Mount, files, memory};
+use tidemark_benches::{Bench, Mount, files};
 
 /// One page: a `latest` file, a `.metadata`.
 const SMALL_BYTES: usize = 4096;
@@ -49,8 +49,8 @@ fn small_us(folder: &Path, count: usize, hundredths: usize) -> anyhow::Result<f6
 
 fn close_us(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
     files::remove(path)?;
-    memory::warm(size_bytes);
-    let block = memory::buffer(files::BLOCK_BYTES);
+    files::warm(size_bytes);
+    let block = files::buffer(files::BLOCK_BYTES);
     let mut file = File::create(path)?;
     let mut left = size_bytes;
     while left > 0 {

@@ -6,7 +6,7 @@ use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
-use tidemark_benches::{Bench, Mount, files, memory};
+use tidemark_benches::{Bench, Mount, files};
 
 /// Ranks of a usual machine with accelerators.
 const FILES: u64 = 8;
@@ -32,7 +32,7 @@ fn write_all(paths: &[PathBuf], each_bytes: u64) -> anyhow::Result<f64> {
     for path in paths {
         files::remove(path)?;
     }
-    memory::warm(each_bytes * FILES);
+    files::warm(each_bytes * FILES);
     let started = Instant::now();
     thread::scope(|scope| {
         let writers: Vec<_> =

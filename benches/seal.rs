@@ -3,7 +3,7 @@
 //! Owns: the hash against the read, both over a buffer far larger than the caches. Does not own: the hash.
 
 use std::time::Instant;
-use tidemark_benches::{Bench, memory};
+use tidemark_benches::{Bench, files, memory};
 use tidemark_kernels::Backend;
 
 /// What a seal gives to each thread at a time.
@@ -12,7 +12,7 @@ const CHUNK_BYTES: usize = 8 << 20;
 fn main() -> anyhow::Result<()> {
     let bench = Bench::start("seal")?;
     let size_bytes = usize::try_from(bench.options.size_bytes)?.min(memory::BEYOND_CACHE_BYTES);
-    let bytes = memory::buffer(size_bytes);
+    let bytes = files::buffer(size_bytes);
     let read = || Ok(memory::read_bytes_per_s(&bytes) / 1e9);
     for backend in Backend::all_here() {
         // A byte at a time is for tails; over the whole buffer it would only take time.

@@ -263,7 +263,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let baseline = DirectFuse::mount(folder.path()).unwrap();
         let path = folder.path().join("file");
-        let bytes = crate::memory::buffer(3 * files::BLOCK_BYTES + 5);
+        let bytes = files::buffer(3 * files::BLOCK_BYTES + 5);
         std::fs::write(&path, &bytes).unwrap();
         assert!(std::fs::read(&path).unwrap() == bytes);
         assert!(files::read(&path, bytes.len() as u64).unwrap() > 0.0);

@@ -1,40 +1,12 @@
-//! Memory as a thing to measure, and memory that is warm.
+//! Memory as a thing to measure.
 //!
-//! Owns: buffers, the rate at which one core reads and copies, and touching memory before a sample. Does not
-//! own: files.
+//! Owns: the rate at which one core reads and copies. Does not own: files and buffers (`files`).
 
 use std::hint::black_box;
 use std::time::Instant;
 
 /// Much larger than any cache the last level of today's processors has per core.
 pub const BEYOND_CACHE_BYTES: usize = 1 << 30;
-
-/// `size_bytes` of bytes that do not repeat within a page, every page touched.
-#[must_use]
-pub fn buffer(size_bytes: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut bytes = Vec::with_capacity(size_bytes);
-    while bytes.len() < size_bytes {
-        // Xorshift: cheap, and long before it repeats.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let word = state.to_le_bytes();
-        let take = word.len().min(size_bytes - bytes.len());
-        bytes.extend_from_slice(&word[..take]);
-    }
-    bytes
-}
-
-/// Touches `size_bytes` of fresh memory and gives it back, so that what is allocated next is warm.
-///
-/// A virtual machine hands pages that were free for a few seconds to its host, and touching them again costs a
-/// fault there: without this, the sample that comes later in a round pays and the other does not.
-pub fn warm(size_bytes: u64) {
-    let size_bytes = usize::try_from(size_bytes).unwrap_or(usize::MAX);
-    // Ones, not zeroes: zeroed memory would be mapped without being touched.
-    black_box(vec![1_u8; size_bytes]);
-}
 
 /// Bytes per second at which one core reads `bytes` and does next to nothing with them.
 #[must_use]
@@ -80,6 +52,7 @@ fn read_all(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::buffer;
 
     #[test]
     fn reading_depends_on_every_byte() {

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a broken belief of a test is its failure")]
 
 mod reference;
+mod whole;
 
 use proptest::prelude::*;
 use reference::{Content, Id, ROOT, Reference};

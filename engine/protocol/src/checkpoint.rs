@@ -1,240 +1,224 @@
-//! One version on its way to Tier-3: record, upload, prepare, manifest, marker; and out again.
+//! One version on its way to Tier-3: record, upload, prepare, manifest, marker.
 //!
-//! Owns: which step follows which, what a doubtful answer leads to, and what a restart resumes. Does not own: when a
-//! version is complete (`evidence`), the requests (the engine's save path).
+//! Owns: which step follows which, what a failure leads to, what a restart goes on with. Does not own: when a version
+//! is complete (`evidence`), the requests and what a doubtful answer to one means (the engine's save path, `marker`).
 //!
-//! Every command may be carried out twice: objects other than the marker have one possible content per key, and the
-//! marker is read after every answer that does not say.
+//! The way has two phases, and the engine has a job for each: phase 1 writes the record, the files and the prepared
+//! marker; phase 2 the manifest and the marker. Both may be run twice: objects other than the marker have one possible
+//! content per key, and the marker is read after every answer that does not say.
 
-use crate::id::{ContentHash, Incarnation};
-use crate::manifest::Prepared;
-use crate::marker::{Decision, MarkerOutcome};
+use crate::marker::Decision;
 use crate::record::{Evidence, Record};
-use std::collections::BTreeSet;
-use std::fmt;
-
-/// How often the marker is tried before the version waits for the store to be heard again.
-pub const MAX_MARKER_TRIES: u32 = 8;
+use crate::report::CheckpointState;
 
 /// Where a version stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
-    Open,
-    Torn {
-        why: String,
-    },
-    /// The record is being written.
-    Recording,
-    Uploading,
-    /// This node's marker is being written.
-    Preparing,
-    /// This node is prepared; the others, or evidence, are awaited.
-    Prepared,
-    Joining,
-    Deciding {
-        decision: Decision,
-        tries: u32,
-    },
-    /// The tries are used up; the decision is not known.
-    Doubtful {
-        decision: Decision,
-    },
-    Committed,
-    /// Decided otherwise: aborted, or another attempt's commit.
-    Given {
-        why: String,
-    },
-    Retiring,
-    Retired,
-}
-
-/// The word for where a version stands, in `ls` and in metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CheckpointState {
-    Open,
+    Moving(Phase, Turn),
+    /// Phase 1 is done; only evidence is missing.
     Settled,
-    Torn,
-    Complete,
-    Prepared,
     Committed,
-    Aborted,
-    Retired,
+    /// Decided otherwise, or given up for a newer one; the number is used.
+    Aborted {
+        why: String,
+    },
+    /// Nothing will make these bytes whole again.
+    Failed {
+        why: String,
+    },
 }
 
-impl fmt::Display for CheckpointState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Open => "open",
-            Self::Settled => "settled",
-            Self::Torn => "torn",
-            Self::Complete => "complete",
-            Self::Prepared => "prepared",
-            Self::Committed => "committed",
-            Self::Aborted => "aborted",
-            Self::Retired => "retired",
-        })
-    }
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Record, files, prepared marker.
+    Prepare,
+    /// Manifest, marker. From here the marker may stand although nobody heard so: only it ends this.
+    Decide,
+}
+
+/// Who has a phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// It waits for a place among those in flight.
+    Queued,
+    /// A job has it.
+    Running,
+    /// Something failed that may pass; it waits a while.
+    Paused,
 }
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckpointEvent {
-    /// The verdict is complete or settled, every file is sealed, and this is the list of them.
-    Recorded(Box<Record>),
-    /// The verdict is torn.
-    Torn {
-        why: String,
-    },
+    /// There is a place among those in flight.
+    TurnCame,
+    /// Phase 1 is done: every participant's files are in Tier-3, and their markers say so.
+    Prepared,
+    /// The marker says commit, of this attempt.
+    Committed,
+    /// The marker says something else, or the attempt's number is another writer's: this attempt never will.
+    DecidedOtherwise { why: String },
+    /// The job failed in a way that may pass.
+    Interrupted,
+    /// The pause is over.
+    PauseOver,
+    /// The job failed for good: the bytes are not what was sealed.
+    Spoiled { why: String },
     /// Evidence for a version that was only settled.
-    Proven {
-        evidence: Evidence,
-        detail: String,
-    },
-    /// A listed file was opened for writing, or a new file arrived.
-    Changed,
-    RecordWritten,
-    /// Every file of this node is in Tier-3.
-    Uploaded,
-    /// A participant's prepared marker is in Tier-3; this node's own too.
-    ParticipantPrepared(Incarnation),
-    ManifestWritten(ContentHash),
-    /// The marker was created, or was read after an answer that did not say.
-    Marker(MarkerOutcome),
-    /// The store answers again.
-    StoreIsBack,
-    /// Somebody gives the version up before it is decided.
-    GiveUp {
-        why: String,
-    },
-    /// Retention gives a committed version up; pins and holds were checked.
-    Retire,
-    RetiredWritten,
+    Proven { evidence: Evidence, detail: String },
+    /// A newer version of the same checkpoint has evidence.
+    Superseded,
+    /// A newer version of the same checkpoint is committed.
+    Overtaken,
 }
 
 /// What has to be done, in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointCommand {
-    WriteRecord,
-    Upload,
-    WritePrepared,
-    /// Join the prepared markers, write the manifest under its hash.
-    WriteManifest,
-    /// Create `_COMMITTED`; on any answer but "created", read it and apply [`crate::marker::doubt`].
-    CreateMarker(Decision),
+    /// Wait for a place among those in flight; then comes `TurnCame`.
+    Enqueue,
+    /// Begin phase 1.
+    Prepare,
+    /// Begin phase 2, with the evidence that counts.
+    Decide,
+    /// Wait a while; then comes `PauseOver`.
+    Pause,
     /// The version is committed: the watermark may rise, host copies may be reclaimed.
-    PublishCommit,
-    /// What is written from now on belongs to the next version; the bytes of this one are kept as sealed.
-    BeginNextVersion,
-    WriteRetired,
-    /// Move the boundary, delete the data, then the manifest. The markers stay.
-    DeleteData,
-    /// Sweep what the attempt left, its marker excepted.
-    SweepAttempt,
+    Publish,
+    /// Nothing is done for this attempt any more: let go of what it keeps.
+    Release,
+    /// What the tree holds may be covered by no version now: look at it again.
+    LookAgain,
 }
 
-/// An event that cannot happen in that state: a broken belief of the caller.
+/// What is done with an attempt that nobody decided; then comes `Committed` or `DecidedOtherwise`, as for a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// Whole and proven: committed, as its coordinator would have done.
+    Commit,
+    /// Whole without proof: settled again; nothing is done.
+    Keep,
+    /// Not whole: its bytes were lost with the memory they were in, so it is decided against.
+    Abort,
+}
+
+/// An event that cannot happen in that state: a broken belief of the caller. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{event} came to a version that is {state}")]
+#[error("{event:?} came to a version that is {stage}")]
 pub struct IllegalCheckpointEvent {
-    pub state: CheckpointState,
-    pub event: String,
+    pub stage: String,
+    pub event: CheckpointEvent,
 }
 
-/// One version, as its coordinator and one participant see it.
+/// One version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    me: Incarnation,
+    /// As it was written.
+    record: Record,
+    /// What came after a record that proves nothing.
+    later_proof: Option<(Evidence, String)>,
     stage: Stage,
-    record: Option<Box<Record>>,
-    /// What proves it complete: the record's evidence, or what came after a settled record.
-    proof: Option<(Evidence, String)>,
-    prepared: BTreeSet<Incarnation>,
-    manifest: Option<ContentHash>,
 }
 
 impl Checkpoint {
-    #[must_use]
-    pub fn new(me: Incarnation) -> Self {
-        let prepared = BTreeSet::new();
-        Self { me, stage: Stage::Open, record: None, proof: None, prepared, manifest: None }
+    /// The verdict is complete or settled, every file is sealed, and this is the list of them.
+    pub fn recorded(record: Record, todo: &mut Vec<CheckpointCommand>) -> Self {
+        todo.push(CheckpointCommand::Enqueue);
+        Self { record, later_proof: None, stage: Stage::Moving(Phase::Prepare, Turn::Queued) }
     }
 
-    /// Goes on with an attempt that a restart or a new coordinator found in Tier-3: its record, the prepared markers,
-    /// and the decision if there is one. Never from what merely happens to be there.
-    pub fn resume(
-        me: Incarnation,
-        record: Record,
-        prepared: &[Prepared],
-        decision: Option<Decision>,
-        todo: &mut Vec<CheckpointCommand>,
-    ) -> Self {
-        let mut version = Self::new(me);
-        version.prepared = prepared.iter().map(|marker| marker.life.incarnation).collect();
-        version.proof = record.evidence.commits().then(|| (record.evidence, record.evidence_detail.clone()));
-        version.record = Some(Box::new(record));
-        match decision {
-            Some(Decision::Commit) => {
-                version.stage = Stage::Committed;
-                todo.push(CheckpointCommand::PublishCommit);
-            }
-            Some(Decision::Abort) => {
-                version.stage = Stage::Given { why: "it was aborted".into() };
-                todo.push(CheckpointCommand::SweepAttempt);
-            }
-            None if version.prepared.contains(&me) || !version.participates() => {
-                version.stage = Stage::Prepared;
-                version.advance(todo);
-            }
-            None => {
-                version.stage = Stage::Uploading;
-                todo.push(CheckpointCommand::Upload);
-            }
-        }
-        version
+    /// An attempt that a start with empty memory found in Tier-3 without a decision. `whole`: every participant is
+    /// prepared.
+    #[must_use]
+    pub fn found(record: Record, whole: bool) -> (Self, Found) {
+        let (stage, found) = match (whole, record.evidence.commits()) {
+            (true, true) => (Stage::Moving(Phase::Decide, Turn::Running), Found::Commit),
+            (true, false) => (Stage::Settled, Found::Keep),
+            (false, _) => (Stage::Moving(Phase::Prepare, Turn::Running), Found::Abort),
+        };
+        (Self { record, later_proof: None, stage }, found)
+    }
+
+    /// A version whose marker was found.
+    #[must_use]
+    pub fn decided(record: Record, decision: Decision) -> Self {
+        let stage = match decision {
+            Decision::Commit => Stage::Committed,
+            Decision::Abort => Stage::Aborted { why: "it was decided against".to_owned() },
+        };
+        Self { record, later_proof: None, stage }
+    }
+
+    /// The record as it was written; its evidence may have been bettered since.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The evidence that counts, and the manifest's: the record's, or what came after a record without.
+    #[must_use]
+    pub fn evidence(&self) -> (Evidence, &str) {
+        let later = self.later_proof.as_ref().map(|(evidence, detail)| (*evidence, detail.as_str()));
+        later.unwrap_or((self.record.evidence, &self.record.evidence_detail))
+    }
+
+    /// Whether something proves that it is whole.
+    #[must_use]
+    pub fn is_proven(&self) -> bool {
+        self.evidence().0.commits()
+    }
+
+    /// Whether it may still become committed.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        matches!(self.stage, Stage::Moving(..) | Stage::Settled)
     }
 
     #[must_use]
-    pub fn state(&self) -> CheckpointState {
+    pub fn is_committed(&self) -> bool {
+        self.stage == Stage::Committed
+    }
+
+    /// Whether every byte of it is in Tier-3.
+    #[must_use]
+    pub fn is_prepared(&self) -> bool {
+        matches!(self.stage, Stage::Settled | Stage::Moving(Phase::Decide, _) | Stage::Committed)
+    }
+
+    /// Whether a job has it.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        matches!(self.stage, Stage::Moving(_, Turn::Running))
+    }
+
+    /// Whether the same contents may be tried again, as the next version.
+    #[must_use]
+    pub fn is_aborted(&self) -> bool {
+        matches!(self.stage, Stage::Aborted { .. })
+    }
+
+    /// Why nothing will make its bytes whole again.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
         match &self.stage {
-            Stage::Open => CheckpointState::Open,
-            Stage::Torn { .. } => CheckpointState::Torn,
-            Stage::Committed | Stage::Retiring => CheckpointState::Committed,
-            Stage::Given { .. } => CheckpointState::Aborted,
-            Stage::Retired => CheckpointState::Retired,
-            _ if self.proof.is_none() => CheckpointState::Settled,
-            Stage::Recording | Stage::Uploading | Stage::Preparing => CheckpointState::Complete,
-            Stage::Prepared | Stage::Joining | Stage::Deciding { .. } | Stage::Doubtful { .. } => {
-                CheckpointState::Prepared
-            }
-        }
-    }
-
-    #[must_use]
-    pub fn record(&self) -> Option<&Record> {
-        self.record.as_deref()
-    }
-
-    /// The evidence that the manifest shall carry.
-    #[must_use]
-    pub fn proof(&self) -> Option<(Evidence, &str)> {
-        self.proof.as_ref().map(|(evidence, detail)| (*evidence, detail.as_str()))
-    }
-
-    #[must_use]
-    pub fn manifest(&self) -> Option<ContentHash> {
-        self.manifest
-    }
-
-    /// Why it is torn or given up.
-    #[must_use]
-    pub fn why(&self) -> Option<&str> {
-        match &self.stage {
-            Stage::Torn { why } | Stage::Given { why } => Some(why),
+            Stage::Failed { why } => Some(why),
             _ => None,
         }
     }
 
-    /// Takes one event. What comes twice, or too late to matter, is absorbed.
+    /// The word for people.
+    #[must_use]
+    pub fn state(&self) -> CheckpointState {
+        match &self.stage {
+            Stage::Committed => CheckpointState::Committed,
+            Stage::Aborted { .. } | Stage::Failed { .. } => CheckpointState::Torn,
+            Stage::Moving(..) | Stage::Settled if !self.is_proven() => CheckpointState::Settled,
+            Stage::Moving(Phase::Prepare, _) => CheckpointState::Complete,
+            Stage::Settled | Stage::Moving(Phase::Decide, _) => CheckpointState::Prepared,
+        }
+    }
+
+    /// Takes one event.
     ///
     /// # Errors
     /// [`IllegalCheckpointEvent`] for what cannot happen here; nothing has changed then.
@@ -245,302 +229,71 @@ impl Checkpoint {
     ) -> Result<(), IllegalCheckpointEvent> {
         use CheckpointCommand as Do;
         use CheckpointEvent as Event;
-        match (&mut self.stage, event) {
-            (Stage::Open | Stage::Torn { .. }, Event::Recorded(record)) => {
-                self.proof =
-                    record.evidence.commits().then(|| (record.evidence, record.evidence_detail.clone()));
-                self.record = Some(record);
-                self.stage = Stage::Recording;
-                todo.push(Do::WriteRecord);
+        use Phase::{Decide, Prepare};
+        use Stage::{Moving, Settled};
+        use Turn::{Paused, Queued, Running};
+        let next = match (self.stage.clone(), event) {
+            (Moving(phase, Queued), Event::TurnCame) => {
+                todo.push(match phase {
+                    Prepare => Do::Prepare,
+                    Decide => Do::Decide,
+                });
+                Moving(phase, Running)
             }
-            (Stage::Open | Stage::Torn { .. }, Event::Torn { why }) => self.stage = Stage::Torn { why },
-            (Stage::Torn { .. }, Event::Changed) => self.stage = Stage::Open,
-            // The record lists seals, and their bytes are kept: the version goes on, the change is the next one's.
-            (stage, Event::Changed) if !matches!(stage, Stage::Open) => todo.push(Do::BeginNextVersion),
-            (stage, Event::Proven { evidence, detail })
-                if self.proof.is_none()
-                    && evidence.commits()
-                    && !matches!(stage, Stage::Open | Stage::Torn { .. }) =>
+            (Moving(Prepare, Running), Event::Prepared) if self.is_proven() => {
+                todo.push(Do::Enqueue);
+                Moving(Decide, Queued)
+            }
+            (Moving(Prepare, Running), Event::Prepared) => Settled,
+            (Moving(Decide, Running), Event::Committed) => {
+                todo.extend([Do::Publish, Do::Release, Do::LookAgain]);
+                Stage::Committed
+            }
+            (Moving(_, Running), Event::DecidedOtherwise { why }) => {
+                todo.extend([Do::Release, Do::LookAgain]);
+                Stage::Aborted { why }
+            }
+            (Moving(_, Running), Event::Spoiled { why }) => {
+                todo.push(Do::Release);
+                Stage::Failed { why }
+            }
+            (Moving(phase, Running), Event::Interrupted) => {
+                todo.push(Do::Pause);
+                Moving(phase, Paused)
+            }
+            (Moving(phase, Paused), Event::PauseOver) => {
+                todo.push(Do::Enqueue);
+                Moving(phase, Queued)
+            }
+            (stage @ (Moving(Prepare, _) | Settled), Event::Proven { evidence, detail })
+                if !self.is_proven() && evidence.commits() =>
             {
-                self.proof = Some((evidence, detail));
-                self.advance(todo);
-            }
-            (Stage::Recording, Event::RecordWritten) => {
-                if self.participates() {
-                    self.stage = Stage::Uploading;
-                    todo.push(Do::Upload);
+                self.later_proof = Some((evidence, detail));
+                if stage == Settled {
+                    todo.push(Do::Enqueue);
+                    Moving(Decide, Queued)
                 } else {
-                    self.stage = Stage::Prepared;
-                    self.advance(todo);
+                    // Whoever has the phase goes on; its end looks at the evidence.
+                    stage
                 }
             }
-            (Stage::Uploading, Event::Uploaded) => {
-                self.stage = Stage::Preparing;
-                todo.push(Do::WritePrepared);
+            // Its pins would keep bytes that no name leads to any more. What a job has is never cancelled, and what
+            // may stand committed already is not given up.
+            (Moving(Prepare, Queued | Paused), Event::Superseded | Event::Overtaken)
+            | (Settled, Event::Overtaken) => {
+                todo.push(Do::Release);
+                Stage::Aborted { why: "a newer version of the same checkpoint took its place".to_owned() }
             }
-            (_, Event::ParticipantPrepared(life)) => {
-                self.prepared.insert(life);
-                if life == self.me && matches!(self.stage, Stage::Uploading | Stage::Preparing) {
-                    self.stage = Stage::Prepared;
-                }
-                self.advance(todo);
+            (stage, Event::Superseded | Event::Overtaken) => stage,
+            (stage, event) => {
+                return Err(IllegalCheckpointEvent { stage: format!("{stage:?}"), event });
             }
-            (Stage::Joining, Event::ManifestWritten(hash)) => {
-                self.manifest = Some(hash);
-                self.decide(Decision::Commit, todo);
-            }
-            (Stage::Deciding { decision, .. } | Stage::Doubtful { decision }, Event::Marker(outcome)) => {
-                let decision = *decision;
-                self.outcome(decision, outcome, todo);
-            }
-            (Stage::Doubtful { decision }, Event::StoreIsBack) => {
-                let decision = *decision;
-                self.decide(decision, todo);
-            }
-            // A commit whose answer is not known may stand already: the abort's own answer tells.
-            (
-                Stage::Recording
-                | Stage::Uploading
-                | Stage::Preparing
-                | Stage::Prepared
-                | Stage::Joining
-                | Stage::Deciding { .. }
-                | Stage::Doubtful { .. },
-                Event::GiveUp { .. },
-            ) => self.decide(Decision::Abort, todo),
-            (stage @ (Stage::Open | Stage::Torn { .. }), Event::GiveUp { why }) => {
-                *stage = Stage::Given { why }
-            }
-            (Stage::Committed, Event::Retire) => {
-                self.stage = Stage::Retiring;
-                todo.push(Do::WriteRetired);
-            }
-            (Stage::Retiring, Event::RetiredWritten) => {
-                self.stage = Stage::Retired;
-                todo.push(Do::DeleteData);
-            }
-            // A version is retired only after it was committed.
-            (stage, event @ (Event::Retire | Event::RetiredWritten))
-                if !matches!(stage, Stage::Retiring | Stage::Retired) =>
-            {
-                return Err(IllegalCheckpointEvent { state: self.state(), event: format!("{event:?}") });
-            }
-            (Stage::Open | Stage::Torn { .. }, event @ (Event::ManifestWritten(_) | Event::Marker(_))) => {
-                return Err(IllegalCheckpointEvent { state: self.state(), event: format!("{event:?}") });
-            }
-            // Reports that come again, or after the version was decided.
-            _ => {}
-        }
+        };
+        self.stage = next;
         Ok(())
-    }
-
-    fn participates(&self) -> bool {
-        let record = self.record.as_ref();
-        record.is_some_and(|record| record.participants.iter().any(|life| life.incarnation == self.me))
-    }
-
-    /// Phase 2 begins when every participant is prepared and the version may be committed.
-    fn advance(&mut self, todo: &mut Vec<CheckpointCommand>) {
-        let Some(record) = &self.record else { return };
-        let all = record.participants.iter().all(|life| self.prepared.contains(&life.incarnation));
-        if self.stage == Stage::Prepared && all && self.proof.is_some() {
-            self.stage = Stage::Joining;
-            todo.push(CheckpointCommand::WriteManifest);
-        }
-    }
-
-    fn decide(&mut self, decision: Decision, todo: &mut Vec<CheckpointCommand>) {
-        self.stage = Stage::Deciding { decision, tries: 1 };
-        todo.push(CheckpointCommand::CreateMarker(decision));
-    }
-
-    fn outcome(&mut self, decision: Decision, outcome: MarkerOutcome, todo: &mut Vec<CheckpointCommand>) {
-        let mine = self.record.as_ref().map(|record| record.attempt);
-        match outcome {
-            MarkerOutcome::Mine if decision == Decision::Commit => {
-                self.stage = Stage::Committed;
-                todo.push(CheckpointCommand::PublishCommit);
-            }
-            MarkerOutcome::Mine => {
-                self.stage = Stage::Given { why: "it was aborted".into() };
-                todo.push(CheckpointCommand::SweepAttempt);
-            }
-            // The abort came after my own commit, whose answer was lost.
-            MarkerOutcome::Lost { decision: Decision::Commit, attempt, .. } if Some(attempt) == mine => {
-                self.stage = Stage::Committed;
-                todo.push(CheckpointCommand::PublishCommit);
-            }
-            MarkerOutcome::Lost { decision, attempt, epoch } => {
-                let why = format!("epoch {epoch} decided to {decision} attempt {attempt}");
-                self.stage = Stage::Given { why };
-                todo.push(CheckpointCommand::SweepAttempt);
-            }
-            MarkerOutcome::Absent => match self.stage {
-                Stage::Deciding { tries, .. } if tries < MAX_MARKER_TRIES => {
-                    self.stage = Stage::Deciding { decision, tries: tries + 1 };
-                    todo.push(CheckpointCommand::CreateMarker(decision));
-                }
-                _ => self.stage = Stage::Doubtful { decision },
-            },
-        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::id::{AttemptId, Epoch};
-    use crate::record::tests::record;
-    use CheckpointCommand as Do;
-    use CheckpointEvent as Event;
-    use proptest::prelude::*;
-
-    const ME: Incarnation = Incarnation(7);
-    const HASH: ContentHash = ContentHash([1; 32]);
-
-    fn recorded(evidence: Evidence) -> Event {
-        Event::Recorded(Box::new(Record { evidence, ..record() }))
-    }
-
-    fn run(events: &[Event]) -> (Checkpoint, Vec<Do>) {
-        let (mut version, mut todo) = (Checkpoint::new(ME), Vec::new());
-        for event in events {
-            version.step(event.clone(), &mut todo).unwrap();
-        }
-        (version, todo)
-    }
-
-    fn to_marker(evidence: Evidence) -> Vec<Event> {
-        let prepared = Event::ParticipantPrepared(ME);
-        vec![
-            recorded(evidence),
-            Event::RecordWritten,
-            Event::Uploaded,
-            prepared,
-            Event::ManifestWritten(HASH),
-        ]
-    }
-
-    #[test]
-    fn a_version_is_committed_step_by_step() {
-        let mut events = to_marker(Evidence::Index);
-        events.push(Event::Marker(MarkerOutcome::Mine));
-        let (version, todo) = run(&events);
-        assert_eq!(version.state(), CheckpointState::Committed);
-        let commit = Do::CreateMarker(Decision::Commit);
-        let steps =
-            [Do::WriteRecord, Do::Upload, Do::WritePrepared, Do::WriteManifest, commit, Do::PublishCommit];
-        assert_eq!(todo, steps);
-    }
-
-    #[test]
-    fn quiescence_prepares_and_evidence_commits() {
-        let (mut version, mut todo) = run(&to_marker(Evidence::Quiescence));
-        assert_eq!(version.state(), CheckpointState::Settled);
-        assert!(!todo.contains(&Do::WriteManifest));
-        let proof = Event::Proven { evidence: Evidence::Succeeded, detail: String::new() };
-        version.step(proof, &mut todo).unwrap();
-        assert_eq!((version.state(), todo.last()), (CheckpointState::Prepared, Some(&Do::WriteManifest)));
-    }
-
-    #[test]
-    fn a_doubtful_marker_is_tried_again_but_not_for_ever() {
-        let mut events = to_marker(Evidence::Index);
-        events.extend(vec![Event::Marker(MarkerOutcome::Absent); 20]);
-        let (mut version, mut todo) = run(&events);
-        let tries = todo.iter().filter(|command| matches!(command, Do::CreateMarker(_))).count();
-        assert_eq!(tries, MAX_MARKER_TRIES as usize);
-        version.step(Event::StoreIsBack, &mut todo).unwrap();
-        assert_eq!(todo.last(), Some(&Do::CreateMarker(Decision::Commit)));
-    }
-
-    #[test]
-    fn an_abort_that_finds_its_own_commit_is_a_commit() {
-        let mut events = to_marker(Evidence::Index);
-        let found = |attempt| MarkerOutcome::Lost { decision: Decision::Commit, attempt, epoch: Epoch(1) };
-        events.push(Event::GiveUp { why: "drain".into() });
-        let (version, _) = run(&[&events[..], &[Event::Marker(found(AttemptId(5)))]].concat());
-        assert_eq!(version.state(), CheckpointState::Committed);
-        let (version, todo) = run(&[&events[..], &[Event::Marker(found(AttemptId(6)))]].concat());
-        assert_eq!((version.state(), todo.last()), (CheckpointState::Aborted, Some(&Do::SweepAttempt)));
-    }
-
-    #[test]
-    fn a_change_after_the_record_is_the_next_version() {
-        let (version, todo) = run(&[recorded(Evidence::Index), Event::Changed]);
-        assert_eq!((version.state(), todo.last()), (CheckpointState::Complete, Some(&Do::BeginNextVersion)));
-    }
-
-    #[test]
-    fn a_restart_goes_on_where_tier_3_says() {
-        let mut todo = Vec::new();
-        let version = Checkpoint::resume(ME, record(), &[], None, &mut todo);
-        assert_eq!((version.state(), &todo[..]), (CheckpointState::Complete, &[Do::Upload][..]));
-        todo.clear();
-        let prepared = crate::manifest::tests::prepared(&record());
-        Checkpoint::resume(ME, record(), &[prepared], None, &mut todo);
-        assert_eq!(todo, [Do::WriteManifest]);
-        todo.clear();
-        let version = Checkpoint::resume(ME, record(), &[], Some(Decision::Abort), &mut todo);
-        assert_eq!((version.state(), &todo[..]), (CheckpointState::Aborted, &[Do::SweepAttempt][..]));
-    }
-
-    fn events() -> impl Strategy<Value = Vec<Event>> {
-        let outcome = prop_oneof![
-            Just(MarkerOutcome::Mine),
-            Just(MarkerOutcome::Absent),
-            (any::<bool>(), 4_u64..7).prop_map(|(commit, attempt)| MarkerOutcome::Lost {
-                decision: if commit { Decision::Commit } else { Decision::Abort },
-                attempt: AttemptId(attempt),
-                epoch: Epoch(2),
-            }),
-        ];
-        let event = prop_oneof![
-            Just(recorded(Evidence::Index)),
-            Just(recorded(Evidence::Quiescence)),
-            Just(Event::RecordWritten),
-            Just(Event::Uploaded),
-            Just(Event::ParticipantPrepared(ME)),
-            Just(Event::ManifestWritten(HASH)),
-            outcome.prop_map(Event::Marker),
-            Just(Event::StoreIsBack),
-            Just(Event::Changed),
-            Just(Event::GiveUp { why: String::new() }),
-            Just(Event::Retire),
-            Just(Event::RetiredWritten),
-        ];
-        prop::collection::vec(event, 0..40)
-    }
-
-    proptest! {
-        #[test]
-        fn a_commit_follows_every_step_before_it(events in events()) {
-            let (mut version, mut todo) = (Checkpoint::new(ME), Vec::new());
-            let (mut decided, mut marker_seen) = (None, false);
-            for event in events {
-                let before = version.clone();
-                if version.step(event.clone(), &mut todo).is_err() {
-                    prop_assert_eq!(&version, &before);
-                    continue;
-                }
-                marker_seen |= matches!(event, Event::Marker(_));
-                let state = version.state();
-                if state == CheckpointState::Committed {
-                    prop_assert!(marker_seen, "no commit without the marker");
-                    prop_assert!(todo.contains(&Do::WriteRecord));
-                }
-                if todo.contains(&Do::CreateMarker(Decision::Commit)) {
-                    prop_assert!(version.proof().is_some() && todo.contains(&Do::WriteManifest));
-                }
-                if let Some(decided) = decided {
-                    let later = state == decided
-                        || (decided == CheckpointState::Committed && state == CheckpointState::Retired);
-                    prop_assert!(later, "{decided} became {state}");
-                }
-                if matches!(state, CheckpointState::Committed | CheckpointState::Aborted | CheckpointState::Retired) {
-                    decided = Some(state);
-                }
-            }
-        }
-    }
-}
+#[path = "checkpoint_test.rs"]
+mod tests;

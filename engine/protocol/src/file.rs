@@ -1,7 +1,7 @@
 //! The states of one file on one node, from its first open to its seals.
 //!
-//! Owns: which event leads where, and what must be done for it; the rule for closed and cut. Does not own: handles,
-//! leases and bytes (the engine's namespace and Tier-1), whether a checkpoint is complete (`evidence`).
+//! Owns: which event leads where, the rule for closed and cut, the numbers of seals. Does not own: handles, leases and
+//! bytes (the engine's namespace and Tier-1, which step this), whether a checkpoint is complete (`evidence`).
 
 use crate::checksum::Crc64;
 use crate::id::SealNumber;
@@ -14,93 +14,118 @@ pub enum FileState {
     Open { writers: u32 },
     /// The last writer called close(2).
     Closed,
-    /// The kernel closed it because the writer was killed. Torn, unless something proves its size: see [`FileFate`].
+    /// The kernel closed it because the writer was killed, or nobody saw it closed. Torn, unless something proves its
+    /// size; not sealed before that.
     Cut,
-    /// Closed, but a mapping may still be stored to. Tried again when asked; never committed.
+    /// Closed, but a writable mapping still lives: its bytes may change at any moment. Tried again; never committed.
     Mapped,
-    /// Frozen, with checksums.
-    Sealed(Seal),
+    /// Frozen: these bytes, with these checksums (of the whole and of each chunk), have this number.
+    Sealed { seal: SealNumber, size_bytes: u64, crc: Crc64, chunks: Arc<[Crc64]> },
 }
 
-/// A frozen state of a file's bytes.
+/// Frozen bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seal {
     pub number: SealNumber,
     pub size_bytes: u64,
-    pub crc64nvme: Crc64,
+    pub crc: Crc64,
     pub chunks: Arc<[Crc64]>,
 }
 
 /// What happened to a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileEvent {
-    /// A handle that may write was opened.
+    /// A handle that may write was opened. [`FileEvent::Changed`] comes first: a writer changes what was there.
     WriterOpened,
-    /// A handle that may write was released; `cut` when its task was being killed.
+    /// A handle that may write was released; `cut` unless it was seen closed.
     WriterReleased { cut: bool },
-    /// The read lease could not be taken: a mapping is still writable.
-    MappingFound,
+    /// The bytes may be others from now on: opened for writing, resized, or given up.
+    Changed,
+    /// Nothing is left of what a killed writer may have left: opened with O_TRUNC.
+    Emptied,
+    /// The file goes on under another identity, whose seals are counted from the first.
+    Renumbered,
+    /// The lease test of a closed file: whether a mapping is still writable.
+    Tested { mapped: bool },
     /// Nobody can write any more, and the bytes were hashed.
-    Hashed { size_bytes: u64, crc64nvme: Crc64, chunks: Arc<[Crc64]> },
-    /// rename(2) or fsync(2) by the writer, before or after its close.
+    Hashed(Seal),
+    /// rename(2) or fsync(2), before or after the close.
     Vouched,
+    /// An index proves the exact size of a cut file: it counts as closed.
+    Proven,
 }
 
-/// What has to be done. The executor does it in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FileCommand {
-    /// Try the read lease, hash, and answer `Hashed` or `MappingFound`.
-    BeginSeal,
-    /// A write-open came while sealing: what is being hashed is void.
-    VoidSeal,
-    /// A sealed file is written again: withdraw `complete`, and keep the old bytes wherever a record, a peer or Tier-3
-    /// names that seal.
-    WithdrawSeal { seal: SealNumber },
-}
-
-/// An event that cannot happen in that state: a broken belief of the caller.
+/// An event that cannot happen in that state: the caller is late, or believes what is not so. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{event:?} came to a file in state {state:?}")]
-pub struct Illegal {
+pub struct IllegalFileEvent {
     pub state: FileState,
     pub event: FileEvent,
 }
 
 /// One file on one node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FileFate {
-    state: FileState,
-    seals: SealNumber,
-    /// One of the writers of this opening was killed.
-    any_cut: bool,
+    writers: u32,
+    seal: Option<Box<Seal>>,
+    /// The last number given to a seal of this file; the present one's while it is sealed.
+    last_seal: SealNumber,
+    /// One of its writers was not seen to close it.
+    cut: bool,
+    mapped: bool,
     vouched: bool,
-    sealing: bool,
-}
-
-impl Default for FileFate {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 impl FileFate {
-    /// A file that was just created, before its creator's handle is counted.
+    /// A file as it was written down: nobody has it open. `was_open` then: nobody saw it closed either.
     #[must_use]
-    pub fn new() -> Self {
-        let state = FileState::Open { writers: 0 };
-        Self { state, seals: SealNumber(0), any_cut: false, vouched: false, sealing: false }
+    pub fn found(
+        seal: Option<Seal>,
+        last_seal: SealNumber,
+        cut: bool,
+        was_open: bool,
+        vouched: bool,
+    ) -> Self {
+        let last_seal = seal.as_ref().map_or(last_seal, |seal| seal.number);
+        Self { seal: seal.map(Box::new), last_seal, cut: cut || was_open, vouched, ..Self::default() }
     }
 
-    /// A file as a record or a manifest describes it.
     #[must_use]
-    pub fn restored(seal: Seal) -> Self {
-        let seals = seal.number;
-        Self { state: FileState::Sealed(seal), seals, any_cut: false, vouched: true, sealing: false }
+    pub fn state(&self) -> FileState {
+        match (self.writers, &self.seal) {
+            (0, Some(seal)) => FileState::Sealed {
+                seal: seal.number,
+                size_bytes: seal.size_bytes,
+                crc: seal.crc,
+                chunks: Arc::clone(&seal.chunks),
+            },
+            (0, None) if self.cut => FileState::Cut,
+            (0, None) if self.mapped => FileState::Mapped,
+            (0, None) => FileState::Closed,
+            (writers, _) => FileState::Open { writers },
+        }
+    }
+
+    /// The handles that may write.
+    #[must_use]
+    pub fn writers(&self) -> u32 {
+        self.writers
     }
 
     #[must_use]
-    pub fn state(&self) -> &FileState {
-        &self.state
+    pub fn seal(&self) -> Option<&Seal> {
+        self.seal.as_deref()
+    }
+
+    /// The seal's number where it is sealed, else the last one given.
+    #[must_use]
+    pub fn last_seal(&self) -> SealNumber {
+        self.last_seal
+    }
+
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.cut
     }
 
     /// Whether rename or fsync vouches for the bytes, so that a cut does not make them torn.
@@ -109,60 +134,39 @@ impl FileFate {
         self.vouched
     }
 
-    /// Whether a killed writer leaves these bytes in doubt. An index that proves the exact size still clears it.
-    #[must_use]
-    pub fn is_torn(&self) -> bool {
-        self.any_cut && !self.vouched
-    }
-
-    /// Takes one event; duplicates of reports are absorbed.
+    /// Takes one event.
     ///
     /// # Errors
-    /// [`Illegal`] for an event that cannot happen here; nothing has changed then.
-    pub fn step(&mut self, event: FileEvent, todo: &mut Vec<FileCommand>) -> Result<(), Illegal> {
-        match (&mut self.state, event) {
-            (FileState::Open { writers }, FileEvent::WriterOpened) => *writers += 1,
-            (state, FileEvent::WriterOpened) => {
-                if let FileState::Sealed(seal) = state {
-                    todo.push(FileCommand::WithdrawSeal { seal: seal.number });
-                }
-                if self.sealing {
-                    todo.push(FileCommand::VoidSeal);
-                }
-                // A cut file that is opened again is still in doubt: an update need not rewrite all of it.
-                *state = FileState::Open { writers: 1 };
-                self.sealing = false;
+    /// [`IllegalFileEvent`] for an event that cannot happen here; nothing has changed then.
+    pub fn step(&mut self, event: FileEvent) -> Result<(), IllegalFileEvent> {
+        let idle = self.writers == 0 && self.seal.is_none();
+        match event {
+            FileEvent::WriterOpened if self.seal.is_none() => {
+                self.writers += 1;
                 self.vouched = false;
             }
-            (FileState::Open { writers }, FileEvent::WriterReleased { cut }) if *writers > 0 => {
-                *writers -= 1;
-                self.any_cut |= cut;
-                if *writers == 0 {
-                    self.state = if self.any_cut { FileState::Cut } else { FileState::Closed };
-                    self.sealing = true;
-                    todo.push(FileCommand::BeginSeal);
-                }
+            FileEvent::WriterReleased { cut } if self.writers > 0 => {
+                self.writers -= 1;
+                // What one writer left in doubt the others do not mend, nor does a later update.
+                self.cut |= cut;
             }
-            (FileState::Closed | FileState::Cut | FileState::Mapped, FileEvent::MappingFound) => {
-                self.state = FileState::Mapped;
-                self.sealing = false;
+            FileEvent::Changed => {
+                self.seal = None;
+                self.mapped = false;
+                self.vouched = false;
             }
-            (
-                FileState::Closed | FileState::Cut | FileState::Mapped,
-                FileEvent::Hashed { size_bytes, crc64nvme, chunks },
-            ) => {
-                self.seals = self.seals.next();
-                self.sealing = false;
-                let number = self.seals;
-                self.state = FileState::Sealed(Seal { number, size_bytes, crc64nvme, chunks });
+            FileEvent::Emptied if self.seal.is_none() => self.cut = false,
+            FileEvent::Renumbered if self.seal.is_none() => self.last_seal = SealNumber(0),
+            FileEvent::Tested { mapped } if idle && !self.cut => self.mapped = mapped,
+            FileEvent::Hashed(seal)
+                if idle && !self.cut && !self.mapped && seal.number == self.last_seal.next() =>
+            {
+                self.last_seal = seal.number;
+                self.seal = Some(Box::new(seal));
             }
-            // The hash of bytes that are being written again, or were reported already.
-            (FileState::Open { .. } | FileState::Sealed(_), FileEvent::Hashed { .. }) => {}
-            (FileState::Open { .. } | FileState::Sealed(_), FileEvent::MappingFound) => {}
-            (_, FileEvent::Vouched) => self.vouched = true,
-            (state, event @ FileEvent::WriterReleased { .. }) => {
-                return Err(Illegal { state: state.clone(), event });
-            }
+            FileEvent::Vouched => self.vouched = true,
+            FileEvent::Proven if idle && self.cut => self.cut = false,
+            event => return Err(IllegalFileEvent { state: self.state(), event }),
         }
         Ok(())
     }
@@ -171,89 +175,105 @@ impl FileFate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use FileEvent::{Changed, Emptied, Hashed, Proven, Renumbered, Tested, Vouched, WriterOpened};
     use proptest::prelude::*;
 
-    fn run(events: &[FileEvent]) -> (FileFate, Vec<FileCommand>) {
-        let mut file = FileFate::new();
-        let mut todo = Vec::new();
+    const CLOSE: FileEvent = FileEvent::WriterReleased { cut: false };
+    const CUT: FileEvent = FileEvent::WriterReleased { cut: true };
+
+    fn run(events: &[FileEvent]) -> FileFate {
+        let mut file = FileFate::default();
         for event in events {
-            file.step(event.clone(), &mut todo).unwrap();
+            file.step(event.clone()).unwrap();
         }
-        (file, todo)
+        file
     }
 
-    fn hashed() -> FileEvent {
-        FileEvent::Hashed { size_bytes: 0, crc64nvme: Crc64(0), chunks: Arc::new([]) }
+    fn hashed(number: u64) -> FileEvent {
+        Hashed(Seal { number: SealNumber(number), size_bytes: 0, crc: Crc64(0), chunks: Arc::new([]) })
     }
 
     #[test]
     fn a_file_is_cut_when_any_of_its_writers_was() {
-        use FileEvent::{Vouched, WriterOpened, WriterReleased};
-        let released = |cut| WriterReleased { cut };
-        let (file, _) = run(&[WriterOpened, WriterOpened, released(true), released(false)]);
-        assert_eq!(*file.state(), FileState::Cut);
-        assert!(file.is_torn());
-        let (file, _) = run(&[WriterOpened, Vouched, released(true)]);
-        assert!(!file.is_torn(), "fsync came first");
-        let (file, _) = run(&[WriterOpened, released(true), WriterOpened, released(false)]);
-        assert!(file.is_torn(), "an update does not mend what was cut");
+        assert_eq!(run(&[WriterOpened, WriterOpened, CUT, CLOSE]).state(), FileState::Cut);
+        let updated = [WriterOpened, CUT, Changed, WriterOpened, CLOSE];
+        assert_eq!(run(&updated).state(), FileState::Cut, "an update does not mend what was cut");
+        let emptied = [WriterOpened, CUT, Changed, Emptied, WriterOpened, CLOSE];
+        assert_eq!(run(&emptied).state(), FileState::Closed);
+        assert_eq!(run(&[WriterOpened, CUT, Proven]).state(), FileState::Closed);
+        assert!(run(&[WriterOpened, Vouched, CUT]).is_vouched(), "fsync came first");
     }
 
     #[test]
     fn a_sealed_file_that_is_written_again_gets_the_next_seal() {
-        use FileEvent::{MappingFound, WriterOpened, WriterReleased};
-        let close = WriterReleased { cut: false };
-        let (file, todo) = run(&[WriterOpened, close.clone(), MappingFound, hashed(), WriterOpened]);
-        assert_eq!(*file.state(), FileState::Open { writers: 1 });
-        let withdrawn = FileCommand::WithdrawSeal { seal: SealNumber(1) };
-        assert_eq!(todo, [FileCommand::BeginSeal, withdrawn]);
-        let (file, _) = run(&[WriterOpened, close.clone(), hashed(), WriterOpened, close, hashed()]);
-        assert!(matches!(file.state(), FileState::Sealed(seal) if seal.number == SealNumber(2)));
+        let mut file = run(&[WriterOpened, CLOSE, Tested { mapped: true }]);
+        assert_eq!(file.state(), FileState::Mapped);
+        assert!(file.step(hashed(1)).is_err(), "its bytes may change at any moment");
+        file.step(Tested { mapped: false }).unwrap();
+        file.step(hashed(1)).unwrap();
+        assert!(file.step(WriterOpened).is_err(), "nobody said that what was sealed changes");
+        for event in [Changed, WriterOpened, CLOSE] {
+            file.step(event).unwrap();
+        }
+        assert!(file.step(hashed(1)).is_err(), "the hash of bytes that were changed since");
+        file.step(hashed(2)).unwrap();
+        assert!(matches!(file.state(), FileState::Sealed { seal: SealNumber(2), .. }));
     }
 
     #[test]
-    fn a_hash_taken_across_a_write_open_seals_nothing() {
-        use FileEvent::{WriterOpened, WriterReleased};
-        let (file, todo) = run(&[WriterOpened, WriterReleased { cut: false }, WriterOpened, hashed()]);
-        assert_eq!(*file.state(), FileState::Open { writers: 1 });
-        assert_eq!(todo, [FileCommand::BeginSeal, FileCommand::VoidSeal]);
+    fn a_file_found_open_is_cut_and_a_found_seal_stands() {
+        let seal = Seal { number: SealNumber(3), size_bytes: 0, crc: Crc64(0), chunks: Arc::new([]) };
+        let open = FileFate::found(None, SealNumber(3), false, true, false);
+        assert_eq!((open.state(), open.last_seal()), (FileState::Cut, SealNumber(3)));
+        let sealed = FileFate::found(Some(seal), SealNumber(3), false, false, false);
+        assert!(matches!(sealed.state(), FileState::Sealed { seal: SealNumber(3), .. }));
     }
 
     fn events() -> impl Strategy<Value = Vec<FileEvent>> {
-        prop::collection::vec(
-            prop_oneof![
-                Just(FileEvent::WriterOpened),
-                any::<bool>().prop_map(|cut| FileEvent::WriterReleased { cut }),
-                Just(FileEvent::MappingFound),
-                Just(hashed()),
-                Just(FileEvent::Vouched),
-            ],
-            0..40,
-        )
+        let one = prop_oneof![
+            3 => Just(WriterOpened),
+            3 => any::<bool>().prop_map(|cut| FileEvent::WriterReleased { cut }),
+            2 => Just(Changed),
+            1 => Just(Emptied),
+            1 => Just(Renumbered),
+            1 => any::<bool>().prop_map(|mapped| Tested { mapped }),
+            3 => (1_u64..4).prop_map(hashed),
+            1 => Just(Vouched),
+            1 => Just(Proven),
+        ];
+        prop::collection::vec(one, 0..60)
     }
 
     proptest! {
         #[test]
-        fn nothing_is_sealed_while_a_writer_is_open(events in events()) {
-            let mut file = FileFate::new();
-            let (mut open, mut seals) = (0_u32, SealNumber(0));
+        fn nothing_is_sealed_that_may_still_change(events in events()) {
+            let mut file = FileFate::default();
+            let (mut open, mut in_doubt, mut seals) = (0_u32, false, SealNumber(0));
             for event in events {
                 let before = file.clone();
-                match file.step(event.clone(), &mut Vec::new()) {
-                    Err(_) => prop_assert_eq!(&file, &before),
-                    Ok(()) => match event {
-                        FileEvent::WriterOpened => open += 1,
-                        FileEvent::WriterReleased { .. } => open -= 1,
-                        _ => {}
-                    },
+                if file.step(event.clone()).is_err() {
+                    prop_assert_eq!(&file, &before);
+                    continue;
                 }
-                if let FileState::Sealed(seal) = file.state() {
-                    prop_assert_eq!(open, 0);
-                    prop_assert!(seal.number >= seals);
-                    seals = seal.number;
+                match event {
+                    WriterOpened => open += 1,
+                    FileEvent::WriterReleased { cut } => {
+                        open -= 1;
+                        in_doubt |= cut;
+                    }
+                    Emptied | Proven => in_doubt = false,
+                    Renumbered => seals = SealNumber(0),
+                    _ => {}
                 }
-                if let FileState::Open { writers } = file.state() {
-                    prop_assert_eq!(*writers, open);
+                match file.state() {
+                    FileState::Open { writers } => prop_assert_eq!(writers, open),
+                    FileState::Sealed { seal, .. } => {
+                        prop_assert_eq!((open, in_doubt), (0, false));
+                        prop_assert!(seal > seals || before.seal() == file.seal(), "a number is used once");
+                        seals = seal;
+                    }
+                    FileState::Cut => prop_assert!(in_doubt && open == 0),
+                    FileState::Closed | FileState::Mapped => prop_assert!(!in_doubt && open == 0),
                 }
             }
         }

@@ -1,15 +1,39 @@
 //! What must always be true, one function each, named by its sentence.
 //!
-//! Owns: the checks that tests and `ckptctl verify` share. Does not own: repairs.
+//! Owns: the checks that tests, the node loop's debug assertions and `ckptctl verify` share. Does not own: repairs.
+//! What one document must be by itself is checked whenever it is read or written (`format`).
 
+use crate::checkpoint::Checkpoint;
 use crate::format::{Flaw, FormatError, expect_same};
 use crate::key::Key;
-use crate::lineage::{Choice, Standing, StandingKind};
-use crate::manifest::{Manifest, ManifestFile, ValidatedManifest, check_file};
+use crate::lineage::{order, watermark};
+use crate::manifest::{Manifest, ValidatedManifest};
 use crate::marker::{Decision, Marker};
+use crate::path::RelPath;
 use crate::record::Record;
+use crate::residency::ReclaimClass;
 use crate::retention::{ALWAYS_KEPT, Committed, Keep};
 use std::collections::BTreeSet;
+
+/// What is committed here is committed in Tier-3: the marker is there, says commit, and names the same attempt.
+///
+/// # Errors
+/// A sentence with what the marker says instead.
+pub fn a_committed_version_has_its_marker(
+    version: &Checkpoint,
+    marker: Option<&Marker>,
+) -> Result<(), String> {
+    let attempt = version.record().attempt;
+    match marker {
+        _ if !version.is_committed() => Ok(()),
+        Some(marker) if (marker.decision, marker.attempt) == (Decision::Commit, attempt) => Ok(()),
+        Some(marker) => {
+            let (decision, other) = (marker.decision, marker.attempt);
+            Err(format!("attempt {attempt} is committed, and the marker says {decision} of attempt {other}"))
+        }
+        None => Err(format!("attempt {attempt} is committed, and there is no marker")),
+    }
+}
 
 /// A marker decides about the version under whose prefix it lies, and about no other.
 ///
@@ -42,30 +66,6 @@ pub fn a_commit_marker_names_a_manifest_that_hashes_to_its_name(
     Ok(manifest)
 }
 
-/// # Errors
-/// The first path that is named twice.
-pub fn a_manifest_names_each_path_once(manifest: &Manifest) -> Result<(), Flaw> {
-    let mut seen = BTreeSet::new();
-    let paths = (manifest.files.iter().map(|file| &file.path))
-        .chain(manifest.directories.iter().map(|directory| &directory.path))
-        .chain(manifest.symlinks.iter().map(|link| &link.path))
-        .chain(manifest.hard_links.iter().map(|link| &link.path));
-    for path in paths {
-        if !seen.insert(path) {
-            return Err(Flaw::PathTwice { path: path.to_string() });
-        }
-    }
-    Ok(())
-}
-
-/// Whole and chunks say the same, without a byte being read.
-///
-/// # Errors
-/// When they do not.
-pub fn the_chunks_of_a_file_combine_to_its_checksum(file: &ManifestFile) -> Result<(), Flaw> {
-    check_file(file)
-}
-
 /// All files of a checkpoint or none.
 ///
 /// # Errors
@@ -91,17 +91,52 @@ pub fn a_manifest_holds_exactly_the_files_of_its_record(
     }
 }
 
+/// A version is committed only with evidence; quiescence alone is none.
+///
 /// # Errors
-/// A sentence when what was chosen is not whole or not proven complete.
-pub fn the_chosen_version_can_be_had_whole(choice: &Choice, versions: &[Standing]) -> Result<(), String> {
-    let Some(chosen) = &choice.chosen else { return Ok(()) };
-    let standing = versions.iter().find(|standing| standing.version == *chosen);
-    match standing {
-        Some(standing) if standing.kind != StandingKind::Settled && standing.missing.is_empty() => Ok(()),
-        Some(standing) => {
-            Err(format!("{chosen} was chosen, and {} files are missing", standing.missing.len()))
+/// A sentence naming the version.
+pub fn nothing_is_committed_without_evidence(version: &Checkpoint) -> Result<(), String> {
+    if version.is_committed() && !version.is_proven() {
+        let (evidence, detail) = version.evidence();
+        return Err(format!("{} is committed by {evidence}: {detail}", version.record().version));
+    }
+    Ok(())
+}
+
+/// Of one run's versions each has a number of its own, and no committed one is above the watermark.
+///
+/// # Errors
+/// A sentence naming the versions.
+pub fn the_watermark_is_the_newest_committed_version<'a>(
+    run: impl IntoIterator<Item = &'a Checkpoint> + Clone,
+) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for version in run.clone() {
+        if !seen.insert(&version.record().version) {
+            return Err(format!("{} is two versions", version.record().version));
         }
-        None => Err(format!("{chosen} was chosen, and nobody holds it")),
+    }
+    let Some(watermark) = watermark(run.clone()) else { return Ok(()) };
+    let above =
+        |version: &&Checkpoint| version.is_committed() && order(version.record()) > order(watermark.record());
+    match run.into_iter().find(above) {
+        Some(above) => Err(format!(
+            "{} is committed above the watermark, {}",
+            above.record().version,
+            watermark.record().version
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The host copies of the newest committed version give way last: no file of it is in a class that is taken earlier.
+///
+/// # Errors
+/// A sentence naming the file.
+pub fn the_newest_committed_version_gives_way_last(files: &[(RelPath, ReclaimClass)]) -> Result<(), String> {
+    match files.iter().find(|(_, class)| *class < ReclaimClass::CommittedNewest) {
+        Some((path, class)) => Err(format!("{path} of the newest committed version is {class:?}")),
+        None => Ok(()),
     }
 }
 
@@ -110,10 +145,11 @@ pub fn the_chosen_version_can_be_had_whole(choice: &Choice, versions: &[Standing
 pub fn the_newest_verified_versions_are_kept(lineage: &[Committed], verdicts: &[Keep]) -> Result<(), String> {
     let verified = lineage.iter().zip(verdicts).rev().filter(|(version, _)| version.verified);
     for (version, verdict) in verified.take(ALWAYS_KEPT) {
-        if let Keep::Retired { reason } = verdict {
+        if let Keep::Retired(retirement) = verdict {
             return Err(format!(
-                "{} is among the newest verified, and was given up: {reason}",
-                version.version
+                "{} is among the newest verified, and was given up: {}",
+                version.version,
+                retirement.reason()
             ));
         }
     }
@@ -131,6 +167,7 @@ mod tests {
     use crate::id::{AttemptId, Epoch, Step};
     use crate::manifest::Prepared;
     use crate::manifest::tests::manifest;
+    use crate::record::Evidence;
     use crate::record::tests::{record, version};
 
     #[test]
@@ -144,20 +181,32 @@ mod tests {
         assert_eq!(a_commit_marker_stands_where_its_body_says(&marker, "r/step-1/v0.1/_COMMITTED"), Ok(()));
         assert!(a_commit_marker_stands_where_its_body_says(&marker, "r/step-1/v0.2/_COMMITTED").is_err());
 
-        assert_eq!(a_manifest_names_each_path_once(&manifest()), Ok(()));
         assert_eq!(a_manifest_holds_exactly_the_files_of_its_record(&manifest(), &record()), Ok(()));
-        let mut twice = manifest();
-        twice.files.push(twice.files[0].clone());
-        assert!(a_manifest_names_each_path_once(&twice).is_err());
         let mut short = manifest();
         short.files.pop();
         assert!(a_manifest_holds_exactly_the_files_of_its_record(&short, &record()).is_err());
         let mut other = record();
         other.files.pop();
         assert!(a_manifest_holds_exactly_the_files_of_its_record(&manifest(), &other).is_err());
-        let mut size = manifest();
-        size.files[0].size_bytes = 9;
-        assert!(the_chunks_of_a_file_combine_to_its_checksum(&size.files[0]).is_err());
+
+        let standing = Checkpoint::decided(record(), Decision::Commit);
+        assert_eq!(a_committed_version_has_its_marker(&standing, Some(&marker)), Ok(()));
+        assert!(a_committed_version_has_its_marker(&standing, Some(&abort)).is_err());
+        assert!(a_committed_version_has_its_marker(&standing, None).is_err());
+        let committed = |evidence, stamp_ns| {
+            let record = Record { evidence, completed_at_ns: stamp_ns, ..record() };
+            Checkpoint::decided(record, Decision::Commit)
+        };
+        let proven = committed(Evidence::Index, 1);
+        assert_eq!(nothing_is_committed_without_evidence(&proven), Ok(()));
+        assert!(nothing_is_committed_without_evidence(&committed(Evidence::Quiescence, 1)).is_err());
+        assert_eq!(the_watermark_is_the_newest_committed_version([&proven]), Ok(()));
+        let twin = committed(Evidence::Index, 2);
+        assert!(the_watermark_is_the_newest_committed_version([&proven, &twin]).is_err());
+        let path = record().files.remove(0).path;
+        let gives_way = |class| the_newest_committed_version_gives_way_last(&[(path.clone(), class)]);
+        assert_eq!(gives_way(ReclaimClass::CommittedNewest), Ok(()));
+        assert!(gives_way(ReclaimClass::BelowWatermark).is_err());
     }
 
     /// The blocks of the note that begin with three backquotes and `json`, in order: record, prepared marker,

@@ -234,13 +234,6 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The same version, with the evidence that came after its record was fixed.
-    #[must_use]
-    pub fn with_evidence(mut self, evidence: Evidence, detail: impl Into<String>) -> Self {
-        (self.evidence, self.evidence_detail) = (evidence, detail.into());
-        self
-    }
-
     /// The exact bytes and the hash that names them.
     ///
     /// # Errors
@@ -270,16 +263,9 @@ impl Document for Manifest {
         if self.files.is_empty() {
             return Err(Flaw::Empty { field: "files" });
         }
-        if self.chunk_bytes != CHUNK_BYTES {
-            return Err(Flaw::ChunkSize { found: self.chunk_bytes, expected: CHUNK_BYTES });
-        }
-        let tree = Tree {
-            files: &self.files,
-            directories: &self.directories,
-            symlinks: &self.symlinks,
-            hard_links: &self.hard_links,
-        };
-        tree.validate(&self.version, self.attempt)
+        let Self { version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } = self;
+        Content { chunk_bytes: *chunk_bytes, files, directories, symlinks, hard_links }
+            .validate(version, *attempt)
     }
 }
 
@@ -292,29 +278,26 @@ impl Document for Prepared {
     }
 
     fn validate(&self) -> Result<(), Flaw> {
-        if self.chunk_bytes != CHUNK_BYTES {
-            return Err(Flaw::ChunkSize { found: self.chunk_bytes, expected: CHUNK_BYTES });
-        }
-        let tree = Tree {
-            files: &self.files,
-            directories: &self.directories,
-            symlinks: &self.symlinks,
-            hard_links: &self.hard_links,
-        };
-        tree.validate(&self.version, self.attempt)
+        let Self { version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } = self;
+        Content { chunk_bytes: *chunk_bytes, files, directories, symlinks, hard_links }
+            .validate(version, *attempt)
     }
 }
 
-/// The lists that manifests and prepared markers share.
-struct Tree<'a> {
+/// What manifests and prepared markers share.
+struct Content<'a> {
+    chunk_bytes: u64,
     files: &'a [ManifestFile],
     directories: &'a [Directory],
     symlinks: &'a [Symlink],
     hard_links: &'a [HardLink],
 }
 
-impl Tree<'_> {
+impl Content<'_> {
     fn validate(&self, version: &VersionId, attempt: AttemptId) -> Result<(), Flaw> {
+        if self.chunk_bytes != CHUNK_BYTES {
+            return Err(Flaw::ChunkSize { found: self.chunk_bytes, expected: CHUNK_BYTES });
+        }
         let mut keys = BTreeSet::new();
         for file in self.files {
             check_file(file)?;

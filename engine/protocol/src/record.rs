@@ -75,7 +75,7 @@ pub struct Record {
     /// One sentence for people.
     pub evidence_detail: String,
     pub epoch: Epoch,
-    /// CLOCK_REALTIME when the version became complete.
+    /// CLOCK_REALTIME when the last of its files got its bytes and its name; see `lineage::stamp`.
     pub completed_at_ns: i64,
     pub participants: Vec<NodeLife>,
     pub files: Vec<RecordFile>,

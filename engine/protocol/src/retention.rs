@@ -1,7 +1,7 @@
-//! Which committed versions are given up, and which host copies may be dropped first.
+//! Which committed versions are given up.
 //!
-//! Owns: the policy and the verdict on every version with its reason; the classes of reclaiming. Does not own: the
-//! order along the lineage (`lineage`), the deletes (the engine).
+//! Owns: the policy, the verdict on every version with its reason, and the leave without which the engine deletes
+//! nothing ([`Retirement`]). Does not own: the order along the lineage (`lineage`), the deletes (the engine).
 
 use crate::id::Step;
 use crate::key::VersionId;
@@ -43,7 +43,27 @@ pub struct Committed {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Keep {
     Kept { reason: String },
-    Retired { reason: String },
+    Retired(Retirement),
+}
+
+/// Leave to give a committed version up. Only [`retain`] gives it, so P7 holds for whoever has one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Retirement {
+    version: VersionId,
+    reason: String,
+}
+
+impl Retirement {
+    #[must_use]
+    pub fn version(&self) -> &VersionId {
+        &self.version
+    }
+
+    /// One sentence.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
 }
 
 /// The verdict on each version of one lineage, given oldest first, in the same order.
@@ -61,6 +81,7 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
     let verdict = |(index, version): (usize, &Committed)| {
         let from_end = (lineage.len() - index) as u64;
         let kept = |reason: &str| Keep::Kept { reason: reason.to_owned() };
+        let retired = |reason| Keep::Retired(Retirement { version: version.version.clone(), reason });
         if index >= floor {
             return kept("the newest verified committed versions are never given up");
         }
@@ -71,7 +92,7 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
             return kept("a job has it open, or comes back to it");
         }
         if version.removed && policy.honour_removals {
-            return Keep::Retired { reason: "the job removed it, and newer ones are committed".into() };
+            return retired("the job removed it, and newer ones are committed".to_owned());
         }
         let limits = [policy.keep_last.is_some(), policy.keep_every_steps.is_some()];
         let limits =
@@ -93,7 +114,7 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
         if policy.ttl_ns.is_some_and(|ttl_ns| age_ns < ttl_ns) {
             return kept("it is younger than the time to live");
         }
-        Keep::Retired { reason: format!("{from_end} from the newest, and no rule keeps it") }
+        retired(format!("{from_end} from the newest, and no rule keeps it"))
     };
     lineage.iter().enumerate().map(verdict).collect()
 }
@@ -107,31 +128,6 @@ fn firsts_of_periods(policy: &Policy, lineage: &[Committed]) -> BTreeSet<usize> 
         seen.insert(version.completed_at_ns.div_euclid(period_ns)).then_some(index)
     };
     lineage.iter().enumerate().filter_map(first).collect()
-}
-
-/// When the host copy of a file may be dropped; lower classes go first, oldest first within one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ReclaimClass {
-    /// Committed, and something newer of its lineage is committed too.
-    BelowWatermark,
-    /// A loose file, uploaded and recorded.
-    Loose,
-    /// The newest committed version: only under pressure.
-    CommittedNewest,
-    /// Not in Tier-3: these may be the only bytes.
-    Never,
-}
-
-/// The class of a file's host copy. `in_tier3` means a committed version's (a loose file's: an uploaded and recorded)
-/// copy of this very seal; `below_watermark` is `None` for a loose file.
-#[must_use]
-pub fn reclaim_class(in_tier3: bool, below_watermark: Option<bool>) -> ReclaimClass {
-    match (in_tier3, below_watermark) {
-        (false, _) => ReclaimClass::Never,
-        (true, Some(true)) => ReclaimClass::BelowWatermark,
-        (true, Some(false)) => ReclaimClass::CommittedNewest,
-        (true, None) => ReclaimClass::Loose,
-    }
 }
 
 #[cfg(test)]
@@ -181,13 +177,6 @@ mod tests {
         }
         let honour = Policy { honour_removals: true, ..Policy::default() };
         assert_eq!(kept(&honour, &versions), [0, 1, 3, 4]);
-    }
-
-    #[test]
-    fn the_only_copy_is_never_reclaimed() {
-        assert_eq!(reclaim_class(false, Some(true)), ReclaimClass::Never);
-        assert!(reclaim_class(true, Some(true)) < reclaim_class(true, Some(false)));
-        assert!(reclaim_class(true, None) < ReclaimClass::Never);
     }
 
     proptest! {

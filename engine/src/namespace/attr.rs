@@ -96,7 +96,7 @@ pub(super) fn observe(node: &Node, file: &File) -> Result<Observed, FsError> {
         mtime_ns: node.mtime_ns,
         ctime_ns: node.ctime_ns,
     };
-    if file.write_opens > 0 && !file.times_set && stat.mtime_ns != file.baseline_ns {
+    if file.fate.writers() > 0 && !file.times_set && stat.mtime_ns != file.baseline_ns {
         // The kernel stamps writes with its coarse clock, which may lie a tick before the open's exact time.
         observed.mtime_ns = stat.mtime_ns.max(file.opened_ns);
         observed.ctime_ns = observed.ctime_ns.max(observed.mtime_ns);

@@ -4,7 +4,7 @@
 //! Does not own: fetching and verifying (the restore flow).
 
 use super::attr::rebase;
-use super::file::{File, ObjectCopy, Seal};
+use super::file::{File, ObjectCopy};
 use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::open::OpenOutcome;
@@ -15,6 +15,7 @@ use crate::tier1::Backing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 
 /// How long fetched bytes are kept for the open that asked for them.
@@ -34,14 +35,14 @@ pub struct ColdFile {
 
 impl ColdFile {
     pub(super) fn of(node: NodeId, file: &File) -> Self {
-        let seal = file.seal_number();
+        let seal = file.fate.last_seal();
         let object = file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone());
         Self {
             node,
             file: file.id,
             seal,
             size_bytes: file.size_bytes,
-            checksums: file.seal.as_ref().map(|seal| (seal.crc, Arc::clone(&seal.chunks))),
+            checksums: file.fate.seal().map(|seal| (seal.crc, Arc::clone(&seal.chunks))),
             object,
         }
     }
@@ -117,8 +118,8 @@ impl Namespace {
     ) -> Result<(), FsError> {
         let size_bytes = backing.stat()?.size_bytes;
         self.change(|state| {
-            let target = state.file_mut(node)?;
-            if target.id != file || target.seal_number() != seal || target.busy {
+            let target = state.file_at(node, file, seal)?;
+            if target.busy {
                 return Err(FsError::Stale);
             }
             if target.backing.is_some() {
@@ -152,13 +153,7 @@ impl Namespace {
     ) -> Result<(), FsError> {
         let size_bytes = backing.stat()?.size_bytes;
         self.change(|state| {
-            let target = state.file_mut(node)?;
-            if target.id != file || target.seal.as_ref().is_none_or(|sealed| sealed.number != seal) {
-                return Err(FsError::Stale);
-            }
-            if target.opens > 0 || target.busy {
-                return Err(FsError::Busy);
-            }
+            let target = state.idle_file_at(node, file, seal)?;
             if target.size_bytes != size_bytes {
                 return Err(FsError::Invalid);
             }
@@ -178,13 +173,7 @@ impl Namespace {
     /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`] when the file has another seal by now.
     pub fn lose_host(&self, node: NodeId, file: FileId, seal: SealNumber) -> Result<(), FsError> {
         self.change(|state| {
-            let target = state.file_mut(node)?;
-            if target.id != file || target.seal.as_ref().is_none_or(|sealed| sealed.number != seal) {
-                return Err(FsError::Stale);
-            }
-            if target.opens > 0 || target.busy {
-                return Err(FsError::Busy);
-            }
+            let target = state.idle_file_at(node, file, seal)?;
             let key = Candidate::of(node, target);
             let bad = target.backing.take();
             state.candidates.remove(&key);
@@ -250,9 +239,8 @@ impl Namespace {
                     }
                     let mut adopted = File::new(file, Generation(0), None, entry.mtime_ns);
                     adopted.size_bytes = size_bytes;
-                    adopted.last_seal = seal;
-                    adopted.seal =
-                        Some(Box::new(Seal { number: seal, size_bytes, crc, chunks: Arc::clone(chunks) }));
+                    let frozen = Seal { number: seal, size_bytes, crc, chunks: Arc::clone(chunks) };
+                    adopted.fate = FileFate::found(Some(frozen), seal, false, false, false);
                     adopted.object = object.clone().map(|object| Box::new((seal, object)));
                     let parent = state.make_parents(&parts, &entry)?;
                     let id = state.adopt_node(parent, name, &entry, Body::File(Box::new(adopted)))?;
@@ -281,6 +269,22 @@ impl Namespace {
 }
 
 impl State {
+    /// The file of `node`, while it is this one and its last seal is this one.
+    fn file_at(&mut self, node: NodeId, file: FileId, seal: SealNumber) -> Result<&mut File, FsError> {
+        let found = self.file_mut(node)?;
+        if found.id != file || found.fate.last_seal() != seal { Err(FsError::Stale) } else { Ok(found) }
+    }
+
+    /// The same, while it is sealed and nobody uses it: its host copy may be exchanged.
+    fn idle_file_at(&mut self, node: NodeId, file: FileId, seal: SealNumber) -> Result<&mut File, FsError> {
+        let found = self.file_at(node, file, seal)?;
+        match (found.fate.seal(), found.opens > 0 || found.busy) {
+            (None, _) => Err(FsError::Stale),
+            (Some(_), true) => Err(FsError::Busy),
+            (Some(_), false) => Ok(found),
+        }
+    }
+
     /// The directory of `parts`, made where it is missing with what the entry below it has.
     fn make_parents(&mut self, parts: &[&[u8]], entry: &AdoptEntry) -> Result<NodeId, FsError> {
         let mut at = ROOT;

@@ -1,61 +1,24 @@
 //! One file's life: open, closed or cut, mapped, sealed, and open again.
 //!
-//! Owns: [`File`], [`FileState`] and the rules from one state to the next.
-//! Does not own: where its bytes are moved (`open`, `cold`, `reclaim`), when it is sealed (the node loop).
+//! Owns: [`File`], and what follows in it from each event. Does not own: the rules from one state to the next
+//! (`protocol::file`), where its bytes are moved (`open`, `cold`, `reclaim`), when it is sealed (the node loop).
 
 use super::writer::WriterId;
 use crate::tier1::Backing;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
-use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::file::{FileEvent, FileFate};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::residency::ReclaimClass;
 
 /// Processes remembered per file: forked writers of one shard, never a crowd. Later ones are left out.
 pub(super) const MAX_WRITERS: usize = 64;
-
-/// Where a file is in its life.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FileState {
-    /// `writers` handles may write.
-    Open { writers: u32 },
-    /// The last writer called close(2).
-    Closed,
-    /// The kernel closed it for a process that was killed, or nobody saw it closed: torn, unless an index
-    /// proves its size.
-    Cut,
-    /// Closed, but a writable mapping still lives; its bytes may change at any moment.
-    Mapped,
-    /// Frozen: these bytes, with these checksums (of the whole and of each chunk), have this number.
-    Sealed { seal: SealNumber, size_bytes: u64, crc: Crc64, chunks: Arc<[Crc64]> },
-}
 
 /// A copy of a seal's bytes in Tier-3.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectCopy {
     pub key: String,
     pub size_bytes: u64,
-}
-
-/// What may be taken of a file's host copy under pressure; in this order, `Never` never.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum ReclaimClass {
-    /// Belongs to a committed version below the watermark: taken first.
-    BelowWatermark,
-    /// Fits no rule; uploaded and recorded.
-    Loose,
-    /// Of the newest committed version: taken last, and only under pressure.
-    CommittedNewest,
-    #[default]
-    Never,
-}
-
-/// Frozen bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Seal {
-    pub(super) number: SealNumber,
-    pub(super) size_bytes: u64,
-    pub(super) crc: Crc64,
-    pub(super) chunks: Arc<[Crc64]>,
 }
 
 /// While one lives, someone reads a seal's bytes (to hash or to upload them): they are copied, not changed.
@@ -71,19 +34,13 @@ pub(super) struct File {
     pub(super) backing: Option<Arc<Backing>>,
     /// Exact while nobody writes; the backing file knows better otherwise.
     pub(super) size_bytes: u64,
-    pub(super) seal: Option<Box<Seal>>,
-    /// The last number given to a seal of this file.
-    pub(super) last_seal: SealNumber,
+    /// Who may write it, and its seals.
+    pub(super) fate: FileFate,
     /// The seal that the copy holds, and the copy.
     pub(super) object: Option<Box<(SealNumber, ObjectCopy)>>,
     pub(super) writers: Vec<Arc<WriterId>>,
     pub(super) opens: u32,
-    pub(super) write_opens: u32,
     pub(super) class: ReclaimClass,
-    pub(super) cut: bool,
-    pub(super) mapped: bool,
-    /// fsync or rename came since it was last opened for writing.
-    pub(super) durable: bool,
     /// utimens came while writers have it open.
     pub(super) times_set: bool,
     /// A call is changing its bytes outside the lock; others wait.
@@ -113,16 +70,11 @@ impl File {
             generation,
             backing,
             size_bytes: 0,
-            seal: None,
-            last_seal: SealNumber(0),
+            fate: FileFate::default(),
             object: None,
             writers: Vec::new(),
             opens: 0,
-            write_opens: 0,
             class: ReclaimClass::Never,
-            cut: false,
-            mapped: false,
-            durable: false,
             times_set: false,
             busy: false,
             opened_ns: now_ns,
@@ -135,28 +87,12 @@ impl File {
         }
     }
 
-    pub(super) fn state(&self) -> FileState {
-        if self.write_opens > 0 {
-            return FileState::Open { writers: self.write_opens };
+    /// Takes an event that the order of the namespace's own calls makes lawful.
+    pub(super) fn happens(&mut self, event: FileEvent) {
+        if let Err(illegal) = self.fate.step(event) {
+            tracing::error!(file = %self.id, %illegal, "the namespace believed otherwise of a file");
+            debug_assert!(false, "{illegal}");
         }
-        if let Some(seal) = &self.seal {
-            return FileState::Sealed {
-                seal: seal.number,
-                size_bytes: seal.size_bytes,
-                crc: seal.crc,
-                chunks: Arc::clone(&seal.chunks),
-            };
-        }
-        match (self.cut, self.mapped) {
-            (true, _) => FileState::Cut,
-            (false, true) => FileState::Mapped,
-            (false, false) => FileState::Closed,
-        }
-    }
-
-    /// The seal's number where it is sealed, else the last one given.
-    pub(super) fn seal_number(&self) -> SealNumber {
-        self.seal.as_ref().map_or(self.last_seal, |seal| seal.number)
     }
 
     /// Someone reads the present seal's bytes.
@@ -175,15 +111,13 @@ impl File {
     /// The bytes are about to change: what was said of the old ones no longer holds. `own` is the identity
     /// the file has from now on; another incarnation's file becomes ours, so that no two ever number one seal.
     pub(super) fn unseal(&mut self, own: FileId) {
-        self.seal = None;
+        self.happens(FileEvent::Changed);
         self.object = None;
         self.class = ReclaimClass::Never;
         self.changes += 1;
-        self.mapped = false;
-        self.durable = false;
         if self.id.incarnation != own.incarnation {
             self.id = own;
-            self.last_seal = SealNumber(0);
+            self.happens(FileEvent::Renumbered);
         }
     }
 

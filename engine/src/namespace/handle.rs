@@ -9,6 +9,7 @@ use super::{Caller, FsError, Namespace, NodeId, State};
 use crate::tier1::Backing;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidemark_protocol::file::FileEvent;
 
 /// An open file: what a read, a write or a mapping needs.
 #[derive(Debug, Clone)]
@@ -69,7 +70,7 @@ impl State {
         writable: bool,
         now_ns: i64,
     ) -> Result<OpenFile, FsError> {
-        if writable && self.file_mut(node)?.write_opens == 0 {
+        if writable && self.file_mut(node)?.fate.writers() == 0 {
             let target = self.tree.node_mut(node)?;
             let size_bytes = match &target.body {
                 Body::File(file) => observe(target, file)?.size_bytes,
@@ -82,13 +83,12 @@ impl State {
         file.opens += 1;
         file.kept_until = None;
         if writable {
-            if file.write_opens == 0 {
+            if file.fate.writers() == 0 {
                 file.times_set = false;
                 file.opened_ns = now_ns;
                 backing.begin_growth();
             }
-            file.write_opens += 1;
-            file.durable = false;
+            file.happens(FileEvent::WriterOpened);
             file.changes += 1;
             self.tree.touched.node(node);
             self.mark(node);
@@ -136,10 +136,7 @@ impl Namespace {
             let node = state.tree.node_mut(handle.node)?;
             if let Body::File(file) = &mut node.body {
                 file.opens -= 1;
-                if handle.writable {
-                    file.cut |= handle.closing != Closing::Closed;
-                }
-                if handle.writable && file.write_opens == 1 {
+                if handle.writable && file.fate.writers() == 1 {
                     // While the last writer still counts, the backing file's clock holds.
                     if let Err(error) = freeze(node) {
                         tracing::error!(node = handle.node, %error, "times of a closed file kept as they were");
@@ -148,8 +145,8 @@ impl Namespace {
             }
             let file = state.file_mut(handle.node)?;
             if handle.writable {
-                file.write_opens -= 1;
-                if file.write_opens == 0 {
+                file.happens(FileEvent::WriterReleased { cut: handle.closing != Closing::Closed });
+                if file.fate.writers() == 0 {
                     file.closed_ns = now_ns;
                     file.times_set = false;
                     file.changes += 1;
@@ -185,7 +182,7 @@ impl Namespace {
             let handle = state.handles.open.get(&fh).ok_or(FsError::BadHandle)?;
             let (node, writable) = (handle.node, handle.writable);
             if writable {
-                state.file_mut(node)?.durable = true;
+                state.file_mut(node)?.happens(FileEvent::Vouched);
                 state.tree.touched.node(node);
                 state.mark(node);
             }

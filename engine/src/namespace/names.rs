@@ -7,6 +7,7 @@ use super::attr::{Attr, Kind, attr};
 use super::handle::DirEntry;
 use super::node::{Body, Node};
 use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State};
+use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::Generation;
 
 /// rename(2): fail where the new name exists.
@@ -252,7 +253,7 @@ impl State {
         let generation = Generation(self.tree.number());
         if let Ok(file) = self.file_mut(node) {
             file.generation = generation;
-            file.durable = true;
+            file.happens(FileEvent::Vouched);
             file.named_ns = now_ns;
         }
         self.tree.touched.node(node);

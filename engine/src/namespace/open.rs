@@ -18,7 +18,8 @@ use crate::tier1::Backing;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use tidemark_protocol::id::{FileCounter, FileId, Generation, SealNumber};
+use tidemark_protocol::file::FileEvent;
+use tidemark_protocol::id::{FileCounter, FileId, Generation};
 
 /// What an open came to.
 #[derive(Debug)]
@@ -81,7 +82,7 @@ pub(super) enum Change {
 impl File {
     /// How a change that keeps `keep_bytes` must be made. `truncates`: bytes that mappings may show go away.
     pub(super) fn change(&self, keep_bytes: u64, truncates: bool) -> Change {
-        let frozen = self.is_held() || (self.seal.is_some() && truncates && keep_bytes == 0);
+        let frozen = self.is_held() || (self.fate.seal().is_some() && truncates && keep_bytes == 0);
         match (frozen, self.opens) {
             _ if self.backing.is_none() => Change::NewBacking { keep_bytes: 0 },
             (false, _) => Change::InPlace,
@@ -246,7 +247,7 @@ impl Namespace {
                 let file = state.file_mut(node)?;
                 if truncates {
                     file.writers.clear();
-                    file.cut = false;
+                    file.happens(FileEvent::Emptied);
                 }
                 if file.add_writer(writer.as_ref()) || truncates {
                     state.tree.touched.writers.push(node);
@@ -456,7 +457,6 @@ impl State {
         replaced.overwritten = true;
         let mut file = File::new(namespace.file_id(id), Generation(id), Some(fresh), now_ns);
         file.size_bytes = size_bytes;
-        file.last_seal = SealNumber(0);
         let mut node = Node::new(
             replaced.ino,
             replaced.mode,

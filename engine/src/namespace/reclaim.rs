@@ -2,8 +2,8 @@
 //!
 //! Owns: which file goes first, noting object copies. Does not own: when (the node loop), what is committed.
 
-use super::file::{File, ObjectCopy, ReclaimClass};
-use super::{FsError, Namespace, NodeId, State};
+use super::file::{File, ObjectCopy};
+use super::{FsError, Namespace, NodeId, ReclaimClass, State};
 use std::time::Instant;
 use tidemark_protocol::id::{FileId, SealNumber};
 
@@ -52,8 +52,8 @@ impl Namespace {
             let node = state.node_of(file, self.incarnation).ok_or(FsError::NotFound)?;
             let known = state.file_mut(node)?;
             if known
-                .seal
-                .as_ref()
+                .fate
+                .seal()
                 .is_none_or(|sealed| sealed.number != seal || sealed.size_bytes != object.size_bytes)
             {
                 return Err(FsError::Stale);
@@ -130,7 +130,7 @@ impl State {
     /// keeps them, where a truncation would be its SIGBUS.
     fn evict(&mut self, node: NodeId) -> Result<u64, FsError> {
         let file = self.file_mut(node)?;
-        let seal = file.seal.as_ref().map(|seal| seal.number);
+        let seal = file.fate.seal().map(|seal| seal.number);
         let elsewhere = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
         let kept = file.kept_until.is_some_and(|until| Instant::now() < until);
         if file.opens > 0 || file.busy || file.is_held() || kept || !elsewhere {

@@ -7,13 +7,14 @@
 //! (most are small); times and checksums 8 bytes little-endian; bytes are preceded by their length. The layout of each is `encode` below, in order; any change raises
 //! [`FORMAT_VERSION`].
 
-use super::file::{File, ObjectCopy, Seal};
+use super::file::{File, ObjectCopy};
 use super::node::{Body, Link, Node};
 use super::tree::Touched;
 use super::writer::{SessionKey, WriterId};
 use super::{MAX_NAME_BYTES, NodeId, State};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 
 /// The journal's format. Raised with any change of a record.
@@ -60,7 +61,6 @@ pub(super) enum Record {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bytes {
     pub(super) backing: Option<u64>,
-    pub(super) was_open: bool,
     pub(super) chunk_count: u64,
 }
 
@@ -180,14 +180,15 @@ impl<'a> Writer<'a> {
         self.u64(file.generation.0);
         self.optional(file.backing.as_ref().map(|backing| backing.number()));
         self.u64(file.size_bytes);
-        self.u64(file.last_seal.0);
+        self.u64(file.fate.last_seal().0);
+        let (fate, seal) = (&file.fate, file.fate.seal());
         let flags =
-            [file.write_opens > 0, file.cut, file.durable, file.seal.is_some(), file.object.is_some()];
+            [fate.writers() > 0, fate.is_cut(), fate.is_vouched(), seal.is_some(), file.object.is_some()];
         self.u8(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
         self.i64(file.opened_ns);
         self.i64(file.closed_ns);
         self.i64(file.named_ns);
-        if let Some(seal) = &file.seal {
+        if let Some(seal) = seal {
             self.u64(seal.number.0);
             self.u64(seal.size_bytes);
             self.crc(seal.crc);
@@ -270,7 +271,7 @@ impl State {
             writer.node(id, node);
         }
         for (id, file) in touched.chunks.iter().filter_map(file) {
-            if let Some(seal) = &file.seal {
+            if let Some(seal) = file.fate.seal() {
                 writer.chunks(id, seal);
             }
         }
@@ -300,7 +301,7 @@ impl State {
             let mut writer = Writer::new(out);
             writer.node(*id, node);
             if let Body::File(file) = &node.body {
-                if let Some(seal) = &file.seal {
+                if let Some(seal) = file.fate.seal() {
                     writer.chunks(*id, seal);
                 }
                 if !file.writers.is_empty() {
@@ -459,14 +460,13 @@ fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {
     let mut file = File::new(id, Generation(reader.u64()?), None, 0);
     let backing = reader.optional()?;
     file.size_bytes = reader.u64()?;
-    file.last_seal = SealNumber(reader.u64()?);
+    let last_seal = SealNumber(reader.u64()?);
     let flags = reader.u8()?;
     let flag = |bit: u8| flags >> bit & 1 == 1;
-    (file.cut, file.durable) = (flag(1), flag(2));
     file.opened_ns = reader.i64()?;
     file.closed_ns = reader.i64()?;
     file.named_ns = reader.i64()?;
-    let mut chunk_count = 0;
+    let (mut seal, mut chunk_count) = (None, 0);
     if flag(3) {
         let (number, size_bytes, crc) = (SealNumber(reader.u64()?), reader.u64()?, reader.crc()?);
         chunk_count = reader.u64()?;
@@ -474,12 +474,13 @@ fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {
             return None;
         }
         // The chunks' checksums are in records of their own; the replay puts them in.
-        file.seal = Some(Box::new(Seal { number, size_bytes, crc, chunks: Arc::new([]) }));
+        seal = Some(Seal { number, size_bytes, crc, chunks: Arc::new([]) });
     }
+    file.fate = FileFate::found(seal, last_seal, flag(1), flag(0), flag(2));
     if flag(4) {
         let (seal, size_bytes) = (SealNumber(reader.u64()?), reader.u64()?);
         let key = reader.text(MAX_KEY_BYTES)?;
         file.object = Some(Box::new((seal, ObjectCopy { key, size_bytes })));
     }
-    Some((file, Bytes { backing, was_open: flag(0), chunk_count }))
+    Some((file, Bytes { backing, chunk_count }))
 }

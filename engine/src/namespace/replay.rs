@@ -14,6 +14,7 @@ use crate::tier1::Backing;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::Incarnation;
 
 /// The state as records tell it, before it is checked.
@@ -185,16 +186,11 @@ fn revive(
     backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
 ) {
     file.backing = bytes.backing.and_then(backing);
-    if bytes.was_open {
-        file.cut = true; // Nobody saw it closed.
-    }
-    if let Some(seal) = &mut file.seal {
-        let chunks: Arc<[Crc64]> = chunks.into();
-        if chunks.len() as u64 == bytes.chunk_count {
-            seal.chunks = chunks;
-        } else {
-            file.seal = None;
-        }
+    if let Some(seal) = file.fate.seal() {
+        let whole = chunks.len() as u64 == bytes.chunk_count;
+        let seal = whole.then(|| Seal { chunks: chunks.into(), ..seal.clone() });
+        let fate = &file.fate;
+        file.fate = FileFate::found(seal, fate.last_seal(), fate.is_cut(), false, fate.is_vouched());
     }
     if let (Some(_), None, true) = (bytes.backing, &file.backing, file.size_bytes > 0) {
         tracing::warn!(node = id, file = %file.id, size_bytes = file.size_bytes, object = file.object.is_some(),

@@ -45,7 +45,7 @@ impl Namespace {
             if let Some(mtime_ns) = resolve(set.mtime, caller.now_ns) {
                 target.mtime_ns = mtime_ns;
                 if let Body::File(file) = &mut target.body {
-                    file.times_set = file.write_opens > 0;
+                    file.times_set = file.fate.writers() > 0;
                 }
             }
             target.ctime_ns = target.ctime_ns.max(caller.now_ns);
@@ -69,7 +69,7 @@ impl Namespace {
             }
             let old_bytes = observe(target, file)?.size_bytes;
             let mut change = file.change(size_bytes.min(old_bytes), size_bytes < old_bytes);
-            if file.write_opens > 0 && !file.is_held() {
+            if file.fate.writers() > 0 && !file.is_held() {
                 change = Change::InPlace;
             }
             state.file_mut(node)?.busy = true;

@@ -2,11 +2,12 @@
 //!
 //! Owns: tickets, the lease test's outcome, holds on a seal's bytes. Does not own: hashing (the node loop).
 
-use super::file::{Seal, SealHold};
+use super::file::SealHold;
 use super::{FsError, Namespace, NodeId};
 use crate::tier1::Backing;
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::file::{FileEvent, FileState, Seal};
 use tidemark_protocol::id::{FileId, SealNumber};
 
 /// Leave to hash a closed file. While it lives, an overwrite leaves these bytes alone; a write-open voids it.
@@ -64,14 +65,11 @@ impl Namespace {
             if file.busy {
                 return Err(NotSealable::Busy);
             }
-            if file.write_opens > 0 {
-                return Err(NotSealable::Open);
-            }
-            if file.seal.is_some() {
-                return Err(NotSealable::Sealed);
-            }
-            if file.cut {
-                return Err(NotSealable::Cut);
+            match file.fate.state() {
+                FileState::Open { .. } => return Err(NotSealable::Open),
+                FileState::Sealed { .. } => return Err(NotSealable::Sealed),
+                FileState::Cut => return Err(NotSealable::Cut),
+                FileState::Closed | FileState::Mapped => {}
             }
             Ok((file.backing.clone().ok_or(NotSealable::Gone)?, file.changes))
         })?;
@@ -87,18 +85,18 @@ impl Namespace {
             if file.busy {
                 return Ok(Err(NotSealable::Busy));
             }
-            if file.write_opens > 0 || file.changes != changes || file.seal.is_some() {
+            let was = file.fate.state();
+            if file.changes != changes || file.fate.step(FileEvent::Tested { mapped }).is_err() {
                 return Ok(Err(NotSealable::Open));
             }
-            let was = std::mem::replace(&mut file.mapped, mapped);
             if mapped {
-                if !was {
+                if was != FileState::Mapped {
                     state.mark(node);
                 }
                 return Ok(Err(NotSealable::Mapped));
             }
             let hold = file.hold();
-            let (id, seal, size_bytes) = (file.id, file.last_seal.next(), backing.stat()?.size_bytes);
+            let (id, seal, size_bytes) = (file.id, file.fate.last_seal().next(), backing.stat()?.size_bytes);
             Ok(Ok(SealTicket { node, file: id, seal, backing, size_bytes, changes, _hold: hold }))
         });
         changed.unwrap_or(Err(NotSealable::Gone))
@@ -116,14 +114,13 @@ impl Namespace {
         let sealed = self.change(|state| {
             let target = state.tree.node(ticket.node)?;
             let file = target.file()?;
-            let same = file.changes == ticket.changes && file.id == ticket.file && file.write_opens == 0;
-            if !same || file.busy || file.seal.is_some() || target.link_count() == 0 {
+            let same = file.changes == ticket.changes && file.id == ticket.file;
+            if !same || file.busy || target.link_count() == 0 {
                 return Err(FsError::Stale);
             }
             let file = state.file_mut(ticket.node)?;
-            file.seal =
-                Some(Box::new(Seal { number: ticket.seal, size_bytes: ticket.size_bytes, crc, chunks }));
-            file.last_seal = ticket.seal;
+            let seal = Seal { number: ticket.seal, size_bytes: ticket.size_bytes, crc, chunks };
+            file.fate.step(FileEvent::Hashed(seal)).map_err(|_| FsError::Stale)?;
             file.size_bytes = ticket.size_bytes;
             state.tree.touched.node(ticket.node);
             state.tree.touched.chunks.push(ticket.node);
@@ -144,7 +141,7 @@ impl Namespace {
         self.look(|state| {
             let node = state.node_of(file, self.incarnation)?;
             let file = state.file_mut(node).ok()?;
-            let frozen = file.seal.as_ref().filter(|frozen| frozen.number == seal && !file.busy)?;
+            let frozen = file.fate.seal().filter(|frozen| frozen.number == seal && !file.busy)?;
             let size_bytes = frozen.size_bytes;
             let backing = Arc::clone(file.backing.as_ref()?);
             Some(SealPin { backing, size_bytes, _hold: file.hold() })
@@ -155,10 +152,7 @@ impl Namespace {
     pub fn accept_cut(&self, node: NodeId) -> bool {
         let accepted = self.change(|state| {
             let file = state.file_mut(node)?;
-            if !file.cut || file.write_opens > 0 {
-                return Err(FsError::Invalid);
-            }
-            file.cut = false;
+            file.fate.step(FileEvent::Proven).map_err(|_| FsError::Invalid)?;
             state.tree.touched.node(node);
             state.mark(node);
             Ok(())

@@ -99,7 +99,7 @@ impl TreeSnapshot {
                 self.files.push(SnapshotFile {
                     node: taken,
                     file: file.id,
-                    seal: file.seal_number(),
+                    seal: file.fate.last_seal(),
                     generation: file.generation,
                     size_bytes: observed.map_or(file.size_bytes, |observed| observed.size_bytes),
                 });

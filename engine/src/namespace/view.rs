@@ -3,9 +3,10 @@
 //! Owns: [`FileView`] and how paths are found. Does not own: what follows from it.
 
 use super::attr::observe;
-use super::file::{FileState, ObjectCopy, ReclaimClass};
+use super::file::ObjectCopy;
 use super::node::{Body, Node};
 use super::writer::WriterId;
+use super::{FileState, ReclaimClass};
 use super::{Namespace, NodeId, State};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 
@@ -122,7 +123,7 @@ impl State {
             return None;
         }
         let observed = observe(node, file).ok()?;
-        let seal = file.seal_number();
+        let seal = file.fate.last_seal();
         Some(FileView {
             node: id,
             file: file.id,
@@ -135,7 +136,7 @@ impl State {
             mtime_ns: observed.mtime_ns,
             xattrs: node.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.pairs()),
             generation: file.generation,
-            state: file.state(),
+            state: file.fate.state(),
             writers: file.writers.iter().map(|writer| WriterId::clone(writer)).collect(),
             links: node.link_count(),
             opens: file.opens,
@@ -145,7 +146,7 @@ impl State {
             opened_ns: file.opened_ns,
             closed_ns: file.closed_ns,
             published_ns: file.closed_ns.max(file.named_ns),
-            fsynced_or_renamed: file.durable,
+            fsynced_or_renamed: file.fate.is_vouched(),
         })
     }
 }

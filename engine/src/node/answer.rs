@@ -3,8 +3,8 @@
 //! Owns: filling those shapes. Does not own: the shapes (protocol), what only the daemon knows (mount, addresses).
 
 use crate::namespace::FileState;
-use crate::node::book::{Book, LooseStage, Number, Stage, VersionBook};
-use crate::node::decide;
+use crate::node::book::{Book, LooseStage, Number, VersionBook};
+use crate::node::decide::{self, run_of};
 use crate::node::flush::covers;
 use crate::node::ledger::Contents;
 use crate::node::recover::above;
@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::{Timeline, Version};
-use tidemark_protocol::key::Key;
+use tidemark_protocol::key::{Key, VersionId, checkpoint_path};
+use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::report::{
@@ -58,13 +59,10 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Names a version without saying anything about it.
-pub(crate) fn reference(book: &Book, number: Number, version: &VersionBook) -> CheckpointRef {
-    CheckpointRef {
-        timeline: number.0,
-        step: version.record.step,
-        version: number.1,
-        path: text(&book.path()),
-    }
+pub(crate) fn checkpoint_ref(version: &tidemark_protocol::checkpoint::Checkpoint) -> CheckpointRef {
+    let VersionId { run, directory, timeline, version: number } = &version.record().version;
+    let path = text(&checkpoint_path(run, directory));
+    CheckpointRef { timeline: *timeline, step: version.record().step, version: *number, path }
 }
 
 impl Node {
@@ -142,10 +140,7 @@ impl Engine {
             rows.push(row.clone());
         }
         for (number, version) in book.versions.iter().rev() {
-            let shown = match version.stage {
-                Stage::Committed { .. } => true,
-                _ => version.stage.is_alive(),
-            };
+            let shown = version.checkpoint.is_committed() || version.checkpoint.is_alive();
             if shown
                 && (all
                     || rows.is_empty()
@@ -158,7 +153,7 @@ impl Engine {
                     continue;
                 }
                 rows.push(self.version_row(book, *number, version));
-                if !all && matches!(version.stage, Stage::Committed { .. }) {
+                if !all && version.checkpoint.is_committed() {
                     break;
                 }
             }
@@ -210,15 +205,7 @@ impl Engine {
     }
 
     fn version_row(&self, book: &Book, number: Number, version: &VersionBook) -> Checkpoint {
-        let record = &version.record;
-        let state = match &version.stage {
-            Stage::Committed { .. } => CheckpointState::Committed,
-            _ if !record.evidence.commits() => CheckpointState::Settled,
-            Stage::Prepared { .. } | Stage::Deciding => CheckpointState::Prepared,
-            Stage::Waiting { attempt, .. } if attempt.is_prepared() => CheckpointState::Prepared,
-            Stage::Preparing | Stage::Waiting { .. } => CheckpointState::Complete,
-            Stage::Aborted | Stage::Failed { .. } => CheckpointState::Torn,
-        };
+        let record = version.record();
         let mut copies = Copies::default();
         let mut seen = BTreeSet::new();
         for entry in record.files.iter().filter(|entry| seen.insert(entry.file)) {
@@ -228,7 +215,7 @@ impl Engine {
             if view.is_some_and(|view| view.host) {
                 copies.host = one(copies.host);
             }
-            if matches!(version.stage, Stage::Committed { .. } | Stage::Prepared { .. } | Stage::Deciding) {
+            if version.checkpoint.is_prepared() {
                 copies.object = one(copies.object);
             }
         }
@@ -241,8 +228,8 @@ impl Engine {
             bytes: record.size_bytes(),
             files: u64::try_from(record.files.len()).expect("a count fits 64 bits"),
             framework: Some(record.framework.clone()),
-            state,
-            evidence: Some(record.evidence.to_string()),
+            state: version.checkpoint.state(),
+            evidence: Some(version.checkpoint.evidence().0.to_string()),
             copies,
             pinned: false,
             closed_ms: Some(record.completed_at_ns / 1_000_000),
@@ -279,14 +266,14 @@ impl Engine {
                 books.max_by_key(|book| book.path().len())
             }
             Wanted::Step { run, step } => self.books_of(run.as_deref()).find(|book| {
-                let newest = book.newest().map(|(_, version)| version.record.step);
+                let newest = book.newest().map(|(_, version)| version.record().step);
                 let present = || book.candidate.as_ref().map(|candidate| candidate.step);
                 newest.or_else(present).flatten().is_some_and(|found| found.0 == *step)
             }),
             Wanted::Latest { run } => self
                 .books_of(run.as_deref())
                 .filter_map(|book| Some((book.committed()?.1, book)))
-                .max_by_key(|(version, _)| version.record.completed_at_ns)
+                .max_by_key(|(version, _)| lineage::order(version.record()))
                 .map(|(_, book)| book),
         }
     }
@@ -334,27 +321,25 @@ impl Engine {
         let checkpoint = self.rows(book, false).into_iter().next()?;
         let number = (checkpoint.timeline, checkpoint.version);
         let version = book.versions.get(&number);
-        let committed = version.and_then(|version| match &version.stage {
-            Stage::Committed { manifest, epoch } => Some((manifest, epoch)),
-            _ => None,
-        });
+        let committed = version.and_then(|version| version.committed.as_ref());
         let id = book.version_id(number);
         let mut waits_for = Vec::new();
         if committed.is_none() {
-            waits_for.push(match version.map(|version| &version.stage) {
-                Some(Stage::Waiting { why, .. }) => why.clone(),
-                Some(stage) if stage.is_alive() && checkpoint.evidence.as_deref() != Some("quiescence") => {
+            let trouble = version.and_then(|version| version.trouble.clone());
+            waits_for.push(match (trouble, version.map(|version| &version.checkpoint)) {
+                (Some(why), _) => why,
+                (None, Some(version)) if version.is_alive() && version.is_proven() => {
                     "its bytes are on their way to Tier-3".to_owned()
                 }
-                _ => decide::waits_for(book),
+                (None, _) => decide::waits_for(book),
             });
         }
         Some(Show {
-            evidence_detail: version.map(|version| version.record.evidence_detail.clone()),
+            evidence_detail: version.map(|version| version.checkpoint.evidence().1.to_owned()),
             waits_for,
-            attempt: version.map(|version| version.record.attempt.to_string()),
+            attempt: version.map(|version| version.record().attempt.to_string()),
             participants: version.map_or_else(Vec::new, |version| {
-                version.record.participants.iter().map(ToString::to_string).collect()
+                version.record().participants.iter().map(ToString::to_string).collect()
             }),
             marker_key: committed.map(|_| Key::Committed { version: id.clone() }.to_string()),
             manifest_key: committed.and_then(|(manifest, _)| {
@@ -366,7 +351,7 @@ impl Engine {
                 timeline: previous.timeline,
                 step: previous.step,
                 version: previous.version,
-                path: text(&tidemark_protocol::key::checkpoint_path(&book.id.run, &previous.directory)),
+                path: text(&checkpoint_path(&book.id.run, &previous.directory)),
             }),
             files: files.then(|| self.files_shown(book, version, identity)),
             checkpoint,
@@ -375,7 +360,7 @@ impl Engine {
 
     fn files_shown(&self, book: &Book, version: Option<&VersionBook>, identity: &Identity) -> Vec<File> {
         let mut paths: BTreeSet<RelPath> = version
-            .map(|version| version.record.files.iter().map(|file| file.path.clone()).collect())
+            .map(|version| version.record().files.iter().map(|file| file.path.clone()).collect())
             .unwrap_or_default();
         if version.is_none() {
             paths.extend(book.candidate.iter().flat_map(|candidate| candidate.files.keys().cloned()));
@@ -384,7 +369,7 @@ impl Engine {
     }
 
     fn file_shown(&self, path: RelPath, version: Option<&VersionBook>, identity: &Identity) -> File {
-        let entry = version.and_then(|version| version.record.files.iter().find(|file| file.path == path));
+        let entry = version.and_then(|version| version.record().files.iter().find(|file| file.path == path));
         let view = self.ledger.file(&path).filter(|view| entry.is_none_or(|entry| entry.file == view.file));
         let bytes =
             entry.map(|entry| entry.size_bytes).or_else(|| view.map(|view| view.size_bytes)).unwrap_or(0);
@@ -392,10 +377,10 @@ impl Engine {
         let key = |manifest: &Manifest| {
             manifest.files.iter().find(|file| file.path == path).map(|file| file.key.clone())
         };
-        let stored = version.and_then(|version| match &version.stage {
-            Stage::Committed { manifest, .. } => key(manifest),
-            Stage::Prepared { attempt } => attempt.manifest().ok().and_then(|manifest| key(&manifest)),
-            _ => None,
+        let stored = version.and_then(|version| match (version.manifest(), &version.attempt) {
+            (Some(manifest), _) => key(manifest),
+            (None, Some(attempt)) => attempt.manifest().ok().and_then(|manifest| key(&manifest)),
+            (None, None) => None,
         });
         let object_key =
             stored.or_else(|| view.and_then(|view| view.object.as_ref()).map(|object| object.key.clone()));
@@ -446,7 +431,7 @@ impl Engine {
         let covering =
             |book: &Book| present.as_ref().and_then(|present| book.covering(present)).map(|(n, _)| *n);
         let already = match covering(book) {
-            Some(number) => book.versions[&number].record.evidence.commits(),
+            Some(number) => book.versions[&number].checkpoint.is_proven(),
             None => book.candidate.is_none() && book.committed().is_some(),
         };
         if !already {
@@ -490,27 +475,15 @@ impl Engine {
         Standing {
             problems: self.problems(now),
             tiers: self.tiers(),
-            runs: runs.into_iter().map(|run| self.run_status(&run, now)).collect(),
+            runs: runs.into_iter().map(|run| self.run_status(&run)).collect(),
         }
     }
 
-    fn run_status(&self, run: &RunPath, now: Instant) -> RunStatus {
-        let books = || self.ledger.books.values().filter(|book| book.id.run == *run);
-        let watermark = self.newest_committed(run).and_then(|book| {
-            let (number, version) = book.committed()?;
-            Some(reference(book, *number, version))
-        });
+    fn run_status(&self, run: &RunPath) -> RunStatus {
+        let watermark = self.watermark(run).map(checkpoint_ref);
         // Whole in this node's memory, or committed: what a restart of the job would load.
-        let recoverable = books()
-            .filter_map(|book| {
-                let mut standing = above(book, None).into_iter().rev();
-                // What only settled above it does not make it less whole.
-                let (number, version) = standing.find(|(_, version)| version.record.evidence.commits())?;
-                Some((version.record.step, version.record.completed_at_ns, reference(book, *number, version)))
-            })
-            .max_by_key(|(step, completed_at_ns, found)| (found.timeline, *step, *completed_at_ns))
-            .map(|(_, _, found)| found);
-        let lag = self.lag(now, Some(run));
+        let recoverable = lineage::newest_recoverable(run_of(&self.ledger, run)).map(checkpoint_ref);
+        let lag = self.lag(Some(run));
         RunStatus {
             run: run.to_string(),
             // What is not whole is never the latest (P1).
@@ -533,7 +506,7 @@ impl Engine {
         }
         if let Some((since, why)) = self.tier3_away.longest() {
             let seconds = now.saturating_duration_since(since).as_secs();
-            let lag = self.lag(now, None);
+            let lag = self.lag(None);
             let what = format!(
                 "Tier-3 does not take what it is given for {seconds} s, {} bytes wait: {why}",
                 lag.bytes
@@ -562,7 +535,7 @@ impl Engine {
         }
         for book in self.ledger.books.values() {
             if let Some((_, version)) = book.versions.iter().next_back()
-                && let Stage::Failed { why } = &version.stage
+                && let Some(why) = version.checkpoint.failure()
             {
                 add("not_committed", format!("{}: {why}", text(&book.path())), "save this checkpoint again");
             }
@@ -624,7 +597,7 @@ impl Engine {
             medium: store.describe(),
             files: copies.object_files,
             used_by: BTreeMap::new(),
-            queued_bytes: self.lag(Instant::now(), None).bytes,
+            queued_bytes: self.lag(None).bytes,
             fencing: Some(self.shared.drain.fencing),
             part_checksums: Some(self.shared.drain.part_checksums),
             notes,

@@ -1,7 +1,7 @@
 //! One checkpoint as this node knows it, over all its versions; and one loose file.
 //!
-//! Owns: the states of a version on its way to Tier-3, what waits where. Does not own: what moves it (`decide`,
-//! `run`), the files themselves (the namespace).
+//! Owns: what the loop keeps for each version and each loose file. Does not own: the states of a version (protocol),
+//! what moves it (`decide`, `advance`), the files themselves (the namespace).
 
 use crate::node::decide::is_covered;
 use crate::node::ledger::{Contents, Ledger, contents};
@@ -9,8 +9,9 @@ use crate::save::commit::Attempt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
+use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Covered, Told, Verdict};
-use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Step, Timeline, Version};
+use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Timeline, Version};
 use tidemark_protocol::key::{VersionId, VersionRef};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
@@ -44,50 +45,41 @@ pub(crate) struct ParsedIndex {
     pub(crate) covered: Result<Arc<Covered>, ()>,
 }
 
-/// One version.
+/// One version: its standing by the rules, and what the loop keeps to move it.
 #[derive(Debug)]
 pub(crate) struct VersionBook {
-    pub(crate) record: Record,
+    pub(crate) checkpoint: Checkpoint,
     pub(crate) contents: Contents,
-    pub(crate) stage: Stage,
     pub(crate) previous: Option<VersionRef>,
+    /// What was done so far, and the pins of what is left. A running job has it.
+    pub(crate) attempt: Option<Box<Attempt>>,
+    /// Why the last try failed, until the next.
+    pub(crate) trouble: Option<String>,
+    /// What its marker names, and in which epoch.
+    pub(crate) committed: Option<(Arc<Manifest>, Epoch)>,
 }
 
-/// How far a version is. Each stage carries what it waits for.
-#[derive(Debug)]
-pub(crate) enum Stage {
-    /// A job has the attempt: record, upload and prepared marker.
-    Preparing,
-    /// A job has the attempt: manifest and marker.
-    Deciding,
-    /// Something failed that may pass; tried again then.
-    Waiting {
-        attempt: Box<Attempt>,
-        until: Instant,
-        why: String,
-    },
-    /// Everything is in Tier-3; only evidence is missing.
-    Prepared {
-        attempt: Box<Attempt>,
-    },
-    Committed {
-        manifest: Arc<Manifest>,
-        epoch: Epoch,
-    },
-    /// Decided against, here or by another coordinator; the number is used.
-    Aborted,
-    /// Given up: nothing will make these bytes whole again.
-    Failed {
-        why: String,
-    },
-}
+impl VersionBook {
+    /// A version for which nothing has to be kept.
+    pub(crate) fn new(checkpoint: Checkpoint, contents: Contents) -> Self {
+        Self { checkpoint, contents, previous: None, attempt: None, trouble: None, committed: None }
+    }
 
-impl Stage {
-    /// Whether the version may still become committed.
-    pub(crate) fn is_alive(&self) -> bool {
-        match self {
-            Self::Preparing | Self::Deciding | Self::Waiting { .. } | Self::Prepared { .. } => true,
-            Self::Committed { .. } | Self::Aborted | Self::Failed { .. } => false,
+    pub(crate) fn record(&self) -> &Record {
+        self.checkpoint.record()
+    }
+
+    pub(crate) fn manifest(&self) -> Option<&Arc<Manifest>> {
+        self.committed.as_ref().map(|(manifest, _)| manifest)
+    }
+
+    /// The bytes that have to leave before it is prepared.
+    pub(crate) fn bytes_left(&self) -> u64 {
+        match &self.attempt {
+            Some(attempt) => attempt.bytes_left(),
+            // A job has the attempt, and does not say how far it is.
+            None if self.checkpoint.is_prepared() => 0,
+            None => self.record().size_bytes(),
         }
     }
 }
@@ -120,20 +112,20 @@ impl Book {
         self.versions
             .iter()
             .rev()
-            .find(|(_, version)| version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. }))
+            .find(|(_, version)| version.checkpoint.is_alive() || version.checkpoint.is_committed())
     }
 
     /// The newest version that stands or may come to stand and holds all of `present`.
     pub(crate) fn covering(&self, present: &Contents) -> Option<(&Number, &VersionBook)> {
         self.versions.iter().rev().find(|(_, version)| {
-            let stands = version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. });
+            let stands = version.checkpoint.is_alive() || version.checkpoint.is_committed();
             stands && is_covered(present, &version.contents)
         })
     }
 
-    /// The newest committed version.
+    /// The newest committed version of this checkpoint.
     pub(crate) fn committed(&self) -> Option<(&Number, &VersionBook)> {
-        self.versions.iter().rev().find(|(_, version)| matches!(version.stage, Stage::Committed { .. }))
+        self.versions.iter().rev().find(|(_, version)| version.checkpoint.is_committed())
     }
 
     /// The number the next version takes: above every number ever used, decided or not.
@@ -151,11 +143,9 @@ impl Book {
         }
     }
 
-    /// How another marker names the newest committed version.
-    pub(crate) fn committed_ref(&self) -> Option<(Option<Step>, VersionRef)> {
-        let (&(timeline, version), book) = self.committed()?;
-        let step = book.record.step;
-        Some((step, VersionRef { directory: self.id.directory.clone(), timeline, version, step }))
+    /// The versions as the rules see them.
+    pub(crate) fn checkpoints(&self) -> impl Iterator<Item = &Checkpoint> + Clone {
+        self.versions.values().map(|version| &version.checkpoint)
     }
 
     /// What a person said of exactly what the tree holds now. A word about other bytes counts for nothing.
@@ -180,6 +170,12 @@ impl Book {
     pub(crate) fn path(&self) -> Vec<u8> {
         tidemark_protocol::key::checkpoint_path(&self.id.run, &self.id.directory)
     }
+}
+
+/// How another marker names a version.
+pub(crate) fn reference(checkpoint: &Checkpoint) -> VersionRef {
+    let VersionId { directory, timeline, version, .. } = checkpoint.record().version.clone();
+    VersionRef { directory, timeline, version, step: checkpoint.record().step }
 }
 
 /// A file that belongs to no checkpoint.

@@ -5,7 +5,7 @@
 
 use crate::namespace::{FileState, FileView, NodeId, WriterId};
 use crate::node::Shared;
-use crate::node::book::{Book, LooseStage, Number, ParsedIndex, Stage};
+use crate::node::book::{Book, LooseStage, Number, ParsedIndex};
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::node::run::TICK;
 use crate::save::commit::AttemptFile;
@@ -13,15 +13,16 @@ use crate::save::loose::LooseUpload;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{
     Covered, Facts, Fate, FileFact, IndexError, Told, Verdict, Writer, complete, parse_index,
 };
-use tidemark_protocol::file::FileState as FactState;
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, Generation};
 use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink};
-use tidemark_protocol::path::{RawText, RelPath};
+use tidemark_protocol::path::{RawText, RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, IndexKind};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
 
@@ -82,14 +83,14 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     });
     let raise = match covering {
         // Aborted contents are tried again as the next version.
-        Some((_, version)) if matches!(version.stage, Stage::Aborted) => None,
-        Some((number, version)) if version.stage.is_alive() && !version.record.evidence.commits() => {
+        Some((_, version)) if version.checkpoint.is_aborted() => None,
+        Some((number, version)) if version.checkpoint.is_alive() && !version.checkpoint.is_proven() => {
             Some(*number)
         }
         Some(_) => return outcome,
         None => None,
     };
-    let partial = raise.is_some_and(|number| book.versions[&number].record.partial);
+    let partial = raise.is_some_and(|number| book.versions[&number].record().partial);
     // What was known to be a part does not become whole because somebody wants everything to be durable.
     let told = if partial && told == Told::Flush { Told::No } else { told };
     let now_ns = shared.now_ns();
@@ -127,10 +128,10 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
             Action::Raise { number, evidence: *evidence, detail: detail.clone() }
         }
         (Verdict::Complete { evidence, detail }, None, Some(present)) => {
-            start(shared, book, candidate, &files, present, *evidence, detail.clone())
+            start(shared, ledger, book, &files, present, (*evidence, detail.clone()))
         }
         (Verdict::Settled { detail }, None, Some(present)) => {
-            start(shared, book, candidate, &files, present, Evidence::Quiescence, detail.clone())
+            start(shared, ledger, book, &files, present, (Evidence::Quiescence, detail.clone()))
         }
         (Verdict::Complete { .. }, None, None) => {
             // Complete although a file is cut: its size was proved. Others are being sealed.
@@ -156,23 +157,9 @@ fn settle_ns(shared: &Shared) -> i64 {
 }
 
 fn fact(view: &Arc<FileView>) -> FileFact {
-    let state = match &view.state {
-        FileState::Open { writers } => FactState::Open { writers: *writers },
-        FileState::Closed => FactState::Closed,
-        FileState::Cut => FactState::Cut,
-        FileState::Mapped => FactState::Mapped,
-        FileState::Sealed { seal, size_bytes, crc, chunks } => {
-            FactState::Sealed(tidemark_protocol::file::Seal {
-                number: *seal,
-                size_bytes: *size_bytes,
-                crc64nvme: *crc,
-                chunks: Arc::clone(chunks),
-            })
-        }
-    };
     let cut = matches!(view.state, FileState::Cut);
     FileFact {
-        state,
+        state: view.state.clone(),
         size_bytes: view.size_bytes,
         published_at_ns: view.published_ns,
         vouched: view.fsynced_or_renamed,
@@ -274,13 +261,13 @@ fn read_index(
 
 pub(crate) fn start(
     shared: &Shared,
+    ledger: &Ledger,
     book: &Book,
-    candidate: &Candidate,
     files: &[(&RelPath, &Arc<FileView>)],
     present: &Contents,
-    evidence: Evidence,
-    detail: String,
+    (evidence, detail): (Evidence, String),
 ) -> Action {
+    let Some(candidate) = &book.candidate else { return Action::None };
     let version = book.version_id(book.next_number());
     let mut participants = vec![shared.drain.life.clone()];
     let mut entries = Vec::with_capacity(files.len());
@@ -326,7 +313,7 @@ pub(crate) fn start(
         evidence,
         evidence_detail: detail,
         epoch: shared.drain.epoch,
-        completed_at_ns: shared.now_ns(),
+        completed_at_ns: stamp(shared, ledger, book, files),
         participants,
         files: entries,
         partial: false,
@@ -339,6 +326,22 @@ pub(crate) fn start(
         directories,
         hard_links,
     }))
+}
+
+/// When the version that these files make became complete.
+fn stamp(shared: &Shared, ledger: &Ledger, book: &Book, files: &[(&RelPath, &Arc<FileView>)]) -> i64 {
+    let now_ns = shared.now_ns();
+    let published_ns = files.iter().map(|(_, view)| view.published_ns).max().unwrap_or(now_ns);
+    let stamps = run_of(ledger, &book.id.run).map(|version| version.record().completed_at_ns);
+    lineage::stamp(published_ns, now_ns, stamps.max())
+}
+
+/// Every version of a run.
+pub(crate) fn run_of<'ledger, 'run>(
+    ledger: &'ledger Ledger,
+    run: &'run RunPath,
+) -> impl Iterator<Item = &'ledger Checkpoint> + Clone + use<'ledger, 'run> {
+    ledger.books.values().filter(move |book| book.id.run == *run).flat_map(Book::checkpoints)
 }
 
 fn attributes(view: &FileView) -> Attributes {

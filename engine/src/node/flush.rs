@@ -4,7 +4,7 @@
 //! (protocol).
 
 use crate::namespace::FileState;
-use crate::node::book::{Book, LooseStage, Stage};
+use crate::node::book::{Book, LooseStage};
 use crate::node::decide;
 use crate::node::rescue::{self, Rescue};
 use crate::node::run::{Engine, Node};
@@ -175,20 +175,20 @@ impl Engine {
         let contents = crate::node::ledger::contents(files.iter().copied());
         let covering = contents.as_ref().and_then(|contents| book.covering(contents));
         if let Some((_, version)) = covering {
-            return match &version.stage {
-                Stage::Committed { .. } => None,
-                Stage::Waiting { why, .. } => row(PendingReason::Uploading, why.clone()),
-                Stage::Prepared { .. } if version.record.partial => {
-                    row(PendingReason::Torn, version.record.evidence_detail.clone())
+            let checkpoint = &version.checkpoint;
+            let unproven = checkpoint.is_prepared() && !checkpoint.is_proven();
+            return match &version.trouble {
+                _ if checkpoint.is_committed() => None,
+                Some(why) => row(PendingReason::Uploading, why.clone()),
+                None if unproven && version.record().partial => {
+                    row(PendingReason::Torn, version.record().evidence_detail.clone())
                 }
                 // Taken up early because the daemon ends: it is committed when its time has passed.
-                Stage::Prepared { .. } if self.draining && decide::is_waiting_for_time(book) => {
+                None if unproven && self.draining && decide::is_waiting_for_time(book) => {
                     row(PendingReason::Uploading, decide::waits_for(book))
                 }
-                Stage::Prepared { .. } if !version.record.evidence.commits() => {
-                    row(PendingReason::Incomplete, decide::waits_for(book))
-                }
-                _ => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
+                None if unproven => row(PendingReason::Incomplete, decide::waits_for(book)),
+                None => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
             };
         }
         if self.draining {
@@ -218,10 +218,10 @@ impl Engine {
         }
         // A failed version covers these contents: nothing will make them whole.
         if let Some((_, version)) = book.versions.iter().next_back()
-            && let (Stage::Failed { why }, Some(contents)) = (&version.stage, &contents)
+            && let (Some(why), Some(contents)) = (version.checkpoint.failure(), &contents)
             && decide::is_covered(contents, &version.contents)
         {
-            return row(PendingReason::Torn, why.clone());
+            return row(PendingReason::Torn, why.to_owned());
         }
         let settling = decide::is_settling(book);
         let reason = if settling { PendingReason::Uploading } else { PendingReason::Incomplete };
@@ -298,7 +298,7 @@ impl Node {
     }
 
     async fn lag_bytes(&self) -> Option<u64> {
-        self.ask(|engine| engine.lag(Instant::now(), None).bytes).await
+        self.ask(|engine| engine.lag(None).bytes).await
     }
 
     /// The end of the daemon: seals, uploads and commits what can be, for at most `timeout`; answers what is not
@@ -321,8 +321,8 @@ impl Engine {
         books
             .filter(|book| paths.iter().any(|path| *path == String::from_utf8_lossy(&book.path())))
             .filter_map(|book| {
-                let (&number, version) = book.committed()?;
-                Some(crate::node::answer::reference(book, number, version))
+                let (_, version) = book.committed()?;
+                Some(crate::node::answer::checkpoint_ref(&version.checkpoint))
             })
             .collect()
     }

@@ -12,21 +12,26 @@
 //! | `due` | who is looked at now, who later |
 //! | `decide` | what a book should do next |
 //! | `run` | the loop, and which jobs it starts |
-//! | `apply` | what follows from the end of a job |
+//! | `advance` | versions: what the rules say is done |
+//! | `backlog` | versions that are not at rest, the lag |
+//! | `apply` | what follows from the end of the other jobs |
 //! | `jobs` | the bodies of jobs |
 //! | `away` | what Tier-3 does not take |
 //! | `flush` | who waits for what to be durable |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
+//! | `proof` | looking at what commits rest on |
 //! | `answer` | reports for people |
 //! | `attributes` | `user.tidemark.*` |
 //! | `events` | what happened lately |
 
+mod advance;
 mod answer;
 mod apply;
 mod attributes;
 mod away;
+mod backlog;
 mod book;
 mod decide;
 mod due;
@@ -34,6 +39,7 @@ mod events;
 mod flush;
 mod jobs;
 mod ledger;
+mod proof;
 mod recover;
 mod rescue;
 mod run;
@@ -41,12 +47,13 @@ mod scrub;
 mod tree;
 mod verify;
 
+pub use advance::ATTEMPTS_IN_FLIGHT_MAX;
 pub use answer::{Identity, Standing, Wanted};
 pub use events::Events;
 pub use flush::FlushOutcome;
 pub use jobs::{RestoreError, restore};
 pub use recover::{RecoverError, Recovered, recover};
-pub use run::{ATTEMPTS_IN_FLIGHT_MAX, Node, NodeParts, QUESTIONS_MAX};
+pub use run::{Node, NodeParts, QUESTIONS_MAX};
 
 use crate::metrics::Metrics;
 use crate::namespace::{Clock, Namespace};

@@ -5,7 +5,7 @@
 
 use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
 use crate::node::Shared;
-use crate::node::book::{Book, LooseBook, LooseStage, Number, Stage, VersionBook};
+use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::run::error_text;
 use crate::restore::locate::{self, CommittedVersion, PassedOver, UndecidedAttempt};
 use crate::save::commit::{self, Attempt, CommitError};
@@ -13,10 +13,13 @@ use crate::save::sweep::{self, Decided};
 use crate::store::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use tidemark_protocol::checkpoint::{Checkpoint, CheckpointEvent, Found};
 use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef};
+use tidemark_protocol::lineage::watermark;
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
+use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::{Record, RecordFile};
@@ -55,29 +58,25 @@ pub async fn recover(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
     let mut recovered = Recovered { tree_number, ..Recovered::default() };
     for version in catalog.aborted {
         recovered.decided.versions.insert(version.clone());
-        recovered.close(&version, Stage::Aborted, shared);
+        recovered.close(&version, shared);
     }
     for version in catalog.retired {
         recovered.decided.versions.insert(version.clone());
-        recovered.close(&version, Stage::Aborted, shared);
+        recovered.close(&version, shared);
     }
     for passed in &passed_over {
         // A decision that cannot be read has used its number: the next version must not ask for the same marker.
         if let Ok(Key::Committed { version } | Key::Manifest { version, .. }) = passed.key.parse() {
-            recovered.close(&version, Stage::Aborted, shared);
+            recovered.close(&version, shared);
         }
     }
     for CommittedVersion { marker, manifest } in catalog.committed {
         recovered.decided.versions.insert(marker.version.clone());
-        let epoch = marker.epoch;
-        let number = (marker.version.timeline, marker.version.version);
-        let version = VersionBook {
-            record: record_of(&manifest),
-            contents: contents_of(&manifest.files, &manifest),
-            previous: marker.previous,
-            stage: Stage::Committed { manifest: Arc::new(manifest), epoch },
-        };
-        recovered.book(&marker.version).versions.insert(number, version);
+        let checkpoint = Checkpoint::decided(record_of(&manifest), Decision::Commit);
+        let mut version = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
+        version.previous = marker.previous;
+        version.committed = Some((Arc::new(manifest), marker.epoch));
+        recovered.put(version);
     }
     for attempt in catalog.undecided {
         recovered.undecided(shared, attempt).await?;
@@ -105,21 +104,23 @@ impl Recovered {
         self.books.entry(id.clone()).or_insert_with(|| Book::new(id))
     }
 
+    fn put(&mut self, version: VersionBook) {
+        let id = version.record().version.clone();
+        self.book(&id).versions.insert((id.timeline, id.version), version);
+    }
+
     /// Keeps the number of a version that is no more.
-    fn close(&mut self, version: &VersionId, stage: Stage, shared: &Shared) {
-        let record = empty_record(version, shared);
-        let number = (version.timeline, version.version);
-        let book = VersionBook { record, contents: BTreeMap::new(), stage, previous: None };
-        self.book(version).versions.insert(number, book);
+    fn close(&mut self, version: &VersionId, shared: &Shared) {
+        let checkpoint = Checkpoint::decided(empty_record(version, shared), Decision::Abort);
+        self.put(VersionBook::new(checkpoint, BTreeMap::new()));
     }
 
-    fn newest_committed(&self, run: &RunPath) -> Option<VersionRef> {
+    fn previous(&self, run: &RunPath) -> Option<VersionRef> {
         let books = self.books.values().filter(|book| book.id.run == *run);
-        books.filter_map(Book::committed_ref).max_by_key(|(step, _)| *step).map(|(_, reference)| reference)
+        watermark(books.flat_map(Book::checkpoints)).map(reference)
     }
 
-    /// An attempt without a marker: whole and with evidence → committed, as its coordinator would have done; whole
-    /// without evidence → settled; not whole → its bytes were lost with the memory they were in, so decided against.
+    /// An attempt without a marker: what becomes of it the rules say, and here it is done.
     async fn undecided(
         &mut self,
         shared: &Arc<Shared>,
@@ -128,42 +129,47 @@ impl Recovered {
         let whole = locate::is_prepared(&attempt);
         let UndecidedAttempt { record, prepared } = attempt;
         let version = record.version.clone();
-        let number = (version.timeline, version.version);
-        if !whole {
-            tracing::warn!(%version, "an attempt was never prepared and its memory is gone: decided against");
-            return match commit::abort(&shared.drain, &record).await {
-                Ok(()) | Err(CommitError::Lost { .. }) => {
-                    self.decided.versions.insert(version.clone());
-                    self.close(&version, Stage::Aborted, shared);
-                    Ok(())
+        let previous = self.previous(&version.run);
+        let (mut checkpoint, found) = Checkpoint::found(record.clone(), whole);
+        let mut book = match found {
+            Found::Abort => {
+                tracing::warn!(%version, "an attempt was never prepared and its memory is gone: decided against");
+                return match commit::abort(&shared.drain, &record).await {
+                    Ok(()) | Err(CommitError::Lost { .. }) => {
+                        self.decided.versions.insert(version.clone());
+                        self.close(&version, shared);
+                        Ok(())
+                    }
+                    Err(error) => Err(error.into()),
+                };
+            }
+            Found::Commit => {
+                tracing::info!(%version, "an attempt was found prepared: committed now");
+                match commit::decide(&shared.drain, &record, &prepared, previous.clone()).await {
+                    Ok(manifest) => {
+                        let told = checkpoint.step(CheckpointEvent::Committed, &mut Vec::new());
+                        debug_assert_eq!(told, Ok(()));
+                        let mut book = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
+                        book.committed = Some((Arc::new(manifest), shared.drain.epoch));
+                        book
+                    }
+                    Err(CommitError::Lost { .. }) => {
+                        self.close(&version, shared);
+                        return Ok(());
+                    }
+                    Err(error) => return Err(error.into()),
                 }
-                Err(error) => Err(error.into()),
-            };
-        }
-        let previous = self.newest_committed(&version.run);
-        if record.evidence.commits() {
-            tracing::info!(%version, "an attempt was found prepared: committed now");
-            return match commit::decide(&shared.drain, &record, &prepared, previous.clone()).await {
-                Ok(manifest) => {
-                    let contents = contents_of(&manifest.files, &manifest);
-                    let stage = Stage::Committed { manifest: Arc::new(manifest), epoch: shared.drain.epoch };
-                    let book = VersionBook { record, contents, stage, previous };
-                    self.book(&version).versions.insert(number, book);
-                    Ok(())
-                }
-                Err(CommitError::Lost { .. }) => {
-                    self.close(&version, Stage::Aborted, shared);
-                    Ok(())
-                }
-                Err(error) => Err(error.into()),
-            };
-        }
-        let Ok(manifest) = Manifest::join(&record, &prepared) else { return Ok(()) };
-        let contents = contents_of(&manifest.files, &manifest);
-        let Some(prepared) = one_marker(prepared, manifest) else { return Ok(()) };
-        let attempt = Box::new(Attempt::found(record.clone(), prepared, previous.clone()));
-        let stage = Stage::Prepared { attempt };
-        self.book(&version).versions.insert(number, VersionBook { record, contents, stage, previous });
+            }
+            Found::Keep => {
+                let Ok(manifest) = Manifest::join(&record, &prepared) else { return Ok(()) };
+                let mut book = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
+                let Some(prepared) = one_marker(prepared, manifest) else { return Ok(()) };
+                book.attempt = Some(Box::new(Attempt::found(record, prepared, previous.clone())));
+                book
+            }
+        };
+        book.previous = previous;
+        self.put(book);
         Ok(())
     }
 
@@ -178,16 +184,16 @@ impl Recovered {
                 tracing::warn!(%newer, %shown, "the newer version was never committed: the tree shows the committed one");
             }
             let joined;
-            let manifest = match &version.stage {
-                Stage::Committed { manifest, .. } => manifest.as_ref(),
-                Stage::Prepared { attempt } => match attempt.manifest() {
+            let manifest = match (version.manifest(), &version.attempt) {
+                (Some(manifest), _) => manifest.as_ref(),
+                (None, Some(attempt)) => match attempt.manifest() {
                     Ok(manifest) => {
                         joined = manifest;
                         &joined
                     }
                     Err(_) => continue,
                 },
-                _ => continue,
+                (None, None) => continue,
             };
             let above = adopt_files(shared, manifest, &wishes);
             // A directory whose files are all gone is gone too, unless the tree names it.
@@ -242,14 +248,13 @@ impl Recovered {
 /// a tree it could be the files of two saves mixed (P1, P5). It stays listed, and its bytes stay.
 pub(crate) fn shown(book: &Book, removed: Option<Number>) -> Option<(&Number, &VersionBook)> {
     let newer = above(book, removed);
-    let committed = newer.iter().rfind(|(_, version)| matches!(version.stage, Stage::Committed { .. }));
+    let committed = newer.iter().rfind(|(_, version)| version.checkpoint.is_committed());
     committed.or_else(|| newer.last()).copied()
 }
 
 /// The versions with higher numbers that stand or may come to stand, in order.
 pub(crate) fn above(book: &Book, number: Option<Number>) -> Vec<(&Number, &VersionBook)> {
-    let stands =
-        |version: &VersionBook| version.stage.is_alive() || matches!(version.stage, Stage::Committed { .. });
+    let stands = |version: &VersionBook| version.checkpoint.is_alive() || version.checkpoint.is_committed();
     let newer =
         book.versions.iter().filter(|(of, version)| number.is_none_or(|n| **of > n) && stands(version));
     newer.collect()

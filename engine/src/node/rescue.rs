@@ -9,7 +9,7 @@
 
 use crate::namespace::{FileState, FileView};
 use crate::node::Shared;
-use crate::node::book::{Book, Stage};
+use crate::node::book::{Book, VersionBook};
 use crate::node::decide::{self, Action, Plan, is_covered};
 use crate::node::ledger::{Contents, Ledger, contents};
 use std::sync::Arc;
@@ -41,13 +41,17 @@ pub(crate) fn look(ledger: &Ledger, book: &Book) -> Rescue {
     }
     let sealed = contents(in_memory(&files)).expect("only sealed files were asked for");
     // One version at a time: files that close one after the other must not each upload all that came before.
-    let on_its_way = |stage: &Stage| stage.is_alive() && !matches!(stage, Stage::Prepared { .. });
-    if book.versions.values().any(|version| on_its_way(&version.stage)) {
+    let on_its_way = |version: &VersionBook| {
+        let checkpoint = &version.checkpoint;
+        // What is prepared without evidence is at rest.
+        checkpoint.is_alive() && (!checkpoint.is_prepared() || checkpoint.is_proven())
+    };
+    if book.versions.values().any(on_its_way) {
         return Rescue::Uploading;
     }
     let covered = book.versions.values().any(|version| {
         // What was decided against holds nothing; what failed would fail again.
-        !matches!(version.stage, Stage::Aborted) && is_covered(&sealed, &version.contents)
+        !version.checkpoint.is_aborted() && is_covered(&sealed, &version.contents)
     });
     if sealed.is_empty() || covered { Rescue::Done } else { Rescue::Wanted(sealed) }
 }
@@ -75,7 +79,7 @@ pub(crate) fn plan(
     let why = verdict.map_or_else(|| "nothing was known of it yet".to_owned(), decide::verdict_text);
     let detail = format!("uploaded because the daemon ended: {why}");
     let files: Vec<_> = in_memory(&files).collect();
-    match decide::start(shared, book, candidate, &files, &sealed, Evidence::Quiescence, detail) {
+    match decide::start(shared, ledger, book, &files, &sealed, (Evidence::Quiescence, detail)) {
         Action::Start(mut plan) => {
             plan.record.partial = !whole;
             Some(plan)

@@ -1,12 +1,13 @@
 //! The loop, and what follows from each event.
 //!
-//! Owns: which jobs run, retries, what the namespace is told. Does not own: decisions about a checkpoint (`decide`,
-//! protocol), the jobs' bodies (`jobs`).
+//! Owns: what the loop waits for, which seals, fetches and loose uploads run. Does not own: decisions about a checkpoint
+//! (`decide`, protocol), its versions' jobs (`advance`), the jobs' bodies (`jobs`).
 
 use crate::namespace::{NodeId, NotSealable, SealTicket};
 use crate::node::away::{Away, Cause};
-use crate::node::book::{LooseStage, Number, Stage, VersionBook};
-use crate::node::decide::{Action, Plan};
+use crate::node::backlog::Backlog;
+use crate::node::book::LooseStage;
+use crate::node::decide::Action;
 use crate::node::flush::Flushes;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::Ledger;
@@ -14,20 +15,17 @@ use crate::node::recover::Recovered;
 use crate::node::scrub::Scrub;
 use crate::node::tree::TreeState;
 use crate::node::{Shared, decide, rescue};
-use crate::save::commit::Attempt;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tidemark_protocol::checkpoint::CheckpointEvent;
 use tidemark_protocol::evidence::{History, masked_names};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::report::EventLevel;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-
-/// Attempts on their way at once: one uploads while the other writes its markers.
-pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
 
 /// Questions that wait for the loop. Each comes from a request, which the server bounds; more only wait longer.
 pub const QUESTIONS_MAX: usize = 64;
@@ -91,9 +89,7 @@ pub(crate) struct Engine {
     pub(crate) scrub: Scrub,
     /// Books whose candidate is not covered by a version: looked at again as time passes.
     pub(crate) unsettled: BTreeSet<CheckpointId>,
-    /// Attempts that wait for a place among those in flight, oldest first.
-    queue: VecDeque<(CheckpointId, Number, Box<Attempt>)>,
-    pub(crate) attempts_in_flight: usize,
+    pub(crate) backlog: Backlog,
     pub(crate) sealing: BTreeSet<NodeId>,
     pub(crate) seals_in_flight: usize,
     pub(crate) fetching: BTreeSet<NodeId>,
@@ -215,8 +211,7 @@ impl Engine {
             ledger,
             jobs: JoinSet::new(),
             unsettled: BTreeSet::new(),
-            queue: VecDeque::new(),
-            attempts_in_flight: 0,
+            backlog: Backlog::default(),
             sealing: BTreeSet::new(),
             seals_in_flight: 0,
             fetching: BTreeSet::new(),
@@ -230,7 +225,7 @@ impl Engine {
         };
         let runs: BTreeSet<_> = engine.ledger.books.keys().map(|id| id.run.clone()).collect();
         for run in runs {
-            engine.classify(&run);
+            engine.classify_run(&run);
         }
         engine
     }
@@ -249,19 +244,22 @@ impl Engine {
             self.last_tick = now;
             self.ledger.due.extend(self.unsettled.iter().cloned());
             self.forget_causes();
-            self.measure(now);
+            self.measure();
             self.ledger.seals_again();
-            self.retry(now);
         }
         self.start_seals();
         for id in std::mem::take(&mut self.ledger.due) {
             self.look_at(&id);
         }
         self.start_loose(now);
-        self.start_attempts();
+        self.end_pauses(now);
+        self.give_turns();
         self.write_tree(now);
         self.start_scrub(now);
         self.answer_flushes(now);
+        if cfg!(debug_assertions) {
+            self.check_invariants();
+        }
     }
 
     /// Hashes closed files, one job for each core. Small files share a job: its start and its end cost more than they do.
@@ -333,13 +331,8 @@ impl Engine {
             Action::Fetch(node) => self.fetch(node),
             Action::Start(plan) => self.start_version(id, *plan),
             Action::Raise { number, evidence, detail } => {
-                let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
-                let version = book.versions.get_mut(&number).expect("the decision was about this version");
-                version.record.evidence = evidence;
-                version.record.partial = false;
-                version.record.evidence_detail.clone_from(&detail);
-                self.event(EventLevel::Info, "complete", id, detail);
-                self.resume(id, number);
+                self.event(EventLevel::Info, "complete", id, detail.clone());
+                self.happens(id, number, CheckpointEvent::Proven { evidence, detail });
             }
         }
     }
@@ -355,34 +348,8 @@ impl Engine {
         }
     }
 
-    /// Opens a version and queues its attempt.
-    fn start_version(&mut self, id: &CheckpointId, plan: Plan) {
-        let previous = self.previous(id);
-        let mut attempt = Attempt::new(plan.record.clone(), plan.files, previous.clone());
-        attempt.directories = plan.directories;
-        attempt.hard_links = plan.hard_links;
-        let bytes = plan.record.size_bytes();
-        let backlog = self.queue.iter().map(|(_, _, attempt)| attempt.bytes_left()).sum::<u64>() + bytes;
-        if self.shared.settings.tier3.paced && self.flushes.is_empty() && !self.draining {
-            self.shared.drain.with_pace(|pace, at| pace.version_completed(at, backlog));
-        }
-        let kind = if plan.record.evidence.commits() { "complete" } else { "settled" };
-        self.event(EventLevel::Info, kind, id, plan.record.evidence_detail.clone());
-        let number = (plan.record.version.timeline, plan.record.version.version);
-        if plan.record.evidence.commits() {
-            self.remember(id);
-        }
-        let version =
-            VersionBook { record: plan.record, contents: plan.contents, stage: Stage::Preparing, previous };
-        let book = self.ledger.books.get_mut(id).expect("the plan is of this book");
-        book.versions.insert(number, version);
-        self.drop_superseded(id, number);
-        self.queue.push_back((id.clone(), number, Box::new(attempt)));
-        self.start_attempts();
-    }
-
     /// What the next version of the same session should look like.
-    fn remember(&mut self, id: &CheckpointId) {
+    pub(crate) fn remember(&mut self, id: &CheckpointId) {
         let book = &self.ledger.books[id];
         let Some(candidate) = &book.candidate else { return };
         let views: Vec<_> =
@@ -398,110 +365,27 @@ impl Engine {
         self.ledger.history.insert(id.run.clone(), history);
     }
 
-    /// Versions of the same checkpoint that were queued and not begun give way to a newer one with evidence.
-    fn drop_superseded(&mut self, id: &CheckpointId, newer: Number) {
-        let commits = self.ledger.books[id].versions[&newer].record.evidence.commits();
-        if !commits {
-            return;
-        }
-        let dropped: Vec<Number> =
-            self.queue.iter().filter(|(queued, _, _)| queued == id).map(|(_, number, _)| *number).collect();
-        self.queue.retain(|(queued, _, _)| queued != id);
-        let book = self.ledger.books.get_mut(id).expect("the plan is of this book");
-        for (number, version) in &mut book.versions {
-            // Its pins would keep bytes that no name leads to any more.
-            if *number < newer
-                && matches!(&version.stage, Stage::Waiting { attempt, .. } if !attempt.is_prepared())
-            {
-                version.stage = Stage::Aborted;
-            }
-        }
-        for number in dropped {
-            let version = book.versions.get_mut(&number).expect("a queued version is in its book");
-            version.stage = Stage::Aborted;
-        }
-    }
-
-    fn start_attempts(&mut self) {
-        while self.attempts_in_flight < ATTEMPTS_IN_FLIGHT_MAX && self.fenced.is_none() {
-            let Some((id, number, attempt)) = self.queue.pop_front() else { return };
-            self.run_attempt(id, number, attempt);
-        }
-    }
-
-    fn run_attempt(&mut self, id: CheckpointId, number: Number, mut attempt: Box<Attempt>) {
-        let book = self.ledger.books.get_mut(&id).expect("an attempt is of a book");
-        let version = book.versions.get_mut(&number).expect("an attempt is of a version");
-        let shared = Arc::clone(&self.shared);
-        self.attempts_in_flight += 1;
-        if attempt.is_prepared() {
-            assert!(version.record.evidence.commits(), "only evidence moves a prepared version on");
-            // Evidence may have come after the record was written; the manifest says the one that counted.
-            attempt.raise(version.record.evidence, &version.record.evidence_detail);
-            version.stage = Stage::Deciding;
-            self.jobs.spawn(jobs::decide(shared, id, number, attempt));
-        } else {
-            version.stage = Stage::Preparing;
-            self.jobs.spawn(jobs::prepare(shared, id, number, attempt));
-        }
-    }
-
-    /// Takes a version up again that waits for evidence or for a retry.
-    pub(crate) fn resume(&mut self, id: &CheckpointId, number: Number) {
-        let book = self.ledger.books.get_mut(id).expect("a version is of a book");
-        let version = book.versions.get_mut(&number).expect("it is resumed by its number");
-        match std::mem::replace(&mut version.stage, Stage::Preparing) {
-            Stage::Prepared { attempt } => {
-                self.queue.push_back((id.clone(), number, attempt));
-                self.start_attempts();
-            }
-            // A job has it, or a retry will: both look at the record's evidence when they are done.
-            stage => version.stage = stage,
-        }
-    }
-
-    fn retry(&mut self, now: Instant) {
-        let mut ready = Vec::new();
-        for (id, book) in &mut self.ledger.books {
-            for (number, version) in &mut book.versions {
-                let Stage::Waiting { until, .. } = &version.stage else { continue };
-                if *until <= now {
-                    ready.push((id.clone(), *number));
-                }
-            }
-        }
-        for (id, number) in ready {
-            let book = self.ledger.books.get_mut(&id).expect("it was there a moment ago");
-            let version = book.versions.get_mut(&number).expect("it was there a moment ago");
-            let stage = std::mem::replace(&mut version.stage, Stage::Preparing);
-            let Stage::Waiting { attempt, .. } = stage else {
-                unreachable!("only waiting versions were collected")
-            };
-            self.queue.push_back((id, number, attempt));
-        }
-    }
-
     /// What was superseded, removed or given up is no reason to say that Tier-3 is away.
     fn forget_causes(&mut self) {
         let ledger = &self.ledger;
         self.tier3_away.retain(|cause| match cause {
             Cause::Version(id, number) => {
                 let version = ledger.books.get(id).and_then(|book| book.versions.get(number));
-                version.is_some_and(|version| version.stage.is_alive())
+                version.is_some_and(|version| version.checkpoint.is_alive())
             }
             Cause::Loose(path) => ledger.loose.contains_key(path),
             Cause::Tree => true,
         });
     }
 
-    fn measure(&self, now: Instant) {
+    fn measure(&self) {
         let usage = self.shared.tier1.usage();
         let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let metrics = &self.shared.metrics;
         metrics.tier1_used_bytes.set(gauge(usage.used_bytes));
         metrics.tier1_size_bytes.set(gauge(usage.size_bytes));
         metrics.tier1_warm_ratios.set(usage.warm_fraction());
-        let lag = self.lag(now, None);
+        let lag = self.lag(None);
         metrics.lag_versions.set(gauge(lag.versions));
         metrics.lag_bytes.set(gauge(lag.bytes));
         metrics.lag_seconds.set(lag.seconds);
@@ -569,36 +453,4 @@ pub(crate) fn error_text(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
-}
-
-/// What is complete and not committed yet.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Lag {
-    pub(crate) versions: u64,
-    pub(crate) bytes: u64,
-    pub(crate) seconds: f64,
-}
-
-impl Engine {
-    /// The lag of one run, or of all.
-    pub(crate) fn lag(&self, _now: Instant, run: Option<&tidemark_protocol::path::RunPath>) -> Lag {
-        let now_ns = self.shared.now_ns();
-        let mut lag = Lag::default();
-        let books = self.ledger.books.values().filter(|book| run.is_none_or(|run| book.id.run == *run));
-        for version in books.flat_map(|book| book.versions.values()) {
-            if !version.record.evidence.commits() || !version.stage.is_alive() {
-                continue;
-            }
-            lag.versions += 1;
-            lag.bytes += match &version.stage {
-                Stage::Waiting { attempt, .. } => attempt.bytes_left(),
-                Stage::Preparing => version.record.size_bytes(),
-                _ => 0,
-            };
-            #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
-            let seconds = (now_ns - version.record.completed_at_ns).max(0) as f64 / 1e9;
-            lag.seconds = lag.seconds.max(seconds);
-        }
-        lag
-    }
 }

@@ -6,7 +6,7 @@
 use crate::namespace::{SnapshotFile, TreeSnapshot};
 use crate::node::Shared;
 use crate::node::away::Cause;
-use crate::node::book::{Book, LooseStage, Number, Stage};
+use crate::node::book::{Book, LooseStage, Number};
 use crate::node::jobs::Done;
 use crate::node::recover::{above, shown};
 use crate::node::run::{Engine, error_text};
@@ -205,8 +205,7 @@ impl Engine {
         }
         let holds = |book: &Book| {
             shown(book, None).is_some_and(|(_, version)| {
-                matches!(version.stage, Stage::Committed { .. } | Stage::Prepared { .. })
-                    && version.contents.get(&path) == Some(&of)
+                version.checkpoint.is_prepared() && version.contents.get(&path) == Some(&of)
             })
         };
         !self.ledger.books.values().any(holds)

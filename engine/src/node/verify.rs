@@ -30,7 +30,8 @@ impl Node {
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
-        let targets = self.ask(move |engine| engine.targets(&place)).await?;
+        let below = place.clone();
+        let targets = self.ask(move |engine| engine.targets(&below)).await?;
         let total_files = u64::try_from(targets.len()).expect("a count fits 64 bits");
         let total_bytes = targets.iter().map(|target| target.size_bytes).sum();
         let mut verify = Verify { deep, files: total_files, ..Verify::default() };
@@ -73,6 +74,7 @@ impl Node {
         }
         verify.unrecoverable.sort_by(|a, b| a.path.cmp(&b.path));
         verify.repaired.sort_by(|a, b| a.path.cmp(&b.path));
+        self.verify_proofs(place, &mut verify).await?;
         Some(verify)
     }
 }

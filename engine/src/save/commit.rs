@@ -25,6 +25,7 @@ use tidemark_protocol::manifest::{
 use tidemark_protocol::marker::{Decision, Marker, MarkerOutcome, Retired, doubt};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
+use tidemark_protocol::retention::Retirement;
 
 /// Files of one attempt on their way at once. Many small files hide each other's round trips; the parts of large
 /// ones are bounded by the drain.
@@ -314,16 +315,16 @@ pub async fn check_epoch(drain: &Drain, version: &VersionId) -> Result<(), Commi
 /// before the retirement stands, so a reader that comes between two steps passes the version over, and whoever finds
 /// it half done may do the rest again.
 ///
-/// The caller has decided that the version may go (retention, P7, pins). The markers themselves stay: their number
-/// is used.
+/// The leave comes from retention (P7, pins, holds). The markers themselves stay: their number is used.
 pub async fn retire(
     drain: &Arc<Drain>,
     marker: &Marker,
     manifest: &Manifest,
-    reason: &str,
+    leave: &Retirement,
     now_ns: i64,
 ) -> Result<(), CommitError> {
     let version = manifest.version.clone();
+    assert_eq!(*leave.version(), version, "leave to retire one version is none for another");
     check_epoch(drain, &version).await?;
     let (_, hash) =
         manifest.encode_named().map_err(|source| CommitError::Format { version: version.clone(), source })?;
@@ -338,7 +339,7 @@ pub async fn retire(
         attempt: manifest.attempt,
         manifest_hash: hash,
         epoch: drain.epoch,
-        reason: reason.to_owned(),
+        reason: leave.reason().to_owned(),
         retired_at_ns: now_ns,
     };
     let key = Key::Retired { version: version.clone() };

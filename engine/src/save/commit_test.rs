@@ -19,9 +19,10 @@ use tidemark_protocol::id::{
 };
 use tidemark_protocol::key::{Key, NodeLife, Part, VersionId};
 use tidemark_protocol::layout::CHUNK_BYTES;
-use tidemark_protocol::manifest::{Attributes, ManifestFile, Prepared};
+use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
+use tidemark_protocol::retention::{Committed, Keep, Policy, Retirement, retain};
 
 fn life() -> NodeLife {
     NodeLife { node: "n1".parse().unwrap(), incarnation: Incarnation(7) }
@@ -146,6 +147,24 @@ async fn an_aborted_version_is_never_committed() {
     assert_eq!((catalog.committed.len(), catalog.aborted.len()), (0, 1));
 }
 
+/// Leave to retire a version: two newer ones are committed, and only the last is to be kept.
+fn leave(manifest: &Manifest) -> Retirement {
+    let at = |completed_at_ns| Committed {
+        version: manifest.version.clone(),
+        step: manifest.step,
+        completed_at_ns,
+        verified: true,
+        pinned: false,
+        held: false,
+        removed: false,
+    };
+    let policy = Policy { keep_last: Some(1), ..Policy::default() };
+    match retain(&policy, &[at(1), at(2), at(3)], 4).swap_remove(0) {
+        Keep::Retired(leave) => leave,
+        Keep::Kept { reason } => panic!("{reason}"),
+    }
+}
+
 #[tokio::test]
 async fn a_stale_coordinator_neither_commits_nor_aborts_nor_retires() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -158,7 +177,7 @@ async fn a_stale_coordinator_neither_commits_nor_aborts_nor_retires() {
     commit(&new, 6).await.unwrap();
     let catalog = locate::read(&store).await.unwrap();
     let found = &catalog.committed[0];
-    let refused = retire(&old, &found.marker, &found.manifest, "a test", 9).await;
+    let refused = retire(&old, &found.marker, &found.manifest, &leave(&found.manifest), 9).await;
     assert!(matches!(refused, Err(CommitError::Fenced { .. })));
     assert_eq!(committed(&store).await, 1);
 }
@@ -180,12 +199,12 @@ async fn a_retired_version_is_passed_over_before_anything_of_it_is_deleted() {
     };
     let faulty = Arc::new(FaultyStore::new(Arc::clone(&inner), vec![fault]));
     let drain = drain(Arc::clone(&faulty) as Arc<dyn Store>, 1);
-    assert!(retire(&drain, &found.marker, &found.manifest, "a test", 9).await.is_err());
+    assert!(retire(&drain, &found.marker, &found.manifest, &leave(&found.manifest), 9).await.is_err());
     assert_eq!(faulty.fired(0), 1, "the fault happened");
     let between = locate::read(&inner).await.unwrap();
     assert_eq!((between.committed.len(), between.retired.len()), (0, 1));
     assert!(inner.head(&data).await.unwrap().is_some(), "its data outlives the retirement");
-    retire(&drain, &found.marker, &found.manifest, "a test", 10).await.unwrap();
+    retire(&drain, &found.marker, &found.manifest, &leave(&found.manifest), 10).await.unwrap();
     assert!(inner.head(&data).await.unwrap().is_none());
     let boundary = inner.list(".tidemark/boundary-r/", true).await.unwrap();
     assert!(!boundary.keys.is_empty(), "the boundary names it");

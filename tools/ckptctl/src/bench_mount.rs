@@ -1,29 +1,18 @@
 //! `ckptctl bench mount`: the mount against another folder, in one run.
 //!
-//! Owns: the samples, their alternating order, the medians. Does not own: the command line, how a mount's
-//! warmth is asked for (the caller hands that in), or printing. Memory maps: unsafe code is allowed here.
+//! Owns: the order of the samples, alternating, and the medians. Does not own: the samples (`sample`), the command
+//! line, how a mount's warmth is asked for (the caller hands that in), or printing.
 
 use anyhow::{Context, ensure};
-use rustix::mm::{MapFlags, ProtFlags};
+use ckptctl::sample;
 use serde::Serialize;
-use std::fs::{self, File};
 use std::hint::black_box;
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Samples of each place; a first one of both is thrown away besides.
 const ROUNDS: usize = 5;
-/// One write(2) or read(2).
-const BLOCK_BYTES: usize = 1 << 20;
-const PAGE_BYTES: usize = 4096;
-/// What torch.save writes: per tensor a zip header, the tensor in one call, a data descriptor; at the end the
-/// archive's directory. Sequential, and nothing is ever written twice.
-const SAVE_HEADER_BYTES: usize = 128;
-const SAVE_TENSOR_BYTES: usize = 16 << 20;
-const SAVE_DESCRIPTOR_BYTES: usize = 24;
-const SAVE_DIRECTORY_BYTES: usize = 16 << 10;
 /// Far beyond the caches, and little enough for a small machine.
 const MEMCPY_BYTES: usize = 256 << 20;
 /// The whole budget has to be touched once.
@@ -76,7 +65,12 @@ pub(crate) struct BenchFigure {
 type Sample = fn(&Path, u64) -> anyhow::Result<f64>;
 
 /// The order matters: reads and mappings find what the writes left.
-const FIGURES: [(&str, Sample); 4] = [("write", write), ("read", read), ("mmap", map), ("save", save)];
+const FIGURES: [(&str, Sample); 4] = [
+    ("write", sample::write_new),
+    ("read", sample::read),
+    ("mmap", |path, _| sample::map(path)),
+    ("save", sample::save_new),
+];
 
 /// Waits until warm, then measures. Removes its files afterwards, also when a sample failed.
 ///
@@ -100,7 +94,7 @@ pub(crate) fn run(bench: BenchMount<'_>) -> anyhow::Result<BenchReport> {
         .map(|(name, sample)| compare(name, sample, &mount, &baseline, bench.size_bytes))
         .collect();
     // Both, also when the first cannot be removed.
-    let (of_mount, of_baseline) = (remove(&mount), remove(&baseline));
+    let (of_mount, of_baseline) = (sample::remove(&mount), sample::remove(&baseline));
     let removed = of_mount.and(of_baseline);
     let figures: anyhow::Result<Vec<BenchFigure>> = figures;
     let figures = figures?;
@@ -138,82 +132,6 @@ fn compare(
     })
 }
 
-/// A new file, in blocks; create and close are part of the time.
-fn write(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
-    write_with(path, size_bytes, &[BLOCK_BYTES], &[])
-}
-
-/// The same bytes as torch.save would write them.
-fn save(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
-    write_with(
-        path,
-        size_bytes,
-        &[SAVE_HEADER_BYTES, SAVE_TENSOR_BYTES, SAVE_DESCRIPTOR_BYTES],
-        &[SAVE_DIRECTORY_BYTES],
-    )
-}
-
-/// Writes `repeated` again and again until `size_bytes` are written, then `last`.
-fn write_with(path: &Path, size_bytes: u64, repeated: &[usize], last: &[usize]) -> anyhow::Result<f64> {
-    remove(path)?;
-    warm(size_bytes);
-    let longest = repeated.iter().chain(last).copied().max().unwrap_or(1);
-    let block = vec![0x5a_u8; longest];
-    let started = Instant::now();
-    let mut file = File::create(path).with_context(|| format!("create {}", path.display()))?;
-    let mut written: u64 = 0;
-    for &length in repeated.iter().cycle() {
-        let left = usize::try_from(size_bytes - written).unwrap_or(usize::MAX);
-        if left == 0 {
-            break;
-        }
-        let length = length.min(left);
-        file.write_all(&block[..length]).with_context(|| format!("write {}", path.display()))?;
-        written += length as u64;
-    }
-    for &length in last {
-        file.write_all(&block[..length]).with_context(|| format!("write {}", path.display()))?;
-        written += length as u64;
-    }
-    drop(file);
-    Ok(written as f64 / started.elapsed().as_secs_f64())
-}
-
-fn read(path: &Path, _: u64) -> anyhow::Result<f64> {
-    let mut block = vec![0; BLOCK_BYTES];
-    let started = Instant::now();
-    let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    let mut total: u64 = 0;
-    loop {
-        let got = file.read(&mut block).with_context(|| format!("read {}", path.display()))?;
-        if got == 0 {
-            return Ok(total as f64 / started.elapsed().as_secs_f64());
-        }
-        total += got as u64;
-    }
-}
-
-/// Opens, maps, and touches every page once.
-fn map(path: &Path, _: u64) -> anyhow::Result<f64> {
-    let started = Instant::now();
-    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    let size_bytes = usize::try_from(file.metadata()?.len())?;
-    ensure!(size_bytes > 0, "{} is empty: somebody else truncated it", path.display());
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-    let address = unsafe {
-        rustix::mm::mmap(std::ptr::null_mut(), size_bytes, ProtFlags::READ, MapFlags::SHARED, &file, 0)
-    }
-    .with_context(|| format!("map {}", path.display()))?;
-    // SAFETY: the mapping has size_bytes readable bytes until munmap below, and only this process writes the
-    // file, which it does not do meanwhile.
-    let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), size_bytes) };
-    black_box(bytes.iter().step_by(PAGE_BYTES).fold(0_u8, |all, byte| all ^ byte));
-    let bytes_per_s = size_bytes as f64 / started.elapsed().as_secs_f64();
-    // SAFETY: exactly the mapping made above, whose slice is not used any more.
-    unsafe { rustix::mm::munmap(address, size_bytes) }.context("unmap")?;
-    Ok(bytes_per_s)
-}
-
 fn memcpy_bytes_per_s() -> f64 {
     let (from, mut to) = (vec![1_u8; MEMCPY_BYTES], vec![2_u8; MEMCPY_BYTES]);
     let samples = (0..ROUNDS).map(|_| {
@@ -225,12 +143,6 @@ fn memcpy_bytes_per_s() -> f64 {
     median(samples.collect())
 }
 
-/// Touches as much memory as is needed next and gives it back: in a virtual machine, memory that was free for
-/// some seconds is the host's, and the sample that comes later would pay for getting it back.
-fn warm(size_bytes: u64) {
-    black_box(vec![1_u8; usize::try_from(size_bytes).unwrap_or(usize::MAX)]);
-}
-
 /// The upper middle one; there is always a sample.
 fn median(mut samples: Vec<f64>) -> f64 {
     assert!(!samples.is_empty(), "every figure has samples");
@@ -238,18 +150,10 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-fn remove(path: &Path) -> anyhow::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn the_report_has_four_figures_and_leaves_nothing_behind() {

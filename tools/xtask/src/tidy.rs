@@ -29,7 +29,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("engine/src/tier1/mapping.rs", "read-only memory mappings of backing files"),
     ("engine/src/tier1/tests.rs", "mappings and leases as another process would hold them"),
     ("engine/src/tier1/priority.rs", "the scheduling class of the run-ahead thread"),
-    ("tools/ckptctl/src/bench_mount.rs", "the mapping that `bench mount` times"),
+    ("tools/ckptctl/src/sample.rs", "the mapping that `bench mount` times"),
     ("fuse/src/device.rs", "the ioctls of /dev/fuse"),
     ("fuse/src/handle/mod.rs", "owning a descriptor that the kernel handed out"),
     ("kernels/src/checksum", "SIMD"),

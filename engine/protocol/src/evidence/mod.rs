@@ -307,7 +307,7 @@ impl Case<'_> {
                     return open(format!("{path} is open for writing ({writers} handles)"));
                 }
                 FileState::Mapped => return open(format!("{path} is still mapped for writing")),
-                FileState::Closed | FileState::Cut | FileState::Sealed(_) => {}
+                FileState::Closed | FileState::Cut | FileState::Sealed { .. } => {}
             }
         }
         None

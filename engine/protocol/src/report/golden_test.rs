@@ -166,7 +166,7 @@ fn the_ends_of_long_work_keep_their_shape() {
     is_golden(
         &verify,
         &json!({"checkpoints": 0, "files": 1, "copies": 0, "bytes": 0, "deep": true, "repaired": [],
-            "unrecoverable": [], "unchecked": []}),
+            "unrecoverable": [], "unchecked": [], "broken": []}),
     );
     let pending = Pending { path: "p".into(), reason: PendingReason::Mapped, what: "w".into() };
     let flush = Flush { waited: true, pending: vec![pending], ..Flush::default() };

@@ -41,13 +41,17 @@ pub struct Verify {
     pub unrecoverable: Vec<Unrecoverable>,
     /// What could not be read now although a good copy of the file is known.
     pub unchecked: Vec<Unrecoverable>,
+    /// Committed checkpoints of which Tier-3 does not say what it must.
+    #[serde(default)]
+    pub broken: Vec<BrokenInvariant>,
 }
 
 impl Verify {
-    /// Done when every listed file ends with a good copy.
+    /// Done when every listed file ends with a good copy, and every commit is one.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
-        if self.unrecoverable.is_empty() { ExitCode::Done } else { ExitCode::NotRecoverable }
+        let good = self.unrecoverable.is_empty() && self.broken.is_empty();
+        if good { ExitCode::Done } else { ExitCode::NotRecoverable }
     }
 }
 
@@ -66,6 +70,16 @@ pub struct VerifyRepair {
 pub struct Unrecoverable {
     pub path: String,
     /// Which copies were tried and what was wrong with each.
+    pub what: String,
+}
+
+/// Something that must always be true of a committed checkpoint, and is not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BrokenInvariant {
+    /// The checkpoint's.
+    pub path: String,
+    /// The sentence, as one of `invariants` is named.
+    pub invariant: String,
     pub what: String,
 }
 

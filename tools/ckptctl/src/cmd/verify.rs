@@ -11,8 +11,8 @@ use tidemark_protocol::size::Shown;
 
 /// Read copies again, compare them with their checksums, and repair bad ones
 ///
-/// Exits 0 when every file ends with a good copy, repaired ones included, 4 when one has none, and 3 when nothing in the
-/// tree has that path.
+/// Exits 0 when every file ends with a good copy, repaired ones included, 4 when one has none, or when Tier-3 does not
+/// say of a committed checkpoint what it must, and 3 when nothing in the tree has that path.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A path, RUN@STEP, @STEP, RUN@latest or latest; everything where there is none
@@ -50,7 +50,11 @@ fn print(verify: &Verify, out: &mut dyn Write) -> io::Result<()> {
     for file in &verify.unrecoverable {
         writeln!(out, "LOST      {}: {}", clean(&file.path), clean(&file.what))?;
     }
-    let end = if verify.unrecoverable.is_empty() { "ok" } else { "BAD" };
+    for broken in &verify.broken {
+        let (path, invariant, what) = (clean(&broken.path), clean(&broken.invariant), clean(&broken.what));
+        writeln!(out, "BROKEN    {path}: not so that {}: {what}", invariant.replace('_', " "))?;
+    }
+    let end = if verify.exit_code() == ExitCode::Done { "ok" } else { "BAD" };
     writeln!(
         out,
         "{end}: {} checkpoints, {} files, {} copies, {} read; {} repaired, {} without a good copy",

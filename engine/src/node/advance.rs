@@ -1,0 +1,291 @@
+//! Moves versions towards their marker: tells the rules what happened, and does what they say.
+//!
+//! Owns: which attempts run, who waits for what, what a commit tells the namespace. Does not own: which step follows
+//! which (`protocol::checkpoint`), the order of versions (`protocol::lineage`), the jobs' bodies (`jobs`).
+
+use crate::error::ErrorKind;
+use crate::namespace::ObjectCopy;
+use crate::node::away::Cause;
+use crate::node::backlog::lags;
+use crate::node::book::{Number, VersionBook, reference};
+use crate::node::decide::{Plan, run_of};
+use crate::node::jobs;
+use crate::node::run::{Engine, RETRY_LONGEST, error_text, retry_pause};
+use crate::save::commit::{Attempt, CommitError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+use tidemark_protocol::checkpoint::{Checkpoint, CheckpointCommand, CheckpointEvent};
+use tidemark_protocol::id::FileId;
+use tidemark_protocol::invariants;
+use tidemark_protocol::key::VersionRef;
+use tidemark_protocol::lineage;
+use tidemark_protocol::manifest::Manifest;
+use tidemark_protocol::path::RunPath;
+use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::record::RecordFile;
+use tidemark_protocol::report::EventLevel;
+use tidemark_protocol::residency::{ReclaimClass, reclaim_class};
+
+/// Attempts on their way at once: one uploads while the other writes its markers.
+pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
+
+impl Engine {
+    /// Opens a version and queues its attempt.
+    pub(crate) fn start_version(&mut self, id: &CheckpointId, plan: Plan) {
+        let Plan { record, contents, files, directories, hard_links } = plan;
+        let previous = self.previous(&id.run);
+        let mut attempt = Attempt::new(record.clone(), files, previous.clone());
+        attempt.directories = directories;
+        attempt.hard_links = hard_links;
+        let queued = self.backlog.queue.iter().map(|(id, number)| self.version(id, *number).bytes_left());
+        let backlog_bytes = queued.sum::<u64>() + attempt.bytes_left();
+        if self.shared.settings.tier3.paced && self.flushes.is_empty() && !self.draining {
+            self.shared.drain.with_pace(|pace, at| pace.version_completed(at, backlog_bytes));
+        }
+        let proven = record.evidence.commits();
+        let kind = if proven { "complete" } else { "settled" };
+        self.event(EventLevel::Info, kind, id, record.evidence_detail.clone());
+        if proven {
+            self.remember(id);
+        }
+        let number = (record.version.timeline, record.version.version);
+        let mut todo = Vec::new();
+        let checkpoint = Checkpoint::recorded(record, &mut todo);
+        let mut version = VersionBook::new(checkpoint, contents);
+        version.previous = previous;
+        version.attempt = Some(Box::new(attempt));
+        let book = self.ledger.books.get_mut(id).expect("the plan is of this book");
+        book.versions.insert(number, version);
+        if proven {
+            self.tell_older(id, number, &CheckpointEvent::Superseded);
+        }
+        self.carry_out(id, number, todo);
+        self.give_turns();
+    }
+
+    /// Takes an event of a version, and does what follows.
+    pub(crate) fn happens(&mut self, id: &CheckpointId, number: Number, event: CheckpointEvent) {
+        let mut todo = Vec::new();
+        if let Err(illegal) = self.version_mut(id, number).checkpoint.step(event, &mut todo) {
+            tracing::error!(checkpoint = %format_args!("{}/{}", id.run, id.directory), %illegal, "a broken belief");
+            debug_assert!(false, "{illegal}");
+            return;
+        }
+        self.carry_out(id, number, todo);
+    }
+
+    fn carry_out(&mut self, id: &CheckpointId, number: Number, todo: Vec<CheckpointCommand>) {
+        let version = self.version(id, number);
+        debug_assert_eq!(invariants::nothing_is_committed_without_evidence(&version.checkpoint), Ok(()));
+        let entry = (id.clone(), number);
+        if lags(&version.checkpoint) {
+            self.backlog.lagging.insert(entry);
+        } else {
+            self.backlog.lagging.remove(&entry);
+        }
+        for command in todo {
+            match command {
+                CheckpointCommand::Enqueue => {
+                    self.version_mut(id, number).trouble = None;
+                    self.backlog.queue.push_back((id.clone(), number));
+                }
+                CheckpointCommand::Prepare => {
+                    let (shared, attempt) = (Arc::clone(&self.shared), self.take_attempt(id, number));
+                    self.jobs.spawn(jobs::prepare(shared, id.clone(), number, attempt));
+                }
+                CheckpointCommand::Decide => {
+                    let (shared, mut attempt) = (Arc::clone(&self.shared), self.take_attempt(id, number));
+                    // Evidence may have come after the record was written; the manifest says the one that counted.
+                    let (evidence, detail) = self.version(id, number).checkpoint.evidence();
+                    attempt.raise(evidence, detail);
+                    self.jobs.spawn(jobs::decide(shared, id.clone(), number, attempt));
+                }
+                CheckpointCommand::Pause => self.pause_version(id, number),
+                CheckpointCommand::Publish => self.publish(id, number),
+                CheckpointCommand::Release => {
+                    self.version_mut(id, number).attempt = None;
+                    let other = |of: &CheckpointId, at: &Number| (of, *at) != (id, number);
+                    self.backlog.queue.retain(|(of, at)| other(of, at));
+                    self.backlog.paused.retain(|(_, of, at)| other(of, at));
+                }
+                CheckpointCommand::LookAgain => {
+                    self.ledger.due.insert(id.clone());
+                }
+            }
+        }
+    }
+
+    /// Begins attempts while there is a place.
+    pub(crate) fn give_turns(&mut self) {
+        while self.backlog.in_flight < ATTEMPTS_IN_FLIGHT_MAX && self.fenced.is_none() {
+            let Some((id, number)) = self.backlog.queue.pop_front() else { return };
+            self.happens(&id, number, CheckpointEvent::TurnCame);
+        }
+    }
+
+    fn take_attempt(&mut self, id: &CheckpointId, number: Number) -> Box<Attempt> {
+        self.backlog.in_flight += 1;
+        self.version_mut(id, number).attempt.take().expect("no other job has it, or it had no turn")
+    }
+
+    pub(crate) fn prepare_done(
+        &mut self,
+        id: &CheckpointId,
+        number: Number,
+        attempt: Box<Attempt>,
+        result: Result<(), CommitError>,
+    ) {
+        self.give_back(id, number, attempt);
+        match result {
+            Ok(()) => {
+                self.tier3_away.ended(&Cause::Version(id.clone(), number));
+                self.shared.metrics.prepare_versions.inc();
+                self.happens(id, number, CheckpointEvent::Prepared);
+                self.tree_may_tell_more();
+            }
+            Err(error) => self.failed(id, number, &error),
+        }
+    }
+
+    pub(crate) fn decide_done(
+        &mut self,
+        id: &CheckpointId,
+        number: Number,
+        attempt: Box<Attempt>,
+        result: Result<Box<Manifest>, CommitError>,
+    ) {
+        self.give_back(id, number, attempt);
+        match result {
+            Ok(manifest) => {
+                self.tier3_away.ended(&Cause::Version(id.clone(), number));
+                let epoch = self.shared.drain.epoch;
+                self.version_mut(id, number).committed = Some((Arc::new(*manifest), epoch));
+                self.happens(id, number, CheckpointEvent::Committed);
+            }
+            Err(error) => self.failed(id, number, &error),
+        }
+    }
+
+    fn give_back(&mut self, id: &CheckpointId, number: Number, attempt: Box<Attempt>) {
+        self.backlog.in_flight -= 1;
+        self.version_mut(id, number).attempt = Some(attempt);
+    }
+
+    fn failed(&mut self, id: &CheckpointId, number: Number, error: &CommitError) {
+        let why = error_text(error);
+        let (level, event) = match (error.kind(), error) {
+            (_, CommitError::Lost { .. } | CommitError::Taken { .. }) => {
+                (EventLevel::Warn, CheckpointEvent::DecidedOtherwise { why: why.clone() })
+            }
+            (ErrorKind::Corrupt, _) => (EventLevel::Error, CheckpointEvent::Spoiled { why: why.clone() }),
+            (ErrorKind::Fenced, _) => {
+                self.fenced = Some(why.clone());
+                (EventLevel::Error, CheckpointEvent::Interrupted)
+            }
+            (ErrorKind::Unavailable | ErrorKind::NoSpace | ErrorKind::Invalid | ErrorKind::NotFound, _) => {
+                self.tier3_away.failed(Cause::Version(id.clone(), number), Instant::now(), why.clone());
+                self.shared.metrics.upload_failures.inc();
+                (EventLevel::Warn, CheckpointEvent::Interrupted)
+            }
+        };
+        let checkpoint = format_args!("{}/{}", id.run, id.directory);
+        match level {
+            EventLevel::Error => tracing::error!(%checkpoint, %why, "not committed"),
+            EventLevel::Warn | EventLevel::Info => tracing::warn!(%checkpoint, %why, "not committed yet"),
+        }
+        self.version_mut(id, number).trouble = Some(why.clone());
+        self.event(level, "not_committed", id, why);
+        self.happens(id, number, event);
+    }
+
+    fn pause_version(&mut self, id: &CheckpointId, number: Number) {
+        let longest = if self.fenced.is_some() { RETRY_LONGEST } else { self.retry_longest() };
+        let attempt = self.version_mut(id, number).attempt.as_mut().expect("its job gave it back");
+        let pause = retry_pause(attempt.count_failure(), longest);
+        self.backlog.paused.insert((Instant::now() + pause, id.clone(), number));
+    }
+
+    /// Ends the pauses that are over. Costs what it ends.
+    pub(crate) fn end_pauses(&mut self, now: Instant) {
+        while self.backlog.paused.first().is_some_and(|(until, ..)| *until <= now) {
+            let Some((_, id, number)) = self.backlog.paused.pop_first() else { return };
+            self.happens(&id, number, CheckpointEvent::PauseOver);
+        }
+    }
+
+    /// A version is committed: its objects are noted, older attempts are overtaken, host copies may give way.
+    fn publish(&mut self, id: &CheckpointId, number: Number) {
+        let Some(manifest) = self.version(id, number).manifest().map(Arc::clone) else { return };
+        self.shared.metrics.commit_versions.inc();
+        #[expect(clippy::cast_precision_loss, reason = "a duration for a histogram")]
+        let seconds = (self.shared.now_ns() - manifest.completed_at_ns).max(0) as f64 / 1e9;
+        self.shared.metrics.commit_seconds.observe(seconds);
+        for file in &manifest.files {
+            let object = ObjectCopy { key: file.key.clone(), size_bytes: file.size_bytes };
+            self.shared.namespace.note_object(file.file, file.seal, object);
+        }
+        if let Some(book) = self.ledger.books.get_mut(id) {
+            book.told_of = None;
+        }
+        self.tell_older(id, number, &CheckpointEvent::Overtaken);
+        let (files, bytes) = (manifest.files.len(), manifest.size_bytes());
+        let what = format!("version {} of {files} files and {bytes} bytes is committed", number.1);
+        self.event(EventLevel::Info, "committed", id, what);
+        self.classify_run(&id.run);
+        self.tree_may_tell_more();
+    }
+
+    /// Tells the older versions of the same checkpoint that may still be committed.
+    fn tell_older(&mut self, id: &CheckpointId, newer: Number, event: &CheckpointEvent) {
+        let older = self.ledger.books[id].versions.range(..newer);
+        let alive = older.filter(|(_, version)| version.checkpoint.is_alive());
+        for number in alive.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.happens(id, number, event.clone());
+        }
+    }
+
+    pub(super) fn version(&self, id: &CheckpointId, number: Number) -> &VersionBook {
+        &self.ledger.books[id].versions[&number]
+    }
+
+    fn version_mut(&mut self, id: &CheckpointId, number: Number) -> &mut VersionBook {
+        let book = self.ledger.books.get_mut(id).expect("a version is of a book, and books stay");
+        book.versions.get_mut(&number).expect("a version stays in its book")
+    }
+
+    /// The newest committed version of a run.
+    pub(crate) fn watermark(&self, run: &RunPath) -> Option<&Checkpoint> {
+        lineage::watermark(run_of(&self.ledger, run))
+    }
+
+    /// The committed version of the run that a new one follows.
+    fn previous(&self, run: &RunPath) -> Option<VersionRef> {
+        self.watermark(run).map(reference)
+    }
+
+    /// Says which host copies of a run may give way, and in which order.
+    pub(crate) fn classify_run(&self, run: &RunPath) {
+        let newest = self.watermark(run);
+        let watermark = newest.map(|version| &version.record().version);
+        let mut classes: BTreeMap<FileId, ReclaimClass> = BTreeMap::new();
+        for book in self.ledger.books.values().filter(|book| book.id.run == *run) {
+            // What older versions of the same checkpoint list has no name any more, or is in the newest too.
+            let Some((_, version)) = book.committed() else { continue };
+            let class = reclaim_class(&version.record().version, watermark);
+            for file in version.manifest().iter().flat_map(|manifest| &manifest.files) {
+                let known = classes.entry(file.file).or_insert(class);
+                *known = class.max(*known);
+            }
+        }
+        if cfg!(debug_assertions) {
+            let listed = newest.iter().flat_map(|version| &version.record().files);
+            let of = |entry: &RecordFile| Some((entry.path.clone(), *classes.get(&entry.file)?));
+            let files: Vec<_> = listed.filter_map(of).collect();
+            assert_eq!(invariants::the_newest_committed_version_gives_way_last(&files), Ok(()));
+        }
+        for (file, class) in classes {
+            self.shared.namespace.set_reclaim(file, class);
+        }
+    }
+}

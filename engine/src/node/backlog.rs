@@ -1,0 +1,89 @@
+//! Versions that are not at rest: what waits for what, how much that is, and whether the books agree with it.
+//!
+//! Owns: the sets that the loop looks at instead of every checkpoint, the lag, the checks between two events. Does not
+//! own: what moves a version (`advance`), what must be true (`protocol::invariants`).
+
+use crate::node::book::Number;
+use crate::node::decide::run_of;
+use crate::node::run::Engine;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Instant;
+use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::invariants;
+use tidemark_protocol::path::RunPath;
+use tidemark_protocol::recognise::CheckpointId;
+
+/// Steps of the loop between two checks of what costs a pass over the books. Only where assertions are on.
+const STEPS_PER_CHECK: u32 = 16;
+
+/// Versions that are not at rest, by what they wait for: the loop looks only at these.
+#[derive(Debug, Default)]
+pub(crate) struct Backlog {
+    /// Those that wait for a place among those in flight, oldest first.
+    pub(super) queue: VecDeque<(CheckpointId, Number)>,
+    pub(super) in_flight: usize,
+    /// Those whose last try failed, by when the next is.
+    pub(super) paused: BTreeSet<(Instant, CheckpointId, Number)>,
+    /// Those that are proven and not decided.
+    pub(super) lagging: BTreeSet<(CheckpointId, Number)>,
+    steps: u32,
+}
+
+/// What is complete and not committed yet.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Lag {
+    pub(crate) versions: u64,
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
+}
+
+pub(super) fn lags(checkpoint: &Checkpoint) -> bool {
+    checkpoint.is_alive() && checkpoint.is_proven()
+}
+
+impl Engine {
+    /// The lag of one run, or of all. Costs what lags.
+    pub(crate) fn lag(&self, run: Option<&RunPath>) -> Lag {
+        let now_ns = self.shared.now_ns();
+        let mut lag = Lag::default();
+        for (id, number) in &self.backlog.lagging {
+            if run.is_some_and(|run| id.run != *run) {
+                continue;
+            }
+            let version = self.version(id, *number);
+            lag.versions += 1;
+            lag.bytes += version.bytes_left();
+            #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
+            let seconds = (now_ns - version.record().completed_at_ns).max(0) as f64 / 1e9;
+            lag.seconds = lag.seconds.max(seconds);
+        }
+        lag
+    }
+
+    /// What must be true between two events, looked at now and then.
+    pub(crate) fn check_invariants(&mut self) {
+        self.backlog.steps += 1;
+        if self.backlog.steps < STEPS_PER_CHECK {
+            return;
+        }
+        self.backlog.steps = 0;
+        let runs: BTreeSet<_> = self.ledger.books.keys().map(|id| &id.run).collect();
+        for run in runs {
+            let versions = run_of(&self.ledger, run);
+            assert_eq!(invariants::the_watermark_is_the_newest_committed_version(versions), Ok(()));
+        }
+        for (id, book) in &self.ledger.books {
+            for (number, version) in &book.versions {
+                let lagging = self.backlog.lagging.contains(&(id.clone(), *number));
+                assert_eq!(lagging, lags(&version.checkpoint), "the backlog lost {:?}", version.checkpoint);
+                let kept = version.checkpoint.is_alive() && !version.checkpoint.is_running();
+                assert_eq!(
+                    version.attempt.is_some(),
+                    kept,
+                    "who has the attempt of {:?}",
+                    version.checkpoint
+                );
+            }
+        }
+    }
+}
