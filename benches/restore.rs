@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
-use tidemark_benches::{Bench, Mount, files, memory};
+use tidemark_benches::{Bench, Mount, files};
 
 fn main() -> anyhow::Result<()> {
     let bench = Bench::start("restore")?;
@@ -19,8 +19,7 @@ fn main() -> anyhow::Result<()> {
     let size_bytes = bench.options.size_bytes;
     let (ours, theirs) =
         (mount.path().join("bench-restore"), bench.options.baseline.join("tidemark-bench-restore"));
-    let medians =
-        bench.alternate(|| after_death(&ours, size_bytes), || after_death(&theirs, size_bytes))?;
+    let medians = bench.alternate(|| after_death(&ours, size_bytes), || after_death(&theirs, size_bytes))?;
     files::remove(&theirs)?;
     bench.result("restore_after_process_death", "GB/s", medians)?;
     mount.flush()?;
@@ -35,7 +34,7 @@ fn main() -> anyhow::Result<()> {
         },
         || {
             files::remove(&theirs)?;
-            memory::warm(size_bytes);
+            files::warm(size_bytes);
             drop_cached(&object)?;
             let started = Instant::now();
             fs::copy(&object, &theirs).context("copy out of Tier-3")?;
@@ -51,7 +50,7 @@ fn main() -> anyhow::Result<()> {
 /// A process of its own writes the file and is killed; then the file is read.
 fn after_death(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
     files::remove(path)?;
-    memory::warm(size_bytes);
+    files::warm(size_bytes);
     let script = "head -c \"$1\" /dev/zero > \"$0\" && echo written && exec sleep 600";
     let mut trainer = Command::new("sh")
         .args(["-c", script])
