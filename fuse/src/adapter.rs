@@ -8,13 +8,13 @@ use crate::backing_ids::BackingIds;
 use crate::cold::{Job, Workers};
 use crate::control_dir::ControlDir;
 use crate::convert::{answer_bytes, answer_empty, caller, now_ns, refuse, set_time};
-use crate::counters::{Opcode, RequestCounters};
+use crate::counters::Opcode;
 use crate::cut::closed_by;
 use crate::device::Device;
 use crate::errno::errno;
 use crate::handle::{DataPath, Fallback};
-use crate::host::Host;
 use crate::init;
+use crate::shared::Shared;
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
@@ -25,9 +25,9 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tidemark_engine::namespace::{Attr, FsError, Namespace, OpenFile, OpenOutcome, SetAttr};
+use tidemark_engine::namespace::{FsError, Namespace, OpenOutcome, SetAttr};
 
 /// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
 const COOKIE_SELF: u64 = 1;
@@ -41,75 +41,6 @@ const NAME_MAX_BYTES: u32 = 255;
 
 /// Suid and sgid are never stored on files: see `init`.
 const FILE_MODE_BITS: u32 = 0o1777;
-
-/// What the session threads and the restore threads share.
-pub(crate) struct Shared {
-    pub(crate) namespace: Arc<Namespace>,
-    pub(crate) host: Arc<dyn Host>,
-    pub(crate) control: ControlDir,
-    pub(crate) counters: RequestCounters,
-    pub(crate) data: OnceLock<DataPath>,
-    pub(crate) block_size: u32,
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("data", &self.data).finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    fn data(&self) -> &DataPath {
-        self.data.get().expect("set when INIT was answered, and no request comes before that")
-    }
-
-    /// Answers an OPEN with a file of the namespace, or gives the file back when it cannot be.
-    pub(crate) fn answer_open(&self, file: &OpenFile, reply: ReplyOpen) {
-        if let Err((reply, errno)) = self.data().opened(file, reply) {
-            self.give_back(file);
-            reply.error(errno);
-        }
-    }
-
-    /// Answers a CREATE with what the namespace made, or takes it back when it cannot be.
-    pub(crate) fn answer_create(&self, made: Result<(Attr, OpenFile), FsError>, reply: ReplyCreate) {
-        match made {
-            Ok((made, file)) => {
-                let entered = attr::entry(&made, self.block_size);
-                let ttl = attr::ttl(&made);
-                if let Err((reply, errno)) = self.data().created(&file, &entered, ttl, reply) {
-                    self.namespace.forget(made.node, 1);
-                    self.give_back(&file);
-                    reply.error(errno);
-                }
-            }
-            Err(error) => reply.error(errno(error)),
-        }
-    }
-
-    /// Gives a file back that the kernel never heard of.
-    fn give_back(&self, file: &OpenFile) {
-        if let Err(error) = self.namespace.release(file.fh) {
-            tracing::warn!(fh = file.fh, %error, "an open file could not be given back");
-        }
-    }
-
-    fn answer_entry(&self, result: Result<Attr, FsError>, reply: ReplyEntry) {
-        match result {
-            Ok(found) => {
-                reply.entry(&attr::ttl(&found), &attr::entry(&found, self.block_size), Generation(0));
-            }
-            Err(error) => reply.error(errno(error)),
-        }
-    }
-
-    pub(crate) fn answer_attr(&self, result: Result<Attr, FsError>, reply: ReplyAttr) {
-        match result {
-            Ok(found) => reply.attr(&attr::ttl(&found), &attr::stat(&found, self.block_size)),
-            Err(error) => reply.error(errno(error)),
-        }
-    }
-}
 
 /// The file system that fuser calls.
 #[derive(Debug)]

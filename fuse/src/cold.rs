@@ -11,9 +11,9 @@
 //!
 //! [`Host`]: crate::Host
 
-use crate::adapter::Shared;
 use crate::convert::answer_bytes;
 use crate::errno::errno;
+use crate::shared::Shared;
 use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyOpen, ReplyXattr};
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};

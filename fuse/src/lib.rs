@@ -27,6 +27,7 @@ mod mount;
 mod notify;
 mod probe;
 mod session;
+mod shared;
 
 pub use counters::{Counters, Opcode};
 pub use error::MountError;

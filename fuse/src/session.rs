@@ -3,7 +3,7 @@
 //! Owns: [`mount`], [`Mounted`], the choice between passthrough and FALLBACK. Does not own: the requests
 //! (`adapter`), the mountpoint's state (`mount`).
 
-use crate::adapter::{Adapter, Shared};
+use crate::adapter::Adapter;
 use crate::attr::{BLOCK_SIZE_FALLBACK, BLOCK_SIZE_PASSTHROUGH};
 use crate::cold::Workers;
 use crate::control_dir::ControlDir;
@@ -14,6 +14,7 @@ use crate::host::Host;
 use crate::mount::{attach, detach, prepare};
 use crate::notify::{self, Invalidator};
 use crate::probe;
+use crate::shared::Shared;
 use fuser::{Config, Session, SessionACL};
 use std::fmt;
 use std::io;
