@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tidemark_tests::daemon::{Daemon, DaemonOptions};
+use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
 use tidemark_tests::{machine, process, tier3};
 
 use crate::checkpoint::{Checkpoint, Found};
@@ -105,7 +105,9 @@ fn stopped_at(stop: &str) {
     });
     let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "30"]);
     let status = daemon.wait_for_death(DEATH_LIMIT).unwrap_or_else(|| {
-        panic!("{stop} was never reached; saved: {saved:?}, flush: {}\n{}", flushed.status, daemon.log_tail())
+        let status = daemon.ctl_json(&["status"]);
+        let (flushed, log) = (shown(&flushed), daemon.log_tail());
+        panic!("{stop} was never reached; saved: {saved:?}, flush: {flushed}\n{status:#}\n{log}")
     });
     assert_eq!(status.signal(), Some(9), "{stop}: died of something else: {status}\n{}", daemon.log_tail());
     daemon.set_env(STOP_AT, None);
