@@ -17,7 +17,7 @@ use super::backing::File;
 use super::ballast::{Ballast, SLICE_BYTES};
 use super::budget::{Budget, User};
 use super::mount::{Capabilities, Medium};
-use super::pool::{LingeringFile, Pool, ReadyFile, SMALL_FILES_READY, SpentFile};
+use super::pool::{LingeringFile, Pool, ReadyFile, SMALL_FILES_READY, SpentFile, TINY_FILES_READY};
 use super::run_ahead::RunAhead;
 use super::worker::{Wake, headroom_bytes};
 use super::{Tier1Error, lease, lock};
@@ -72,7 +72,8 @@ impl Space {
             if let Some(file) = &taken {
                 lock(&self.budget).shift(User::Pool, User::Files, file.held_bytes);
             }
-            if pool.small.len() < SMALL_FILES_READY / 2 || predicted_bytes.is_some_and(|b| b > SLICE_BYTES) {
+            let low = pool.small.len() < SMALL_FILES_READY / 2 || pool.tiny.len() < TINY_FILES_READY / 2;
+            if low || predicted_bytes.is_some_and(|bytes| bytes > SLICE_BYTES) {
                 self.wake.now();
             }
             taken

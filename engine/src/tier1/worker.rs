@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::ballast::SLICE_BYTES;
 use super::budget::User;
 use super::lock;
-use super::pool::SMALL_FILES_READY;
+use super::pool::{SMALL_FILES_READY, TINY_BYTES, TINY_FILES_READY};
 use super::pressure::Pressure;
 use super::space::{RUN_AHEAD_MIN_BYTES, Space};
 
@@ -178,17 +178,30 @@ impl Worker<'_> {
         }
     }
 
-    /// Keeps small ready files in stock, on at most a sixteenth of what is available.
+    /// Keeps tiny and small ready files in stock, on at most a sixteenth of what is available.
     fn refill_small(&self) -> bool {
-        let ready = lock(&self.space.pool).small.len();
         let available = lock(&self.space.budget).available();
-        let stock = (available / SMALL_FILES_PART / RUN_AHEAD_MIN_BYTES).min(SMALL_FILES_READY as u64);
-        if ready as u64 >= stock || self.space.idle_bytes() < RUN_AHEAD_MIN_BYTES {
+        let lacks = |ready: usize, most: usize, bytes: u64| {
+            let stock = (available / SMALL_FILES_PART / bytes).min(most as u64);
+            (ready as u64) < stock && self.space.idle_bytes() >= bytes
+        };
+        let (tiny, small) = {
+            let pool = lock(&self.space.pool);
+            (pool.tiny.len(), pool.small.len())
+        };
+        let is_tiny = lacks(tiny, TINY_FILES_READY, TINY_BYTES);
+        if !is_tiny && !lacks(small, SMALL_FILES_READY, RUN_AHEAD_MIN_BYTES) {
             return false;
         }
-        match self.space.make_file(User::Pool, RUN_AHEAD_MIN_BYTES) {
-            Ok(file) if file.ready_bytes == RUN_AHEAD_MIN_BYTES => {
-                lock(&self.space.pool).small.push(file);
+        let bytes = if is_tiny { TINY_BYTES } else { RUN_AHEAD_MIN_BYTES };
+        match self.space.make_file(User::Pool, bytes) {
+            Ok(file) if file.ready_bytes == bytes => {
+                let mut pool = lock(&self.space.pool);
+                if is_tiny {
+                    pool.tiny.push(file)
+                } else {
+                    pool.small.push(file)
+                }
                 true
             }
             Ok(file) => {
