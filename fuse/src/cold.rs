@@ -5,8 +5,9 @@
 //!
 //! Three things take long. A file whose bytes are elsewhere must be fetched first. An open for writing or a
 //! resize may have to copy frozen bytes, or wait for another program's last close, whose RELEASE must then
-//! find a free thread. And what finds no room waits, bounded, for memory that is on its way back. In each case the reply object moves to a worker and is answered there. Fetches have
-//! threads of their own, so that a slow tier does not hold up programs that write. Threads and queues are bounded;
+//! find a free thread. And what finds no room waits, bounded, for memory that is on its way back. In each case
+//! the reply object moves to a worker and is answered there. Fetches have threads of their own, so that a slow
+//! tier does not hold up programs that write. Threads and queues are bounded;
 //! what does not fit is refused with EAGAIN rather than left waiting for ever.
 //!
 //! [`Host`]: crate::Host
@@ -23,7 +24,8 @@ use tidemark_engine::namespace::{Attr, Caller, ColdFile, FsError, NodeId, OpenFi
 /// Files that are fetched at once. Each fetch is parallel in itself; this is for many small files.
 const FETCH_THREADS: usize = 16;
 
-/// Opens for writing, resizes and creates without room at once: as many as a node has ranks, so that they do not wait for each other.
+/// Opens for writing, resizes and creates without room at once: as many as a node has ranks, so that they do not
+/// wait for each other.
 const CHANGE_THREADS: usize = 8;
 
 /// What waits for a thread, for each of the two. More than a node has data loaders.

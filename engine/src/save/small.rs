@@ -6,7 +6,7 @@
 //! them would wait for each other eight at a time, while the store's file system could make many durable at once.
 
 use crate::save::drain::Drain;
-use crate::save::upload::{SealedBytes, UploadError};
+use crate::save::upload::{SealedBytes, UploadError, arrived};
 use crate::tier1::Backing;
 use bytes::Bytes;
 use std::io;
@@ -41,23 +41,7 @@ pub(crate) async fn upload(
     let failed = |source| UploadError::Store { path: file.path.clone(), key: key.to_owned(), source };
     let uploaded =
         drain.store.upload(key, Arc::new(Bytes::from(bytes)), &drain.limits).await.map_err(failed)?;
-    drain.metrics.upload_bytes.inc_by(size_bytes);
-    drain.metrics.upload_files.inc();
-    drain.metrics.upload_seconds.observe(begun.elapsed().as_secs_f64());
-    if uploaded.size_bytes != size_bytes {
-        let key = key.to_owned();
-        return Err(UploadError::Size { key, expected: size_bytes, found: uploaded.size_bytes });
-    }
-    if !drain.part_checksums
-        && let Some(&expected) = file.chunks.first()
-    {
-        let there = drain.store.get_range(key, 0..size_bytes).await.map_err(failed)?;
-        let found = Crc64(tidemark_kernels::crc64(&there));
-        if found != expected {
-            return Err(UploadError::ReadBack { key: key.to_owned(), chunk: 0, expected, found });
-        }
-    }
-    Ok(uploaded.etag)
+    arrived(drain, key, (&file.path, size_bytes, &file.chunks), begun, uploaded).await
 }
 
 /// All bytes of a small file at rest. A copy out of memory keeps a core for microseconds only; mapping so few would cost

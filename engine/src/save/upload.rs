@@ -6,7 +6,7 @@
 use crate::error::ErrorKind;
 use crate::namespace::SealPin;
 use crate::save::drain::Drain;
-use crate::store::{PartSource, StoreError, UploadLimits};
+use crate::store::{PartSource, StoreError, UploadLimits, Uploaded};
 use crate::tier1::Mapping;
 use bytes::Bytes;
 use std::io;
@@ -85,6 +85,18 @@ pub async fn upload(
         Some(corrupt) => corrupt,
         None => UploadError::Store { path: path.clone(), key: key.to_owned(), source: error },
     })?;
+    arrived(drain, key, (&path, size_bytes, &chunks), begun, uploaded).await
+}
+
+/// What follows from an upload that the store took: counted, its size checked, and, where the store checks no parts, read
+/// back. Gives the store's etag.
+pub(crate) async fn arrived(
+    drain: &Drain,
+    key: &str,
+    (path, size_bytes, chunks): (&str, u64, &[Crc64]),
+    begun: Instant,
+    uploaded: Uploaded,
+) -> Result<Option<String>, UploadError> {
     drain.metrics.upload_bytes.inc_by(size_bytes);
     drain.metrics.upload_files.inc();
     drain.metrics.upload_seconds.observe(begun.elapsed().as_secs_f64());
@@ -93,7 +105,7 @@ pub async fn upload(
         return Err(UploadError::Size { key, expected: size_bytes, found: uploaded.size_bytes });
     }
     if !drain.part_checksums {
-        read_back(drain, key, &path, size_bytes, &chunks).await?;
+        read_back(drain, key, path, size_bytes, chunks).await?;
     }
     Ok(uploaded.etag)
 }
