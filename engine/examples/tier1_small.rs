@@ -126,7 +126,7 @@ fn through_namespace(
     figures: &mut Figures,
 ) -> Result<(), Box<dyn Error>> {
     let flags = create_flags()?;
-    let caller = Caller { uid: 0, gid: 0, pid: std::process::id(), now_ns: 1 };
+    let caller = Caller { uid: 0, gid: 0, pid: std::process::id(), now_ns: 1, request: 0 };
     let bytes = [7; FILE_BYTES];
     for number in 0..files {
         let name = format!("file-{round}-{number}");

@@ -50,6 +50,12 @@ step_points! {
     RetireAfterFirstDelete = "retire.after_first_delete",
     /// A loose file's bytes are in Tier-3, its sidecar is not.
     LooseBeforeSidecar = "loose.before_sidecar",
+    /// A rename is journaled, and its answer is not out.
+    RenameBeforeAnswer = "rename.before_answer",
+    /// A daemon that takes a live mount over has its memory and its names back; nothing is answered yet.
+    ResumeBeforeServing = "resume.before_serving",
+    /// It serves; the kernel was asked for unanswered requests, and Tier-3 has not been looked at.
+    ResumeAfterServing = "resume.after_serving",
     /// The tree document is about to be written.
     TreeBeforeWrite = "tree.before_write",
 }

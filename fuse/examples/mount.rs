@@ -5,7 +5,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use tidemark_engine::namespace::{ColdFile, FsError, Namespace, NamespaceSettings};
+use tidemark_engine::namespace::{ColdFile, FsError, Namespace, NamespaceSettings, NodeId};
 use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
 use tidemark_fuse::{Host, ModeChoice, MountSettings, mount};
 use tidemark_protocol::id::Incarnation;
@@ -16,6 +16,10 @@ impl Host for NothingCold {
     fn fetch(&self, _: ColdFile) -> Result<(), FsError> {
         Err(FsError::Io)
     }
+    fn verify(&self, _: NodeId) -> Result<(), FsError> {
+        Ok(())
+    }
+
     fn control_files(&self) -> Vec<String> {
         vec!["status".to_owned()]
     }

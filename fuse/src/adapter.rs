@@ -4,10 +4,10 @@
 //! (`handle`), the control files' content (`control_dir`).
 
 use crate::attr;
-use crate::backing_ids::BackingIds;
+use crate::backing_ids::{BackingIds, Kernel};
 use crate::cold::{Job, Workers};
 use crate::control_dir::ControlDir;
-use crate::convert::{answer_bytes, answer_empty, caller, now_ns, refuse, set_time};
+use crate::convert::{answer_bytes, answer_empty, caller, is_resent, refuse, request_id, set_time};
 use crate::counters::Opcode;
 use crate::cut::closed_by;
 use crate::device::Device;
@@ -17,7 +17,7 @@ use crate::init;
 use crate::shared::Shared;
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
@@ -28,6 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tidemark_engine::namespace::{FsError, Namespace, OpenOutcome, SetAttr};
+use tidemark_engine::step_point::{StepPoint, reach};
 
 /// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
 const COOKIE_SELF: u64 = 1;
@@ -49,6 +50,8 @@ pub(crate) struct Adapter {
     pub(crate) workers: Workers,
     /// Where backing files are registered; `None` in FALLBACK.
     pub(crate) passthrough: Option<Arc<Device>>,
+    /// What the kernel and the daemon before this one agreed to; nothing more can be had of a mount that lives.
+    pub(crate) agreed_before: Option<InitFlags>,
 }
 
 impl Adapter {
@@ -63,9 +66,12 @@ impl Adapter {
 
 impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let agreed = init::negotiate(config, self.passthrough.is_some());
+        let agreed = init::negotiate(config, self.passthrough.is_some(), self.agreed_before);
         let data = match &self.passthrough {
-            Some(device) if agreed.passthrough => DataPath::Passthrough(BackingIds::new(Arc::clone(device))),
+            Some(device) if agreed.passthrough => {
+                let (device, namespace) = (Arc::clone(device), Arc::clone(&self.shared.namespace));
+                DataPath::Passthrough(BackingIds::new(Kernel { device, namespace }))
+            }
             // The probe saw it offered a moment ago.
             Some(_) => return Err(io::Error::from_raw_os_error(libc::EPROTO)),
             None => DataPath::Fallback(Fallback::new(agreed.direct_io_allow_mmap)),
@@ -87,7 +93,7 @@ impl Filesystem for Adapter {
                 None => reply.error(Errno::ENOENT),
             };
         }
-        self.shared.answer_entry(self.ns().lookup(parent.0, name), reply);
+        self.shared.answer_entry(0, self.ns().lookup(parent.0, name), reply);
     }
 
     fn forget(&self, _: &Request, node: INodeNo, lookups: u64) {
@@ -105,7 +111,6 @@ impl Filesystem for Adapter {
                 None => reply.error(Errno::ESTALE),
             };
         }
-        self.shared.data().settle(node.0);
         self.shared.answer_attr(self.ns().getattr(node.0), reply);
     }
 
@@ -131,7 +136,6 @@ impl Filesystem for Adapter {
         if ControlDir::owns(node.0) {
             return reply.error(Errno::EROFS);
         }
-        self.shared.data().settle(node.0);
         let change = SetAttr { mode, uid, gid, size, atime: atime.map(set_time), mtime: mtime.map(set_time) };
         let (caller, node) = (caller(request), node.0);
         if size.is_some() {
@@ -165,6 +169,9 @@ impl Filesystem for Adapter {
         if mode & libc::S_IFMT != libc::S_IFREG {
             return reply.error(Errno::EPERM);
         }
+        if let Some(answer) = self.shared.answered(request) {
+            return self.shared.answer_entry_again(request_id(request), answer, reply);
+        }
         let flags = libc::O_RDONLY | libc::O_CREAT | libc::O_EXCL;
         let created =
             self.ns().create(&caller(request), parent.0, name.as_bytes(), mode & FILE_MODE_BITS, flags);
@@ -172,7 +179,7 @@ impl Filesystem for Adapter {
             self.shared.give_back(&file);
             found
         });
-        self.shared.answer_entry(entered, reply);
+        self.shared.answer_entry(request_id(request), entered, reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
@@ -180,8 +187,11 @@ impl Filesystem for Adapter {
         if let Some(refused) = refuse(parent, name) {
             return reply.error(refused);
         }
+        if let Some(answer) = self.shared.answered(request) {
+            return self.shared.answer_entry_again(request_id(request), answer, reply);
+        }
         let made = self.ns().mkdir(&caller(request), parent.0, name.as_bytes(), mode & 0o7777);
-        self.shared.answer_entry(made, reply);
+        self.shared.answer_entry(request_id(request), made, reply);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -189,7 +199,11 @@ impl Filesystem for Adapter {
         if let Some(refused) = refuse(parent, name) {
             return reply.error(refused);
         }
-        answer_empty(self.ns().unlink(&caller(request), parent.0, name.as_bytes()), reply);
+        if self.shared.answered(request).is_some() {
+            return self.shared.answer_done(request_id(request), Ok(()), reply);
+        }
+        let done = self.ns().unlink(&caller(request), parent.0, name.as_bytes());
+        self.shared.answer_done(request_id(request), done, reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -197,7 +211,11 @@ impl Filesystem for Adapter {
         if let Some(refused) = refuse(parent, name) {
             return reply.error(refused);
         }
-        answer_empty(self.ns().rmdir(&caller(request), parent.0, name.as_bytes()), reply);
+        if self.shared.answered(request).is_some() {
+            return self.shared.answer_done(request_id(request), Ok(()), reply);
+        }
+        let done = self.ns().rmdir(&caller(request), parent.0, name.as_bytes());
+        self.shared.answer_done(request_id(request), done, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -205,9 +223,12 @@ impl Filesystem for Adapter {
         if let Some(refused) = refuse(parent, name) {
             return reply.error(refused);
         }
+        if let Some(answer) = self.shared.answered(request) {
+            return self.shared.answer_entry_again(request_id(request), answer, reply);
+        }
         let target = target.as_os_str().as_bytes();
         let made = self.ns().symlink(&caller(request), parent.0, name.as_bytes(), target);
-        self.shared.answer_entry(made, reply);
+        self.shared.answer_entry(request_id(request), made, reply);
     }
 
     fn rename(
@@ -224,9 +245,14 @@ impl Filesystem for Adapter {
         if let Some(refused) = refuse(parent, name).or_else(|| refuse(new_parent, new_name)) {
             return reply.error(refused);
         }
+        if self.shared.answered(request).is_some() {
+            return self.shared.answer_done(request_id(request), Ok(()), reply);
+        }
         let from = (parent.0, name.as_bytes());
         let to = (new_parent.0, new_name.as_bytes());
-        answer_empty(self.ns().rename(&caller(request), from, to, flags.bits()), reply);
+        let done = self.ns().rename(&caller(request), from, to, flags.bits());
+        reach(StepPoint::RenameBeforeAnswer);
+        self.shared.answer_done(request_id(request), done, reply);
     }
 
     fn link(&self, request: &Request, node: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -237,7 +263,11 @@ impl Filesystem for Adapter {
         if ControlDir::owns(node.0) {
             return reply.error(Errno::EPERM);
         }
-        self.shared.answer_entry(self.ns().link(&caller(request), node.0, parent.0, name.as_bytes()), reply);
+        if let Some(answer) = self.shared.answered(request) {
+            return self.shared.answer_entry_again(request_id(request), answer, reply);
+        }
+        let made = self.ns().link(&caller(request), node.0, parent.0, name.as_bytes());
+        self.shared.answer_entry(request_id(request), made, reply);
     }
 
     fn open(&self, request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -253,17 +283,22 @@ impl Filesystem for Adapter {
                 None => reply.error(Errno::ENOENT),
             };
         }
-        self.shared.data().settle(node.0);
+        if let Some(answer) = self.shared.answered(request) {
+            return self.shared.answer_open_again(request_id(request), answer, reply);
+        }
         let (caller, node, flags) = (caller(request), node.0, flags.0);
         if flags & (libc::O_ACCMODE | libc::O_TRUNC) != libc::O_RDONLY {
             return self.workers.submit(Job::Open { caller, node, flags, reply });
         }
         match self.ns().open(&caller, node, flags) {
-            Ok(OpenOutcome::Ready(file)) => self.shared.answer_open(&file, reply),
+            Ok(OpenOutcome::Ready(file)) => self.shared.answer_open(caller.request, &file, reply),
+            Ok(OpenOutcome::Unverified) => {
+                self.workers.submit(Job::OpenUnverified { caller, node, flags, reply });
+            }
             Ok(OpenOutcome::Cold(cold)) => {
                 self.workers.submit(Job::OpenCold { cold, caller, node, flags, reply });
             }
-            Err(error) => reply.error(errno(error)),
+            Err(error) => self.shared.refuse_open(caller.request, error, reply),
         }
     }
 
@@ -281,6 +316,9 @@ impl Filesystem for Adapter {
         if let Some(refused) = refuse(parent, name) {
             return reply.error(refused);
         }
+        if let Some(answer) = self.shared.answered(request) {
+            return self.shared.answer_create_again(request_id(request), answer, reply);
+        }
         let mode = mode & FILE_MODE_BITS;
         let (caller, name) = (caller(request), name.as_bytes());
         match self.ns().create(&caller, parent.0, name, mode, flags) {
@@ -288,7 +326,7 @@ impl Filesystem for Adapter {
                 let (parent, name) = (parent.0, name.to_vec());
                 self.workers.submit(Job::Create { caller, parent, name, mode, flags, reply });
             }
-            made => self.shared.answer_create(made, reply),
+            made => self.shared.answer_create(caller.request, made, reply),
         }
     }
 
@@ -341,18 +379,13 @@ impl Filesystem for Adapter {
         if ControlDir::owns_handle(fh.0) {
             return reply.ok();
         }
-        let settled = self.shared.data().settle_handle(fh.0);
         let cut = closed_by(request.pid()).cut();
-        match (self.ns().flush(fh.0, &caller(request), cut), settled) {
-            (Ok(()), Ok(())) => reply.ok(),
-            (Err(error), _) => reply.error(errno(error)),
-            (Ok(()), Err(failed)) => reply.error(failed),
-        }
+        answer_empty(self.ns().flush(fh.0, &caller(request), cut), reply);
     }
 
     fn release(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         fh: FileHandle,
         _: OpenFlags,
@@ -365,8 +398,11 @@ impl Filesystem for Adapter {
             self.shared.control.release(fh.0);
             return reply.ok();
         }
-        if let Some(file) = self.ns().handle(fh.0) {
-            self.shared.data().released(&file);
+        match self.ns().handle(fh.0) {
+            Some(file) => self.shared.data().released(&file),
+            // Released before the daemon before this one died.
+            None if is_resent(request) => return reply.ok(),
+            None => {}
         }
         answer_empty(self.ns().release(fh.0), reply);
     }
@@ -376,16 +412,13 @@ impl Filesystem for Adapter {
         if ControlDir::owns_handle(fh.0) {
             return reply.ok();
         }
-        match self.shared.data().settle_handle(fh.0) {
-            Ok(()) => answer_empty(self.ns().fsync(fh.0), reply),
-            Err(failed) => reply.error(failed),
-        }
+        answer_empty(self.ns().fsync(fh.0), reply);
     }
 
     fn fallocate(
         &self,
         request: &Request,
-        node: INodeNo,
+        _: INodeNo,
         fh: FileHandle,
         offset: u64,
         length: u64,
@@ -393,7 +426,6 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         self.count(Opcode::FAllocate);
-        self.shared.data().settle(node.0);
         let mode = mode.cast_unsigned();
         answer_empty(self.ns().fallocate(&caller(request), fh.0, mode, offset, length), reply);
     }
@@ -524,7 +556,7 @@ impl Filesystem for Adapter {
 
     fn setxattr(
         &self,
-        _: &Request,
+        request: &Request,
         node: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -536,8 +568,12 @@ impl Filesystem for Adapter {
         if ControlDir::owns(node.0) {
             return reply.error(Errno::EROFS);
         }
+        if self.shared.answered(request).is_some() {
+            return self.shared.answer_done(request_id(request), Ok(()), reply);
+        }
         let flags = flags.cast_unsigned();
-        answer_empty(self.ns().setxattr(node.0, name.as_bytes(), value, flags, now_ns()), reply);
+        let done = self.ns().setxattr(node.0, name.as_bytes(), value, flags, &caller(request));
+        self.shared.answer_done(request_id(request), done, reply);
     }
 
     fn getxattr(&self, _: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -574,12 +610,16 @@ impl Filesystem for Adapter {
         }
     }
 
-    fn removexattr(&self, _: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn removexattr(&self, request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         self.count(Opcode::RemoveXattr);
         if ControlDir::owns(node.0) {
             return reply.error(Errno::EROFS);
         }
-        answer_empty(self.ns().removexattr(node.0, name.as_bytes(), now_ns()), reply);
+        if self.shared.answered(request).is_some() {
+            return self.shared.answer_done(request_id(request), Ok(()), reply);
+        }
+        let done = self.ns().removexattr(node.0, name.as_bytes(), &caller(request));
+        self.shared.answer_done(request_id(request), done, reply);
     }
 
     fn ioctl(

@@ -44,6 +44,8 @@ pub(crate) enum Job {
     Open { caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
     /// An open whose bytes must be fetched.
     OpenCold { cold: ColdFile, caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
+    /// An open whose bytes must be verified.
+    OpenUnverified { caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
     /// A setattr that sets a size.
     Resize { caller: Caller, node: NodeId, change: SetAttr, reply: ReplyAttr },
     /// A computed attribute: whoever knows it may be busy, and may itself wait for a request to be answered.
@@ -72,7 +74,7 @@ impl Workers {
             Job::Create { .. } | Job::Open { .. } | Job::Resize { .. } | Job::GetXattr { .. } => {
                 &self.changing
             }
-            Job::OpenCold { .. } | Job::ResizeCold { .. } => &self.fetching,
+            Job::OpenCold { .. } | Job::OpenUnverified { .. } | Job::ResizeCold { .. } => &self.fetching,
         };
         put(queue, job);
     }
@@ -83,7 +85,9 @@ fn put(queue: &SyncSender<Job>, job: Job) {
         tracing::warn!(waiting = QUEUE_MAX, "too many opens wait for a worker; one is refused");
         match job {
             Job::Create { reply, .. } => reply.error(Errno::EAGAIN),
-            Job::Open { reply, .. } | Job::OpenCold { reply, .. } => reply.error(Errno::EAGAIN),
+            Job::Open { reply, .. } | Job::OpenCold { reply, .. } | Job::OpenUnverified { reply, .. } => {
+                reply.error(Errno::EAGAIN);
+            }
             Job::Resize { reply, .. } | Job::ResizeCold { reply, .. } => reply.error(Errno::EAGAIN),
             Job::GetXattr { reply, .. } => reply.error(Errno::EAGAIN),
         }
@@ -121,26 +125,39 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
     match job {
         Job::Create { caller, parent, name, mode, flags, reply } => {
             shared.answer_create(
+                caller.request,
                 when_room(shared, || shared.namespace.create(&caller, parent, &name, mode, flags)),
                 reply,
             );
         }
         Job::Open { caller, node, flags, reply } => match open_when_room(shared, &caller, node, flags) {
-            Ok(OpenOutcome::Ready(file)) => shared.answer_open(&file, reply),
+            Ok(OpenOutcome::Ready(file)) => shared.answer_open(caller.request, &file, reply),
+            Ok(OpenOutcome::Unverified) => {
+                let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
+                put(queue, Job::OpenUnverified { caller, node, flags, reply });
+            }
             Ok(OpenOutcome::Cold(cold)) => {
                 let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
                 put(queue, Job::OpenCold { cold, caller, node, flags, reply });
             }
-            Err(error) => reply.error(errno(error)),
+            Err(error) => shared.refuse_open(caller.request, error, reply),
         },
         Job::OpenCold { cold, caller, node, flags, reply } => {
             match fetch_and_open(shared, cold, &caller, node, flags) {
-                Ok(file) => shared.answer_open(&file, reply),
-                Err(error) => reply.error(errno(error)),
+                Ok(file) => shared.answer_open(caller.request, &file, reply),
+                Err(error) => shared.refuse_open(caller.request, error, reply),
+            }
+        }
+        Job::OpenUnverified { caller, node, flags, reply } => {
+            match verify_and_open(shared, &caller, node, flags) {
+                Ok(file) => shared.answer_open(caller.request, &file, reply),
+                Err(error) => shared.refuse_open(caller.request, error, reply),
             }
         }
         Job::Resize { caller, node, change, reply } => {
-            let changed = when_room(shared, || shared.namespace.setattr(&caller, node, &change));
+            let changed = make_sure(shared, node).and_then(|()| {
+                when_room(shared, || shared.namespace.setattr(&caller, node, &change))
+            });
             match (changed, cold_queue) {
                 (Err(FsError::Busy), Some(queue)) => match shared.namespace.cold(node) {
                     Some(cold) => put(queue, Job::ResizeCold { cold, caller, node, change, reply }),
@@ -191,6 +208,25 @@ fn fetch_and_open(
         match open_when_room(shared, caller, node, flags)? {
             OpenOutcome::Ready(file) => return Ok(file),
             OpenOutcome::Cold(again) => cold = again,
+            // Fetched by a daemon that died since.
+            OpenOutcome::Unverified => return verify_and_open(shared, caller, node, flags),
+        }
+    }
+    Err(reclaimed(node))
+}
+
+/// Bytes that lay in Tier-1 while no daemon looked after them are looked at before anybody gets to see them.
+fn make_sure(shared: &Shared, node: NodeId) -> Result<(), FsError> {
+    if shared.namespace.is_unverified(node) { shared.host.verify(node) } else { Ok(()) }
+}
+
+fn verify_and_open(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenFile, FsError> {
+    for _ in 0..ATTEMPTS_MAX {
+        make_sure(shared, node)?;
+        match open_when_room(shared, caller, node, flags)? {
+            OpenOutcome::Ready(file) => return Ok(file),
+            OpenOutcome::Unverified => {}
+            OpenOutcome::Cold(cold) => shared.host.fetch(cold)?,
         }
     }
     Err(reclaimed(node))

@@ -163,7 +163,7 @@ impl ControlDir {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemark_engine::namespace::{ColdFile, FsError};
+    use tidemark_engine::namespace::{ColdFile, FsError, NodeId};
 
     struct Clock(AtomicU64);
 
@@ -171,6 +171,10 @@ mod tests {
         fn fetch(&self, _: ColdFile) -> Result<(), FsError> {
             Err(FsError::Io)
         }
+        fn verify(&self, _: NodeId) -> Result<(), FsError> {
+            Ok(())
+        }
+
         fn control_files(&self) -> Vec<String> {
             vec!["ticks".into()]
         }

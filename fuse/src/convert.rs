@@ -9,10 +9,23 @@ use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr, Request, TimeOrNow};
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use tidemark_engine::namespace::{Caller, FsError, SetTime};
+use tidemark_engine::namespace::{Caller, FsError, RequestId, SetTime};
 
 pub(crate) fn caller(request: &Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), now_ns: now_ns() }
+    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), now_ns: now_ns(), request: request_id(request) }
+}
+
+/// Set in a request's number when the kernel sends it again (FUSE_UNIQUE_RESEND, include/uapi/linux/fuse.h).
+const RESENT: u64 = 1 << 63;
+
+/// The kernel's number of a request, the same however often it is sent.
+pub(crate) fn request_id(request: &Request) -> RequestId {
+    request.unique().0 & !RESENT
+}
+
+/// The request was sent to a daemon before, which may have carried it out.
+pub(crate) fn is_resent(request: &Request) -> bool {
+    request.unique().0 & RESENT != 0
 }
 
 /// CLOCK_REALTIME in nanoseconds since 1970.

@@ -1,4 +1,4 @@
-//! The `/dev/fuse` descriptor of one mount and the two passthrough calls on it.
+//! The `/dev/fuse` descriptor of one mount and the calls on it that fuser does not make.
 //!
 //! Owns: the descriptor that backing ids are registered on. Does not own: reading and answering requests
 //! (fuser, on a duplicate of the same open file), which ids are in use (`backing_ids`).
@@ -13,22 +13,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// `FUSE_DEV_IOC_BACKING_CLOSE`, include/uapi/linux/fuse.h: `_IOW(229, 2, uint32_t)`.
 const BACKING_CLOSE: Opcode = opcode::write::<u32>(229, 2);
 
-/// Where backing ids come from; the kernel, or a fake in tests.
-pub(crate) trait Registry {
-    /// Registers an open file for passthrough. Needs CAP_SYS_ADMIN. About 3 µs.
-    fn open(&self, file: BorrowedFd<'_>) -> io::Result<u32>;
-    /// Gives an id back. Open files that were answered with it keep their own reference.
-    fn close(&self, id: u32) -> io::Result<()>;
-}
-
-impl<R: Registry + ?Sized> Registry for std::sync::Arc<R> {
-    fn open(&self, file: BorrowedFd<'_>) -> io::Result<u32> {
-        (**self).open(file)
-    }
-    fn close(&self, id: u32) -> io::Result<()> {
-        (**self).close(id)
-    }
-}
+/// `FUSE_NOTIFY_RESEND`, include/uapi/linux/fuse.h.
+const NOTIFY_RESEND: i32 = 7;
 
 /// One mount's `/dev/fuse`.
 #[derive(Debug)]
@@ -40,11 +26,6 @@ impl Device {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self { fd }
     }
-
-    /// Another descriptor of the same open file, close-on-exec.
-    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
-        self.fd.try_clone()
-    }
 }
 
 impl AsFd for Device {
@@ -53,15 +34,27 @@ impl AsFd for Device {
     }
 }
 
-impl Registry for Device {
-    fn open(&self, file: BorrowedFd<'_>) -> io::Result<u32> {
+impl Device {
+    /// Registers an open file for passthrough. Needs CAP_SYS_ADMIN.
+    pub(crate) fn register(&self, file: BorrowedFd<'_>) -> io::Result<u32> {
         fuser::BackingId::create_raw(self, file)
     }
 
-    fn close(&self, id: u32) -> io::Result<()> {
+    /// Gives an id back.
+    pub(crate) fn unregister(&self, id: u32) -> io::Result<()> {
         // SAFETY: BACKING_CLOSE reads one u32, which is what the setter passes.
         let request = unsafe { Setter::<BACKING_CLOSE, u32>::new(id) };
         // SAFETY: the call reads the id and changes only kernel state; an unknown id is answered ENOENT.
         unsafe { rustix::ioctl::ioctl(&self.fd, request) }.map_err(io::Error::from)
+    }
+
+    /// Asks the kernel for every request again that was read and not answered (FUSE_NOTIFY_RESEND, Linux 6.9).
+    pub(crate) fn resend(&self) -> io::Result<()> {
+        // `fuse_out_header`: length, the notification's code in the place of the error, no request.
+        let mut header = [0; 16];
+        header[..4].copy_from_slice(&16_u32.to_ne_bytes());
+        header[4..8].copy_from_slice(&NOTIFY_RESEND.to_ne_bytes());
+        rustix::io::write(&self.fd, &header)?;
+        Ok(())
     }
 }

@@ -43,9 +43,16 @@ pub(crate) struct Negotiated {
     pub(crate) direct_io_allow_mmap: bool,
 }
 
-/// Fills in our half of INIT.
-pub(crate) fn negotiate(config: &mut KernelConfig, want_passthrough: bool) -> Negotiated {
+/// Fills in our half of INIT. `agreed_before`: of a mount that lives, which no daemon may go beyond.
+pub(crate) fn negotiate(
+    config: &mut KernelConfig,
+    want_passthrough: bool,
+    agreed_before: Option<InitFlags>,
+) -> Negotiated {
     for &flag in ALWAYS {
+        if agreed_before.is_some_and(|agreed| !agreed.contains(flag)) {
+            continue;
+        }
         if config.add_capabilities(flag).is_err() {
             tracing::debug!(?flag, "the kernel does not offer this");
         }

@@ -4,8 +4,8 @@
 //! Does not own: what a call means (`tidemark_engine::namespace`), memory (`tidemark_engine::tier1`).
 //! What each call promises is in `SEMANTICS.md`.
 //!
-//! Three things are kept apart so that a later daemon can take a mount over: the descriptor of `/dev/fuse`
-//! ([`Mounted::device`]), the session loop that reads it (fuser's), and the state it serves (the namespace).
+//! Three things are kept apart so that a later daemon can take a mount over ([`take_over`]): the descriptor of
+//! `/dev/fuse` ([`Mounted::device`]), the session loop that reads it (fuser's), and the state it serves (the namespace).
 
 mod adapter;
 mod attr;
@@ -20,6 +20,7 @@ mod errno;
 mod error;
 mod fusermount;
 mod handle;
+mod handshake;
 mod holders;
 mod host;
 mod init;
@@ -32,6 +33,9 @@ mod shared;
 pub use counters::{Counters, Opcode};
 pub use error::MountError;
 pub use holders::{Holder, holders};
+pub use handshake::InitExchange;
 pub use host::Host;
 pub use notify::Invalidator;
-pub use session::{Mode, ModeChoice, MountSettings, Mounted, mount, probe_mode};
+pub use session::{
+    KeptMount, Mode, ModeChoice, MountRecord, MountSettings, Mounted, give_up, mount, probe_mode, take_over,
+};

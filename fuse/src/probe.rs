@@ -163,7 +163,7 @@ impl Probe {
 
 impl Filesystem for Probe {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let agreed = init::negotiate(config, true);
+        let agreed = init::negotiate(config, true, None);
         self.seen.offered.store(u64::from(agreed.passthrough), Ordering::Relaxed);
         Ok(())
     }

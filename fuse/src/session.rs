@@ -10,15 +10,16 @@ use crate::control_dir::ControlDir;
 use crate::counters::{Counters, RequestCounters};
 use crate::device::Device;
 use crate::error::MountError;
+use crate::handshake::{self, InitExchange};
 use crate::host::Host;
 use crate::mount::{attach, detach, prepare};
 use crate::notify::{self, Invalidator};
 use crate::probe;
 use crate::shared::Shared;
-use fuser::{Config, Session, SessionACL};
+use fuser::Config;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -81,6 +82,32 @@ impl MountSettings {
     }
 }
 
+/// A mount that lives while no daemon serves it: all that its next daemon needs.
+#[derive(Debug)]
+pub struct KeptMount {
+    pub device: OwnedFd,
+    pub record: MountRecord,
+}
+
+/// What is known of a mount besides its device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountRecord {
+    pub path: PathBuf,
+    pub mode: Mode,
+    pub reason: String,
+    pub privileged: bool,
+    pub allow_other: bool,
+    pub init: InitExchange,
+}
+
+impl MountRecord {
+    /// The kernel sends unanswered requests again (Linux 6.9): the mount can go on under another daemon.
+    #[must_use]
+    pub fn can_be_taken_over(&self) -> bool {
+        self.init.can_resend()
+    }
+}
+
 /// Mounts and serves until unmounted. `tier1` is where the namespace keeps its files: the probe uses one of them.
 ///
 /// # Errors
@@ -99,10 +126,12 @@ pub fn mount(
         reason = "mounted by fusermount3, without CAP_SYS_ADMIN".to_owned();
     }
     let (privileged, allow_other) = (attached.privileged, attached.allow_other);
-    match serve(settings, &path, mode, Device::new(attached.device), namespace, host) {
+    match serve(settings.threads, &path, mode, Device::new(attached.device), None, tier1, namespace, host) {
         Ok(served) => {
             tracing::info!(path = %path.display(), %mode, reason, "mounted");
-            Ok(Mounted { path, mode, reason, privileged, allow_other, served, detached: Mutex::new(false) })
+            let init = served.init.clone();
+            let record = MountRecord { path, mode, reason, privileged, allow_other, init };
+            Ok(Mounted { record, served, detached: Mutex::new(false) })
         }
         Err(error) => {
             if let Err(second) = detach(&path, true, privileged) {
@@ -111,6 +140,35 @@ pub fn mount(
             Err(error)
         }
     }
+}
+
+/// Goes on serving a mount whose daemon died. `namespace` has taken up its handles. What the kernel had asked and got no
+/// answer to it asks again.
+///
+/// # Errors
+/// The mount stays as it is then, for another try.
+pub fn take_over(
+    kept: KeptMount,
+    threads: usize,
+    tier1: &Arc<Tier1>,
+    namespace: Arc<Namespace>,
+    host: Arc<dyn Host>,
+) -> Result<Mounted, MountError> {
+    let KeptMount { device, record } = kept;
+    let device = Device::new(device);
+    let served =
+        serve(threads, &record.path, record.mode, device, Some(&record.init), tier1, namespace, host)?;
+    tracing::info!(path = %record.path.display(), mode = %record.mode, "took the mount over");
+    Ok(Mounted { record, served, detached: Mutex::new(false) })
+}
+
+/// Takes away a mount whose daemon died and which cannot be taken over; lazily, so that whoever uses it is not waited for.
+/// The last descriptor of its device ends it for good.
+///
+/// # Errors
+/// When it cannot be unmounted.
+pub fn give_up(kept: KeptMount) -> Result<(), MountError> {
+    detach(&kept.record.path, true, kept.record.privileged)
 }
 
 /// Passthrough or not, and why, without mounting anything at a path: what `ckptctl doctor` shows.
@@ -147,6 +205,7 @@ struct Served {
     device: Arc<Device>,
     invalidator: Invalidator,
     ended: Arc<Ended>,
+    init: InitExchange,
 }
 
 /// Whether the session's threads have ended, and with what error.
@@ -156,15 +215,19 @@ struct Ended {
     changed: Condvar,
 }
 
+#[expect(clippy::too_many_arguments, reason = "the two ways to begin share all of it")]
 fn serve(
-    settings: &MountSettings,
+    wanted_threads: usize,
     path: &Path,
     mode: Mode,
     device: Device,
+    kept: Option<&InitExchange>,
+    tier1: &Arc<Tier1>,
     namespace: Arc<Namespace>,
     host: Arc<dyn Host>,
 ) -> Result<Served, MountError> {
     let thread = |source: io::Error| MountError::Thread { path: path.to_owned(), source };
+    let handshake = |source: io::Error| MountError::Handshake { path: path.to_owned(), source };
     let device = Arc::new(device);
     let shared = Arc::new(Shared {
         namespace,
@@ -180,15 +243,17 @@ fn serve(
     let adapter = Adapter {
         workers: Workers::start(&shared).map_err(thread)?,
         passthrough: (mode == Mode::Passthrough).then(|| Arc::clone(&device)),
+        agreed_before: kept.and_then(InitExchange::agreed),
         shared: Arc::clone(&shared),
     };
     let mut config = Config::default();
-    config.n_threads = Some(threads(settings.threads));
+    config.n_threads = Some(threads(wanted_threads));
     // The kernel checks who may enter (allow_other); fuser's own check would only repeat it.
-    let session = device
-        .duplicate()
-        .and_then(|descriptor| Session::from_fd(adapter, descriptor, SessionACL::All, config))
-        .map_err(|source| MountError::Handshake { path: path.to_owned(), source })?;
+    let (session, init) = handshake::begin(adapter, &device, config, kept).map_err(handshake)?;
+    if kept.is_some() {
+        shared.data().take_up(&shared.namespace, tier1).map_err(handshake)?;
+        device.resend().map_err(handshake)?;
+    }
     let invalidator = notify::start(session.notifier()).map_err(thread)?;
     let ended = Arc::new(Ended::default());
     let report = Arc::clone(&ended);
@@ -203,7 +268,7 @@ fn serve(
             report.changed.notify_all();
         })
         .map_err(thread)?;
-    Ok(Served { shared, device, invalidator, ended })
+    Ok(Served { shared, device, invalidator, ended, init })
 }
 
 fn threads(wanted: usize) -> usize {
@@ -217,11 +282,7 @@ fn threads(wanted: usize) -> usize {
 /// A mount that serves. Dropping it unmounts lazily.
 #[derive(Debug)]
 pub struct Mounted {
-    path: PathBuf,
-    mode: Mode,
-    reason: String,
-    privileged: bool,
-    allow_other: bool,
+    record: MountRecord,
     served: Served,
     detached: Mutex<bool>,
 }
@@ -230,25 +291,31 @@ impl Mounted {
     /// Where, absolute and without symlinks.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.record.path
     }
 
     /// How the bytes travel.
     #[must_use]
     pub fn mode(&self) -> Mode {
-        self.mode
+        self.record.mode
     }
 
     /// Why this mode, in words for `status` and `doctor`.
     #[must_use]
     pub fn reason(&self) -> &str {
-        &self.reason
+        &self.record.reason
+    }
+
+    /// What the next daemon needs besides the device.
+    #[must_use]
+    pub fn record(&self) -> &MountRecord {
+        &self.record
     }
 
     /// Users other than the daemon's may enter.
     #[must_use]
     pub fn allow_other(&self) -> bool {
-        self.allow_other
+        self.record.allow_other
     }
 
     /// Requests so far, by kind.
@@ -277,12 +344,12 @@ impl Mounted {
     pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
         let mut detached = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
         if !*detached {
-            detach(&self.path, lazy, self.privileged)?;
+            detach(&self.record.path, lazy, self.record.privileged)?;
             *detached = true;
         }
         drop(detached);
         if !self.ended_within(SESSION_END_PATIENCE) {
-            tracing::info!(path = %self.path.display(), "unmounted, but still in use");
+            tracing::info!(path = %self.record.path.display(), "unmounted, but still in use");
         }
         Ok(())
     }
@@ -322,7 +389,7 @@ impl Drop for Mounted {
         let detached = *self.detached.lock().unwrap_or_else(PoisonError::into_inner);
         if !detached
             && !self.ended_within(Duration::ZERO)
-            && let Err(error) = detach(&self.path, true, self.privileged)
+            && let Err(error) = detach(&self.record.path, true, self.record.privileged)
         {
             tracing::warn!(%error, "the mount could not be taken away");
         }

@@ -5,13 +5,14 @@
 
 use crate::attr;
 use crate::control_dir::ControlDir;
+use crate::convert::{answer_empty, is_resent, request_id};
 use crate::counters::RequestCounters;
 use crate::errno::errno;
 use crate::handle::DataPath;
 use crate::host::Host;
-use fuser::{Generation, ReplyAttr, ReplyCreate, ReplyEntry, ReplyOpen};
+use fuser::{Generation, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, Request};
 use std::sync::{Arc, OnceLock};
-use tidemark_engine::namespace::{Attr, FsError, Namespace, OpenFile};
+use tidemark_engine::namespace::{Answer, Attr, FsError, Namespace, OpenFile, RequestId};
 
 /// What the session threads and the restore threads share.
 pub(crate) struct Shared {
@@ -34,16 +35,73 @@ impl Shared {
         self.data.get().expect("set when INIT was answered, and no request comes before that")
     }
 
+    /// What a request that is sent again came to the first time; none where it was not carried out.
+    pub(crate) fn answered(&self, request: &Request) -> Option<Answer> {
+        if is_resent(request) { self.namespace.answered(request_id(request)) } else { None }
+    }
+
     /// Answers an OPEN with a file of the namespace, or gives the file back when it cannot be.
-    pub(crate) fn answer_open(&self, file: &OpenFile, reply: ReplyOpen) {
+    pub(crate) fn answer_open(&self, request: RequestId, file: &OpenFile, reply: ReplyOpen) {
         if let Err((reply, errno)) = self.data().opened(file, reply) {
             self.give_back(file);
             reply.error(errno);
         }
+        self.namespace.delivered(request);
+    }
+
+    pub(crate) fn refuse_open(&self, request: RequestId, error: FsError, reply: ReplyOpen) {
+        reply.error(errno(error));
+        self.namespace.delivered(request);
+    }
+
+    /// Answers an OPEN that was carried out before.
+    pub(crate) fn answer_open_again(&self, request: RequestId, answer: Answer, reply: ReplyOpen) {
+        let file = match answer {
+            Answer::Opened(fh) => self.namespace.handle(fh).ok_or(FsError::BadHandle),
+            Answer::Superseded => Err(FsError::Stale),
+            Answer::Done | Answer::Entered(_) | Answer::Created(..) => Err(FsError::Io),
+        };
+        match file {
+            Ok(file) => self.answer_open(request, &file, reply),
+            Err(error) => self.refuse_open(request, error, reply),
+        }
+    }
+
+    /// Answers a CREATE that was carried out before: it made the file, or opened one that was there.
+    pub(crate) fn answer_create_again(&self, request: RequestId, answer: Answer, reply: ReplyCreate) {
+        let opened = |fh| self.namespace.handle(fh).ok_or(FsError::BadHandle);
+        let entered = |file: OpenFile| Ok((self.namespace.enter(file.node)?, file));
+        let made = match answer {
+            Answer::Opened(fh) | Answer::Created(_, fh) => opened(fh).and_then(entered),
+            Answer::Superseded => Err(FsError::Stale),
+            Answer::Done | Answer::Entered(_) => Err(FsError::Io),
+        };
+        self.answer_create(request, made, reply);
+    }
+
+    /// Answers what entered a node before.
+    pub(crate) fn answer_entry_again(&self, request: RequestId, answer: Answer, reply: ReplyEntry) {
+        let made = match answer {
+            Answer::Entered(node) => self.namespace.enter(node),
+            Answer::Created(node, fh) => {
+                // A file made by MKNOD is given back before the answer; that may have been left undone.
+                if let Some(file) = self.namespace.handle(fh) {
+                    self.give_back(&file);
+                }
+                self.namespace.enter(node)
+            }
+            Answer::Done | Answer::Opened(_) | Answer::Superseded => Err(FsError::Io),
+        };
+        self.answer_entry(request, made, reply);
     }
 
     /// Answers a CREATE with what the namespace made, or takes it back when it cannot be.
-    pub(crate) fn answer_create(&self, made: Result<(Attr, OpenFile), FsError>, reply: ReplyCreate) {
+    pub(crate) fn answer_create(
+        &self,
+        request: RequestId,
+        made: Result<(Attr, OpenFile), FsError>,
+        reply: ReplyCreate,
+    ) {
         match made {
             Ok((made, file)) => {
                 let entered = attr::entry(&made, self.block_size);
@@ -56,6 +114,7 @@ impl Shared {
             }
             Err(error) => reply.error(errno(error)),
         }
+        self.namespace.delivered(request);
     }
 
     /// Gives a file back that the kernel never heard of.
@@ -65,13 +124,20 @@ impl Shared {
         }
     }
 
-    pub(crate) fn answer_entry(&self, result: Result<Attr, FsError>, reply: ReplyEntry) {
+    pub(crate) fn answer_entry(&self, request: RequestId, result: Result<Attr, FsError>, reply: ReplyEntry) {
         match result {
             Ok(found) => {
                 reply.entry(&attr::ttl(&found), &attr::entry(&found, self.block_size), Generation(0));
             }
             Err(error) => reply.error(errno(error)),
         }
+        self.namespace.delivered(request);
+    }
+
+    /// Answers what is done or not, and has nothing more to say.
+    pub(crate) fn answer_done(&self, request: RequestId, result: Result<(), FsError>, reply: ReplyEmpty) {
+        answer_empty(result, reply);
+        self.namespace.delivered(request);
     }
 
     pub(crate) fn answer_attr(&self, result: Result<Attr, FsError>, reply: ReplyAttr) {

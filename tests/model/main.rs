@@ -122,7 +122,7 @@ impl World {
     }
 
     fn caller(&self) -> Caller {
-        Caller { uid: 1, gid: 2, pid: 0, now_ns: self.now_ns }
+        Caller { uid: 1, gid: 2, pid: 0, now_ns: self.now_ns, request: 0 }
     }
 
     fn directory(&self, index: usize) -> (u64, Id) {
@@ -386,7 +386,7 @@ impl World {
             Op::SetXattr { node, name: n, value } => {
                 let (_, node, id) = self.any_node(*node);
                 let n = [&b"user."[..], &name(*n)].concat();
-                self.namespace.setxattr(node, &n, value, 0, now).unwrap();
+                self.namespace.setxattr(node, &n, value, 0, &self.caller()).unwrap();
                 self.reference.node(id).xattrs.insert(n, value.clone());
             }
             Op::RemoveXattr { node, name: n } => {
@@ -394,7 +394,7 @@ impl World {
                 let n = [&b"user."[..], &name(*n)].concat();
                 let removed = self.reference.node(id).xattrs.remove(&n);
                 let expected = removed.map(|_| ()).ok_or(FsError::NoAttribute);
-                assert_eq!(self.namespace.removexattr(node, &n, now), expected);
+                assert_eq!(self.namespace.removexattr(node, &n, &self.caller()), expected);
             }
             Op::Utimens { node, ns } => {
                 let (_, node, id) = self.any_node(*node);
@@ -492,7 +492,7 @@ impl World {
                 self.reference.node(open.id).mtime_ns = None;
             }
         }
-        self.namespace = Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), &mut |number| {
+        self.namespace = Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), false, &mut |number| {
             backings.get(&number).cloned()
         })
         .unwrap();

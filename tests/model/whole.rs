@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Caller, Clock, FsError, Namespace, NamespaceSettings, OpenOutcome};
-use tidemark_engine::node::{Events, Node, NodeParts, Shared, recover};
+use tidemark_engine::node::{Events, Names, Node, NodeParts, Shared, recover};
 use tidemark_engine::restore::locate;
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::Settings;
@@ -121,7 +121,7 @@ impl Site {
         // The fault may meet the start itself: that is refused, and the next one is not.
         for last in [false, true] {
             let shared = self.shared(Arc::clone(&store) as Arc<dyn Store>);
-            match recover(&shared).await {
+            match recover(&shared, Names::Empty).await {
                 Ok(recovered) => {
                     let rules = Rules::builtin().clone();
                     self.node = Some(Node::start(NodeParts { shared, rules, recovered }));
@@ -295,7 +295,7 @@ impl Site {
 }
 
 fn caller() -> Caller {
-    Caller { uid: 1, gid: 1, pid: 0, now_ns: (Clock::system().0)() }
+    Caller { uid: 1, gid: 1, pid: 0, now_ns: (Clock::system().0)(), request: 0 }
 }
 
 fn name(step: usize) -> Vec<u8> {

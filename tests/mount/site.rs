@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tidemark_engine::namespace::{ColdFile, FileState, FileView, FsError, Namespace, NamespaceSettings};
+use tidemark_engine::namespace::{ColdFile, FileState, FileView, FsError, Namespace, NamespaceSettings, NodeId};
 use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
 use tidemark_fuse::{Host, Mode, ModeChoice, MountError, MountSettings, Mounted, mount};
 use tidemark_protocol::id::Incarnation;
@@ -25,6 +25,10 @@ impl Host for Daemon {
     fn fetch(&self, _: ColdFile) -> Result<(), FsError> {
         Err(FsError::Io)
     }
+    fn verify(&self, _: NodeId) -> Result<(), FsError> {
+        Ok(())
+    }
+
     fn control_files(&self) -> Vec<String> {
         vec!["status".into(), "latest".into()]
     }

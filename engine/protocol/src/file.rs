@@ -90,6 +90,12 @@ impl FileFate {
         Self { seal: seal.map(Box::new), last_seal, cut: cut || was_open, vouched, ..Self::default() }
     }
 
+    /// The handles that may write it outlived the daemon: it is as open as before.
+    pub fn taken_up(&mut self, writers: u32) {
+        debug_assert!(writers == 0 || self.seal.is_none(), "what can be written is not sealed");
+        self.writers = writers;
+    }
+
     #[must_use]
     pub fn state(&self) -> FileState {
         match (self.writers, &self.seal) {

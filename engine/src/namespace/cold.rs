@@ -102,6 +102,7 @@ impl Namespace {
                 tracing::error!(node, file = %cold.file, seal = %cold.seal, "opened before its bytes were restored");
                 Err(FsError::Io)
             }
+            OpenOutcome::Unverified => Err(FsError::Io),
         }
     }
 
@@ -129,6 +130,7 @@ impl Namespace {
                 return Err(FsError::Invalid);
             }
             target.backing = Some(backing);
+            target.unverified = false;
             target.kept_until = Some(Instant::now() + RESTORE_HOLD);
             let key = Candidate::of(node, target);
             rebase(state.tree.node_mut(node)?, size_bytes)?;
@@ -158,6 +160,7 @@ impl Namespace {
                 return Err(FsError::Invalid);
             }
             let bad = target.backing.replace(backing);
+            target.unverified = false;
             state.trash.extend(bad);
             rebase(state.tree.node_mut(node)?, size_bytes)?;
             state.tree.touched.node(node);

@@ -53,6 +53,8 @@ pub(super) struct File {
     /// Counts whatever voids a ticket.
     pub(super) changes: u64,
     pub(super) hold: Weak<SealHold>,
+    /// Sealed before this daemon started, and not looked at since: somebody may have touched the bytes meanwhile.
+    pub(super) unverified: bool,
     /// Just restored for an open that has not come yet.
     pub(super) kept_until: Option<Instant>,
 }
@@ -83,6 +85,7 @@ impl File {
             baseline_ns: 0,
             changes: 0,
             hold: Weak::new(),
+            unverified: false,
             kept_until: None,
         }
     }
@@ -114,6 +117,7 @@ impl File {
         self.happens(FileEvent::Changed);
         self.object = None;
         self.class = ReclaimClass::Never;
+        self.unverified = false;
         self.changes += 1;
         if self.id.incarnation != own.incarnation {
             self.id = own;

@@ -5,6 +5,7 @@
 
 use super::attr::{Kind, freeze, observe, rebase};
 use super::node::Body;
+use super::session::Answer;
 use super::{Caller, FsError, Namespace, NodeId, State};
 use crate::tier1::Backing;
 use std::collections::BTreeMap;
@@ -42,17 +43,17 @@ pub struct Statfs {
 
 /// How the last FLUSH of a handle was, if there was one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Closing {
+pub(super) enum Closing {
     Unseen,
     Closed,
     Cut,
 }
 
-#[derive(Debug)]
-struct Handle {
-    node: NodeId,
-    writable: bool,
-    closing: Closing,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Handle {
+    pub(super) node: NodeId,
+    pub(super) writable: bool,
+    pub(super) closing: Closing,
 }
 
 /// All open handles. A handle's backing file is its node's: it does not change while a handle is open.
@@ -96,7 +97,41 @@ impl State {
         self.handles.last += 1;
         let fh = self.handles.last;
         self.handles.open.insert(fh, Handle { node, writable, closing: Closing::Unseen });
+        self.session.touched.handles.insert(fh);
         Ok(OpenFile { fh, backing, writable, node })
+    }
+
+    /// Opens a handle for a request, and notes that this is its answer.
+    pub(super) fn open_for(
+        &mut self,
+        caller: &Caller,
+        node: NodeId,
+        writable: bool,
+    ) -> Result<OpenFile, FsError> {
+        let open = self.open_handle(node, writable, caller.now_ns)?;
+        self.answer(caller.request, Answer::Opened(open.fh));
+        Ok(open)
+    }
+}
+
+impl HandleTable {
+    pub(super) fn numbers(&self) -> Vec<u64> {
+        self.open.keys().copied().collect()
+    }
+
+    pub(super) fn get(&self, fh: u64) -> Option<Handle> {
+        self.open.get(&fh).copied()
+    }
+
+    /// Takes a journaled handle up.
+    pub(super) fn put(&mut self, fh: u64, handle: Handle) {
+        self.last = self.last.max(fh);
+        self.open.insert(fh, handle);
+    }
+
+    /// No number up to this one is given again.
+    pub(super) fn given(&mut self, fh: u64) {
+        self.last = self.last.max(fh);
     }
 }
 
@@ -116,9 +151,13 @@ impl Namespace {
     /// # Errors
     /// [`FsError::BadHandle`].
     pub fn flush(&self, fh: u64, _caller: &Caller, cut: bool) -> Result<(), FsError> {
-        self.look(|state| {
+        self.change(|state| {
             let handle = state.handles.open.get_mut(&fh).ok_or(FsError::BadHandle)?;
-            handle.closing = if cut { Closing::Cut } else { Closing::Closed };
+            let closing = if cut { Closing::Cut } else { Closing::Closed };
+            if handle.writable && handle.closing != closing {
+                state.session.touched.handles.insert(fh);
+            }
+            handle.closing = closing;
             Ok(())
         })
     }
@@ -133,6 +172,7 @@ impl Namespace {
         let mut closed = None;
         let released = self.change(|state| {
             let handle = state.handles.open.remove(&fh).ok_or(FsError::BadHandle)?;
+            state.session.touched.handles.insert(fh);
             let node = state.tree.node_mut(handle.node)?;
             if let Body::File(file) = &mut node.body {
                 file.opens -= 1;
@@ -231,6 +271,7 @@ impl Namespace {
             rebase(node, size_bytes)?;
             node.mtime_ns = caller.now_ns;
             node.ctime_ns = caller.now_ns;
+            state.tree.touched.node(open.node);
             Ok(())
         })
     }

@@ -252,7 +252,7 @@ impl Namespace {
             std::mem::swap(&mut state.pending, &mut journal.records);
             let last = state.encode_slice(compaction.after, SLICE_NODES, &mut slice);
             if last.is_none() {
-                state.encode_next(&mut slice);
+                state.encode_rest(&mut slice);
             }
             last
         };

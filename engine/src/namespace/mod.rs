@@ -24,6 +24,7 @@ mod replay;
 mod resize;
 mod room;
 mod seal;
+mod session;
 mod snapshot;
 mod tree;
 mod view;
@@ -39,6 +40,7 @@ pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use open::OpenOutcome;
 pub use room::RoomWait;
 pub use seal::{NotSealable, SealPin, SealTicket, Voided};
+pub use session::{Answer, RequestId};
 pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};
 pub use tidemark_protocol::file::FileState;
 pub use tidemark_protocol::residency::ReclaimClass;
@@ -54,6 +56,7 @@ use node::{Body, Node};
 use open::StaleCallers;
 use reclaim::Candidate;
 use room::Room;
+use session::Session;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
@@ -173,6 +176,8 @@ pub struct Caller {
     pub pid: u32,
     /// CLOCK_REALTIME in nanoseconds, read when the request came.
     pub now_ns: i64,
+    /// The kernel's number of the request, so that its successor under the same number is not carried out again.
+    pub request: RequestId,
 }
 
 /// The tree below the mount. All calls take `&self`, from any thread.
@@ -198,6 +203,7 @@ pub struct Namespace {
 struct State {
     tree: Tree,
     handles: HandleTable,
+    session: Session,
     /// Level-triggered: a node is in here until the node loop has been told to look at it.
     dirty: BTreeSet<NodeId>,
     /// Records not yet written to the journal.
@@ -239,18 +245,20 @@ impl Namespace {
     }
 
     /// The namespace that the journal tells of. `backing` finds the backing file of a number; a file whose
-    /// bytes are gone becomes COLD. Files that were open for writing are cut: nobody saw them closed.
+    /// bytes are gone becomes COLD. When the kernel's session goes on, its handles are taken up; otherwise files that were
+    /// open for writing are cut: nobody saw them closed. What was sealed is verified at its first open.
     ///
     /// # Errors
     /// When there is no journal, it is of another version, or it cannot be read. A torn tail is no error.
     pub fn recover(
         settings: NamespaceSettings,
         tier1: Arc<Tier1>,
+        session_goes_on: bool,
         backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
     ) -> Result<Arc<Self>, NamespaceError> {
         let size_bytes = journal_bytes(&settings, &tier1);
         let (journal, image) = Journal::open(tier1.journal_dir(), size_bytes, settings.incarnation)?;
-        let state = replay::rebuild(image, settings.incarnation, backing)?;
+        let state = replay::rebuild(image, settings.incarnation, session_goes_on, backing)?;
         Ok(Self::assemble(settings, tier1, state, journal))
     }
 
@@ -393,6 +401,7 @@ impl State {
         Self {
             tree,
             handles: HandleTable::default(),
+            session: Session::default(),
             dirty: BTreeSet::new(),
             pending: Vec::new(),
             trash: Vec::new(),

@@ -6,6 +6,7 @@
 use super::attr::{Attr, Kind, attr};
 use super::handle::DirEntry;
 use super::node::{Body, Node};
+use super::session::Answer;
 use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State};
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::Generation;
@@ -105,6 +106,7 @@ impl Namespace {
             node.lookups = 1;
             state.tree.insert(id, node);
             state.tree.attach(parent, name, id, caller.now_ns);
+            state.answer(caller.request, Answer::Entered(id));
             attr(id, state.tree.node(id)?)
         })
     }
@@ -121,6 +123,7 @@ impl Namespace {
             }
             state.tree.link(node, parent, name, caller.now_ns)?;
             state.renamed(node, caller.now_ns);
+            state.answer(caller.request, Answer::Entered(node));
             let linked = state.tree.node_mut(node)?;
             linked.lookups += 1;
             attr(node, linked)
@@ -134,6 +137,7 @@ impl Namespace {
     pub fn unlink(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
         self.change(|state| {
             let node = state.tree.unlink(parent, name, caller.now_ns)?;
+            state.answer(caller.request, Answer::Done);
             state.mark(node);
             state.release_unreachable(node);
             Ok(())
@@ -147,6 +151,7 @@ impl Namespace {
     pub fn rmdir(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
         self.change(|state| {
             let node = state.tree.rmdir(parent, name, caller.now_ns)?;
+            state.answer(caller.request, Answer::Done);
             state.mark(node);
             state.release_unreachable(node);
             Ok(())
@@ -164,24 +169,26 @@ impl Namespace {
         to: (NodeId, &[u8]),
         flags: u32,
     ) -> Result<(), FsError> {
-        self.change(|state| match flags {
-            0 | RENAME_NOREPLACE => {
-                let no_replace = flags == RENAME_NOREPLACE;
-                let (moved, replaced) = state.tree.rename(from, to, no_replace, caller.now_ns)?;
-                state.renamed(moved, caller.now_ns);
-                if let Some(replaced) = replaced {
-                    state.mark(replaced);
-                    state.release_unreachable(replaced);
+        self.change(|state| {
+            match flags {
+                0 | RENAME_NOREPLACE => {
+                    let no_replace = flags == RENAME_NOREPLACE;
+                    let (moved, replaced) = state.tree.rename(from, to, no_replace, caller.now_ns)?;
+                    state.renamed(moved, caller.now_ns);
+                    if let Some(replaced) = replaced {
+                        state.mark(replaced);
+                        state.release_unreachable(replaced);
+                    }
                 }
-                Ok(())
+                RENAME_EXCHANGE => {
+                    let (one, other) = state.tree.exchange(from, to, caller.now_ns)?;
+                    state.renamed(one, caller.now_ns);
+                    state.renamed(other, caller.now_ns);
+                }
+                _ => return Err(FsError::Invalid),
             }
-            RENAME_EXCHANGE => {
-                let (one, other) = state.tree.exchange(from, to, caller.now_ns)?;
-                state.renamed(one, caller.now_ns);
-                state.renamed(other, caller.now_ns);
-                Ok(())
-            }
-            _ => Err(FsError::Invalid),
+            state.answer(caller.request, Answer::Done);
+            Ok(())
         })
     }
 

@@ -13,6 +13,7 @@ use super::file::File;
 use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::reclaim::Candidate;
+use super::session::Answer;
 use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State};
 use crate::tier1::Backing;
 use std::collections::VecDeque;
@@ -27,6 +28,8 @@ pub enum OpenOutcome {
     Ready(OpenFile),
     /// The bytes are elsewhere: fetch them, then call [`Namespace::finish_cold_open`].
     Cold(ColdFile),
+    /// The bytes lay here while no daemon looked after them: verify them, then open again.
+    Unverified,
 }
 
 /// O_ACCMODE, O_TRUNC and O_EXCL of Linux.
@@ -157,6 +160,7 @@ impl Namespace {
             })?;
             state.tree.attach(parent, name, id, caller.now_ns);
             state.mark(id);
+            state.answer(caller.request, Answer::Created(id, open.fh));
             Ok((attr(id, state.tree.node(id)?)?, open))
         });
         match made {
@@ -175,7 +179,7 @@ impl Namespace {
         let found = self.lookup(parent, name)?;
         let opened = self.open(caller, found.node, flags).and_then(|outcome| match outcome {
             OpenOutcome::Ready(open) => Ok(open),
-            OpenOutcome::Cold(_) => Err(FsError::Stale),
+            OpenOutcome::Cold(_) | OpenOutcome::Unverified => Err(FsError::Stale),
         });
         match opened {
             Ok(open) => Ok((self.getattr(found.node)?, open)),
@@ -211,6 +215,9 @@ impl Namespace {
             if file.backing.is_none() && !truncates && file.size_bytes > 0 {
                 return Ok(OpenOutcome::Cold(ColdFile::of(node, file)));
             }
+            if file.unverified && !truncates {
+                return Ok(OpenOutcome::Unverified);
+            }
             let size_bytes = observe(target, file)?.size_bytes;
             let change = file.change(if truncates { 0 } else { size_bytes }, truncates);
             let ino = target.ino;
@@ -239,6 +246,7 @@ impl Namespace {
             if applied != node {
                 let ino = state.tree.node(node)?.ino;
                 state.stale.note(caller.pid, ino);
+                state.answer(caller.request, Answer::Superseded);
                 return Ok(None);
             }
             let ino = state.tree.node(node)?.ino;
@@ -253,7 +261,7 @@ impl Namespace {
                     state.tree.touched.writers.push(node);
                 }
             }
-            state.open_handle(node, writable, caller.now_ns).map(Some)
+            state.open_for(caller, node, writable).map(Some)
         })?;
         let opened = outcome.ok_or(FsError::Stale)?;
         if writable && expected_bytes > 0 {
@@ -264,31 +272,39 @@ impl Namespace {
     }
 
     fn open_for_reading(&self, caller: &Caller, node: NodeId) -> Result<OpenOutcome, FsError> {
-        {
-            let mut state = self.settle(node)?;
+        let here = {
+            let state = self.settle(node)?;
             let target = state.tree.node(node)?;
             let file = target.file()?;
-            let (named, here, empty) =
-                (target.link_count() > 0, file.backing.is_some(), file.size_bytes == 0);
-            if here {
-                return state.open_handle(node, false, caller.now_ns).map(OpenOutcome::Ready);
-            }
-            if !named {
+            if file.backing.is_none() && target.link_count() == 0 {
                 return Err(FsError::Stale);
             }
-            if !empty {
+            if file.backing.is_none() && file.size_bytes > 0 {
                 return Ok(OpenOutcome::Cold(ColdFile::of(node, file)));
             }
-        }
+            if file.unverified {
+                return Ok(OpenOutcome::Unverified);
+            }
+            file.backing.is_some()
+        };
         // Nothing to fetch: an empty file gets an empty backing file.
-        let backing = self.new_backing(Some(0))?;
-        let mut state = self.settle(node)?;
-        let file = state.file_mut(node)?;
-        if file.backing.is_none() {
-            file.backing = Some(backing);
+        let mut empty = if here { None } else { Some(self.new_backing(Some(0))?) };
+        let opened = self.change(|state| {
+            let file = state.file_mut(node)?;
+            // Reclaimed, or begun to be changed, between the two looks.
+            if file.busy || (file.backing.is_none() && file.size_bytes > 0) {
+                return Ok(None);
+            }
+            if file.backing.is_none() {
+                file.backing = empty.take();
+                state.tree.touched.node(node);
+            }
+            state.open_for(caller, node, false).map(Some)
+        })?;
+        match opened {
+            Some(open) => Ok(OpenOutcome::Ready(open)),
+            None => self.open_for_reading(caller, node),
         }
-        state.tree.touched.node(node);
-        state.open_handle(node, false, caller.now_ns).map(OpenOutcome::Ready)
     }
 
     /// The identity that a file of this incarnation has at `node`.

@@ -8,7 +8,9 @@
 //! [`FORMAT_VERSION`].
 
 use super::file::{File, ObjectCopy};
+use super::handle::{Closing, Handle};
 use super::node::{Body, Link, Node};
+use super::session::{Answer, RequestId, TouchedSession};
 use super::tree::Touched;
 use super::writer::{SessionKey, WriterId};
 use super::{MAX_NAME_BYTES, NodeId, State};
@@ -18,7 +20,7 @@ use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 
 /// The journal's format. Raised with any change of a record.
-pub(super) const FORMAT_VERSION: u32 = 1;
+pub(super) const FORMAT_VERSION: u32 = 2;
 /// The longest record: an xattr of 64 KiB, or a piece of a seal's chunk checksums.
 pub(super) const MAX_RECORD_BYTES: usize = 72 << 10;
 /// Chunk checksums in one record; a file of 1 TiB has 131,072 in 16 records.
@@ -55,6 +57,10 @@ pub(super) enum Record {
         value: Option<Vec<u8>>,
     },
     Freed(NodeId),
+    Handle(u64, Handle),
+    NoHandle(u64),
+    BackingId { backing: u64, id: Option<u32> },
+    Answer(RequestId, Answer),
 }
 
 /// What a file's record says of its bytes, to be looked up by the replay.
@@ -62,6 +68,8 @@ pub(super) enum Record {
 pub(super) struct Bytes {
     pub(super) backing: Option<u64>,
     pub(super) chunk_count: u64,
+    /// Someone had it open for writing.
+    pub(super) was_open: bool,
 }
 
 const NEXT: u8 = 1;
@@ -74,6 +82,10 @@ const CHUNKS: u8 = 7;
 const WRITERS: u8 = 8;
 const XATTR: u8 = 9;
 const FREED: u8 = 10;
+const HANDLE: u8 = 11;
+const NO_HANDLE: u8 = 12;
+const BACKING_ID: u8 = 13;
+const ANSWER: u8 = 14;
 
 /// Set in a record's length where more of the same change follow: all of them hold, or none.
 pub(super) const MORE: u32 = 1 << 31;
@@ -182,9 +194,16 @@ impl<'a> Writer<'a> {
         self.u64(file.size_bytes);
         self.u64(file.fate.last_seal().0);
         let (fate, seal) = (&file.fate, file.fate.seal());
-        let flags =
-            [fate.writers() > 0, fate.is_cut(), fate.is_vouched(), seal.is_some(), file.object.is_some()];
+        let flags = [
+            fate.writers() > 0,
+            fate.is_cut(),
+            fate.is_vouched(),
+            seal.is_some(),
+            file.object.is_some(),
+            file.times_set,
+        ];
         self.u8(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
+        self.i64(file.baseline_ns);
         self.i64(file.opened_ns);
         self.i64(file.closed_ns);
         self.i64(file.named_ns);
@@ -249,6 +268,44 @@ impl<'a> Writer<'a> {
         self.end();
     }
 
+    fn handle(&mut self, fh: u64, handle: Option<Handle>) {
+        self.begin(if handle.is_some() { HANDLE } else { NO_HANDLE });
+        self.u64(fh);
+        if let Some(Handle { node, writable, closing }) = handle {
+            self.u64(node);
+            self.u8(u8::from(writable));
+            self.u8(match closing {
+                Closing::Unseen => 0,
+                Closing::Closed => 1,
+                Closing::Cut => 2,
+            });
+        }
+        self.end();
+    }
+
+    fn backing_id(&mut self, backing: u64, id: Option<u32>) {
+        self.begin(BACKING_ID);
+        self.u64(backing);
+        self.optional(id.map(u64::from));
+        self.end();
+    }
+
+    fn answer(&mut self, request: RequestId, answer: Answer) {
+        self.begin(ANSWER);
+        self.u64(request);
+        let (kind, node, fh) = match answer {
+            Answer::Done => (0, 0, 0),
+            Answer::Entered(node) => (1, node, 0),
+            Answer::Opened(fh) => (2, 0, fh),
+            Answer::Created(node, fh) => (3, node, fh),
+            Answer::Superseded => (4, 0, 0),
+        };
+        self.u8(kind);
+        self.u64(node);
+        self.u64(fh);
+        self.end();
+    }
+
     fn freed(&mut self, id: NodeId) {
         self.begin(FREED);
         self.u64(id);
@@ -259,10 +316,11 @@ impl<'a> Writer<'a> {
 impl State {
     /// Turns what was touched into records of what now is.
     pub(super) fn note_touched(&mut self) {
-        if self.tree.touched.is_empty() {
+        if self.tree.touched.is_empty() && self.session.touched.is_empty() {
             return;
         }
         let touched: Touched = std::mem::take(&mut self.tree.touched);
+        let session: TouchedSession = std::mem::take(&mut self.session.touched);
         let mut out = std::mem::take(&mut self.pending);
         let mut writer = Writer::new(&mut out);
         let node = |id: &NodeId| self.tree.nodes.get(id).map(|node| (*id, &**node));
@@ -289,6 +347,15 @@ impl State {
         }
         for id in &touched.freed {
             writer.freed(*id);
+        }
+        for fh in &session.handles {
+            writer.handle(*fh, self.handles.get(*fh));
+        }
+        for backing in &session.backing_ids {
+            writer.backing_id(*backing, self.session.backing_ids.get(backing).copied());
+        }
+        for (request, answer) in &session.answers {
+            writer.answer(*request, *answer);
         }
         writer.close();
         self.pending = out;
@@ -320,9 +387,19 @@ impl State {
         last
     }
 
-    pub(super) fn encode_next(&self, out: &mut Vec<u8>) {
+    /// Ends a snapshot: the number that is given next, and the kernel's session.
+    pub(super) fn encode_rest(&self, out: &mut Vec<u8>) {
         let mut writer = Writer::new(out);
         writer.next(self.tree.next);
+        for fh in self.handles.numbers() {
+            writer.handle(fh, self.handles.get(fh));
+        }
+        for (backing, id) in &self.session.backing_ids {
+            writer.backing_id(*backing, Some(*id));
+        }
+        for (request, answer) in &self.session.answers {
+            writer.answer(*request, *answer);
+        }
         writer.close();
     }
 }
@@ -417,9 +494,39 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
             Record::Xattr { node, name, value: present.then_some(value) }
         }
         FREED => Record::Freed(reader.u64()?),
+        HANDLE => Record::Handle(reader.u64()?, handle(&mut reader)?),
+        NO_HANDLE => Record::NoHandle(reader.u64()?),
+        BACKING_ID => {
+            let (backing, id) = (reader.u64()?, reader.optional()?);
+            Record::BackingId { backing, id: id.map(u32::try_from).transpose().ok()? }
+        }
+        ANSWER => Record::Answer(reader.u64()?, answer(&mut reader)?),
         _ => return None,
     };
     reader.0.is_empty().then_some(record)
+}
+
+fn handle(reader: &mut Reader<'_>) -> Option<Handle> {
+    let (node, writable) = (reader.u64()?, reader.u8()? != 0);
+    let closing = match reader.u8()? {
+        0 => Closing::Unseen,
+        1 => Closing::Closed,
+        2 => Closing::Cut,
+        _ => return None,
+    };
+    Some(Handle { node, writable, closing })
+}
+
+fn answer(reader: &mut Reader<'_>) -> Option<Answer> {
+    let (kind, node, fh) = (reader.u8()?, reader.u64()?, reader.u64()?);
+    Some(match kind {
+        0 => Answer::Done,
+        1 => Answer::Entered(node),
+        2 => Answer::Opened(fh),
+        3 => Answer::Created(node, fh),
+        4 => Answer::Superseded,
+        _ => return None,
+    })
 }
 
 fn writer(reader: &mut Reader<'_>) -> Option<WriterId> {
@@ -463,6 +570,8 @@ fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {
     let last_seal = SealNumber(reader.u64()?);
     let flags = reader.u8()?;
     let flag = |bit: u8| flags >> bit & 1 == 1;
+    file.times_set = flag(5);
+    file.baseline_ns = reader.i64()?;
     file.opened_ns = reader.i64()?;
     file.closed_ns = reader.i64()?;
     file.named_ns = reader.i64()?;
@@ -476,11 +585,11 @@ fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {
         // The chunks' checksums are in records of their own; the replay puts them in.
         seal = Some(Seal { number, size_bytes, crc, chunks: Arc::new([]) });
     }
-    file.fate = FileFate::found(seal, last_seal, flag(1), flag(0), flag(2));
+    file.fate = FileFate::found(seal, last_seal, flag(1), false, flag(2));
     if flag(4) {
         let (seal, size_bytes) = (SealNumber(reader.u64()?), reader.u64()?);
         let key = reader.text(MAX_KEY_BYTES)?;
         file.object = Some(Box::new((seal, ObjectCopy { key, size_bytes })));
     }
-    Some((file, Bytes { backing, chunk_count }))
+    Some((file, Bytes { backing, chunk_count, was_open: flag(0) }))
 }

@@ -4,14 +4,16 @@
 //! (`journal`).
 
 use super::file::File;
+use super::handle::Handle;
 use super::journal::Image;
 use super::node::{Body, Entry, Link, Name, Node};
 use super::record::{Bytes, Record, decode};
+use super::session::{ANSWERS_READ_MAX, Answer, RequestId};
 use super::tree::Tree;
 use super::xattr::Xattrs;
 use super::{NamespaceError, NodeId, ROOT, State};
 use crate::tier1::Backing;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::{FileFate, Seal};
@@ -24,6 +26,10 @@ struct Raw {
     nodes: BTreeMap<NodeId, (Box<Node>, Option<Bytes>)>,
     chunks: BTreeMap<NodeId, Vec<Crc64>>,
     entries: BTreeMap<(NodeId, u64), (Name, NodeId)>,
+    handles: BTreeMap<u64, Handle>,
+    last_handle: u64,
+    backing_ids: BTreeMap<u64, u32>,
+    answers: VecDeque<(RequestId, Answer)>,
 }
 
 impl Raw {
@@ -89,14 +95,36 @@ impl Raw {
                 self.nodes.remove(&node);
                 self.chunks.remove(&node);
             }
+            Record::Handle(fh, handle) => {
+                self.last_handle = self.last_handle.max(fh);
+                self.handles.insert(fh, handle);
+            }
+            Record::NoHandle(fh) => {
+                self.last_handle = self.last_handle.max(fh);
+                self.handles.remove(&fh);
+            }
+            Record::BackingId { backing, id } => {
+                match id {
+                    Some(id) => self.backing_ids.insert(backing, id),
+                    None => self.backing_ids.remove(&backing),
+                };
+            }
+            Record::Answer(request, answer) => {
+                if self.answers.len() == ANSWERS_READ_MAX {
+                    self.answers.pop_front();
+                }
+                self.answers.push_back((request, answer));
+            }
         }
     }
 }
 
-/// Builds the state that `image` tells of. Nodes without a name are gone: their handles died with the daemon.
+/// Builds the state that `image` tells of. Unless the kernel's session goes on, its handles are gone, and with them the
+/// nodes without a name.
 pub(super) fn rebuild(
     image: Image,
     own: Incarnation,
+    session_goes_on: bool,
     backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
 ) -> Result<State, NamespaceError> {
     let mut raw = Raw::default();
@@ -105,6 +133,11 @@ pub(super) fn rebuild(
         raw.apply(record.ok_or(NamespaceError::Corrupt { what: "record", found: index as u64, most: 0 })?);
     }
     drop(image);
+    if !session_goes_on {
+        raw.handles.clear();
+        raw.backing_ids.clear();
+        raw.answers.clear();
+    }
     let mut nodes = std::mem::take(&mut raw.nodes);
     let (root, _) = nodes.remove(&ROOT).ok_or(NamespaceError::Corrupt { what: "root", found: 0, most: 1 })?;
     if !root.is_directory() {
@@ -118,22 +151,39 @@ pub(super) fn rebuild(
         tree.insert(id, *node);
     }
     hang(&mut tree, raw.entries)?;
-    drop_unreachable(&mut tree);
+    let (handles, writers) = held(&tree, raw.handles);
+    drop_unreachable(&mut tree, handles.values().map(|handle| handle.node).collect());
     let mut state = State::new(tree);
+    state.handles.given(raw.last_handle);
+    state.session.backing_ids = raw.backing_ids;
+    state.session.answers = raw.answers.into_iter().collect();
     for (id, bytes) in states {
         let Ok(node) = state.tree.node_mut(id) else { continue };
         let chunks = raw.chunks.remove(&id).unwrap_or_default();
         let Ok(file) = node.file_mut() else { continue };
-        revive(id, file, bytes, chunks, backing);
+        let writing = writers.get(&id).copied().unwrap_or(0);
+        revive(id, file, bytes, chunks, writing, backing);
         let identity = file.id;
         let size_bytes =
             file.backing.as_ref().and_then(|b| b.stat().ok()).map_or(file.size_bytes, |s| s.size_bytes);
-        if super::attr::rebase(node, size_bytes).is_err() {
+        // What writers did since the journal's last word is still to be taken from the backing file's clock.
+        if writing > 0 {
+            file.size_bytes = size_bytes;
+        } else if super::attr::rebase(node, size_bytes).is_err() {
             tracing::warn!(node = id, "times of a recovered file may be off");
         }
         if identity.incarnation != own {
             state.adopted.insert(identity, id);
         }
+    }
+    for (fh, handle) in handles {
+        let Ok(file) = state.file_mut(handle.node) else { continue };
+        if file.backing.is_none() {
+            tracing::error!(fh, node = handle.node, "an open file's bytes are gone from Tier-1");
+            continue;
+        }
+        file.opens += 1;
+        state.handles.put(fh, handle);
     }
     state.dirty = state.tree.nodes.keys().copied().collect();
     // The journal holds all this already; what was cut, dropped or lost is written by the next compaction.
@@ -163,9 +213,21 @@ fn hang(tree: &mut Tree, entries: BTreeMap<(NodeId, u64), (Name, NodeId)>) -> Re
     Ok(())
 }
 
-/// Frees what no path from the root reaches.
-fn drop_unreachable(tree: &mut Tree) {
-    let mut reached = BTreeSet::from([ROOT]);
+/// The handles whose files are known, and how many of them may write each file.
+fn held(tree: &Tree, handles: BTreeMap<u64, Handle>) -> (BTreeMap<u64, Handle>, BTreeMap<NodeId, u32>) {
+    let is_file = |handle: &Handle| tree.node(handle.node).is_ok_and(|node| node.file().is_ok());
+    let handles: BTreeMap<_, _> = handles.into_iter().filter(|(_, handle)| is_file(handle)).collect();
+    let mut writers: BTreeMap<_, u32> = BTreeMap::new();
+    for handle in handles.values().filter(|handle| handle.writable) {
+        *writers.entry(handle.node).or_default() += 1;
+    }
+    (handles, writers)
+}
+
+/// Frees what no path from the root reaches and nobody has open.
+fn drop_unreachable(tree: &mut Tree, open: BTreeSet<NodeId>) {
+    let mut reached = open;
+    reached.insert(ROOT);
     let mut todo = vec![ROOT];
     while let Some(at) = todo.pop() {
         if let Ok(directory) = tree.nodes[&at].directory() {
@@ -183,14 +245,20 @@ fn revive(
     file: &mut File,
     bytes: Bytes,
     chunks: Vec<Crc64>,
+    writers: u32,
     backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
 ) {
     file.backing = bytes.backing.and_then(backing);
-    if let Some(seal) = file.fate.seal() {
-        let whole = chunks.len() as u64 == bytes.chunk_count;
-        let seal = whole.then(|| Seal { chunks: chunks.into(), ..seal.clone() });
-        let fate = &file.fate;
-        file.fate = FileFate::found(seal, fate.last_seal(), fate.is_cut(), false, fate.is_vouched());
+    let fate = &file.fate;
+    let whole = chunks.len() as u64 == bytes.chunk_count;
+    let seal = fate.seal().filter(|_| whole).map(|seal| Seal { chunks: chunks.into(), ..seal.clone() });
+    // Open then, and nobody has it open now: nobody saw it closed.
+    let lost = bytes.was_open && writers == 0;
+    file.fate = FileFate::found(seal, fate.last_seal(), fate.is_cut(), lost, fate.is_vouched());
+    file.fate.taken_up(writers);
+    file.unverified = file.backing.is_some() && file.fate.seal().is_some();
+    if let Some(backing) = &file.backing {
+        (0..writers).for_each(|_| backing.begin_growth());
     }
     if let (Some(_), None, true) = (bytes.backing, &file.backing, file.size_bytes > 0) {
         tracing::warn!(node = id, file = %file.id, size_bytes = file.size_bytes, object = file.object.is_some(),

@@ -102,6 +102,25 @@ impl Namespace {
         changed.unwrap_or(Err(NotSealable::Gone))
     }
 
+    /// Whether a file's bytes were sealed before this daemon started and nobody has looked at them since.
+    pub fn is_unverified(&self, node: NodeId) -> bool {
+        let unverified =
+            |state: &mut super::State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
+        self.look(unverified).unwrap_or(false)
+    }
+
+    /// The bytes of this seal were looked at and are good.
+    pub fn verified(&self, file: FileId, seal: SealNumber) {
+        self.look(|state| {
+            let node = state.node_of(file, self.incarnation);
+            if let Some(Ok(file)) = node.map(|node| state.file_mut(node))
+                && file.fate.seal().is_some_and(|now| now.number == seal)
+            {
+                file.unverified = false;
+            }
+        });
+    }
+
     /// Freezes the ticket's bytes under their checksums: of the whole, and of each chunk in order. The space made
     /// ready beyond their end is given back.
     ///

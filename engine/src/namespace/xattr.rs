@@ -3,7 +3,8 @@
 //! Owns: their storage and bounds. Does not own: what the computed ones say ([`XattrSource`]).
 
 use super::node::Name;
-use super::{FsError, Namespace, NodeId};
+use super::session::Answer;
+use super::{Caller, FsError, Namespace, NodeId};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -119,7 +120,7 @@ impl Namespace {
         name: &[u8],
         value: &[u8],
         flags: u32,
-        now_ns: i64,
+        caller: &Caller,
     ) -> Result<(), FsError> {
         check(name, value)?;
         if let Some(source) = self.source(name) {
@@ -144,12 +145,13 @@ impl Namespace {
             }
             let key: Name = Arc::from(name);
             target.xattrs.get_or_insert_default().values.insert(Arc::clone(&key), value.into());
-            target.ctime_ns = target.ctime_ns.max(now_ns);
+            target.ctime_ns = target.ctime_ns.max(caller.now_ns);
             state.tree.weight_bytes += (name.len() + value.len()) as u64;
             state.tree.weight_bytes -= replaced as u64;
             state.tree.touched.xattrs.push((node, key));
             state.tree.touched.node(node);
             state.mark(node);
+            state.answer(caller.request, Answer::Done);
             Ok(())
         })
     }
@@ -168,7 +170,7 @@ impl Namespace {
 
     /// # Errors
     /// [`FsError::NoAttribute`]; [`FsError::NotPermitted`] for a computed one.
-    pub fn removexattr(&self, node: NodeId, name: &[u8], now_ns: i64) -> Result<(), FsError> {
+    pub fn removexattr(&self, node: NodeId, name: &[u8], caller: &Caller) -> Result<(), FsError> {
         if name.starts_with(COMPUTED) {
             return Err(FsError::NotPermitted);
         }
@@ -179,11 +181,12 @@ impl Namespace {
             if xattrs.values.is_empty() {
                 target.xattrs = None;
             }
-            target.ctime_ns = target.ctime_ns.max(now_ns);
+            target.ctime_ns = target.ctime_ns.max(caller.now_ns);
             state.tree.weight_bytes -= (key.len() + old.len()) as u64;
             state.tree.touched.xattrs.push((node, key));
             state.tree.touched.node(node);
             state.mark(node);
+            state.answer(caller.request, Answer::Done);
             Ok(())
         })
     }

@@ -52,8 +52,9 @@ pub use answer::{Identity, Standing, Wanted};
 pub use events::Events;
 pub use flush::FlushOutcome;
 pub use jobs::{RestoreError, restore};
-pub use recover::{RecoverError, Recovered, recover};
+pub use recover::{Names, RecoverError, Recovered, recover};
 pub use run::{Node, NodeParts, QUESTIONS_MAX};
+pub use scrub::{BadAtOpen, heal_at_open, verify_at_open};
 
 use crate::metrics::Metrics;
 use crate::namespace::{Clock, Namespace};

@@ -46,10 +46,19 @@ pub enum RecoverError {
     Decide(#[from] CommitError),
 }
 
-/// Reads Tier-3, decides what was left undecided, and fills the (empty) namespace with cold files.
+/// What the namespace holds when Tier-3 is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Names {
+    /// Nothing: it is filled with cold files.
+    Empty,
+    /// Everything: it outlived the daemon, and knows better than Tier-3.
+    Kept,
+}
+
+/// Reads Tier-3, decides what was left undecided, and tells the namespace what is there.
 ///
 /// Costs a read of every marker and manifest, and memory for the tree. Nothing is fetched.
-pub async fn recover(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
+pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, RecoverError> {
     let store = &shared.drain.store;
     let catalog = locate::read(store).await?;
     let mut passed_over = catalog.passed_over;
@@ -85,7 +94,7 @@ pub async fn recover(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
     recovered.loose_numbers = loose.numbers;
     let believed = loose.believed.iter().map(|sidecar| (sidecar.file.path.clone(), sidecar.generation));
     recovered.decided.loose = believed.collect();
-    recovered.adopt(shared, tree.as_ref(), loose.believed);
+    recovered.adopt(shared, names, tree.as_ref(), loose.believed);
     // Nobody waits for it: what it aborts is dead, whenever that happens.
     let decided = std::mem::take(&mut recovered.decided);
     tokio::spawn(sweep::sweep(Arc::clone(&shared.drain), decided));
@@ -173,7 +182,13 @@ impl Recovered {
         Ok(())
     }
 
-    fn adopt(&mut self, shared: &Shared, tree: Option<&TreeDocument>, sidecars: Vec<LooseSidecar>) {
+    fn adopt(
+        &mut self,
+        shared: &Shared,
+        names: Names,
+        tree: Option<&TreeDocument>,
+        sidecars: Vec<LooseSidecar>,
+    ) {
         let wishes = Wishes::of(tree);
         let mut directories = Vec::new();
         for book in self.books.values() {
@@ -195,6 +210,10 @@ impl Recovered {
                 },
                 (None, None) => continue,
             };
+            if names == Names::Kept {
+                manifest.files.iter().for_each(|file| note(shared, file));
+                continue;
+            }
             let above = adopt_files(shared, manifest, &wishes);
             // A directory whose files are all gone is gone too, unless the tree names it.
             directories.extend(manifest.directories.iter().filter(|dir| above.contains(&dir.path)).cloned());
@@ -215,10 +234,13 @@ impl Recovered {
                 continue;
             }
             self.loose.insert(path, book);
-            adopt(shared, file_entry(&sidecar.file));
+            match names {
+                Names::Empty => adopt(shared, file_entry(&sidecar.file)),
+                Names::Kept => note(shared, &sidecar.file),
+            }
             shared.namespace.set_reclaim(of.0, crate::namespace::ReclaimClass::Loose);
         }
-        if let Some(tree) = tree {
+        if let (Some(tree), Names::Empty) = (tree, names) {
             for link in &tree.hard_links {
                 adopt(shared, link_entry(&link.path, &link.to));
             }
@@ -310,6 +332,13 @@ fn one_marker(prepared: Vec<Prepared>, manifest: Manifest) -> Option<Prepared> {
     first.symlinks = manifest.symlinks;
     first.hard_links = manifest.hard_links;
     Some(first)
+}
+
+/// A file that is in Tier-3 may be given up in memory; the daemon before may have died before it wrote that down.
+fn note(shared: &Shared, file: &ManifestFile) {
+    let object = ObjectCopy { key: file.key.clone(), size_bytes: file.size_bytes };
+    // False where the file is gone or has other bytes by now.
+    let _ = shared.namespace.note_object(file.file, file.seal, object);
 }
 
 fn adopt(shared: &Shared, entry: AdoptEntry) {

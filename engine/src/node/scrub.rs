@@ -3,7 +3,7 @@
 //! Owns: which file is next, the pace, checking one file, replacing a bad host copy. Does not own: copies in Tier-3
 //! (`verify` reads those).
 
-use crate::namespace::{FileState, FsError, NodeId, SealPin};
+use crate::namespace::{FileState, FsError, Namespace, NodeId, SealPin};
 use crate::node::Shared;
 use crate::node::jobs::{Done, RestoreError, fetched};
 use crate::node::run::{Engine, error_text};
@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::{FileId, SealNumber};
-use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::report::EventLevel;
 
 /// After a pass over everything the scrub rests at least this long, so that a nearly empty Tier-1 costs nothing.
@@ -203,8 +202,12 @@ pub(crate) async fn scrub(shared: &Arc<Shared>, target: Target) -> Scrubbed {
     let (file, seal, path) = (target.file, target.seal, target.path.clone());
     let good = Scrubbed { file, seal, path: path.clone(), bad: None, healed: None };
     let Some(pin) = shared.namespace.pin_seal(target.file, target.seal) else { return good };
-    let checked = check(shared, &target, pin).await;
-    let Err(bad) = checked else { return good };
+    // One thread: the pace, and not this look, decides how soon all is looked at.
+    let checked = check(shared, &target, pin, 1).await;
+    let Err(bad) = checked else {
+        shared.namespace.verified(target.file, target.seal);
+        return good;
+    };
     shared.metrics.verify_mismatches.get_or_create(&[("copy", "host")]).inc();
     let healed = heal(shared, &target).await;
     if healed.is_ok() {
@@ -213,28 +216,86 @@ pub(crate) async fn scrub(shared: &Arc<Shared>, target: Target) -> Scrubbed {
     Scrubbed { file, seal, path, bad: Some(bad), healed: Some(healed) }
 }
 
-async fn check(shared: &Arc<Shared>, target: &Target, pin: SealPin) -> Result<(), BadChunk> {
+async fn check(
+    shared: &Arc<Shared>,
+    target: &Target,
+    pin: SealPin,
+    threads: usize,
+) -> Result<(), BadChunk> {
     let (chunks, path) = (Arc::clone(&target.chunks), target.path.clone());
     shared.metrics.scrub_bytes.inc_by(target.size_bytes);
-    let chunk_bytes = usize::try_from(CHUNK_BYTES).expect("a chunk fits an address space");
-    tokio::task::spawn_blocking(move || {
-        let mapping = match pin.backing.map() {
-            Ok(mapping) => mapping,
-            Err(error) => {
-                tracing::error!(%path, %error, "a host copy could not be mapped to be checked");
-                return Ok(());
-            }
-        };
-        for (chunk, (bytes, &expected)) in (0..).zip(mapping.chunks(chunk_bytes).zip(chunks.iter())) {
-            let found = Crc64(tidemark_kernels::crc64(bytes));
-            if found != expected {
-                return Err(BadChunk { path, chunk, expected, found });
-            }
+    tokio::task::spawn_blocking(move || check_pinned(&path, &chunks, &pin, threads))
+        .await
+        .expect("hashing a mapping does not panic")
+}
+
+fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> Result<(), BadChunk> {
+    let mapping = match pin.backing.map() {
+        Ok(mapping) => mapping,
+        Err(error) => {
+            tracing::error!(%path, %error, "a host copy could not be mapped to be checked");
+            return Ok(());
         }
-        Ok(())
-    })
-    .await
-    .expect("hashing a mapping does not panic")
+    };
+    let sums = crate::save::seal::hash(&mapping, threads);
+    let mut pairs = (0..).zip(sums.chunks.iter().zip(chunks.iter()));
+    match pairs.find(|(_, (found, expected))| found != expected) {
+        Some((chunk, (&found, &expected))) => {
+            Err(BadChunk { path: path.to_owned(), chunk, expected, found })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Bytes that lay in Tier-1 while no daemon looked after them, and are not what was sealed.
+#[derive(Debug)]
+pub struct BadAtOpen {
+    target: Target,
+    bad: BadChunk,
+}
+
+/// Looks at bytes that lay in Tier-1 while no daemon looked after them, before the first open is answered. Costs one pass
+/// over the file with `threads`.
+///
+/// # Errors
+/// They are bad: [`heal_at_open`] decides what an open is told.
+pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Result<(), Box<BadAtOpen>> {
+    let Some(view) = namespace.view(node) else { return Ok(()) };
+    let path = crate::node::jobs::path_text(namespace, node);
+    let Some(target) = target(path, &view) else { return Ok(()) };
+    let Some(pin) = namespace.pin_seal(target.file, target.seal) else { return Ok(()) };
+    match check_pinned(&target.path, &target.chunks, &pin, threads) {
+        Ok(()) => {
+            namespace.verified(target.file, target.seal);
+            Ok(())
+        }
+        Err(bad) => Err(Box::new(BadAtOpen { target, bad })),
+    }
+}
+
+/// Replaces what was found bad at an open from Tier-3.
+///
+/// # Errors
+/// [`FsError::Io`] when there is no good copy, or when others have the bad one open.
+pub async fn heal_at_open(shared: &Arc<Shared>, bad: BadAtOpen) -> Result<(), FsError> {
+    let BadAtOpen { target, bad } = bad;
+    shared.metrics.verify_mismatches.get_or_create(&[("copy", "host")]).inc();
+    let path = target.path.clone();
+    let event = |level, kind, what| shared.events.add(shared.now_ns(), level, kind, Some(path.clone()), what);
+    match heal(shared, &target).await {
+        Ok(()) => {
+            shared.metrics.scrub_repaired_files.inc();
+            tracing::warn!(%path, %bad, "a host copy was bad at its first open and has been replaced");
+            event(EventLevel::Warn, "repaired", format!("{bad}; the host copy was replaced from Tier-3"));
+            Ok(())
+        }
+        Err(error) => {
+            let why = error_text(&error);
+            tracing::error!(%path, %bad, %why, "a host copy is bad at its first open");
+            event(EventLevel::Error, "corrupt", format!("{bad}; {why}"));
+            Err(FsError::Io)
+        }
+    }
 }
 
 /// Replaces a bad host copy with the copy in Tier-3, verified on the way.

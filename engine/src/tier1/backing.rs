@@ -255,6 +255,14 @@ impl File {
         Arc::new(Self { space, number: ready.number, growth: Mutex::new(growth), ending: AtomicU32::new(0) })
     }
 
+    /// A file that lies there already. Where its ready space has gaps is not known, so nothing counts as ready.
+    pub(super) fn found(space: Arc<Space>, found: ReadyFile) -> Arc<Self> {
+        let led_to = found.held_bytes;
+        let file = Self::new(space, ReadyFile { ready_bytes: 0, ..found });
+        file.growth().led_to = led_to;
+        file
+    }
+
     fn read_fd(&self) -> io::Result<OwnedFd> {
         self.space.open_for_reading(self.number)
     }

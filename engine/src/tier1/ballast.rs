@@ -1,16 +1,17 @@
 //! The ballast: memory of the budget that no file uses, kept allocated and touched so that it stays ours.
 //!
 //! A virtual machine hands freed pages back to its host, and a save then pays for each of them again. So free memory is
-//! held in unnamed files on a tmpfs of its own, in 2 MiB folios, and moves to a backing file slice by slice: punch here,
+//! held in files on a tmpfs of its own, in 2 MiB folios, and moves to a backing file slice by slice: punch here,
 //! allocate there, on one CPU, whose free list hands the same folio out again.
 //!
 //! Owns: those files. Does not own: the sum (`budget`), when to fill and when to give up (`worker`).
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, openat};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, fallocate, openat, seek, unlinkat};
 use rustix::io::pwrite;
 
 use super::lock;
@@ -22,13 +23,17 @@ pub(super) const SLICE_BYTES: u64 = 2 << 20;
 const SLICES_PER_FILE: u32 = 64;
 
 /// A stack of files; slices are taken from the last. None of the files is empty unless a slice of it is being made.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ballast {
+    directory: OwnedFd,
     files: Mutex<Vec<BallastFile>>,
+    next_number: AtomicU64,
 }
 
+/// Named `b-<number>`, so that a restarted daemon finds it and nothing goes cold.
 #[derive(Debug)]
 struct BallastFile {
+    number: u64,
     file: Arc<OwnedFd>,
     /// A bit for each slice that can be taken.
     filled: u64,
@@ -44,15 +49,58 @@ pub(super) struct NewSlice {
 }
 
 impl Ballast {
+    /// An empty one in `directory`.
+    pub(super) fn new(directory: OwnedFd) -> Self {
+        Self { directory, files: Mutex::default(), next_number: AtomicU64::new(1) }
+    }
+
+    /// Takes up the files that a daemon before this one left, by their numbers; gives how many slices can be taken.
+    /// Slices that were never touched are freed.
+    pub(super) fn adopt(&self, numbers: Vec<u64>) -> io::Result<u64> {
+        let mut slices = 0;
+        let mut files = lock(&self.files);
+        for number in numbers {
+            self.next_number.fetch_max(number + 1, Ordering::Relaxed);
+            let flags = OFlags::RDWR | OFlags::CLOEXEC;
+            let file = openat(&self.directory, file_name(number), flags, Mode::empty())?;
+            let mut filled = 0_u64;
+            for index in 0..SLICES_PER_FILE {
+                let at = u64::from(index) * SLICE_BYTES;
+                let touched = seek(&file, SeekFrom::Data(at)).is_ok_and(|data| data == at);
+                if touched {
+                    filled |= 1 << index;
+                } else {
+                    let punch = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE;
+                    fallocate(&file, punch, at, SLICE_BYTES)?;
+                }
+            }
+            if filled == 0 {
+                self.unlink(number);
+                continue;
+            }
+            slices += u64::from(filled.count_ones());
+            files.push(BallastFile { number, file: Arc::new(file), filled, making: 0 });
+        }
+        Ok(slices)
+    }
+
+    fn unlink(&self, number: u64) {
+        if let Err(error) = unlinkat(&self.directory, file_name(number), AtFlags::empty()) {
+            tracing::warn!(number, %error, "a ballast file's name could not be removed");
+        }
+    }
+
     /// Allocates one more slice; the caller has taken it from the budget.
-    pub(super) fn begin(&self, directory: &OwnedFd) -> io::Result<NewSlice> {
+    pub(super) fn begin(&self) -> io::Result<NewSlice> {
         let slice = {
             let mut files = lock(&self.files);
             let full = files.last().is_none_or(|last| last.filled | last.making == u64::MAX);
             if full {
-                let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-                let file = Arc::new(openat(directory, ".", flags, Mode::RUSR | Mode::WUSR)?);
-                files.push(BallastFile { file, filled: 0, making: 0 });
+                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+                let mode = Mode::RUSR | Mode::WUSR;
+                let file = Arc::new(openat(&self.directory, file_name(number), flags, mode)?);
+                files.push(BallastFile { number, file, filled: 0, making: 0 });
             }
             let last = files.last_mut().expect("one was just added");
             let index = (last.filled | last.making).trailing_ones();
@@ -96,10 +144,14 @@ impl Ballast {
         }
         file.filled &= !(1 << index);
         if file.filled | file.making == 0 {
-            files.remove(at);
+            self.unlink(files.remove(at).number);
         }
         true
     }
+}
+
+fn file_name(number: u64) -> String {
+    format!("b-{number}")
 }
 
 impl NewSlice {
@@ -132,15 +184,16 @@ mod tests {
     #[test]
     fn every_slice_but_the_one_in_the_making_can_be_taken() {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = open("/dev/shm", flags, Mode::empty()).expect("a tmpfs");
-        let ballast = Ballast::default();
-        let first = ballast.begin(&directory).expect("allocate");
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
+        let directory = open(folder.path(), flags, Mode::empty()).expect("a tmpfs");
+        let ballast = Ballast::new(directory);
+        let first = ballast.begin().expect("allocate");
         assert!(!ballast.pop_slice(), "not made yet");
         ballast.add(&first);
-        let second = ballast.begin(&directory).expect("allocate");
+        let second = ballast.begin().expect("allocate");
         assert!(ballast.pop_slice(), "made, and below the one in the making");
         assert!(!ballast.pop_slice());
-        let third = ballast.begin(&directory).expect("allocate");
+        let third = ballast.begin().expect("allocate");
         assert_ne!(third.index, second.index, "a slice in the making keeps its place");
         ballast.add(&second);
         ballast.add(&third);

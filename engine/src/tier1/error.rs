@@ -24,6 +24,9 @@ pub enum Tier1Error {
     /// The directory medium could not be prepared.
     #[error("tier-1: {step} {path} failed: {source}; give a writable directory on a tmpfs", path = path.display())]
     Directory { step: &'static str, path: PathBuf, source: io::Error },
+    /// What an earlier daemon left cannot be gone on with.
+    #[error("tier-1: the mounts of the daemon before cannot be taken over: {source}; start without them")]
+    Adopt { source: io::Error },
     /// A background thread could not be started.
     #[error("tier-1: starting thread {name} failed: {source}; raise the limit on threads")]
     Thread { name: &'static str, source: io::Error },
@@ -67,7 +70,7 @@ impl Tier1Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::TooSmall { .. } => ErrorKind::Invalid,
-            Self::Mount { .. } | Self::Directory { .. } | Self::Thread { .. } => ErrorKind::Unavailable,
+            Self::Mount { .. } | Self::Directory { .. } | Self::Thread { .. } | Self::Adopt { .. } => ErrorKind::Unavailable,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Create { source, .. } | Self::Resize { source, .. } => match source.raw_os_error() {
                 Some(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => ErrorKind::NoSpace,

@@ -2,6 +2,7 @@
 //!
 //! | file | owns |
 //! |---|---|
+//! | `adopt` | going on with what a daemon before this one left |
 //! | `mount` | the private tmpfs mounts (or a directory), and what they can do |
 //! | `budget` | the sum with one addend per user; pure |
 //! | `space` | who gives way, and how a folio moves without going cold |
@@ -16,6 +17,7 @@
 //! Does not own: names, handles, times (`namespace`); which copies may be dropped (retention).
 //! `engine/design/0002-tier1.md` says why it is built so.
 
+mod adopt;
 mod backing;
 mod ballast;
 mod budget;
@@ -38,11 +40,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+pub use self::adopt::KeptMounts;
 pub use self::backing::{Backing, BackingStat};
 pub use self::error::{Tier1Error, is_descriptor_limit};
 pub use self::mapping::Mapping;
 pub use self::mount::{Capabilities, Capability};
 
+use self::adopt::Found;
 use self::ballast::Ballast;
 use self::budget::{Budget, User};
 use self::mount::Medium;
@@ -135,6 +139,19 @@ impl Usage {
 impl Tier1 {
     /// Makes the mounts, probes what they can do, and starts both threads; the ballast fills in the background.
     pub fn open(settings: Tier1Settings) -> Result<Arc<Self>, Tier1Error> {
+        Self::begin(settings, None)
+    }
+
+    /// Goes on with the mounts of a daemon that died: all that is there is counted, and waits to be claimed by
+    /// [`Tier1::adopt`] until [`Tier1::adopt_rest`]. The size must be what it was.
+    ///
+    /// # Errors
+    /// As [`Tier1::open`]; [`Tier1Error::Adopt`] when what was kept cannot be read.
+    pub fn take_over(settings: Tier1Settings, kept: KeptMounts) -> Result<Arc<Self>, Tier1Error> {
+        Self::begin(settings, Some(kept))
+    }
+
+    fn begin(settings: Tier1Settings, kept: Option<KeptMounts>) -> Result<Arc<Self>, Tier1Error> {
         let size_bytes = settings.size_bytes / space::PAGE_BYTES * space::PAGE_BYTES;
         if size_bytes < LEAST_SIZE_BYTES {
             return Err(Tier1Error::TooSmall { size_bytes, least_bytes: LEAST_SIZE_BYTES });
@@ -142,21 +159,31 @@ impl Tier1 {
         let journal_bytes = (size_bytes / JOURNAL_PART).clamp(JOURNAL_LEAST_BYTES, JOURNAL_MOST_BYTES)
             / space::PAGE_BYTES
             * space::PAGE_BYTES;
-        let (medium, capabilities) = Medium::open(&settings.medium, size_bytes, journal_bytes)?;
+        let found = kept.is_some();
+        let (medium, capabilities) = match kept {
+            Some(kept) => Medium::take_over(kept)?,
+            None => Medium::open(&settings.medium, size_bytes, journal_bytes)?,
+        };
+        let ballast_directory = medium.ballast.try_clone().map_err(adopt::failed)?;
         let ballast_on = settings.ballast && capabilities.preallocation.works;
         let wake = Wake::new().map_err(|source| Tier1Error::Thread { name: WORKER_NAME, source })?;
         let space = Arc::new(Space {
             medium,
             capabilities,
             budget: Mutex::new(Budget::new(size_bytes, journal_bytes)),
-            ballast: Ballast::default(),
+            ballast: Ballast::new(ballast_directory),
             ballast_on,
             pool: Mutex::new(Pool::default()),
             run_ahead: RunAhead::new(),
             wake,
             closing: AtomicBool::new(false),
             next_number: AtomicU64::new(1),
+            found: Found::default(),
+            unnamed: AtomicU64::new(0),
         });
+        if found {
+            space.find().map_err(adopt::failed)?;
+        }
         let mut tier1 = Self { space: Arc::clone(&space), run_ahead: None, worker: None };
         let shared = Arc::clone(&space);
         tier1.run_ahead = Some(spawn(RUN_AHEAD_NAME, move || shared.run_ahead.run())?);

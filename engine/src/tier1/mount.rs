@@ -14,6 +14,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock, open, open
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use rustix::mount::{fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen};
 
+use super::adopt::{self, KeptMounts};
 use super::{MediumChoice, Tier1Error, lease};
 
 /// One answer of a real call, and what it was.
@@ -57,7 +58,7 @@ pub(super) struct Medium {
     /// The kernel refuses to pass the size (our own tmpfs); a directory shares its file system with others.
     pub(super) walled: bool,
     /// Removes the folders again; dropped last.
-    _folder: Option<Folder>,
+    folder: Option<Folder>,
 }
 
 const FOLDERS: [&str; 3] = ["files", "ballast", "journal"];
@@ -84,6 +85,38 @@ impl Medium {
         }
     }
 
+    /// Goes on with kept directories. What the mounts were given they have still.
+    pub(super) fn take_over(kept: KeptMounts) -> Result<(Self, Capabilities), Tier1Error> {
+        let KeptMounts { files, ballast, journal, folder } = kept;
+        for directory in [&files, &ballast, &journal] {
+            adopt::is_alive(directory).map_err(adopt::failed)?;
+        }
+        let private = folder.is_none();
+        let (leases, preallocation) = probe(&files);
+        let ours = |reason: &str| {
+            if private { Capability::yes(reason) } else { Capability::no("a directory was asked for") }
+        };
+        let capabilities = Capabilities {
+            private_tmpfs: ours("taken over with its files from the daemon before"),
+            huge: ours("the mount has it since it was made, where the kernel knows it"),
+            noswap: ours("the mount has it since it was made, where the kernel knows it"),
+            leases,
+            preallocation,
+        };
+        let folder = folder.map(|(path, lock)| Folder { path, lock });
+        Ok((Self { files, ballast, journal, walled: private, folder }, capabilities))
+    }
+
+    /// Duplicates of everything a successor needs.
+    pub(super) fn keep(&self) -> io::Result<KeptMounts> {
+        let folder = match &self.folder {
+            Some(folder) => Some((folder.path.clone(), folder.lock.try_clone()?)),
+            None => None,
+        };
+        let (files, ballast) = (self.files.try_clone()?, self.ballast.try_clone()?);
+        Ok(KeptMounts { files, ballast, journal: self.journal.try_clone()?, folder })
+    }
+
     fn private(size_bytes: u64, journal_bytes: u64) -> Result<(Self, Capabilities), Tier1Error> {
         let (files, options) = private_tmpfs(size_bytes - journal_bytes)?;
         // The ballast's own limit is the whole budget: the budget's sum decides, and no page of the ballast may
@@ -98,7 +131,7 @@ impl Medium {
             leases,
             preallocation,
         };
-        Ok((Self { files, ballast, journal, walled: true, _folder: None }, capabilities))
+        Ok((Self { files, ballast, journal, walled: true, folder: None }, capabilities))
     }
 
     fn directory(base: &Path, why: Capability) -> Result<(Self, Capabilities), Tier1Error> {
@@ -113,7 +146,7 @@ impl Medium {
         let no = || Capability::no("only a mount of our own takes this option");
         let capabilities =
             Capabilities { private_tmpfs: why, huge: no(), noswap: no(), leases, preallocation };
-        Ok((Self { files, ballast, journal, walled: false, _folder: Some(folder) }, capabilities))
+        Ok((Self { files, ballast, journal, walled: false, folder: Some(folder) }, capabilities))
     }
 }
 
@@ -152,6 +185,8 @@ fn private_tmpfs(size_bytes: u64) -> Result<(OwnedFd, MountOptions), Tier1Error>
 /// Tries a lease with and without a writer, and space beyond the end of a file.
 fn probe(files: &OwnedFd) -> (Capability, Capability) {
     const NAME: &str = "probe";
+    // A daemon that was killed here left its own behind; otherwise there is none.
+    let _ = unlinkat(files, NAME, rustix::fs::AtFlags::empty());
     let made = openat(
         files,
         NAME,
@@ -204,7 +239,7 @@ fn probe_preallocation(writer: &OwnedFd) -> Capability {
 #[derive(Debug)]
 struct Folder {
     path: PathBuf,
-    _lock: OwnedFd,
+    lock: OwnedFd,
 }
 
 const FOLDER_PREFIX: &str = "tier1-";
@@ -222,7 +257,7 @@ impl Folder {
         make_private(&path)?;
         let own = open_directory(&path)?;
         lock(&own, &path, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Self { path, _lock: own })
+        Ok(Self { path, lock: own })
     }
 }
 

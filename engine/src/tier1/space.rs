@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, fallocate, fstat, openat, statat, unlinkat};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
+use super::adopt::Found;
 use super::backing::File;
 use super::ballast::{Ballast, SLICE_BYTES};
 use super::budget::{Budget, User};
@@ -50,6 +51,10 @@ pub(super) struct Space {
     /// Set once the worker is gone: what is dropped from now on goes straight back to the kernel.
     pub(super) closing: AtomicBool,
     pub(super) next_number: AtomicU64,
+    /// What a daemon before this one left and nobody claimed yet.
+    pub(super) found: Found,
+    /// Bytes without a name that were there when this daemon began; counted as lingering.
+    pub(super) unnamed: AtomicU64,
 }
 
 impl Space {
@@ -253,6 +258,7 @@ impl Space {
 
     /// Lets go of files nobody has open any more; true when some still linger.
     pub(super) fn let_go(&self) -> bool {
+        let unnamed = self.recount_unnamed() > 0;
         let mut pool = lock(&self.pool);
         let mut freed = 0;
         pool.lingering.retain(|file| {
@@ -261,7 +267,7 @@ impl Space {
             !gone
         });
         lock(&self.budget).give_back(User::Lingering, freed);
-        !pool.lingering.is_empty()
+        unnamed || !pool.lingering.is_empty()
     }
 
     /// Frees a slice of a spent file; false when there is none.

@@ -316,7 +316,7 @@ impl Worker<'_> {
         if !lock(&self.space.budget).take(User::Ballast, SLICE_BYTES) {
             return false;
         }
-        let slice = match self.space.ballast.begin(&self.space.medium.ballast) {
+        let slice = match self.space.ballast.begin() {
             Ok(slice) => slice,
             Err(error) => {
                 tracing::warn!(%error, "the ballast cannot grow");

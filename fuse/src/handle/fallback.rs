@@ -3,24 +3,17 @@
 //! Owns: open files of FALLBACK. Does not own: their backing files, the decision to be in FALLBACK (`probe`).
 //!
 //! What costs: a write is copied twice, from the program into our buffer (by the kernel, in our read of
-//! `/dev/fuse`) and from there into the backing file; and the program sleeps while we work. So a large write is
-//! acknowledged as soon as we have it, and copied to the backing file while the program makes its next one,
-//! whose first copy then runs on another thread. Only writes that cannot fail are acknowledged early: the
-//! space they need is in the backing file already. Everything that looks at the file waits for the copies
-//! that are running ([`InFlight`]).
+//! `/dev/fuse`) and from there into the backing file; and the program sleeps while we work. It is acknowledged only when
+//! it is in the backing file: this process may die at any moment, the backing file does not.
 //! A read is copied once: the kernel copies from our mapping of the backing file straight into the program's
 //! buffer.
 
-use super::in_flight::InFlight;
 use fuser::{Errno, FopenFlags, ReplyData, ReplyWrite};
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tidemark_engine::namespace::{NodeId, OpenFile};
 use tidemark_engine::tier1::{Backing, Mapping};
-
-/// Smaller writes are copied before they are acknowledged: the copy costs less than the hand-over.
-const EARLY_MIN_BYTES: usize = 128 * 1024;
 
 /// Smaller reads are copied through a buffer: faulting a mapping in costs more than the second copy.
 const MAP_MIN_BYTES: u64 = 64 * 1024;
@@ -43,7 +36,6 @@ struct Node {
 /// What all open files of one node share.
 #[derive(Debug, Default)]
 struct NodeIo {
-    writes: InFlight,
     mapping: Mutex<Option<Arc<Mapping>>>,
 }
 
@@ -72,66 +64,41 @@ impl Fallback {
         drop(nodes);
         let replaced =
             self.files.write().unwrap_or_else(PoisonError::into_inner).insert(file.fh, Arc::new(served));
-        assert!(replaced.is_none(), "handle {} was given out twice", file.fh);
+        if replaced.is_some() {
+            // Taken up from the daemon before, and now answered once more.
+            self.let_go(file.node);
+        }
         if file.writable || self.direct_mmap { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() }
     }
 
-    /// The file is closed for good. Its acknowledged writes are in the backing file when this returns.
+    /// The file is closed for good.
     pub(crate) fn released(&self, fh: u64) {
         let served = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
-        let Some(served) = served else { return };
-        served.io.writes.settle();
+        if let Some(served) = served {
+            self.let_go(served.node);
+        }
+    }
+
+    fn let_go(&self, node_id: NodeId) {
         let mut nodes = self.nodes();
-        let node = nodes.get_mut(&served.node).expect("a node with an open file is listed");
+        let node = nodes.get_mut(&node_id).expect("a node with an open file is listed");
         node.opens -= 1;
         if node.opens == 0 {
-            nodes.remove(&served.node);
+            nodes.remove(&node_id);
         }
-    }
-
-    /// Waits until the node's acknowledged writes are in its backing file. Called before anything that reads or
-    /// changes its size, times or bytes.
-    pub(crate) fn settle(&self, node: NodeId) {
-        let io = self.nodes().get(&node).map(|node| Arc::clone(&node.io));
-        if let Some(io) = io {
-            io.writes.settle();
-        }
-    }
-
-    /// Waits likewise, and tells the error of an acknowledged write, once: for fsync and close.
-    pub(crate) fn settle_handle(&self, fh: u64) -> Result<(), Errno> {
-        let Some(served) = self.served(fh) else { return Err(Errno::EBADF) };
-        served.io.writes.settle();
-        served.io.writes.take_error().map_or(Ok(()), |error| Err(error.into()))
     }
 
     pub(crate) fn write(&self, fh: u64, offset: u64, data: &[u8], reply: ReplyWrite) {
         let Some(served) = self.served(fh) else { return reply.error(Errno::EBADF) };
         let written = u32::try_from(data.len()).expect("a request is far below 4 GiB");
-        let Some(end) = offset.checked_add(u64::from(written)) else { return reply.error(Errno::EFBIG) };
-        if let Some(error) = served.io.writes.take_error() {
-            return reply.error(error.into());
-        }
-        let copying = served.io.writes.begin(offset..end);
-        if data.len() >= EARLY_MIN_BYTES && has_space(&served.backing, end) {
-            reply.written(written);
-            if let Err(error) = write_all(&served.backing, data, offset) {
-                tracing::error!(node = served.node, offset, %error, "an acknowledged write failed");
-                copying.failed(&error);
-            }
-        } else {
-            let result = write_all(&served.backing, data, offset);
-            drop(copying);
-            match result {
-                Ok(()) => reply.written(written),
-                Err(error) => reply.error(error.into()),
-            }
+        match write_all(&served.backing, data, offset) {
+            Ok(()) => reply.written(written),
+            Err(error) => reply.error(error.into()),
         }
     }
 
     pub(crate) fn read(&self, fh: u64, offset: u64, size: u32, reply: ReplyData) {
         let Some(served) = self.served(fh) else { return reply.error(Errno::EBADF) };
-        served.io.writes.settle();
         match served.answer_read(offset, u64::from(size)) {
             Ok(Answer::Mapped(mapping, start, end)) => reply.data(&mapping[start..end]),
             Ok(Answer::Copied(bytes)) => reply.data(&bytes),
@@ -202,12 +169,6 @@ fn write_all(backing: &Backing, data: &[u8], offset: u64) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The backing file has as much space as it needs up to `end`. Exact for a file written from its start; for a sparse
-/// one it can be wrong, and the write's error then comes with the next write, fsync or close.
-fn has_space(backing: &Backing, end: u64) -> bool {
-    backing.allocated_bytes().is_ok_and(|bytes| bytes >= end)
 }
 
 fn to_usize(bytes: u64) -> io::Result<usize> {

@@ -4,23 +4,21 @@
 //! mount uses (`probe`), the open files themselves (the namespace).
 
 mod fallback;
-mod in_flight;
 
-use crate::backing_ids::BackingIds;
-use crate::device::Device;
+use crate::backing_ids::{BackingIds, Kernel};
 use crate::errno::errno;
 pub(crate) use fallback::Fallback;
 use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyOpen};
-use std::sync::Arc;
 use std::time::Duration;
-use tidemark_engine::namespace::{FsError, NodeId, OpenFile};
-use tidemark_engine::tier1::is_descriptor_limit;
+use std::io;
+use tidemark_engine::namespace::{FsError, Namespace, OpenFile};
+use tidemark_engine::tier1::{Tier1, is_descriptor_limit};
 
 /// The data path of one mount.
 #[derive(Debug)]
 pub(crate) enum DataPath {
     /// The kernel reads and writes the backing files itself.
-    Passthrough(BackingIds<Arc<Device>>),
+    Passthrough(BackingIds<Kernel>),
     /// We do.
     Fallback(Fallback),
 }
@@ -81,29 +79,32 @@ impl DataPath {
     /// One open file is gone for good. Call before the namespace is told.
     pub(crate) fn released(&self, file: &OpenFile) {
         match self {
-            Self::Passthrough(ids) => ids.release(file.backing.number()),
+            Self::Passthrough(ids) => ids.release(file.backing.number(), file.fh),
             Self::Fallback(fallback) => fallback.released(file.fh),
         }
     }
 
-    /// Makes the backing file of this node show every write that was acknowledged.
-    pub(crate) fn settle(&self, node: NodeId) {
-        if let Self::Fallback(fallback) = self {
-            fallback.settle(node);
-        }
-    }
-
-    /// Likewise, for fsync and close, which report a write that failed after it was acknowledged.
-    pub(crate) fn settle_handle(&self, fh: u64) -> Result<(), Errno> {
+    /// Takes up the open files of the daemon before this one.
+    pub(crate) fn take_up(&self, namespace: &Namespace, tier1: &std::sync::Arc<Tier1>) -> io::Result<()> {
+        let open = namespace.open_files();
         match self {
-            Self::Passthrough(_) => Ok(()),
-            Self::Fallback(fallback) => fallback.settle_handle(fh),
+            Self::Passthrough(ids) => {
+                let handles = open.iter().map(|file| (file.fh, file.backing.number()));
+                let spare = || tier1.create(None).map_err(io::Error::other)?.read_fd();
+                ids.take_up(&namespace.backing_ids(), handles, spare)
+            }
+            Self::Fallback(fallback) => {
+                for file in &open {
+                    fallback.opened(file);
+                }
+                Ok(())
+            }
         }
     }
 }
 
-fn acquire(ids: &BackingIds<Arc<Device>>, file: &OpenFile) -> Result<u32, Errno> {
-    ids.acquire(file.backing.number(), || file.backing.read_fd()).map_err(|error| {
+fn acquire(ids: &BackingIds<Kernel>, file: &OpenFile) -> Result<u32, Errno> {
+    ids.acquire(file.backing.number(), file.fh, || file.backing.read_fd()).map_err(|error| {
         tracing::error!(
             node = file.node, backing = file.backing.number(), %error,
             "a backing file could not be registered for passthrough; the open fails"

@@ -29,6 +29,7 @@ pub(crate) struct Daemon {
     pub(crate) incarnation: Incarnation,
     pub(crate) start: StartId,
     pub(crate) epoch: u64,
+    pub(crate) keeper_pid: Option<u32>,
     pub(crate) listen: String,
     pub(crate) http: String,
     pub(crate) mountpoint: PathBuf,
@@ -135,7 +136,7 @@ impl NodeApi for Daemon {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            keeper_pid: None,
+            keeper_pid: self.keeper_pid,
             start: self.start,
             node: self.name.clone(),
             incarnation: self.incarnation,

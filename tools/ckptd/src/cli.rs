@@ -2,12 +2,14 @@
 //!
 //! Owns: flags, how they win over the configuration file, and exit codes. Does not own: what a command does.
 
+use crate::state_dir::StateDir;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemark_engine::settings::Settings;
 use tidemark_engine::step_point::StepPoint;
+use tidemark_keeper::{Inherited, Kept, Plan, UpgradeError, names};
 use tidemark_protocol::report::ExitCode as ProcessExit;
 
 /// Where the configuration lies when nobody says otherwise; absent is fine there.
@@ -25,6 +27,9 @@ struct Cli {
 enum Command {
     /// Mount MOUNTPOINT and serve it in the foreground until SIGTERM.
     Up(Box<Up>),
+    /// Replace the running daemon by another binary. What is open stays open; if the new one does not serve within ten
+    /// seconds, the old one is started again.
+    Upgrade(Upgrade),
     /// List the named steps at which TIDEMARK_STOP_AT may stop this process (for crash tests).
     #[command(hide = true)]
     StepPoints,
@@ -62,6 +67,17 @@ pub(crate) struct Up {
     /// The coordinator's lease: file:PATH or tier3 [default: a lock file in the state directory].
     #[arg(long, value_name = "LEASE")]
     pub(crate) lease: Option<String>,
+}
+
+/// Flags of `ckptd upgrade`.
+#[derive(Debug, Args)]
+pub(crate) struct Upgrade {
+    /// The new binary [default: this one].
+    #[arg(long, value_name = "PATH")]
+    binary: Option<PathBuf>,
+    /// The state directory of the daemon to replace [default: $TIDEMARK_STATE_DIR, then /run/tidemark].
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
 }
 
 impl Up {
@@ -115,6 +131,12 @@ pub(crate) struct Failure {
     error: anyhow::Error,
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#}", self.error)
+    }
+}
+
 impl Failure {
     pub(crate) fn failed(error: impl Into<anyhow::Error>) -> Self {
         Self { code: ProcessExit::Failed, error: error.into() }
@@ -135,17 +157,25 @@ impl Failure {
 
 /// Parses, runs, and says how it ended.
 pub(crate) fn run() -> ExitCode {
+    // First of all: descriptors that were passed are known by number only.
+    let inherited = match Inherited::take() {
+        Ok(inherited) => inherited,
+        Err(error) => return ExitCode::from(say(&Failure::failed(error)).number()),
+    };
     let cli = Cli::parse();
     let code = match cli.command {
         Command::StepPoints => step_points(),
         Command::Up(up) => {
             crate::logs::start();
-            match serve(&up) {
-                Ok(true) => ProcessExit::Done,
-                Ok(false) => ProcessExit::Failed,
+            match serve(&up, inherited) {
+                Ok(code) => return code,
                 Err(failure) => say(&failure),
             }
         }
+        Command::Upgrade(upgrade) => match replace(&upgrade) {
+            Ok(()) => ProcessExit::Done,
+            Err(failure) => say(&failure),
+        },
     };
     ExitCode::from(code.number())
 }
@@ -164,8 +194,34 @@ fn step_points() -> ProcessExit {
     ProcessExit::Done
 }
 
-fn serve(up: &Up) -> Result<bool, Failure> {
+/// Serves, or keeps the process that does.
+fn serve(up: &Up, inherited: Inherited) -> Result<ExitCode, Failure> {
     let settings = up.settings().map_err(Failure::usage)?;
+    if inherited.is_first() { keep(&settings) } else { serve_kept(up, settings, inherited) }
+}
+
+/// This process was started by a person: it becomes the keeper, and starts itself once more to serve.
+fn keep(settings: &Settings) -> Result<ExitCode, Failure> {
+    let state_dir = StateDir::take(&settings.node.state_dir, None).map_err(Failure::failed)?;
+    let lock = state_dir.lock().map_err(Failure::failed)?;
+    let plan = Plan {
+        arguments: std::env::args_os().skip(1).collect(),
+        state_dir: settings.node.state_dir.clone(),
+        descriptors: [(names::LOCK.to_owned(), lock)].into(),
+    };
+    match tidemark_keeper::keep(plan).context("the keeper cannot start").map_err(Failure::failed)? {
+        Kept::Ended(code) => Ok(ExitCode::from(code)),
+        Kept::Abandoned => Err(Failure::failed(anyhow::anyhow!(
+            "told to end while no daemon was there: the mount is gone, and what was not in Tier-3 with it"
+        ))),
+    }
+}
+
+fn serve_kept(up: &Up, settings: Settings, inherited: Inherited) -> Result<ExitCode, Failure> {
+    // Started by the number of a descriptor, which says nothing to who looks at processes.
+    if let Err(error) = rustix::thread::set_name(c"ckptd") {
+        tracing::debug!(%error, "the process keeps its name");
+    }
     if let Ok(step) = std::env::var("TIDEMARK_STOP_AT") {
         tidemark_engine::step_point::arm(&step)
             .map_err(|error| Failure::usage(anyhow::anyhow!("TIDEMARK_STOP_AT: {error}")))?;
@@ -177,8 +233,26 @@ fn serve(up: &Up) -> Result<bool, Failure> {
         .build()
         .context("threads cannot be started")
         .map_err(Failure::failed)?;
-    let result = runtime.block_on(crate::up::up(&up.mountpoint, settings));
+    let result = runtime.block_on(crate::up::up(&up.mountpoint, settings, inherited));
     // Blocking work that nobody waits for any more (a slow store) must not hold the end back.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
-    result
+    let code = if result? { ProcessExit::Done } else { ProcessExit::Failed };
+    Ok(ExitCode::from(code.number()))
+}
+
+#[expect(clippy::print_stdout, reason = "the answer of a command")]
+fn replace(upgrade: &Upgrade) -> Result<(), Failure> {
+    let binary = match &upgrade.binary {
+        Some(path) => path.clone(),
+        None => std::env::current_exe().map_err(Failure::failed)?,
+    };
+    let binary = std::path::absolute(binary).map_err(Failure::failed)?;
+    let named = upgrade.state_dir.clone().or_else(|| std::env::var_os("TIDEMARK_STATE_DIR").map(PathBuf::from));
+    let state_dir = named.unwrap_or_else(|| Settings::default().node.state_dir);
+    let pid = tidemark_keeper::request_upgrade(&state_dir, &binary).map_err(|error| match error {
+        UpgradeError::NoKeeper { .. } => Failure::unavailable(error),
+        UpgradeError::Refused { .. } => Failure::failed(error),
+    })?;
+    println!("{} serves as process {pid}", binary.display());
+    Ok(())
 }

@@ -1,24 +1,53 @@
-//! What the mount needs from the daemon: cold bytes, and the control files.
+//! What the mount needs from the daemon: cold bytes, bytes to be verified, and the control files.
 //!
-//! Owns: the snapshots that `.tidemark/` serves. Does not own: fetching (engine), the directory itself (fuse).
+//! Owns: the snapshots that `.tidemark/` serves, and waiting for the engine while a daemon that took a mount over is still
+//! finding Tier-3. Does not own: fetching (engine), the directory itself (fuse).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
-use tidemark_engine::namespace::{ColdFile, FsError};
-use tidemark_engine::node::{Shared, restore};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+use tidemark_engine::namespace::{ColdFile, FsError, Namespace, NodeId};
+use tidemark_engine::node::{Shared, heal_at_open, restore, verify_at_open};
 use tidemark_fuse::Host;
+
+/// What needs Tier-3 waits so long for it after a mount was taken over; then it is as away as for everybody else.
+const ENGINE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct DaemonHost {
-    shared: Arc<Shared>,
+    namespace: Arc<Namespace>,
+    threads: usize,
+    engine: Mutex<Option<Arc<Shared>>>,
+    begun: Condvar,
     runtime: tokio::runtime::Handle,
     files: Mutex<BTreeMap<String, Vec<u8>>>,
 }
 
 impl DaemonHost {
-    pub(crate) fn new(shared: Arc<Shared>, runtime: tokio::runtime::Handle) -> Self {
-        Self { shared, runtime, files: Mutex::default() }
+    pub(crate) fn new(namespace: Arc<Namespace>, threads: usize, runtime: tokio::runtime::Handle) -> Self {
+        let (engine, begun) = (Mutex::default(), Condvar::new());
+        Self { namespace, threads, engine, begun, runtime, files: Mutex::default() }
+    }
+
+    /// From now on there is somebody to fetch.
+    pub(crate) fn begin(&self, engine: Arc<Shared>) {
+        *self.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine);
+        self.begun.notify_all();
+    }
+
+    /// The engine, waited for within a bound.
+    fn engine(&self) -> Result<Arc<Shared>, FsError> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        let (engine, _) = self
+            .begun
+            .wait_timeout_while(engine, ENGINE_PATIENCE, |engine| engine.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        engine.clone().ok_or_else(|| {
+            let waited_s = ENGINE_PATIENCE.as_secs();
+            tracing::error!(waited_s, "a file needs Tier-3, which was not found since the daemon was restarted");
+            FsError::Io
+        })
     }
 
     /// Replaces what one control file holds.
@@ -32,13 +61,22 @@ impl DaemonHost {
 
 impl Host for DaemonHost {
     fn fetch(&self, cold: ColdFile) -> Result<(), FsError> {
-        let path = self.shared.namespace.path_of(cold.node);
+        let engine = self.engine()?;
+        let path = engine.namespace.path_of(cold.node);
         let path =
             path.map_or_else(|| cold.file.to_string(), |path| String::from_utf8_lossy(&path).into_owned());
-        self.runtime.block_on(restore(&self.shared, path.clone(), cold)).map_err(|error| {
+        self.runtime.block_on(restore(&engine, path.clone(), cold)).map_err(|error| {
             tracing::error!(%path, error = &error as &dyn std::error::Error, "a file could not be served");
             error.errno()
         })
+    }
+
+    fn verify(&self, node: NodeId) -> Result<(), FsError> {
+        match verify_at_open(&self.namespace, node, self.threads) {
+            Ok(()) => Ok(()),
+            // Only what is bad needs another copy, and so Tier-3.
+            Err(bad) => self.runtime.block_on(heal_at_open(&self.engine()?, *bad)),
+        }
     }
 
     fn control_files(&self) -> Vec<String> {

@@ -2,12 +2,17 @@
 
 mod api;
 mod attributes;
+mod base;
 mod cli;
 mod descriptors;
 mod host;
+mod lease;
 mod logs;
 mod memory;
+mod publish;
+mod session;
 mod state_dir;
+mod tier3;
 mod up;
 
 fn main() -> std::process::ExitCode {

@@ -7,18 +7,24 @@ use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Proof that this process is the only daemon with this state directory. Released by death.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct StateDir {
     path: PathBuf,
-    _lock: std::fs::File,
+    lock: Arc<std::fs::File>,
 }
 
 impl StateDir {
-    /// Makes the directory if missing and takes its lock. Errors: a live daemon holds it (its pid is named).
-    pub(crate) fn take(path: &Path) -> anyhow::Result<Self> {
+    /// Makes the directory if missing and takes its lock, unless it was `inherited` with the lock taken. Errors: a live
+    /// daemon holds it (its pid is named).
+    pub(crate) fn take(path: &Path, inherited: Option<OwnedFd>) -> anyhow::Result<Self> {
+        if let Some(lock) = inherited {
+            return Ok(Self { path: path.to_owned(), lock: Arc::new(lock.into()) });
+        }
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -44,7 +50,12 @@ impl StateDir {
             );
         }
         lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| write!(lock, "{}", std::process::id()))?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        Ok(Self { path: path.to_owned(), lock: Arc::new(lock) })
+    }
+
+    /// A duplicate of the lock: it is held until the last one is closed.
+    pub(crate) fn lock(&self) -> std::io::Result<OwnedFd> {
+        Ok(self.lock.try_clone()?.into())
     }
 
     /// The socket that `ckptctl` talks to.

@@ -1,181 +1,376 @@
-//! `ckptd up`: the sequence from nothing to a mount that serves, and back.
+//! `ckptd up`: the sequence from nothing, or from what a dead daemon left, to a mount that serves, and back.
 //!
 //! Owns: the order of starting and ending, and what each failure means for the exit code. Does not own: any of the
 //! parts.
+//!
+//! A first start looks at Tier-3 first: when it is away nothing has been mounted and no memory has been touched. A start
+//! over a live mount serves first: programs wait for it, and what they wait for is in memory.
 
 use crate::api::Daemon;
 use crate::attributes::Attributes;
+use crate::base::Base;
 use crate::cli::Failure;
 use crate::descriptors;
 use crate::host::DaemonHost;
 use crate::memory;
+use crate::publish::{publish, publish_on};
+use crate::session::{self, Found, Serving};
 use crate::state_dir::StateDir;
+use crate::tier3::Tier3;
 use anyhow::Context;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_control::api::NodeApi;
-use tidemark_control::lease::{FileLease, LeaseTimes, StoreLease, Turn};
 use tidemark_control::server::Server;
-use tidemark_engine::metrics::{Metrics, raise_to};
-use tidemark_engine::namespace::{Clock, Namespace, NamespaceSettings};
-use tidemark_engine::node::{Node, NodeParts, Shared, recover};
+use tidemark_engine::metrics::Metrics;
+use tidemark_engine::namespace::Clock;
+use tidemark_engine::node::{Names, Node, NodeParts, Shared, recover};
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::{MountMode, Settings};
-use tidemark_engine::store::{self, Store, StoreError, UploadLimits, current_epoch, raise_epoch};
-use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
-use tidemark_fuse::{Host, ModeChoice, MountSettings, Mounted, Opcode};
-use tidemark_protocol::id::{Epoch, Incarnation, NodeName, StartId};
+use tidemark_engine::step_point::{StepPoint, reach};
+use tidemark_engine::store::UploadLimits;
+use tidemark_fuse::{Host, ModeChoice, MountSettings, Mounted};
+use tidemark_keeper::{Inherited, Keeper, names};
+use tidemark_protocol::id::{NodeName, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::recognise::Rules;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How often the control files and the last known status are written again.
-const PUBLISH_EVERY: Duration = Duration::from_millis(200);
+/// What a start is given.
+#[derive(Debug)]
+struct Start<'a> {
+    mountpoint: &'a Path,
+    settings: &'a Settings,
+    keeper: &'a Keeper,
+    state_dir: &'a StateDir,
+    name: NodeName,
+    http: SocketAddr,
+    listen: SocketAddr,
+}
 
-/// How long a new holder waits for the lease in Tier-3 before it says who has it.
-const LEASE_PATIENCE: Duration = Duration::from_secs(30);
+/// What serves.
+#[derive(Debug)]
+struct Serves {
+    base: Base,
+    names: Names,
+    tier3: Tier3,
+    host: Arc<DaemonHost>,
+    /// None: still to be mounted.
+    mounted: Option<Arc<Mounted>>,
+}
 
 /// Brings the node up, serves, and takes it down again. `Ok(false)`: ended, but not everything is durable.
-pub(crate) async fn up(mountpoint: &Path, settings: Settings) -> Result<bool, Failure> {
-    let state_dir = StateDir::take(&settings.node.state_dir).map_err(Failure::failed)?;
-    let name = node_name(&settings).map_err(Failure::usage)?;
-    let tier1_bytes = memory::tier1_bytes(settings.tier1.size.as_deref()).map_err(Failure::usage)?;
-    let http: SocketAddr = parse_addr("--http", &settings.node.http).map_err(Failure::usage)?;
-    let listen: SocketAddr = parse_addr("--listen", &settings.node.listen).map_err(Failure::usage)?;
+pub(crate) async fn up(
+    mountpoint: &Path,
+    settings: Settings,
+    inherited: Inherited,
+) -> Result<bool, Failure> {
+    let Inherited { keeper, mut descriptors } = inherited;
+    let lock = descriptors.remove(names::LOCK);
+    let state_dir = StateDir::take(&settings.node.state_dir, lock).map_err(Failure::failed)?;
+    let start = Start {
+        mountpoint,
+        settings: &settings,
+        keeper: &keeper,
+        state_dir: &state_dir,
+        name: node_name(&settings).map_err(Failure::usage)?,
+        http: parse_addr("--http", &settings.node.http).map_err(Failure::usage)?,
+        listen: parse_addr("--listen", &settings.node.listen).map_err(Failure::usage)?,
+    };
     descriptors::raise_limit();
+    let gone = keeper_gone(&keeper).map_err(Failure::failed)?;
+    match session::find(&keeper, descriptors).map_err(Failure::failed)? {
+        None => {
+            let serves = start.begin().await?;
+            start.serve(serves, true, gone).await
+        }
+        Some(found) => {
+            let (http, listen) = (found.record.http.parse(), found.record.listen.parse());
+            let start = Start {
+                http: http.unwrap_or(start.http),
+                listen: listen.unwrap_or(start.listen),
+                ..start
+            };
+            let serves = start.go_on(found).await?;
+            start.serve(serves, false, gone).await
+        }
+    }
+}
 
-    // Tier-3 first: when it is away nothing has been mounted and no memory has been touched.
-    let store = store::open(&settings.tier3.url).await.map_err(|error| match error {
-        StoreError::Url { .. } => Failure::usage(error),
-        error => Failure::unavailable(anyhow::Error::from(error).context("Tier-3 cannot be used")),
-    })?;
-    let probe =
-        store::probe(store.as_ref()).await.context("Tier-3 cannot be used").map_err(Failure::unavailable)?;
-    let lease =
-        Lease::take(&settings, &state_dir, &store, name.as_str()).await.map_err(Failure::unavailable)?;
-    let epoch = lease.epoch();
-    let highest = raise_epoch(store.as_ref(), epoch)
-        .await
-        .context("Tier-3 cannot be used")
-        .map_err(Failure::unavailable)?;
-    if highest > epoch {
-        return Err(Failure::fenced(anyhow::anyhow!(
-            "epoch {highest} is in Tier-3, and our lease gave {epoch}: another coordinator commits there"
-        )));
+impl Start<'_> {
+    /// From nothing: Tier-3, then memory; the mount comes when the tree is known.
+    async fn begin(&self) -> Result<Serves, Failure> {
+        let setting = self.settings.tier1.size.as_deref();
+        let tier1_bytes = memory::tier1_bytes(setting).map_err(Failure::usage)?;
+        let tier3 = Tier3::open(self.settings, self.state_dir, self.name.as_str()).await?;
+        let base = Base::fresh(self.settings, tier1_bytes)?;
+        let host = self.host(&base);
+        Ok(Serves { base, names: Names::Empty, tier3, host, mounted: None })
     }
 
-    let metrics = Arc::new(Metrics::new());
-    let incarnation =
-        Incarnation(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?);
-    let life = NodeLife { node: name.clone(), incarnation };
-    if !life.is_unambiguous() {
-        return Err(Failure::usage(anyhow::anyhow!(
-            "--name {name} reads as another node's in a key; choose another"
-        )));
+    /// From what a daemon left that died: memory, names and open files, then the mount, and Tier-3 when it answers.
+    async fn go_on(&self, found: Found) -> Result<Serves, Failure> {
+        let goes_on = found.session_goes_on();
+        let Found { record, mounts, mount } = found;
+        self.keeper.taking().map_err(Failure::failed)?;
+        let base = Base::take_over(self.settings, &record, mounts, goes_on)?;
+        reach(StepPoint::ResumeBeforeServing);
+        let host = self.host(&base);
+        let mounted = if goes_on {
+            let threads = usize::try_from(self.settings.mount.threads).expect("at most 64");
+            let (tier1, namespace) = (Arc::clone(&base.tier1), Arc::clone(&base.namespace));
+            let host = Arc::clone(&host) as Arc<dyn Host>;
+            let taken = tokio::task::spawn_blocking(move || {
+                tidemark_fuse::take_over(mount, threads, &tier1, namespace, host)
+            });
+            let mounted = taken.await.expect("taking over does not panic");
+            let mounted = mounted.context("the mount cannot be taken over").map_err(Failure::failed)?;
+            self.keeper.ready().map_err(Failure::failed)?;
+            Some(Arc::new(mounted))
+        } else {
+            tracing::warn!("this kernel cannot send requests again (Linux 6.9 can): the mount is made anew, and files that were open are cut");
+            tidemark_fuse::give_up(mount)
+                .context("the mount of the daemon before cannot be taken away")
+                .map_err(Failure::failed)?;
+            session::let_mount_go(self.keeper).map_err(Failure::failed)?;
+            None
+        };
+        reach(StepPoint::ResumeAfterServing);
+        let tier3 = Tier3::open_in_the_end(self.settings, self.state_dir, self.name.as_str()).await;
+        Ok(Serves { base, names: Names::Kept, tier3, host, mounted })
     }
-    let limits = UploadLimits {
-        part_bytes: settings.tier3.part_bytes,
-        parts_in_flight: usize::try_from(settings.tier3.parts_in_flight).expect("at most 256"),
-    };
-    let drain = Arc::new(Drain::new(Arc::clone(&store), life, epoch, limits, &probe, Arc::clone(&metrics)));
-    let medium = settings.tier1.directory.clone().map_or(MediumChoice::Auto, MediumChoice::Directory);
-    let tier1 =
-        Tier1::open(Tier1Settings { size_bytes: tier1_bytes, ballast: settings.tier1.ballast, medium })
-            .context("Tier-1 cannot be made")
+
+    fn host(&self, base: &Base) -> Arc<DaemonHost> {
+        let runtime = tokio::runtime::Handle::current();
+        Arc::new(DaemonHost::new(Arc::clone(&base.namespace), cores(), runtime))
+    }
+
+    /// The engine over memory and Tier-3.
+    async fn engine(&self, serves: &Serves) -> Result<(Arc<Shared>, Node), Failure> {
+        let Serves { base, names, tier3, .. } = serves;
+        let life = NodeLife { node: self.name.clone(), incarnation: base.incarnation };
+        if !life.is_unambiguous() {
+            return Err(Failure::usage(anyhow::anyhow!(
+                "--name {} reads as another node's in a key; choose another",
+                self.name
+            )));
+        }
+        let settings = &self.settings.tier3;
+        let limits = UploadLimits {
+            part_bytes: settings.part_bytes,
+            parts_in_flight: usize::try_from(settings.parts_in_flight).expect("at most 256"),
+        };
+        let metrics = Arc::new(Metrics::new());
+        let store = Arc::clone(&tier3.store);
+        let drain =
+            Arc::new(Drain::new(store, life, tier3.epoch, limits, &tier3.probe, Arc::clone(&metrics)));
+        let shared = Arc::new(Shared {
+            fetches_in_flight: usize::try_from(settings.fetches_in_flight).expect("at most 256"),
+            settings: self.settings.clone(),
+            namespace: Arc::clone(&base.namespace),
+            tier1: Arc::clone(&base.tier1),
+            drain,
+            metrics,
+            events: tidemark_engine::node::Events::default(),
+            clock: Clock::system(),
+            sizes: Arc::default(),
+            seal_threads: cores(),
+        });
+        let recovered = loop {
+            match recover(&shared, *names).await {
+                Ok(recovered) => break recovered,
+                Err(error) if *names == Names::Empty => {
+                    let error = anyhow::Error::from(error).context("Tier-3 cannot be taken up");
+                    return Err(Failure::unavailable(error));
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "memory is served, and Tier-3 is tried again");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+        };
+        let parts =
+            NodeParts { shared: Arc::clone(&shared), rules: Rules::builtin().clone(), recovered };
+        Ok((shared, Node::start(parts)))
+    }
+
+    async fn serve(
+        &self,
+        mut serves: Serves,
+        first: bool,
+        gone: tokio::sync::oneshot::Receiver<()>,
+    ) -> Result<bool, Failure> {
+        let (shared, node) = self.engine(&serves).await?;
+        let server = Server::bind(&self.state_dir.socket(), self.http)
+            .await
+            .context("commands cannot be served")
             .map_err(Failure::failed)?;
-    let namespace = Namespace::new(NamespaceSettings::new(incarnation), Arc::clone(&tier1))
-        .context("the namespace cannot be made")
-        .map_err(Failure::failed)?;
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
-    let shared = Arc::new(Shared {
-        fetches_in_flight: usize::try_from(settings.tier3.fetches_in_flight).expect("at most 256"),
-        settings: settings.clone(),
-        namespace: Arc::clone(&namespace),
-        tier1: Arc::clone(&tier1),
-        drain,
-        metrics,
-        events: tidemark_engine::node::Events::default(),
-        clock: Clock::system(),
-        sizes: Arc::default(),
-        seal_threads: cores,
-    });
-    let recovered =
-        recover(&shared).await.context("Tier-3 cannot be taken up").map_err(Failure::unavailable)?;
-    let node =
-        Node::start(NodeParts { shared: Arc::clone(&shared), rules: Rules::builtin().clone(), recovered });
+        let peers = tokio::net::TcpListener::bind(self.listen)
+            .await
+            .with_context(|| format!("--listen {} cannot be bound; choose another address", self.listen))
+            .map_err(Failure::failed)?;
+        let base = &serves.base;
+        let start = StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?);
+        let daemon = Arc::new(Daemon {
+            node,
+            name: self.name.to_string(),
+            incarnation: base.incarnation,
+            start,
+            epoch: serves.tier3.epoch.0,
+            keeper_pid: keeper_pid(self.keeper),
+            listen: peers.local_addr().map_err(Failure::failed)?.to_string(),
+            http: server.http_addr().to_string(),
+            mountpoint: self.mountpoint.to_owned(),
+            mounted: OnceLock::new(),
+            draining: AtomicBool::new(false),
+        });
+        let attributes = Attributes::new(&daemon, tokio::runtime::Handle::current());
+        base.namespace.set_xattr_source(Arc::new(attributes));
+        let host = Arc::clone(&serves.host);
+        host.begin(Arc::clone(&shared));
+        publish(&daemon, &host, self.state_dir).await;
+        let mounted = match serves.mounted.take() {
+            Some(mounted) => mounted,
+            None => {
+                let mounted = Arc::new(self.mount(base, &host).await?);
+                self.hand_over(&daemon, base, &mounted)?;
+                mounted
+            }
+        };
+        daemon.mounted.set(Arc::clone(&mounted)).expect("it is set once, here");
 
-    let server = Server::bind(&state_dir.socket(), http)
-        .await
-        .context("commands cannot be served")
-        .map_err(Failure::failed)?;
-    let peers = tokio::net::TcpListener::bind(listen)
-        .await
-        .with_context(|| format!("--listen {listen} cannot be bound; choose another address"))
-        .map_err(Failure::failed)?;
-    let daemon = Arc::new(Daemon {
-        node,
-        name: name.to_string(),
-        incarnation,
-        start: StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?),
-        epoch: epoch.0,
-        listen: peers.local_addr().map_err(Failure::failed)?.to_string(),
-        http: server.http_addr().to_string(),
-        mountpoint: mountpoint.to_owned(),
-        mounted: OnceLock::new(),
-        draining: AtomicBool::new(false),
-    });
-    let attributes = Attributes::new(&daemon, tokio::runtime::Handle::current());
-    namespace.set_xattr_source(Arc::new(attributes));
-    let host = Arc::new(DaemonHost::new(Arc::clone(&shared), tokio::runtime::Handle::current()));
-    publish(&daemon, &host, &state_dir).await;
-    let mounted = mount(mountpoint, &settings, &tier1, &namespace, &host).await?;
-    let mounted = Arc::new(mounted);
-    daemon.mounted.set(Arc::clone(&mounted)).expect("it is set once, here");
+        let (end_server, server_ends) = tokio::sync::oneshot::channel::<()>();
+        let api: Arc<dyn NodeApi> = Arc::clone(&daemon) as Arc<dyn NodeApi>;
+        let serving = tokio::spawn(server.run(api, async move {
+            // An error means that the sender is gone, which ends the server too.
+            let _ = server_ends.await;
+        }));
+        let keeping = tokio::spawn(serves.tier3.lease.keep(Arc::clone(&daemon)));
+        let publishing =
+            tokio::spawn(publish_on(Arc::clone(&daemon), Arc::clone(&host), self.state_dir.clone()));
 
-    let (end_server, server_ends) = tokio::sync::oneshot::channel::<()>();
-    let api: Arc<dyn NodeApi> = Arc::clone(&daemon) as Arc<dyn NodeApi>;
-    let serving = tokio::spawn(server.run(api, async move {
-        // An error means that the sender is gone, which ends the server too.
-        let _ = server_ends.await;
-    }));
-    let keeping = tokio::spawn(lease.keep(Arc::clone(&daemon)));
-    let publishing = tokio::spawn(publish_on(Arc::clone(&daemon), Arc::clone(&host), state_dir));
+        let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
+        if first {
+            say_ready(&daemon, &mounted, &self.settings.node.state_dir)?;
+        }
+        self.keeper.ready().map_err(Failure::failed)?;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            Ok(()) = gone => tracing::error!("the keeper is gone, and nobody would start this daemon again: it drains and ends"),
+            () = ended(&mounted) => tracing::warn!("the mount was taken away from outside"),
+        }
 
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
-    say_ready(&daemon, &mounted, &settings.node.state_dir)?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        () = ended(&mounted) => tracing::warn!("the mount was taken away from outside"),
+        if let Err(error) = self.keeper.stopping() {
+            tracing::warn!(%error, "the keeper does not hear that this is the end");
+        }
+        daemon.draining.store(true, Ordering::Release);
+        let durable = tokio::select! {
+            durable = drain_all(&daemon, self.settings) => durable,
+            _ = terminate.recv() => {
+                tracing::warn!("a second SIGTERM: ending at once");
+                false
+            }
+        };
+        unmount(&mounted).await;
+        daemon.node.stop();
+        keeping.abort();
+        publishing.abort();
+        // The receiver is gone only when the server has ended by itself.
+        let _ = end_server.send(());
+        match serving.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "serving commands ended badly")
+            }
+            Err(error) => tracing::error!(%error, "serving commands panicked"),
+        }
+        Ok(durable)
     }
 
-    daemon.draining.store(true, Ordering::Release);
-    let durable = tokio::select! {
-        durable = drain_all(&daemon, &settings) => durable,
-        _ = terminate.recv() => {
-            tracing::warn!("a second SIGTERM: ending at once");
-            false
-        }
-    };
-    unmount(&mounted).await;
-    daemon.node.stop();
-    keeping.abort();
-    publishing.abort();
-    // The receiver is gone only when the server has ended by itself.
-    let _ = end_server.send(());
-    match serving.await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => {
-            tracing::error!(error = &error as &dyn std::error::Error, "serving commands ended badly")
-        }
-        Err(error) => tracing::error!(%error, "serving commands panicked"),
+    async fn mount(&self, base: &Base, host: &Arc<DaemonHost>) -> Result<Mounted, Failure> {
+        let wanted = MountSettings {
+            mountpoint: self.mountpoint.to_owned(),
+            mode: match self.settings.mount.mode {
+                MountMode::Auto => ModeChoice::Auto,
+                MountMode::Passthrough => ModeChoice::Passthrough,
+                MountMode::Fallback => ModeChoice::Fallback,
+            },
+            threads: usize::try_from(self.settings.mount.threads).expect("at most 64"),
+        };
+        let (tier1, namespace) = (Arc::clone(&base.tier1), Arc::clone(&base.namespace));
+        let host = Arc::clone(host) as Arc<dyn Host>;
+        tokio::task::spawn_blocking(move || tidemark_fuse::mount(&wanted, &tier1, namespace, host))
+            .await
+            .expect("mounting does not panic")
+            .with_context(|| format!("{} cannot be mounted", self.mountpoint.display()))
+            .map_err(Failure::failed)
     }
-    Ok(durable)
+
+    /// From now on the mount and all that it serves outlive this process.
+    fn hand_over(&self, daemon: &Daemon, base: &Base, mounted: &Mounted) -> Result<(), Failure> {
+        let mounts = base.tier1.kept_mounts().context("descriptors to keep").map_err(Failure::failed)?;
+        let serving = Serving {
+            node: &daemon.name,
+            incarnation: base.incarnation,
+            tier1_bytes: base.tier1_bytes,
+            listen: &daemon.listen,
+            http: &daemon.http,
+            mounted,
+            mounts: &mounts,
+        };
+        session::hand_over(self.keeper, &serving)
+            .context("the keeper cannot be given what it is to keep")
+            .map_err(Failure::failed)
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
+}
+
+fn keeper_pid(keeper: &Keeper) -> Option<u32> {
+    match keeper {
+        Keeper::Ours(_) => Some(std::os::unix::process::parent_id()),
+        Keeper::Systemd(..) | Keeper::Nobody => None,
+    }
+}
+
+/// Resolves when our keeper has died.
+fn keeper_gone(keeper: &Keeper) -> std::io::Result<tokio::sync::oneshot::Receiver<()>> {
+    let (tell, gone) = tokio::sync::oneshot::channel();
+    match keeper.watch()? {
+        Some(socket) => {
+            std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(move || {
+                wait_for_hangup(&socket);
+                // Nobody listens any more when the daemon is ending anyway.
+                let _ = tell.send(());
+            })?;
+        }
+        // Never told: systemd ends this process itself.
+        None => std::mem::forget(tell),
+    }
+    Ok(gone)
+}
+
+fn wait_for_hangup(socket: &OwnedFd) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    loop {
+        // The end of the other side is always told, and nothing else is asked for.
+        let mut watched = [PollFd::new(socket, PollFlags::empty())];
+        match poll(&mut watched, None) {
+            Ok(_) => return,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return tracing::error!(%error, "the keeper cannot be watched"),
+        }
+    }
 }
 
 fn node_name(settings: &Settings) -> anyhow::Result<NodeName> {
@@ -188,99 +383,6 @@ fn node_name(settings: &Settings) -> anyhow::Result<NodeName> {
 
 fn parse_addr(flag: &str, text: &str) -> anyhow::Result<SocketAddr> {
     text.parse().with_context(|| format!("{flag} {text:?} is not an address such as 127.0.0.1:7070"))
-}
-
-/// The coordinator's lease of this node.
-enum Lease {
-    File(FileLease),
-    Store(Box<StoreLease>, Epoch),
-}
-
-impl Lease {
-    async fn take(
-        settings: &Settings,
-        state_dir: &StateDir,
-        store: &Arc<dyn Store>,
-        name: &str,
-    ) -> anyhow::Result<Self> {
-        let in_tier3 = current_epoch(store.as_ref()).await.context("Tier-3 cannot be used")?;
-        match settings.node.lease.as_deref() {
-            None => Ok(Self::File(FileLease::acquire(&state_dir.lease(), in_tier3)?)),
-            Some("tier3") => {
-                let nonce = getrandom::u64().context("the kernel has random numbers")?;
-                let mut lease =
-                    StoreLease::new(Arc::clone(store), name.to_owned(), nonce, LeaseTimes::default());
-                let give_up = Instant::now() + LEASE_PATIENCE;
-                loop {
-                    match lease.try_acquire(Instant::now()).await? {
-                        Turn::Ours(epoch) => return Ok(Self::Store(Box::new(lease), epoch)),
-                        Turn::Theirs { holder, epoch, wait } => {
-                            anyhow::ensure!(
-                                Instant::now() + wait < give_up,
-                                "the lease in Tier-3 is held by {holder} (epoch {epoch}); stop it, or wait until it is gone"
-                            );
-                            tokio::time::sleep(wait).await;
-                        }
-                    }
-                }
-            }
-            Some(other) => {
-                let path = other.strip_prefix("file:").with_context(|| {
-                    format!("--lease {other:?} is not supported; write file:PATH or tier3")
-                })?;
-                Ok(Self::File(FileLease::acquire(Path::new(path), in_tier3)?))
-            }
-        }
-    }
-
-    fn epoch(&self) -> Epoch {
-        match self {
-            Self::File(lease) => lease.epoch(),
-            Self::Store(_, epoch) => *epoch,
-        }
-    }
-
-    /// Holds the lease until dropped; a lease that is lost fences the node.
-    async fn keep(self, daemon: Arc<Daemon>) {
-        match self {
-            Self::File(_lease) => std::future::pending().await,
-            Self::Store(mut lease, _) => loop {
-                tokio::time::sleep(LeaseTimes::default().term / 3).await;
-                if let Err(error) = lease.renew(Instant::now()).await {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the lease was not renewed");
-                    if lease.epoch(Instant::now()).is_none() {
-                        daemon.node.fence(error.to_string()).await;
-                        return;
-                    }
-                }
-            },
-        }
-    }
-}
-
-async fn mount(
-    mountpoint: &Path,
-    settings: &Settings,
-    tier1: &Arc<Tier1>,
-    namespace: &Arc<Namespace>,
-    host: &Arc<DaemonHost>,
-) -> Result<Mounted, Failure> {
-    let wanted = MountSettings {
-        mountpoint: mountpoint.to_owned(),
-        mode: match settings.mount.mode {
-            MountMode::Auto => ModeChoice::Auto,
-            MountMode::Passthrough => ModeChoice::Passthrough,
-            MountMode::Fallback => ModeChoice::Fallback,
-        },
-        threads: usize::try_from(settings.mount.threads).expect("at most 64"),
-    };
-    let (tier1, namespace) = (Arc::clone(tier1), Arc::clone(namespace));
-    let host = Arc::clone(host) as Arc<dyn Host>;
-    tokio::task::spawn_blocking(move || tidemark_fuse::mount(&wanted, &tier1, namespace, host))
-        .await
-        .expect("mounting does not panic")
-        .with_context(|| format!("{} cannot be mounted", mountpoint.display()))
-        .map_err(Failure::failed)
 }
 
 /// The one line on stdout.
@@ -304,47 +406,6 @@ async fn ended(mounted: &Arc<Mounted>) {
         tokio::time::sleep(Duration::from_millis(200)).await;
         if mounted.ended_within(Duration::ZERO) {
             return;
-        }
-    }
-}
-
-async fn publish_on(daemon: Arc<Daemon>, host: Arc<DaemonHost>, state_dir: StateDir) {
-    loop {
-        publish(&daemon, &host, &state_dir).await;
-        tokio::time::sleep(PUBLISH_EVERY).await;
-    }
-}
-
-async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &StateDir) {
-    let Ok(status) = daemon.status().await else { return };
-    count_requests(daemon);
-    let json = serde_json::to_vec_pretty(&status).expect("a status is written as JSON");
-    if let Err(error) = state_dir.write_status(&json) {
-        tracing::debug!(%error, "the last known status was not written");
-    }
-    let mut text = format!("state: {}\n", status.state.word());
-    for problem in &status.problems {
-        text.push_str(&format!("problem: {}: {}; {}\n", problem.code, problem.what, problem.action));
-    }
-    let newest = status.runs.iter().filter_map(|run| run.recoverable.as_ref()).max_by_key(|found| found.step);
-    let latest = newest
-        .map_or_else(String::new, |found| format!("{}\n", daemon.mountpoint.join(&found.path).display()));
-    host.publish("status", text.into_bytes());
-    host.publish("status.json", json);
-    host.publish("latest", latest.into_bytes());
-    if let Ok(rows) = daemon.list(tidemark_control::api::ListRequest::default()).await {
-        host.publish("checkpoints.json", serde_json::to_vec_pretty(&rows).expect("rows are written as JSON"));
-    }
-}
-
-/// Brings the metrics of the mount up to its own counters.
-fn count_requests(daemon: &Daemon) {
-    let Some(mounted) = daemon.mounted.get() else { return };
-    let metrics = &daemon.node.shared().metrics;
-    for (opcode, count) in mounted.counters().iter() {
-        raise_to(&metrics.fuse_requests.get_or_create(&[("opcode", opcode.name())]), count);
-        if opcode == Opcode::Create {
-            raise_to(&metrics.create_files, count);
         }
     }
 }

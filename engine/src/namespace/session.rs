@@ -1,0 +1,121 @@
+//! What outlives a daemon while the kernel's session goes on: handles, backing ids, answers not yet delivered.
+//!
+//! Owns: the answers to requests that must not be executed twice, the backing ids in use, taking a session up again.
+//! Does not own: the handles themselves (`handle`), their records' bytes (`record`), the kernel's protocol (fuse).
+//!
+//! A request that changes something is journaled in one group with its effect and the number that the kernel gave it.
+//! A daemon that dies before it answered is asked again under the same number; its successor finds the number here and
+//! gives the answer without doing the work again. Once the answer is out, the number is forgotten.
+
+use super::attr::{Attr, attr};
+use super::handle::OpenFile;
+use super::{FsError, Namespace, NodeId, State};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The kernel's number of a request; 0 for calls that no kernel made.
+pub type RequestId = u64;
+
+/// Answers read from a journal, newest last; what is older was delivered long ago. More than all threads of a daemon can
+/// have undelivered while one of them is held up.
+pub(super) const ANSWERS_READ_MAX: usize = 16 << 10;
+
+/// What a request came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// Done; there is nothing more to say.
+    Done,
+    /// A node was entered, and looked up once more.
+    Entered(NodeId),
+    /// A handle was opened.
+    Opened(u64),
+    /// Both.
+    Created(NodeId, u64),
+    /// The names went to a new node: the kernel is to look them up again.
+    Superseded,
+}
+
+/// The live part of the kernel's session.
+#[derive(Debug, Default)]
+pub(super) struct Session {
+    pub(super) answers: BTreeMap<RequestId, Answer>,
+    /// By the number of the backing file.
+    pub(super) backing_ids: BTreeMap<u64, u32>,
+    pub(super) touched: TouchedSession,
+}
+
+/// What of the session the journal has not heard of.
+#[derive(Debug, Default)]
+pub(super) struct TouchedSession {
+    pub(super) answers: Vec<(RequestId, Answer)>,
+    pub(super) handles: BTreeSet<u64>,
+    pub(super) backing_ids: BTreeSet<u64>,
+}
+
+impl TouchedSession {
+    pub(super) fn is_empty(&self) -> bool {
+        self.answers.is_empty() && self.handles.is_empty() && self.backing_ids.is_empty()
+    }
+}
+
+impl State {
+    /// Notes, in the change that carries a request out, what its answer is.
+    pub(super) fn answer(&mut self, request: RequestId, answer: Answer) {
+        if request != 0 {
+            self.session.answers.insert(request, answer);
+            self.session.touched.answers.push((request, answer));
+        }
+    }
+}
+
+impl Namespace {
+    /// The answer to a request that was carried out before; none when it was not.
+    pub fn answered(&self, request: RequestId) -> Option<Answer> {
+        self.look(|state| state.session.answers.get(&request).copied())
+    }
+
+    /// A node's attributes, counting that the kernel is told of it once more.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when it is gone.
+    pub fn enter(&self, node: NodeId) -> Result<Attr, FsError> {
+        self.look(|state| {
+            let known = state.tree.node_mut(node)?;
+            known.lookups += 1;
+            attr(node, known)
+        })
+    }
+
+    /// The answer has gone out: nobody will ask again.
+    pub fn delivered(&self, request: RequestId) {
+        if request != 0 {
+            self.look(|state| state.session.answers.remove(&request));
+        }
+    }
+
+    /// Journals under which id the kernel knows a backing file, or, with none, that it does not any more. To be called
+    /// before the id is told to the kernel, and after it was taken back.
+    ///
+    /// # Errors
+    /// [`FsError::Io`], [`FsError::NoSpace`] when the journal did not take it.
+    pub fn note_backing_id(&self, backing: u64, id: Option<u32>) -> Result<(), FsError> {
+        self.change(|state| {
+            match id {
+                Some(id) => state.session.backing_ids.insert(backing, id),
+                None => state.session.backing_ids.remove(&backing),
+            };
+            state.session.touched.backing_ids.insert(backing);
+            Ok(())
+        })
+    }
+
+    /// The journaled backing ids, by the number of their backing file.
+    pub fn backing_ids(&self) -> Vec<(u64, u32)> {
+        self.look(|state| state.session.backing_ids.iter().map(|(backing, id)| (*backing, *id)).collect())
+    }
+
+    /// All open handles, for an adapter that takes a session up.
+    pub fn open_files(&self) -> Vec<OpenFile> {
+        let handles = self.look(|state| state.handles.numbers());
+        handles.into_iter().filter_map(|fh| self.handle(fh)).collect()
+    }
+}

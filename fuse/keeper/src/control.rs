@@ -1,0 +1,145 @@
+//! The socket through which an upgrade is asked for.
+//!
+//! Owns: its place, the question and the answer. Does not own: the upgrade (`keep`). Who may open the state directory may
+//! ask: it is made 0700.
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Below the state directory.
+const NAME: &str = "keeper.sock";
+
+/// A path of Linux and a word.
+const QUESTION_MAX_BYTES: usize = 8 << 10;
+const ANSWER_MAX_BYTES: usize = 4 << 10;
+
+/// Questions that wait: one upgrade runs at a time.
+const WAITING_MAX: i32 = 4;
+
+/// The keeper gives a new daemon ten seconds, and then the old one as long.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(40);
+
+/// Why a daemon was not replaced.
+#[derive(Debug)]
+pub enum UpgradeError {
+    /// No keeper answers there.
+    NoKeeper { path: PathBuf, source: io::Error },
+    /// The keeper says why not; the old daemon serves.
+    Refused { why: String },
+}
+
+impl std::fmt::Display for UpgradeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoKeeper { path, source } => write!(
+                f,
+                "no keeper answers at {} ({source}); is ckptd running, and is this its --state-dir? Under systemd, \
+                 replace the binary and restart the unit",
+                path.display()
+            ),
+            Self::Refused { why } => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for UpgradeError {}
+
+/// Asks the keeper of a state directory to replace its daemon by `binary`; waits until the new one serves, or the old one
+/// again. Gives the new daemon's process id.
+///
+/// # Errors
+/// [`UpgradeError`]; in both cases the daemon that served goes on or is served again.
+pub fn request_upgrade(state_dir: &Path, binary: &Path) -> Result<u32, UpgradeError> {
+    let path = state_dir.join(NAME);
+    let answer = ask(&path, binary).map_err(|source| UpgradeError::NoKeeper { path, source })?;
+    match answer.strip_prefix("ready ").and_then(|pid| pid.parse().ok()) {
+        Some(pid) => Ok(pid),
+        None => Err(UpgradeError::Refused { why: answer }),
+    }
+}
+
+fn ask(path: &Path, binary: &Path) -> io::Result<String> {
+    let socket = seqpacket()?;
+    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(ANSWER_PATIENCE))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::send(&socket, binary.as_os_str().as_bytes(), SendFlags::NOSIGNAL)?;
+    let mut answer = vec![0; ANSWER_MAX_BYTES];
+    let (length, _) = rustix::net::recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
+    if length == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    answer.truncate(length);
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+fn seqpacket() -> rustix::io::Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+/// The keeper's end.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) socket: OwnedFd,
+    path: PathBuf,
+}
+
+/// Somebody who asked for an upgrade and waits.
+#[derive(Debug)]
+pub(crate) struct Question {
+    asker: OwnedFd,
+    pub(crate) binary: PathBuf,
+}
+
+impl Listener {
+    /// Takes the place of a socket that a dead keeper left: the state directory's lock says that no other lives.
+    pub(crate) fn bind(state_dir: &Path) -> io::Result<Self> {
+        let path = state_dir.join(NAME);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let socket = seqpacket()?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
+        rustix::net::listen(&socket, WAITING_MAX)?;
+        Ok(Self { socket, path })
+    }
+
+    /// The next question. The asker has sent it with its connection, or is not waited for.
+    pub(crate) fn accept(&self) -> io::Result<Question> {
+        let asker = rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC)?;
+        let patience = Some(Duration::from_millis(200));
+        rustix::net::sockopt::set_socket_timeout(&asker, rustix::net::sockopt::Timeout::Recv, patience)?;
+        let mut path = vec![0; QUESTION_MAX_BYTES];
+        let (length, _) = rustix::net::recv(&asker, path.as_mut_slice(), RecvFlags::empty())?;
+        path.truncate(length);
+        Ok(Question { asker, binary: PathBuf::from(std::ffi::OsString::from_vec(path)) })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Gone already, or with the directory; a stale one is replaced.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Question {
+    pub(crate) fn ready(&self, pid: u32) {
+        self.answer(&format!("ready {pid}"));
+    }
+
+    pub(crate) fn refused(&self, why: &str) {
+        self.answer(why);
+    }
+
+    fn answer(&self, text: &str) {
+        let text = &text.as_bytes()[..text.len().min(ANSWER_MAX_BYTES)];
+        // Whoever asked may have gone.
+        let _ = rustix::net::send(&self.asker, text, SendFlags::NOSIGNAL);
+    }
+}

@@ -1,0 +1,437 @@
+//! The keeper's loop: one child that serves, and what is done when it dies, is replaced, or ends.
+//!
+//! Owns: the child, the kept descriptors, signals. Does not own: the words (`message`), the pauses (`restart`).
+
+use crate::control::{Listener, Question};
+use crate::message::{MESSAGE_MAX_BYTES, Message};
+use crate::names;
+use crate::restart::{Restart, Verdict};
+use crate::run_ahead::RunAhead;
+use crate::store::{KEEPER_NAME, PASSED_MAX, PASSED_VARIABLE};
+use crate::sys;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType, recvmsg,
+    socketpair,
+};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+/// How long a daemon that replaces another may take to serve.
+const REPLACE_PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at growing files while no daemon is there.
+const RUN_AHEAD_EVERY: Duration = Duration::from_millis(1);
+/// Files are run ahead of for so long after a death; a daemon that is not back by then is in trouble, and memory is not to
+/// be given away for ever.
+const RUN_AHEAD_FOR: Duration = Duration::from_secs(60);
+
+/// What to keep.
+#[derive(Debug)]
+pub struct Plan {
+    /// Arguments of the daemon, without the program's name.
+    pub arguments: Vec<OsString>,
+    /// Where the control socket and the keeper's own status go.
+    pub state_dir: PathBuf,
+    /// Kept from the start, by name.
+    pub descriptors: BTreeMap<String, OwnedFd>,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// The daemon ended on purpose, or never began, with this exit code.
+    Ended(u8),
+    /// It was told to end while no daemon was there to do it in order: what was not in Tier-3 is gone.
+    Abandoned,
+}
+
+/// A binary, by its open file: what it was stays startable whatever happens to its path.
+#[derive(Debug)]
+struct Binary {
+    file: File,
+}
+
+#[derive(Debug)]
+struct Daemon {
+    child: Child,
+    pidfd: OwnedFd,
+    socket: OwnedFd,
+    started: Instant,
+    ready: bool,
+    stopping: bool,
+}
+
+#[derive(Debug)]
+struct Keep {
+    plan: Plan,
+    signals: OwnedFd,
+    listener: Listener,
+    binary: Binary,
+    restart: Restart,
+    mount: Option<PathBuf>,
+    /// One daemon has served: from now on there is something to keep.
+    served: bool,
+    /// Told to end; the number of times.
+    terminations: u32,
+}
+
+/// Starts `ckptd` (this very binary) and keeps it, until it ends on purpose.
+///
+/// # Errors
+/// What keeps the keeper itself from starting.
+pub fn keep(plan: Plan) -> io::Result<Kept> {
+    let signals = sys::watch_signals()?;
+    let listener = Listener::bind(&plan.state_dir)?;
+    let binary = Binary { file: File::open("/proc/self/exe")? };
+    let mut keep = Keep {
+        plan,
+        signals,
+        listener,
+        binary,
+        restart: Restart::default(),
+        mount: None,
+        served: false,
+        terminations: 0,
+    };
+    let kept = keep.run();
+    keep.clear_status();
+    kept
+}
+
+impl Binary {
+    fn command(&self) -> Command {
+        let mut command = Command::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        command.arg0("ckptd");
+        command
+    }
+}
+
+impl Keep {
+    fn run(&mut self) -> io::Result<Kept> {
+        let mut daemon = self.start()?;
+        loop {
+            let status = self.serve(&mut daemon)?;
+            if daemon.stopping || !self.served {
+                return Ok(Kept::Ended(exit_code(status)));
+            }
+            let verdict = self.restart.died(daemon.started, Instant::now());
+            tracing::error!(pid = daemon.child.id(), how = %how(status), deaths = self.restart.deaths,
+                "the daemon died; it is started again, and what was open stays open");
+            if let Verdict::CrashLoop { pause } = verdict {
+                self.write_status(status, pause);
+                if let Some(abandoned) = self.wait(pause)? {
+                    return Ok(abandoned);
+                }
+            }
+            daemon = self.start()?;
+        }
+    }
+
+    /// Starts the present binary with everything that is kept.
+    fn start(&self) -> io::Result<Daemon> {
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let kept = &self.plan.descriptors;
+        let count = kept.len() + 1;
+        let mut passed = vec![sys::above(theirs.as_fd(), count)?];
+        for fd in kept.values() {
+            passed.push(sys::above(fd.as_fd(), count)?);
+        }
+        drop(theirs);
+        let names: Vec<_> = std::iter::once(KEEPER_NAME).chain(kept.keys().map(String::as_str)).collect();
+        let mut command = self.binary.command();
+        // A group of its own: a terminal's interrupt comes to the keeper, which passes it on once.
+        command.args(&self.plan.arguments).env(PASSED_VARIABLE, names.join(":")).process_group(0);
+        sys::pass(&mut command, passed)?;
+        let child = command.spawn()?;
+        let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
+        let pidfd = pidfd_open(pid.ok_or_else(|| io::Error::other("a child without a number"))?, PidfdFlags::empty())?;
+        Ok(Daemon { child, pidfd, socket: ours, started: Instant::now(), ready: false, stopping: false })
+    }
+
+    /// Waits on one daemon until it has died; replaces it when that is asked for.
+    fn serve(&mut self, daemon: &mut Daemon) -> io::Result<ExitStatus> {
+        let mut ahead = if self.served { self.begin_run_ahead() } else { None };
+        let ahead_until = Instant::now() + RUN_AHEAD_FOR;
+        loop {
+            if ahead.is_some() && (daemon.ready || Instant::now() >= ahead_until) {
+                ahead = None;
+            }
+            let pause = ahead.as_ref().map(|_| RUN_AHEAD_EVERY);
+            let [signals, dead, said, asked] =
+                wait_for([&self.signals, &daemon.pidfd, &daemon.socket, &self.listener.socket], pause)?;
+            if let Some(ahead) = &mut ahead {
+                ahead.look();
+            }
+            // Its last words first: what it handed over before it died is part of what is kept.
+            if said || dead {
+                while let Some(taking) = self.hear(daemon) {
+                    if taking {
+                        ahead = None;
+                        // It has died already, or it hears this.
+                        let _ = rustix::net::send(&daemon.socket, &[1], SendFlags::NOSIGNAL);
+                    }
+                }
+            }
+            if dead {
+                return daemon.child.wait();
+            }
+            if signals && sys::take_signal(&self.signals).is_some() {
+                self.terminations += 1;
+                self.pass_on(daemon);
+            }
+            if asked && let Ok(question) = self.listener.accept() {
+                self.replace(daemon, question)?;
+                // A daemon was started: the pause of the one before is not its own.
+                ahead = None;
+            }
+        }
+    }
+
+    fn begin_run_ahead(&self) -> Option<RunAhead> {
+        let kept = &self.plan.descriptors;
+        let (files, ballast) = (kept.get(names::FILES)?, kept.get(names::BALLAST)?);
+        match RunAhead::begin(files.as_fd(), ballast.as_fd()) {
+            Ok(ahead) => Some(ahead),
+            Err(error) => {
+                tracing::warn!(%error, "space is not made ready while the daemon is away");
+                None
+            }
+        }
+    }
+
+    /// Tells a daemon to end; a second time, to end at once.
+    fn pass_on(&self, daemon: &Daemon) {
+        // It may have died this moment; then the loop hears of it.
+        let _ = pidfd_send_signal(&daemon.pidfd, Signal::TERM);
+    }
+
+    /// Takes in one message; none when there is none. True: Tier-1 is to be left alone, and an answer is waited for.
+    fn hear(&mut self, daemon: &mut Daemon) -> Option<bool> {
+        let mut text = [0; MESSAGE_MAX_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut iov = [io::IoSliceMut::new(&mut text)];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&daemon.socket, &mut iov, &mut ancillary, flags).ok()?;
+        if received.bytes == 0 {
+            return None;
+        }
+        let mut fds = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        let fd = fds.next().and_then(|mut fds| fds.next());
+        drop(fds);
+        match Message::decode(&text[..received.bytes]) {
+            Some(Message::Store { name }) => {
+                let kept = &mut self.plan.descriptors;
+                match fd {
+                    Some(fd) if kept.contains_key(&name) || kept.len() + 1 < PASSED_MAX => {
+                        kept.insert(name, fd);
+                    }
+                    Some(_) => tracing::error!(name, most = PASSED_MAX, "no more descriptors are kept"),
+                    None => tracing::error!(name, "a descriptor to keep did not come with its name"),
+                }
+            }
+            Some(Message::Remove { name }) => drop(self.plan.descriptors.remove(&name)),
+            Some(Message::Mount { path }) => self.mount = Some(PathBuf::from(OsString::from_vec(path))),
+            Some(Message::Stopping) => daemon.stopping = true,
+            Some(Message::Ready) => {
+                daemon.ready = true;
+                self.served = true;
+                self.clear_status();
+                let took = daemon.started.elapsed();
+                tracing::info!(pid = daemon.child.id(), took_ms = took.as_millis(), "the daemon serves");
+                if self.terminations > 0 {
+                    // The one before died while it was ending; this one is to end too.
+                    self.pass_on(daemon);
+                }
+            }
+            Some(Message::Taking) => return Some(true),
+            None => tracing::debug!("a message that is not known"),
+        }
+        Some(false)
+    }
+
+    /// Replaces the daemon by another binary; by its own again when that does not serve in time.
+    fn replace(&mut self, daemon: &mut Daemon, question: Question) -> io::Result<()> {
+        if !daemon.ready || daemon.stopping || self.terminations > 0 {
+            question.refused("the daemon does not serve now: it is starting or ending; nothing was replaced");
+            return Ok(());
+        }
+        let opened = File::open(&question.binary).and_then(|file| {
+            use std::os::unix::fs::PermissionsExt;
+            let metadata = file.metadata()?;
+            let can_run = metadata.is_file() && metadata.permissions().mode() & 0o111 != 0;
+            if can_run { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+        });
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) => {
+                let binary = question.binary.display();
+                question.refused(&format!("{binary} cannot be run: {error}; nothing was replaced"));
+                return Ok(());
+            }
+        };
+        let old = std::mem::replace(&mut self.binary, Binary { file });
+        tracing::info!(binary = %question.binary.display(), "replacing the daemon");
+        // As in a crash: what it has is journaled at every moment.
+        let _ = daemon.child.kill();
+        daemon.child.wait()?;
+        while self.hear(daemon).is_some() {}
+        let failed = match self.start_and_wait() {
+            Ok(next) => {
+                *daemon = next;
+                self.restart.replaced();
+                question.ready(daemon.child.id());
+                return Ok(());
+            }
+            Err(failed) => failed,
+        };
+        tracing::error!(%failed, "the new daemon does not serve; the old one is started again");
+        self.binary = old;
+        match self.start_and_wait() {
+            Ok(again) => {
+                *daemon = again;
+                question.refused(&format!("the new daemon did not serve: {failed}; the old one serves again"));
+            }
+            Err(second) => {
+                question.refused(&format!(
+                    "the new daemon did not serve: {failed}; and the old one does not either: {second}; see its log"
+                ));
+                *daemon = self.start()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the present binary and waits, bounded, until it serves. One that does not is killed.
+    fn start_and_wait(&mut self) -> io::Result<Daemon> {
+        let mut ahead = self.begin_run_ahead();
+        let mut daemon = self.start()?;
+        let give_up = daemon.started + REPLACE_PATIENCE;
+        while !daemon.ready {
+            let pause = if ahead.is_some() { RUN_AHEAD_EVERY } else { Duration::from_millis(50) };
+            let [dead, said] = wait_for([&daemon.pidfd, &daemon.socket], Some(pause))?;
+            if let Some(ahead) = &mut ahead {
+                ahead.look();
+            }
+            if said || dead {
+                while let Some(taking) = self.hear(&mut daemon) {
+                    if taking {
+                        ahead = None;
+                        let _ = rustix::net::send(&daemon.socket, &[1], SendFlags::NOSIGNAL);
+                    }
+                }
+            }
+            if dead {
+                let status = daemon.child.wait()?;
+                return Err(io::Error::other(format!("it ended before it served ({})", how(status))));
+            }
+            if Instant::now() >= give_up {
+                daemon.child.kill()?;
+                daemon.child.wait()?;
+                return Err(io::Error::other(format!("it did not serve within {} s", REPLACE_PATIENCE.as_secs())));
+            }
+        }
+        Ok(daemon)
+    }
+
+    /// Waits in a crash loop: for the time, for an end, for another binary.
+    fn wait(&mut self, pause: Duration) -> io::Result<Option<Kept>> {
+        let until = Instant::now() + pause;
+        loop {
+            let Some(left) = until.checked_duration_since(Instant::now()) else { return Ok(None) };
+            let [signals, asked] = wait_for([&self.signals, &self.listener.socket], Some(left))?;
+            if signals && sys::take_signal(&self.signals).is_some() {
+                if let Some(mount) = &self.mount {
+                    unmount(mount);
+                }
+                return Ok(Some(Kept::Abandoned));
+            }
+            if asked && let Ok(question) = self.listener.accept() {
+                match File::open(&question.binary) {
+                    Ok(file) => {
+                        self.binary = Binary { file };
+                        self.restart.replaced();
+                        question.refused("the daemon was in a crash loop; the new one is being started, see status");
+                        return Ok(None);
+                    }
+                    Err(error) => {
+                        question.refused(&format!("{} cannot be read: {error}", question.binary.display()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn status_path(&self) -> PathBuf {
+        self.plan.state_dir.join("keeper.json")
+    }
+
+    /// Says for `ckptctl status` what is wrong while no daemon answers it.
+    fn write_status(&self, last: ExitStatus, pause: Duration) {
+        tracing::error!(deaths = self.restart.deaths, last = %how(last), pause_s = pause.as_secs(),
+            "crash loop: the mount and what is open stay; the next start waits");
+        let text = format!(
+            "{{\"state\":\"crash_loop\",\"keeper_pid\":{},\"deaths\":{},\"last_death\":\"{}\",\"next_start_s\":{}}}\n",
+            std::process::id(),
+            self.restart.deaths,
+            how(last),
+            pause.as_secs()
+        );
+        if let Err(error) = std::fs::write(self.status_path(), text) {
+            tracing::warn!(%error, "the keeper's status was not written");
+        }
+    }
+
+    fn clear_status(&self) {
+        // Nearly always there is none.
+        let _ = std::fs::remove_file(self.status_path());
+    }
+}
+
+/// Waits until one of the descriptors has something to say, or the time is up.
+fn wait_for<const N: usize>(fds: [&OwnedFd; N], time: Option<Duration>) -> io::Result<[bool; N]> {
+    let mut polled = fds.map(|fd| PollFd::new(fd, PollFlags::IN));
+    let time = time.map(|time| Timespec::try_from(time).expect("pauses are short"));
+    match poll(&mut polled, time.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(polled.map(|fd| !fd.revents().is_empty())),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn unmount(path: &Path) {
+    use rustix::mount::UnmountFlags;
+    match rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        Ok(()) => tracing::warn!(path = %path.display(), "unmounted without a daemon"),
+        Err(error) => tracing::error!(path = %path.display(), %error, "could not be unmounted"),
+    }
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(1),
+        // As a shell says it.
+        (None, Some(signal)) => u8::try_from(128 + signal).unwrap_or(1),
+        (None, None) => 1,
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("killed by signal {signal}"),
+        (None, None) => "no status".to_owned(),
+    }
+}

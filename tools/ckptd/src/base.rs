@@ -1,0 +1,71 @@
+//! Memory and names of this node: made fresh, or gone on with after a daemon that died.
+//!
+//! Owns: the order in which the two come up. Does not own: either of them (engine), the mount (`up`).
+
+use crate::cli::Failure;
+use crate::session::{Found, Record};
+use anyhow::Context;
+use std::sync::Arc;
+use tidemark_engine::namespace::{Namespace, NamespaceSettings};
+use tidemark_engine::settings::Settings;
+use tidemark_engine::tier1::{KeptMounts, MediumChoice, Tier1, Tier1Settings};
+use tidemark_protocol::id::Incarnation;
+
+/// Tier-1 and the tree in it.
+#[derive(Debug, Clone)]
+pub(crate) struct Base {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) tier1_bytes: u64,
+    pub(crate) tier1: Arc<Tier1>,
+    pub(crate) namespace: Arc<Namespace>,
+}
+
+fn tier1_settings(settings: &Settings, size_bytes: u64) -> Tier1Settings {
+    let medium = settings.tier1.directory.clone().map_or(MediumChoice::Auto, MediumChoice::Directory);
+    Tier1Settings { size_bytes, ballast: settings.tier1.ballast, medium }
+}
+
+impl Base {
+    /// Empty memory and an empty tree: a new life of this node.
+    pub(crate) fn fresh(settings: &Settings, tier1_bytes: u64) -> Result<Self, Failure> {
+        let random = getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?;
+        let incarnation = Incarnation(random);
+        let tier1 = Tier1::open(tier1_settings(settings, tier1_bytes))
+            .context("Tier-1 cannot be made")
+            .map_err(Failure::failed)?;
+        let namespace = Namespace::new(NamespaceSettings::new(incarnation), Arc::clone(&tier1))
+            .context("the namespace cannot be made")
+            .map_err(Failure::failed)?;
+        Ok(Self { incarnation, tier1_bytes, tier1, namespace })
+    }
+
+    /// The memory and the tree that are there. `session_goes_on`: so do the kernel's handles.
+    pub(crate) fn take_over(
+        settings: &Settings,
+        record: &Record,
+        mounts: KeptMounts,
+        session_goes_on: bool,
+    ) -> Result<Self, Failure> {
+        let (incarnation, tier1_bytes) = (record.incarnation(), record.tier1_bytes);
+        let tier1 = Tier1::take_over(tier1_settings(settings, tier1_bytes), mounts)
+            .context("Tier-1 cannot be taken over")
+            .map_err(Failure::failed)?;
+        let namespace = Namespace::recover(
+            NamespaceSettings::new(incarnation),
+            Arc::clone(&tier1),
+            session_goes_on,
+            &mut |number| tier1.adopt(number),
+        )
+        .context("the namespace cannot be taken over")
+        .map_err(Failure::failed)?;
+        tier1.adopt_rest();
+        Ok(Self { incarnation, tier1_bytes, tier1, namespace })
+    }
+}
+
+impl Found {
+    /// The kernel can say again what it was not answered, so that open files go on.
+    pub(crate) fn session_goes_on(&self) -> bool {
+        self.mount.record.can_be_taken_over()
+    }
+}

@@ -1,0 +1,56 @@
+//! What others may know without asking: the control files, the last known status, the mount's counters.
+//!
+//! Owns: when they are written. Does not own: what a status says (`api`).
+
+use crate::api::Daemon;
+use crate::host::DaemonHost;
+use crate::state_dir::StateDir;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemark_control::api::NodeApi;
+use tidemark_engine::metrics::raise_to;
+use tidemark_fuse::Opcode;
+
+/// How often the control files and the last known status are written again.
+const PUBLISH_EVERY: Duration = Duration::from_millis(200);
+
+pub(crate) async fn publish_on(daemon: Arc<Daemon>, host: Arc<DaemonHost>, state_dir: StateDir) {
+    loop {
+        publish(&daemon, &host, &state_dir).await;
+        tokio::time::sleep(PUBLISH_EVERY).await;
+    }
+}
+
+pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &StateDir) {
+    let Ok(status) = daemon.status().await else { return };
+    count_requests(daemon);
+    let json = serde_json::to_vec_pretty(&status).expect("a status is written as JSON");
+    if let Err(error) = state_dir.write_status(&json) {
+        tracing::debug!(%error, "the last known status was not written");
+    }
+    let mut text = format!("state: {}\n", status.state.word());
+    for problem in &status.problems {
+        text.push_str(&format!("problem: {}: {}; {}\n", problem.code, problem.what, problem.action));
+    }
+    let newest = status.runs.iter().filter_map(|run| run.recoverable.as_ref()).max_by_key(|found| found.step);
+    let latest = newest
+        .map_or_else(String::new, |found| format!("{}\n", daemon.mountpoint.join(&found.path).display()));
+    host.publish("status", text.into_bytes());
+    host.publish("status.json", json);
+    host.publish("latest", latest.into_bytes());
+    if let Ok(rows) = daemon.list(tidemark_control::api::ListRequest::default()).await {
+        host.publish("checkpoints.json", serde_json::to_vec_pretty(&rows).expect("rows are written as JSON"));
+    }
+}
+
+/// Brings the metrics of the mount up to its own counters.
+fn count_requests(daemon: &Daemon) {
+    let Some(mounted) = daemon.mounted.get() else { return };
+    let metrics = &daemon.node.shared().metrics;
+    for (opcode, count) in mounted.counters().iter() {
+        raise_to(&metrics.fuse_requests.get_or_create(&[("opcode", opcode.name())]), count);
+        if opcode == Opcode::Create {
+            raise_to(&metrics.create_files, count);
+        }
+    }
+}

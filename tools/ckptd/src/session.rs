@@ -1,0 +1,185 @@
+//! What the next daemon needs to go on where this one died: named descriptors with the keeper, one of them a record.
+//!
+//! Owns: the record and the names. Does not own: keeping (the keeper), what becomes of them (`base`, `up`).
+//!
+//! The record is handed over last: without it, what else is found is of a start that never came to serve.
+
+use anyhow::{Context, bail};
+use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use tidemark_engine::tier1::KeptMounts;
+use tidemark_fuse::{InitExchange, KeptMount, Mode, MountRecord};
+use tidemark_keeper::{Keeper, names};
+use tidemark_protocol::id::Incarnation;
+
+/// Raised when a field changes its meaning. A daemon refuses a newer record than it knows, and an upgrade is rolled back.
+const RECORD_VERSION: u32 = 1;
+
+/// The longest record: some hundred bytes and three paths.
+const RECORD_MAX_BYTES: u64 = 64 << 10;
+
+const DEVICE: &str = "device";
+const JOURNAL: &str = "journal";
+const FOLDER_LOCK: &str = "folder-lock";
+const RECORD: &str = "session";
+
+/// Everything that a start decided and its successors keep.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    version: u32,
+    pub(crate) node: String,
+    pub(crate) incarnation: u64,
+    pub(crate) tier1_bytes: u64,
+    /// The folder of Tier-1 where it is no tmpfs of its own.
+    folder: Option<Vec<u8>>,
+    /// With the ports that were free then.
+    pub(crate) listen: String,
+    pub(crate) http: String,
+    mount: SavedMount,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedMount {
+    path: Vec<u8>,
+    passthrough: bool,
+    reason: String,
+    privileged: bool,
+    allow_other: bool,
+    init_request: Vec<u8>,
+    init_answer: Vec<u8>,
+}
+
+/// A session that a daemon before this one left.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) record: Record,
+    pub(crate) mounts: KeptMounts,
+    pub(crate) mount: KeptMount,
+}
+
+impl Record {
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        Incarnation(self.incarnation)
+    }
+}
+
+/// What a serving daemon hands over besides Tier-1.
+#[derive(Debug)]
+pub(crate) struct Serving<'a> {
+    pub(crate) node: &'a str,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) tier1_bytes: u64,
+    pub(crate) listen: &'a str,
+    pub(crate) http: &'a str,
+    pub(crate) mounted: &'a tidemark_fuse::Mounted,
+    pub(crate) mounts: &'a KeptMounts,
+}
+
+/// Hands everything over.
+pub(crate) fn hand_over(keeper: &Keeper, serving: &Serving<'_>) -> anyhow::Result<()> {
+    let mounts = serving.mounts;
+    keeper.put(names::FILES, mounts.files.as_fd())?;
+    keeper.put(names::BALLAST, mounts.ballast.as_fd())?;
+    keeper.put(JOURNAL, mounts.journal.as_fd())?;
+    if let Some((_, lock)) = &mounts.folder {
+        keeper.put(FOLDER_LOCK, lock.as_fd())?;
+    }
+    keeper.put(DEVICE, serving.mounted.device())?;
+    let mount = serving.mounted.record();
+    let record = Record {
+        version: RECORD_VERSION,
+        node: serving.node.to_owned(),
+        incarnation: serving.incarnation.0,
+        tier1_bytes: serving.tier1_bytes,
+        folder: mounts.folder.as_ref().map(|(path, _)| path.as_os_str().as_bytes().to_vec()),
+        listen: serving.listen.to_owned(),
+        http: serving.http.to_owned(),
+        mount: SavedMount {
+            path: mount.path.as_os_str().as_bytes().to_vec(),
+            passthrough: mount.mode == Mode::Passthrough,
+            reason: mount.reason.clone(),
+            privileged: mount.privileged,
+            allow_other: mount.allow_other,
+            init_request: mount.init.request.clone(),
+            init_answer: mount.init.answer.clone(),
+        },
+    };
+    let memory = rustix::fs::memfd_create("tidemark-session", MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(memory);
+    serde_json::to_writer(&mut file, &record)?;
+    file.flush()?;
+    keeper.put(RECORD, file.as_fd())?;
+    keeper.mounted(&mount.path)?;
+    Ok(())
+}
+
+/// What a daemon before this one left; none when it left nothing whole, which is then let go.
+///
+/// Errors: the record is of a newer daemon, or no record.
+pub(crate) fn find(
+    keeper: &Keeper,
+    mut descriptors: BTreeMap<String, OwnedFd>,
+) -> anyhow::Result<Option<Found>> {
+    let Some(record) = descriptors.remove(RECORD) else {
+        for name in descriptors.keys() {
+            keeper.remove(name)?;
+        }
+        return Ok(None);
+    };
+    let record = read(File::from(record)).context("the record of the session before cannot be used")?;
+    let mut take = |name: &str| {
+        descriptors.remove(name).with_context(|| format!("the session before has a record and no {name:?}"))
+    };
+    let folder = match &record.folder {
+        Some(path) => Some((PathBuf::from(std::ffi::OsString::from_vec(path.clone())), take(FOLDER_LOCK)?)),
+        None => None,
+    };
+    let mounts = KeptMounts {
+        files: take(names::FILES)?,
+        ballast: take(names::BALLAST)?,
+        journal: take(JOURNAL)?,
+        folder,
+    };
+    let saved = &record.mount;
+    let mount = KeptMount {
+        device: take(DEVICE)?,
+        record: MountRecord {
+            path: PathBuf::from(std::ffi::OsString::from_vec(saved.path.clone())),
+            mode: if saved.passthrough { Mode::Passthrough } else { Mode::Fallback },
+            reason: saved.reason.clone(),
+            privileged: saved.privileged,
+            allow_other: saved.allow_other,
+            init: InitExchange { request: saved.init_request.clone(), answer: saved.init_answer.clone() },
+        },
+    };
+    Ok(Some(Found { record, mounts, mount }))
+}
+
+/// The mount cannot be gone on with: the keeper lets its device go, which ends it for good.
+pub(crate) fn let_mount_go(keeper: &Keeper) -> anyhow::Result<()> {
+    keeper.remove(RECORD)?;
+    keeper.remove(DEVICE)?;
+    Ok(())
+}
+
+fn read(mut file: File) -> anyhow::Result<Record> {
+    // The position belongs to the open file, which the keeper and every daemon before share.
+    file.seek(SeekFrom::Start(0))?;
+    let mut text = Vec::new();
+    (&file).take(RECORD_MAX_BYTES).read_to_end(&mut text)?;
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let Version { version } = serde_json::from_slice(&text).context("it is no record")?;
+    if version != RECORD_VERSION {
+        bail!("it has version {version}, this ckptd reads {RECORD_VERSION}: run the one that wrote it");
+    }
+    Ok(serde_json::from_slice(&text)?)
+}
