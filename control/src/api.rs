@@ -19,6 +19,10 @@ use tokio::sync::mpsc;
 
 /// The socket's name in the state directory.
 pub const SOCKET_NAME: &str = "ckptd.sock";
+/// Held by the node's first process while it lives, in the state directory.
+pub const LOCK_NAME: &str = "lock";
+/// What the keeper says while its daemons die again and again, in the state directory.
+pub const KEEPER_FILE_NAME: &str = "keeper.json";
 /// The last known status, in the state directory.
 pub const STATUS_FILE_NAME: &str = "status.json";
 

@@ -22,6 +22,9 @@ use tokio::time::timeout;
 
 /// A listening daemon accepts in microseconds; its queue may be full for a moment.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A daemon that died is back in some tens of milliseconds, and answers commands when it has read Tier-3's markers.
+const RESTART_PATIENCE: Duration = Duration::from_secs(10);
+const RESTART_POLL: Duration = Duration::from_millis(20);
 /// From the request to the first byte of the answer, and between the bytes of one. Doctor runs its checks in it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// A stream speaks at least every [`KEEPALIVE`]; five missed mean that nobody is there.
@@ -213,14 +216,7 @@ impl Client {
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, ClientError> {
-        let socket = || self.socket.clone();
-        let stream = timeout(CONNECT_TIMEOUT, UnixStream::connect(&self.socket))
-            .await
-            .map_err(|_| self.silent(CONNECT_TIMEOUT))?
-            .map_err(|source| match source.kind() {
-                io::ErrorKind::PermissionDenied => ClientError::Denied { socket: socket(), source },
-                _ => ClientError::NoDaemon { socket: socket(), source },
-            })?;
+        let stream = self.connect().await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|source| self.broken(source))?;
@@ -237,6 +233,33 @@ impl Client {
             .await
             .map_err(|_| self.silent(ANSWER_TIMEOUT))?
             .map_err(|source| self.broken(source))
+    }
+
+    /// Connects. A daemon that was killed is started again by its keeper, and is waited for.
+    async fn connect(&self) -> Result<UnixStream, ClientError> {
+        let give_up = tokio::time::Instant::now() + RESTART_PATIENCE;
+        loop {
+            let connected = timeout(CONNECT_TIMEOUT, UnixStream::connect(&self.socket)).await;
+            let source = match connected.map_err(|_| self.silent(CONNECT_TIMEOUT))? {
+                Ok(stream) => return Ok(stream),
+                Err(source) => source,
+            };
+            if source.kind() == io::ErrorKind::PermissionDenied {
+                return Err(ClientError::Denied { socket: self.socket.clone(), source });
+            }
+            if !self.is_restarting() || tokio::time::Instant::now() >= give_up {
+                return Err(ClientError::NoDaemon { socket: self.socket.clone(), source });
+            }
+            tokio::time::sleep(RESTART_POLL).await;
+        }
+    }
+
+    /// Somebody holds the state directory's lock, and does not say that its daemons die again and again.
+    fn is_restarting(&self) -> bool {
+        let Some(state_dir) = self.socket.parent() else { return false };
+        let Ok(lock) = std::fs::File::open(state_dir.join(api::LOCK_NAME)) else { return false };
+        let held = lock.try_lock_shared().is_err();
+        held && !state_dir.join(api::KEEPER_FILE_NAME).exists()
     }
 
     fn broken(&self, source: hyper::Error) -> ClientError {

@@ -63,6 +63,16 @@ step_points! {
 struct Armed {
     point: StepPoint,
     remaining: AtomicU64,
+    dies: Dies,
+}
+
+/// What dies at an armed step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dies {
+    /// This process, which its keeper starts again.
+    Daemon,
+    /// The process that started it too, so that all that was in memory is gone.
+    Node,
 }
 
 static ARMED: OnceLock<Armed> = OnceLock::new();
@@ -70,7 +80,7 @@ static ARMED: OnceLock<Armed> = OnceLock::new();
 /// Arms one step from `name` or `name:n`: the n-th time it is reached, this process kills itself.
 ///
 /// Errors: a text that names no step, or a count that is not a positive number. May be called once.
-pub fn arm(text: &str) -> Result<(), String> {
+pub fn arm(text: &str, dies: Dies) -> Result<(), String> {
     let (name, count) = match text.split_once(':') {
         Some((name, count)) => {
             (name, count.parse::<u64>().map_err(|_| format!("step count {count:?} is not a number"))?)
@@ -86,7 +96,7 @@ pub fn arm(text: &str) -> Result<(), String> {
         return Err("a step count starts at 1".to_owned());
     }
     ARMED
-        .set(Armed { point, remaining: AtomicU64::new(count) })
+        .set(Armed { point, remaining: AtomicU64::new(count), dies })
         .map_err(|_| "a step point is armed already".to_owned())
 }
 
@@ -94,6 +104,10 @@ pub fn arm(text: &str) -> Result<(), String> {
 pub fn reach(point: StepPoint) {
     let Some(armed) = ARMED.get() else { return };
     if armed.point == point && armed.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if let (Dies::Node, Some(keeper)) = (armed.dies, rustix::process::getppid()) {
+            // It lives as long as its child does.
+            let _ = rustix::process::kill_process(keeper, rustix::process::Signal::KILL);
+        }
         // SIGKILL and not abort(): no destructor, no signal handler and no flush may run, as in a real death.
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
@@ -111,8 +125,8 @@ mod tests {
 
     #[test]
     fn a_text_that_names_no_step_is_refused() {
-        assert!(arm("commit.someday").is_err());
-        assert!(arm("seal.hashed:0").is_err());
-        assert!(arm("seal.hashed:x").is_err());
+        for odd in ["commit.someday", "seal.hashed:0", "seal.hashed:x"] {
+            assert!(arm(odd, Dies::Daemon).is_err());
+        }
     }
 }

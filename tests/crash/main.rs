@@ -11,18 +11,17 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
 use tidemark_tests::{machine, process, tier3};
 
 use crate::checkpoint::{Checkpoint, Found};
 
 /// Names the step at which `ckptd` kills itself, as `name` or `name:n` for the n-th time.
-const STOP_AT: &str = "TIDEMARK_STOP_AT";
+const STOP_AT: &str = "TIDEMARK_STOP_NODE_AT";
 /// A save of 10 MB and its commit into a local directory take far less.
 const DEATH_LIMIT: Duration = Duration::from_secs(60);
 /// Steps that a save and its commit do not pass: retention keeps everything unless it is told otherwise.
-const NOT_ON_THE_WAY: &[&str] = &["retire."];
+const NOT_ON_THE_WAY: &[&str] = &["retire.", "rename.", "resume."];
 /// A step that is passed once for each file; it is stopped at also the second and the last time.
 const ONCE_FOR_EACH_FILE: &[&str] = &["seal.hashed", "upload.after_file"];
 
@@ -60,10 +59,10 @@ fn killed_at_any_moment_a_checkpoint_is_committed_or_absent() {
         let mut daemon = Daemon::start(options());
         let first = Checkpoint::new("run", 1);
         first.save(daemon.mount()).expect("the daemon lives");
-        let pid = daemon.ready().pid;
+        let keeper = daemon.keeper_pid();
         let killer = thread::spawn(move || {
             thread::sleep(delay);
-            process::signal(pid, Signal::KILL);
+            process::kill_node(keeper);
         });
         // Its answer does not matter: the daemon dies somewhere in it, or just after it.
         daemon.ctl(&["flush", "--wait", "--timeout", "20"]);

@@ -96,11 +96,13 @@ fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
 fn sigterm_keeps_what_was_closed_beside_a_file_whose_writer_was_killed() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     let bytes = noise(13, MIB);
-    save(&daemon, "run/step_7/model_rank0.pt", &bytes);
     let cut = daemon.mount().join("run/step_7/model_rank1.pt");
+    fs::create_dir_all(cut.parent().unwrap()).unwrap();
     // The shell is killed with the file open: nobody saw it closed.
     let script = format!("exec 3>{}; head -c 5000 /dev/zero >&3; kill -9 $$", cut.display());
     Command::new("sh").args(["-c", &script]).status().unwrap();
+    // Second: alone for as long as a checkpoint settles, it would look whole before its other half begins.
+    save(&daemon, "run/step_7/model_rank0.pt", &bytes);
     daemon.stop_with_status();
     daemon.start_again();
     assert_holds(&daemon, "run/step_7/model_rank0.pt", &bytes, "sealed before SIGTERM");
@@ -148,7 +150,7 @@ fn a_second_sigterm_ends_at_once() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     fs::rename(daemon.tier3_dir(), daemon.scratch("aside").join("tier3")).unwrap();
     save(&daemon, "run/step1.pt", &noise(5, MIB));
-    let pid = daemon.ready().pid;
+    let pid = daemon.keeper_pid();
     let begun = Instant::now();
     let second = std::thread::spawn(move || {
         // The first is given the time to be taken; the drain then waits 60 s for a Tier-3 that is away.

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use rustix::process::Signal;
 use tempfile::TempDir;
 use tidemark_tests::daemon::{Daemon, DaemonOptions, is_mounted, shown};
 use tidemark_tests::s3::{S3Options, S3Server};
@@ -137,7 +136,7 @@ fn a_dead_mount_is_unmounted_first() {
     save(&dead, "run/step1.pt", &bytes);
     dead.flush();
     // Not `kill9`, which would take the dead mount away.
-    process::signal(dead.ready().pid, Signal::KILL);
+    process::kill_node(dead.keeper_pid());
     let gone = process::until(Duration::from_secs(20), || {
         matches!(fs::read_dir(&mountpoint), Err(error) if error.raw_os_error() == Some(libc::ENOTCONN))
             .then_some(())
@@ -155,7 +154,7 @@ fn a_dead_mount_is_unmounted_first() {
 fn a_second_daemon_on_one_state_directory_is_refused() {
     let Some(mut daemon) = start(options("128MiB", CONFIG)) else { return };
     let state_dir = daemon.state_dir().to_str().unwrap().to_owned();
-    let pid = daemon.ready().pid.to_string();
+    let pid = daemon.keeper_pid().to_string();
     Try { state_dir: Some(state_dir.clone()), ..Try::new() }.refused(1, &[&state_dir, &pid, "--state-dir"]);
     daemon.ctl_json(&["status"]);
     // A socket that nobody listens on, as SIGKILL leaves it, is replaced.

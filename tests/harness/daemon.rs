@@ -155,20 +155,47 @@ impl Daemon {
         assert_eq!(status.code(), Some(0), "ckptd did not stop clean:\n{}", self.log_tail());
     }
 
-    /// SIGKILL: what was only in memory is gone, the mount is dead until the next start.
+    /// SIGKILL of keeper and daemon: what was only in memory is gone, the mount is dead until the next start.
     pub fn kill9(&mut self) {
-        let mut running = self.running.take().expect("the daemon runs");
-        process::signal(running.ready.pid, Signal::KILL);
-        drop(running.child.kill());
-        running.child.wait().expect("reaping ckptd");
+        let running = self.running.take().expect("the daemon runs");
+        kill_node(running.child);
         self.clean_mount();
+    }
+
+    /// The process that serves now, of which only the keeper and the daemon itself know; another after each death of one.
+    /// None while the next is being started.
+    pub fn serving_pid(&self) -> Option<u32> {
+        process::children(self.keeper_pid()).into_iter().next()
+    }
+
+    /// The process that was started: the keeper.
+    pub fn keeper_pid(&self) -> u32 {
+        self.running.as_ref().expect("the daemon runs").child.id()
+    }
+
+    /// SIGKILL of the daemon alone: its keeper starts the next one. Gives the pid of the dead one.
+    pub fn kill_serving(&self) -> u32 {
+        let pid = process::until(READY_LIMIT, || self.serving_pid()).expect("a daemon is being kept");
+        process::signal(pid, Signal::KILL);
+        pid
+    }
+
+    /// Waits until another daemon than `dead` answers commands.
+    pub fn wait_for_next(&self, dead: u32) -> u32 {
+        let next = process::until(READY_LIMIT, || {
+            let pid = self.ctl_json(&["status"])["pid"].as_u64()?;
+            u32::try_from(pid).ok().filter(|pid| *pid != dead)
+        });
+        next.unwrap_or_else(|| panic!("no daemon came after {dead}:\n{}", self.log_tail()))
     }
 
     /// Waits until the daemon ends by itself; `None` when it still runs after `limit`.
     pub fn wait_for_death(&mut self, limit: Duration) -> Option<ExitStatus> {
         let running = self.running.as_mut().expect("the daemon runs");
+        let daemons = process::children(running.child.id());
         let status = process::wait(&mut running.child, limit).expect("waiting for ckptd")?;
         self.running = None;
+        wait_until_gone(&daemons);
         self.clean_mount();
         Some(status)
     }
@@ -346,14 +373,24 @@ impl Drop for Daemon {
         if std::thread::panicking() {
             eprintln!("--- the end of {} ---\n{}", self.log_path().display(), self.log_tail());
         }
-        if let Some(mut running) = self.running.take() {
-            drop(running.child.kill());
-            drop(running.child.wait());
-            if running.ready.pid != running.child.id() {
-                process::signal(running.ready.pid, Signal::KILL);
-            }
+        if let Some(running) = self.running.take() {
+            kill_node(running.child);
         }
         self.clean_mount();
+    }
+}
+
+/// Ends a keeper and its daemon at once, and waits until both are gone.
+fn kill_node(mut keeper: Child) {
+    let daemons = process::kill_node(keeper.id());
+    drop(keeper.wait());
+    wait_until_gone(&daemons);
+}
+
+fn wait_until_gone(daemons: &[u32]) {
+    for daemon in daemons {
+        let gone = process::until(STOP_LIMIT, || (!process::is_alive(*daemon)).then_some(()));
+        assert!(gone.is_some(), "daemon {daemon} outlives its keeper");
     }
 }
 

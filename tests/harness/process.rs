@@ -74,6 +74,31 @@ pub fn signal(pid: u32, signal: Signal) {
     }
 }
 
+/// The children of a process, oldest first; none of one that is gone.
+pub fn children(pid: u32) -> Vec<u32> {
+    let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    listed.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// SIGKILL of a keeper and its daemon, so that neither does anything about the other's death. Gives the daemon's pid.
+pub fn kill_node(keeper: u32) -> Vec<u32> {
+    let daemons = children(keeper);
+    daemons.iter().for_each(|daemon| signal(*daemon, Signal::STOP));
+    signal(keeper, Signal::KILL);
+    daemons.iter().for_each(|daemon| signal(*daemon, Signal::KILL));
+    daemons
+}
+
+/// Whether anything of a process runs. One that ended and was not waited for does not; one whose first thread has ended
+/// while others are still on their way out does, and has its files open.
+pub fn is_alive(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The name may hold anything; the state follows the last parenthesis.
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    threads > 1 || !matches!(state, None | Some('Z' | 'X'))
+}
+
 fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
     let mut pipe = pipe.expect("the pipe was asked for");
     thread::spawn(move || {

@@ -125,6 +125,15 @@ impl World {
         Caller { uid: 1, gid: 2, pid: 0, now_ns: self.now_ns, request: 0 }
     }
 
+    /// What lay there since before the namespace was rebuilt is verified before it is opened.
+    fn verify(&self, node: u64) {
+        if self.namespace.is_unverified(node) {
+            let view = self.namespace.view(node).expect("a sealed file with a name");
+            self.namespace.verified(view.file, view.sealed().expect("only seals are verified"));
+            assert!(!self.namespace.is_unverified(node));
+        }
+    }
+
     fn directory(&self, index: usize) -> (u64, Id) {
         let found: Vec<_> =
             self.reference.paths().into_iter().filter(|(_, id)| self.reference.is_directory(*id)).collect();
@@ -163,6 +172,7 @@ impl World {
         let fresh = self.reference.nodes[&id].sealed && truncate;
         let forks =
             modifies && (fresh || self.pinned(id)) && self.opens(id) > 0 && !self.reference.nodes[&id].cold;
+        self.verify(node);
         let mut opened = self.namespace.open(&self.caller(), node, flags);
         if let Ok(OpenOutcome::Cold(cold)) = &opened {
             assert!(self.reference.nodes[&id].cold, "cold, though its bytes should be here");
@@ -175,6 +185,7 @@ impl World {
             assert_eq!(opened.err(), None.or(Some(FsError::Stale)), "old handles must keep the old bytes");
             let again = self.namespace.node_at(path).unwrap();
             assert_ne!(again, node);
+            self.verify(again);
             opened = self.namespace.open(&self.caller(), again, flags);
             let old = self.reference.nodes[&id].clone();
             target = self.reference.make(old.content, old.mode, self.now_ns, old.ino);
@@ -472,6 +483,7 @@ impl World {
                 && !self.reference.nodes[&id].cold
             {
                 let node = self.namespace.node_at(&path).unwrap();
+                self.verify(node);
                 let OpenOutcome::Ready(open) = self.namespace.open(&self.caller(), node, O_RDONLY).unwrap()
                 else {
                     panic!("cold, though its bytes should be here");
@@ -541,6 +553,7 @@ impl World {
                     assert_eq!(attr.size_bytes, bytes.len() as u64, "size of {path:?}");
                     self.compare_state(node, id);
                     if !expected.cold {
+                        self.verify(node);
                         let OpenOutcome::Ready(open) =
                             self.namespace.open(&self.caller(), node, O_RDONLY).unwrap()
                         else {

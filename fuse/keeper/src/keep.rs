@@ -127,11 +127,16 @@ impl Keep {
             let verdict = self.restart.died(daemon.started, Instant::now());
             tracing::error!(pid = daemon.child.id(), how = %how(status), deaths = self.restart.deaths,
                 "the daemon died; it is started again, and what was open stays open");
-            if let Verdict::CrashLoop { pause } = verdict {
+            let Verdict { pause, crash_loop } = verdict;
+            if !crash_loop {
+                self.clear_status();
+            } else {
                 self.write_status(status, pause);
-                if let Some(abandoned) = self.wait(pause)? {
-                    return Ok(abandoned);
-                }
+            }
+            if pause > Duration::ZERO
+                && let Some(abandoned) = self.wait(pause)?
+            {
+                return Ok(abandoned);
             }
             daemon = self.start()?;
         }
@@ -246,10 +251,11 @@ impl Keep {
             Some(Message::Remove { name }) => drop(self.plan.descriptors.remove(&name)),
             Some(Message::Mount { path }) => self.mount = Some(PathBuf::from(OsString::from_vec(path))),
             Some(Message::Stopping) => daemon.stopping = true,
+            // Said when the mount serves, and again when commands are answered too.
+            Some(Message::Ready) if daemon.ready => {}
             Some(Message::Ready) => {
                 daemon.ready = true;
                 self.served = true;
-                self.clear_status();
                 let took = daemon.started.elapsed();
                 tracing::info!(pid = daemon.child.id(), took_ms = took.as_millis(), "the daemon serves");
                 if self.terminations > 0 {
@@ -381,14 +387,14 @@ impl Keep {
 
     /// Says for `ckptctl status` what is wrong while no daemon answers it.
     fn write_status(&self, last: ExitStatus, pause: Duration) {
-        tracing::error!(deaths = self.restart.deaths, last = %how(last), pause_s = pause.as_secs(),
+        tracing::error!(deaths = self.restart.deaths, last = %how(last), pause_ms = pause.as_millis(),
             "crash loop: the mount and what is open stay; the next start waits");
         let text = format!(
-            "{{\"state\":\"crash_loop\",\"keeper_pid\":{},\"deaths\":{},\"last_death\":\"{}\",\"next_start_s\":{}}}\n",
+            "{{\"state\":\"crash_loop\",\"keeper_pid\":{},\"deaths\":{},\"last_death\":\"{}\",\"next_start_ms\":{}}}\n",
             std::process::id(),
             self.restart.deaths,
             how(last),
-            pause.as_secs()
+            pause.as_millis()
         );
         if let Err(error) = std::fs::write(self.status_path(), text) {
             tracing::warn!(%error, "the keeper's status was not written");

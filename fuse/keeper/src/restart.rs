@@ -2,51 +2,51 @@
 //!
 //! Owns: the pauses, and when deaths have become a crash loop. Pure: time is an argument. Does not own: starting (`keep`).
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Deaths within [`LOOP_WINDOW`] that make a crash loop: five in a row are no accident.
-const LOOP_DEATHS: usize = 5;
-/// A daemon that lived this long has done its work; what killed it is not what kills it at once.
-const LOOP_WINDOW: Duration = Duration::from_secs(5);
-/// The pause in a crash loop. Longer helps nobody who waits; shorter fills the log.
-const LOOP_PAUSE: Duration = Duration::from_secs(10);
+/// A daemon that lived for less has hardly begun to serve; what killed it will kill the next one too.
+const SHORT_LIFE: Duration = Duration::from_millis(250);
+/// Short lives in a row that are mended without a pause: a job that kills daemons for sport is not a crash loop.
+const SHORT_LIVES_MENDED: u32 = 5;
+/// The first pause, doubled with every short life, up to the longest: memory is served after each of them for a moment.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// From this pause on it is called a crash loop.
+const CRASH_LOOP_PAUSE: Duration = Duration::from_millis(800);
 
 /// The deaths of one keeper's daemons.
 #[derive(Debug, Default)]
 pub(crate) struct Restart {
-    /// Of the last [`LOOP_DEATHS`] daemons: how long each lived.
-    lives: VecDeque<Duration>,
+    short_lives: u32,
     pub(crate) deaths: u64,
 }
 
 /// What to do about a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Start again now.
-    Now,
-    /// It dies again and again: start again after this, and say so.
-    CrashLoop { pause: Duration },
+pub(crate) struct Verdict {
+    /// Start again after this.
+    pub(crate) pause: Duration,
+    /// It dies again and again: people should look.
+    pub(crate) crash_loop: bool,
 }
 
 impl Restart {
     /// A daemon that was started at `started` has died.
     pub(crate) fn died(&mut self, started: Instant, now: Instant) -> Verdict {
         self.deaths += 1;
-        if self.lives.len() == LOOP_DEATHS {
-            self.lives.pop_front();
-        }
-        self.lives.push_back(now.saturating_duration_since(started));
-        if self.lives.len() == LOOP_DEATHS && self.lives.iter().sum::<Duration>() < LOOP_WINDOW {
-            Verdict::CrashLoop { pause: LOOP_PAUSE }
-        } else {
-            Verdict::Now
-        }
+        let short = now.saturating_duration_since(started) < SHORT_LIFE;
+        self.short_lives = if short { self.short_lives + 1 } else { 0 };
+        let pause = match self.short_lives.checked_sub(SHORT_LIVES_MENDED + 1) {
+            None => Duration::ZERO,
+            // Seven doublings are beyond the longest pause already.
+            Some(doublings) => (FIRST_PAUSE * 2_u32.pow(doublings.min(7))).min(LONGEST_PAUSE),
+        };
+        Verdict { pause, crash_loop: pause >= CRASH_LOOP_PAUSE }
     }
 
     /// Somebody replaced the daemon: what killed the one before says nothing of the next.
     pub(crate) fn replaced(&mut self) {
-        self.lives.clear();
+        self.short_lives = 0;
     }
 }
 
@@ -55,21 +55,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn single_deaths_are_mended_at_once_and_many_quick_ones_are_not() {
+    fn single_deaths_are_mended_at_once_and_many_quick_ones_ever_later() {
         let mut restart = Restart::default();
         let start = Instant::now();
         let quick = start + Duration::from_millis(20);
-        for _ in 1..LOOP_DEATHS {
-            assert_eq!(restart.died(start, quick), Verdict::Now);
+        for _ in 0..SHORT_LIVES_MENDED {
+            assert_eq!(restart.died(start, quick), Verdict { pause: Duration::ZERO, crash_loop: false });
         }
-        assert_eq!(restart.died(start, quick), Verdict::CrashLoop { pause: LOOP_PAUSE });
-        assert_eq!(restart.died(start, start + LOOP_WINDOW), Verdict::Now, "this one served");
-        for _ in 0..LOOP_DEATHS - 2 {
-            assert_eq!(restart.died(start, quick), Verdict::Now, "the long life still counts");
+        let pauses: Vec<_> = (0..20).map(|_| restart.died(start, quick)).collect();
+        assert_eq!(pauses[0], Verdict { pause: FIRST_PAUSE, crash_loop: false });
+        assert!(pauses.is_sorted_by_key(|verdict| verdict.pause));
+        assert_eq!(pauses[19], Verdict { pause: LONGEST_PAUSE, crash_loop: true });
+        assert_eq!(restart.died(start, start + SHORT_LIFE).pause, Duration::ZERO, "this one served");
+        assert_eq!(restart.deaths, u64::from(SHORT_LIVES_MENDED) + 21);
+        for _ in 0..SHORT_LIVES_MENDED {
+            assert_eq!(restart.died(start, quick).pause, Duration::ZERO);
         }
-        assert_eq!(restart.died(start, quick), Verdict::Now);
-        assert!(matches!(restart.died(start, quick), Verdict::CrashLoop { .. }));
         restart.replaced();
-        assert_eq!(restart.died(start, quick), Verdict::Now);
+        assert_eq!(restart.died(start, quick).pause, Duration::ZERO);
     }
 }

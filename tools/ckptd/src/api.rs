@@ -24,6 +24,7 @@ use tidemark_protocol::selector::{Place, Selector};
 /// This node, as the API shows it.
 #[derive(Debug)]
 pub(crate) struct Daemon {
+    pub(crate) version: &'static str,
     pub(crate) node: Node,
     pub(crate) name: String,
     pub(crate) incarnation: Incarnation,
@@ -134,7 +135,7 @@ impl NodeApi for Daemon {
     async fn status(&self) -> Result<Status, ApiError> {
         let standing = self.node.standing().await.ok_or_else(stopped)?;
         Ok(Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: self.version.to_owned(),
             pid: std::process::id(),
             keeper_pid: self.keeper_pid,
             start: self.start,
@@ -176,7 +177,7 @@ impl NodeApi for Daemon {
             start: self.start,
             state: self.state(!standing.problems.is_empty()),
             listen: self.listen.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: self.version.to_owned(),
             epoch: self.epoch,
             coordinator: true,
             this: true,

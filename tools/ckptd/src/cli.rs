@@ -4,11 +4,11 @@
 
 use crate::state_dir::StateDir;
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemark_engine::settings::Settings;
-use tidemark_engine::step_point::StepPoint;
+use tidemark_engine::step_point::{Dies, StepPoint};
 use tidemark_keeper::{Inherited, Kept, Plan, UpgradeError, names};
 use tidemark_protocol::report::ExitCode as ProcessExit;
 
@@ -30,7 +30,8 @@ enum Command {
     /// Replace the running daemon by another binary. What is open stays open; if the new one does not serve within ten
     /// seconds, the old one is started again.
     Upgrade(Upgrade),
-    /// List the named steps at which TIDEMARK_STOP_AT may stop this process (for crash tests).
+    /// List the named steps at which TIDEMARK_STOP_AT (or, with its keeper, TIDEMARK_STOP_NODE_AT) may
+    /// stop this process (for crash tests).
     #[command(hide = true)]
     StepPoints,
 }
@@ -155,19 +156,30 @@ impl Failure {
     }
 }
 
+/// What is particular to a binary.
+#[derive(Debug, Clone, Copy)]
+pub struct Build {
+    /// Shown by `--version` and in `status`.
+    pub version: &'static str,
+    /// TIDEMARK_STOP_AT is heeded.
+    pub stops_at_steps: bool,
+}
+
 /// Parses, runs, and says how it ended.
-pub(crate) fn run() -> ExitCode {
+#[must_use]
+pub fn run(build: Build) -> ExitCode {
     // First of all: descriptors that were passed are known by number only.
     let inherited = match Inherited::take() {
         Ok(inherited) => inherited,
         Err(error) => return ExitCode::from(say(&Failure::failed(error)).number()),
     };
-    let cli = Cli::parse();
+    let matches = Cli::command().version(build.version).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let code = match cli.command {
         Command::StepPoints => step_points(),
         Command::Up(up) => {
             crate::logs::start();
-            match serve(&up, inherited) {
+            match serve(build, &up, inherited) {
                 Ok(code) => return code,
                 Err(failure) => say(&failure),
             }
@@ -195,9 +207,9 @@ fn step_points() -> ProcessExit {
 }
 
 /// Serves, or keeps the process that does.
-fn serve(up: &Up, inherited: Inherited) -> Result<ExitCode, Failure> {
+fn serve(build: Build, up: &Up, inherited: Inherited) -> Result<ExitCode, Failure> {
     let settings = up.settings().map_err(Failure::usage)?;
-    if inherited.is_first() { keep(&settings) } else { serve_kept(up, settings, inherited) }
+    if inherited.is_first() { keep(&settings) } else { serve_kept(build, up, settings, inherited) }
 }
 
 /// This process was started by a person: it becomes the keeper, and starts itself once more to serve.
@@ -217,15 +229,22 @@ fn keep(settings: &Settings) -> Result<ExitCode, Failure> {
     }
 }
 
-fn serve_kept(up: &Up, settings: Settings, inherited: Inherited) -> Result<ExitCode, Failure> {
+fn serve_kept(
+    build: Build,
+    up: &Up,
+    settings: Settings,
+    inherited: Inherited,
+) -> Result<ExitCode, Failure> {
     // Started by the number of a descriptor, which says nothing to who looks at processes.
     if let Err(error) = rustix::thread::set_name(c"ckptd") {
         tracing::debug!(%error, "the process keeps its name");
     }
-    if let Ok(step) = std::env::var("TIDEMARK_STOP_AT") {
-        tidemark_engine::step_point::arm(&step)
-            .map_err(|error| Failure::usage(anyhow::anyhow!("TIDEMARK_STOP_AT: {error}")))?;
-        tracing::warn!(step, "this process will kill itself at a step point");
+    for (variable, dies) in [("TIDEMARK_STOP_AT", Dies::Daemon), ("TIDEMARK_STOP_NODE_AT", Dies::Node)] {
+        if let (Ok(step), true) = (std::env::var(variable), build.stops_at_steps) {
+            tidemark_engine::step_point::arm(&step, dies)
+                .map_err(|error| Failure::usage(anyhow::anyhow!("{variable}: {error}")))?;
+            tracing::warn!(step, "this process will kill itself at a step point");
+        }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -233,7 +252,7 @@ fn serve_kept(up: &Up, settings: Settings, inherited: Inherited) -> Result<ExitC
         .build()
         .context("threads cannot be started")
         .map_err(Failure::failed)?;
-    let result = runtime.block_on(crate::up::up(&up.mountpoint, settings, inherited));
+    let result = runtime.block_on(crate::up::up(build.version, &up.mountpoint, settings, inherited));
     // Blocking work that nobody waits for any more (a slow store) must not hold the end back.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     let code = if result? { ProcessExit::Done } else { ProcessExit::Failed };

@@ -1,20 +1,5 @@
-//! The daemon of one node. Wires everything, decides nothing.
-
-mod api;
-mod attributes;
-mod base;
-mod cli;
-mod descriptors;
-mod host;
-mod lease;
-mod logs;
-mod memory;
-mod publish;
-mod session;
-mod state_dir;
-mod tier3;
-mod up;
+//! `ckptd`, as it is shipped.
 
 fn main() -> std::process::ExitCode {
-    cli::run()
+    ckptd::run(ckptd::Build { version: env!("CARGO_PKG_VERSION"), stops_at_steps: true })
 }

@@ -68,6 +68,12 @@ impl StateDir {
         self.path.join("lease")
     }
 
+    /// Commands are answered: what the keeper said of daemons before this one is over.
+    pub(crate) fn clear_keeper_status(&self) {
+        // Nearly always there is none.
+        let _ = std::fs::remove_file(self.path.join(tidemark_control::api::KEEPER_FILE_NAME));
+    }
+
     /// Replaces the last known status, for `ckptctl status` when no daemon answers.
     pub(crate) fn write_status(&self, json: &[u8]) -> std::io::Result<()> {
         let fresh = self.path.join("status.json.new");

@@ -44,6 +44,7 @@ use tokio::signal::unix::{SignalKind, signal};
 /// What a start is given.
 #[derive(Debug)]
 struct Start<'a> {
+    version: &'static str,
     mountpoint: &'a Path,
     settings: &'a Settings,
     keeper: &'a Keeper,
@@ -66,6 +67,7 @@ struct Serves {
 
 /// Brings the node up, serves, and takes it down again. `Ok(false)`: ended, but not everything is durable.
 pub(crate) async fn up(
+    version: &'static str,
     mountpoint: &Path,
     settings: Settings,
     inherited: Inherited,
@@ -74,6 +76,7 @@ pub(crate) async fn up(
     let lock = descriptors.remove(names::LOCK);
     let state_dir = StateDir::take(&settings.node.state_dir, lock).map_err(Failure::failed)?;
     let start = Start {
+        version,
         mountpoint,
         settings: &settings,
         keeper: &keeper,
@@ -218,6 +221,7 @@ impl Start<'_> {
         let base = &serves.base;
         let start = StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?);
         let daemon = Arc::new(Daemon {
+            version: self.version,
             node,
             name: self.name.to_string(),
             incarnation: base.incarnation,
@@ -261,6 +265,7 @@ impl Start<'_> {
             say_ready(&daemon, &mounted, &self.settings.node.state_dir)?;
         }
         self.keeper.ready().map_err(Failure::failed)?;
+        self.state_dir.clear_keeper_status();
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}

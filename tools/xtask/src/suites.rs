@@ -64,6 +64,13 @@ pub(crate) const SUITES: &[Suite] = &[
         serial: true,
     },
     Suite {
+        name: "survive",
+        question: "the daemon is killed, replaced or dies again and again: does everything that is open go on?",
+        needs: MOUNT,
+        tools: &[],
+        serial: true,
+    },
+    Suite {
         name: "frameworks",
         question: "do unmodified frameworks save, die and resume?",
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86],

@@ -6,8 +6,8 @@ use crate::text;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
-use tidemark_control::api::STATUS_FILE_NAME;
-use tidemark_protocol::report::{ExitCode, NodeState, RunStatus, Status};
+use tidemark_control::api::{KEEPER_FILE_NAME, STATUS_FILE_NAME};
+use tidemark_protocol::report::{ExitCode, NodeState, Problem, RunStatus, Status};
 
 /// A status is a few kilobytes; one that is larger was not written by us.
 const STATUS_BYTES_MAX: u64 = 16 << 20;
@@ -35,6 +35,9 @@ impl Args {
         // A note only: without stderr the exit status still tells.
         let _ =
             writeln!(anstream::stderr(), "ckptctl: {}\nckptctl: last known, {age} ago:", text::chain(&away));
+        let mut last_known = last_known;
+        last_known.state = NodeState::Stopped;
+        last_known.problems = keeper_says(&context.state_dir).into_iter().collect();
         context.print(&last_known, print)?;
         Ok(ExitCode::Unavailable)
     }
@@ -42,9 +45,34 @@ impl Args {
 
 /// What the daemon wrote before it went away; none where there is nothing that can be read.
 fn last_known(state_dir: &Path) -> Option<Status> {
+    read(&state_dir.join(STATUS_FILE_NAME))
+}
+
+/// What the keeper writes while its daemons die again and again.
+#[derive(Debug, serde::Deserialize)]
+struct CrashLoop {
+    keeper_pid: u32,
+    deaths: u64,
+    last_death: String,
+    next_start_ms: u64,
+}
+
+fn keeper_says(state_dir: &Path) -> Option<Problem> {
+    let said: CrashLoop = read(&state_dir.join(KEEPER_FILE_NAME))?;
+    let CrashLoop { keeper_pid, deaths, last_death, next_start_ms } = said;
+    Some(Problem {
+        code: "crash_loop".to_owned(),
+        what: format!(
+            "the daemon dies again and again ({deaths} times, the last: {last_death}); keeper {keeper_pid} keeps the mount \
+             and open files, and starts it again every {next_start_ms} ms"
+        ),
+        action: "read its log; `ckptd upgrade --binary PATH` starts another binary on what is kept".to_owned(),
+    })
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
     let mut text = Vec::new();
-    let file = File::open(state_dir.join(STATUS_FILE_NAME)).ok()?;
-    file.take(STATUS_BYTES_MAX).read_to_end(&mut text).ok()?;
+    File::open(path).ok()?.take(STATUS_BYTES_MAX).read_to_end(&mut text).ok()?;
     serde_json::from_slice(&text).ok()
 }
 

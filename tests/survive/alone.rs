@@ -1,0 +1,173 @@
+//! Single things that may be in the way when a daemon dies.
+//!
+//! Owns: the keeper killed alone, handles closed meanwhile, very many open files, flipped bytes, kills while resuming.
+
+use crate::{pattern, start};
+use rustix::process::Signal;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+use tidemark_tests::daemon::is_mounted;
+use tidemark_tests::process;
+
+const MIB: usize = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_handle_closed_while_the_daemon_is_away_is_closed_and_not_cut() {
+    let Some(daemon) = start("256MiB") else { return };
+    let path = daemon.mount().join("run/step1.pt");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    for round in 0..10_u64 {
+        let bytes = pattern(round, 0, MIB);
+        let mut file = File::create(&path).unwrap();
+        file.write_all(&bytes).unwrap();
+        let dead = daemon.kill_serving();
+        // close(2) waits for the answer to FLUSH, which the next daemon gives.
+        drop(file);
+        daemon.wait_for_next(dead);
+        daemon.flush();
+        assert_eq!(daemon.checkpoint("run/step1.pt").expect("it is listed")["state"], "committed");
+        assert!(fs::read(&path).unwrap() == bytes);
+    }
+}
+
+#[test]
+fn a_writer_killed_with_the_daemon_leaves_a_cut_file() {
+    let Some(daemon) = start("256MiB") else { return };
+    let path = daemon.mount().join("run/step1.pt");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    let script = format!("exec 3>{}; head -c 70000 /dev/zero >&3; echo; exec sleep 600", path.display());
+    let mut writer = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut written = [0; 1];
+    writer.stdout.as_mut().unwrap().read_exact(&mut written).unwrap();
+    let dead = daemon.kill_serving();
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+    daemon.wait_for_next(dead);
+    let output = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
+    assert_eq!(output.status.code(), Some(1), "torn is not durable: {}", tidemark_tests::daemon::shown(&output));
+    assert_ne!(daemon.checkpoint("run/step1.pt").expect("it is listed")["state"], "committed");
+}
+
+#[test]
+fn ten_thousand_open_files_are_taken_over() {
+    const FILES: usize = 10_000;
+    let Some(daemon) = start("1GiB") else { return };
+    let directory = daemon.mount().join("many");
+    fs::create_dir(&directory).unwrap();
+    rustix::process::setrlimit(
+        rustix::process::Resource::Nofile,
+        rustix::process::Rlimit { current: Some(1 << 16), maximum: Some(1 << 20) },
+    )
+    .unwrap();
+    let path = |number: usize| directory.join(format!("f{number}"));
+    let open: Vec<File> = (0..FILES)
+        .map(|number| {
+            let mut file = File::options().read(true).write(true).create_new(true).open(path(number)).unwrap();
+            file.write_all(&number.to_le_bytes()).unwrap();
+            file
+        })
+        .collect();
+    // Half of them have no name any more.
+    (0..FILES).step_by(2).for_each(|number| fs::remove_file(path(number)).unwrap());
+    let dead = daemon.kill_serving();
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), FILES / 2);
+    daemon.wait_for_next(dead);
+    for (number, file) in open.iter().enumerate() {
+        file.write_all_at(b"!", 8).unwrap();
+        let mut bytes = [0; 9];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!((&bytes[..8], bytes[8]), (&number.to_le_bytes()[..], b'!'));
+        // A second handle needs the same backing id.
+        if number % 2 == 1 {
+            assert_eq!(fs::read(path(number)).unwrap(), bytes);
+        }
+    }
+    drop(open);
+    daemon.flush();
+    // Nothing is left of those without a name: memory is what the others hold.
+    let used = |status: serde_json::Value| status["tiers"][0]["used_bytes"].as_u64().unwrap();
+    let small = process::until(LIMIT, || (used(daemon.ctl_json(&["status"])) < 256 << 20).then_some(()));
+    assert!(small.is_some(), "{:#}", daemon.ctl_json(&["status"]));
+}
+
+#[test]
+fn a_byte_flipped_while_the_daemon_was_dead_is_found_at_the_first_open() {
+    let Some(daemon) = start("256MiB") else { return };
+    let path = daemon.mount().join("run/step1.pt");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    let bytes = pattern(9, 0, 20 * MIB);
+    fs::write(&path, &bytes).unwrap();
+    daemon.flush();
+    let files = daemon.ctl_json(&["show", "run/step1.pt", "--files"]);
+    let host_path = files["files"][0]["host_path"].as_str().expect("it is in memory").to_owned();
+    // The daemon's own view of Tier-1, open to root for as long as this descriptor is.
+    let host = File::options().write(true).open(&host_path).unwrap();
+    let dead = daemon.kill_serving();
+    host.write_all_at(&[bytes[9 * MIB] ^ 0x10], 9 * MIB as u64).unwrap();
+    drop(host);
+    assert!(fs::read(&path).unwrap() == bytes, "the good bytes come from Tier-3");
+    daemon.wait_for_next(dead);
+    assert!(daemon.log().contains("a host copy was bad at its first open"), "{}", daemon.log_tail());
+    assert!(daemon.metric("tidemark_verify_mismatches", &["host"]) > 0.0);
+}
+
+#[test]
+fn daemons_killed_while_they_resume_are_followed_by_one_that_serves() {
+    let Some(daemon) = start("256MiB") else { return };
+    let path = daemon.mount().join("a");
+    let mut file = File::create(&path).unwrap();
+    for round in 0..12_u64 {
+        file.write_all(&[1; 1000]).unwrap();
+        let mut dead = daemon.kill_serving();
+        // The next one, and the one after that, at other moments of their first milliseconds.
+        for kill in 0..2 {
+            let next = process::until(LIMIT, || daemon.serving_pid().filter(|pid| *pid != dead));
+            let next = next.expect("the keeper starts another");
+            std::thread::sleep(Duration::from_micros(round * 1500 + kill * 700));
+            process::signal(next, Signal::KILL);
+            dead = next;
+        }
+        assert_eq!(fs::metadata(&path).unwrap().len(), (round + 1) * 1000);
+        fs::rename(&path, daemon.mount().join("b")).unwrap();
+        fs::rename(daemon.mount().join("b"), &path).unwrap();
+        daemon.wait_for_next(dead);
+    }
+}
+
+#[test]
+fn a_keeper_killed_alone_takes_the_mount_with_it_and_loses_nothing_closed() {
+    let Some(mut daemon) = start("256MiB") else { return };
+    let path = daemon.mount().join("run/step1.pt");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    let bytes = pattern(3, 0, 3 * MIB);
+    fs::write(&path, &bytes).unwrap();
+    let mount = daemon.mount().to_owned();
+    process::signal(daemon.keeper_pid(), Signal::KILL);
+    assert!(daemon.wait_for_death(LIMIT).is_some());
+    let gone = process::until(LIMIT, || (!is_mounted(&mount)).then_some(()));
+    assert!(gone.is_some(), "the daemon drains and unmounts:\n{}", daemon.log_tail());
+    daemon.start_again();
+    assert!(fs::read(&path).unwrap() == bytes, "what was closed was brought to Tier-3 at the end");
+}
+
+#[test]
+fn the_state_directory_s_disk_may_be_full() {
+    let Some(daemon) = start("256MiB") else { return };
+    // Without its directory nothing can be written there; what serves does not need it.
+    let aside = daemon.scratch("aside").join("state");
+    let path = daemon.mount().join("a.bin");
+    fs::write(&path, b"before").unwrap();
+    fs::rename(daemon.state_dir(), &aside).unwrap();
+    let dead = daemon.kill_serving();
+    fs::write(&path, b"after").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"after");
+    fs::rename(&aside, daemon.state_dir()).unwrap();
+    daemon.wait_for_next(dead);
+}

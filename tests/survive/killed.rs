@@ -1,0 +1,226 @@
+//! kill -9 of the daemon under load.
+//!
+//! Owns: when it is killed, and what counts. Does not own: the load.
+
+use crate::workload::{Call, Workload};
+use crate::{pattern, start, start_with};
+use rustix::process::Signal;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use tidemark_tests::daemon::Daemon;
+use tidemark_tests::{machine, process};
+
+/// Kills by us at random moments, and deaths between a rename's effect and its answer.
+const RANDOM_KILLS: u32 = 40;
+const RENAME_DEATHS: u32 = 10;
+/// Renames until a daemon dies of its own at the step: about half a second of this load.
+const STOP_AT: &str = "rename.before_answer:1500";
+/// A daemon is to be killed while everything is unanswered; the load is so dense that this is soon.
+const DENSE_LIMIT: Duration = Duration::from_secs(20);
+
+/// What the kills came to.
+#[derive(Debug, Default)]
+struct Tally {
+    kills: u32,
+    at_rename: u32,
+    writes_unanswered: u32,
+    opens_unanswered: u32,
+    renames_unanswered: u32,
+    back: Vec<Duration>,
+}
+
+#[test]
+fn killed_fifty_times_in_mid_save_nothing_fails() {
+    let Some(daemon) = start_with("1GiB", &[("TIDEMARK_STOP_AT", STOP_AT)]) else { return };
+    let directory = daemon.mount().join("run");
+    fs::create_dir(&directory).unwrap();
+    let load = Workload::begin(&directory);
+    let tally = kill_again_and_again(&daemon, &load, RANDOM_KILLS, RENAME_DEATHS);
+    report("50 kills", &load, tally);
+    let calls = load.end();
+    assert!(calls > 10_000, "the load was a load: {calls} calls");
+    daemon.flush();
+    let committed = daemon.checkpoints().iter().filter(|found| found["state"] == "committed").count();
+    assert!(committed > 0, "{:#?}", daemon.checkpoints());
+}
+
+#[test]
+fn killed_with_the_tier_nearly_full_nothing_fails() {
+    let Some(daemon) = start("768MiB") else { return };
+    let directory = daemon.mount().join("run");
+    fs::create_dir(&directory).unwrap();
+    // What is there before leaves room for little more than the load's own files; older saves must give way all the time.
+    for number in 0..3_u64 {
+        fs::write(directory.join(format!("full_{number}.bin")), pattern(number, 0, 64 << 20)).unwrap();
+    }
+    let load = Workload::begin(&directory);
+    let tally = kill_again_and_again(&daemon, &load, if machine::long() { 50 } else { 10 }, 0);
+    report("nearly full", &load, tally);
+    load.end();
+    for number in 0..3_u64 {
+        let path = directory.join(format!("full_{number}.bin"));
+        assert!(fs::read(&path).unwrap() == pattern(number, 0, 64 << 20), "{}", path.display());
+    }
+}
+
+/// Kills the daemon when a write, an open and a rename are unanswered at that instant; others do not count.
+fn kill_again_and_again(daemon: &Daemon, load: &Workload, kills: u32, rename_deaths: u32) -> Tally {
+    let mut tally = Tally::default();
+    let mut random = fastrand(0x7469_6465);
+    while tally.kills < kills || tally.at_rename < rename_deaths {
+        load.check();
+        let pid = process::until(DENSE_LIMIT, || daemon.serving_pid()).expect("a daemon is kept");
+        // Some lives are long enough for the step to be reached, some are killed before.
+        let patient = tally.kills >= kills || (random() % 3 == 0 && tally.at_rename < rename_deaths);
+        let life = Duration::from_millis(if patient { 3000 } else { 30 + random() % 400 });
+        let died = process::until(life, || (!process::is_alive(pid)).then_some(()));
+        if died.is_some() {
+            assert!(rename_deaths > 0, "the daemon died by itself:\n{}", daemon.log_tail());
+            tally.at_rename += 1;
+            tally.back.push(answered_again(load));
+            continue;
+        }
+        let kinds = [Call::Write, Call::Open, Call::Rename];
+        let deadline = Instant::now() + DENSE_LIMIT;
+        let before = loop {
+            let before = kinds.map(|kind| load.unanswered(kind));
+            if before.iter().all(|calls| !calls.is_empty()) {
+                break before;
+            }
+            assert!(Instant::now() < deadline, "no moment with a write, an open and a rename unanswered");
+        };
+        process::signal(pid, Signal::KILL);
+        // Requests that are still unanswered when nobody is there to answer were unanswered at the kill. A write passes the
+        // daemon: that it was under way is all that can be said.
+        let gone = process::until(DENSE_LIMIT, || (daemon.serving_pid() != Some(pid)).then_some(()));
+        assert!(gone.is_some(), "daemon {pid} outlives SIGKILL");
+        let [_, opens, renames] = kinds.map(|kind| load.unanswered(kind));
+        let still = |before: &[(usize, u64)], after: &[(usize, u64)]| before.iter().any(|call| after.contains(call));
+        let (open, rename) = (still(&before[1], &opens), still(&before[2], &renames));
+        tally.opens_unanswered += u32::from(open);
+        tally.renames_unanswered += u32::from(rename);
+        if open && rename {
+            tally.writes_unanswered += 1;
+            tally.kills += 1;
+        }
+        tally.back.push(answered_again(load));
+    }
+    tally
+}
+
+/// How long until every thread has had an answer.
+fn answered_again(load: &Workload) -> Duration {
+    let begun = Instant::now();
+    let before: Vec<_> = load.inside.iter().map(|(_, inside)| inside.calls()).collect();
+    let all = process::until(Duration::from_secs(60), || {
+        let again = load.inside.iter().zip(&before).all(|((_, inside), before)| inside.calls() > *before);
+        load.check();
+        again.then_some(())
+    });
+    assert!(all.is_some(), "a call is not answered although a daemon serves");
+    begun.elapsed()
+}
+
+#[expect(clippy::print_stderr, reason = "the figures belong to the output of the suite")]
+fn report(name: &str, load: &Workload, mut tally: Tally) {
+    tally.back.sort_unstable();
+    let back = |part: usize| tally.back[(tally.back.len() - 1) * part / 100].as_millis();
+    eprintln!(
+        "{name}: {} kills that count (writes under way {}, opens unanswered {}, renames unanswered {}), \
+         {} deaths between a rename's effect and its answer; every thread answered again after p50 {} ms, \
+         p90 {} ms, most {} ms; longest write {} ms, open {} ms, rename {} ms",
+        tally.kills,
+        tally.writes_unanswered,
+        tally.opens_unanswered,
+        tally.renames_unanswered,
+        tally.at_rename,
+        back(50),
+        back(90),
+        back(100),
+        load.longest(Call::Write).as_millis(),
+        load.longest(Call::Open).as_millis(),
+        load.longest(Call::Rename).as_millis(),
+    );
+}
+
+#[test]
+fn a_writer_in_a_small_cgroup_outlives_the_daemon() {
+    let Some(daemon) = start("3GiB") else { return };
+    let Some(cgroup) = Cgroup::make(96 << 20) else { return };
+    let path = daemon.mount().join("large.bin");
+    // The shell enters the group and becomes the writer.
+    let script = format!(
+        "echo $$ > {}/cgroup.procs && exec dd if=/dev/zero of={} bs=1M count=1536 status=none",
+        cgroup.path.display(),
+        path.display()
+    );
+    let mut writer = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn().unwrap();
+    let mut kills = 0;
+    let status = loop {
+        if let Some(status) = process::wait(&mut writer, Duration::from_millis(40)).unwrap() {
+            break status;
+        }
+        if kills < 5
+            && fs::metadata(&path).is_ok_and(|found| found.len() > 0)
+            && let Some(pid) = daemon.serving_pid()
+        {
+            process::signal(pid, Signal::KILL);
+            kills += 1;
+        }
+    };
+    assert!(status.success(), "{status}: the writer was killed or saw an error\n{}", daemon.log_tail());
+    assert!(kills >= 2, "it was written before the daemon could be killed: {kills} kills");
+    assert_eq!(fs::metadata(&path).unwrap().len(), 1536 << 20);
+}
+
+/// A memory cgroup of our own, removed at the end.
+#[derive(Debug)]
+struct Cgroup {
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// None, and the test left out, where this machine lets nobody make one.
+    fn make(limit_bytes: u64) -> Option<Self> {
+        let name = format!("tidemark-survive-{}", std::process::id());
+        for (root, limit) in
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
+        {
+            let path = PathBuf::from(root).join(&name);
+            if fs::create_dir(&path).is_ok() {
+                let made = Self { path };
+                if fs::write(made.path.join(limit), limit_bytes.to_string()).is_ok() {
+                    return Some(made);
+                }
+            }
+        }
+        machine::left_out("no memory cgroup can be made here");
+        None
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Its process has ended; the kernel may need a moment to believe that.
+        for _ in 0..50 {
+            if fs::remove_dir(&self.path).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// xorshift: the same moments for the same seed.
+fn fastrand(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    }
+}
