@@ -155,7 +155,7 @@ impl Filesystem for Adapter {
         name: &OsStr,
         mode: u32,
         _: u32,
-        _: u32,
+        device_number: u32,
         reply: ReplyEntry,
     ) {
         self.count(Opcode::MkNod);
@@ -163,7 +163,12 @@ impl Filesystem for Adapter {
             return reply.error(refused);
         }
         if mode & libc::S_IFMT != libc::S_IFREG {
-            return reply.error(Errno::EPERM);
+            let Some(special) = attr::special(mode, device_number) else {
+                return reply.error(Errno::EPERM);
+            };
+            let (caller, name) = (caller(request), name.as_bytes());
+            let made = self.ns().make_special(&caller, parent.0, name, mode & 0o7777, special);
+            return self.shared.answer_entry(made, reply);
         }
         let flags = libc::O_RDONLY | libc::O_CREAT | libc::O_EXCL;
         let created =

@@ -5,9 +5,10 @@ use rustix::fs::{AtFlags, CWD, RenameFlags, renameat_with};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -183,15 +184,52 @@ fn eight_threads_create_and_exclusive_creation_has_one_winner() {
     assert_eq!(fs::read(site.path("t3-5")).unwrap(), b"3/5");
 }
 
-/// S-mknod: "Devices, sockets and pipes are EPERM, O_TMPFILE is EOPNOTSUPP."
+/// S-mknod: "Pipes and sockets work, among the processes of this node", "Devices can be made and not opened", "O_TMPFILE is
+/// EOPNOTSUPP".
 #[test]
-fn only_regular_files_can_be_made() {
+fn pipes_sockets_and_devices_can_be_made() {
+    use rustix::fs::{Dev, FileType, Mode, OFlags, makedev, mknodat, open, statat};
     let Some(site) = Site::passthrough() else { return };
-    use rustix::fs::{FileType, Mode, OFlags, mknodat, open, statat};
-    let make = |name, kind| mknodat(CWD, site.path(name), kind, Mode::from_raw_mode(0o644), 0);
-    assert_eq!(make("pipe", FileType::Fifo).unwrap_err(), rustix::io::Errno::PERM);
-    assert_eq!(make("socket", FileType::Socket).unwrap_err(), rustix::io::Errno::PERM);
-    make("plain", FileType::RegularFile).unwrap();
+    let make = |name, kind, device: Dev| {
+        mknodat(CWD, site.path(name), kind, Mode::from_raw_mode(0o640), device).unwrap();
+        statat(CWD, site.path(name), AtFlags::empty()).unwrap()
+    };
+    make("pipe", FileType::Fifo, 0);
+    let mut reader =
+        open(site.path("pipe"), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).map(File::from).unwrap();
+    fs::write(site.path("pipe"), b"through a pipe").unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "through a pipe");
+
+    let listener = UnixListener::bind(site.path("socket")).unwrap();
+    UnixStream::connect(site.path("socket")).unwrap().write_all(b"through a socket").unwrap();
+    text.clear();
+    listener.accept().unwrap().0.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "through a socket");
+
+    let null = make("null", FileType::CharacterDevice, makedev(1, 3));
+    assert_eq!(
+        (null.st_rdev, FileType::from_raw_mode(null.st_mode)),
+        (makedev(1, 3), FileType::CharacterDevice)
+    );
+    assert_eq!(fs::read(site.path("null")).unwrap_err().raw_os_error(), Some(libc::EACCES));
+    let disk = make("disk", FileType::BlockDevice, makedev(259, 1_000_000));
+    assert_eq!(
+        (disk.st_rdev, FileType::from_raw_mode(disk.st_mode)),
+        (makedev(259, 1_000_000), FileType::BlockDevice)
+    );
+    let mut listed: Vec<_> =
+        fs::read_dir(site.path("")).unwrap().map(|e| e.unwrap().file_type().unwrap()).collect();
+    listed.sort_unstable_by_key(|kind| (kind.is_fifo(), kind.is_socket(), kind.is_char_device()));
+    assert!(
+        listed[0].is_block_device()
+            && listed[1].is_char_device()
+            && listed[2].is_socket()
+            && listed[3].is_fifo()
+    );
+
+    make("plain", FileType::RegularFile, 0);
     assert_eq!(statat(CWD, site.path("plain"), AtFlags::empty()).unwrap().st_size, 0);
     let error = open(site.path(""), OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR).unwrap_err();
     assert_eq!(error, rustix::io::Errno::OPNOTSUPP);

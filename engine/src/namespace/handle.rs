@@ -74,7 +74,7 @@ impl State {
             let target = self.tree.node_mut(node)?;
             let size_bytes = match &target.body {
                 Body::File(file) => observe(target, file)?.size_bytes,
-                Body::Directory(_) | Body::Symlink(_) => return Err(FsError::Invalid),
+                Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => return Err(FsError::Invalid),
             };
             rebase(target, size_bytes)?;
         }
