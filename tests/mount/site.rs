@@ -13,7 +13,7 @@ use tidemark_fuse::{Host, Mode, ModeChoice, MountError, MountSettings, Mounted, 
 use tidemark_protocol::id::Incarnation;
 
 const TIER1_BYTES: u64 = 512 << 20;
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The daemon's side: a file `status` that counts how often it was rendered.
 #[derive(Default)]

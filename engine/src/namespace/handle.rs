@@ -60,6 +60,19 @@ struct Handle {
 pub(super) struct HandleTable {
     open: BTreeMap<u64, Handle>,
     last: u64,
+    /// The handles that programs run from, with their nodes; nearly always empty.
+    running: Vec<(u64, NodeId)>,
+}
+
+impl HandleTable {
+    /// The kernel keeps the handle that execve(2) opened until the program ends.
+    pub(super) fn runs(&mut self, fh: u64, node: NodeId) {
+        self.running.push((fh, node));
+    }
+
+    pub(super) fn is_running(&self, node: NodeId) -> bool {
+        self.running.iter().any(|(_, running)| *running == node)
+    }
 }
 
 impl State {
@@ -133,6 +146,7 @@ impl Namespace {
         let mut closed = None;
         let released = self.change(|state| {
             let handle = state.handles.open.remove(&fh).ok_or(FsError::BadHandle)?;
+            state.handles.running.retain(|(running, _)| *running != fh);
             let node = state.tree.node_mut(handle.node)?;
             if let Body::File(file) = &mut node.body {
                 file.opens -= 1;
