@@ -1,4 +1,4 @@
-//! Installing what a suite needs: Debian packages, and a Python environment with torch.
+//! Installing what a suite needs: Debian packages, programs from the Rust registry, a Python environment with torch.
 //!
 //! It owns the versions that are pinned (with `tests/frameworks/requirements.txt`) and the stamp that says that an
 //! environment is up to date. It never touches the Rust toolchain.
@@ -23,6 +23,10 @@ pub(crate) enum Tool {
     Fuse3,
     /// `getfattr` and `setfattr`.
     Attr,
+    /// The POSIX test suite of that name.
+    Pjdfstest,
+    /// The file system exerciser. It is under the APSL: built apart, only ever run, never linked or shipped.
+    Fsx,
     /// A virtual environment with torch, numpy and safetensors.
     PythonWithTorch,
 }
@@ -32,6 +36,12 @@ pub(crate) fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
     match tool {
         Tool::Fuse3 => debian(&["fuse3"], || works(Command::new("fusermount3").arg("-V"))),
         Tool::Attr => debian(&["attr"], || works(Command::new("getfattr").arg("--version"))),
+        Tool::Pjdfstest => {
+            debian(&["gcc"], || works(Command::new("gcc").arg("--version")))?;
+            debian(&["libacl1-dev"], || Path::new("/usr/include/sys/acl.h").exists())?;
+            program("pjdfstest", "0.2.2", workspace)
+        }
+        Tool::Fsx => program("fsx", "0.3.2", workspace),
         Tool::PythonWithTorch => {
             debian(&["python3", "python3-venv"], || {
                 works(Command::new("python3").args(["-c", "import ensurepip"]))
@@ -65,6 +75,31 @@ fn debian(packages: &[&str], present: impl Fn() -> bool) -> Result<()> {
         install()?;
     }
     if present() { Ok(()) } else { bail!("apt-get did not install {names}; its output is above") }
+}
+
+/// Builds `<target>/tools/NAME/bin/NAME` from the registry, once, and again when the pinned version changes.
+fn program(name: &str, version: &str, workspace: &Workspace) -> Result<()> {
+    let root = workspace.tools_dir().join(name);
+    let binary = root.join("bin").join(name);
+    let wanted = format!("{name} {version}");
+    let present =
+        || capture(Command::new(&binary).arg("--version")).is_ok_and(|found| found.trim() == wanted);
+    if present() {
+        return Ok(());
+    }
+    // A target directory of its own, so that what it is built from does not lie among what we are built from.
+    let build = workspace.tools_dir().join(format!("{name}-build"));
+    let mut install = Command::new("cargo");
+    install.args(["install", name, "--version", version, "--locked", "--force", "--root"]).arg(&root);
+    let built = watch(install.arg("--target-dir").arg(&build))?.success;
+    if build.exists() {
+        fs::remove_dir_all(&build).with_context(|| format!("removing {}", build.display()))?;
+    }
+    if built && present() {
+        Ok(())
+    } else {
+        bail!("cargo install did not bring {wanted}; its output is above")
+    }
 }
 
 /// Makes `<target>/tools/venv`, or keeps it when it was made from the same versions and the same stubs.

@@ -50,6 +50,13 @@ pub(crate) const SUITES: &[Suite] = &[
         serial: true,
     },
     Suite {
+        name: "posix",
+        question: "does the mount pass what other file systems are tested with?",
+        needs: MOUNT,
+        tools: &[Tool::Pjdfstest, Tool::Fsx],
+        serial: true,
+    },
+    Suite {
         name: "durability",
         question: "bad bytes, bad input, no room, no Tier-3: is only the truth served, and nothing sealed lost?",
         needs: MOUNT,
