@@ -155,10 +155,13 @@ enum Answer {
 
 impl Served {
     fn answer_read(&self, offset: u64, size: u64) -> io::Result<Answer> {
-        let present = self.backing.stat()?.size_bytes;
+        let stat = self.backing.stat()?;
+        let present = stat.size_bytes;
         let end = offset.saturating_add(size).min(present);
         let wanted = end.saturating_sub(offset);
-        if wanted >= MAP_MIN_BYTES {
+        // Mapped, a hole would have to be filled first; copied, it is zeros.
+        let sparse = stat.blocks_512 * 512 < present;
+        if wanted >= MAP_MIN_BYTES && !sparse {
             let mapping = self.mapping(end)?;
             // Our own code never touches the mapped bytes: the kernel copies them, and a file truncated meanwhile
             // makes that copy fail with EIO instead of raising SIGBUS here.
