@@ -189,6 +189,7 @@ fn serve(
         .duplicate()
         .and_then(|descriptor| Session::from_fd(adapter, descriptor, SessionACL::All, config))
         .map_err(|source| MountError::Handshake { path: path.to_owned(), source })?;
+    shared.data().begin(session.notifier()).map_err(thread)?;
     let invalidator = notify::start(session.notifier()).map_err(thread)?;
     let ended = Arc::new(Ended::default());
     let report = Arc::clone(&ended);

@@ -12,10 +12,12 @@
 //! buffer.
 
 use super::in_flight::InFlight;
-use fuser::{Errno, FopenFlags, ReplyData, ReplyWrite};
+use super::pages::{PageDropper, Written};
+use fuser::{Errno, FopenFlags, Notifier, ReplyData, ReplyWrite};
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tidemark_engine::namespace::{NodeId, OpenFile};
 use tidemark_engine::tier1::{Backing, Mapping};
 
@@ -30,6 +32,8 @@ const MAP_MIN_BYTES: u64 = 64 * 1024;
 pub(crate) struct Fallback {
     /// The kernel can map files opened with FOPEN_DIRECT_IO shared.
     direct_mmap: bool,
+    /// Keeps cached readers from seeing old bytes; set when the mount serves, where the kernel cannot.
+    pages: OnceLock<PageDropper>,
     files: RwLock<HashMap<u64, Arc<Served>>>,
     nodes: Mutex<HashMap<NodeId, Node>>,
 }
@@ -44,6 +48,8 @@ struct Node {
 #[derive(Debug, Default)]
 struct NodeIo {
     writes: InFlight,
+    /// Open files whose reads go through the page cache.
+    cached_opens: AtomicU64,
     mapping: Mutex<Option<Arc<Mapping>>>,
 }
 
@@ -52,12 +58,22 @@ struct NodeIo {
 struct Served {
     backing: Arc<Backing>,
     node: NodeId,
+    cached: bool,
     io: Arc<NodeIo>,
 }
 
 impl Fallback {
     pub(crate) fn new(direct_mmap: bool) -> Self {
-        Self { direct_mmap, files: RwLock::default(), nodes: Mutex::default() }
+        Self { direct_mmap, pages: OnceLock::new(), files: RwLock::default(), nodes: Mutex::default() }
+    }
+
+    /// The mount begins to serve.
+    pub(crate) fn begin(&self, notifier: Notifier) -> io::Result<()> {
+        if !self.direct_mmap {
+            let set = self.pages.set(PageDropper::start(notifier)?);
+            assert!(set.is_ok(), "a mount begins once");
+        }
+        Ok(())
     }
 
     /// Takes an open file in; the flags it is to be opened with.
@@ -68,12 +84,16 @@ impl Fallback {
         let mut nodes = self.nodes();
         let node = nodes.entry(file.node).or_insert_with(|| Node { io: Arc::default(), opens: 0 });
         node.opens += 1;
-        let served = Served { backing: Arc::clone(&file.backing), node: file.node, io: Arc::clone(&node.io) };
+        let cached = !file.writable && !self.direct_mmap;
+        let io = Arc::clone(&node.io);
+        // Before the kernel hears of the open, and so before it has a page of it.
+        io.cached_opens.fetch_add(u64::from(cached), Ordering::SeqCst);
+        let served = Served { backing: Arc::clone(&file.backing), node: file.node, cached, io };
         drop(nodes);
         let replaced =
             self.files.write().unwrap_or_else(PoisonError::into_inner).insert(file.fh, Arc::new(served));
         assert!(replaced.is_none(), "handle {} was given out twice", file.fh);
-        if file.writable || self.direct_mmap { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() }
+        if cached { FopenFlags::empty() } else { FopenFlags::FOPEN_DIRECT_IO }
     }
 
     /// The file is closed for good. Its acknowledged writes are in the backing file when this returns.
@@ -81,6 +101,7 @@ impl Fallback {
         let served = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
         let Some(served) = served else { return };
         served.io.writes.settle();
+        served.io.cached_opens.fetch_sub(u64::from(served.cached), Ordering::SeqCst);
         let mut nodes = self.nodes();
         let node = nodes.get_mut(&served.node).expect("a node with an open file is listed");
         node.opens -= 1;
@@ -113,7 +134,9 @@ impl Fallback {
             return reply.error(error.into());
         }
         let copying = served.io.writes.begin(offset..end);
-        if data.len() >= EARLY_MIN_BYTES && has_space(&served.backing, end) {
+        // Pages that a reader has cached are old as soon as the bytes are there, and must go before the program goes on.
+        let pages = self.pages.get().filter(|_| served.io.cached_opens.load(Ordering::SeqCst) > 0);
+        if pages.is_none() && data.len() >= EARLY_MIN_BYTES && has_space(&served.backing, end) {
             reply.written(written);
             if let Err(error) = write_all(&served.backing, data, offset) {
                 tracing::error!(node = served.node, offset, %error, "an acknowledged write failed");
@@ -122,9 +145,12 @@ impl Fallback {
         } else {
             let result = write_all(&served.backing, data, offset);
             drop(copying);
-            match result {
-                Ok(()) => reply.written(written),
-                Err(error) => reply.error(error.into()),
+            match (result, pages) {
+                (Ok(()), None) => reply.written(written),
+                (Ok(()), Some(pages)) => {
+                    pages.drop_and_acknowledge(Written { node: served.node, offset, bytes: written, reply });
+                }
+                (Err(error), _) => reply.error(error.into()),
             }
         }
     }

@@ -5,12 +5,14 @@
 
 mod fallback;
 mod in_flight;
+mod pages;
 
 use crate::backing_ids::BackingIds;
 use crate::device::Device;
 use crate::errno::errno;
 pub(crate) use fallback::Fallback;
-use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyOpen};
+use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, Notifier, ReplyCreate, ReplyOpen};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_engine::namespace::{FsError, NodeId, OpenFile};
@@ -26,6 +28,14 @@ pub(crate) enum DataPath {
 }
 
 impl DataPath {
+    /// The mount begins to serve: INIT was answered, and no other request yet.
+    pub(crate) fn begin(&self, notifier: Notifier) -> io::Result<()> {
+        match self {
+            Self::Passthrough(_) => Ok(()),
+            Self::Fallback(fallback) => fallback.begin(notifier),
+        }
+    }
+
     /// Answers an OPEN. An error leaves the handle for the caller to release.
     pub(crate) fn opened(&self, file: &OpenFile, reply: ReplyOpen) -> Result<(), (ReplyOpen, Errno)> {
         let flags = flush_flag(file);
