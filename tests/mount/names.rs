@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// S-rename: "atomic for files, symlinks and directories, empty or not, over an existing name or not".
 #[test]
 fn a_full_directory_moves_with_everything_in_it() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::create_dir_all(site.path("step_1.tmp/a/b")).unwrap();
     fs::write(site.path("step_1.tmp/a/b/shard"), b"bytes").unwrap();
     let ino = fs::metadata(site.path("step_1.tmp/a/b/shard")).unwrap().ino();
@@ -33,7 +33,7 @@ fn a_full_directory_moves_with_everything_in_it() {
 /// S-rename: "A file replaced by a rename lives on for those who have it open or mapped."
 #[test]
 fn a_file_renamed_over_lives_on_for_those_who_have_it_open() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("latest"), b"old").unwrap();
     let mut old = File::open(site.path("latest")).unwrap();
     fs::write(site.path("latest.tmp"), b"new!").unwrap();
@@ -48,7 +48,7 @@ fn a_file_renamed_over_lives_on_for_those_who_have_it_open() {
 /// S-rename: "RENAME_NOREPLACE and RENAME_EXCHANGE work".
 #[test]
 fn rename_flags_do_what_they_say() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("a"), b"a").unwrap();
     fs::write(site.path("b"), b"b").unwrap();
     let (a, b) = (site.path("a"), site.path("b"));
@@ -61,7 +61,7 @@ fn rename_flags_do_what_they_say() {
 /// S-unlink: "bytes stay for open files and mappings and go with the last of them".
 #[test]
 fn an_unlinked_file_can_be_read_until_it_is_closed() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("gone"), b"still here").unwrap();
     let mut open = File::open(site.path("gone")).unwrap();
     fs::remove_file(site.path("gone")).unwrap();
@@ -77,7 +77,7 @@ fn an_unlinked_file_can_be_read_until_it_is_closed() {
 /// S-links: "Hard links to files and symlinks (targets up to 4095 bytes, kept as given) work."
 #[test]
 fn links_count_and_symlinks_keep_their_target() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("one"), b"bytes").unwrap();
     fs::hard_link(site.path("one"), site.path("two")).unwrap();
     let (one, two) = (fs::metadata(site.path("one")).unwrap(), fs::metadata(site.path("two")).unwrap());
@@ -94,7 +94,7 @@ fn links_count_and_symlinks_keep_their_target() {
 /// S-names: "A name is 1 to 255 bytes, any but `/` and zero".
 #[test]
 fn long_and_odd_names_work_and_longer_ones_are_refused() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let longest = OsStr::from_bytes(&[b'n'; 255]).to_owned();
     let odd = OsStr::from_bytes(b"\xff\xfe not utf-8 \n\x01").to_owned();
     for name in [&longest, &odd] {
@@ -110,7 +110,7 @@ fn long_and_odd_names_work_and_longer_ones_are_refused() {
 /// S-names: "A path given to one call may have 4095 bytes; deeper trees are reached in steps."
 #[test]
 fn a_path_of_4095_bytes_works() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let mut path = site.path("").into_os_string().into_encoded_bytes();
     while path.last() == Some(&b'/') {
         path.pop();
@@ -130,7 +130,7 @@ fn a_path_of_4095_bytes_works() {
 /// S-readdir: "each name that stays exactly once, however many are created, removed or renamed beside it".
 #[test]
 fn a_listing_shows_what_stays_once_while_others_come_and_go() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let staying: BTreeSet<String> = (0..3000).map(|i| format!("stays-{i}")).collect();
     for name in &staying {
         File::create(site.path(name)).unwrap();
@@ -164,7 +164,7 @@ fn a_listing_shows_what_stays_once_while_others_come_and_go() {
 /// S-create: "O_CREAT|O_EXCL creates or is EEXIST, with one winner among any number of callers."
 #[test]
 fn eight_threads_create_and_exclusive_creation_has_one_winner() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let winners: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|thread| {
@@ -189,7 +189,7 @@ fn eight_threads_create_and_exclusive_creation_has_one_winner() {
 #[test]
 fn pipes_sockets_and_devices_can_be_made() {
     use rustix::fs::{Dev, FileType, Mode, OFlags, makedev, mknodat, open, statat};
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let make = |name, kind, device: Dev| {
         mknodat(CWD, site.path(name), kind, Mode::from_raw_mode(0o640), device).unwrap();
         statat(CWD, site.path(name), AtFlags::empty()).unwrap()

@@ -13,7 +13,7 @@ use tidemark_engine::namespace::{FileState, NotSealable};
 /// that was open before, and every mapping, keeps the old bytes".
 #[test]
 fn overwriting_a_sealed_file_leaves_open_files_and_mappings_their_bytes() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let old = pattern(2_000_000, 1);
     fs::write(site.path("ckpt"), &old).unwrap();
     site.seal("ckpt");
@@ -36,7 +36,7 @@ fn overwriting_a_sealed_file_leaves_open_files_and_mappings_their_bytes() {
 /// S-trunc with no file open: a new backing file behind the same inode.
 #[test]
 fn a_sealed_file_can_be_overwritten_again_and_again() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     for round in 0..20u8 {
         let bytes = pattern(500_000 + usize::from(round) * 1000, round);
         fs::write(site.path("model.pt"), &bytes).unwrap();
@@ -49,7 +49,7 @@ fn a_sealed_file_can_be_overwritten_again_and_again() {
 /// S-update: "Opening a sealed file for writing without O_TRUNC withdraws its seal".
 #[test]
 fn an_update_withdraws_the_seal_and_keeps_the_bytes() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("f"), b"first").unwrap();
     site.seal("f");
     OpenOptions::new().append(true).open(site.path("f")).unwrap().write_all(b", second").unwrap();
@@ -79,7 +79,7 @@ fn a_file_mapped_for_writing_is_not_sealed_until_it_is_unmapped() {
 /// S-trunc: "A file that a program runs from is not truncated, sealed or not: ETXTBSY."
 #[test]
 fn a_running_program_is_not_truncated() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let truncate =
         |name: &str| rustix::fs::open(site.path(name), OFlags::RDONLY | OFlags::TRUNC, Mode::empty());
     for (name, sealed) in [("new", false), ("sealed", true)] {
