@@ -159,18 +159,23 @@ impl Filesystem for Adapter {
         name: &OsStr,
         mode: u32,
         _: u32,
-        _: u32,
+        device_number: u32,
         reply: ReplyEntry,
     ) {
         self.count(Opcode::MkNod);
         if let Some(refused) = refuse(parent, name) {
             return reply.error(refused);
         }
-        if mode & libc::S_IFMT != libc::S_IFREG {
-            return reply.error(Errno::EPERM);
-        }
         if let Some(answer) = self.shared.answered(request) {
             return self.shared.answer_entry_again(request_id(request), answer, reply);
+        }
+        if mode & libc::S_IFMT != libc::S_IFREG {
+            let Some(special) = attr::special(mode, device_number) else {
+                return reply.error(Errno::EPERM);
+            };
+            let (caller, name) = (caller(request), name.as_bytes());
+            let made = self.ns().make_special(&caller, parent.0, name, mode & 0o7777, special);
+            return self.shared.answer_entry(request_id(request), made, reply);
         }
         let flags = libc::O_RDONLY | libc::O_CREAT | libc::O_EXCL;
         let created =

@@ -9,7 +9,7 @@
 
 use fuser::{FileAttr, FileType, INodeNo};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tidemark_engine::namespace::{Attr, Kind, Ttl};
+use tidemark_engine::namespace::{Attr, Kind, Special, Ttl};
 
 /// How long the kernel may believe an entry or attributes that only this mount changes. The kernel itself drops
 /// them on every change made through it; this bounds how long one made by the daemon (a hidden torn
@@ -48,6 +48,10 @@ pub(crate) fn file_type(kind: Kind) -> FileType {
         Kind::File => FileType::RegularFile,
         Kind::Directory => FileType::Directory,
         Kind::Symlink => FileType::Symlink,
+        Kind::Special(Special::Pipe) => FileType::NamedPipe,
+        Kind::Special(Special::Socket) => FileType::Socket,
+        Kind::Special(Special::CharacterDevice(_)) => FileType::CharDevice,
+        Kind::Special(Special::BlockDevice(_)) => FileType::BlockDevice,
     }
 }
 
@@ -65,9 +69,28 @@ fn convert(attr: &Attr, number: u64, block_size: u32) -> FileAttr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        rdev: 0,
+        rdev: device_number(attr.kind),
         blksize: block_size,
         flags: 0,
+    }
+}
+
+/// st_rdev in the encoding that MKNOD brought it in.
+fn device_number(kind: Kind) -> u32 {
+    match kind {
+        Kind::Special(Special::CharacterDevice(number) | Special::BlockDevice(number)) => number,
+        Kind::Special(Special::Pipe | Special::Socket) | Kind::File | Kind::Directory | Kind::Symlink => 0,
+    }
+}
+
+/// What mknod(2) is to make besides regular files; none for what it cannot make.
+pub(crate) fn special(mode: u32, device_number: u32) -> Option<Special> {
+    match mode & libc::S_IFMT {
+        libc::S_IFIFO => Some(Special::Pipe),
+        libc::S_IFSOCK => Some(Special::Socket),
+        libc::S_IFCHR => Some(Special::CharacterDevice(device_number)),
+        libc::S_IFBLK => Some(Special::BlockDevice(device_number)),
+        _ => None,
     }
 }
 

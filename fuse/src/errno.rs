@@ -27,6 +27,7 @@ pub(crate) fn errno(error: FsError) -> Errno {
         // Never ENOSYS: the kernel remembers that for the life of the mount and stops asking.
         FsError::Unsupported => Errno::EOPNOTSUPP,
         FsError::Busy => Errno::EBUSY,
+        FsError::Running => Errno::ETXTBSY,
         FsError::TooBig => Errno::EFBIG,
         // A buffer for an extended attribute that is too small, and only that, is ERANGE in xattr(7).
         FsError::Range => Errno::ERANGE,

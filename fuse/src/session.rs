@@ -254,6 +254,7 @@ fn serve(
         shared.data().take_up(&shared.namespace, tier1).map_err(handshake)?;
         device.resend().map_err(handshake)?;
     }
+    shared.data().begin(session.notifier()).map_err(thread)?;
     let invalidator = notify::start(session.notifier()).map_err(thread)?;
     let ended = Arc::new(Ended::default());
     let report = Arc::clone(&ended);

@@ -39,6 +39,16 @@ pub fn can_mount() -> bool {
     false
 }
 
+/// Where a program lies that `cargo xtask test` builds for the suites; `None`, and the test left out, where it has not.
+pub fn tool(name: &str, suite: &str) -> Option<PathBuf> {
+    let path = target_dir().join("tools").join(name).join("bin").join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    left_out(&format!("{} is not built: run `cargo xtask test --only {suite}`", path.display()));
+    None
+}
+
 /// True when `--long` was asked for.
 pub fn long() -> bool {
     env::var_os(LONG_ENV).is_some()

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_engine::namespace::{
     Caller, FileState, FsError, Kind, Namespace, NamespaceSettings, NotSealable, ObjectCopy, OpenFile,
-    OpenOutcome, RENAME_EXCHANGE, RENAME_NOREPLACE, SealPin, SetAttr, SetTime,
+    OpenOutcome, RENAME_EXCHANGE, RENAME_NOREPLACE, SealPin, SetAttr, SetTime, Special,
 };
 use tidemark_engine::tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 use tidemark_protocol::checksum::Crc64;
@@ -25,6 +25,10 @@ const O_RDONLY: i32 = 0;
 const O_RDWR: i32 = 2;
 const O_EXCL: i32 = 0o200;
 const O_TRUNC: i32 = 0o1000;
+
+/// What `Op::Special` makes, by its name's number.
+const SPECIALS: [Special; 4] =
+    [Special::Pipe, Special::Socket, Special::CharacterDevice(0x103), Special::BlockDevice(u32::MAX)];
 
 /// One call. Nodes and handles are chosen by an index that wraps around what there is.
 #[derive(Debug, Clone)]
@@ -38,6 +42,7 @@ enum Op {
     Close { handle: usize, cut: bool },
     Mkdir { dir: usize, name: usize },
     Symlink { dir: usize, name: usize },
+    Special { dir: usize, name: usize },
     Link { node: usize, dir: usize, name: usize },
     Unlink { dir: usize, name: usize },
     Rmdir { dir: usize, name: usize },
@@ -72,6 +77,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         8 => (i.clone(), prop::bool::weighted(0.15)).prop_map(|(handle, cut)| Op::Close { handle, cut }),
         4 => two.clone().prop_map(|(dir, name)| Op::Mkdir { dir, name }),
         1 => two.clone().prop_map(|(dir, name)| Op::Symlink { dir, name }),
+        1 => two.clone().prop_map(|(dir, name)| Op::Special { dir, name }),
         2 => (i.clone(), two.clone()).prop_map(|(node, (dir, name))| Op::Link { node, dir, name }),
         3 => two.clone().prop_map(|(dir, name)| Op::Unlink { dir, name }),
         2 => two.clone().prop_map(|(dir, name)| Op::Rmdir { dir, name }),
@@ -367,6 +373,17 @@ impl World {
                     self.reference.insert(id, &n, made, now);
                 }
             }
+            Op::Special { dir, name: n } => {
+                let special = SPECIALS[*n % SPECIALS.len()];
+                let ((node, id), n) = (self.directory(*dir), name(*n));
+                let made = self.namespace.make_special(&caller, node, &n, 0o640, special);
+                assert_eq!(made.is_ok(), self.reference.child(id, &n).is_err(), "{made:?}");
+                if let Ok(attr) = made {
+                    self.namespace.forget(attr.node, 1);
+                    let made = self.reference.make(Content::Special(special), 0o640, now, attr.ino);
+                    self.reference.insert(id, &n, made, now);
+                }
+            }
             Op::Link { node, dir, name: n } => {
                 let ((_, node, id), (dir, dir_id), n) =
                     (self.any_node(*node), self.directory(*dir), name(*n));
@@ -548,6 +565,11 @@ impl World {
                     assert_eq!(attr.kind, Kind::Directory);
                 }
                 Content::Symlink(target) => assert_eq!(&self.namespace.readlink(node).unwrap(), target),
+                Content::Special(special) => {
+                    assert_eq!(attr.kind, Kind::Special(*special));
+                    assert_eq!(attr.nlink as usize, self.reference.links(id));
+                    assert_eq!(attr.size_bytes, 0);
+                }
                 Content::File(bytes) => {
                     assert_eq!(attr.nlink as usize, self.reference.links(id));
                     assert_eq!(attr.size_bytes, bytes.len() as u64, "size of {path:?}");

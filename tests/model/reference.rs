@@ -3,9 +3,9 @@
 //! Owns: the one definition of correctness of the model suite. Does not own: running it against the namespace.
 
 use std::collections::BTreeMap;
-use tidemark_engine::namespace::FsError;
+use tidemark_engine::namespace::{FsError, Special};
 
-/// A file's, directory's or symlink's place in `Reference::nodes`.
+/// A node's place in `Reference::nodes`.
 pub(crate) type Id = usize;
 pub(crate) const ROOT: Id = 0;
 
@@ -14,6 +14,7 @@ pub(crate) enum Content {
     Directory(BTreeMap<Vec<u8>, Id>),
     File(Vec<u8>),
     Symlink(Vec<u8>),
+    Special(Special),
 }
 
 #[derive(Debug, Clone)]
@@ -67,7 +68,7 @@ impl Reference {
     pub(crate) fn entries(&self, id: Id) -> Option<&BTreeMap<Vec<u8>, Id>> {
         match &self.nodes[&id].content {
             Content::Directory(entries) => Some(entries),
-            Content::File(_) | Content::Symlink(_) => None,
+            Content::File(_) | Content::Symlink(_) | Content::Special(_) => None,
         }
     }
 
@@ -76,14 +77,18 @@ impl Reference {
         node.mtime_ns = Some(now_ns);
         match &mut node.content {
             Content::Directory(entries) => entries,
-            Content::File(_) | Content::Symlink(_) => unreachable!("callers pass directories"),
+            Content::File(_) | Content::Symlink(_) | Content::Special(_) => {
+                unreachable!("callers pass directories")
+            }
         }
     }
 
     pub(crate) fn bytes(&mut self, id: Id) -> &mut Vec<u8> {
         match &mut self.node(id).content {
             Content::File(bytes) => bytes,
-            Content::Directory(_) | Content::Symlink(_) => unreachable!("callers pass files"),
+            Content::Directory(_) | Content::Symlink(_) | Content::Special(_) => {
+                unreachable!("callers pass files")
+            }
         }
     }
 
@@ -221,6 +226,6 @@ impl Reference {
 fn names_of(node: &Node, id: Id) -> usize {
     match &node.content {
         Content::Directory(entries) => entries.values().filter(|child| **child == id).count(),
-        Content::File(_) | Content::Symlink(_) => 0,
+        Content::File(_) | Content::Symlink(_) | Content::Special(_) => 0,
     }
 }

@@ -14,7 +14,7 @@ fn shell(site: &Site, script: &str) {
 /// S-cut: "A file is *closed* when its last writer called close(2)".
 #[test]
 fn close_makes_a_file_closed() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     shell(&site, "exec 3>f; printf whole >&3; exec 3>&-; kill -KILL $$");
     assert_eq!(site.state_after_close("f"), FileState::Closed);
 }
@@ -22,7 +22,7 @@ fn close_makes_a_file_closed() {
 /// S-cut: "killed by a signal".
 #[test]
 fn a_writer_killed_in_mid_write_leaves_a_cut_file() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let mut child = Command::new("sh")
         .arg("-c")
         .arg("exec 3>f; while :; do printf 0123456789 >&3; echo; done")
@@ -43,7 +43,7 @@ fn a_writer_killed_in_mid_write_leaves_a_cut_file() {
 /// S-cut: "or exit without close, of which one cannot tell whether the file was whole".
 #[test]
 fn exit_without_close_leaves_a_cut_file() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     shell(&site, "exec 3>f; printf part >&3; exit 0");
     assert_eq!(site.state_after_close("f"), FileState::Cut);
 }
@@ -51,7 +51,7 @@ fn exit_without_close_leaves_a_cut_file() {
 /// S-cut: "What counts is the last close: a descriptor shared by fork or dup is closed by whoever closes last."
 #[test]
 fn a_killed_child_that_shares_a_descriptor_does_not_cut_its_parents_file() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     shell(&site, "exec 3>f; sh -c 'printf a >&3; kill -KILL $$'; printf b >&3; exec 3>&-");
     assert_eq!(site.state_after_close("f"), FileState::Closed);
     assert_eq!(fs::read(site.path("f")).unwrap(), b"ab");
@@ -62,7 +62,7 @@ fn a_killed_child_that_shares_a_descriptor_does_not_cut_its_parents_file() {
 /// S-cut: a cut file "is kept", and writing it anew makes it whole.
 #[test]
 fn a_cut_file_written_anew_is_closed() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     shell(&site, "exec 3>f; printf part >&3; kill -KILL $$");
     assert_eq!(site.state_after_close("f"), FileState::Cut);
     assert_eq!(fs::read(site.path("f")).unwrap(), b"part");
@@ -73,7 +73,7 @@ fn a_cut_file_written_anew_is_closed() {
 /// S-cut: close-on-exec is the program's own close. (While it runs, execve holds a lock that most of /proc waits for.)
 #[test]
 fn executing_another_program_with_a_file_open_neither_hangs_nor_cuts() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let mut file = fs::File::create(site.path("f")).unwrap();
     for _ in 0..20 {
         assert!(Command::new("true").status().unwrap().success());

@@ -9,7 +9,7 @@ use tidemark_fuse::MountError;
 /// S-control: "`.tidemark` in the root is not in listings of the root".
 #[test]
 fn the_control_directory_is_found_by_name_only() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     assert_eq!(fs::read_dir(site.path("")).unwrap().count(), 0);
     let mut names: Vec<_> =
         fs::read_dir(site.path(".tidemark")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -23,7 +23,7 @@ fn the_control_directory_is_found_by_name_only() {
 /// S-control: "Each file's content is fixed when it is opened".
 #[test]
 fn an_open_control_file_does_not_change_under_its_reader() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let path = site.path(".tidemark/status");
     let mut early = File::open(&path).unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), "render 1\n");
@@ -36,7 +36,7 @@ fn an_open_control_file_does_not_change_under_its_reader() {
 /// S-control: "cannot be made, removed, renamed or written by programs: EPERM for the name itself, EROFS for what is in it".
 #[test]
 fn the_control_directory_cannot_be_changed() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let errno = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
     fs::create_dir(site.path("d")).unwrap();
     assert_eq!(errno(fs::rename(site.path("d"), site.path(".tidemark"))), Some(libc::EPERM));
@@ -54,7 +54,7 @@ fn the_control_directory_cannot_be_changed() {
 
 #[test]
 fn a_busy_mount_is_not_unmounted_and_names_who_holds_it() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let held = File::create(site.path("held")).unwrap();
     let mut child = Command::new("sleep").arg("60").stdin(Stdio::from(held)).spawn().unwrap();
     let refused = site.mounted.unmount(false);
@@ -70,7 +70,7 @@ fn a_busy_mount_is_not_unmounted_and_names_who_holds_it() {
 
 #[test]
 fn a_second_mount_at_the_same_place_is_refused() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("precious"), b"x").unwrap();
     let at = site.mounted.path().to_owned();
     let tier1 = tidemark_engine::tier1::Tier1::open(tidemark_engine::tier1::Tier1Settings {
@@ -93,7 +93,7 @@ fn a_second_mount_at_the_same_place_is_refused() {
 /// A mount whose daemon was killed is replaced, not refused.
 #[test]
 fn a_dead_mount_is_removed_first() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let at = site.outside("dead");
     fs::create_dir(&at).unwrap();
     // Mounted by a descriptor that is closed at once: every access is answered ENOTCONN.

@@ -32,7 +32,7 @@ fn a_save_and_a_load_send_no_read_and_no_write() {
 /// S-append: "appends of several processes do not overlap".
 #[test]
 fn appends_of_four_processes_are_all_there() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let path = site.path("log");
     let script = format!("for i in $(seq 200); do echo line >> {}; done", path.display());
     let children: Vec<_> =
@@ -47,7 +47,7 @@ fn appends_of_four_processes_are_all_there() {
 /// S-trunc: "O_TRUNC ... of a file that is not sealed happen in place". S-truncate: "to a larger size gives zeros".
 #[test]
 fn truncation_shrinks_grows_and_zeroes() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("f"), pattern(300_000, 1)).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(site.path("f")).unwrap();
     file.set_len(1000).unwrap();
@@ -63,7 +63,7 @@ fn truncation_shrinks_grows_and_zeroes() {
 /// S-truncate, as safetensors saves: ftruncate to the full size, then write, then rename.
 #[test]
 fn a_file_grown_first_and_filled_later_is_whole() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let bytes = pattern(9_000_001, 3);
     let file = File::create(site.path("model.tmp")).unwrap();
     file.set_len(bytes.len() as u64).unwrap();
@@ -77,7 +77,7 @@ fn a_file_grown_first_and_filled_later_is_whole() {
 /// S-truncate: "fallocate(2) works with mode 0, KEEP_SIZE, PUNCH_HOLE and ZERO_RANGE".
 #[test]
 fn fallocate_modes_do_what_they_say() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("f"), pattern(100_000, 1)).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(site.path("f")).unwrap();
     let fallocate = |mode, offset, length| rustix::fs::fallocate(&file, mode, offset, length);
@@ -115,7 +115,7 @@ fn shared_stores_are_seen_by_reads_and_outlive_the_descriptor() {
 /// S-mmap: "MAP_PRIVATE ... work for reading and writing".
 #[test]
 fn private_stores_stay_private() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("f"), pattern(100_000, 1)).unwrap();
     let file = File::open(site.path("f")).unwrap();
     // SAFETY: nobody truncates the file while it is mapped.
@@ -128,7 +128,7 @@ fn private_stores_stay_private() {
 /// S-seek: "SEEK_DATA and SEEK_HOLE sees a file without holes. copy_file_range(2) and sendfile(2) work".
 #[test]
 fn seeking_and_copying_in_the_kernel_work() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let bytes = pattern(3_000_000, 9);
     fs::write(site.path("a"), &bytes).unwrap();
     fs::copy(site.path("a"), site.path("b")).unwrap();
@@ -142,7 +142,7 @@ fn seeking_and_copying_in_the_kernel_work() {
 /// S-fsync: "fsync(2) ... of a file ...; of a directory likewise". S-direct: "O_DIRECT is accepted".
 #[test]
 fn fsync_of_files_and_directories_succeeds() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)

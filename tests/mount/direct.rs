@@ -40,7 +40,7 @@ const IOCB_CMD_PWRITE: u16 = 1;
 /// S-direct: "libaio and io_uring work on such files".
 #[test]
 fn libaio_writes_of_a_direct_file_arrive() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     write_with_libaio(&site);
 }
 

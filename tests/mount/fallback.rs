@@ -1,7 +1,7 @@
 //! FALLBACK: the same promises where every read and write comes to the daemon.
 
 use crate::direct::write_with_libaio;
-use crate::site::{Site, pattern};
+use crate::site::{Site, kernel, pattern};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -60,12 +60,26 @@ fn fallback_writes_in_random_order_end_as_the_last_said() {
     assert!(seen[..] == model[..seen.len()] && model[seen.len()..].iter().all(|&b| b == 0));
 }
 
-/// S-mmap: "In FALLBACK a shared mapping goes through the page cache".
+/// S-mmap: "In FALLBACK a shared mapping goes through the page cache"; "on kernels before 6.6 only files opened for
+/// reading can be mapped shared".
 #[test]
 fn fallback_maps_shared_and_private() {
     let Some(site) = Site::fallback() else { return };
     fs::write(site.path("f"), pattern(1 << 20, 1)).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(site.path("f")).unwrap();
+    if kernel() < (6, 6) {
+        // SAFETY: it is refused.
+        let refused = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ENODEV));
+        let reader = File::open(site.path("f")).unwrap();
+        // SAFETY: nobody truncates the file while it is mapped.
+        let shared = unsafe { memmap2::Mmap::map(&reader) }.unwrap();
+        assert!(shared[..] == pattern(1 << 20, 1));
+        // S-read: a mapping is a reader too.
+        file.write_all_at(&pattern(1 << 20, 2), 0).unwrap();
+        assert!(shared[..] == pattern(1 << 20, 2));
+        return;
+    }
     // SAFETY: nobody truncates the file while it is mapped.
     let mut shared = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
     assert!(shared[..] == pattern(1 << 20, 1));

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 /// S-times: "utimensat(2) is exact, and what it set stays until the next change."
 #[test]
 fn times_are_exact_to_the_nanosecond_for_files_and_directories() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::create_dir(site.path("d")).unwrap();
     fs::write(site.path("f"), b"x").unwrap();
     for (sec, nsec) in [(1_700_000_000, 123_456_789), (0, 1), (-1, 250_000_000)] {
@@ -29,7 +29,7 @@ fn times_are_exact_to_the_nanosecond_for_files_and_directories() {
 /// S-times: what utimensat set while the file was open stays over its close.
 #[test]
 fn a_time_set_before_close_survives_it() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let mut file = File::create(site.path("f")).unwrap();
     file.write_all(b"bytes").unwrap();
     let time = SystemTime::UNIX_EPOCH + Duration::new(1_600_000_000, 987_654_321);
@@ -42,7 +42,7 @@ fn a_time_set_before_close_survives_it() {
 /// S-times: "Directory mtimes change when their entries do." S-size: "exact ... from another process".
 #[test]
 fn sizes_and_directory_times_follow_what_happens() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let before = fs::metadata(site.path("")).unwrap().modified().unwrap();
     std::thread::sleep(Duration::from_millis(10));
     let mut file = File::create(site.path("grows")).unwrap();
@@ -62,7 +62,7 @@ fn sizes_and_directory_times_follow_what_happens() {
 /// S-ino: "stays the same over rename, reopen".
 #[test]
 fn inode_numbers_are_stable_and_distinct() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("a"), b"a").unwrap();
     fs::write(site.path("b"), b"b").unwrap();
     let ino = fs::metadata(site.path("a")).unwrap().ino();
@@ -77,7 +77,7 @@ fn inode_numbers_are_stable_and_distinct() {
 /// S-mode: "chmod, chown and the umask work". "Suid and sgid are never kept on files".
 #[test]
 fn modes_work_and_suid_is_never_kept() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("f"), b"x").unwrap();
     fs::set_permissions(site.path("f"), Permissions::from_mode(0o640)).unwrap();
     assert_eq!(fs::metadata(site.path("f")).unwrap().mode() & 0o7777, 0o640);
@@ -94,7 +94,7 @@ fn modes_work_and_suid_is_never_kept() {
 /// S-xattr: "Extended attributes `user.*` are kept on files and directories".
 #[test]
 fn user_attributes_are_kept_listed_and_removed() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("f"), b"x").unwrap();
     let path = site.path("f");
     let value = vec![0xa5u8; 3000];
@@ -125,7 +125,7 @@ fn user_attributes_are_kept_listed_and_removed() {
 /// S-locks: "flock(2), fcntl(2) POSIX locks and OFD locks work among the processes of one node".
 #[test]
 fn all_three_kinds_of_locks_exclude() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let open =
         || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(site.path("lock"));
     let (first, second) = (open().unwrap(), open().unwrap());
@@ -163,7 +163,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid,0)[1]))";
 /// S-statfs: "shows the Tier-1 budget: its size, and what is not used yet".
 #[test]
 fn statfs_shows_the_budget() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let stat = rustix::fs::statvfs(site.path("")).unwrap();
     let size = stat.f_blocks * stat.f_frsize;
     assert_eq!(size, 512 << 20);

@@ -5,16 +5,17 @@ use rustix::fs::{AtFlags, CWD, RenameFlags, renameat_with};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// S-rename: "atomic for files, symlinks and directories, empty or not, over an existing name or not".
 #[test]
 fn a_full_directory_moves_with_everything_in_it() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::create_dir_all(site.path("step_1.tmp/a/b")).unwrap();
     fs::write(site.path("step_1.tmp/a/b/shard"), b"bytes").unwrap();
     let ino = fs::metadata(site.path("step_1.tmp/a/b/shard")).unwrap().ino();
@@ -32,7 +33,7 @@ fn a_full_directory_moves_with_everything_in_it() {
 /// S-rename: "A file replaced by a rename lives on for those who have it open or mapped."
 #[test]
 fn a_file_renamed_over_lives_on_for_those_who_have_it_open() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("latest"), b"old").unwrap();
     let mut old = File::open(site.path("latest")).unwrap();
     fs::write(site.path("latest.tmp"), b"new!").unwrap();
@@ -47,7 +48,7 @@ fn a_file_renamed_over_lives_on_for_those_who_have_it_open() {
 /// S-rename: "RENAME_NOREPLACE and RENAME_EXCHANGE work".
 #[test]
 fn rename_flags_do_what_they_say() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("a"), b"a").unwrap();
     fs::write(site.path("b"), b"b").unwrap();
     let (a, b) = (site.path("a"), site.path("b"));
@@ -60,7 +61,7 @@ fn rename_flags_do_what_they_say() {
 /// S-unlink: "bytes stay for open files and mappings and go with the last of them".
 #[test]
 fn an_unlinked_file_can_be_read_until_it_is_closed() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("gone"), b"still here").unwrap();
     let mut open = File::open(site.path("gone")).unwrap();
     fs::remove_file(site.path("gone")).unwrap();
@@ -76,7 +77,7 @@ fn an_unlinked_file_can_be_read_until_it_is_closed() {
 /// S-links: "Hard links to files and symlinks (targets up to 4095 bytes, kept as given) work."
 #[test]
 fn links_count_and_symlinks_keep_their_target() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("one"), b"bytes").unwrap();
     fs::hard_link(site.path("one"), site.path("two")).unwrap();
     let (one, two) = (fs::metadata(site.path("one")).unwrap(), fs::metadata(site.path("two")).unwrap());
@@ -93,7 +94,7 @@ fn links_count_and_symlinks_keep_their_target() {
 /// S-names: "A name is 1 to 255 bytes, any but `/` and zero".
 #[test]
 fn long_and_odd_names_work_and_longer_ones_are_refused() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let longest = OsStr::from_bytes(&[b'n'; 255]).to_owned();
     let odd = OsStr::from_bytes(b"\xff\xfe not utf-8 \n\x01").to_owned();
     for name in [&longest, &odd] {
@@ -109,7 +110,7 @@ fn long_and_odd_names_work_and_longer_ones_are_refused() {
 /// S-names: "A path given to one call may have 4095 bytes; deeper trees are reached in steps."
 #[test]
 fn a_path_of_4095_bytes_works() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let mut path = site.path("").into_os_string().into_encoded_bytes();
     while path.last() == Some(&b'/') {
         path.pop();
@@ -129,7 +130,7 @@ fn a_path_of_4095_bytes_works() {
 /// S-readdir: "each name that stays exactly once, however many are created, removed or renamed beside it".
 #[test]
 fn a_listing_shows_what_stays_once_while_others_come_and_go() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let staying: BTreeSet<String> = (0..3000).map(|i| format!("stays-{i}")).collect();
     for name in &staying {
         File::create(site.path(name)).unwrap();
@@ -163,7 +164,7 @@ fn a_listing_shows_what_stays_once_while_others_come_and_go() {
 /// S-create: "O_CREAT|O_EXCL creates or is EEXIST, with one winner among any number of callers."
 #[test]
 fn eight_threads_create_and_exclusive_creation_has_one_winner() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let winners: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|thread| {
@@ -183,15 +184,52 @@ fn eight_threads_create_and_exclusive_creation_has_one_winner() {
     assert_eq!(fs::read(site.path("t3-5")).unwrap(), b"3/5");
 }
 
-/// S-mknod: "Devices, sockets and pipes are EPERM, O_TMPFILE is EOPNOTSUPP."
+/// S-mknod: "Pipes and sockets work, among the processes of this node", "Devices can be made and not opened", "O_TMPFILE is
+/// EOPNOTSUPP".
 #[test]
-fn only_regular_files_can_be_made() {
-    let Some(site) = Site::passthrough() else { return };
-    use rustix::fs::{FileType, Mode, OFlags, mknodat, open, statat};
-    let make = |name, kind| mknodat(CWD, site.path(name), kind, Mode::from_raw_mode(0o644), 0);
-    assert_eq!(make("pipe", FileType::Fifo).unwrap_err(), rustix::io::Errno::PERM);
-    assert_eq!(make("socket", FileType::Socket).unwrap_err(), rustix::io::Errno::PERM);
-    make("plain", FileType::RegularFile).unwrap();
+fn pipes_sockets_and_devices_can_be_made() {
+    use rustix::fs::{Dev, FileType, Mode, OFlags, makedev, mknodat, open, statat};
+    let Some(site) = Site::usual() else { return };
+    let make = |name, kind, device: Dev| {
+        mknodat(CWD, site.path(name), kind, Mode::from_raw_mode(0o640), device).unwrap();
+        statat(CWD, site.path(name), AtFlags::empty()).unwrap()
+    };
+    make("pipe", FileType::Fifo, 0);
+    let mut reader =
+        open(site.path("pipe"), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).map(File::from).unwrap();
+    fs::write(site.path("pipe"), b"through a pipe").unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "through a pipe");
+
+    let listener = UnixListener::bind(site.path("socket")).unwrap();
+    UnixStream::connect(site.path("socket")).unwrap().write_all(b"through a socket").unwrap();
+    text.clear();
+    listener.accept().unwrap().0.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "through a socket");
+
+    let null = make("null", FileType::CharacterDevice, makedev(1, 3));
+    assert_eq!(
+        (null.st_rdev, FileType::from_raw_mode(null.st_mode)),
+        (makedev(1, 3), FileType::CharacterDevice)
+    );
+    assert_eq!(fs::read(site.path("null")).unwrap_err().raw_os_error(), Some(libc::EACCES));
+    let disk = make("disk", FileType::BlockDevice, makedev(259, 1_000_000));
+    assert_eq!(
+        (disk.st_rdev, FileType::from_raw_mode(disk.st_mode)),
+        (makedev(259, 1_000_000), FileType::BlockDevice)
+    );
+    let mut listed: Vec<_> =
+        fs::read_dir(site.path("")).unwrap().map(|e| e.unwrap().file_type().unwrap()).collect();
+    listed.sort_unstable_by_key(|kind| (kind.is_fifo(), kind.is_socket(), kind.is_char_device()));
+    assert!(
+        listed[0].is_block_device()
+            && listed[1].is_char_device()
+            && listed[2].is_socket()
+            && listed[3].is_fifo()
+    );
+
+    make("plain", FileType::RegularFile, 0);
     assert_eq!(statat(CWD, site.path("plain"), AtFlags::empty()).unwrap().st_size, 0);
     let error = open(site.path(""), OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR).unwrap_err();
     assert_eq!(error, rustix::io::Errno::OPNOTSUPP);

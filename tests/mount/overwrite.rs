@@ -1,16 +1,19 @@
 //! Sealed files: overwritten, updated, mapped.
 
-use crate::site::{Site, pattern};
+use crate::site::{PATIENCE, Site, pattern};
+use rustix::fs::{Mode, OFlags};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use tidemark_engine::namespace::{FileState, NotSealable};
 
 /// S-trunc: "O_TRUNC of a *sealed* file gives a new file under the same names and the same inode number, and every file
 /// that was open before, and every mapping, keeps the old bytes".
 #[test]
 fn overwriting_a_sealed_file_leaves_open_files_and_mappings_their_bytes() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     let old = pattern(2_000_000, 1);
     fs::write(site.path("ckpt"), &old).unwrap();
     site.seal("ckpt");
@@ -33,7 +36,7 @@ fn overwriting_a_sealed_file_leaves_open_files_and_mappings_their_bytes() {
 /// S-trunc with no file open: a new backing file behind the same inode.
 #[test]
 fn a_sealed_file_can_be_overwritten_again_and_again() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     for round in 0..20u8 {
         let bytes = pattern(500_000 + usize::from(round) * 1000, round);
         fs::write(site.path("model.pt"), &bytes).unwrap();
@@ -46,7 +49,7 @@ fn a_sealed_file_can_be_overwritten_again_and_again() {
 /// S-update: "Opening a sealed file for writing without O_TRUNC withdraws its seal".
 #[test]
 fn an_update_withdraws_the_seal_and_keeps_the_bytes() {
-    let Some(site) = Site::passthrough() else { return };
+    let Some(site) = Site::usual() else { return };
     fs::write(site.path("f"), b"first").unwrap();
     site.seal("f");
     OpenOptions::new().append(true).open(site.path("f")).unwrap().write_all(b", second").unwrap();
@@ -71,4 +74,32 @@ fn a_file_mapped_for_writing_is_not_sealed_until_it_is_unmapped() {
     assert_eq!(site.view("f").state, FileState::Mapped);
     drop(map);
     assert!(site.namespace.begin_seal(node).is_ok());
+}
+
+/// S-trunc: "A file that a program runs from is not truncated, sealed or not: ETXTBSY."
+#[test]
+fn a_running_program_is_not_truncated() {
+    let Some(site) = Site::usual() else { return };
+    let truncate =
+        |name: &str| rustix::fs::open(site.path(name), OFlags::RDONLY | OFlags::TRUNC, Mode::empty());
+    for (name, sealed) in [("new", false), ("sealed", true)] {
+        fs::copy("/bin/cat", site.path(name)).unwrap();
+        fs::set_permissions(site.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+        if sealed {
+            site.seal(name);
+        }
+        // `cat` waits for its standard input until that is closed.
+        let mut program = Command::new(site.path(name)).stdin(Stdio::piped()).spawn().unwrap();
+        assert_eq!(truncate(name).unwrap_err(), rustix::io::Errno::TXTBSY, "{name}");
+        assert!(fs::read(site.path(name)).unwrap() == fs::read("/bin/cat").unwrap(), "{name}");
+        drop(program.stdin.take());
+        assert!(program.wait().unwrap().success());
+        // RELEASE comes some time after the program's end.
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = truncate(name) {
+            assert!(error == rustix::io::Errno::TXTBSY && Instant::now() < deadline, "{name}: {error}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(fs::metadata(site.path(name)).unwrap().len(), 0);
+    }
 }

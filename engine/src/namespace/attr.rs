@@ -18,6 +18,17 @@ pub enum Kind {
     File,
     Directory,
     Symlink,
+    Special(Special),
+}
+
+/// A node that is only a name with attributes: what it does when it is opened is the kernel's. A device's number is
+/// in the kernel's own encoding, which nobody here reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Special {
+    Pipe,
+    Socket,
+    CharacterDevice(u32),
+    BlockDevice(u32),
 }
 
 /// How long the kernel may keep an answer.
@@ -138,6 +149,7 @@ pub(super) fn attr(id: NodeId, node: &Node) -> Result<Attr, FsError> {
             (Kind::Directory, nlink, record(node, DIRECTORY_BYTES))
         }
         Body::Symlink(target) => (Kind::Symlink, node.link_count(), record(node, target.len() as u64)),
+        Body::Special(special) => (Kind::Special(*special), node.link_count(), record(node, 0)),
     };
     Ok(Attr {
         node: id,

@@ -37,6 +37,8 @@ pub enum FsError {
     Unsupported,
     #[error("the file is in use; try again when its handles are closed or its bytes are here")]
     Busy,
+    #[error("a program runs from this file; end it first, or remove the name and make the file anew")]
+    Running,
     #[error("the value is larger than its limit; store less")]
     TooBig,
     #[error("the answer does not fit the caller's buffer; ask again with a larger one")]
@@ -59,7 +61,7 @@ impl FsError {
             Self::NotFound | Self::Stale | Self::NoAttribute => ErrorKind::NotFound,
             Self::NoSpace | Self::TooBig => ErrorKind::NoSpace,
             Self::Io => ErrorKind::Corrupt,
-            Self::Busy | Self::TooManyOpen => ErrorKind::Unavailable,
+            Self::Busy | Self::Running | Self::TooManyOpen => ErrorKind::Unavailable,
             Self::Exists
             | Self::NotEmpty
             | Self::NotDirectory

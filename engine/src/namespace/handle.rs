@@ -61,6 +61,19 @@ pub(super) struct Handle {
 pub(super) struct HandleTable {
     open: BTreeMap<u64, Handle>,
     last: u64,
+    /// The handles that programs run from, with their nodes; nearly always empty.
+    running: Vec<(u64, NodeId)>,
+}
+
+impl HandleTable {
+    /// The kernel keeps the handle that execve(2) opened until the program ends.
+    pub(super) fn runs(&mut self, fh: u64, node: NodeId) {
+        self.running.push((fh, node));
+    }
+
+    pub(super) fn is_running(&self, node: NodeId) -> bool {
+        self.running.iter().any(|(_, running)| *running == node)
+    }
 }
 
 impl State {
@@ -75,7 +88,7 @@ impl State {
             let target = self.tree.node_mut(node)?;
             let size_bytes = match &target.body {
                 Body::File(file) => observe(target, file)?.size_bytes,
-                Body::Directory(_) | Body::Symlink(_) => return Err(FsError::Invalid),
+                Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => return Err(FsError::Invalid),
             };
             rebase(target, size_bytes)?;
         }
@@ -173,6 +186,7 @@ impl Namespace {
         let released = self.change(|state| {
             let handle = state.handles.open.remove(&fh).ok_or(FsError::BadHandle)?;
             state.session.touched.handles.insert(fh);
+            state.handles.running.retain(|(running, _)| *running != fh);
             let node = state.tree.node_mut(handle.node)?;
             if let Body::File(file) = &mut node.body {
                 file.opens -= 1;

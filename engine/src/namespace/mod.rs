@@ -31,7 +31,7 @@ mod view;
 mod writer;
 mod xattr;
 
-pub use attr::{Attr, Kind, SetAttr, SetTime, Ttl};
+pub use attr::{Attr, Kind, SetAttr, SetTime, Special, Ttl};
 pub use cold::{AdoptEntry, AdoptKind, ColdFile};
 pub use error::FsError;
 pub use file::ObjectCopy;

@@ -1,9 +1,9 @@
 //! The calls that make, move and list names.
 //!
-//! Owns: lookup and forget, mkdir, symlink, link, unlink, rmdir, rename, readlink, readdir.
+//! Owns: lookup and forget, mkdir, symlink, mknod, link, unlink, rmdir, rename, readlink, readdir.
 //! Does not own: the structure they work on (`tree`), creating files (`open`).
 
-use super::attr::{Attr, Kind, attr};
+use super::attr::{Attr, Kind, Special, attr};
 use super::handle::DirEntry;
 use super::node::{Body, Node};
 use super::session::Answer;
@@ -85,6 +85,21 @@ impl Namespace {
         self.make(caller, parent, name, 0o777, Body::Symlink(target.into()))
     }
 
+    /// Makes a pipe, a socket or a device; counts the look-up. It is of this node only: Tier-3 does not know it.
+    ///
+    /// # Errors
+    /// As [`Namespace::mkdir`].
+    pub fn make_special(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+        special: Special,
+    ) -> Result<Attr, FsError> {
+        self.make(caller, parent, name, mode & MODE_BITS, Body::Special(special))
+    }
+
     fn make(
         &self,
         caller: &Caller,
@@ -111,7 +126,7 @@ impl Namespace {
         })
     }
 
-    /// Gives a file or symlink another name; counts the look-up.
+    /// Gives what is no directory another name; counts the look-up.
     ///
     /// # Errors
     /// [`FsError::NotPermitted`] for a directory, [`FsError::Exists`], [`FsError::NotFound`] for a node without names.
@@ -130,7 +145,7 @@ impl Namespace {
         })
     }
 
-    /// Takes a file's or symlink's name away. Its bytes stay until the last handle is released.
+    /// Takes the name of what is no directory away. A file's bytes stay until the last handle is released.
     ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::IsDirectory`].
@@ -197,7 +212,7 @@ impl Namespace {
     pub fn readlink(&self, node: NodeId) -> Result<Vec<u8>, FsError> {
         self.look(|state| match &state.tree.node(node)?.body {
             Body::Symlink(target) => Ok(target.to_vec()),
-            Body::File(_) | Body::Directory(_) => Err(FsError::Invalid),
+            Body::File(_) | Body::Directory(_) | Body::Special(_) => Err(FsError::Invalid),
         })
     }
 
@@ -224,6 +239,7 @@ impl Namespace {
                         Body::File(_) => Kind::File,
                         Body::Directory(_) => Kind::Directory,
                         Body::Symlink(_) => Kind::Symlink,
+                        Body::Special(special) => Kind::Special(special),
                     };
                     let name = entry.name.to_vec();
                     Ok(DirEntry { name, node: entry.node, ino: target.ino, kind, cookie: *cookie })

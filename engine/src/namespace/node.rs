@@ -2,6 +2,7 @@
 //!
 //! Owns: [`Node`] and [`Directory`]. Does not own: a file's life (`file`), how nodes hang together (`tree`).
 
+use super::attr::Special;
 use super::file::File;
 use super::xattr::Xattrs;
 use super::{FsError, NodeId};
@@ -48,6 +49,7 @@ pub(super) enum Body {
     File(Box<File>),
     Directory(Box<Directory>),
     Symlink(Box<[u8]>),
+    Special(Special),
 }
 
 /// One entry of a directory.
@@ -135,23 +137,23 @@ impl Node {
     pub(super) fn directory(&self) -> Result<&Directory, FsError> {
         match &self.body {
             Body::Directory(directory) => Ok(directory),
-            Body::File(_) | Body::Symlink(_) => Err(FsError::NotDirectory),
+            Body::File(_) | Body::Symlink(_) | Body::Special(_) => Err(FsError::NotDirectory),
         }
     }
 
     pub(super) fn directory_mut(&mut self) -> Result<&mut Directory, FsError> {
         match &mut self.body {
             Body::Directory(directory) => Ok(directory),
-            Body::File(_) | Body::Symlink(_) => Err(FsError::NotDirectory),
+            Body::File(_) | Body::Symlink(_) | Body::Special(_) => Err(FsError::NotDirectory),
         }
     }
 
-    /// The file a node is; directories and symlinks are refused as open(2) refuses them.
+    /// The file a node is; what is none is refused as open(2) and truncate(2) refuse it.
     pub(super) fn file(&self) -> Result<&File, FsError> {
         match &self.body {
             Body::File(file) => Ok(file),
             Body::Directory(_) => Err(FsError::IsDirectory),
-            Body::Symlink(_) => Err(FsError::Invalid),
+            Body::Symlink(_) | Body::Special(_) => Err(FsError::Invalid),
         }
     }
 
@@ -159,7 +161,7 @@ impl Node {
         match &mut self.body {
             Body::File(file) => Ok(file),
             Body::Directory(_) => Err(FsError::IsDirectory),
-            Body::Symlink(_) => Err(FsError::Invalid),
+            Body::Symlink(_) | Body::Special(_) => Err(FsError::Invalid),
         }
     }
 }

@@ -32,10 +32,11 @@ pub enum OpenOutcome {
     Unverified,
 }
 
-/// O_ACCMODE, O_TRUNC and O_EXCL of Linux.
+/// O_ACCMODE, O_TRUNC and O_EXCL of Linux, and what the kernel sets in an open for execve(2).
 const ACCESS_MODE: i32 = 0o3;
 const TRUNCATE: i32 = 0o1000;
 const EXCLUSIVE: i32 = 0o200;
+const EXECUTES: i32 = 0o40;
 
 /// How long a caller that just had ESTALE waits for the last old handle.
 const STALE_WAIT: Duration = Duration::from_secs(10);
@@ -196,12 +197,17 @@ impl Namespace {
     ///
     /// # Errors
     /// [`FsError::Stale`] once where a new node took the names; [`FsError::IsDirectory`], [`FsError::NoSpace`];
+    /// [`FsError::Running`] for O_RDONLY with O_TRUNC of a program that runs;
     /// [`FsError::Busy`] when another call changes these bytes for longer than a minute.
     pub fn open(&self, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenOutcome, FsError> {
         let writable = flags & ACCESS_MODE != 0;
         let truncates = flags & TRUNCATE != 0;
         if !writable && !truncates {
-            return self.open_for_reading(caller, node);
+            let opened = self.open_for_reading(caller, node)?;
+            if let (true, OpenOutcome::Ready(open)) = (flags & EXECUTES != 0, &opened) {
+                self.look(|state| state.handles.runs(open.fh, open.node));
+            }
+            return Ok(opened);
         }
         let writer = self.writers.identify(caller.pid);
         let started = Instant::now();
@@ -211,6 +217,10 @@ impl Namespace {
             let file = target.file()?;
             if target.link_count() == 0 && file.backing.is_none() {
                 return Err(FsError::Stale);
+            }
+            if !writable && state.handles.is_running(node) {
+                // With O_RDONLY|O_TRUNC the kernel looks whether a program runs from it only after we have truncated.
+                return Err(FsError::Running);
             }
             if file.backing.is_none() && !truncates && file.size_bytes > 0 {
                 return Ok(OpenOutcome::Cold(ColdFile::of(node, file)));

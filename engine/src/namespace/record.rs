@@ -7,6 +7,7 @@
 //! (most are small); times and checksums 8 bytes little-endian; bytes are preceded by their length. The layout of each is `encode` below, in order; any change raises
 //! [`FORMAT_VERSION`].
 
+use super::attr::Special;
 use super::file::{File, ObjectCopy};
 use super::handle::{Closing, Handle};
 use super::node::{Body, Link, Node};
@@ -86,6 +87,13 @@ const HANDLE: u8 = 11;
 const NO_HANDLE: u8 = 12;
 const BACKING_ID: u8 = 13;
 const ANSWER: u8 = 14;
+const SPECIAL: u8 = 15;
+
+/// What a [`SPECIAL`] record says its node is.
+const PIPE: u8 = 1;
+const SOCKET: u8 = 2;
+const CHARACTER_DEVICE: u8 = 3;
+const BLOCK_DEVICE: u8 = 4;
 
 /// Set in a record's length where more of the same change follow: all of them hold, or none.
 pub(super) const MORE: u32 = 1 << 31;
@@ -168,6 +176,7 @@ impl<'a> Writer<'a> {
             Body::File(_) => FILE,
             Body::Directory(_) => DIRECTORY,
             Body::Symlink(_) => SYMLINK,
+            Body::Special(_) => SPECIAL,
         });
         self.u64(id);
         self.u64(node.ino);
@@ -181,6 +190,7 @@ impl<'a> Writer<'a> {
         match &node.body {
             Body::Directory(directory) => self.u64(directory.next_cookie),
             Body::Symlink(target) => self.bytes(target),
+            Body::Special(special) => self.special(*special),
             Body::File(file) => self.file(file),
         }
         self.end();
@@ -218,6 +228,17 @@ impl<'a> Writer<'a> {
             self.u64(noted.1.size_bytes);
             self.bytes(&noted.1.key.as_bytes()[..noted.1.key.len().min(MAX_KEY_BYTES)]);
         }
+    }
+
+    fn special(&mut self, special: Special) {
+        let (kind, device) = match special {
+            Special::Pipe => (PIPE, 0),
+            Special::Socket => (SOCKET, 0),
+            Special::CharacterDevice(device) => (CHARACTER_DEVICE, device),
+            Special::BlockDevice(device) => (BLOCK_DEVICE, device),
+        };
+        self.u8(kind);
+        self.u32(device);
     }
 
     fn chunks(&mut self, id: NodeId, seal: &Seal) {
@@ -467,7 +488,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
     let mut reader = Reader(bytes);
     let record = match reader.u8()? {
         NEXT => Record::Next(reader.u64()?),
-        kind @ (FILE | DIRECTORY | SYMLINK) => node(kind, &mut reader)?,
+        kind @ (FILE | DIRECTORY | SYMLINK | SPECIAL) => node(kind, &mut reader)?,
         ENTRY => {
             let link = Link { parent: reader.u64()?, cookie: reader.u64()? };
             let node = reader.u64()?;
@@ -550,6 +571,7 @@ fn node(kind: u8, reader: &mut Reader<'_>) -> Option<Record> {
             (Body::Directory(Box::new(super::node::Directory { next_cookie, ..Default::default() })), None)
         }
         SYMLINK => (Body::Symlink(reader.bytes(super::MAX_TARGET_BYTES)?.into()), None),
+        SPECIAL => (Body::Special(special(reader)?), None),
         _ => {
             let (file, bytes) = file(reader)?;
             (Body::File(Box::new(file)), Some(bytes))
@@ -560,6 +582,17 @@ fn node(kind: u8, reader: &mut Reader<'_>) -> Option<Record> {
     node.atime_ns = atime_ns;
     node.ctime_ns = ctime_ns;
     Some(Record::Node(id, Box::new(node), bytes))
+}
+
+fn special(reader: &mut Reader<'_>) -> Option<Special> {
+    let (kind, device) = (reader.u8()?, reader.u32()?);
+    match kind {
+        PIPE => Some(Special::Pipe),
+        SOCKET => Some(Special::Socket),
+        CHARACTER_DEVICE => Some(Special::CharacterDevice(device)),
+        BLOCK_DEVICE => Some(Special::BlockDevice(device)),
+        _ => None,
+    }
 }
 
 fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {

@@ -36,7 +36,7 @@ impl Namespace {
                 target.mode = mode
                     & match target.body {
                         Body::File(_) => FILE_MODE_BITS,
-                        Body::Directory(_) | Body::Symlink(_) => MODE_BITS,
+                        Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => MODE_BITS,
                     };
             }
             target.uid = set.uid.unwrap_or(target.uid);

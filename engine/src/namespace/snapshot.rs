@@ -36,7 +36,7 @@ pub struct SnapshotHardLink {
     pub to: Vec<u8>,
 }
 
-/// All that the tree holds besides bytes.
+/// All that the tree holds besides bytes, and besides pipes, sockets and devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TreeSnapshot {
     pub directories: Vec<SnapshotNode>,
@@ -93,6 +93,8 @@ impl TreeSnapshot {
         match &node.body {
             Body::Directory(_) => self.directories.push(taken),
             Body::Symlink(target) => self.symlinks.push((taken, target.to_vec())),
+            // What its other end is, lives on this node only.
+            Body::Special(_) => {}
             Body::File(file) => {
                 let observed = observe(node, file).ok();
                 taken.mtime_ns = observed.map_or(node.mtime_ns, |observed| observed.mtime_ns);

@@ -291,7 +291,7 @@ impl Tree {
             (true, Body::Directory(directory)) if !directory.by_cookie.is_empty() => {
                 return Err(FsError::NotEmpty);
             }
-            (true, Body::Directory(_)) | (false, Body::File(_) | Body::Symlink(_)) => {}
+            (true, Body::Directory(_)) | (false, Body::File(_) | Body::Symlink(_) | Body::Special(_)) => {}
             (true, _) => return Err(FsError::NotDirectory),
             (false, _) => return Err(FsError::IsDirectory),
         }

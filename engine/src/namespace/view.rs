@@ -76,7 +76,7 @@ impl Namespace {
                             todo.extend(directory.by_cookie.values().map(|e| e.node))
                         }
                         Body::File(_) => views.extend(state.view(at)),
-                        Body::Symlink(_) => {}
+                        Body::Symlink(_) | Body::Special(_) => {}
                     }
                 }
             });

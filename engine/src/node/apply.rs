@@ -64,7 +64,10 @@ impl Engine {
                 }
             },
             Err(error) => {
-                tracing::error!(node = ticket.node, %error, "a closed file could not be read to be sealed");
+                // Tried again with every tick: a hole may need memory that others give back later.
+                if self.ledger.unreadable.insert(ticket.node) {
+                    tracing::error!(node = ticket.node, %error, "a closed file cannot be read to be sealed; trying on");
+                }
                 self.ledger.seals_later.insert(ticket.node);
             }
         }

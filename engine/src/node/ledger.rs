@@ -92,6 +92,8 @@ pub(crate) struct Ledger {
     pub(crate) unsealed: BTreeSet<NodeId>,
     /// Those of them that are mapped or busy; each tick tries them again, since the lease test is a system call.
     pub(crate) seals_later: BTreeSet<NodeId>,
+    /// Those whose bytes could not be read to be hashed, and of which the log says so already.
+    pub(crate) unreadable: BTreeSet<NodeId>,
     /// Names that are not ours to keep: no key can hold them.
     pub(crate) unnameable: u64,
     /// The last complete version of each run: what the next one of the same session should look like.
@@ -116,6 +118,7 @@ impl Ledger {
             loose_due: Due::new(),
             unsealed: BTreeSet::new(),
             seals_later: BTreeSet::new(),
+            unreadable: BTreeSet::new(),
             unnameable: 0,
             history: BTreeMap::new(),
             tree_changed: false,
@@ -154,6 +157,7 @@ impl Ledger {
             }
         }
         self.seals_later.remove(&view.node);
+        self.unreadable.remove(&view.node);
         match view.state {
             FileState::Closed | FileState::Mapped => self.unsealed.insert(view.node),
             FileState::Open { .. } | FileState::Cut | FileState::Sealed { .. } => {
@@ -177,6 +181,7 @@ impl Ledger {
     fn remove(&mut self, node: NodeId) {
         self.unsealed.remove(&node);
         self.seals_later.remove(&node);
+        self.unreadable.remove(&node);
         for path in self.paths.remove(&node).unwrap_or_default() {
             self.drop_name(&path, node);
         }

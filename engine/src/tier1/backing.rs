@@ -18,6 +18,7 @@ use super::mapping::Mapping;
 use super::pool::ReadyFile;
 use super::space::{BATCH_BYTES, PAGE_BYTES, RUN_AHEAD_MIN_BYTES, Space};
 use super::{Tier1Error, lease, lock};
+use crate::error::ErrorKind;
 
 /// Space made ready ahead of a growing file in one step, and the least lead of a fast one while there is plenty.
 const RUN_AHEAD_STEP_BYTES: u64 = 64 << 20;
@@ -177,10 +178,23 @@ impl Backing {
         self.file.allocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
     }
 
-    /// Maps exactly the present size, read-only. See [`Mapping`] for the one hazard.
+    /// Maps exactly the present size, read-only. See [`Mapping`] for the one hazard. Holes are filled first: reading one
+    /// through a mapping takes a page, and where the budget has none left that is SIGBUS.
+    ///
+    /// # Errors
+    /// `StorageFull` when the budget has no room for the holes.
     pub fn map(&self) -> io::Result<Mapping> {
         let fd = self.file.read_fd()?;
-        let size_bytes = fstat(&fd)?.st_size.cast_unsigned();
+        let stat = fstat(&fd)?;
+        let size_bytes = stat.st_size.cast_unsigned();
+        let sparse = stat.st_blocks.cast_unsigned() * 512 < size_bytes;
+        if sparse && self.file.space.capabilities.preallocation.works {
+            self.file.allocate(FallocateFlags::KEEP_SIZE, 0, size_bytes).map_err(|error| {
+                let full = error.kind() == ErrorKind::NoSpace;
+                let kind = if full { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
+                io::Error::new(kind, error)
+            })?;
+        }
         Mapping::new(Arc::clone(&self.file), &fd, size_bytes)
     }
 

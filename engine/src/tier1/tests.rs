@@ -88,6 +88,24 @@ fn old_bytes_are_never_seen_after_memory_was_used_again() {
 }
 
 #[test]
+fn a_file_with_holes_is_mapped_whole_or_not_at_all() {
+    let tier1 = open(64 * MIB, false);
+    let backing = tier1.create(None).expect("create");
+    let writer = open_outside(&backing);
+    writer.write_all_at(b"end", 16 * MIB).expect("write");
+    let map = backing.map().expect("map");
+    assert!(map[..16 << 20].iter().all(|byte| *byte == 0) && &map[16 << 20..] == b"end");
+    assert!(backing.allocated_bytes().expect("look") > 16 * MIB, "its holes are filled");
+    drop(map);
+    // Reading it through a mapping would end the process.
+    writer.write_all_at(b"end", 256 * MIB).expect("write");
+    assert_eq!(backing.map().expect_err("no room").kind(), std::io::ErrorKind::StorageFull);
+    let mut bytes = [1; 100];
+    assert_eq!(backing.read_at(&mut bytes, 128 * MIB).expect("read"), 100);
+    assert_eq!(bytes, [0; 100]);
+}
+
+#[test]
 fn a_seal_is_refused_exactly_while_a_writable_handle_or_mapping_lives() {
     let tier1 = open(32 * MIB, false);
     if !tier1.capabilities().leases.works {

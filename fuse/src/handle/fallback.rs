@@ -8,10 +8,12 @@
 //! A read is copied once: the kernel copies from our mapping of the backing file straight into the program's
 //! buffer.
 
-use fuser::{Errno, FopenFlags, ReplyData, ReplyWrite};
+use super::pages::{PageDropper, Written};
+use fuser::{Errno, FopenFlags, Notifier, ReplyData, ReplyWrite};
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tidemark_engine::namespace::{NodeId, OpenFile};
 use tidemark_engine::tier1::{Backing, Mapping};
 
@@ -23,6 +25,8 @@ const MAP_MIN_BYTES: u64 = 64 * 1024;
 pub(crate) struct Fallback {
     /// The kernel can map files opened with FOPEN_DIRECT_IO shared.
     direct_mmap: bool,
+    /// Keeps cached readers from seeing old bytes; set when the mount serves, where the kernel cannot.
+    pages: OnceLock<PageDropper>,
     files: RwLock<HashMap<u64, Arc<Served>>>,
     nodes: Mutex<HashMap<NodeId, Node>>,
 }
@@ -36,6 +40,8 @@ struct Node {
 /// What all open files of one node share.
 #[derive(Debug, Default)]
 struct NodeIo {
+    /// Open files whose reads go through the page cache.
+    cached_opens: AtomicU64,
     mapping: Mutex<Option<Arc<Mapping>>>,
 }
 
@@ -44,12 +50,22 @@ struct NodeIo {
 struct Served {
     backing: Arc<Backing>,
     node: NodeId,
+    cached: bool,
     io: Arc<NodeIo>,
 }
 
 impl Fallback {
     pub(crate) fn new(direct_mmap: bool) -> Self {
-        Self { direct_mmap, files: RwLock::default(), nodes: Mutex::default() }
+        Self { direct_mmap, pages: OnceLock::new(), files: RwLock::default(), nodes: Mutex::default() }
+    }
+
+    /// The mount begins to serve.
+    pub(crate) fn begin(&self, notifier: Notifier) -> io::Result<()> {
+        if !self.direct_mmap {
+            let set = self.pages.set(PageDropper::start(notifier)?);
+            assert!(set.is_ok(), "a mount begins once");
+        }
+        Ok(())
     }
 
     /// Takes an open file in; the flags it is to be opened with.
@@ -60,40 +76,50 @@ impl Fallback {
         let mut nodes = self.nodes();
         let node = nodes.entry(file.node).or_insert_with(|| Node { io: Arc::default(), opens: 0 });
         node.opens += 1;
-        let served = Served { backing: Arc::clone(&file.backing), node: file.node, io: Arc::clone(&node.io) };
+        let cached = !file.writable && !self.direct_mmap;
+        let io = Arc::clone(&node.io);
+        // Before the kernel hears of the open, and so before it has a page of it.
+        io.cached_opens.fetch_add(u64::from(cached), Ordering::SeqCst);
+        let served = Served { backing: Arc::clone(&file.backing), node: file.node, cached, io };
         drop(nodes);
         let replaced =
             self.files.write().unwrap_or_else(PoisonError::into_inner).insert(file.fh, Arc::new(served));
-        if replaced.is_some() {
+        if let Some(replaced) = replaced {
             // Taken up from the daemon before, and now answered once more.
-            self.let_go(file.node);
+            self.let_go(&replaced);
         }
-        if file.writable || self.direct_mmap { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() }
+        if cached { FopenFlags::empty() } else { FopenFlags::FOPEN_DIRECT_IO }
     }
 
     /// The file is closed for good.
     pub(crate) fn released(&self, fh: u64) {
         let served = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
         if let Some(served) = served {
-            self.let_go(served.node);
+            self.let_go(&served);
         }
     }
 
-    fn let_go(&self, node_id: NodeId) {
+    fn let_go(&self, served: &Served) {
+        served.io.cached_opens.fetch_sub(u64::from(served.cached), Ordering::SeqCst);
         let mut nodes = self.nodes();
-        let node = nodes.get_mut(&node_id).expect("a node with an open file is listed");
+        let node = nodes.get_mut(&served.node).expect("a node with an open file is listed");
         node.opens -= 1;
         if node.opens == 0 {
-            nodes.remove(&node_id);
+            nodes.remove(&served.node);
         }
     }
 
     pub(crate) fn write(&self, fh: u64, offset: u64, data: &[u8], reply: ReplyWrite) {
         let Some(served) = self.served(fh) else { return reply.error(Errno::EBADF) };
         let written = u32::try_from(data.len()).expect("a request is far below 4 GiB");
-        match write_all(&served.backing, data, offset) {
-            Ok(()) => reply.written(written),
-            Err(error) => reply.error(error.into()),
+        // Pages that a reader has cached are old as soon as the bytes are there, and must go before the program goes on.
+        let pages = self.pages.get().filter(|_| served.io.cached_opens.load(Ordering::SeqCst) > 0);
+        match (write_all(&served.backing, data, offset), pages) {
+            (Ok(()), None) => reply.written(written),
+            (Ok(()), Some(pages)) => {
+                pages.drop_and_acknowledge(Written { node: served.node, offset, bytes: written, reply });
+            }
+            (Err(error), _) => reply.error(error.into()),
         }
     }
 
@@ -122,10 +148,13 @@ enum Answer {
 
 impl Served {
     fn answer_read(&self, offset: u64, size: u64) -> io::Result<Answer> {
-        let present = self.backing.stat()?.size_bytes;
+        let stat = self.backing.stat()?;
+        let present = stat.size_bytes;
         let end = offset.saturating_add(size).min(present);
         let wanted = end.saturating_sub(offset);
-        if wanted >= MAP_MIN_BYTES {
+        // Mapped, a hole would have to be filled first; copied, it is zeros.
+        let sparse = stat.blocks_512 * 512 < present;
+        if wanted >= MAP_MIN_BYTES && !sparse {
             let mapping = self.mapping(end)?;
             // Our own code never touches the mapped bytes: the kernel copies them, and a file truncated meanwhile
             // makes that copy fail with EIO instead of raising SIGBUS here.

@@ -4,13 +4,14 @@
 //! mount uses (`probe`), the open files themselves (the namespace).
 
 mod fallback;
+mod pages;
 
 use crate::backing_ids::{BackingIds, Kernel};
 use crate::errno::errno;
 pub(crate) use fallback::Fallback;
-use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyOpen};
-use std::time::Duration;
+use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, Notifier, ReplyCreate, ReplyOpen};
 use std::io;
+use std::time::Duration;
 use tidemark_engine::namespace::{FsError, Namespace, OpenFile};
 use tidemark_engine::tier1::{Tier1, is_descriptor_limit};
 
@@ -24,6 +25,14 @@ pub(crate) enum DataPath {
 }
 
 impl DataPath {
+    /// The mount begins to serve: INIT was answered, and no other request yet.
+    pub(crate) fn begin(&self, notifier: Notifier) -> io::Result<()> {
+        match self {
+            Self::Passthrough(_) => Ok(()),
+            Self::Fallback(fallback) => fallback.begin(notifier),
+        }
+    }
+
     /// Answers an OPEN. An error leaves the handle for the caller to release.
     pub(crate) fn opened(&self, file: &OpenFile, reply: ReplyOpen) -> Result<(), (ReplyOpen, Errno)> {
         let flags = flush_flag(file);

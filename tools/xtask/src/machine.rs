@@ -14,7 +14,7 @@ pub(crate) enum Need {
     Root,
     /// A kernel with FUSE.
     Fuse,
-    /// The wheel of torch is for this processor and system.
+    /// The wheel of torch, and the guest's kernel, are for this processor and system.
     LinuxX86,
 }
 
@@ -29,7 +29,7 @@ impl Need {
                 Some("no /dev/fuse: the kernel has no FUSE".into())
             }
             Self::LinuxX86 if !cfg!(all(target_os = "linux", target_arch = "x86_64")) => {
-                Some("torch is installed on Linux x86_64 only".into())
+                Some("what it installs is for Linux x86_64 only".into())
             }
             _ => None,
         }

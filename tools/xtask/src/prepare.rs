@@ -1,4 +1,4 @@
-//! Installing what a suite needs: Debian packages, and a Python environment with torch.
+//! Installing what a suite needs: Debian packages, a kernel for a guest, programs from the Rust registry, a Python environment with torch.
 //!
 //! It owns the versions that are pinned (with `tests/frameworks/requirements.txt`) and the stamp that says that an
 //! environment is up to date. It never touches the Rust toolchain.
@@ -13,6 +13,8 @@ use crate::machine;
 use crate::shell::{capture, say, watch, works};
 use crate::workspace::Workspace;
 
+/// The package that always names the newest kernel of this Debian: 6.1 in bookworm.
+const KERNEL_PACKAGE: &str = "linux-image-amd64";
 /// Written last; holds what the environment was made from, so that a change of it makes a new one.
 const STAMP: &str = "tidemark-stamp";
 
@@ -23,6 +25,12 @@ pub(crate) enum Tool {
     Fuse3,
     /// `getfattr` and `setfattr`.
     Attr,
+    /// The POSIX test suite of that name.
+    Pjdfstest,
+    /// The file system exerciser. It is under the APSL: built apart, only ever run, never linked or shipped.
+    Fsx,
+    /// An emulator, and Debian's kernel to boot in it, which is unpacked and not installed.
+    Guest,
     /// A virtual environment with torch, numpy and safetensors.
     PythonWithTorch,
 }
@@ -32,6 +40,20 @@ pub(crate) fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
     match tool {
         Tool::Fuse3 => debian(&["fuse3"], || works(Command::new("fusermount3").arg("-V"))),
         Tool::Attr => debian(&["attr"], || works(Command::new("getfattr").arg("--version"))),
+        Tool::Pjdfstest => {
+            debian(&["gcc"], || works(Command::new("gcc").arg("--version")))?;
+            debian(&["libacl1-dev"], || Path::new("/usr/include/sys/acl.h").exists())?;
+            program("pjdfstest", "0.2.2", workspace)
+        }
+        Tool::Fsx => program("fsx", "0.3.2", workspace),
+        Tool::Guest => {
+            debian(&["qemu-system-x86"], || works(Command::new("qemu-system-x86_64").arg("--version")))?;
+            debian(&["busybox-static"], || works(Command::new("dpkg").args(["-s", "busybox-static"])))?;
+            debian(&["cpio", "kmod", "binutils"], || {
+                ["cpio", "depmod", "strip"].iter().all(|name| works(Command::new(name).arg("--version")))
+            })?;
+            guest_kernel(workspace)
+        }
         Tool::PythonWithTorch => {
             debian(&["python3", "python3-venv"], || {
                 works(Command::new("python3").args(["-c", "import ensurepip"]))
@@ -65,6 +87,74 @@ fn debian(packages: &[&str], present: impl Fn() -> bool) -> Result<()> {
         install()?;
     }
     if present() { Ok(()) } else { bail!("apt-get did not install {names}; its output is above") }
+}
+
+/// Builds `<target>/tools/NAME/bin/NAME` from the registry, once, and again when the pinned version changes.
+fn program(name: &str, version: &str, workspace: &Workspace) -> Result<()> {
+    let root = workspace.tools_dir().join(name);
+    let binary = root.join("bin").join(name);
+    let wanted = format!("{name} {version}");
+    let present =
+        || capture(Command::new(&binary).arg("--version")).is_ok_and(|found| found.trim() == wanted);
+    if present() {
+        return Ok(());
+    }
+    // A target directory of its own, so that what it is built from does not lie among what we are built from.
+    let build = workspace.tools_dir().join(format!("{name}-build"));
+    let mut install = Command::new("cargo");
+    install.args(["install", name, "--version", version, "--locked", "--force", "--root"]).arg(&root);
+    let built = watch(install.arg("--target-dir").arg(&build))?.success;
+    if build.exists() {
+        fs::remove_dir_all(&build).with_context(|| format!("removing {}", build.display()))?;
+    }
+    if built && present() {
+        Ok(())
+    } else {
+        bail!("cargo install did not bring {wanted}; its output is above")
+    }
+}
+
+/// Unpacks Debian's kernel package into `<target>/tools/guest-kernel`, with the list of what each module needs.
+fn guest_kernel(workspace: &Workspace) -> Result<()> {
+    let root = workspace.tools_dir().join("guest-kernel");
+    if root.join("boot").exists() {
+        return Ok(());
+    }
+    // The name of the package has the kernel's version in it; the package without one depends on it.
+    let package = || -> Result<String> {
+        let text = capture(Command::new("apt-cache").args(["depends", KERNEL_PACKAGE]))?;
+        let depends = text.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+        Ok(format!("linux-image-{}", depends.context("it depends on no kernel")?))
+    };
+    let package = match package() {
+        Ok(package) => package,
+        Err(_) => {
+            watch(Command::new("apt-get").args(["update", "--quiet"]))?;
+            package().with_context(|| format!("asking apt for {KERNEL_PACKAGE}"))?
+        }
+    };
+    let unpacked = workspace.tools_dir().join("guest-kernel-unpacked");
+    if unpacked.exists() {
+        fs::remove_dir_all(&unpacked).with_context(|| format!("removing {}", unpacked.display()))?;
+    }
+    fs::create_dir_all(&unpacked).with_context(|| format!("making {}", unpacked.display()))?;
+    // As root: the user that apt downloads as may not write here.
+    let mut download = Command::new("apt-get");
+    download.args(["download", "--quiet", "-o", "APT::Sandbox::User=root", &package]);
+    kernel_step(download.current_dir(&unpacked))?;
+    kernel_step(Command::new("sh").args(["-c", "dpkg -x *.deb . && rm *.deb"]).current_dir(&unpacked))?;
+    let version = package.trim_start_matches("linux-image-");
+    kernel_step(Command::new("depmod").arg("-b").arg(&unpacked).arg(version))?;
+    // Renamed last, so that what is there is whole.
+    fs::rename(&unpacked, &root).with_context(|| format!("renaming {}", unpacked.display()))
+}
+
+fn kernel_step(command: &mut Command) -> Result<()> {
+    if watch(command)?.success {
+        Ok(())
+    } else {
+        bail!("the guest's kernel is not there; the output is above")
+    }
 }
 
 /// Makes `<target>/tools/venv`, or keeps it when it was made from the same versions and the same stubs.

@@ -50,6 +50,20 @@ pub(crate) const SUITES: &[Suite] = &[
         serial: true,
     },
     Suite {
+        name: "posix",
+        question: "does the mount pass what other file systems are tested with?",
+        needs: MOUNT,
+        tools: &[Tool::Pjdfstest, Tool::Fsx],
+        serial: true,
+    },
+    Suite {
+        name: "guest",
+        question: "does FALLBACK keep its promises on a real kernel that has no passthrough?",
+        needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
+        tools: &[Tool::Guest],
+        serial: true,
+    },
+    Suite {
         name: "durability",
         question: "bad bytes, bad input, no room, no Tier-3: is only the truth served, and nothing sealed lost?",
         needs: MOUNT,

@@ -1,0 +1,65 @@
+//! Does the mount pass what other file systems are tested with: pjdfstest (the calls, their errors and times) and fsx
+//! (random changes of one file, every byte compared)?
+//!
+//! Owns: running both in a real daemon's mount, with and without passthrough, and in a disk's directory and a tmpfs
+//! for comparison; one line of counts for each. Does not own: the two tools, which `cargo xtask test` builds and which
+//! are only ever run; what the mount promises beyond them (suite mount).
+//!
+//! Both mounts must give exactly what `known.txt` says and otherwise pass everything. The comparison's places belong
+//! to the machine: there only the number of cases that ran is held to.
+
+#![expect(clippy::print_stdout, reason = "the counts are what a person runs this suite for")]
+
+mod fsx;
+mod known;
+mod pjdfstest;
+mod place;
+
+use crate::known::Mode;
+use crate::place::Place;
+
+#[test]
+fn pjdfstest_with_passthrough() {
+    if let (Some(tool), Some(place)) = (pjdfstest::tool(), Place::mount(Mode::Passthrough)) {
+        pjdfstest::run(&tool, &place).assert_as_known(Mode::Passthrough);
+    }
+}
+
+#[test]
+fn pjdfstest_without_passthrough() {
+    if let (Some(tool), Some(place)) = (pjdfstest::tool(), Place::mount(Mode::Fallback)) {
+        pjdfstest::run(&tool, &place).assert_as_known(Mode::Fallback);
+    }
+}
+
+/// What the same cases give on file systems that everybody knows.
+#[test]
+fn pjdfstest_on_disk_and_tmpfs() {
+    let (Some(tool), Some(tmpfs)) = (pjdfstest::tool(), Place::tmpfs()) else { return };
+    for place in [Place::disk(), tmpfs] {
+        pjdfstest::run(&tool, &place);
+    }
+}
+
+#[test]
+fn fsx_with_passthrough() {
+    if let (Some(tool), Some(place)) = (fsx::tool(), Place::mount(Mode::Passthrough)) {
+        fsx::run(&tool, &place);
+    }
+}
+
+#[test]
+fn fsx_without_passthrough() {
+    if let (Some(tool), Some(place)) = (fsx::tool(), Place::mount(Mode::Fallback)) {
+        fsx::run(&tool, &place);
+    }
+}
+
+/// The same seeds on file systems that are right: otherwise a failure would be the tool's.
+#[test]
+fn fsx_on_disk_and_tmpfs() {
+    let (Some(tool), Some(tmpfs)) = (fsx::tool(), Place::tmpfs()) else { return };
+    for place in [Place::disk(), tmpfs] {
+        fsx::run(&tool, &place);
+    }
+}
