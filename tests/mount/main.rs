@@ -16,6 +16,7 @@ mod closing;
 mod control;
 mod data;
 mod direct;
+mod ends;
 mod fallback;
 mod files;
 mod names;
