@@ -13,6 +13,8 @@ use tidemark_tests::campaign::event::{By, Bytes, Event, Holds};
 
 /// Bytes hashed at a time.
 const READ_BYTES: usize = 1 << 20;
+/// A name that says it is temporary is part of nothing and never goes to Tier-3, whatever a flush says.
+const TEMPORARY: &str = ".tmp";
 /// Enough broken promises to see what is wrong.
 const BROKEN_SHOWN: usize = 20;
 
@@ -66,7 +68,13 @@ impl Claims {
     /// Takes down what a trainer says.
     pub(crate) fn apply(&mut self, event: Event) {
         match event {
-            Event::Will { path, to } => self.claim(path).will = Some(to),
+            Event::Will { path, to } => {
+                let claim = self.claim(path);
+                // A file that is removed while it is written may still hold anything.
+                if claim.will != Some(None) {
+                    claim.will = Some(to);
+                }
+            }
             Event::Is { path, holds, by } => {
                 self.promised.by.entry(by).or_default().recorded += 1;
                 self.changed(&path, &holds);
@@ -96,8 +104,7 @@ impl Claims {
 
     fn moved(&mut self, from: &str, to: &str) {
         self.moving.retain(|(begun, _)| begun != from);
-        let below: Vec<String> =
-            self.standing.keys().filter(|path| covers(from, path)).cloned().collect();
+        let below: Vec<String> = self.standing.keys().filter(|path| covers(from, path)).cloned().collect();
         for path in below {
             let claim = self.standing.remove(&path).expect("it was listed a moment ago");
             let new = format!("{to}{}", &path[from.len()..]);
@@ -171,7 +178,7 @@ impl Claims {
             // A file with a sync and no close is no whole file; it is served as it is, and nobody says committed.
             let whole = !matches!(claim.is, Holds::Begins(_)) && claim.will.is_none();
             // A name that is not there has nothing to be committed, but the removal has: `flush` waits for that.
-            if !whole || claim.by == By::Found || excepted(path) {
+            if !whole || claim.by == By::Found || path.ends_with(TEMPORARY) || excepted(path) {
                 self.durable.remove(path);
                 continue;
             }
@@ -334,6 +341,7 @@ mod tests {
         let (dir, mut claims) = two_names();
         claims.apply(Event::Will { path: "d/a".into(), to: Some(Holds::Absent) });
         claims.apply(Event::Will { path: "d/b".into(), to: None });
+        claims.apply(Event::Will { path: "d/b".into(), to: Some(Holds::Absent) });
         fs::write(dir.path().join("d/b"), b"anything").unwrap();
         claims.audit(dir.path()).unwrap();
         fs::write(dir.path().join("d/b"), b"anything else").unwrap();

@@ -235,9 +235,16 @@ impl Crew {
     /// The system calls that failed before a moment; those after it were excused, and are forgotten.
     pub(crate) fn failures_before(&self, before_ns: u64) -> Result<(), String> {
         let failures = std::mem::take(&mut self.book().failures);
-        let bad: Vec<String> =
-            failures.into_iter().filter(|failure| failure.at_ns < before_ns).map(|failure| failure.what).collect();
-        if bad.is_empty() { Ok(()) } else { Err(format!("calls of trainers failed:\n  {}", bad.join("\n  "))) }
+        let bad: Vec<String> = failures
+            .into_iter()
+            .filter(|failure| failure.at_ns < before_ns)
+            .map(|failure| failure.what)
+            .collect();
+        if bad.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("calls of trainers failed:\n  {}", bad.join("\n  ")))
+        }
     }
 
     /// Folders of trainers long dead, which may go now.

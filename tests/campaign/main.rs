@@ -46,7 +46,10 @@ fn every_promise_is_kept_whatever_is_killed() {
         Ok(seed) => seed.parse().expect("a number"),
         Err(_) => drawn(),
     };
-    println!("campaign: seed {seed}; to run it again: cargo xtask soak --seed {seed} --minutes {}", minutes(time));
+    println!(
+        "campaign: seed {seed}; to run it again: cargo xtask soak --seed {seed} --minutes {}",
+        minutes(time)
+    );
     let report = rounds::run(&Settings { time, seed, daemon_kills: DAEMON_KILLS });
     print!("{}", report.table());
     let json = serde_json::to_string_pretty(&report).expect("figures are JSON");

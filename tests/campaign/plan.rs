@@ -59,8 +59,7 @@ impl Plan {
         let work = Duration::from_millis(self.dice.within(WORK_MS));
         let (kind, which) = (self.dice.within(0..10), self.dice.one_in(3));
         let count = self.dice.within(0..TRAINERS_MOST + 1);
-        let trainers: Vec<u64> =
-            (0..TRAINERS_MOST).map(|_| self.dice.within(0..self.seats)).collect();
+        let trainers: Vec<u64> = (0..TRAINERS_MOST).map(|_| self.dice.within(0..self.seats)).collect();
         let (aimed, flush) = (!self.dice.one_in(5), self.dice.one_in(2));
         let kill = match kind {
             _ if self.number.is_multiple_of(NODE_EVERY) && which && self.daemon_kills => Kill::Keeper,
@@ -105,7 +104,11 @@ mod tests {
         let count = |rounds: &[Round], kill| rounds.iter().filter(|round| round.kill == kill).count();
         assert_eq!((count(&without, Kill::Daemon), count(&without, Kill::Keeper)), (0, 0));
         assert_eq!(count(&without, Kill::Node), 25);
-        assert!(count(&with, Kill::Daemon) > 100 && count(&with, Kill::Keeper) > 0 && count(&with, Kill::Node) > 0);
+        assert!(
+            count(&with, Kill::Daemon) > 100
+                && count(&with, Kill::Keeper) > 0
+                && count(&with, Kill::Node) > 0
+        );
         let work = |rounds: &[Round]| rounds.iter().map(|round| round.work).collect::<Vec<_>>();
         assert_eq!(work(&without), work(&with));
     }

@@ -26,7 +26,7 @@ const TIER1: &str = "768MiB";
 /// Something is committed in the background too, while the rest is written anew too often to settle.
 const CONFIG: &str = "[save]\nsettle_s = 1.0\n";
 /// How long a kill waits for a write, an open and a rename at the same time.
-const AIM_LIMIT: Duration = Duration::from_millis(500);
+const AIM_LIMIT: Duration = Duration::from_secs(3);
 /// Short against each of those calls.
 const AIM_EVERY: Duration = Duration::from_micros(20);
 /// The aim of the project is well below a second; this only ends a campaign that hangs.
@@ -242,13 +242,8 @@ impl Campaign {
 
     /// Everybody ends; all is committed, removed, and looked at once more with empty memory.
     fn end(&mut self) {
-        let last = Round {
-            work: Duration::ZERO,
-            kill: Kill::Nobody,
-            aimed: false,
-            trainers: vec![],
-            flush: true,
-        };
+        let last =
+            Round { work: Duration::ZERO, kill: Kill::Nobody, aimed: false, trainers: vec![], flush: true };
         std::thread::sleep(Duration::from_secs(1));
         self.stand_still(&last);
         self.crew.end_all();
@@ -267,6 +262,7 @@ impl Campaign {
         self.report.promised = self.crew.book().claims.promised.clone();
         let figures = self.crew.figures().clone();
         self.report.calls_were(&figures);
+        self.report.tier3_bytes = bytes_below(&self.daemon.tier3_dir());
         self.daemon.stop();
     }
 
@@ -303,5 +299,9 @@ fn within_limit(work: impl FnOnce() -> Result<(), String> + Send + 'static) -> R
 }
 
 fn bytes_below(folder: &Path) -> u64 {
-    tier3::files_below(folder).iter().filter_map(|file| fs::metadata(file).ok()).map(|found| found.len()).sum()
+    tier3::files_below(folder)
+        .iter()
+        .filter_map(|file| fs::metadata(file).ok())
+        .map(|found| found.len())
+        .sum()
 }

@@ -22,6 +22,9 @@ pub(crate) const IDLE_GAUGES: [&str; 4] = [
     "tidemark_lag_seconds",
 ];
 
+/// Descriptors of processes that write or wrote: a bounded cache, given up only for younger ones.
+pub(crate) const WRITERS: &str = "pidfd";
+
 /// Tier-1 as sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Tier1 {
@@ -93,6 +96,7 @@ pub(crate) fn descriptors(daemon: &Daemon) -> BTreeMap<String, u64> {
         let Ok(target) = entry.and_then(|entry| fs::read_link(entry.path())) else { continue };
         let target = target.to_string_lossy();
         let kind = match target.split_once(':') {
+            Some(("anon_inode", kind)) => kind.trim_matches(['[', ']']).to_owned(),
             Some((kind, _)) if !kind.starts_with('/') => kind.to_owned(),
             _ if target.starts_with("/dev/") => target.into_owned(),
             _ => "file".to_owned(),

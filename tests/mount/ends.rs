@@ -126,7 +126,12 @@ fn of_forked_writers_the_last_one_decides() {
     let cases = [
         // The parent closes first and the child is killed last, or closes last.
         ("parent-then-killed", "os.close(f); tell(); wait()", "ask(); die()", FileState::Cut),
-        ("parent-then-closed", "os.close(f); tell(); wait()", "ask(); os.close(f); os._exit(0)", FileState::Closed),
+        (
+            "parent-then-closed",
+            "os.close(f); tell(); wait()",
+            "ask(); os.close(f); os._exit(0)",
+            FileState::Closed,
+        ),
         // The parent is killed first, or is killed last.
         ("killed-then-closed", "tell(); die()", "orphan(); os.close(f); os._exit(0)", FileState::Closed),
         ("closed-then-killed", "wait(); die()", "os.close(f); os._exit(0)", FileState::Cut),
@@ -185,7 +190,9 @@ fn a_writer_that_the_kernel_kills_for_its_memory_leaves_a_cut_file() {
     let Some(site) = Site::passthrough() else { return };
     let group = match Cgroup::make("closing", 32 << 20) {
         Ok(group) => group,
-        Err(why) => return tidemark_tests::machine::left_out(&format!("a memory cgroup cannot be made: {why}")),
+        Err(why) => {
+            return tidemark_tests::machine::left_out(&format!("a memory cgroup cannot be made: {why}"));
+        }
     };
     let script = "import os, sys
 open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))
@@ -217,7 +224,9 @@ fn a_writer_in_a_container_is_seen() {
     inside("exec 3>g; printf whole >&3; exec 3>&-");
     assert_eq!(site.state_after_close("g"), FileState::Closed);
     // The first process takes the others with it when it ends.
-    inside("sh -c 'exec 3>h; printf part >&3; echo >ready; sleep 60' & while ! [ -e ready ]; do sleep 0.01; done; exit 0");
+    inside(
+        "sh -c 'exec 3>h; printf part >&3; echo >ready; sleep 60' & while ! [ -e ready ]; do sleep 0.01; done; exit 0",
+    );
     assert_eq!(site.state_after_close("h"), FileState::Cut);
 }
 
@@ -248,7 +257,8 @@ fn a_writer_that_the_daemon_cannot_see_is_believed() {
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
     let mut told = |word: &str| {
         // The test harness of the other half prints lines of its own, and begins one that it does not end.
-        let mut found = lines.by_ref().find_map(|line| line.unwrap().split_once(word).map(|(_, rest)| rest.to_owned()));
+        let mut found =
+            lines.by_ref().find_map(|line| line.unwrap().split_once(word).map(|(_, rest)| rest.to_owned()));
         found.take().unwrap_or_else(|| panic!("the serving half ended without saying `{word}`"))
     };
     let mount = PathBuf::from(told("serves: "));

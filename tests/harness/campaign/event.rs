@@ -47,15 +47,35 @@ pub enum By {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// From now on the name may also hold `to`; without it, anything.
-    Will { path: String, to: Option<Holds> },
-    Is { path: String, holds: Holds, by: By },
+    Will {
+        path: String,
+        to: Option<Holds>,
+    },
+    Is {
+        path: String,
+        holds: Holds,
+        by: By,
+    },
     /// A rename begins: the names below `from` are still there, or are below `to`, all of them.
-    WillMove { from: String, to: String },
-    Moved { from: String, to: String },
+    WillMove {
+        from: String,
+        to: String,
+    },
+    Moved {
+        from: String,
+        to: String,
+    },
     /// Nothing is open, and nothing happens until the page says so.
-    Paused { number: u64 },
+    Paused {
+        number: u64,
+    },
     /// A system call failed, which none may while a daemon or its keeper lives.
-    Failed { act: String, path: String, what: String, at_ns: u64 },
+    Failed {
+        act: String,
+        path: String,
+        what: String,
+        at_ns: u64,
+    },
 }
 
 impl Event {
@@ -73,8 +93,7 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line_and_comes_back() {
-        let event =
-            Event::Is { path: "a\nb".into(), holds: Holds::Begins(Bytes::of(b"abc")), by: By::Fsync };
+        let event = Event::Is { path: "a\nb".into(), holds: Holds::Begins(Bytes::of(b"abc")), by: By::Fsync };
         let line = event.line();
         assert_eq!(line.matches('\n').count(), 1);
         assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event);

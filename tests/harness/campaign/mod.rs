@@ -15,7 +15,8 @@ use rustix::time::{ClockId, clock_gettime};
 /// Nanoseconds on a clock that all processes of this machine share.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    let seconds = Duration::from_secs(u64::try_from(now.tv_sec).expect("the machine was started in the past"));
+    let seconds =
+        Duration::from_secs(u64::try_from(now.tv_sec).expect("the machine was started in the past"));
     let passed = seconds + Duration::from_nanos(u64::try_from(now.tv_nsec).expect("less than a second"));
     u64::try_from(passed.as_nanos()).expect("584 years")
 }

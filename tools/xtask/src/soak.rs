@@ -58,7 +58,18 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     let mut command = Command::new("cargo");
     // Not nextest, which would end it as a test that hangs.
     command
-        .args(["test", "--profile", "ci", "--workspace", "--locked", "--test", SUITE, "--", TEST, "--nocapture"])
+        .args([
+            "test",
+            "--profile",
+            "ci",
+            "--workspace",
+            "--locked",
+            "--test",
+            SUITE,
+            "--",
+            TEST,
+            "--nocapture",
+        ])
         .current_dir(&workspace.root)
         .env("TIDEMARK_BIN_DIR", workspace.bin_dir())
         .env("TIDEMARK_REQUIRED", "1")

@@ -44,7 +44,12 @@ impl Trainer {
     }
 
     /// One call, shown on the page; a failure is told.
-    pub(crate) fn act<T>(&self, act: Act, name: &str, call: impl FnOnce() -> io::Result<T>) -> Result<T, Stop> {
+    pub(crate) fn act<T>(
+        &self,
+        act: Act,
+        name: &str,
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> Result<T, Stop> {
         let result = self.page.during(act, call);
         result.or_else(|error| {
             self.tell(&Event::Failed {

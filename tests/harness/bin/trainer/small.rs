@@ -3,6 +3,7 @@
 //! It owns the order: what a step was promised before its rename holds below the new name after it.
 
 use std::fs::OpenOptions;
+use std::time::Duration;
 
 use crate::acts::{Stop, Trainer};
 
@@ -27,6 +28,8 @@ pub(crate) fn small(trainer: &mut Trainer) -> Result<(), Stop> {
         trainer.close(&name, file, &bytes)?;
     }
     trainer.rename(&building, &done)?;
+    // As long as it takes to train a little.
+    std::thread::sleep(Duration::from_millis(trainer.dice.within(5..60)));
     if let Some(old) = step.checked_sub(STEPS_KEPT) {
         for part in 0..PARTS {
             trainer.unlink(&format!("step_{old}/part-{part}.bin"))?;
