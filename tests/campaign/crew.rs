@@ -19,7 +19,8 @@ use tidemark_tests::process;
 use crate::claims::Claims;
 
 /// Who saves, and how. The quick ones twice, so that at most moments some call of each sort is under way.
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 12] = [
+    "bulk",
     "sequential",
     "sequential",
     "mapped",

@@ -16,8 +16,8 @@ use crate::watch::{Tier1, WRITERS};
 const COUNTED_ONE_IN: u64 = 2;
 /// Of fewer kills than this one is enough: some are not aimed, and some miss.
 const COUNTED_FROM: u64 = 20;
-/// Descriptors that come and go with connections of `ckptctl` and the sampling.
-const DESCRIPTORS_MORE: u64 = 4;
+/// Descriptors that come and go: connections of `ckptctl` and the sampling, ready files of Tier-1's pool.
+const DESCRIPTORS_MORE: u64 = 8;
 
 /// Processes that write, or wrote, of which the daemon keeps a descriptor.
 const WRITERS_MOST: u64 = 512;
@@ -26,6 +26,8 @@ const WRITERS_MOST: u64 = 512;
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Kills {
     pub(crate) injected: u64,
+    /// Those that waited for such a moment.
+    pub(crate) aimed: u64,
     /// With a write, an open and a rename unanswered at that instant.
     pub(crate) counted: u64,
     /// How many met at least one call of a sort.
@@ -34,8 +36,9 @@ pub(crate) struct Kills {
 
 impl Kills {
     /// Takes down a kill and the calls that had begun before it and were unanswered after it.
-    pub(crate) fn injected(&mut self, unanswered: &[Doing]) {
+    pub(crate) fn injected(&mut self, aimed: bool, unanswered: &[Doing]) {
         self.injected += 1;
+        self.aimed += u64::from(aimed);
         let acts: std::collections::BTreeSet<Act> = unanswered.iter().map(|doing| doing.act).collect();
         self.counted += u64::from(counts(&acts));
         for act in acts {
@@ -174,7 +177,10 @@ impl Report {
             text.write_fmt(line).expect("a string takes everything");
             text.push('\n');
         };
-        line(format_args!("{:<12}{:>10}{:>10}  met at least one", "killed", "injected", "counted"));
+        line(format_args!(
+            "{:<12}{:>10}{:>10}{:>10}  met at least one",
+            "killed", "injected", "aimed", "counted"
+        ));
         for (what, kills) in &self.kills {
             let inside: Vec<String> = kills
                 .inside_of
@@ -182,8 +188,9 @@ impl Report {
                 .map(|(act, count)| format!("{act:?} {count}").to_lowercase())
                 .collect();
             line(format_args!(
-                "{what:<12}{:>10}{:>10}  {}",
+                "{what:<12}{:>10}{:>10}{:>10}  {}",
                 kills.injected,
+                kills.aimed,
                 kills.counted,
                 inside.join(", ")
             ));
@@ -240,12 +247,12 @@ mod tests {
     fn a_campaign_in_which_nothing_was_at_stake_fails() {
         let mut report = Report::new(1, true);
         let kills = report.kills.entry("daemon").or_default();
-        kills.injected(&doing(&[Act::Write, Act::Open, Act::Rename, Act::Write]));
+        kills.injected(true, &doing(&[Act::Write, Act::Open, Act::Rename, Act::Write]));
         assert_eq!((kills.counted, kills.inside_of[&Act::Write]), (1, 1));
         let quiet = |report: &Report| report.problems().iter().any(|problem| problem.contains("at stake"));
         assert!(!quiet(&report));
         for _ in 1..COUNTED_FROM {
-            report.kills.entry("daemon").or_default().injected(&doing(&[Act::Write, Act::Open]));
+            report.kills.entry("daemon").or_default().injected(true, &doing(&[Act::Write, Act::Open]));
         }
         assert!(quiet(&report), "{:?}", report.kills);
         assert!(quiet(&Report::new(1, true)), "without kills there is nothing to report");

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tempfile::TempDir;
 use tidemark_tests::campaign::now_ns;
 use tidemark_tests::campaign::page::{Act, Doing};
 use tidemark_tests::daemon::{Daemon, DaemonOptions, is_mounted, shown};
@@ -38,7 +39,11 @@ const IDLE_LIMIT: Duration = Duration::from_secs(60);
 /// A process that was killed is gone after its memory was given back.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
 /// Nothing retires versions yet, so a long campaign begins Tier-3 anew when it has grown this much.
-const TIER3_BYTES_MAX: u64 = 4 << 30;
+const TIER3_BYTES_MAX: u64 = 2 << 30;
+/// Tier-3 lies in memory where there is room for it, and for what comes between two looks at its size: it is thousands
+/// of files, and some disks take longer to remove them than the whole campaign. It outlives the daemon either way.
+const SHM: &str = "/dev/shm";
+const SHM_FREE_BYTES: u64 = 3 * TIER3_BYTES_MAX;
 
 /// What a person may choose.
 #[derive(Clone, Debug)]
@@ -69,6 +74,7 @@ struct Campaign {
     crew: Crew,
     watch: Watch,
     daemon: Daemon,
+    tier3: TempDir,
     pages: PathBuf,
     lives: u64,
     report: Report,
@@ -76,24 +82,30 @@ struct Campaign {
 
 impl Campaign {
     fn start(settings: &Settings) -> Self {
-        let options =
-            DaemonOptions { tier1: TIER1.into(), config: Some(CONFIG.into()), ..DaemonOptions::default() };
+        let tier3 = tier3_dir();
+        let options = DaemonOptions {
+            tier1: TIER1.into(),
+            tier3: Some(format!("file://{}", tier3.path().display())),
+            config: Some(CONFIG.into()),
+            ..DaemonOptions::default()
+        };
         let daemon = Daemon::start(options);
         daemon.assert_passthrough();
         let pages = daemon.scratch("pages");
         let mut crew = Crew::new(daemon.mount(), &pages, settings.seed);
         let mut report = Report::new(settings.seed, settings.daemon_kills);
+        warm(&daemon);
         report.rest.descriptors_at_start = descriptors(&daemon);
         report.rest.tier1_used_bytes_at_start = daemon.metric("tidemark_tier1_used_bytes", &[]);
         crew.begin("node-1".into(), &pages);
-        Self { crew, watch: Watch::start(&daemon), daemon, pages, lives: 1, report }
+        Self { crew, watch: Watch::start(&daemon), daemon, tier3, pages, lives: 1, report }
     }
 
     fn round(&mut self, round: &Round) {
         std::thread::sleep(round.work);
         for seat in &round.trainers {
             let doing = self.crew.kill(*seat);
-            self.report.kills.entry("trainer").or_default().injected(doing.as_slice());
+            self.report.kills.entry("trainer").or_default().injected(false, doing.as_slice());
         }
         match round.kill {
             Kill::Nobody => {}
@@ -117,7 +129,7 @@ impl Campaign {
         let pid = self.daemon.serving_pid();
         let killed = Instant::now();
         let unanswered = self.shoot(round, pid);
-        self.report.kills.entry("daemon").or_default().injected(&unanswered);
+        self.report.kills.entry("daemon").or_default().injected(round.aimed, &unanswered);
         self.daemon.wait_served_again(SERVED_AGAIN_LIMIT);
         let outage_ms = killed.elapsed().as_secs_f64() * 1000.0;
         self.report.longest_outage_ms = self.report.longest_outage_ms.max(outage_ms);
@@ -133,7 +145,7 @@ impl Campaign {
         self.broken(round, self.crew.failures_before(u64::MAX));
         let before_ns = now_ns();
         let unanswered = self.shoot(round, pid);
-        self.report.kills.entry(what).or_default().injected(&unanswered);
+        self.report.kills.entry(what).or_default().injected(round.aimed, &unanswered);
         if round.kill == Kill::Keeper {
             let mount = self.daemon.mount().to_owned();
             let gone = || (!is_mounted(&mount) || fs::metadata(&mount).is_err()).then_some(());
@@ -147,7 +159,7 @@ impl Campaign {
         self.audit_restart(round);
         let old = std::mem::take(&mut self.crew.top);
         self.remove(&old);
-        if bytes_below(&self.daemon.tier3_dir()) > TIER3_BYTES_MAX {
+        if bytes_below(self.tier3.path()) > TIER3_BYTES_MAX {
             self.begin_tier3_anew();
         }
         self.lives += 1;
@@ -236,7 +248,8 @@ impl Campaign {
 
     fn begin_tier3_anew(&mut self) {
         self.daemon.stop_with_status();
-        fs::remove_dir_all(self.daemon.tier3_dir()).expect("removing Tier-3");
+        fs::remove_dir_all(self.tier3.path()).expect("removing Tier-3");
+        fs::create_dir(self.tier3.path()).expect("making Tier-3");
         self.start_again();
     }
 
@@ -262,7 +275,7 @@ impl Campaign {
         self.report.promised = self.crew.book().claims.promised.clone();
         let figures = self.crew.figures().clone();
         self.report.calls_were(&figures);
-        self.report.tier3_bytes = bytes_below(&self.daemon.tier3_dir());
+        self.report.tier3_bytes = bytes_below(self.tier3.path());
         self.daemon.stop();
     }
 
@@ -284,6 +297,27 @@ impl Campaign {
             panic!("seed {seed}, round {number}, {round:?}: {what}\n{}", self.daemon.log_tail());
         }
     }
+}
+
+/// What the daemon opens once and keeps, or keeps ready, is open before it is counted.
+fn warm(daemon: &Daemon) {
+    let folder = daemon.mount().join("warm");
+    fs::create_dir(&folder).expect("the daemon lives");
+    for number in 0..16 {
+        fs::write(folder.join(format!("{number}.bin")), vec![number; 1 << (number + 8)])
+            .expect("the daemon lives");
+    }
+    daemon.flush();
+    fs::remove_dir_all(&folder).expect("the daemon lives");
+    daemon.flush();
+}
+
+fn tier3_dir() -> TempDir {
+    let free = rustix::fs::statvfs(SHM).map_or(0, |found| found.f_bavail * found.f_frsize);
+    let mut name = tempfile::Builder::new();
+    name.prefix("tidemark-campaign-");
+    let made = if free >= SHM_FREE_BYTES { name.tempdir_in(SHM) } else { name.tempdir() };
+    made.expect("a directory for Tier-3")
 }
 
 /// Runs in a thread of its own: a call on a mount that does not answer cannot be given up otherwise.

@@ -1,4 +1,4 @@
-//! One trainer of the crash campaign: a process that saves without end in one of seven ways, and tells the auditor
+//! One trainer of the crash campaign: a process that saves without end in one of eight ways, and tells the auditor
 //! what it was promised.
 //!
 //! `tidemark-trainer KIND MOUNT FOLDER PAGE SEED`: works in FOLDER, which is new, below MOUNT; shows what it is inside
@@ -47,6 +47,7 @@ fn main() -> ExitCode {
 fn run(trainer: &mut Trainer, kind: &str) -> Result<(), Stop> {
     let round: fn(&mut Trainer) -> Result<(), Stop> = match kind {
         "sequential" => work::sequential,
+        "bulk" => work::bulk,
         "mapped" => work::mapped,
         "renaming" => work::renaming,
         "direct" => work::direct,

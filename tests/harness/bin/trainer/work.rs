@@ -17,6 +17,9 @@ const MIB: usize = 1 << 20;
 const KIB: u64 = 1 << 10;
 /// Names that a kind uses in turn.
 const RING: u64 = 3;
+/// Long enough in one write(2) to be met there.
+const BULK_BYTES: usize = 24 * MIB + 1;
+const BULK_RING: u64 = 2;
 /// A log longer than this is begun anew.
 const LOG_BYTES_MAX: usize = 2 * MIB;
 /// What O_DIRECT asks for where it asks for anything.
@@ -55,7 +58,7 @@ pub(crate) fn sequential(trainer: &mut Trainer) -> Result<(), Stop> {
     for part in bytes.chunks(MIB) {
         trainer.write(&name, &mut file, part)?;
         written += part.len();
-        if trainer.dice.one_in(6) {
+        if trainer.dice.one_in(3) {
             trainer.fsync(&name, &file, &bytes[..written])?;
         }
     }
@@ -63,6 +66,19 @@ pub(crate) fn sequential(trainer: &mut Trainer) -> Result<(), Stop> {
     if trainer.dice.one_in(2) {
         trainer.stat(&name, bytes.len())?;
     }
+    think(trainer);
+    Ok(())
+}
+
+/// As torch.save of one large tensor: the whole file in one write.
+pub(crate) fn bulk(trainer: &mut Trainer) -> Result<(), Stop> {
+    let name = format!("bulk-{}.bin", trainer.round % BULK_RING);
+    trainer.round += 1;
+    let bytes = trainer.dice.bytes(BULK_BYTES);
+    trainer.will(&name, None)?;
+    let mut file = trainer.open(&name, &create())?;
+    trainer.write(&name, &mut file, &bytes)?;
+    trainer.close(&name, file, &bytes)?;
     think(trainer);
     Ok(())
 }
