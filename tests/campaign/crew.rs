@@ -154,23 +154,32 @@ impl Crew {
         self.seats.iter().map(|seat| seat.page.doing())
     }
 
-    /// SIGKILL, and what it was inside of.
-    pub(crate) fn kill(&mut self, number: usize) -> Option<Doing> {
-        let (mut child, reader) = self.seats[number].running.take()?;
-        let doing = self.seats[number].page.doing();
+    /// SIGKILL, and what the trainer was inside of. It is gone when it is buried: one that waits for an answer of the
+    /// daemon ends when that has come.
+    pub(crate) fn strike(&mut self, number: usize) -> Option<Doing> {
+        let seat = &mut self.seats[number];
+        let (child, _) = seat.running.as_mut()?;
+        let doing = seat.page.doing();
         child.kill().expect("killing a child of ours");
-        child.wait().expect("reaping a child of ours");
-        reader.join().expect("the reader ends with its trainer");
-        self.ended(number);
         doing
     }
 
+    /// Waits until a trainer that was struck has ended and all its words are in the book.
+    pub(crate) fn bury(&mut self, number: usize) {
+        let Some((mut child, reader)) = self.seats[number].running.take() else { return };
+        let ended = process::wait(&mut child, PAUSE_LIMIT).expect("waiting for a child of ours");
+        let (kind, doing) = (self.seats[number].kind, self.seats[number].page.doing());
+        assert!(ended.is_some(), "a killed trainer ({kind}) does not end; it is inside of {doing:?}");
+        reader.join().expect("the reader ends with its trainer");
+        self.ended(number);
+    }
+
     pub(crate) fn kill_all(&mut self) {
-        for (child, _) in self.seats.iter_mut().filter_map(|seat| seat.running.as_mut()) {
-            child.kill().expect("killing a child of ours");
+        for number in 0..self.seats.len() {
+            self.strike(number);
         }
         for number in 0..self.seats.len() {
-            self.kill(number);
+            self.bury(number);
         }
     }
 

@@ -33,8 +33,10 @@ pub(crate) struct Round {
     pub(crate) kill: Kill,
     /// Wait, a little, until a write, an open and a rename are under way; the others kill blindly.
     pub(crate) aimed: bool,
-    /// Seats whose trainer is killed first.
+    /// Seats whose trainer is killed.
     pub(crate) trainers: Vec<usize>,
+    /// They are killed just after the daemon, which is to learn of it when it is back; otherwise just before.
+    pub(crate) while_away: bool,
     /// Ask `flush --wait` once the promises were compared.
     pub(crate) flush: bool,
 }
@@ -61,6 +63,7 @@ impl Plan {
         let count = self.dice.within(0..TRAINERS_MOST + 1);
         let trainers: Vec<u64> = (0..TRAINERS_MOST).map(|_| self.dice.within(0..self.seats)).collect();
         let (aimed, flush) = (!self.dice.one_in(5), self.dice.one_in(2));
+        let while_away = self.dice.one_in(2);
         let kill = match kind {
             _ if self.number.is_multiple_of(NODE_EVERY) && which && self.daemon_kills => Kill::Keeper,
             _ if self.number.is_multiple_of(NODE_EVERY) => Kill::Node,
@@ -74,7 +77,7 @@ impl Plan {
         trainers.dedup();
         // Before the node goes there is something to lose.
         let flush = flush || (self.number + 1).is_multiple_of(NODE_EVERY);
-        Round { work, kill, aimed, trainers, flush }
+        Round { work, kill, aimed, trainers, while_away, flush }
     }
 
     /// The rounds after which a campaign may end: nothing is left unproven by the last.

@@ -103,9 +103,9 @@ impl Campaign {
 
     fn round(&mut self, round: &Round) {
         std::thread::sleep(round.work);
-        for seat in &round.trainers {
-            let doing = self.crew.kill(*seat);
-            self.report.kills.entry("trainer").or_default().injected(false, doing.as_slice());
+        if !(round.while_away && round.kill == Kill::Daemon) {
+            self.strike_trainers(round);
+            self.bury_trainers(round);
         }
         match round.kill {
             Kill::Nobody => {}
@@ -124,15 +124,34 @@ impl Campaign {
         self.crew.go_on();
     }
 
+    fn strike_trainers(&mut self, round: &Round) {
+        for seat in &round.trainers {
+            let doing = self.crew.strike(*seat);
+            self.report.kills.entry("trainer").or_default().injected(false, doing.as_slice());
+        }
+    }
+
+    fn bury_trainers(&mut self, round: &Round) {
+        for seat in &round.trainers {
+            self.crew.bury(*seat);
+        }
+    }
+
     /// SIGKILL to the serving daemon alone. No trainer may notice more than a wait.
     fn kill_daemon(&mut self, round: &Round) {
         let pid = self.daemon.serving_pid();
         let killed = Instant::now();
         let unanswered = self.shoot(round, pid);
         self.report.kills.entry("daemon").or_default().injected(round.aimed, &unanswered);
+        if round.while_away {
+            self.strike_trainers(round);
+        }
         self.daemon.wait_served_again(SERVED_AGAIN_LIMIT);
         let outage_ms = killed.elapsed().as_secs_f64() * 1000.0;
         self.report.longest_outage_ms = self.report.longest_outage_ms.max(outage_ms);
+        if round.while_away {
+            self.bury_trainers(round);
+        }
         self.watch.follow(&self.daemon);
     }
 
@@ -148,9 +167,13 @@ impl Campaign {
         self.report.kills.entry(what).or_default().injected(round.aimed, &unanswered);
         if round.kill == Kill::Keeper {
             let mount = self.daemon.mount().to_owned();
-            let gone = || (!is_mounted(&mount) || fs::metadata(&mount).is_err()).then_some(());
-            let gone = process::until(DEATH_LIMIT, gone);
-            assert!(gone.is_some(), "the mount outlived its keeper:\n{}", self.daemon.log_tail());
+            let gone = within_limit(DEATH_LIMIT, move || {
+                while is_mounted(&mount) && fs::metadata(&mount).is_ok() {
+                    std::thread::sleep(process::POLL);
+                }
+                Ok(())
+            });
+            self.broken(round, gone.map_err(|_| "the mount outlived its keeper".into()));
         }
         self.crew.kill_all();
         self.daemon.kill9();
@@ -190,7 +213,7 @@ impl Campaign {
 
     fn audit(&self, round: &Round) {
         let (book, mount) = (self.crew.shared_book(), self.daemon.mount().to_owned());
-        let kept = within_limit(move || {
+        let kept = within_limit(AUDIT_LIMIT, move || {
             let mut book = book.lock().expect("nobody panics with the book in hand");
             let kept = book.claims.audit(&mount);
             book.claims.forget_absent();
@@ -201,7 +224,7 @@ impl Campaign {
 
     fn audit_restart(&self, round: &Round) {
         let (book, mount) = (self.crew.shared_book(), self.daemon.mount().to_owned());
-        let kept = within_limit(move || {
+        let kept = within_limit(AUDIT_LIMIT, move || {
             book.lock().expect("nobody panics with the book in hand").claims.audit_restart(&mount)
         });
         self.broken(round, kept);
@@ -255,8 +278,14 @@ impl Campaign {
 
     /// Everybody ends; all is committed, removed, and looked at once more with empty memory.
     fn end(&mut self) {
-        let last =
-            Round { work: Duration::ZERO, kill: Kill::Nobody, aimed: false, trainers: vec![], flush: true };
+        let last = Round {
+            work: Duration::ZERO,
+            kill: Kill::Nobody,
+            aimed: false,
+            trainers: vec![],
+            while_away: false,
+            flush: true,
+        };
         std::thread::sleep(Duration::from_secs(1));
         self.stand_still(&last);
         self.crew.end_all();
@@ -321,15 +350,17 @@ fn tier3_dir() -> TempDir {
 }
 
 /// Runs in a thread of its own: a call on a mount that does not answer cannot be given up otherwise.
-fn within_limit(work: impl FnOnce() -> Result<(), String> + Send + 'static) -> Result<(), String> {
+fn within_limit(
+    limit: Duration,
+    work: impl FnOnce() -> Result<(), String> + Send + 'static,
+) -> Result<(), String> {
     let (done, answer) = sync_channel(1);
     std::thread::spawn(move || {
         // Nobody listens any more when the time was up.
         let _ = done.send(work());
     });
-    answer
-        .recv_timeout(AUDIT_LIMIT)
-        .unwrap_or_else(|_| Err(format!("comparing did not end within {} s", AUDIT_LIMIT.as_secs())))
+    let late = || format!("it did not end within {} s", limit.as_secs());
+    answer.recv_timeout(limit).unwrap_or_else(|_| Err(late()))
 }
 
 fn bytes_below(folder: &Path) -> u64 {
