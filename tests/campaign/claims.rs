@@ -171,8 +171,17 @@ impl Claims {
         told(broken)
     }
 
-    /// `flush --wait` ended: what stands is committed, but for what it named as pending.
-    pub(crate) fn committed(&mut self, pending: &[String]) {
+    /// `flush --wait` ended: what stands is committed, but for what it named as pending. It may name only what holds a
+    /// file that nobody closed, or else it could excuse everything.
+    pub(crate) fn committed(&mut self, pending: &[String]) -> Result<(), String> {
+        let unfinished: Vec<&String> = self
+            .standing
+            .iter()
+            .filter(|(_, claim)| claim.by == By::Found || matches!(claim.is, Holds::Begins(_)))
+            .map(|(path, _)| path)
+            .collect();
+        let excuses = |pending: &&String| !unfinished.iter().any(|path| covers(pending, path));
+        let excused: Vec<String> = pending.iter().filter(excuses).cloned().collect();
         let excepted = |path: &str| pending.iter().any(|pending| covers(pending, path));
         for (path, claim) in &self.standing {
             // A file with a sync and no close is no whole file; it is served as it is, and nobody says committed.
@@ -186,6 +195,12 @@ impl Claims {
             let durable = Durable { holds: claim.is.clone(), since: vec![], moved: false };
             self.durable.insert(path.clone(), durable);
         }
+        told(
+            excused
+                .iter()
+                .map(|path| format!("{path} is not committed, and every file was closed"))
+                .collect(),
+        )
     }
 
     /// After a restart with empty memory: what was committed is there, as it was then or as it was promised since.
@@ -370,27 +385,30 @@ mod tests {
     #[test]
     fn after_a_restart_what_was_committed_or_came_after_it_is_there() {
         let (dir, mut claims) = two_names();
-        claims.committed(&[]);
+        claims.committed(&[]).unwrap();
         assert_eq!(claims.promised.committed.recorded, 1, "a sync without a close is no whole file");
         claims.apply(is("d/a", whole(b"new"), By::Close));
         claims.audit_restart(dir.path()).unwrap();
 
         let (dir, mut claims) = two_names();
-        claims.committed(&[]);
+        claims.committed(&[]).unwrap();
         claims.apply(is("d/a", whole(b"new"), By::Close));
         fs::write(dir.path().join("d/a"), b"new").unwrap();
         claims.audit_restart(dir.path()).unwrap();
 
         let (dir, mut claims) = two_names();
-        claims.committed(&[]);
+        claims.committed(&[]).unwrap();
         fs::write(dir.path().join("d/a"), b"new").unwrap();
         assert!(claims.audit_restart(dir.path()).is_err(), "nobody promised that");
 
         let (dir, mut claims) = two_names();
-        claims.committed(&["d".into()]);
+        claims.committed(&["d".into()]).unwrap();
         fs::remove_file(dir.path().join("d/a")).unwrap();
         claims.audit_restart(dir.path()).unwrap();
         assert_eq!(claims.promised.committed, Count::default(), "flush said that it is not");
+
+        let (_dir, mut claims) = two_names();
+        assert!(claims.committed(&["d/a".into()]).unwrap_err().contains("every file was closed"));
     }
 
     #[test]
@@ -400,7 +418,7 @@ mod tests {
         assert!(claims.audit(dir.path()).is_err());
         fs::remove_dir_all(dir.path().join("d")).unwrap();
         claims.audit(dir.path()).unwrap();
-        claims.committed(&[]);
+        claims.committed(&[]).unwrap();
         claims.forget_absent();
         claims.audit_restart(dir.path()).unwrap();
         assert_eq!(claims.promised.committed.kept, 1);

@@ -115,7 +115,7 @@ impl Campaign {
         self.stand_still(round);
         self.audit(round);
         if round.flush {
-            self.flush();
+            self.flush(round);
         }
         for folder in self.crew.outdated_folders() {
             self.remove(&folder);
@@ -231,7 +231,7 @@ impl Campaign {
     }
 
     /// Asks for all to be committed, and takes down what was said to be.
-    fn flush(&mut self) {
+    fn flush(&mut self, round: &Round) {
         let output = self.daemon.ctl(&["flush", "--wait", "--timeout", "120", "-o", "json"]);
         let flush: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("flush printed no JSON ({error}): {}", shown(&output)));
@@ -247,7 +247,8 @@ impl Campaign {
         }
         let pending: Vec<String> =
             rows.iter().filter_map(|row| row["path"].as_str().map(str::to_owned)).collect();
-        self.crew.book().claims.committed(&pending);
+        let excused = self.crew.book().claims.committed(&pending);
+        self.broken(round, excused);
         self.report.flushes += 1;
     }
 
@@ -291,11 +292,11 @@ impl Campaign {
         self.crew.end_all();
         self.broken(&last, self.crew.failures_before(u64::MAX));
         self.audit(&last);
-        self.flush();
+        self.flush(&last);
         let top = self.crew.top.clone();
         self.remove(&top);
         self.audit(&last);
-        self.flush();
+        self.flush(&last);
         self.idle();
         self.report.tier1 = self.watch.tier1();
         self.daemon.stop();
