@@ -7,10 +7,12 @@
 #![expect(clippy::cast_precision_loss, reason = "figures for people")]
 
 mod claims;
+mod compare;
 mod crew;
 mod plan;
 mod report;
 mod rounds;
+mod site;
 mod watch;
 
 use std::env;

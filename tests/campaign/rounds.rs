@@ -5,8 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::sync_channel;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -14,18 +13,15 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tidemark_tests::campaign::now_ns;
 use tidemark_tests::campaign::page::{Act, Doing};
-use tidemark_tests::daemon::{Daemon, DaemonOptions, is_mounted, shown};
-use tidemark_tests::{process, tier3};
+use tidemark_tests::daemon::{Daemon, is_mounted, shown};
+use tidemark_tests::process;
 
 use crate::crew::Crew;
 use crate::plan::{Kill, Plan, Round};
 use crate::report::{Report, counts};
+use crate::site::{TIER3_BYTES_MAX, bytes_below, options, tier3_dir, warm, within_limit};
 use crate::watch::{IDLE_GAUGES, Watch, descriptors};
 
-/// More than the trainers' rings, logs and steps, with those of the dead that are still compared.
-const TIER1: &str = "768MiB";
-/// Something is committed in the background too, while the rest is written anew too often to settle.
-const CONFIG: &str = "[save]\nsettle_s = 1.0\n";
 /// How long a kill waits for a write, an open and a rename at the same time.
 const AIM_LIMIT: Duration = Duration::from_secs(3);
 /// Short against each of those calls.
@@ -38,13 +34,6 @@ const AUDIT_LIMIT: Duration = Duration::from_secs(240);
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 /// A process that was killed is gone after its memory was given back.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
-/// Nothing retires versions yet, so a long campaign begins Tier-3 anew when it has grown this much.
-const TIER3_BYTES_MAX: u64 = 2 << 30;
-/// Tier-3 lies in memory where there is room for it, and for what comes between two looks at its size: it is thousands
-/// of files, and some disks take longer to remove them than the whole campaign. It outlives the daemon either way.
-const SHM: &str = "/dev/shm";
-const SHM_FREE_BYTES: u64 = 3 * TIER3_BYTES_MAX;
-
 /// What a person may choose.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -83,13 +72,7 @@ struct Campaign {
 impl Campaign {
     fn start(settings: &Settings) -> Self {
         let tier3 = tier3_dir();
-        let options = DaemonOptions {
-            tier1: TIER1.into(),
-            tier3: Some(format!("file://{}", tier3.path().display())),
-            config: Some(CONFIG.into()),
-            ..DaemonOptions::default()
-        };
-        let daemon = Daemon::start(options);
+        let daemon = Daemon::start(options(tier3.path()));
         daemon.assert_passthrough();
         let pages = daemon.scratch("pages");
         let mut crew = Crew::new(daemon.mount(), &pages, settings.seed);
@@ -327,47 +310,4 @@ impl Campaign {
             panic!("seed {seed}, round {number}, {round:?}: {what}\n{}", self.daemon.log_tail());
         }
     }
-}
-
-/// What the daemon opens once and keeps, or keeps ready, is open before it is counted.
-fn warm(daemon: &Daemon) {
-    let folder = daemon.mount().join("warm");
-    fs::create_dir(&folder).expect("the daemon lives");
-    for number in 0..16 {
-        fs::write(folder.join(format!("{number}.bin")), vec![number; 1 << (number + 8)])
-            .expect("the daemon lives");
-    }
-    daemon.flush();
-    fs::remove_dir_all(&folder).expect("the daemon lives");
-    daemon.flush();
-}
-
-fn tier3_dir() -> TempDir {
-    let free = rustix::fs::statvfs(SHM).map_or(0, |found| found.f_bavail * found.f_frsize);
-    let mut name = tempfile::Builder::new();
-    name.prefix("tidemark-campaign-");
-    let made = if free >= SHM_FREE_BYTES { name.tempdir_in(SHM) } else { name.tempdir() };
-    made.expect("a directory for Tier-3")
-}
-
-/// Runs in a thread of its own: a call on a mount that does not answer cannot be given up otherwise.
-fn within_limit(
-    limit: Duration,
-    work: impl FnOnce() -> Result<(), String> + Send + 'static,
-) -> Result<(), String> {
-    let (done, answer) = sync_channel(1);
-    std::thread::spawn(move || {
-        // Nobody listens any more when the time was up.
-        let _ = done.send(work());
-    });
-    let late = || format!("it did not end within {} s", limit.as_secs());
-    answer.recv_timeout(limit).unwrap_or_else(|_| Err(late()))
-}
-
-fn bytes_below(folder: &Path) -> u64 {
-    tier3::files_below(folder)
-        .iter()
-        .filter_map(|file| fs::metadata(file).ok())
-        .map(|found| found.len())
-        .sum()
 }

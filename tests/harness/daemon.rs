@@ -181,6 +181,10 @@ impl Daemon {
     pub fn wait_served_again(&mut self, limit: Duration) {
         let before = self.serving_pid();
         let status = process::until(limit, || {
+            let started = &mut self.running.as_mut().expect("the daemon runs").child;
+            if let Some(ended) = started.try_wait().expect("looking at a child of ours") {
+                panic!("the process that was started ended with the one that served: {ended}");
+            }
             let output = self.ctl(&["status", "-o", "json"]);
             let status: Value = serde_json::from_slice(&output.stdout).ok()?;
             (output.status.success() && status["pid"].as_u64() != Some(before.into())).then_some(status)

@@ -108,16 +108,19 @@ impl Page {
         Ok(Self { map: MmapRaw::map_raw(&file)? })
     }
 
-    /// Calls `call` with the page saying so before, during and until after it.
-    pub fn during<T>(&self, act: Act, call: impl FnOnce() -> T) -> T {
+    /// Calls `call` with the page saying so before, during and until after it. Only what succeeded goes into the
+    /// figures: a call that failed was not answered, however long it took.
+    pub fn during<T, E>(&self, act: Act, call: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let began_ns = now_ns();
         self.word(WORD_DOING).store(began_ns << ACT_BITS | u64::from(act as u8), Ordering::SeqCst);
         let result = call();
         self.word(WORD_DOING).store(0, Ordering::SeqCst);
-        // Only the trainer writes these, so two steps are one.
-        let (count, longest) = Self::figure_words(act);
-        self.word(count).fetch_add(1, Ordering::Relaxed);
-        self.word(longest).fetch_max(now_ns() - began_ns, Ordering::Relaxed);
+        if result.is_ok() {
+            // Only the trainer writes these, so two steps are one.
+            let (count, longest) = Self::figure_words(act);
+            self.word(count).fetch_add(1, Ordering::Relaxed);
+            self.word(longest).fetch_max(now_ns() - began_ns, Ordering::Relaxed);
+        }
         result
     }
 
@@ -179,12 +182,15 @@ mod tests {
         let trainer = Page::open(&path).unwrap();
         assert_eq!(auditor.doing(), None);
         let before_ns = now_ns();
-        trainer.during(Act::Rename, || {
+        let renamed: io::Result<()> = trainer.during(Act::Rename, || {
             let doing = auditor.doing().unwrap();
             assert_eq!(doing.act, Act::Rename);
             assert!((before_ns..=now_ns()).contains(&doing.since_ns));
             std::thread::sleep(Duration::from_millis(2));
+            Ok(())
         });
+        renamed.unwrap();
+        trainer.during(Act::Read, || Err::<(), _>(io::Error::other("not answered"))).unwrap_err();
         assert_eq!(auditor.doing(), None);
         let figures = auditor.figures(Act::Rename);
         assert!(figures.count == 1 && figures.longest >= Duration::from_millis(2), "{figures:?}");

@@ -95,7 +95,10 @@ pub(crate) fn mapped(trainer: &mut Trainer) -> Result<(), Stop> {
     let mut file = Some(file);
     for (number, part) in bytes.chunks(MIB).enumerate() {
         let at = number * MIB;
-        trainer.page.during(Act::Store, || mapping[at..at + part.len()].copy_from_slice(part));
+        trainer.act(Act::Store, &name, || {
+            mapping[at..at + part.len()].copy_from_slice(part);
+            Ok(())
+        })?;
         if trainer.dice.one_in(8) {
             trainer.act(Act::Fsync, &name, || mapping.flush())?;
         }
@@ -105,16 +108,14 @@ pub(crate) fn mapped(trainer: &mut Trainer) -> Result<(), Stop> {
             trainer.act(Act::Close, &name, || calls::close(file))?;
         }
     }
+    trainer.act(Act::Map, &name, || {
+        drop(mapping);
+        Ok(())
+    })?;
     // The promise comes with the later of the two.
     match file {
-        Some(file) => {
-            trainer.page.during(Act::Map, || drop(mapping));
-            trainer.close(&name, file, &bytes)?;
-        }
-        None => {
-            trainer.page.during(Act::Map, || drop(mapping));
-            trainer.is(&name, Holds::Whole(Bytes::of(&bytes)), By::Close)?;
-        }
+        Some(file) => trainer.close(&name, file, &bytes)?,
+        None => trainer.is(&name, Holds::Whole(Bytes::of(&bytes)), By::Close)?,
     }
     think(trainer);
     Ok(())
