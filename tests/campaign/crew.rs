@@ -35,6 +35,8 @@ const KINDS: [&str; 12] = [
 ];
 /// Calls that wait for the daemon are answered after its restart; then each trainer ends the round it is in.
 const PAUSE_LIMIT: Duration = Duration::from_secs(60);
+/// For each trainer that is left when a campaign has failed.
+const LEFT_LIMIT: Duration = Duration::from_secs(1);
 /// Folders of dead trainers that are kept, per seat, so that what they left is compared for some rounds.
 const DEAD_FOLDERS_KEPT: usize = 1;
 
@@ -277,7 +279,10 @@ impl Drop for Crew {
     fn drop(&mut self) {
         for (child, _) in self.seats.iter_mut().filter_map(|seat| seat.running.as_mut()) {
             drop(child.kill());
-            drop(child.wait());
+        }
+        // One that waits for a daemon which does not answer ends only when the mount goes, which is dropped later.
+        for (child, _) in self.seats.iter_mut().filter_map(|seat| seat.running.as_mut()) {
+            drop(process::wait(child, LEFT_LIMIT));
         }
     }
 }
