@@ -69,6 +69,16 @@ pub(crate) struct Rest {
     pub(crate) descriptors: BTreeMap<String, u64>,
 }
 
+impl Rest {
+    /// Those of writers apart, which are kept up to a bound.
+    pub(crate) fn descriptors_are_back(&self) -> bool {
+        let open = |found: &BTreeMap<String, u64>| {
+            found.iter().filter(|(kind, _)| *kind != WRITERS).map(|(_, count)| count).sum::<u64>()
+        };
+        open(&self.descriptors) <= open(&self.descriptors_at_start) + DESCRIPTORS_MORE
+    }
+}
+
 /// All of it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
@@ -148,11 +158,8 @@ impl Report {
         for (gauge, value) in &self.rest.gauges {
             demand(*value == 0.0, format!("{gauge} is {value} when nothing is under way"));
         }
-        let open = |found: &BTreeMap<String, u64>| {
-            found.iter().filter(|(kind, _)| *kind != WRITERS).map(|(_, count)| count).sum::<u64>()
-        };
         demand(
-            open(&self.rest.descriptors) <= open(&self.rest.descriptors_at_start) + DESCRIPTORS_MORE,
+            self.rest.descriptors_are_back(),
             format!(
                 "descriptors are left open: {:?} at the start, {:?} at the end",
                 self.rest.descriptors_at_start, self.rest.descriptors

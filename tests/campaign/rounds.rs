@@ -292,16 +292,17 @@ impl Campaign {
         self.daemon.stop();
     }
 
-    /// Takes down the gauges and descriptors when all work is done, or as they are when it does not end.
+    /// Takes down the gauges and descriptors when all work is done, or as they are when it does not end: memory of
+    /// removed files is given back bit by bit, with their descriptors open.
     fn idle(&mut self) {
-        let gauges = |daemon: &Daemon| {
-            IDLE_GAUGES.iter().map(|gauge| ((*gauge).to_owned(), daemon.metric(gauge, &[]))).collect()
-        };
-        let quiet = |daemon: &Daemon| IDLE_GAUGES.iter().all(|gauge| daemon.metric(gauge, &[]) == 0.0);
-        process::until(IDLE_LIMIT, || quiet(&self.daemon).then_some(()));
-        self.report.rest.gauges = gauges(&self.daemon);
-        self.report.rest.tier1_used_bytes = self.daemon.metric("tidemark_tier1_used_bytes", &[]);
-        self.report.rest.descriptors = descriptors(&self.daemon);
+        let (daemon, rest) = (&self.daemon, &mut self.report.rest);
+        process::until(IDLE_LIMIT, || {
+            rest.gauges =
+                IDLE_GAUGES.iter().map(|gauge| ((*gauge).to_owned(), daemon.metric(gauge, &[]))).collect();
+            rest.tier1_used_bytes = daemon.metric("tidemark_tier1_used_bytes", &[]);
+            rest.descriptors = descriptors(daemon);
+            (rest.gauges.values().all(|value| *value == 0.0) && rest.descriptors_are_back()).then_some(())
+        });
     }
 
     fn broken(&self, round: &Round, result: Result<(), String>) {
