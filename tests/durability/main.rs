@@ -15,5 +15,6 @@ mod limits;
 mod memory;
 mod questions;
 mod refusals;
+mod scavenge;
 mod site;
 mod wishes;

@@ -3,11 +3,11 @@
 //! Owns: sums of bytes against budgets. Does not own: the budget's own arithmetic (engine, tier1).
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tidemark_tests::cgroup::Cgroup;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{machine, process};
 
@@ -91,50 +91,10 @@ fn a_save_of_unknown_size_finds_room_where_everything_may_give_way() {
     }
 }
 
-/// A memory cgroup of either version, removed when dropped; the error says why none can be had.
-struct Cgroup {
-    path: PathBuf,
-    most_charged: &'static str,
-}
-
-impl Cgroup {
-    fn make(limit_bytes: usize) -> Result<Self, String> {
-        let text = |error: std::io::Error| error.to_string();
-        let (v1, v2) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
-        let name = format!("tidemark-durability-{}", std::process::id());
-        let (path, limit, most_charged) = if v1.join("memory.limit_in_bytes").exists() {
-            (v1.join(name), "memory.limit_in_bytes", "memory.max_usage_in_bytes")
-        } else {
-            let controllers = fs::read_to_string(v2.join("cgroup.controllers")).map_err(text)?;
-            if !controllers.split_whitespace().any(|controller| controller == "memory") {
-                return Err("no memory controller at /sys/fs/cgroup".into());
-            }
-            fs::write(v2.join("cgroup.subtree_control"), "+memory").map_err(text)?;
-            (v2.join(name), "memory.max", "memory.peak")
-        };
-        fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let group = Self { path, most_charged };
-        fs::write(group.path.join(limit), limit_bytes.to_string()).map_err(text)?;
-        Ok(group)
-    }
-
-    fn most_charged_bytes(&self) -> usize {
-        let text = fs::read_to_string(self.path.join(self.most_charged)).expect("the group tells its peak");
-        text.trim().parse().expect("a number of bytes")
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // A group with a process in it stays; the test has then failed already, and said why.
-        drop(fs::remove_dir(&self.path));
-    }
-}
-
 #[test]
 fn a_trainer_in_a_memory_cgroup_smaller_than_its_checkpoint_saves_it() {
     const FILE_MIB: usize = 512;
-    let group = match Cgroup::make(128 * MIB) {
+    let group = match Cgroup::make("durability", 128 * MIB) {
         Ok(group) => group,
         Err(why) => return machine::left_out(&format!("a memory cgroup cannot be made: {why}")),
     };
@@ -147,7 +107,7 @@ fn a_trainer_in_a_memory_cgroup_smaller_than_its_checkpoint_saves_it() {
     // dd opens with O_TRUNC and writes on and on: the file's size is known to nobody.
     let script = "echo $$ > \"$0/cgroup.procs\" && exec dd if=\"$1\" of=\"$2\" bs=1M iflag=direct";
     let mut command = Command::new("sh");
-    command.args(["-c", script]).arg(&group.path).arg(&source).arg(&target);
+    command.args(["-c", script]).arg(group.path()).arg(&source).arg(&target);
     let output = process::run(&mut command, TRAINER_LIMIT);
     assert!(output.status.success(), "{}", shown(&output));
     let charged = group.most_charged_bytes();

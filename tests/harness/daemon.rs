@@ -4,7 +4,7 @@
 //! second daemon, or the same one again with empty memory, on the same URL.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -183,10 +183,33 @@ impl Daemon {
     /// Waits until another daemon than `dead` answers commands.
     pub fn wait_for_next(&self, dead: u32) -> u32 {
         let next = process::until(READY_LIMIT, || {
-            let pid = self.ctl_json(&["status"])["pid"].as_u64()?;
-            u32::try_from(pid).ok().filter(|pid| *pid != dead)
+            let output = self.ctl(&["status", "-o", "json"]);
+            let status: Value = serde_json::from_slice(&output.stdout).ok()?;
+            let pid = u32::try_from(status["pid"].as_u64()?).ok()?;
+            (output.status.success() && pid != dead).then_some(pid)
         });
         next.unwrap_or_else(|| panic!("no daemon came after {dead}:\n{}", self.log_tail()))
+    }
+
+    /// Waits until another process serves than before, and takes down who and where. Panics when none comes.
+    pub fn wait_served_again(&mut self, limit: Duration) {
+        let before = self.ready().pid;
+        let status = process::until(limit, || {
+            let started = &mut self.running.as_mut().expect("the daemon runs").child;
+            if let Some(ended) = started.try_wait().expect("looking at a child of ours") {
+                panic!("the process that was started ended with the one that served: {ended}");
+            }
+            let output = self.ctl(&["status", "-o", "json"]);
+            let status: Value = serde_json::from_slice(&output.stdout).ok()?;
+            (output.status.success() && status["pid"].as_u64() != Some(before.into())).then_some(status)
+        });
+        let Some(status) = status else {
+            panic!("nobody serves {} s after {before} was killed:\n{}", limit.as_secs(), self.log_tail())
+        };
+        let ready = &mut self.running.as_mut().expect("the daemon runs").ready;
+        ready.pid = status["pid"].as_u64().and_then(|pid| pid.try_into().ok()).expect("status has a pid");
+        let text = |name: &str| status[name].as_str().expect("status has addresses").to_owned();
+        (ready.http, ready.listen) = (text("http"), text("listen"));
     }
 
     /// Waits until the daemon ends by itself; `None` when it still runs after `limit`.
@@ -266,14 +289,7 @@ impl Daemon {
 
     /// The body of `GET path` on the daemon's `--http` address; panics unless the answer is 200.
     pub fn http_get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(&self.ready().http).expect("the http address accepts");
-        stream.set_read_timeout(Some(COMMAND_LIMIT)).expect("a socket option");
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").expect("sending a request");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("reading the answer");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer has a head");
-        assert!(head.split(' ').nth(1) == Some("200"), "GET {path}: {head}");
-        body.to_owned()
+        http_get_from(&self.ready().http, path).unwrap_or_else(|error| panic!("GET {path}: {error}"))
     }
 
     /// The sum of a metric's samples whose labels contain all of `labels` (`opcode="READ"`); 0 when it has none.
@@ -394,6 +410,20 @@ fn wait_until_gone(daemons: &[u32]) {
     }
 }
 
+/// The body of `GET path` from a daemon that may be away; an error unless the answer is 200.
+pub fn http_get_from(address: &str, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(COMMAND_LIMIT))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    match answer.split_once("\r\n\r\n") {
+        Some((head, body)) if head.split(' ').nth(1) == Some("200") => Ok(body.to_owned()),
+        Some((head, _)) => Err(io::Error::other(head.to_owned())),
+        None => Err(io::Error::other("the answer has no head")),
+    }
+}
+
 /// True when something is mounted exactly at `path`, a dead FUSE mount included.
 pub fn is_mounted(path: &Path) -> bool {
     let mounts = fs::read("/proc/self/mountinfo").expect("the mount table is readable");
@@ -435,7 +465,8 @@ fn parse_ready(line: &str) -> Ready {
     ready
 }
 
-fn metric_sum(text: &str, name: &str, labels: &[&str]) -> f64 {
+/// The sum of a metric's samples in the text of `/metrics`, as [`Daemon::metric`].
+pub fn metric_sum(text: &str, name: &str, labels: &[&str]) -> f64 {
     text.lines()
         .filter_map(|line| line.strip_prefix(name))
         .filter(|rest| rest.starts_with(['{', ' ']) && labels.iter().all(|label| rest.contains(label)))

@@ -2,6 +2,8 @@
 //!
 //! It owns processes and temporary directories of tests. It does not own what is right: each suite says that.
 
+pub mod campaign;
+pub mod cgroup;
 pub mod daemon;
 pub mod machine;
 pub mod process;

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use tidemark_engine::namespace::FileState;
 
-fn shell(site: &Site, script: &str) {
+pub(crate) fn shell(site: &Site, script: &str) {
     let status = Command::new("sh").arg("-c").arg(script).current_dir(site.path("")).status().unwrap();
     println!("{script}: {status}");
 }

@@ -17,6 +17,7 @@ mod closing;
 mod control;
 mod data;
 mod direct;
+mod ends;
 mod fallback;
 mod files;
 mod names;

@@ -11,6 +11,7 @@ mod machine;
 mod prepare;
 mod run;
 mod shell;
+mod soak;
 mod suites;
 mod summary;
 mod tidy;
@@ -34,6 +35,8 @@ Developer tasks of Tidemark.
       The checks that need no build: files, architecture, licences.
   cargo xtask bench [--smoke] [NAME]...
       The benches; with --smoke small sizes, to see that they run.
+  cargo xtask soak --minutes N [--seed S]
+      The crash campaign for that long; a seed that it showed gives the same kills again.
   cargo xtask figures
       Runs all benches and prints their figures as a Markdown table.
 ";
@@ -68,6 +71,7 @@ fn dispatch(arguments: &[String]) -> Result<bool> {
                 rest.iter().map(String::as_str).filter(|name| *name != "--smoke").collect();
             bench::run(&names, smoke)
         }
+        "soak" => soak::soak(&soak::options(rest)?),
         "figures" => {
             no_more(rest)?;
             bench::figures()

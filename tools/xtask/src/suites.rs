@@ -85,6 +85,13 @@ pub(crate) const SUITES: &[Suite] = &[
         serial: true,
     },
     Suite {
+        name: "campaign",
+        question: "killed at any moment under load, over and over: is every promise kept?",
+        needs: MOUNT,
+        tools: &[],
+        serial: true,
+    },
+    Suite {
         name: "frameworks",
         question: "do unmodified frameworks save, die and resume?",
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86],

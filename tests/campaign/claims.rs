@@ -1,0 +1,377 @@
+//! The auditor's book: what was promised of each name, and whether it is so.
+//!
+//! It owns which states a name may be in, now and after a restart with empty memory. It does not own the reading
+//! (`compare`), and knows nothing of the daemon.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+use tidemark_tests::campaign::event::{By, Event, Holds};
+
+use crate::compare::{compare, is_there, look};
+
+/// A name that says it is temporary is part of nothing and never goes to Tier-3, whatever a flush says.
+const TEMPORARY: &str = ".tmp";
+/// Enough broken promises to see what is wrong.
+const BROKEN_SHOWN: usize = 20;
+
+/// What may be at one name.
+#[derive(Clone, Debug)]
+struct Claim {
+    is: Holds,
+    by: By,
+    /// A change had begun when its trainer last spoke. `Some(None)`: to anything.
+    will: Option<Option<Holds>>,
+}
+
+/// What a flush said is committed, and what the name was promised to hold since then. Its commit may have come or not.
+#[derive(Clone, Debug)]
+struct Durable {
+    holds: Holds,
+    since: Vec<Holds>,
+    /// A directory above it was renamed since: where it is after a restart, nobody was told.
+    moved: bool,
+}
+
+/// Promises of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Count {
+    /// Calls that returned.
+    pub(crate) recorded: u64,
+    /// How often one that stood was compared, byte for byte.
+    pub(crate) compared: u64,
+    pub(crate) kept: u64,
+}
+
+/// Promises by the call that made them, and those of `flush --wait` apart.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Promised {
+    pub(crate) by: BTreeMap<By, Count>,
+    pub(crate) committed: Count,
+    pub(crate) compared_bytes: u64,
+}
+
+/// All names that trainers spoke of.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    standing: BTreeMap<String, Claim>,
+    /// Renames that had begun and not returned.
+    moving: Vec<(String, String)>,
+    durable: BTreeMap<String, Durable>,
+    pub(crate) promised: Promised,
+}
+
+impl Claims {
+    /// Takes down what a trainer says.
+    pub(crate) fn apply(&mut self, event: Event) {
+        match event {
+            Event::Will { path, to } => {
+                let claim = self.claim(path);
+                // A file that is removed while it is written may still hold anything.
+                if claim.will != Some(None) {
+                    claim.will = Some(to);
+                }
+            }
+            Event::Is { path, holds, by } => {
+                self.promised.by.entry(by).or_default().recorded += 1;
+                self.changed(&path, &holds);
+                *self.claim(path) = Claim { is: holds, by, will: None };
+            }
+            Event::WillMove { from, to } => self.moving.push((from, to)),
+            Event::Moved { from, to } => {
+                self.promised.by.entry(By::Rename).or_default().recorded += 1;
+                self.moved(&from, &to);
+            }
+            // Not about names.
+            Event::Paused { .. } | Event::Failed { .. } => {}
+        }
+    }
+
+    fn claim(&mut self, path: String) -> &mut Claim {
+        // Trainers work in new folders, so a name nobody spoke of is not there.
+        self.standing.entry(path).or_insert(Claim { is: Holds::Absent, by: By::Unlink, will: None })
+    }
+
+    /// A name holds something else than when it was last committed.
+    fn changed(&mut self, path: &str, holds: &Holds) {
+        if let Some(durable) = self.durable.get_mut(path) {
+            durable.since.push(holds.clone());
+        }
+    }
+
+    fn moved(&mut self, from: &str, to: &str) {
+        self.moving.retain(|(begun, _)| begun != from);
+        let below: Vec<String> = self.standing.keys().filter(|path| covers(from, path)).cloned().collect();
+        for path in below {
+            let claim = self.standing.remove(&path).expect("it was listed a moment ago");
+            let new = format!("{to}{}", &path[from.len()..]);
+            let absent = claim.is == Holds::Absent;
+            self.changed(&path, &Holds::Absent);
+            self.changed(&new, &claim.is);
+            if path != from {
+                for name in [&path, &new] {
+                    self.durable.entry(name.clone()).and_modify(|durable| durable.moved = true);
+                }
+            }
+            if !absent {
+                self.standing.insert(new, Claim { by: By::Rename, ..claim });
+            }
+        }
+        let gone = Claim { is: Holds::Absent, by: By::Rename, will: None };
+        self.standing.insert(from.to_owned(), gone);
+    }
+
+    /// Compares every promise with what the mount shows. Nothing may be changing meanwhile. What a dead trainer left
+    /// in between is taken down as it is found, and must stay so.
+    pub(crate) fn audit(&mut self, mount: &Path) -> Result<(), String> {
+        let mut broken = vec![];
+        for (from, to) in std::mem::take(&mut self.moving) {
+            match (is_there(&mount.join(&from)), is_there(&mount.join(&to))) {
+                (Ok(true), _) => {}
+                (Ok(false), Ok(true)) => self.moved(&from, &to),
+                (before, after) => broken.push(format!(
+                    "{from} was being renamed to {to} and is at neither name ({before:?}, {after:?})"
+                )),
+            }
+        }
+        let mut found = vec![];
+        for (path, claim) in &self.standing {
+            let place = mount.join(path);
+            let mut kept = compare(&place, &claim.is, &mut self.promised.compared_bytes);
+            match &claim.will {
+                None => {
+                    let count = self.promised.by.entry(claim.by).or_default();
+                    count.compared += 1;
+                    count.kept += u64::from(kept.is_ok());
+                }
+                Some(to) => {
+                    if let (Err(_), Some(to)) = (&kept, to) {
+                        kept = compare(&place, to, &mut self.promised.compared_bytes)
+                            .map_err(|what| format!("{what}; nor is it what it was, {:?}", claim.is));
+                    } else if to.is_none() {
+                        kept = Ok(());
+                    }
+                    match look(&place) {
+                        Ok(holds) => found.push((path.clone(), holds)),
+                        Err(error) => kept = Err(format!("cannot be read: {error}")),
+                    }
+                }
+            }
+            if let Err(what) = kept {
+                broken.push(format!("{path} (promised by {:?}): {what}", claim.by));
+            }
+        }
+        for (path, holds) in found {
+            self.changed(&path, &holds);
+            self.standing.insert(path, Claim { is: holds, by: By::Found, will: None });
+        }
+        told(broken)
+    }
+
+    /// `flush --wait` ended: what stands is committed, but for what it named as pending. It may name only what holds a
+    /// file that nobody closed, or else it could excuse everything.
+    pub(crate) fn committed(&mut self, pending: &[String]) -> Result<(), String> {
+        let unfinished: Vec<&String> = self
+            .standing
+            .iter()
+            .filter(|(_, claim)| claim.by == By::Found || matches!(claim.is, Holds::Begins(_)))
+            .map(|(path, _)| path)
+            .collect();
+        let excuses = |pending: &&String| !unfinished.iter().any(|path| covers(pending, path));
+        let excused: Vec<String> = pending.iter().filter(excuses).cloned().collect();
+        let excepted = |path: &str| pending.iter().any(|pending| covers(pending, path));
+        for (path, claim) in &self.standing {
+            // A file with a sync and no close is no whole file; it is served as it is, and nobody says committed.
+            let whole = !matches!(claim.is, Holds::Begins(_)) && claim.will.is_none();
+            // A name that is not there has nothing to be committed, but the removal has: `flush` waits for that.
+            if !whole || claim.by == By::Found || path.ends_with(TEMPORARY) || excepted(path) {
+                self.durable.remove(path);
+                continue;
+            }
+            self.promised.committed.recorded += 1;
+            let durable = Durable { holds: claim.is.clone(), since: vec![], moved: false };
+            self.durable.insert(path.clone(), durable);
+        }
+        told(
+            excused
+                .iter()
+                .map(|path| format!("{path} is not committed, and every file was closed"))
+                .collect(),
+        )
+    }
+
+    /// After a restart with empty memory: what was committed is there, as it was then or as it was promised since.
+    /// From here on nothing else is claimed.
+    pub(crate) fn audit_restart(&mut self, mount: &Path) -> Result<(), String> {
+        let mut broken = vec![];
+        for (path, durable) in std::mem::take(&mut self.durable) {
+            if durable.moved {
+                continue;
+            }
+            let place = mount.join(&path);
+            let mut kept = compare(&place, &durable.holds, &mut self.promised.compared_bytes);
+            for holds in &durable.since {
+                if kept.is_err() {
+                    kept = compare(&place, holds, &mut self.promised.compared_bytes).or(kept);
+                }
+            }
+            self.promised.committed.compared += 1;
+            self.promised.committed.kept += u64::from(kept.is_ok());
+            if let Err(what) = kept {
+                let since = durable.since.len();
+                broken.push(format!("{path} (committed; promised {since} times since): {what}"));
+            }
+        }
+        self.standing.clear();
+        self.moving.clear();
+        told(broken)
+    }
+
+    /// The auditor removed a whole folder itself: no name below it is there.
+    pub(crate) fn removed(&mut self, folder: &str) {
+        self.standing.retain(|path, _| !covers(folder, path));
+        self.moving.retain(|(from, _)| !covers(folder, from));
+        for (_, durable) in self.durable.iter_mut().filter(|(path, _)| covers(folder, path)) {
+            durable.since.push(Holds::Absent);
+        }
+        let gone = Claim { is: Holds::Absent, by: By::Unlink, will: None };
+        self.standing.insert(folder.to_owned(), gone);
+        self.promised.by.entry(By::Unlink).or_default().recorded += 1;
+    }
+
+    /// Forgets names that are not there and were compared once, so that a long campaign's book stays small.
+    pub(crate) fn forget_absent(&mut self) {
+        self.standing.retain(|_, claim| claim.is != Holds::Absent || claim.will.is_some());
+    }
+}
+
+/// Whether `path` is `folder` or lies below it.
+fn covers(folder: &str, path: &str) -> bool {
+    path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn told(mut broken: Vec<String>) -> Result<(), String> {
+    let count = broken.len();
+    if count == 0 {
+        return Ok(());
+    }
+    broken.truncate(BROKEN_SHOWN);
+    Err(format!("{count} promises are broken:\n  {}", broken.join("\n  ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tidemark_tests::campaign::event::Bytes;
+
+    use super::*;
+
+    fn whole(bytes: &[u8]) -> Holds {
+        Holds::Whole(Bytes::of(bytes))
+    }
+
+    fn is(path: &str, holds: Holds, by: By) -> Event {
+        Event::Is { path: path.into(), holds, by }
+    }
+
+    fn two_names() -> (tempfile::TempDir, Claims) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("d")).unwrap();
+        fs::write(dir.path().join("d/a"), b"one").unwrap();
+        fs::write(dir.path().join("d/b"), b"other").unwrap();
+        let mut claims = Claims::default();
+        claims.apply(is("d/a", whole(b"one"), By::Close));
+        claims.apply(is("d/b", Holds::Begins(Bytes::of(b"oth")), By::Fsync));
+        (dir, claims)
+    }
+
+    #[test]
+    fn what_is_there_is_kept_and_one_wrong_byte_is_seen() {
+        let (dir, mut claims) = two_names();
+        claims.audit(dir.path()).unwrap();
+        assert_eq!(claims.promised.by[&By::Close], Count { recorded: 1, compared: 1, kept: 1 });
+        fs::write(dir.path().join("d/a"), b"onE").unwrap();
+        assert!(claims.audit(dir.path()).unwrap_err().contains("d/a"));
+        fs::remove_file(dir.path().join("d/a")).unwrap();
+        assert!(claims.audit(dir.path()).unwrap_err().contains("cannot be read"));
+        claims.apply(is("d/a", Holds::Absent, By::Unlink));
+        claims.audit(dir.path()).unwrap();
+        fs::write(dir.path().join("d/b"), b"otter").unwrap();
+        assert!(claims.audit(dir.path()).unwrap_err().contains("d/b"));
+    }
+
+    #[test]
+    fn what_a_dead_trainer_left_in_between_is_either_and_then_stays() {
+        let (dir, mut claims) = two_names();
+        claims.apply(Event::Will { path: "d/a".into(), to: Some(Holds::Absent) });
+        claims.apply(Event::Will { path: "d/b".into(), to: None });
+        claims.apply(Event::Will { path: "d/b".into(), to: Some(Holds::Absent) });
+        fs::write(dir.path().join("d/b"), b"anything").unwrap();
+        claims.audit(dir.path()).unwrap();
+        fs::write(dir.path().join("d/b"), b"anything else").unwrap();
+        assert!(claims.audit(dir.path()).unwrap_err().contains("d/b"), "found once, it must stay");
+        fs::remove_file(dir.path().join("d/a")).unwrap();
+        assert!(claims.audit(dir.path()).unwrap_err().contains("d/a"), "it was not removed then");
+    }
+
+    #[test]
+    fn a_rename_that_was_cut_off_happened_whole_or_not_at_all() {
+        for happened in [false, true] {
+            let (dir, mut claims) = two_names();
+            claims.apply(Event::WillMove { from: "d".into(), to: "e".into() });
+            if happened {
+                fs::rename(dir.path().join("d"), dir.path().join("e")).unwrap();
+            }
+            claims.audit(dir.path()).unwrap();
+            let name = if happened { "e/a" } else { "d/a" };
+            fs::remove_file(dir.path().join(name)).unwrap();
+            assert!(claims.audit(dir.path()).unwrap_err().contains(name));
+            claims.apply(Event::WillMove { from: "gone".into(), to: "away".into() });
+            assert!(claims.audit(dir.path()).unwrap_err().contains("at neither name"));
+        }
+    }
+
+    #[test]
+    fn after_a_restart_what_was_committed_or_came_after_it_is_there() {
+        let (dir, mut claims) = two_names();
+        claims.committed(&[]).unwrap();
+        assert_eq!(claims.promised.committed.recorded, 1, "a sync without a close is no whole file");
+        claims.apply(is("d/a", whole(b"new"), By::Close));
+        claims.audit_restart(dir.path()).unwrap();
+
+        let (dir, mut claims) = two_names();
+        claims.committed(&[]).unwrap();
+        claims.apply(is("d/a", whole(b"new"), By::Close));
+        fs::write(dir.path().join("d/a"), b"new").unwrap();
+        claims.audit_restart(dir.path()).unwrap();
+
+        let (dir, mut claims) = two_names();
+        claims.committed(&[]).unwrap();
+        fs::write(dir.path().join("d/a"), b"new").unwrap();
+        assert!(claims.audit_restart(dir.path()).is_err(), "nobody promised that");
+
+        let (dir, mut claims) = two_names();
+        claims.committed(&["d".into()]).unwrap();
+        fs::remove_file(dir.path().join("d/a")).unwrap();
+        claims.audit_restart(dir.path()).unwrap();
+        assert_eq!(claims.promised.committed, Count::default(), "flush said that it is not");
+
+        let (_dir, mut claims) = two_names();
+        assert!(claims.committed(&["d/a".into()]).unwrap_err().contains("every file was closed"));
+    }
+
+    #[test]
+    fn what_the_auditor_removed_must_stay_away() {
+        let (dir, mut claims) = two_names();
+        claims.removed("d");
+        assert!(claims.audit(dir.path()).is_err());
+        fs::remove_dir_all(dir.path().join("d")).unwrap();
+        claims.audit(dir.path()).unwrap();
+        claims.committed(&[]).unwrap();
+        claims.forget_absent();
+        claims.audit_restart(dir.path()).unwrap();
+        assert_eq!(claims.promised.committed.kept, 1);
+    }
+}

@@ -1,0 +1,73 @@
+//! Killed at any moment, over and over, under load: is every promise kept? Real daemons and trainers, killed by
+//! SIGKILL, and an auditor outside who wrote down each promise only after the call that made it had returned.
+//!
+//! It owns the question over time; the suite `crash` owns the single step. `cargo xtask soak` runs the same for as
+//! long as one likes.
+
+#![expect(clippy::cast_precision_loss, reason = "figures for people")]
+
+mod claims;
+mod compare;
+mod crew;
+mod plan;
+mod report;
+mod rounds;
+mod site;
+mod watch;
+
+use std::env;
+use std::time::Duration;
+
+use tidemark_tests::machine;
+
+use crate::rounds::Settings;
+
+/// The switch: whether the serving daemon and its keeper are killed alone. Needs a mount that survives its daemon.
+const DAEMON_KILLS: bool = true;
+/// How long, in seconds; set by `cargo xtask soak`.
+const SECONDS_ENV: &str = "TIDEMARK_CAMPAIGN_SECONDS";
+/// Which; without it one is drawn, and shown.
+const SEED_ENV: &str = "TIDEMARK_CAMPAIGN_SEED";
+/// A file for the figures, JSON.
+const REPORT_ENV: &str = "TIDEMARK_CAMPAIGN_REPORT";
+/// Enough rounds for every sort of kill, short enough for every run of CI.
+const SHORT: Duration = Duration::from_secs(45);
+const LONG: Duration = Duration::from_secs(240);
+
+#[test]
+fn every_promise_is_kept_whatever_is_killed() {
+    if !machine::can_mount() {
+        return;
+    }
+    let time = match env::var(SECONDS_ENV) {
+        Ok(seconds) => Duration::from_secs(seconds.parse().expect("a number of seconds")),
+        Err(_) if machine::long() => LONG,
+        Err(_) => SHORT,
+    };
+    let seed = match env::var(SEED_ENV) {
+        Ok(seed) => seed.parse().expect("a number"),
+        Err(_) => drawn(),
+    };
+    println!(
+        "campaign: seed {seed}; to run it again: cargo xtask soak --seed {seed} --minutes {}",
+        minutes(time)
+    );
+    let report = rounds::run(&Settings { time, seed, daemon_kills: DAEMON_KILLS });
+    print!("{}", report.table());
+    let json = serde_json::to_string_pretty(&report).expect("figures are JSON");
+    if let Some(path) = env::var_os(REPORT_ENV) {
+        std::fs::write(&path, &json).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+    let problems = report.problems();
+    assert!(problems.is_empty(), "seed {seed}:\n  {}\n{json}", problems.join("\n  "));
+}
+
+fn drawn() -> u64 {
+    let mut bytes = [0; 4];
+    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
+    u32::from_le_bytes(bytes).into()
+}
+
+fn minutes(time: Duration) -> u64 {
+    time.as_secs().div_ceil(60)
+}

@@ -1,0 +1,87 @@
+//! One trainer of the crash campaign: a process that saves without end in one of eight ways, and tells the auditor
+//! what it was promised.
+//!
+//! `tidemark-trainer KIND MOUNT FOLDER PAGE SEED`: works in FOLDER, which is new, below MOUNT; shows what it is inside
+//! of on PAGE; prints events. It owns the ways of saving. It knows nothing of the daemon: a system call that fails is
+//! told, and ends it.
+
+mod acts;
+mod calls;
+mod small;
+mod work;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tidemark_tests::campaign::event::Event;
+use tidemark_tests::campaign::page::{Asked, Page};
+
+use crate::acts::{Stop, Trainer};
+
+/// How often a paused trainer looks at its page.
+const POLL: Duration = Duration::from_millis(2);
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [kind, mount, folder, page, seed] = arguments.as_slice() else {
+        return refuse("usage: tidemark-trainer KIND MOUNT FOLDER PAGE SEED");
+    };
+    let Ok(seed) = seed.parse() else { return refuse("SEED is a number") };
+    let page = match Page::open(&PathBuf::from(page)) {
+        Ok(page) => page,
+        Err(error) => return refuse(&format!("{page}: {error}")),
+    };
+    // A campaign that is ended leaves nobody behind who writes.
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return refuse(&format!("prctl: {error}"));
+    }
+    let mut trainer = Trainer::new(page, mount.into(), folder.clone(), seed);
+    match run(&mut trainer, kind) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Stop) => ExitCode::FAILURE,
+    }
+}
+
+fn run(trainer: &mut Trainer, kind: &str) -> Result<(), Stop> {
+    let round: fn(&mut Trainer) -> Result<(), Stop> = match kind {
+        "sequential" => work::sequential,
+        "bulk" => work::bulk,
+        "mapped" => work::mapped,
+        "renaming" => work::renaming,
+        "direct" => work::direct,
+        "append" => work::append,
+        "unlinking" => work::unlinking,
+        "small" => small::small,
+        _ => {
+            complain(&format!("no kind is called {kind}"));
+            return Err(Stop);
+        }
+    };
+    trainer.folders("")?;
+    let mut told = 0;
+    loop {
+        match trainer.page.asked() {
+            Asked::GoOn => round(trainer)?,
+            Asked::End => return Ok(()),
+            Asked::Pause(number) => {
+                if told != number {
+                    trainer.tell(&Event::Paused { number })?;
+                    told = number;
+                }
+                std::thread::sleep(POLL);
+            }
+        }
+    }
+}
+
+fn refuse(why: &str) -> ExitCode {
+    complain(why);
+    ExitCode::from(2)
+}
+
+#[expect(clippy::print_stderr, reason = "a program that cannot begin says why")]
+fn complain(why: &str) {
+    eprintln!("tidemark-trainer: {why}");
+}

@@ -1,0 +1,101 @@
+//! What a trainer tells the auditor, one JSON object a line: what it is about to change, and what it was told is done.
+//!
+//! It owns the words. A promise is made only by `is` and `moved`, which are written after the system call returned; a
+//! trainer says `will` before the first call that may change a name, so that at its death the auditor knows which
+//! names may be in between.
+
+use serde::{Deserialize, Serialize};
+
+/// What is at a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Holds {
+    Absent,
+    /// A file of exactly these bytes.
+    Whole(Bytes),
+    /// A file that begins with these bytes and may go on.
+    Begins(Bytes),
+}
+
+/// Bytes, by their number and their BLAKE3 sum.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bytes {
+    pub size_bytes: u64,
+    pub blake3: String,
+}
+
+impl Bytes {
+    pub fn of(bytes: &[u8]) -> Self {
+        Self { size_bytes: bytes.len() as u64, blake3: blake3::hash(bytes).to_string() }
+    }
+}
+
+/// The call whose return made a promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum By {
+    Close,
+    Fsync,
+    Rename,
+    Unlink,
+    /// Nobody promised it; the auditor found it when its writer was gone. It must stay as it is.
+    Found,
+}
+
+/// Paths are relative to the mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// From now on the name may also hold `to`; without it, anything.
+    Will {
+        path: String,
+        to: Option<Holds>,
+    },
+    Is {
+        path: String,
+        holds: Holds,
+        by: By,
+    },
+    /// A rename begins: the names below `from` are still there, or are below `to`, all of them.
+    WillMove {
+        from: String,
+        to: String,
+    },
+    Moved {
+        from: String,
+        to: String,
+    },
+    /// Nothing is open, and nothing happens until the page says so.
+    Paused {
+        number: u64,
+    },
+    /// A system call failed, which none may while a daemon or its keeper lives.
+    Failed {
+        act: String,
+        path: String,
+        what: String,
+        at_ns: u64,
+    },
+}
+
+impl Event {
+    /// The line that says it.
+    pub fn line(&self) -> String {
+        let mut line = serde_json::to_string(self).expect("words and numbers are JSON");
+        line.push('\n');
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_and_comes_back() {
+        let event = Event::Is { path: "a\nb".into(), holds: Holds::Begins(Bytes::of(b"abc")), by: By::Fsync };
+        let line = event.line();
+        assert_eq!(line.matches('\n').count(), 1);
+        assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event);
+    }
+}

@@ -1,0 +1,54 @@
+//! A memory cgroup of either version for one test: made, used and removed by it.
+//!
+//! It owns the group's directory and what the two versions call their files. It does not own what a limit is to prove.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Removed when dropped; a group with a process in it stays, but then its test has failed already, and said why.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+    most_charged: &'static str,
+}
+
+impl Cgroup {
+    /// A group with a limit; the error says why this machine gives none. `name` tells one test's groups from another's.
+    pub fn make(name: &str, limit_bytes: usize) -> Result<Self, String> {
+        let text = |error: io::Error| error.to_string();
+        let (v1, v2) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
+        let name = format!("tidemark-{name}-{}", std::process::id());
+        let (path, limit, most_charged) = if v1.join("memory.limit_in_bytes").exists() {
+            (v1.join(name), "memory.limit_in_bytes", "memory.max_usage_in_bytes")
+        } else {
+            let controllers = fs::read_to_string(v2.join("cgroup.controllers")).map_err(text)?;
+            if !controllers.split_whitespace().any(|controller| controller == "memory") {
+                return Err("no memory controller at /sys/fs/cgroup".into());
+            }
+            fs::write(v2.join("cgroup.subtree_control"), "+memory").map_err(text)?;
+            (v2.join(name), "memory.max", "memory.peak")
+        };
+        fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let group = Self { path, most_charged };
+        fs::write(group.path.join(limit), limit_bytes.to_string()).map_err(text)?;
+        Ok(group)
+    }
+
+    /// Its directory; a pid written into `cgroup.procs` there joins it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The most that was ever charged to it.
+    pub fn most_charged_bytes(&self) -> usize {
+        let text = fs::read_to_string(self.path.join(self.most_charged)).expect("the group tells its peak");
+        text.trim().parse().expect("a number of bytes")
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        drop(fs::remove_dir(&self.path));
+    }
+}
