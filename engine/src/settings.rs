@@ -180,11 +180,15 @@ impl Default for VerifySettings {
 pub struct ShutdownSettings {
     /// Seconds SIGTERM may spend on making everything durable before it gives up and says what is not.
     pub drain_timeout_s: u64,
+    /// Seconds after SIGTERM in which jobs that are ending too may still make files; from then on a new file is EROFS, so
+    /// that what is to be drained does not grow. Shorter loses the last save of a slow job, longer leaves less time for
+    /// its upload.
+    pub grace_s: u64,
 }
 
 impl Default for ShutdownSettings {
     fn default() -> Self {
-        Self { drain_timeout_s: 60 }
+        Self { drain_timeout_s: 60, grace_s: 10 }
     }
 }
 

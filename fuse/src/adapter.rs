@@ -9,7 +9,6 @@ use crate::cold::{Job, Workers};
 use crate::control_dir::ControlDir;
 use crate::convert::{answer_bytes, answer_empty, caller, is_resent, refuse, request_id, set_time};
 use crate::counters::Opcode;
-use crate::cut::closed_by;
 use crate::device::Device;
 use crate::errno::errno;
 use crate::handle::{DataPath, Fallback};
@@ -17,8 +16,8 @@ use crate::init;
 use crate::shared::Shared;
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
@@ -29,6 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tidemark_engine::namespace::{FsError, Namespace, OpenOutcome, SetAttr};
 use tidemark_engine::step_point::{StepPoint, reach};
+use tidemark_keeper::closed_by;
 
 /// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
 const COOKIE_SELF: u64 = 1;

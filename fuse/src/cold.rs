@@ -155,9 +155,8 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
             }
         }
         Job::Resize { caller, node, change, reply } => {
-            let changed = make_sure(shared, node).and_then(|()| {
-                when_room(shared, || shared.namespace.setattr(&caller, node, &change))
-            });
+            let changed = make_sure(shared, node)
+                .and_then(|()| when_room(shared, || shared.namespace.setattr(&caller, node, &change)));
             match (changed, cold_queue) {
                 (Err(FsError::Busy), Some(queue)) => match shared.namespace.cold(node) {
                     Some(cold) => put(queue, Job::ResizeCold { cold, caller, node, change, reply }),

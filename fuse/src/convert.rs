@@ -12,7 +12,13 @@ use std::os::unix::ffi::OsStrExt;
 use tidemark_engine::namespace::{Caller, FsError, RequestId, SetTime};
 
 pub(crate) fn caller(request: &Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), now_ns: now_ns(), request: request_id(request) }
+    Caller {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+        now_ns: now_ns(),
+        request: request_id(request),
+    }
 }
 
 /// Set in a request's number when the kernel sends it again (FUSE_UNIQUE_RESEND, include/uapi/linux/fuse.h).

@@ -69,8 +69,7 @@ pub(crate) fn begin(
         Some(kept) => kept.request.clone(),
         None => read_init(device.as_fd())?,
     };
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     rustix::io::write(&ours, &request)?;
     let begun = Session::from_fd(adapter, theirs, SessionACL::All, config);
     let mut answer = vec![0; READ_BYTES];

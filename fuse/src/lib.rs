@@ -14,7 +14,6 @@ mod cold;
 mod control_dir;
 mod convert;
 mod counters;
-mod cut;
 mod device;
 mod errno;
 mod error;
@@ -32,8 +31,8 @@ mod shared;
 
 pub use counters::{Counters, Opcode};
 pub use error::MountError;
-pub use holders::{Holder, holders};
 pub use handshake::InitExchange;
+pub use holders::{Holder, holders};
 pub use host::Host;
 pub use notify::Invalidator;
 pub use session::{

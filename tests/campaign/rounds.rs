@@ -124,7 +124,7 @@ impl Campaign {
     fn kill_daemon(&mut self, round: &Round) {
         let pid = self.daemon.ready().pid;
         let killed = Instant::now();
-        let unanswered = self.shoot(round, pid);
+        let unanswered = self.shoot(round, || process::signal(pid, Signal::KILL));
         self.report.kills.entry("daemon").or_default().injected(round.aimed, &unanswered);
         if round.while_away {
             self.strike_trainers(round);
@@ -140,13 +140,14 @@ impl Campaign {
 
     /// The mount goes, and with it memory: what was committed is there after a start with nothing but Tier-3.
     fn kill_node(&mut self, round: &Round) {
-        let (pid, what) = match round.kill {
-            Kill::Keeper => (self.daemon.keeper_pid(), "keeper"),
-            Kill::Node | Kill::Daemon | Kill::Nobody => (self.daemon.ready().pid, "node"),
-        };
+        let keeper = self.daemon.keeper_pid();
+        let what = if round.kill == Kill::Keeper { "keeper" } else { "node" };
         self.broken(round, self.crew.failures_before(u64::MAX));
         let before_ns = now_ns();
-        let unanswered = self.shoot(round, pid);
+        let unanswered = self.shoot(round, || match round.kill {
+            Kill::Keeper => process::signal(keeper, Signal::KILL),
+            Kill::Node | Kill::Daemon | Kill::Nobody => drop(process::kill_node(keeper)),
+        });
         self.report.kills.entry(what).or_default().injected(round.aimed, &unanswered);
         if round.kill == Kill::Keeper {
             let mount = self.daemon.mount().to_owned();
@@ -174,7 +175,7 @@ impl Campaign {
     }
 
     /// Waits for the moment, kills, and gives the calls that had begun before and were unanswered after.
-    fn shoot(&self, round: &Round, pid: u32) -> Vec<Doing> {
+    fn shoot(&self, round: &Round, kill: impl FnOnce()) -> Vec<Doing> {
         let deadline = Instant::now() + AIM_LIMIT;
         while round.aimed && Instant::now() < deadline {
             let acts: BTreeSet<Act> = self.crew.doing().flatten().map(|doing| doing.act).collect();
@@ -184,7 +185,7 @@ impl Campaign {
             std::thread::sleep(AIM_EVERY);
         }
         let at_ns = now_ns();
-        process::signal(pid, Signal::KILL);
+        kill();
         self.crew.doing().flatten().filter(|doing| doing.since_ns < at_ns).collect()
     }
 

@@ -163,3 +163,28 @@ fn a_second_sigterm_ends_at_once() {
     let taken = begun.elapsed();
     assert!((2..15).contains(&taken.as_secs()), "it took {:.1} s", taken.as_secs_f64());
 }
+
+#[test]
+fn new_files_are_refused_after_the_grace_and_open_ones_are_written_on() {
+    let config = format!("{CONFIG}[shutdown]\ndrain_timeout_s = 6\ngrace_s = 2\n");
+    let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+    save(&daemon, "run/step1.pt", &noise(6, MIB));
+    let mut open = File::create(daemon.mount().join("run/open.bin")).unwrap();
+    // Away, so that the drain waits until its time is up.
+    fs::rename(daemon.tier3_dir(), daemon.scratch("aside").join("tier3")).unwrap();
+    save(&daemon, "run/step2.pt", &noise(7, MIB));
+    let mount = daemon.mount().to_owned();
+    let job = std::thread::spawn(move || {
+        use std::io::Write;
+        std::thread::sleep(Duration::from_millis(700));
+        fs::write(mount.join("run/within"), b"the grace").expect("a job that is ending too may save");
+        let refused = tidemark_tests::process::until(Duration::from_secs(5), || {
+            File::create_new(mount.join(format!("run/{:?}", Instant::now()))).err()
+        });
+        assert_eq!(refused.and_then(|error| error.raw_os_error()), Some(libc::EROFS));
+        open.write_all(b"what is open").expect("open files are written on");
+    });
+    let status = daemon.stop_with_status();
+    job.join().expect("the job saw what it should");
+    assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
+}

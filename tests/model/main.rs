@@ -521,10 +521,11 @@ impl World {
                 self.reference.node(open.id).mtime_ns = None;
             }
         }
-        self.namespace = Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), false, &mut |number| {
-            backings.get(&number).cloned()
-        })
-        .unwrap();
+        self.namespace =
+            Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), false, &mut |number| {
+                backings.get(&number).cloned()
+            })
+            .unwrap();
     }
 
     /// Everything visible is as the reference has it.

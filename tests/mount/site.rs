@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tidemark_engine::namespace::{ColdFile, FileState, FileView, FsError, Namespace, NamespaceSettings, NodeId};
+use tidemark_engine::namespace::{
+    ColdFile, FileState, FileView, FsError, Namespace, NamespaceSettings, NodeId,
+};
 use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
 use tidemark_fuse::{Host, Mode, ModeChoice, MountError, MountSettings, Mounted, mount};
 use tidemark_protocol::id::Incarnation;

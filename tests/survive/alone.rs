@@ -51,7 +51,12 @@ fn a_writer_killed_with_the_daemon_leaves_a_cut_file() {
     writer.wait().unwrap();
     daemon.wait_for_next(dead);
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
-    assert_eq!(output.status.code(), Some(1), "torn is not durable: {}", tidemark_tests::daemon::shown(&output));
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "torn is not durable: {}",
+        tidemark_tests::daemon::shown(&output)
+    );
     assert_ne!(daemon.checkpoint("run/step1.pt").expect("it is listed")["state"], "committed");
 }
 
@@ -70,7 +75,8 @@ fn ten_thousand_open_files_are_taken_over() {
     let path = |number: usize| directory.join(format!("f{number}"));
     let open: Vec<File> = (0..FILES)
         .map(|number| {
-            let mut file = File::options().read(true).write(true).create_new(true).open(path(number)).unwrap();
+            let mut file =
+                File::options().read(true).write(true).create_new(true).open(path(number)).unwrap();
             file.write_all(&number.to_le_bytes()).unwrap();
             file
         })

@@ -98,7 +98,8 @@ fn kill_again_and_again(daemon: &Daemon, load: &Workload, kills: u32, rename_dea
         let gone = process::until(DENSE_LIMIT, || (daemon.serving_pid() != Some(pid)).then_some(()));
         assert!(gone.is_some(), "daemon {pid} outlives SIGKILL");
         let [_, opens, renames] = kinds.map(|kind| load.unanswered(kind));
-        let still = |before: &[(usize, u64)], after: &[(usize, u64)]| before.iter().any(|call| after.contains(call));
+        let still =
+            |before: &[(usize, u64)], after: &[(usize, u64)]| before.iter().any(|call| after.contains(call));
         let (open, rename) = (still(&before[1], &opens), still(&before[2], &renames));
         tally.opens_unanswered += u32::from(open);
         tally.renames_unanswered += u32::from(rename);

@@ -5,6 +5,7 @@
 //! | `workload` | threads that write, map, read, open, rename, make and remove, and say what they are in the middle of |
 //! | `killed` | many kills under that load; a nearly full tier; a writer in a small cgroup |
 //! | `replaced` | upgrades, their rollback, a crash loop |
+//! | `systemd` | systemd in the keeper's place |
 //! | `alone` | the keeper killed alone, handles closed meanwhile, very many open files, flipped bytes, kills while resuming |
 //!
 //! Does not own: what a restart with empty memory finds (suites crash and durability).
@@ -12,6 +13,7 @@
 mod alone;
 mod killed;
 mod replaced;
+mod systemd;
 mod workload;
 
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
@@ -38,5 +40,7 @@ fn pattern(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     const WORD: u64 = 8;
     assert!(offset.is_multiple_of(WORD) && (len as u64).is_multiple_of(WORD));
     let words = offset / WORD..(offset + len as u64) / WORD;
-    words.flat_map(|at| (at ^ seed.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
+    words
+        .flat_map(|at| (at ^ seed.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .collect()
 }

@@ -57,7 +57,8 @@ fn a_binary_that_does_not_serve_is_rolled_back() {
     let scratch = daemon.scratch("binaries");
     let text = scratch.join("text");
     fs::write(&text, "not a program").unwrap();
-    for (binary, code) in [("/bin/false", 1), ("/bin/sleep", 1), (text.to_str().unwrap(), 1), ("/nowhere", 1)] {
+    for (binary, code) in [("/bin/false", 1), ("/bin/sleep", 1), (text.to_str().unwrap(), 1), ("/nowhere", 1)]
+    {
         let output = upgrade(&daemon, Path::new(binary));
         assert_eq!(output.status.code(), Some(code), "{binary}: {}", shown(&output));
         file.write_all(b"and after").unwrap();
@@ -85,7 +86,8 @@ fn a_crash_loop_keeps_what_is_open_and_says_what_is_wrong_until_another_binary_m
     let said = process::until(Duration::from_secs(30), || {
         let output = daemon.ctl(&["status", "-o", "json"]);
         let status: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-        let problem = status["problems"].as_array()?.iter().find(|found| found["code"] == "crash_loop")?.clone();
+        let problem =
+            status["problems"].as_array()?.iter().find(|found| found["code"] == "crash_loop")?.clone();
         (output.status.code() == Some(5)).then_some(problem)
     });
     let said = said.unwrap_or_else(|| panic!("the crash loop is not told:\n{}", daemon.log_tail()));

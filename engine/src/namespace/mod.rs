@@ -60,6 +60,7 @@ use session::Session;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 use tidemark_protocol::file::FileEvent;
@@ -196,6 +197,8 @@ pub struct Namespace {
     prediction: RwLock<Option<Prediction>>,
     xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
     room: Room,
+    /// The daemon is ending: no new files.
+    closed: AtomicBool,
 }
 
 /// Everything under the lock.
@@ -282,11 +285,17 @@ impl Namespace {
             prediction: RwLock::new(None),
             xattr_source: RwLock::new(None),
             room: Room::default(),
+            closed: AtomicBool::new(false),
         });
         if namespace.commit().is_err() {
             tracing::error!("the journal did not take the first records of the tree");
         }
         namespace
+    }
+
+    /// From now on a new file is refused with [`FsError::ReadOnly`]; files that are there can be written still.
+    pub fn close_to_new_files(&self) {
+        self.closed.store(true, Ordering::Release);
     }
 
     /// Sets what predicts a new file's size in bytes from its path.

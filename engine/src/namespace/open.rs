@@ -17,6 +17,7 @@ use super::session::Answer;
 use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State};
 use crate::tier1::Backing;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tidemark_protocol::file::FileEvent;
@@ -101,7 +102,7 @@ impl Namespace {
     /// Costs the pool's hand-out of a backing file and one journal record.
     ///
     /// # Errors
-    /// [`FsError::Exists`], [`FsError::NoSpace`], [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NameTooLong`];
+    /// [`FsError::ReadOnly`] once the daemon is ending; [`FsError::Exists`], [`FsError::NoSpace`], [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NameTooLong`];
     /// [`FsError::Stale`] for an existing name whose bytes are elsewhere: the kernel then opens it.
     pub fn create(
         &self,
@@ -120,6 +121,9 @@ impl Namespace {
                     return self.open_existing(caller, parent, name, flags);
                 }
                 Err(error) => return Err(error),
+            }
+            if self.closed.load(Ordering::Acquire) {
+                return Err(FsError::ReadOnly);
             }
             if state.tree.weight_bytes >= self.weight_limit() {
                 return Err(FsError::NoSpace);

@@ -60,7 +60,10 @@ pub(super) enum Record {
     Freed(NodeId),
     Handle(u64, Handle),
     NoHandle(u64),
-    BackingId { backing: u64, id: Option<u32> },
+    BackingId {
+        backing: u64,
+        id: Option<u32>,
+    },
     Answer(RequestId, Answer),
 }
 

@@ -216,12 +216,7 @@ pub(crate) async fn scrub(shared: &Arc<Shared>, target: Target) -> Scrubbed {
     Scrubbed { file, seal, path, bad: Some(bad), healed: Some(healed) }
 }
 
-async fn check(
-    shared: &Arc<Shared>,
-    target: &Target,
-    pin: SealPin,
-    threads: usize,
-) -> Result<(), BadChunk> {
+async fn check(shared: &Arc<Shared>, target: &Target, pin: SealPin, threads: usize) -> Result<(), BadChunk> {
     let (chunks, path) = (Arc::clone(&target.chunks), target.path.clone());
     shared.metrics.scrub_bytes.inc_by(target.size_bytes);
     tokio::task::spawn_blocking(move || check_pinned(&path, &chunks, &pin, threads))
@@ -240,9 +235,7 @@ fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> 
     let sums = crate::save::seal::hash(&mapping, threads);
     let mut pairs = (0..).zip(sums.chunks.iter().zip(chunks.iter()));
     match pairs.find(|(_, (found, expected))| found != expected) {
-        Some((chunk, (&found, &expected))) => {
-            Err(BadChunk { path: path.to_owned(), chunk, expected, found })
-        }
+        Some((chunk, (&found, &expected))) => Err(BadChunk { path: path.to_owned(), chunk, expected, found }),
         None => Ok(()),
     }
 }

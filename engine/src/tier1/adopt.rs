@@ -77,7 +77,8 @@ impl Space {
         if !self.medium.walled {
             return 0;
         }
-        let Ok(used) = fstatvfs(&self.medium.files).map(|stat| (stat.f_blocks - stat.f_bfree) * stat.f_frsize)
+        let Ok(used) =
+            fstatvfs(&self.medium.files).map(|stat| (stat.f_blocks - stat.f_bfree) * stat.f_frsize)
         else {
             return 0;
         };

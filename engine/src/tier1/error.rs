@@ -70,7 +70,9 @@ impl Tier1Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::TooSmall { .. } => ErrorKind::Invalid,
-            Self::Mount { .. } | Self::Directory { .. } | Self::Thread { .. } | Self::Adopt { .. } => ErrorKind::Unavailable,
+            Self::Mount { .. } | Self::Directory { .. } | Self::Thread { .. } | Self::Adopt { .. } => {
+                ErrorKind::Unavailable
+            }
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Create { source, .. } | Self::Resize { source, .. } => match source.raw_os_error() {
                 Some(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => ErrorKind::NoSpace,

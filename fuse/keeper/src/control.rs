@@ -65,7 +65,11 @@ pub fn request_upgrade(state_dir: &Path, binary: &Path) -> Result<u32, UpgradeEr
 
 fn ask(path: &Path, binary: &Path) -> io::Result<String> {
     let socket = seqpacket()?;
-    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(ANSWER_PATIENCE))?;
+    rustix::net::sockopt::set_socket_timeout(
+        &socket,
+        rustix::net::sockopt::Timeout::Recv,
+        Some(ANSWER_PATIENCE),
+    )?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::send(&socket, binary.as_os_str().as_bytes(), SendFlags::NOSIGNAL)?;
     let mut answer = vec![0; ANSWER_MAX_BYTES];

@@ -7,12 +7,13 @@ use crate::message::{MESSAGE_MAX_BYTES, Message};
 use crate::names;
 use crate::restart::{Restart, Verdict};
 use crate::run_ahead::RunAhead;
+use crate::stand_in::StandIn;
 use crate::store::{KEEPER_NAME, PASSED_MAX, PASSED_VARIABLE};
 use crate::sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType, recvmsg,
-    socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
+    recvmsg, socketpair,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
@@ -144,7 +145,8 @@ impl Keep {
 
     /// Starts the present binary with everything that is kept.
     fn start(&self) -> io::Result<Daemon> {
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let kept = &self.plan.descriptors;
         let count = kept.len() + 1;
         let mut passed = vec![sys::above(theirs.as_fd(), count)?];
@@ -159,7 +161,10 @@ impl Keep {
         sys::pass(&mut command, passed)?;
         let child = command.spawn()?;
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        let pidfd = pidfd_open(pid.ok_or_else(|| io::Error::other("a child without a number"))?, PidfdFlags::empty())?;
+        let pidfd = pidfd_open(
+            pid.ok_or_else(|| io::Error::other("a child without a number"))?,
+            PidfdFlags::empty(),
+        )?;
         Ok(Daemon { child, pidfd, socket: ours, started: Instant::now(), ready: false, stopping: false })
     }
 
@@ -309,7 +314,8 @@ impl Keep {
         match self.start_and_wait() {
             Ok(again) => {
                 *daemon = again;
-                question.refused(&format!("the new daemon did not serve: {failed}; the old one serves again"));
+                question
+                    .refused(&format!("the new daemon did not serve: {failed}; the old one serves again"));
             }
             Err(second) => {
                 question.refused(&format!(
@@ -347,36 +353,68 @@ impl Keep {
             if Instant::now() >= give_up {
                 daemon.child.kill()?;
                 daemon.child.wait()?;
-                return Err(io::Error::other(format!("it did not serve within {} s", REPLACE_PATIENCE.as_secs())));
+                return Err(io::Error::other(format!(
+                    "it did not serve within {} s",
+                    REPLACE_PATIENCE.as_secs()
+                )));
             }
         }
         Ok(daemon)
     }
 
-    /// Waits in a crash loop: for the time, for an end, for another binary.
+    /// Waits between two starts: for the time, for an end, for another binary. Meanwhile open files have what they need.
     fn wait(&mut self, pause: Duration) -> io::Result<Option<Kept>> {
         let until = Instant::now() + pause;
-        loop {
-            let Some(left) = until.checked_duration_since(Instant::now()) else { return Ok(None) };
-            let [signals, asked] = wait_for([&self.signals, &self.listener.socket], Some(left))?;
+        let mut stand_in = self.begin_stand_in();
+        let ended = loop {
+            let Some(left) = until.checked_duration_since(Instant::now()) else { break None };
+            let device = stand_in.as_ref().map_or(&self.signals, StandIn::device);
+            let [signals, asked, requested] =
+                wait_for([&self.signals, &self.listener.socket, device], Some(left))?;
             if signals && sys::take_signal(&self.signals).is_some() {
                 if let Some(mount) = &self.mount {
                     unmount(mount);
                 }
-                return Ok(Some(Kept::Abandoned));
+                break Some(Kept::Abandoned);
+            }
+            if requested
+                && let Some(standing) = &mut stand_in
+                && let Err(error) = standing.serve_one()
+            {
+                tracing::error!(%error, "open files are not answered until the next start");
+                stand_in = None;
             }
             if asked && let Ok(question) = self.listener.accept() {
                 match File::open(&question.binary) {
                     Ok(file) => {
                         self.binary = Binary { file };
                         self.restart.replaced();
-                        question.refused("the daemon was in a crash loop; the new one is being started, see status");
-                        return Ok(None);
+                        self.clear_status();
+                        question.refused(
+                            "the daemon was in a crash loop; the new one is being started, see status",
+                        );
+                        break None;
                     }
                     Err(error) => {
                         question.refused(&format!("{} cannot be read: {error}", question.binary.display()));
                     }
                 }
+            }
+        };
+        if let Some(answered) = stand_in.and_then(|standing| standing.answered().try_clone_to_owned().ok()) {
+            self.plan.descriptors.insert(names::ANSWERED.to_owned(), answered);
+        }
+        Ok(ended)
+    }
+
+    fn begin_stand_in(&self) -> Option<StandIn> {
+        let kept = &self.plan.descriptors;
+        let before = kept.get(names::ANSWERED).map(AsFd::as_fd);
+        match StandIn::begin(kept.get(names::DEVICE)?.as_fd(), before) {
+            Ok(standing) => Some(standing),
+            Err(error) => {
+                tracing::error!(%error, "open files are not answered until the next start");
+                None
             }
         }
     }

@@ -5,27 +5,33 @@
 //! | `keep` | the loop: one child, its descriptors, signals, upgrades, the end |
 //! | `restart` | when to start again, and when that has become a crash loop; pure |
 //! | `run_ahead` | space ahead of growing files while no daemon is there |
+//! | `stand_in` | the few answers that open files need while daemons die again and again |
+//! | `closing` | closed or cut |
 //! | `message` | the words between daemon and keeper: sd_notify(3)'s, and a few of our own |
 //! | `store` | the daemon's side: what it was handed, what it hands over |
 //! | `control` | the socket through which an upgrade is asked for |
 //! | `sys` | the calls that need unsafe: signals, descriptors across exec |
 //!
 //! Does not own: what the descriptors mean. To the keeper they are names; a mount lives because somebody has its
-//! `/dev/fuse` open, and Tier-1 because somebody has its directories open. `fuse/design/keeper.md` says why it is so.
+//! `/dev/fuse` open, and Tier-1 because somebody has its directories open. `engine/design/0009-keeper.md` says why it is so.
 //!
 //! Everything the keeper does is bounded: so many descriptors, so many bytes a message, one child.
 
+mod closing;
 mod control;
 mod keep;
 mod message;
 mod restart;
 mod run_ahead;
+mod stand_in;
 mod store;
 mod sys;
 
+pub use closing::{ClosedBy, closed_by};
 pub use control::{UpgradeError, request_upgrade};
 pub use keep::{Kept, Plan, keep};
 pub use message::PROTOCOL_VERSION;
+pub use stand_in::Answered;
 pub use store::{Inherited, Keeper, StoreError};
 
 /// Names of the descriptors that the keeper itself looks at; the daemon's code uses the same.
@@ -34,6 +40,10 @@ pub mod names {
     pub const FILES: &str = "files";
     /// The directory of ballast.
     pub const BALLAST: &str = "ballast";
+    /// `/dev/fuse` of the mount.
+    pub const DEVICE: &str = "device";
+    /// What the keeper answered in the place of a daemon.
+    pub const ANSWERED: &str = "answered";
     /// The lock of the state directory.
     pub const LOCK: &str = "lock";
 }

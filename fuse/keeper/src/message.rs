@@ -45,7 +45,8 @@ impl Message {
         let value = |name: &[u8]| {
             bytes.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name)?.strip_prefix(b"="))
         };
-        let text = |name: &[u8]| value(name).and_then(|value| std::str::from_utf8(value).ok()).map(str::to_owned);
+        let text =
+            |name: &[u8]| value(name).and_then(|value| std::str::from_utf8(value).ok()).map(str::to_owned);
         if value(b"FDSTORE").is_some() {
             return Some(Self::Store { name: text(b"FDNAME")? });
         }
@@ -84,7 +85,9 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_passed_over() {
-        for odd in [&b""[..], b"=", b"FDSTORE=1", b"STATUS=fine", b"\xff=\xff", b"READY", b"FDSTORE=1\nFDNAME=\xff"] {
+        for odd in
+            [&b""[..], b"=", b"FDSTORE=1", b"STATUS=fine", b"\xff=\xff", b"READY", b"FDSTORE=1\nFDNAME=\xff"]
+        {
             assert_eq!(Message::decode(odd), None, "{odd:?}");
         }
     }

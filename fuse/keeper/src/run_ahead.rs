@@ -46,7 +46,9 @@ impl RunAhead {
             let Ok(stat) = statat(files, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let (size, held) = (stat.st_size.cast_unsigned(), stat.st_blocks.cast_unsigned() * 512);
             if size > 0 && held > size.next_multiple_of(4096) {
-                let Ok(file) = openat(files, &name, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else { continue };
+                let Ok(file) = openat(files, &name, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else {
+                    continue;
+                };
                 growing.push(Growing { file, size, end: held });
             }
         }

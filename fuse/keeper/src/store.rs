@@ -5,7 +5,9 @@
 
 use crate::message::Message;
 use crate::sys::{FIRST_LISTEN, FIRST_PASSED, forget_variable, take_passed};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg, sendmsg_addr};
+use rustix::net::{
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg, sendmsg_addr,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
@@ -177,7 +179,12 @@ impl Keeper {
         }
     }
 
-    fn say(&self, message: &Message, fd: Option<BorrowedFd<'_>>, what: &'static str) -> Result<(), StoreError> {
+    fn say(
+        &self,
+        message: &Message,
+        fd: Option<BorrowedFd<'_>>,
+        what: &'static str,
+    ) -> Result<(), StoreError> {
         let text = message.encode();
         let iov = [io::IoSlice::new(&text)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -191,7 +198,9 @@ impl Keeper {
         let sent = match self {
             Self::Nobody => return Ok(()),
             Self::Ours(socket) => sendmsg(socket.as_fd(), &iov, &mut ancillary, flags),
-            Self::Systemd(address, socket) => sendmsg_addr(socket.as_fd(), address, &iov, &mut ancillary, flags),
+            Self::Systemd(address, socket) => {
+                sendmsg_addr(socket.as_fd(), address, &iov, &mut ancillary, flags)
+            }
         };
         sent.map(|_| ()).map_err(|errno| StoreError { what, source: errno.into() })
     }

@@ -229,12 +229,7 @@ fn keep(settings: &Settings) -> Result<ExitCode, Failure> {
     }
 }
 
-fn serve_kept(
-    build: Build,
-    up: &Up,
-    settings: Settings,
-    inherited: Inherited,
-) -> Result<ExitCode, Failure> {
+fn serve_kept(build: Build, up: &Up, settings: Settings, inherited: Inherited) -> Result<ExitCode, Failure> {
     // Started by the number of a descriptor, which says nothing to who looks at processes.
     if let Err(error) = rustix::thread::set_name(c"ckptd") {
         tracing::debug!(%error, "the process keeps its name");
@@ -266,7 +261,8 @@ fn replace(upgrade: &Upgrade) -> Result<(), Failure> {
         None => std::env::current_exe().map_err(Failure::failed)?,
     };
     let binary = std::path::absolute(binary).map_err(Failure::failed)?;
-    let named = upgrade.state_dir.clone().or_else(|| std::env::var_os("TIDEMARK_STATE_DIR").map(PathBuf::from));
+    let named =
+        upgrade.state_dir.clone().or_else(|| std::env::var_os("TIDEMARK_STATE_DIR").map(PathBuf::from));
     let state_dir = named.unwrap_or_else(|| Settings::default().node.state_dir);
     let pid = tidemark_keeper::request_upgrade(&state_dir, &binary).map_err(|error| match error {
         UpgradeError::NoKeeper { .. } => Failure::unavailable(error),

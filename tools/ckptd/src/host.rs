@@ -45,7 +45,10 @@ impl DaemonHost {
             .unwrap_or_else(PoisonError::into_inner);
         engine.clone().ok_or_else(|| {
             let waited_s = ENGINE_PATIENCE.as_secs();
-            tracing::error!(waited_s, "a file needs Tier-3, which was not found since the daemon was restarted");
+            tracing::error!(
+                waited_s,
+                "a file needs Tier-3, which was not found since the daemon was restarted"
+            );
             FsError::Io
         })
     }

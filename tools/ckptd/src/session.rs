@@ -15,7 +15,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use tidemark_engine::tier1::KeptMounts;
 use tidemark_fuse::{InitExchange, KeptMount, Mode, MountRecord};
-use tidemark_keeper::{Keeper, names};
+use tidemark_keeper::{Answered, Keeper, names};
 use tidemark_protocol::id::Incarnation;
 
 /// Raised when a field changes its meaning. A daemon refuses a newer record than it knows, and an upgrade is rolled back.
@@ -24,7 +24,6 @@ const RECORD_VERSION: u32 = 1;
 /// The longest record: some hundred bytes and three paths.
 const RECORD_MAX_BYTES: u64 = 64 << 10;
 
-const DEVICE: &str = "device";
 const JOURNAL: &str = "journal";
 const FOLDER_LOCK: &str = "folder-lock";
 const RECORD: &str = "session";
@@ -61,6 +60,8 @@ pub(crate) struct Found {
     pub(crate) record: Record,
     pub(crate) mounts: KeptMounts,
     pub(crate) mount: KeptMount,
+    /// What the keeper answered while no daemon was there.
+    pub(crate) answered: Vec<Answered>,
 }
 
 impl Record {
@@ -90,7 +91,7 @@ pub(crate) fn hand_over(keeper: &Keeper, serving: &Serving<'_>) -> anyhow::Resul
     if let Some((_, lock)) = &mounts.folder {
         keeper.put(FOLDER_LOCK, lock.as_fd())?;
     }
-    keeper.put(DEVICE, serving.mounted.device())?;
+    keeper.put(names::DEVICE, serving.mounted.device())?;
     let mount = serving.mounted.record();
     let record = Record {
         version: RECORD_VERSION,
@@ -148,7 +149,7 @@ pub(crate) fn find(
     };
     let saved = &record.mount;
     let mount = KeptMount {
-        device: take(DEVICE)?,
+        device: take(names::DEVICE)?,
         record: MountRecord {
             path: PathBuf::from(std::ffi::OsString::from_vec(saved.path.clone())),
             mode: if saved.passthrough { Mode::Passthrough } else { Mode::Fallback },
@@ -158,13 +159,14 @@ pub(crate) fn find(
             init: InitExchange { request: saved.init_request.clone(), answer: saved.init_answer.clone() },
         },
     };
-    Ok(Some(Found { record, mounts, mount }))
+    let answered = descriptors.remove(names::ANSWERED).map(Answered::read_all).transpose()?;
+    Ok(Some(Found { record, mounts, mount, answered: answered.unwrap_or_default() }))
 }
 
 /// The mount cannot be gone on with: the keeper lets its device go, which ends it for good.
 pub(crate) fn let_mount_go(keeper: &Keeper) -> anyhow::Result<()> {
     keeper.remove(RECORD)?;
-    keeper.remove(DEVICE)?;
+    keeper.remove(names::DEVICE)?;
     Ok(())
 }
 

@@ -6,8 +6,8 @@
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -32,8 +32,10 @@ impl Tier3 {
             StoreError::Url { .. } => Failure::usage(error),
             error => Failure::unavailable(anyhow::Error::from(error).context("Tier-3 cannot be used")),
         })?;
-        let probe =
-            store::probe(store.as_ref()).await.context("Tier-3 cannot be used").map_err(Failure::unavailable)?;
+        let probe = store::probe(store.as_ref())
+            .await
+            .context("Tier-3 cannot be used")
+            .map_err(Failure::unavailable)?;
         let lease = Lease::take(settings, state_dir, &store, name).await.map_err(Failure::unavailable)?;
         let epoch = lease.epoch();
         let highest = raise_epoch(store.as_ref(), epoch)

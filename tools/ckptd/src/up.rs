@@ -28,18 +28,18 @@ use std::time::Duration;
 use tidemark_control::api::NodeApi;
 use tidemark_control::server::Server;
 use tidemark_engine::metrics::Metrics;
-use tidemark_engine::namespace::Clock;
+use tidemark_engine::namespace::{Caller, Clock};
 use tidemark_engine::node::{Names, Node, NodeParts, Shared, recover};
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::{MountMode, Settings};
 use tidemark_engine::step_point::{StepPoint, reach};
 use tidemark_engine::store::UploadLimits;
 use tidemark_fuse::{Host, ModeChoice, MountSettings, Mounted};
-use tidemark_keeper::{Inherited, Keeper, names};
+use tidemark_keeper::{Answered, Inherited, Keeper, names};
 use tidemark_protocol::id::{NodeName, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::recognise::Rules;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// What a start is given.
 #[derive(Debug)]
@@ -52,6 +52,13 @@ struct Start<'a> {
     name: NodeName,
     http: SocketAddr,
     listen: SocketAddr,
+}
+
+/// The signals that end this process in order.
+#[derive(Debug)]
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
 }
 
 /// What serves.
@@ -72,6 +79,11 @@ pub(crate) async fn up(
     settings: Settings,
     inherited: Inherited,
 ) -> Result<bool, Failure> {
+    // Before anybody is told that this process serves, and may end it in order.
+    let signals = Signals {
+        terminate: signal(SignalKind::terminate()).map_err(Failure::failed)?,
+        interrupt: signal(SignalKind::interrupt()).map_err(Failure::failed)?,
+    };
     let Inherited { keeper, mut descriptors } = inherited;
     let lock = descriptors.remove(names::LOCK);
     let state_dir = StateDir::take(&settings.node.state_dir, lock).map_err(Failure::failed)?;
@@ -90,17 +102,14 @@ pub(crate) async fn up(
     match session::find(&keeper, descriptors).map_err(Failure::failed)? {
         None => {
             let serves = start.begin().await?;
-            start.serve(serves, true, gone).await
+            start.serve(serves, true, signals, gone).await
         }
         Some(found) => {
             let (http, listen) = (found.record.http.parse(), found.record.listen.parse());
-            let start = Start {
-                http: http.unwrap_or(start.http),
-                listen: listen.unwrap_or(start.listen),
-                ..start
-            };
+            let start =
+                Start { http: http.unwrap_or(start.http), listen: listen.unwrap_or(start.listen), ..start };
             let serves = start.go_on(found).await?;
-            start.serve(serves, false, gone).await
+            start.serve(serves, false, signals, gone).await
         }
     }
 }
@@ -119,9 +128,11 @@ impl Start<'_> {
     /// From what a daemon left that died: memory, names and open files, then the mount, and Tier-3 when it answers.
     async fn go_on(&self, found: Found) -> Result<Serves, Failure> {
         let goes_on = found.session_goes_on();
-        let Found { record, mounts, mount } = found;
+        let Found { record, mounts, mount, answered } = found;
         self.keeper.taking().map_err(Failure::failed)?;
         let base = Base::take_over(self.settings, &record, mounts, goes_on)?;
+        take_up_answers(&base, &answered);
+        self.keeper.remove(names::ANSWERED).map_err(Failure::failed)?;
         reach(StepPoint::ResumeBeforeServing);
         let host = self.host(&base);
         let mounted = if goes_on {
@@ -136,7 +147,9 @@ impl Start<'_> {
             self.keeper.ready().map_err(Failure::failed)?;
             Some(Arc::new(mounted))
         } else {
-            tracing::warn!("this kernel cannot send requests again (Linux 6.9 can): the mount is made anew, and files that were open are cut");
+            tracing::warn!(
+                "this kernel cannot send requests again (Linux 6.9 can): the mount is made anew, and files that were open are cut"
+            );
             tidemark_fuse::give_up(mount)
                 .context("the mount of the daemon before cannot be taken away")
                 .map_err(Failure::failed)?;
@@ -198,8 +211,7 @@ impl Start<'_> {
                 }
             }
         };
-        let parts =
-            NodeParts { shared: Arc::clone(&shared), rules: Rules::builtin().clone(), recovered };
+        let parts = NodeParts { shared: Arc::clone(&shared), rules: Rules::builtin().clone(), recovered };
         Ok((shared, Node::start(parts)))
     }
 
@@ -207,6 +219,7 @@ impl Start<'_> {
         &self,
         mut serves: Serves,
         first: bool,
+        mut signals: Signals,
         gone: tokio::sync::oneshot::Receiver<()>,
     ) -> Result<bool, Failure> {
         let (shared, node) = self.engine(&serves).await?;
@@ -219,7 +232,8 @@ impl Start<'_> {
             .with_context(|| format!("--listen {} cannot be bound; choose another address", self.listen))
             .map_err(Failure::failed)?;
         let base = &serves.base;
-        let start = StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?);
+        let start =
+            StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?);
         let daemon = Arc::new(Daemon {
             version: self.version,
             node,
@@ -259,16 +273,14 @@ impl Start<'_> {
         let publishing =
             tokio::spawn(publish_on(Arc::clone(&daemon), Arc::clone(&host), self.state_dir.clone()));
 
-        let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
         if first {
             say_ready(&daemon, &mounted, &self.settings.node.state_dir)?;
         }
         self.keeper.ready().map_err(Failure::failed)?;
         self.state_dir.clear_keeper_status();
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = signals.terminate.recv() => {}
+            _ = signals.interrupt.recv() => {}
             Ok(()) = gone => tracing::error!("the keeper is gone, and nobody would start this daemon again: it drains and ends"),
             () = ended(&mounted) => tracing::warn!("the mount was taken away from outside"),
         }
@@ -279,7 +291,7 @@ impl Start<'_> {
         daemon.draining.store(true, Ordering::Release);
         let durable = tokio::select! {
             durable = drain_all(&daemon, self.settings) => durable,
-            _ = terminate.recv() => {
+            _ = signals.terminate.recv() => {
                 tracing::warn!("a second SIGTERM: ending at once");
                 false
             }
@@ -334,6 +346,22 @@ impl Start<'_> {
         session::hand_over(self.keeper, &serving)
             .context("the keeper cannot be given what it is to keep")
             .map_err(Failure::failed)
+    }
+}
+
+/// What the keeper said of closes and fsyncs in the place of a daemon is so from now on.
+fn take_up_answers(base: &Base, answered: &[Answered]) {
+    let nobody = Caller { uid: 0, gid: 0, pid: 0, now_ns: 0, request: 0 };
+    for answer in answered {
+        let taken = match *answer {
+            Answered::Closed { fh } => base.namespace.flush(fh, &nobody, false),
+            Answered::Cut { fh } => base.namespace.flush(fh, &nobody, true),
+            Answered::Synced { fh } => base.namespace.fsync(fh),
+        };
+        if let Err(error) = taken {
+            // A directory's handle, or one of a control file: there is nothing to know of it.
+            tracing::debug!(?answer, %error, "an answer of the keeper is of no open file");
+        }
     }
 }
 
@@ -417,7 +445,19 @@ async fn ended(mounted: &Arc<Mounted>) {
 
 async fn drain_all(daemon: &Daemon, settings: &Settings) -> bool {
     let timeout = Duration::from_secs(settings.shutdown.drain_timeout_s);
-    let Some(outcome) = daemon.node.drain(timeout).await else { return false };
+    let grace = Duration::from_secs(settings.shutdown.grace_s);
+    let namespace = &daemon.node.shared().namespace;
+    let closing = async {
+        tokio::time::sleep(grace).await;
+        tracing::info!(grace_s = grace.as_secs(), "ending: new files are refused from now on");
+        namespace.close_to_new_files();
+        std::future::pending::<()>().await;
+    };
+    let outcome = tokio::select! {
+        outcome = daemon.node.drain(timeout) => outcome,
+        () = closing => None,
+    };
+    let Some(outcome) = outcome else { return false };
     for left in &outcome.pending {
         tracing::warn!(path = %left.path, reason = left.reason.word(), what = %left.what, "not durable at the end");
     }

@@ -66,7 +66,8 @@ fn keeper_says(state_dir: &Path) -> Option<Problem> {
             "the daemon dies again and again ({deaths} times, the last: {last_death}); keeper {keeper_pid} keeps the mount \
              and open files, and starts it again every {next_start_ms} ms"
         ),
-        action: "read its log; `ckptd upgrade --binary PATH` starts another binary on what is kept".to_owned(),
+        action: "read its log; `ckptd upgrade --binary PATH` starts another binary on what is kept"
+            .to_owned(),
     })
 }
 

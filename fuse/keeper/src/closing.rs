@@ -1,6 +1,7 @@
 //! Whether a file was closed by its program or by the kernel because the program ended.
 //!
-//! Owns: looking at the closing thread at FLUSH. Does not own: what a cut file means (the namespace).
+//! Owns: looking at the closing thread at FLUSH, for the daemon and for the keeper that stands in for it. Does not own: what
+//! a cut file means (the namespace).
 //!
 //! FLUSH names the thread that closes. When a process ends with files open, the kernel closes them from
 //! `do_exit`, after the thread has given up its memory (`exit_mm` comes before `exit_files`, kernel/exit.c): its
@@ -21,7 +22,7 @@ const STATM_MAX_BYTES: usize = 160;
 
 /// Who closed a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ClosedBy {
+pub enum ClosedBy {
     /// The program, with `close(2)` (or `dup2`, or close-on-exec).
     Program,
     /// The kernel: the process was killed, or ended without closing.
@@ -32,7 +33,8 @@ pub(crate) enum ClosedBy {
 
 impl ClosedBy {
     /// The file's bytes may end in the middle of what the program meant to write.
-    pub(crate) fn cut(self) -> bool {
+    #[must_use]
+    pub fn cut(self) -> bool {
         match self {
             Self::Kernel => true,
             Self::Program | Self::Unseen => false,
@@ -41,7 +43,8 @@ impl ClosedBy {
 }
 
 /// Who closes, given the thread id that FLUSH carries. One read of a /proc file: about 5 µs.
-pub(crate) fn closed_by(tid: u32) -> ClosedBy {
+#[must_use]
+pub fn closed_by(tid: u32) -> ClosedBy {
     if tid == 0 {
         return ClosedBy::Unseen;
     }

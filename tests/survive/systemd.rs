@@ -1,0 +1,187 @@
+//! systemd in the keeper's place: its descriptor store, as sd_notify(3) and sd_listen_fds(3) describe it.
+//!
+//! Owns: a service manager of a few lines that keeps descriptors and hands them to the next start. Does not own: systemd
+//! itself, which runs in no container of ours; this speaks its protocol, byte for byte as the manual pages have it.
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
+    SocketType, recvmsg,
+};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tidemark_tests::{machine, process};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A unit with `Type=notify` and `FileDescriptorStoreMax=16`.
+#[derive(Debug)]
+struct Unit {
+    home: tempfile::TempDir,
+    notify: OwnedFd,
+    kept: BTreeMap<String, OwnedFd>,
+}
+
+impl Unit {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let notify =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        rustix::net::bind(&notify, &SocketAddrUnix::new(home.path().join("notify").as_path()).unwrap())
+            .unwrap();
+        fs::create_dir(home.path().join("tier3")).unwrap();
+        Self { home, notify, kept: BTreeMap::new() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    fn start(&self) -> Child {
+        let passed: Vec<_> = self
+            .kept
+            .values()
+            .map(|fd| {
+                // Above every number that is about to be used.
+                rustix::io::fcntl_dupfd_cloexec(fd, 100).unwrap()
+            })
+            .collect();
+        let names: Vec<_> = self.kept.keys().cloned().collect();
+        let mut command = Command::new("sh");
+        // systemd knows the pid before exec; a shell that becomes the daemon knows it too.
+        command
+            .args(["-c", "LISTEN_PID=$$ exec \"$@\"", "sh"])
+            .arg(machine::binary("ckptd"))
+            .arg("up")
+            .arg(self.path("ckpt"))
+            .args(["--tier1", "256MiB", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--tier3"])
+            .arg(format!("file://{}", self.path("tier3").display()))
+            .arg("--state-dir")
+            .arg(self.path("state"))
+            .env("NOTIFY_SOCKET", self.path("notify"))
+            .env("FDSTORE", "16")
+            .env("LISTEN_FDS", names.len().to_string())
+            .env("LISTEN_FDNAMES", names.join(":"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::options().append(true).create(true).open(self.path("log")).unwrap());
+        // SAFETY: between fork and exec only dup2 is called, which is async-signal-safe, on descriptors that are open.
+        unsafe {
+            command.pre_exec(move || {
+                for (number, fd) in (3..).zip(&passed) {
+                    if libc::dup2(fd.as_raw_fd(), number) == -1 {
+                        return Err(io::Error::last_os_error());
+                    }
+                }
+                Ok(())
+            });
+        }
+        command.spawn().unwrap()
+    }
+
+    /// Takes messages until one says `word`.
+    fn wait_for(&mut self, word: &str, child: &mut Child) {
+        let said = process::until(LIMIT, || {
+            while let Some(text) = self.hear() {
+                if text.lines().any(|line| line == word) {
+                    return Some(true);
+                }
+            }
+            child.try_wait().unwrap().map(|_| false)
+        });
+        assert_eq!(said, Some(true), "no {word}:\n{}", fs::read_to_string(self.path("log")).unwrap());
+    }
+
+    fn hear(&mut self) -> Option<String> {
+        let mut text = [0; 8192];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut iov = [io::IoSliceMut::new(&mut text)];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let length = recvmsg(&self.notify, &mut iov, &mut ancillary, flags).ok()?.bytes;
+        let fds: Vec<_> = ancillary
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        let text = String::from_utf8_lossy(&text[..length]).into_owned();
+        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap_or("stored").to_owned();
+        if text.lines().any(|line| line == "FDSTORE=1") {
+            let fd = fds.into_iter().next().expect("a descriptor comes with FDSTORE=1");
+            self.kept.insert(name, fd);
+        } else if text.lines().any(|line| line == "FDSTOREREMOVE=1") {
+            self.kept.remove(&name);
+        }
+        Some(text)
+    }
+}
+
+#[test]
+fn systemd_s_descriptor_store_takes_the_keeper_s_place() {
+    if !machine::can_mount() {
+        return;
+    }
+    let mut unit = Unit::new();
+    let mut daemon = unit.start();
+    unit.wait_for("READY=1", &mut daemon);
+    let path = unit.path("ckpt").join("open.bin");
+    // Another process has the file open: this one starts the daemon, and a fork of it would close the file and wait for it.
+    let script = format!("exec cat > {}", path.display());
+    let mut writer = Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut pipe = writer.stdin.take().unwrap();
+    let status = |unit: &Unit| status(&unit.path("state"));
+    assert!(status(&unit)["keeper_pid"].is_null());
+    for round in 0..5_u8 {
+        pipe.write_all(&[round; 1000]).unwrap();
+        let length = (u64::from(round) + 1) * 1000;
+        let written = process::until(LIMIT, || {
+            fs::metadata(&path).is_ok_and(|found| found.len() == length).then_some(())
+        });
+        assert!(written.is_some(), "the writer goes on");
+        assert_eq!(status(&unit)["pid"], daemon.id(), "there is no keeper between");
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+        // Whoever asks for a name now waits for the unit's next start.
+        let waiting = std::thread::spawn({
+            let path = path.clone();
+            move || fs::metadata(path).unwrap().len()
+        });
+        while unit.hear().is_some() {}
+        daemon = unit.start();
+        assert_eq!(waiting.join().unwrap(), length);
+        unit.wait_for("READY=1", &mut daemon);
+    }
+    drop(pipe);
+    assert!(writer.wait().unwrap().success());
+    let bytes = fs::read(&path).unwrap();
+    assert!((0..5).all(|round| bytes[round * 1000..][..1000].iter().all(|byte| usize::from(*byte) == round)));
+    process::signal(daemon.id(), rustix::process::Signal::TERM);
+    let ended = process::wait(&mut daemon, LIMIT).unwrap();
+    assert_eq!(
+        ended.and_then(|status| status.code()),
+        Some(0),
+        "{}",
+        fs::read_to_string(unit.path("log")).unwrap()
+    );
+    assert!(!tidemark_tests::daemon::is_mounted(&unit.path("ckpt")));
+}
+
+fn status(state_dir: &Path) -> serde_json::Value {
+    let found = process::until(LIMIT, || {
+        let mut command = Command::new(machine::binary("ckptctl"));
+        let output =
+            process::run(command.arg("--state-dir").arg(state_dir).args(["status", "-o", "json"]), LIMIT);
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+    });
+    found.expect("the daemon answers")
+}
