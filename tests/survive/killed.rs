@@ -74,7 +74,7 @@ fn kill_again_and_again(daemon: &Daemon, load: &Workload, kills: u32, rename_dea
         load.check();
         let pid = process::until(DENSE_LIMIT, || daemon.serving_pid()).expect("a daemon is kept");
         // Some lives are long enough for the step to be reached, some are killed before.
-        let patient = tally.kills >= kills || (random() % 3 == 0 && tally.at_rename < rename_deaths);
+        let patient = tally.kills >= kills || (random().is_multiple_of(3) && tally.at_rename < rename_deaths);
         let life = Duration::from_millis(if patient { 3000 } else { 30 + random() % 400 });
         let died = process::until(life, || (!process::is_alive(pid)).then_some(()));
         if died.is_some() {

@@ -30,13 +30,16 @@ struct Unit {
 
 impl Unit {
     fn new() -> Self {
-        let home = tempfile::tempdir().unwrap();
+        let home = tempfile::tempdir().expect("a step of the harness itself");
         let notify =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-                .unwrap();
-        rustix::net::bind(&notify, &SocketAddrUnix::new(home.path().join("notify").as_path()).unwrap())
-            .unwrap();
-        fs::create_dir(home.path().join("tier3")).unwrap();
+                .expect("a step of the harness itself");
+        rustix::net::bind(
+            &notify,
+            &SocketAddrUnix::new(home.path().join("notify").as_path()).expect("a step of the harness itself"),
+        )
+        .expect("a step of the harness itself");
+        fs::create_dir(home.path().join("tier3")).expect("a step of the harness itself");
         Self { home, notify, kept: BTreeMap::new() }
     }
 
@@ -50,7 +53,7 @@ impl Unit {
             .values()
             .map(|fd| {
                 // Above every number that is about to be used.
-                rustix::io::fcntl_dupfd_cloexec(fd, 100).unwrap()
+                rustix::io::fcntl_dupfd_cloexec(fd, 100).expect("a step of the harness itself")
             })
             .collect();
         let names: Vec<_> = self.kept.keys().cloned().collect();
@@ -71,19 +74,25 @@ impl Unit {
             .env("LISTEN_FDNAMES", names.join(":"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(File::options().append(true).create(true).open(self.path("log")).unwrap());
-        // SAFETY: between fork and exec only dup2 is called, which is async-signal-safe, on descriptors that are open.
-        unsafe {
-            command.pre_exec(move || {
-                for (number, fd) in (3..).zip(&passed) {
-                    if libc::dup2(fd.as_raw_fd(), number) == -1 {
-                        return Err(io::Error::last_os_error());
-                    }
+            .stderr(
+                File::options()
+                    .append(true)
+                    .create(true)
+                    .open(self.path("log"))
+                    .expect("a step of the harness itself"),
+            );
+        let pass = move || {
+            for (number, fd) in (3..).zip(&passed) {
+                // SAFETY: dup2 of an open descriptor onto a number that nothing of this process has. Async-signal-safe.
+                if unsafe { libc::dup2(fd.as_raw_fd(), number) } == -1 {
+                    return Err(io::Error::last_os_error());
                 }
-                Ok(())
-            });
-        }
-        command.spawn().unwrap()
+            }
+            Ok(())
+        };
+        // SAFETY: between fork and exec the closure makes system calls only.
+        unsafe { command.pre_exec(pass) };
+        command.spawn().expect("a step of the harness itself")
     }
 
     /// Takes messages until one says `word`.
@@ -94,9 +103,14 @@ impl Unit {
                     return Some(true);
                 }
             }
-            child.try_wait().unwrap().map(|_| false)
+            child.try_wait().expect("a step of the harness itself").map(|_| false)
         });
-        assert_eq!(said, Some(true), "no {word}:\n{}", fs::read_to_string(self.path("log")).unwrap());
+        assert_eq!(
+            said,
+            Some(true),
+            "no {word}:\n{}",
+            fs::read_to_string(self.path("log")).expect("a step of the harness itself")
+        );
     }
 
     fn hear(&mut self) -> Option<String> {
@@ -181,7 +195,10 @@ fn status(state_dir: &Path) -> serde_json::Value {
         let mut command = Command::new(machine::binary("ckptctl"));
         let output =
             process::run(command.arg("--state-dir").arg(state_dir).args(["status", "-o", "json"]), LIMIT);
-        output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+        output
+            .status
+            .success()
+            .then(|| serde_json::from_slice(&output.stdout).expect("a step of the harness itself"))
     });
     found.expect("the daemon answers")
 }

@@ -32,6 +32,11 @@ const FORBIDDEN: &[Forbidden] = &[
         why: "the mount knows the namespace, not the cluster and not Tier-3",
     },
     Forbidden {
+        member: "tidemark-keeper",
+        dependencies: &["tidemark-engine", "tidemark-fuse", "tidemark-control", "tidemark-protocol", "tokio"],
+        why: "what must outlive everything else depends on nothing of it",
+    },
+    Forbidden {
         member: "tidemark-control",
         dependencies: &["tidemark-fuse"],
         why: "the coordinator works where nothing is mounted",
