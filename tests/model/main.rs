@@ -4,6 +4,7 @@
 //! comparison of everything visible after each. Does not own: the kernel's part (the mount suite).
 #![expect(clippy::unwrap_used, reason = "a broken belief of a test is its failure")]
 
+mod journal;
 mod reference;
 mod whole;
 
@@ -58,6 +59,7 @@ enum Op {
     Reclaim { node: usize },
     Restore { node: usize },
     Crash,
+    TakeOver,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -94,6 +96,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => i.clone().prop_map(|node| Op::Reclaim { node }),
         2 => i.prop_map(|node| Op::Restore { node }),
         1 => Just(Op::Crash),
+        2 => Just(Op::TakeOver),
     ];
     proptest::collection::vec(op, 1..60)
 }
@@ -472,6 +475,7 @@ impl World {
                 self.restore(node, id);
             }
             Op::Crash => self.crash(),
+            Op::TakeOver => self.take_over(),
         }
     }
 
@@ -492,23 +496,35 @@ impl World {
         self.reference.node(id).mtime_ns = None;
     }
 
-    /// The daemon dies with all handles; its successor has the journal and the backing files.
-    fn crash(&mut self) {
-        let mut backings: BTreeMap<u64, Arc<Backing>> = BTreeMap::new();
-        for (path, id) in self.reference.paths() {
-            if matches!(self.reference.nodes[&id].content, Content::File(_))
-                && !self.reference.nodes[&id].cold
-            {
-                let node = self.namespace.node_at(&path).unwrap();
-                self.verify(node);
-                let OpenOutcome::Ready(open) = self.namespace.open(&self.caller(), node, O_RDONLY).unwrap()
-                else {
-                    panic!("cold, though its bytes should be here");
-                };
-                self.namespace.release(open.fh).unwrap();
-                backings.insert(open.backing.number(), open.backing);
+    /// The daemon dies; the kernel's session goes on, and its successor has every handle as it was.
+    fn take_over(&mut self) {
+        let mut backings = self.backings();
+        self.pins.clear();
+        let mut grown = BTreeSet::new();
+        for open in &self.handles {
+            backings.insert(open.file.backing.number(), Arc::clone(&open.file.backing));
+            // A successor finds backing files by their numbers and begins their growth itself.
+            if open.file.writable && grown.insert(open.file.backing.number()) {
+                open.file.backing.end_growth();
             }
         }
+        self.namespace =
+            Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), true, &mut |number| {
+                backings.get(&number).cloned()
+            })
+            .unwrap();
+        assert_eq!(self.namespace.open_files().len(), self.handles.len());
+        for open in &mut self.handles {
+            let now = self.namespace.handle(open.file.fh).expect("a handle outlives the daemon");
+            let was = (open.file.node, open.file.writable, open.file.backing.number());
+            assert_eq!((now.node, now.writable, now.backing.number()), was);
+            open.file = now;
+        }
+    }
+
+    /// The daemon dies with all handles; its successor has the journal and the backing files.
+    fn crash(&mut self) {
+        let backings = self.backings();
         self.pins.clear();
         let mut grown = BTreeSet::new();
         for open in std::mem::take(&mut self.handles) {
@@ -526,6 +542,26 @@ impl World {
                 backings.get(&number).cloned()
             })
             .unwrap();
+    }
+
+    /// The backing files of everything that has a name.
+    fn backings(&self) -> BTreeMap<u64, Arc<Backing>> {
+        let mut backings: BTreeMap<u64, Arc<Backing>> = BTreeMap::new();
+        for (path, id) in self.reference.paths() {
+            if matches!(self.reference.nodes[&id].content, Content::File(_))
+                && !self.reference.nodes[&id].cold
+            {
+                let node = self.namespace.node_at(&path).unwrap();
+                self.verify(node);
+                let OpenOutcome::Ready(open) = self.namespace.open(&self.caller(), node, O_RDONLY).unwrap()
+                else {
+                    panic!("cold, though its bytes should be here");
+                };
+                self.namespace.release(open.fh).unwrap();
+                backings.insert(open.backing.number(), open.backing);
+            }
+        }
+        backings
     }
 
     /// Everything visible is as the reference has it.

@@ -421,8 +421,8 @@ impl State {
         for (backing, id) in &self.session.backing_ids {
             writer.backing_id(*backing, Some(*id));
         }
-        for (request, answer) in &self.session.answers {
-            writer.answer(*request, *answer);
+        for (request, answer) in self.session.undelivered() {
+            writer.answer(request, answer);
         }
         writer.close();
     }

@@ -156,7 +156,7 @@ pub(super) fn rebuild(
     let mut state = State::new(tree);
     state.handles.given(raw.last_handle);
     state.session.backing_ids = raw.backing_ids;
-    state.session.answers = raw.answers.into_iter().collect();
+    state.session.inherit(raw.answers.into_iter());
     for (id, bytes) in states {
         let Ok(node) = state.tree.node_mut(id) else { continue };
         let chunks = raw.chunks.remove(&id).unwrap_or_default();
@@ -257,8 +257,9 @@ fn revive(
     file.fate = FileFate::found(seal, fate.last_seal(), fate.is_cut(), lost, fate.is_vouched());
     file.fate.taken_up(writers);
     file.unverified = file.backing.is_some() && file.fate.seal().is_some();
-    if let Some(backing) = &file.backing {
-        (0..writers).for_each(|_| backing.begin_growth());
+    // Growth begins with the first writer and ends with the last.
+    if let (Some(backing), true) = (&file.backing, writers > 0) {
+        backing.begin_growth();
     }
     if let (Some(_), None, true) = (bytes.backing, &file.backing, file.size_bytes > 0) {
         tracing::warn!(node = id, file = %file.id, size_bytes = file.size_bytes, object = file.object.is_some(),

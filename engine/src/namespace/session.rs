@@ -11,13 +11,18 @@ use super::attr::{Attr, attr};
 use super::handle::OpenFile;
 use super::{FsError, Namespace, NodeId, State};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 /// The kernel's number of a request; 0 for calls that no kernel made.
 pub type RequestId = u64;
 
 /// Answers read from a journal, newest last; what is older was delivered long ago. More than all threads of a daemon can
-/// have undelivered while one of them is held up.
-pub(super) const ANSWERS_READ_MAX: usize = 16 << 10;
+/// have undelivered while one of them is held up; 100 KiB of the smallest journal.
+pub(super) const ANSWERS_READ_MAX: usize = 4096;
+
+/// The kernel sends unanswered requests again within milliseconds of a takeover. Answers that nobody has asked for by now
+/// were delivered, and are not written into snapshots any more.
+const ASKED_AGAIN_WITHIN: Duration = Duration::from_secs(60);
 
 /// What a request came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +43,9 @@ pub enum Answer {
 #[derive(Debug, Default)]
 pub(super) struct Session {
     pub(super) answers: BTreeMap<RequestId, Answer>,
+    /// Answers of the daemon before this one, delivered or not, and when they were read.
+    inherited: BTreeMap<RequestId, Answer>,
+    inherited_at: Option<Instant>,
     /// By the number of the backing file.
     pub(super) backing_ids: BTreeMap<u64, u32>,
     pub(super) touched: TouchedSession,
@@ -49,6 +57,25 @@ pub(super) struct TouchedSession {
     pub(super) answers: Vec<(RequestId, Answer)>,
     pub(super) handles: BTreeSet<u64>,
     pub(super) backing_ids: BTreeSet<u64>,
+}
+
+impl Session {
+    /// Takes up what a journal tells of answers.
+    pub(super) fn inherit(&mut self, answers: impl Iterator<Item = (RequestId, Answer)>) {
+        self.inherited = answers.collect();
+        self.inherited_at = Some(Instant::now());
+    }
+
+    fn answer_to(&self, request: RequestId) -> Option<Answer> {
+        self.answers.get(&request).or_else(|| self.inherited.get(&request)).copied()
+    }
+
+    /// What may still be asked for, for a snapshot.
+    pub(super) fn undelivered(&self) -> impl Iterator<Item = (RequestId, Answer)> + '_ {
+        let late = self.inherited_at.is_none_or(|at| at.elapsed() > ASKED_AGAIN_WITHIN);
+        let inherited = self.inherited.iter().filter(move |_| !late);
+        inherited.chain(&self.answers).map(|(request, answer)| (*request, *answer))
+    }
 }
 
 impl TouchedSession {
@@ -70,7 +97,7 @@ impl State {
 impl Namespace {
     /// The answer to a request that was carried out before; none when it was not.
     pub fn answered(&self, request: RequestId) -> Option<Answer> {
-        self.look(|state| state.session.answers.get(&request).copied())
+        self.look(|state| state.session.answer_to(request))
     }
 
     /// A node's attributes, counting that the kernel is told of it once more.
@@ -88,7 +115,10 @@ impl Namespace {
     /// The answer has gone out: nobody will ask again.
     pub fn delivered(&self, request: RequestId) {
         if request != 0 {
-            self.look(|state| state.session.answers.remove(&request));
+            self.look(|state| {
+                state.session.answers.remove(&request);
+                state.session.inherited.remove(&request);
+            });
         }
     }
 

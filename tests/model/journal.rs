@@ -1,0 +1,125 @@
+//! A journal that something has damaged: a namespace as it was at some moment, or a clear refusal, and never a panic.
+//!
+//! Owns: the damage. Does not own: what a whole journal replays to (`main`).
+
+use super::{folder, tier1};
+use proptest::test_runner::{Config, TestRunner};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tidemark_engine::namespace::{Caller, Namespace, NamespaceError, NamespaceSettings, ROOT};
+use tidemark_engine::tier1::Tier1;
+use tidemark_protocol::id::Incarnation;
+
+const NAMES: u64 = 60;
+
+/// A tree that grew by one name at a time, so that every moment of it is known by how many names there are.
+struct Journaled {
+    tier1: Arc<Tier1>,
+    settings: NamespaceSettings,
+    file: PathBuf,
+    bytes: Vec<u8>,
+    /// Behind the last record.
+    end: usize,
+}
+
+impl Journaled {
+    fn make() -> (tempfile::TempDir, Self) {
+        let folder = folder();
+        let tier1 = tier1(folder.path());
+        let settings = NamespaceSettings::new(Incarnation(7));
+        let namespace = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
+        for number in 1..=NAMES {
+            let caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: number };
+            let (made, open) = namespace.create(&caller, ROOT, name(number).as_bytes(), 0o644, 2).unwrap();
+            namespace.note_backing_id(open.backing.number(), Some(7)).unwrap();
+            namespace.flush(open.fh, &caller, false).unwrap();
+            // Left open, every other one.
+            if number.is_multiple_of(2) {
+                namespace.release(open.fh).unwrap();
+            }
+            namespace.setxattr(made.node, b"user.n", &number.to_le_bytes(), 0, &caller).unwrap();
+        }
+        drop(namespace);
+        let file = PathBuf::from(format!("/proc/self/fd/{}/namespace.0", tier1.journal_dir().as_raw_fd()));
+        let bytes = fs::read(&file).unwrap();
+        let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+        assert!(end > 60 * 50, "{end} bytes of records");
+        (folder, Self { tier1, settings, file, bytes, end })
+    }
+
+    /// Puts a journal there and reads it.
+    fn recover(&self, bytes: &[u8]) -> Result<Arc<Namespace>, NamespaceError> {
+        File::options().write(true).open(&self.file).unwrap().write_all_at(bytes, 0).unwrap();
+        let (settings, tier1) = (self.settings.clone(), Arc::clone(&self.tier1));
+        Namespace::recover(settings, tier1, true, &mut |_| None)
+    }
+
+    /// What is read must be the tree as it was at some moment.
+    fn check(&self, damaged: &[u8]) {
+        match self.recover(damaged) {
+            Ok(namespace) => {
+                let names: BTreeSet<_> =
+                    namespace.readdir(ROOT, 0).unwrap().into_iter().map(|entry| entry.name).collect();
+                let expected: BTreeSet<_> =
+                    (1..=names.len() as u64).map(|number| name(number).into_bytes()).collect();
+                assert_eq!(names, expected, "the first names and no others");
+            }
+            Err(NamespaceError::Corrupt { .. } | NamespaceError::Version { .. }) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+fn name(number: u64) -> String {
+    format!("name-{number:04}")
+}
+
+#[test]
+fn a_journal_cut_off_at_any_byte_replays_to_an_earlier_moment() {
+    let (_folder, journaled) = Journaled::make();
+    let mut most = 0;
+    // Every byte of some records, and every seventh of the rest.
+    let cuts = (64..600).chain((600..journaled.end).step_by(7));
+    for cut in cuts {
+        let mut damaged = journaled.bytes.clone();
+        damaged[cut..].fill(0);
+        journaled.check(&damaged);
+        let names = journaled.recover(&damaged).unwrap().readdir(ROOT, 0).unwrap().len();
+        assert!(names >= most, "more bytes tell of more: {names} names at {cut}, {most} before");
+        most = names;
+    }
+    assert_eq!(journaled.recover(&journaled.bytes).unwrap().readdir(ROOT, 0).unwrap().len() as u64, NAMES);
+    assert!(most as u64 >= NAMES - 1);
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_a_shorter_journal_or_a_refusal() {
+    let (_folder, journaled) = Journaled::make();
+    let mut runner = TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
+    runner
+        .run(&(0..journaled.end, 0..8_u8), |(at, bit)| {
+            let mut damaged = journaled.bytes.clone();
+            damaged[at] ^= 1 << bit;
+            journaled.check(&damaged);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_journal_of_a_newer_version_is_refused_with_both_numbers() {
+    let (_folder, journaled) = Journaled::make();
+    let mut newer = journaled.bytes.clone();
+    let known = u32::from_le_bytes(newer[8..12].try_into().unwrap());
+    newer[8..12].copy_from_slice(&(known + 1).to_le_bytes());
+    let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &newer[..32]);
+    newer[32..40].copy_from_slice(&sum.to_le_bytes());
+    match journaled.recover(&newer) {
+        Err(NamespaceError::Version { found, known: ours }) => assert_eq!((found, ours), (known + 1, known)),
+        other => panic!("{:?}", other.map(|_| "it was read")),
+    }
+}
