@@ -88,7 +88,11 @@ fn a_journal_cut_off_at_any_byte_replays_to_an_earlier_moment() {
         let mut damaged = journaled.bytes.clone();
         damaged[cut..].fill(0);
         journaled.check(&damaged);
-        let names = journaled.recover(&damaged).unwrap().readdir(ROOT, 0).unwrap().len();
+        let Ok(namespace) = journaled.recover(&damaged) else {
+            assert_eq!(most, 0, "only the very first change has the root");
+            continue;
+        };
+        let names = namespace.readdir(ROOT, 0).unwrap().len();
         assert!(names >= most, "more bytes tell of more: {names} names at {cut}, {most} before");
         most = names;
     }

@@ -65,6 +65,7 @@ pub(super) enum Record {
         id: Option<u32>,
     },
     Answer(RequestId, Answer),
+    SessionEnded,
 }
 
 /// What a file's record says of its bytes, to be looked up by the replay.
@@ -91,6 +92,7 @@ const NO_HANDLE: u8 = 12;
 const BACKING_ID: u8 = 13;
 const ANSWER: u8 = 14;
 const SPECIAL: u8 = 15;
+const SESSION_ENDED: u8 = 16;
 
 /// What a [`SPECIAL`] record says its node is.
 const PIPE: u8 = 1;
@@ -372,6 +374,10 @@ impl State {
         for id in &touched.freed {
             writer.freed(*id);
         }
+        if session.ended {
+            writer.begin(SESSION_ENDED);
+            writer.end();
+        }
         for fh in &session.handles {
             writer.handle(*fh, self.handles.get(*fh));
         }
@@ -524,6 +530,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
             let (backing, id) = (reader.u64()?, reader.optional()?);
             Record::BackingId { backing, id: id.map(u32::try_from).transpose().ok()? }
         }
+        SESSION_ENDED => Record::SessionEnded,
         ANSWER => Record::Answer(reader.u64()?, answer(&mut reader)?),
         _ => return None,
     };

@@ -109,6 +109,11 @@ impl Raw {
                     None => self.backing_ids.remove(&backing),
                 };
             }
+            Record::SessionEnded => {
+                self.handles.clear();
+                self.backing_ids.clear();
+                self.answers.clear();
+            }
             Record::Answer(request, answer) => {
                 if self.answers.len() == ANSWERS_READ_MAX {
                     self.answers.pop_front();
@@ -134,9 +139,7 @@ pub(super) fn rebuild(
     }
     drop(image);
     if !session_goes_on {
-        raw.handles.clear();
-        raw.backing_ids.clear();
-        raw.answers.clear();
+        raw.apply(Record::SessionEnded);
     }
     let mut nodes = std::mem::take(&mut raw.nodes);
     let (root, _) = nodes.remove(&ROOT).ok_or(NamespaceError::Corrupt { what: "root", found: 0, most: 1 })?;
@@ -157,6 +160,7 @@ pub(super) fn rebuild(
     state.handles.given(raw.last_handle);
     state.session.backing_ids = raw.backing_ids;
     state.session.inherit(raw.answers.into_iter());
+    state.session.touched.ended = !session_goes_on;
     for (id, bytes) in states {
         let Ok(node) = state.tree.node_mut(id) else { continue };
         let chunks = raw.chunks.remove(&id).unwrap_or_default();

@@ -54,6 +54,8 @@ pub(super) struct Session {
 /// What of the session the journal has not heard of.
 #[derive(Debug, Default)]
 pub(super) struct TouchedSession {
+    /// The kernel's session is over: what the journal told of it holds no more, and another counts its requests anew.
+    pub(super) ended: bool,
     pub(super) answers: Vec<(RequestId, Answer)>,
     pub(super) handles: BTreeSet<u64>,
     pub(super) backing_ids: BTreeSet<u64>,
@@ -80,7 +82,7 @@ impl Session {
 
 impl TouchedSession {
     pub(super) fn is_empty(&self) -> bool {
-        self.answers.is_empty() && self.handles.is_empty() && self.backing_ids.is_empty()
+        !self.ended && self.answers.is_empty() && self.handles.is_empty() && self.backing_ids.is_empty()
     }
 }
 
