@@ -126,7 +126,7 @@ pub fn mount(
         reason = "mounted by fusermount3, without CAP_SYS_ADMIN".to_owned();
     }
     let (privileged, allow_other) = (attached.privileged, attached.allow_other);
-    match serve(settings.threads, &path, mode, Device::new(attached.device), None, tier1, namespace, host) {
+    match serve(settings.threads, &path, mode, Device::new(attached.device), None, namespace, host) {
         Ok(served) => {
             tracing::info!(path = %path.display(), %mode, reason, "mounted");
             let init = served.init.clone();
@@ -150,14 +150,12 @@ pub fn mount(
 pub fn take_over(
     kept: KeptMount,
     threads: usize,
-    tier1: &Arc<Tier1>,
     namespace: Arc<Namespace>,
     host: Arc<dyn Host>,
 ) -> Result<Mounted, MountError> {
     let KeptMount { device, record } = kept;
     let device = Device::new(device);
-    let served =
-        serve(threads, &record.path, record.mode, device, Some(&record.init), tier1, namespace, host)?;
+    let served = serve(threads, &record.path, record.mode, device, Some(&record.init), namespace, host)?;
     tracing::info!(path = %record.path.display(), mode = %record.mode, "took the mount over");
     Ok(Mounted { record, served, detached: Mutex::new(false) })
 }
@@ -215,14 +213,12 @@ struct Ended {
     changed: Condvar,
 }
 
-#[expect(clippy::too_many_arguments, reason = "the two ways to begin share all of it")]
 fn serve(
     wanted_threads: usize,
     path: &Path,
     mode: Mode,
     device: Device,
     kept: Option<&InitExchange>,
-    tier1: &Arc<Tier1>,
     namespace: Arc<Namespace>,
     host: Arc<dyn Host>,
 ) -> Result<Served, MountError> {
@@ -251,7 +247,7 @@ fn serve(
     // The kernel checks who may enter (allow_other); fuser's own check would only repeat it.
     let (session, init) = handshake::begin(adapter, &device, config, kept).map_err(handshake)?;
     if kept.is_some() {
-        shared.data().take_up(&shared.namespace, tier1).map_err(handshake)?;
+        shared.data().take_up(&shared.namespace).map_err(handshake)?;
         device.resend().map_err(handshake)?;
     }
     shared.data().begin(session.notifier()).map_err(thread)?;

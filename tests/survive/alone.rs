@@ -167,7 +167,7 @@ fn a_keeper_killed_alone_takes_the_mount_with_it_and_loses_nothing_closed() {
 }
 
 #[test]
-fn the_state_directory_s_disk_may_be_full() {
+fn nothing_can_be_written_to_the_state_directory_and_the_mount_goes_on() {
     let Some(daemon) = start("256MiB") else { return };
     // Without its directory nothing can be written there; what serves does not need it.
     let aside = daemon.scratch("aside").join("state");

@@ -67,7 +67,7 @@ fn a_binary_that_does_not_serve_is_rolled_back() {
     file.seek(SeekFrom::Start(0)).unwrap();
     let mut text = String::new();
     file.read_to_string(&mut text).unwrap();
-    assert_eq!(text, "before, and afterand afterand afterand after");
+    assert_eq!(text, "before, and afterand afterand afterand afterand after");
     // A state directory without a keeper.
     let empty = daemon.scratch("empty");
     let mut command = Command::new(machine::binary("ckptd"));
@@ -81,6 +81,10 @@ fn a_crash_loop_keeps_what_is_open_and_says_what_is_wrong_until_another_binary_m
     let path = daemon.mount().join("open.bin");
     let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     file.write_all(&[1; 100_000]).unwrap();
+    rustix::fs::fsetxattr(&file, "user.kept", b"value", rustix::fs::XattrFlags::empty()).unwrap();
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut first = File::create_new(run.join("step1.pt")).unwrap();
     process::signal(daemon.ready().pid, Signal::KILL);
     // Every daemon from now on dies before it serves.
     let said = process::until(Duration::from_secs(30), || {
@@ -97,11 +101,24 @@ fn a_crash_loop_keeps_what_is_open_and_says_what_is_wrong_until_another_binary_m
     let mut bytes = vec![0; 200_000];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).unwrap();
     assert!(bytes[..100_000].iter().all(|byte| *byte == 1) && bytes[100_000..].iter().all(|byte| *byte == 2));
+    // Closing, syncing, and the first write of an open file are answered by the keeper; executing a program closes too.
+    first.write_all(&[3; 5000]).unwrap();
+    first.sync_all().unwrap();
+    drop(first);
+    let text = daemon.scratch("binaries").join("text");
+    fs::write(&text, "not a program").unwrap();
+    let output = upgrade(&daemon, &text);
+    assert!(shown(&output).contains("cannot be run"), "{}", shown(&output));
     let output = upgrade(&daemon, &machine::binary("ckptd-next"));
     assert!(shown(&output).contains("crash loop"), "{}", shown(&output));
     // The open waits for the daemon that comes.
     assert_eq!(fs::read(&path).unwrap(), bytes);
     assert_eq!(version(&daemon), "9.9.9-next");
+    let mut value = [0; 16];
+    let length = rustix::fs::fgetxattr(&file, "user.kept", &mut value[..]).unwrap();
+    assert_eq!(&value[..length], b"value", "stored attributes are not the keeper's to answer");
     drop(file);
     daemon.flush();
+    let closed = daemon.checkpoint("run/step1.pt").expect("it is listed");
+    assert_eq!(closed["state"], "committed", "closed in the crash loop, and so not cut: {closed:#}");
 }

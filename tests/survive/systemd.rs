@@ -188,6 +188,14 @@ fn systemd_s_descriptor_store_takes_the_keeper_s_place() {
         fs::read_to_string(unit.path("log")).unwrap()
     );
     assert!(!tidemark_tests::daemon::is_mounted(&unit.path("ckpt")));
+    // An orderly end leaves nothing to go on with: the next start is a first one.
+    while unit.hear().is_some() {}
+    assert!(unit.kept.is_empty(), "{:?}", unit.kept.keys());
+    let mut daemon = unit.start();
+    unit.wait_for("READY=1", &mut daemon);
+    assert!(fs::read(&path).unwrap() == bytes, "from Tier-3");
+    process::signal(daemon.id(), rustix::process::Signal::TERM);
+    assert!(process::wait(&mut daemon, LIMIT).unwrap().is_some());
 }
 
 fn status(state_dir: &Path) -> serde_json::Value {

@@ -53,6 +53,8 @@ pub(super) struct Journal {
     compaction: Option<Compaction>,
     incarnation: Incarnation,
     size_bytes: u64,
+    /// The highest serial ever used, also by a snapshot that was not finished: frames of one are no frames of another.
+    last_serial: u64,
     /// Where the present file's snapshot ended.
     base_bytes: u64,
     /// Spare buffers, so that a call allocates nothing.
@@ -102,6 +104,7 @@ impl Journal {
             }
         }
         journal.slot.serial = random_serial()?;
+        journal.last_serial = journal.slot.serial;
         journal.slot.end = HEADER_BYTES;
         write_header(&journal.slot, incarnation, true).map_err(failed(0, "writing", size_bytes))?;
         Ok(journal)
@@ -114,6 +117,7 @@ impl Journal {
             compaction: None,
             incarnation,
             size_bytes,
+            last_serial: 0,
             base_bytes: HEADER_BYTES,
             records: Vec::new(),
             frames: Vec::new(),
@@ -129,6 +133,7 @@ impl Journal {
     ) -> Result<(Self, Image), NamespaceError> {
         let files = [open_file(directory, 0, size_bytes)?, open_file(directory, 1, size_bytes)?];
         let mut best: Option<(usize, u64)> = None;
+        let mut last_serial = 0;
         for (index, file) in files.iter().enumerate() {
             let Some(header) = read_header(file).map_err(failed(index, "reading", size_bytes))? else {
                 continue;
@@ -137,6 +142,7 @@ impl Journal {
                 return Err(NamespaceError::Version { found: header.version, known: FORMAT_VERSION });
             }
             let newer = best.is_none_or(|(_, serial)| header.serial > serial);
+            last_serial = last_serial.max(header.serial);
             if header.complete && newer && header.incarnation == incarnation {
                 best = Some((index, header.serial));
             }
@@ -149,6 +155,7 @@ impl Journal {
         let image = read_frames(&mut slot, size_bytes).map_err(failed(index, "reading", size_bytes))?;
         let mut journal = Self::with_slot(slot, other, size_bytes, incarnation);
         journal.base_bytes = journal.slot.end;
+        journal.last_serial = last_serial;
         Ok((journal, image))
     }
 
@@ -163,15 +170,23 @@ impl Journal {
     }
 
     fn append(&mut self, to_both: bool) -> rustix::io::Result<()> {
+        write_frames(&mut self.slot, &self.records, &mut self.frames, self.size_bytes)?;
         if let (Some(compaction), true) = (&mut self.compaction, to_both) {
-            write_frames(&mut compaction.slot, &self.records, &mut self.frames, self.size_bytes)?;
+            let written =
+                write_frames(&mut compaction.slot, &self.records, &mut self.frames, self.size_bytes);
+            if let Err(errno) = written {
+                // The snapshot is given up, and begun again when it is due; the journal has the records.
+                tracing::warn!(%errno, size_bytes = self.size_bytes, "a snapshot of the journal does not fit");
+                self.other = self.compaction.take().map(|compaction| compaction.slot.file);
+            }
         }
-        write_frames(&mut self.slot, &self.records, &mut self.frames, self.size_bytes)
+        Ok(())
     }
 
     fn begin_compaction(&mut self) -> rustix::io::Result<()> {
         let Some(file) = self.other.take() else { return Ok(()) };
-        let slot = Slot { index: 1 - self.slot.index, file, serial: self.slot.serial + 1, end: HEADER_BYTES };
+        self.last_serial += 1;
+        let slot = Slot { index: 1 - self.slot.index, file, serial: self.last_serial, end: HEADER_BYTES };
         let written = write_header(&slot, self.incarnation, false);
         self.compaction = Some(Compaction { slot, after: 0 });
         written

@@ -419,6 +419,23 @@ impl Namespace {
 }
 
 impl State {
+    /// What was said of a file's bytes holds no more: they are about to be changed where they are.
+    pub(super) fn withdraw_seal(&mut self, node: NodeId, own: FileId) -> Result<(), FsError> {
+        let file = self.file_mut(node)?;
+        if file.fate.seal().is_none() {
+            return Ok(());
+        }
+        let (key, old_id) = (Candidate::of(node, file), file.id);
+        file.unseal(own);
+        self.candidates.remove(&key);
+        if old_id != own {
+            self.adopted.remove(&old_id);
+        }
+        self.tree.touched.node(node);
+        self.mark(node);
+        Ok(())
+    }
+
     /// Ends what `prepare` began: takes the busy mark away, and on success makes the new bytes the node's (or a
     /// new node's, which is returned). `new_size_bytes` is set where the caller truncates.
     pub(super) fn apply_change(

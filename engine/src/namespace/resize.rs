@@ -75,6 +75,10 @@ impl Namespace {
             state.file_mut(node)?.busy = true;
             (old_bytes, change)
         };
+        if change == Change::InPlace {
+            // Before a byte is touched: a daemon that dies in between must not leave a seal over other bytes.
+            self.change(|state| state.withdraw_seal(node, self.file_id(node)))?;
+        }
         let prepared = self.prepare(node, change, size_bytes, old_bytes);
         self.change(|state| {
             let applied =

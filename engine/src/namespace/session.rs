@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 /// The kernel's number of a request; 0 for calls that no kernel made.
 pub type RequestId = u64;
 
-/// Answers read from a journal, newest last; what is older was delivered long ago. More than all threads of a daemon can
-/// have undelivered while one of them is held up; 100 KiB of the smallest journal.
-pub(super) const ANSWERS_READ_MAX: usize = 4096;
+/// Answers read from a journal, newest last; what is older was delivered long ago. More than a daemon gives while one of its
+/// threads waits 30 s for room between what it did and its answer.
+pub(super) const ANSWERS_READ_MAX: usize = 1 << 18;
 
 /// The kernel sends unanswered requests again within milliseconds of a takeover. Answers that nobody has asked for by now
 /// were delivered, and are not written into snapshots any more.

@@ -126,6 +126,9 @@ impl Namespace {
         if let Some(source) = self.source(name) {
             return source.set(node, name, value);
         }
+        if name.starts_with(COMPUTED) {
+            return Err(FsError::NotPermitted);
+        }
         let limit = self.weight_limit();
         self.change(|state| {
             let full = state.tree.weight_bytes + (name.len() + value.len()) as u64 > limit;

@@ -54,7 +54,7 @@ pub use flush::FlushOutcome;
 pub use jobs::{RestoreError, restore};
 pub use recover::{Names, RecoverError, Recovered, recover};
 pub use run::{Node, NodeParts, QUESTIONS_MAX};
-pub use scrub::{BadAtOpen, heal_at_open, verify_at_open};
+pub use scrub::{BadAtOpen, NotVerified, heal_at_open, verify_at_open};
 
 use crate::metrics::Metrics;
 use crate::namespace::{Clock, Namespace};

@@ -204,9 +204,16 @@ pub(crate) async fn scrub(shared: &Arc<Shared>, target: Target) -> Scrubbed {
     let Some(pin) = shared.namespace.pin_seal(target.file, target.seal) else { return good };
     // One thread: the pace, and not this look, decides how soon all is looked at.
     let checked = check(shared, &target, pin, 1).await;
-    let Err(bad) = checked else {
-        shared.namespace.verified(target.file, target.seal);
-        return good;
+    let bad = match checked {
+        Ok(()) => {
+            shared.namespace.verified(target.file, target.seal);
+            return good;
+        }
+        Err(error @ Mismatch::Unreadable { .. }) => {
+            tracing::error!(why = %error_text(&error), "a host copy was not looked at");
+            return good;
+        }
+        Err(Mismatch::Bad(bad)) => bad,
     };
     shared.metrics.verify_mismatches.get_or_create(&[("copy", "host")]).inc();
     let healed = heal(shared, &target).await;
@@ -216,7 +223,7 @@ pub(crate) async fn scrub(shared: &Arc<Shared>, target: Target) -> Scrubbed {
     Scrubbed { file, seal, path, bad: Some(bad), healed: Some(healed) }
 }
 
-async fn check(shared: &Arc<Shared>, target: &Target, pin: SealPin, threads: usize) -> Result<(), BadChunk> {
+async fn check(shared: &Arc<Shared>, target: &Target, pin: SealPin, threads: usize) -> Result<(), Mismatch> {
     let (chunks, path) = (Arc::clone(&target.chunks), target.path.clone());
     shared.metrics.scrub_bytes.inc_by(target.size_bytes);
     tokio::task::spawn_blocking(move || check_pinned(&path, &chunks, &pin, threads))
@@ -224,20 +231,33 @@ async fn check(shared: &Arc<Shared>, target: &Target, pin: SealPin, threads: usi
         .expect("hashing a mapping does not panic")
 }
 
-fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> Result<(), BadChunk> {
-    let mapping = match pin.backing.map() {
-        Ok(mapping) => mapping,
-        Err(error) => {
-            tracing::error!(%path, %error, "a host copy could not be mapped to be checked");
-            return Ok(());
-        }
-    };
+fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> Result<(), Mismatch> {
+    let mapping =
+        pin.backing.map().map_err(|source| Mismatch::Unreadable { path: path.to_owned(), source })?;
     let sums = crate::save::seal::hash(&mapping, threads);
+    let bad =
+        |chunk, expected, found| Mismatch::Bad(BadChunk { path: path.to_owned(), chunk, expected, found });
     let mut pairs = (0..).zip(sums.chunks.iter().zip(chunks.iter()));
-    match pairs.find(|(_, (found, expected))| found != expected) {
-        Some((chunk, (&found, &expected))) => Err(BadChunk { path: path.to_owned(), chunk, expected, found }),
-        None => Ok(()),
+    if let Some((chunk, (&found, &expected))) = pairs.find(|(_, (found, expected))| found != expected) {
+        return Err(bad(chunk, expected, found));
     }
+    // Cut off or grown at the border of a chunk: all that there is agrees.
+    if sums.chunks.len() != chunks.len() || mapping.len() as u64 != pin.size_bytes {
+        let chunk = sums.chunks.len().min(chunks.len());
+        let of = |sums: &[Crc64]| sums.get(chunk).copied().unwrap_or(Crc64(0));
+        return Err(bad(chunk as u64, of(chunks), of(&sums.chunks)));
+    }
+    Ok(())
+}
+
+/// Why a host copy is not believed.
+#[derive(Debug, thiserror::Error)]
+enum Mismatch {
+    #[error(transparent)]
+    Bad(BadChunk),
+    /// That is no word about its bytes.
+    #[error("{path} could not be mapped to be checked")]
+    Unreadable { path: String, source: std::io::Error },
 }
 
 /// Bytes that lay in Tier-1 while no daemon looked after them, and are not what was sealed.
@@ -247,13 +267,22 @@ pub struct BadAtOpen {
     bad: BadChunk,
 }
 
+/// Why an open cannot be answered with what lies in Tier-1.
+#[derive(Debug)]
+pub enum NotVerified {
+    /// The bytes are others: [`heal_at_open`] decides what an open is told.
+    Bad(Box<BadAtOpen>),
+    /// They could not be looked at, or have no name to be looked at by.
+    Unreadable(FsError),
+}
+
 /// Looks at bytes that lay in Tier-1 while no daemon looked after them, before the first open is answered. Costs one pass
 /// over the file with `threads`.
 ///
 /// # Errors
-/// They are bad: [`heal_at_open`] decides what an open is told.
-pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Result<(), Box<BadAtOpen>> {
-    let Some(view) = namespace.view(node) else { return Ok(()) };
+/// [`NotVerified`].
+pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Result<(), NotVerified> {
+    let Some(view) = namespace.view(node) else { return Err(NotVerified::Unreadable(FsError::Stale)) };
     let path = crate::node::jobs::path_text(namespace, node);
     let Some(target) = target(path, &view) else { return Ok(()) };
     let Some(pin) = namespace.pin_seal(target.file, target.seal) else { return Ok(()) };
@@ -262,7 +291,11 @@ pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Re
             namespace.verified(target.file, target.seal);
             Ok(())
         }
-        Err(bad) => Err(Box::new(BadAtOpen { target, bad })),
+        Err(Mismatch::Bad(bad)) => Err(NotVerified::Bad(Box::new(BadAtOpen { target, bad }))),
+        Err(error @ Mismatch::Unreadable { .. }) => {
+            tracing::error!(why = %error_text(&error), "an open is refused");
+            Err(NotVerified::Unreadable(FsError::Io))
+        }
     }
 }
 

@@ -68,7 +68,7 @@ struct Daemon {
     pidfd: OwnedFd,
     socket: OwnedFd,
     started: Instant,
-    ready: bool,
+    ready: Option<Instant>,
     stopping: bool,
 }
 
@@ -110,6 +110,14 @@ pub fn keep(plan: Plan) -> io::Result<Kept> {
 }
 
 impl Binary {
+    fn open(path: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::PermissionsExt;
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        let can_run = metadata.is_file() && metadata.permissions().mode() & 0o111 != 0;
+        if can_run { Ok(Self { file }) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
         command.arg0("ckptd");
@@ -125,21 +133,28 @@ impl Keep {
             if daemon.stopping || !self.served {
                 return Ok(Kept::Ended(exit_code(status)));
             }
-            let verdict = self.restart.died(daemon.started, Instant::now());
-            tracing::error!(pid = daemon.child.id(), how = %how(status), deaths = self.restart.deaths,
-                "the daemon died; it is started again, and what was open stays open");
-            let Verdict { pause, crash_loop } = verdict;
-            if !crash_loop {
-                self.clear_status();
-            } else {
-                self.write_status(status, pause);
-            }
-            if pause > Duration::ZERO
-                && let Some(abandoned) = self.wait(pause)?
-            {
-                return Ok(abandoned);
-            }
-            daemon = self.start()?;
+            let mut ready = daemon.ready;
+            let mut last = how(status);
+            daemon = loop {
+                let Verdict { pause, crash_loop } = self.restart.died(ready, Instant::now());
+                tracing::error!(pid = daemon.child.id(), how = %last, deaths = self.restart.deaths,
+                    "the daemon died; it is started again, and what was open stays open");
+                if crash_loop {
+                    self.write_status(&last, pause);
+                } else {
+                    self.clear_status();
+                }
+                if pause > Duration::ZERO
+                    && let Some(abandoned) = self.wait(pause)?
+                {
+                    return Ok(abandoned);
+                }
+                match self.start() {
+                    Ok(next) => break next,
+                    // No process or no descriptor to be had: a death like any other, since what is kept must stay.
+                    Err(error) => (ready, last) = (None, format!("not started: {error}")),
+                }
+            };
         }
     }
 
@@ -165,7 +180,7 @@ impl Keep {
             pid.ok_or_else(|| io::Error::other("a child without a number"))?,
             PidfdFlags::empty(),
         )?;
-        Ok(Daemon { child, pidfd, socket: ours, started: Instant::now(), ready: false, stopping: false })
+        Ok(Daemon { child, pidfd, socket: ours, started: Instant::now(), ready: None, stopping: false })
     }
 
     /// Waits on one daemon until it has died; replaces it when that is asked for.
@@ -173,7 +188,7 @@ impl Keep {
         let mut ahead = if self.served { self.begin_run_ahead() } else { None };
         let ahead_until = Instant::now() + RUN_AHEAD_FOR;
         loop {
-            if ahead.is_some() && (daemon.ready || Instant::now() >= ahead_until) {
+            if ahead.is_some() && (daemon.ready.is_some() || Instant::now() >= ahead_until) {
                 ahead = None;
             }
             let pause = ahead.as_ref().map(|_| RUN_AHEAD_EVERY);
@@ -257,9 +272,9 @@ impl Keep {
             Some(Message::Mount { path }) => self.mount = Some(PathBuf::from(OsString::from_vec(path))),
             Some(Message::Stopping) => daemon.stopping = true,
             // Said when the mount serves, and again when commands are answered too.
-            Some(Message::Ready) if daemon.ready => {}
+            Some(Message::Ready) if daemon.ready.is_some() => {}
             Some(Message::Ready) => {
-                daemon.ready = true;
+                daemon.ready = Some(Instant::now());
                 self.served = true;
                 let took = daemon.started.elapsed();
                 tracing::info!(pid = daemon.child.id(), took_ms = took.as_millis(), "the daemon serves");
@@ -276,25 +291,19 @@ impl Keep {
 
     /// Replaces the daemon by another binary; by its own again when that does not serve in time.
     fn replace(&mut self, daemon: &mut Daemon, question: Question) -> io::Result<()> {
-        if !daemon.ready || daemon.stopping || self.terminations > 0 {
+        if daemon.ready.is_none() || daemon.stopping || self.terminations > 0 {
             question.refused("the daemon does not serve now: it is starting or ending; nothing was replaced");
             return Ok(());
         }
-        let opened = File::open(&question.binary).and_then(|file| {
-            use std::os::unix::fs::PermissionsExt;
-            let metadata = file.metadata()?;
-            let can_run = metadata.is_file() && metadata.permissions().mode() & 0o111 != 0;
-            if can_run { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
-        });
-        let file = match opened {
-            Ok(file) => file,
+        let new = match Binary::open(&question.binary) {
+            Ok(new) => new,
             Err(error) => {
                 let binary = question.binary.display();
                 question.refused(&format!("{binary} cannot be run: {error}; nothing was replaced"));
                 return Ok(());
             }
         };
-        let old = std::mem::replace(&mut self.binary, Binary { file });
+        let old = std::mem::replace(&mut self.binary, new);
         tracing::info!(binary = %question.binary.display(), "replacing the daemon");
         // As in a crash: what it has is journaled at every moment.
         let _ = daemon.child.kill();
@@ -332,7 +341,7 @@ impl Keep {
         let mut ahead = self.begin_run_ahead();
         let mut daemon = self.start()?;
         let give_up = daemon.started + REPLACE_PATIENCE;
-        while !daemon.ready {
+        while daemon.ready.is_none() {
             let pause = if ahead.is_some() { RUN_AHEAD_EVERY } else { Duration::from_millis(50) };
             let [dead, said] = wait_for([&daemon.pidfd, &daemon.socket], Some(pause))?;
             if let Some(ahead) = &mut ahead {
@@ -365,17 +374,32 @@ impl Keep {
     /// Waits between two starts: for the time, for an end, for another binary. Meanwhile open files have what they need.
     fn wait(&mut self, pause: Duration) -> io::Result<Option<Kept>> {
         let until = Instant::now() + pause;
+        let mut ahead = self.begin_run_ahead();
         let mut stand_in = self.begin_stand_in();
+        if let Some(answered) =
+            stand_in.as_ref().and_then(|standing| standing.answered().try_clone_to_owned().ok())
+        {
+            self.plan.descriptors.insert(names::ANSWERED.to_owned(), answered);
+        }
         let ended = loop {
             let Some(left) = until.checked_duration_since(Instant::now()) else { break None };
+            let tick = if ahead.is_some() { RUN_AHEAD_EVERY } else { left };
             let device = stand_in.as_ref().map_or(&self.signals, StandIn::device);
             let [signals, asked, requested] =
-                wait_for([&self.signals, &self.listener.socket, device], Some(left))?;
+                wait_for([&self.signals, &self.listener.socket, device], Some(left.min(tick)))?;
             if signals && sys::take_signal(&self.signals).is_some() {
+                self.terminations += 1;
+                if self.terminations == 1 {
+                    // One more daemon, to end in order.
+                    break None;
+                }
                 if let Some(mount) = &self.mount {
                     unmount(mount);
                 }
                 break Some(Kept::Abandoned);
+            }
+            if let Some(ahead) = &mut ahead {
+                ahead.look();
             }
             if requested
                 && let Some(standing) = &mut stand_in
@@ -385,9 +409,9 @@ impl Keep {
                 stand_in = None;
             }
             if asked && let Ok(question) = self.listener.accept() {
-                match File::open(&question.binary) {
-                    Ok(file) => {
-                        self.binary = Binary { file };
+                match Binary::open(&question.binary) {
+                    Ok(new) => {
+                        self.binary = new;
                         self.restart.replaced();
                         self.clear_status();
                         question.refused(
@@ -396,14 +420,11 @@ impl Keep {
                         break None;
                     }
                     Err(error) => {
-                        question.refused(&format!("{} cannot be read: {error}", question.binary.display()));
+                        question.refused(&format!("{} cannot be run: {error}", question.binary.display()));
                     }
                 }
             }
         };
-        if let Some(answered) = stand_in.and_then(|standing| standing.answered().try_clone_to_owned().ok()) {
-            self.plan.descriptors.insert(names::ANSWERED.to_owned(), answered);
-        }
         Ok(ended)
     }
 
@@ -424,14 +445,14 @@ impl Keep {
     }
 
     /// Says for `ckptctl status` what is wrong while no daemon answers it.
-    fn write_status(&self, last: ExitStatus, pause: Duration) {
-        tracing::error!(deaths = self.restart.deaths, last = %how(last), pause_ms = pause.as_millis(),
+    fn write_status(&self, last: &str, pause: Duration) {
+        tracing::error!(deaths = self.restart.deaths, %last, pause_ms = pause.as_millis(),
             "crash loop: the mount and what is open stay; the next start waits");
         let text = format!(
             "{{\"state\":\"crash_loop\",\"keeper_pid\":{},\"deaths\":{},\"last_death\":\"{}\",\"next_start_ms\":{}}}\n",
             std::process::id(),
             self.restart.deaths,
-            how(last),
+            last,
             pause.as_millis()
         );
         if let Err(error) = std::fs::write(self.status_path(), text) {

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A daemon that lived for less has hardly begun to serve; what killed it will kill the next one too.
+/// A daemon that served for less has hardly begun to serve; what killed it will kill the next one too.
 const SHORT_LIFE: Duration = Duration::from_millis(250);
 /// Short lives in a row that are mended without a pause: a job that kills daemons for sport is not a crash loop.
 const SHORT_LIVES_MENDED: u32 = 5;
@@ -31,10 +31,10 @@ pub(crate) struct Verdict {
 }
 
 impl Restart {
-    /// A daemon that was started at `started` has died.
-    pub(crate) fn died(&mut self, started: Instant, now: Instant) -> Verdict {
+    /// A daemon that has served since `ready`, or never did, has died.
+    pub(crate) fn died(&mut self, ready: Option<Instant>, now: Instant) -> Verdict {
         self.deaths += 1;
-        let short = now.saturating_duration_since(started) < SHORT_LIFE;
+        let short = ready.is_none_or(|ready| now.saturating_duration_since(ready) < SHORT_LIFE);
         self.short_lives = if short { self.short_lives + 1 } else { 0 };
         let pause = match self.short_lives.checked_sub(SHORT_LIVES_MENDED + 1) {
             None => Duration::ZERO,
@@ -60,18 +60,23 @@ mod tests {
         let start = Instant::now();
         let quick = start + Duration::from_millis(20);
         for _ in 0..SHORT_LIVES_MENDED {
-            assert_eq!(restart.died(start, quick), Verdict { pause: Duration::ZERO, crash_loop: false });
+            assert_eq!(
+                restart.died(Some(start), quick),
+                Verdict { pause: Duration::ZERO, crash_loop: false }
+            );
         }
-        let pauses: Vec<_> = (0..20).map(|_| restart.died(start, quick)).collect();
+        // One that never served is short however long it took to fail.
+        let late = start + 10 * SHORT_LIFE;
+        let pauses: Vec<_> = (0..20).map(|_| restart.died(None, late)).collect();
         assert_eq!(pauses[0], Verdict { pause: FIRST_PAUSE, crash_loop: false });
         assert!(pauses.is_sorted_by_key(|verdict| verdict.pause));
         assert_eq!(pauses[19], Verdict { pause: LONGEST_PAUSE, crash_loop: true });
-        assert_eq!(restart.died(start, start + SHORT_LIFE).pause, Duration::ZERO, "this one served");
+        assert_eq!(restart.died(Some(start), start + SHORT_LIFE).pause, Duration::ZERO, "this one served");
         assert_eq!(restart.deaths, u64::from(SHORT_LIVES_MENDED) + 21);
         for _ in 0..SHORT_LIVES_MENDED {
-            assert_eq!(restart.died(start, quick).pause, Duration::ZERO);
+            assert_eq!(restart.died(Some(start), quick).pause, Duration::ZERO);
         }
         restart.replaced();
-        assert_eq!(restart.died(start, quick).pause, Duration::ZERO);
+        assert_eq!(restart.died(Some(start), quick).pause, Duration::ZERO);
     }
 }

@@ -92,7 +92,8 @@ impl StandIn {
         };
         let Some(request) = Request::read(&self.buffer[..length]) else { return Ok(()) };
         let (error, answered) = match request.opcode {
-            GETXATTR => (-libc::ENODATA, None),
+            // Nobody can store one of these; others wait for who knows.
+            GETXATTR if request.asks_for_capabilities => (-libc::ENODATA, None),
             FLUSH => {
                 let fh = request.fh;
                 let cut = closed_by(request.pid).cut();
@@ -129,6 +130,8 @@ struct Request {
     pid: u32,
     /// Of FLUSH and FSYNC, where it comes first.
     fh: u64,
+    /// GETXATTR of `security.…`, whose name follows a size and a pad.
+    asks_for_capabilities: bool,
 }
 
 impl Request {
@@ -138,7 +141,9 @@ impl Request {
         let (opcode, unique, pid) = (word(4)?, long(8)?, word(32)?);
         let has_handle = matches!(opcode, FLUSH | FSYNC);
         let fh = if has_handle { long(IN_HEADER_BYTES)? } else { 0 };
-        Some(Self { opcode, unique, pid, fh })
+        let name = bytes.get(IN_HEADER_BYTES + 8..).unwrap_or_default();
+        let asks_for_capabilities = opcode == GETXATTR && name.starts_with(b"security.");
+        Some(Self { opcode, unique, pid, fh, asks_for_capabilities })
     }
 }
 
@@ -202,6 +207,9 @@ mod tests {
         for length in 0..whole.len() {
             assert_eq!(Request::read(&whole[..length]), None);
         }
-        assert_eq!(Request::read(&whole), Some(Request { opcode: FLUSH, unique: 3, pid: 44, fh: 5 }));
+        assert_eq!(
+            Request::read(&whole),
+            Some(Request { opcode: FLUSH, unique: 3, pid: 44, fh: 5, asks_for_capabilities: false })
+        );
     }
 }

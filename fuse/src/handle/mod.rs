@@ -10,10 +10,11 @@ use crate::backing_ids::{BackingIds, Kernel};
 use crate::errno::errno;
 pub(crate) use fallback::Fallback;
 use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, Notifier, ReplyCreate, ReplyOpen};
+use rustix::fs::MemfdFlags;
 use std::io;
 use std::time::Duration;
 use tidemark_engine::namespace::{FsError, Namespace, OpenFile};
-use tidemark_engine::tier1::{Tier1, is_descriptor_limit};
+use tidemark_engine::tier1::is_descriptor_limit;
 
 /// The data path of one mount.
 #[derive(Debug)]
@@ -94,12 +95,13 @@ impl DataPath {
     }
 
     /// Takes up the open files of the daemon before this one.
-    pub(crate) fn take_up(&self, namespace: &Namespace, tier1: &std::sync::Arc<Tier1>) -> io::Result<()> {
+    pub(crate) fn take_up(&self, namespace: &Namespace) -> io::Result<()> {
         let open = namespace.open_files();
         match self {
             Self::Passthrough(ids) => {
                 let handles = open.iter().map(|file| (file.fh, file.backing.number()));
-                let spare = || tier1.create(None).map_err(io::Error::other)?.read_fd();
+                // Of no memory of ours, which may be full.
+                let spare = || Ok(rustix::fs::memfd_create("tidemark-spare", MemfdFlags::CLOEXEC)?);
                 ids.take_up(&namespace.backing_ids(), handles, spare)
             }
             Self::Fallback(fallback) => {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use tidemark_engine::namespace::{ColdFile, FsError, Namespace, NodeId};
-use tidemark_engine::node::{Shared, heal_at_open, restore, verify_at_open};
+use tidemark_engine::node::{NotVerified, Shared, heal_at_open, restore, verify_at_open};
 use tidemark_fuse::Host;
 
 /// What needs Tier-3 waits so long for it after a mount was taken over; then it is as away as for everybody else.
@@ -78,7 +78,8 @@ impl Host for DaemonHost {
         match verify_at_open(&self.namespace, node, self.threads) {
             Ok(()) => Ok(()),
             // Only what is bad needs another copy, and so Tier-3.
-            Err(bad) => self.runtime.block_on(heal_at_open(&self.engine()?, *bad)),
+            Err(NotVerified::Bad(bad)) => self.runtime.block_on(heal_at_open(&self.engine()?, *bad)),
+            Err(NotVerified::Unreadable(error)) => Err(error),
         }
     }
 

@@ -170,6 +170,14 @@ pub(crate) fn let_mount_go(keeper: &Keeper) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// This is the end: nobody is to go on with anything. The record first, without which the rest is nothing.
+pub(crate) fn let_all_go(keeper: &Keeper) -> anyhow::Result<()> {
+    for name in [RECORD, names::DEVICE, names::ANSWERED, names::FILES, names::BALLAST, JOURNAL, FOLDER_LOCK] {
+        keeper.remove(name)?;
+    }
+    Ok(())
+}
+
 fn read(mut file: File) -> anyhow::Result<Record> {
     // The position belongs to the open file, which the keeper and every daemon before share.
     file.seek(SeekFrom::Start(0))?;

@@ -54,6 +54,15 @@ struct Start<'a> {
     listen: SocketAddr,
 }
 
+/// How a start came to serve.
+#[derive(Debug, Clone, Copy)]
+struct Began {
+    /// Nobody has served this mount before.
+    first: bool,
+    /// It was told to end before it served.
+    told_to_end: bool,
+}
+
 /// The signals that end this process in order.
 #[derive(Debug)]
 struct Signals {
@@ -98,18 +107,43 @@ pub(crate) async fn up(
         listen: parse_addr("--listen", &settings.node.listen).map_err(Failure::usage)?,
     };
     descriptors::raise_limit();
-    let gone = keeper_gone(&keeper).map_err(Failure::failed)?;
+    let mut gone = keeper_gone(&keeper).map_err(Failure::failed)?;
     match session::find(&keeper, descriptors).map_err(Failure::failed)? {
         None => {
             let serves = start.begin().await?;
-            start.serve(serves, true, signals, gone).await
+            start.serve(serves, Began { first: true, told_to_end: false }, signals, gone).await
         }
         Some(found) => {
             let (http, listen) = (found.record.http.parse(), found.record.listen.parse());
             let start =
                 Start { http: http.unwrap_or(start.http), listen: listen.unwrap_or(start.listen), ..start };
-            let serves = start.go_on(found).await?;
-            start.serve(serves, false, signals, gone).await
+            let mut signals = signals;
+            let patience = Duration::from_secs(settings.shutdown.drain_timeout_s);
+            let told = AtomicBool::new(false);
+            let told_to_end = async {
+                tokio::select! {
+                    _ = signals.terminate.recv() => {}
+                    _ = signals.interrupt.recv() => {}
+                    Ok(()) = &mut gone => {}
+                }
+                told.store(true, Ordering::Release);
+                tokio::time::sleep(patience).await;
+            };
+            let serves = tokio::select! {
+                serves = start.go_on(found) => Some(serves?),
+                () = told_to_end => None,
+            };
+            let Some(serves) = serves else {
+                // The mount went with what was waited for.
+                tracing::error!(
+                    waited_s = patience.as_secs(),
+                    "told to end, and Tier-3 did not answer: what was not there is lost"
+                );
+                start.say_the_end();
+                return Ok(false);
+            };
+            let told = told.load(Ordering::Acquire);
+            start.serve(serves, Began { first: false, told_to_end: told }, signals, gone).await
         }
     }
 }
@@ -137,10 +171,10 @@ impl Start<'_> {
         let host = self.host(&base);
         let mounted = if goes_on {
             let threads = usize::try_from(self.settings.mount.threads).expect("at most 64");
-            let (tier1, namespace) = (Arc::clone(&base.tier1), Arc::clone(&base.namespace));
+            let namespace = Arc::clone(&base.namespace);
             let host = Arc::clone(&host) as Arc<dyn Host>;
             let taken = tokio::task::spawn_blocking(move || {
-                tidemark_fuse::take_over(mount, threads, &tier1, namespace, host)
+                tidemark_fuse::take_over(mount, threads, namespace, host)
             });
             let mounted = taken.await.expect("taking over does not panic");
             let mounted = mounted.context("the mount cannot be taken over").map_err(Failure::failed)?;
@@ -218,7 +252,7 @@ impl Start<'_> {
     async fn serve(
         &self,
         mut serves: Serves,
-        first: bool,
+        began: Began,
         mut signals: Signals,
         gone: tokio::sync::oneshot::Receiver<()>,
     ) -> Result<bool, Failure> {
@@ -273,21 +307,19 @@ impl Start<'_> {
         let publishing =
             tokio::spawn(publish_on(Arc::clone(&daemon), Arc::clone(&host), self.state_dir.clone()));
 
-        if first {
+        if began.first {
             say_ready(&daemon, &mounted, &self.settings.node.state_dir)?;
         }
         self.keeper.ready().map_err(Failure::failed)?;
         self.state_dir.clear_keeper_status();
         tokio::select! {
+            () = std::future::ready(()), if began.told_to_end => {}
             _ = signals.terminate.recv() => {}
             _ = signals.interrupt.recv() => {}
             Ok(()) = gone => tracing::error!("the keeper is gone, and nobody would start this daemon again: it drains and ends"),
             () = ended(&mounted) => tracing::warn!("the mount was taken away from outside"),
         }
 
-        if let Err(error) = self.keeper.stopping() {
-            tracing::warn!(%error, "the keeper does not hear that this is the end");
-        }
         daemon.draining.store(true, Ordering::Release);
         let durable = tokio::select! {
             durable = drain_all(&daemon, self.settings) => durable,
@@ -297,6 +329,8 @@ impl Start<'_> {
             }
         };
         unmount(&mounted).await;
+        // Only now: a daemon that dies while it drains is to be followed by one that drains on.
+        self.say_the_end();
         daemon.node.stop();
         keeping.abort();
         publishing.abort();
@@ -310,6 +344,18 @@ impl Start<'_> {
             Err(error) => tracing::error!(%error, "serving commands panicked"),
         }
         Ok(durable)
+    }
+
+    /// Nothing is to be kept any more.
+    fn say_the_end(&self) {
+        if let Err(error) = self
+            .keeper
+            .stopping()
+            .map_err(anyhow::Error::from)
+            .and_then(|()| session::let_all_go(self.keeper))
+        {
+            tracing::warn!(%error, "the keeper does not hear that this is the end");
+        }
     }
 
     async fn mount(&self, base: &Base, host: &Arc<DaemonHost>) -> Result<Mounted, Failure> {
