@@ -1,8 +1,8 @@
 //! A journal that something has damaged: a namespace as it was at some moment, or a clear refusal, and never a panic.
 //!
-//! Owns: the damage. Does not own: what a whole journal replays to (`main`).
+//! Owns: the damage, and very many compactions. Does not own: what each call does to a tree (`main`).
 
-use super::{folder, tier1};
+use super::{Op, World, folder, tier1};
 use proptest::test_runner::{Config, TestRunner};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -125,5 +125,25 @@ fn a_journal_of_a_newer_version_is_refused_with_both_numbers() {
     match journaled.recover(&newer) {
         Err(NamespaceError::Version { found, known: ours }) => assert_eq!((found, ours), (known + 1, known)),
         other => panic!("{:?}", other.map(|_| "it was read")),
+    }
+}
+
+#[test]
+fn a_journal_that_is_compacted_again_and_again_replays_to_the_same_tree() {
+    let folder = folder();
+    let mut world = World::new(tier1(folder.path()));
+    world.apply(&Op::Mkdir { dir: 0, name: 0 });
+    world.apply(&Op::Mkdir { dir: 0, name: 1 });
+    for round in 0..4000_usize {
+        world.apply(&Op::Create { dir: round % 3, name: round / 7, exclusive: true, truncate: false });
+        world.apply(&Op::Close { handle: 0, cut: false });
+        let (dir, to_dir) = (round % 2, round % 3);
+        world.apply(&Op::Rename { dir, name: round / 5, to_dir, to_name: round / 11, flags: 0 });
+        world.apply(&Op::Unlink { dir: round % 3, name: round / 13 });
+        if round % 50 == 49 {
+            world.compare();
+            world.apply(&Op::Crash);
+            world.compare();
+        }
     }
 }

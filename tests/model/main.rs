@@ -688,23 +688,3 @@ fn the_namespace_agrees_with_the_reference_after_every_call() {
         assert!(world.reference.is_directory(ROOT));
     });
 }
-
-#[test]
-fn a_journal_that_is_compacted_again_and_again_replays_to_the_same_tree() {
-    let folder = folder();
-    let mut world = World::new(tier1(folder.path()));
-    world.apply(&Op::Mkdir { dir: 0, name: 0 });
-    world.apply(&Op::Mkdir { dir: 0, name: 1 });
-    for round in 0..4000_usize {
-        world.apply(&Op::Create { dir: round % 3, name: round / 7, exclusive: true, truncate: false });
-        world.apply(&Op::Close { handle: 0, cut: false });
-        let (dir, to_dir) = (round % 2, round % 3);
-        world.apply(&Op::Rename { dir, name: round / 5, to_dir, to_name: round / 11, flags: 0 });
-        world.apply(&Op::Unlink { dir: round % 3, name: round / 13 });
-        if round % 50 == 49 {
-            world.compare();
-            world.apply(&Op::Crash);
-            world.compare();
-        }
-    }
-}

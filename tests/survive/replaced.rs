@@ -57,10 +57,18 @@ fn a_binary_that_does_not_serve_is_rolled_back() {
     let scratch = daemon.scratch("binaries");
     let text = scratch.join("text");
     fs::write(&text, "not a program").unwrap();
-    for (binary, code) in [("/bin/false", 1), ("/bin/sleep", 1), (text.to_str().unwrap(), 1), ("/nowhere", 1)]
-    {
-        let output = upgrade(&daemon, Path::new(binary));
-        assert_eq!(output.status.code(), Some(code), "{binary}: {}", shown(&output));
+    let stuck = machine::binary("ckptd-stuck");
+    for (binary, why) in [
+        (Path::new("/bin/false"), "ended before it served"),
+        (&stuck, "did not serve within 10 s"),
+        (&text, "cannot be run"),
+        (Path::new("/nowhere"), "cannot be run"),
+        (&scratch, "cannot be run"),
+    ] {
+        let output = upgrade(&daemon, binary);
+        let binary = binary.display();
+        assert_eq!(output.status.code(), Some(1), "{binary}: {}", shown(&output));
+        assert!(shown(&output).contains(why), "{binary}: {}", shown(&output));
         file.write_all(b"and after").unwrap();
         assert_eq!(version(&daemon), env!("CARGO_PKG_VERSION"), "{binary}");
     }
