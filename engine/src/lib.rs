@@ -6,6 +6,7 @@ pub mod error;
 pub mod metrics;
 pub mod namespace;
 pub mod node;
+pub mod priority;
 pub mod restore;
 pub mod save;
 pub mod settings;

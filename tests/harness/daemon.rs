@@ -268,6 +268,13 @@ impl Daemon {
         found.pop()
     }
 
+    /// Waits until Tier-1's memory is there: a host gives a virtual machine's pages one by one when they are first touched.
+    pub fn wait_warm(&self) {
+        let warm = || (self.metric("tidemark_tier1_warm_ratios", &[]) >= 0.95).then_some(());
+        process::until(READY_LIMIT, warm)
+            .unwrap_or_else(|| panic!("Tier-1 does not get warm:\n{}", self.log_tail()));
+    }
+
     /// Waits until a checkpoint is committed; panics with what `ls` says at the end of `limit`.
     pub fn wait_committed(&self, path: &str, limit: Duration) -> Value {
         let committed = |c: &Value| c["state"] == "committed";

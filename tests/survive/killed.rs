@@ -6,10 +6,9 @@ use crate::workload::{Call, Workload};
 use crate::{pattern, start, start_with};
 use rustix::process::Signal;
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
+use tidemark_tests::cgroup::Cgroup;
 use tidemark_tests::daemon::Daemon;
 use tidemark_tests::{machine, process};
 
@@ -149,13 +148,18 @@ fn report(name: &str, load: &Workload, mut tally: Tally) {
 
 #[test]
 fn a_writer_in_a_small_cgroup_outlives_the_daemon() {
+    let cgroup = match Cgroup::make("survive", 96 << 20) {
+        Ok(cgroup) => cgroup,
+        Err(why) => return machine::left_out(&format!("a memory cgroup cannot be made: {why}")),
+    };
     let Some(daemon) = start("3GiB") else { return };
-    let Some(cgroup) = Cgroup::make(96 << 20) else { return };
+    // Cold memory cannot be made ready as fast as a writer goes on: the host gives it page by page.
+    daemon.wait_warm();
     let path = daemon.mount().join("large.bin");
     // The shell enters the group and becomes the writer.
     let script = format!(
         "echo $$ > {}/cgroup.procs && exec dd if=/dev/zero of={} bs=1M count=1536 status=none",
-        cgroup.path.display(),
+        cgroup.path().display(),
         path.display()
     );
     let mut writer = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn().unwrap();
@@ -175,44 +179,6 @@ fn a_writer_in_a_small_cgroup_outlives_the_daemon() {
     assert!(status.success(), "{status}: the writer was killed or saw an error\n{}", daemon.log_tail());
     assert!(kills >= 2, "it was written before the daemon could be killed: {kills} kills");
     assert_eq!(fs::metadata(&path).unwrap().len(), 1536 << 20);
-}
-
-/// A memory cgroup of our own, removed at the end.
-#[derive(Debug)]
-struct Cgroup {
-    path: PathBuf,
-}
-
-impl Cgroup {
-    /// None, and the test left out, where this machine lets nobody make one.
-    fn make(limit_bytes: u64) -> Option<Self> {
-        let name = format!("tidemark-survive-{}", std::process::id());
-        for (root, limit) in
-            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
-        {
-            let path = PathBuf::from(root).join(&name);
-            if fs::create_dir(&path).is_ok() {
-                let made = Self { path };
-                if fs::write(made.path.join(limit), limit_bytes.to_string()).is_ok() {
-                    return Some(made);
-                }
-            }
-        }
-        machine::left_out("no memory cgroup can be made here");
-        None
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // Its process has ended; the kernel may need a moment to believe that.
-        for _ in 0..50 {
-            if fs::remove_dir(&self.path).is_ok() {
-                return;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
 }
 
 /// xorshift: the same moments for the same seed.

@@ -420,11 +420,16 @@ fn open_file(directory: BorrowedFd<'_>, index: usize, size_bytes: u64) -> Result
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, NAMES[index], flags, Mode::RUSR | Mode::WUSR)
         .map_err(failed(index, "opening", size_bytes))?;
-    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size_bytes).map_err(failed(
-        index,
-        "preallocating",
-        size_bytes,
-    ))?;
+    let there = rustix::fs::fstat(&file).map_err(failed(index, "looking at", size_bytes))?;
+    let (length, held) = (there.st_size.cast_unsigned(), there.st_blocks.cast_unsigned() * 512);
+    // Going over pages that are there takes a microsecond each, and programs wait for a daemon that takes over.
+    if length < size_bytes || held < size_bytes {
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size_bytes).map_err(failed(
+            index,
+            "preallocating",
+            size_bytes,
+        ))?;
+    }
     Ok(file)
 }
 

@@ -12,7 +12,7 @@
 //! | `run_ahead` | thread `tm-run-ahead`: space ready ahead of writers |
 //! | `worker` | thread `tm-ballast`: everything that happens in the background |
 //! | `pressure` | whether the machine wants memory back |
-//! | `lease`, `mapping`, `priority` | the three modules with unsafe code |
+//! | `lease`, `mapping` | the two modules with unsafe code |
 //!
 //! Does not own: names, handles, times (`namespace`); which copies may be dropped (retention).
 //! `engine/design/0002-tier1.md` says why it is built so.
@@ -27,7 +27,6 @@ mod mapping;
 mod mount;
 mod pool;
 mod pressure;
-mod priority;
 mod run_ahead;
 mod space;
 #[cfg(test)]

@@ -11,7 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::backing::File;
-use super::{lock, priority};
+use super::lock;
+use crate::priority;
 
 /// While a file grows: a writer of 8 GB/s passes 8 MiB between two looks, a quarter of what may be charged to it.
 const POLL: Duration = Duration::from_millis(1);

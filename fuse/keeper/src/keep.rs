@@ -30,11 +30,6 @@ use std::time::{Duration, Instant};
 
 /// How long a daemon that replaces another may take to serve.
 const REPLACE_PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks at growing files while no daemon is there.
-const RUN_AHEAD_EVERY: Duration = Duration::from_millis(1);
-/// Files are run ahead of for so long after a death; a daemon that is not back by then is in trouble, and memory is not to
-/// be given away for ever.
-const RUN_AHEAD_FOR: Duration = Duration::from_secs(60);
 
 /// What to keep.
 #[derive(Debug)]
@@ -70,6 +65,10 @@ struct Daemon {
     started: Instant,
     ready: Option<Instant>,
     stopping: bool,
+    /// Its end of the socket is closed: it is on its way out, and has nothing more to say.
+    hung_up: bool,
+    /// Makes space ready in its place, until it takes over.
+    ahead: Option<RunAhead>,
 }
 
 #[derive(Debug)]
@@ -125,6 +124,23 @@ impl Binary {
     }
 }
 
+impl Daemon {
+    /// How long to wait for it at most; without end once it does its own work.
+    fn patience(&self) -> Option<Duration> {
+        self.ahead.as_ref().map(RunAhead::patience)
+    }
+
+    /// What becomes readable when it says something, or dies. A socket that was hung up is readable all the time, and
+    /// its process takes tens of milliseconds from there to its death, which are not to be spent asking.
+    fn voice(&self) -> &OwnedFd {
+        if self.hung_up { &self.pidfd } else { &self.socket }
+    }
+
+    fn run_ahead(&mut self) {
+        self.ahead.take_if(|ahead| !ahead.goes_on());
+    }
+}
+
 impl Keep {
     fn run(&mut self) -> io::Result<Kept> {
         let mut daemon = self.start()?;
@@ -160,6 +176,8 @@ impl Keep {
 
     /// Starts the present binary with everything that is kept.
     fn start(&self) -> io::Result<Daemon> {
+        // Before the start, which takes some milliseconds: what grows meanwhile is seen to have grown.
+        let ahead = if self.served { self.begin_run_ahead() } else { None };
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let kept = &self.plan.descriptors;
@@ -174,39 +192,36 @@ impl Keep {
         // A group of its own: a terminal's interrupt comes to the keeper, which passes it on once.
         command.args(&self.plan.arguments).env(PASSED_VARIABLE, names.join(":")).process_group(0);
         sys::pass(&mut command, passed)?;
-        let child = command.spawn()?;
-        let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        let pidfd = pidfd_open(
-            pid.ok_or_else(|| io::Error::other("a child without a number"))?,
-            PidfdFlags::empty(),
-        )?;
-        Ok(Daemon { child, pidfd, socket: ours, started: Instant::now(), ready: None, stopping: false })
+        let mut child = command.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a number");
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(error) => {
+                // Nobody would hear of its death.
+                child.kill()?;
+                child.wait()?;
+                return Err(error.into());
+            }
+        };
+        let started = Instant::now();
+        Ok(Daemon {
+            child,
+            pidfd,
+            socket: ours,
+            started,
+            ready: None,
+            stopping: false,
+            hung_up: false,
+            ahead,
+        })
     }
 
     /// Waits on one daemon until it has died; replaces it when that is asked for.
     fn serve(&mut self, daemon: &mut Daemon) -> io::Result<ExitStatus> {
-        let mut ahead = if self.served { self.begin_run_ahead() } else { None };
-        let ahead_until = Instant::now() + RUN_AHEAD_FOR;
         loop {
-            if ahead.is_some() && (daemon.ready.is_some() || Instant::now() >= ahead_until) {
-                ahead = None;
-            }
-            let pause = ahead.as_ref().map(|_| RUN_AHEAD_EVERY);
-            let [signals, dead, said, asked] =
-                wait_for([&self.signals, &daemon.pidfd, &daemon.socket, &self.listener.socket], pause)?;
-            if let Some(ahead) = &mut ahead {
-                ahead.look();
-            }
-            // Its last words first: what it handed over before it died is part of what is kept.
-            if said || dead {
-                while let Some(taking) = self.hear(daemon) {
-                    if taking {
-                        ahead = None;
-                        // It has died already, or it hears this.
-                        let _ = rustix::net::send(&daemon.socket, &[1], SendFlags::NOSIGNAL);
-                    }
-                }
-            }
+            let watched = [&self.signals, &daemon.pidfd, daemon.voice(), &self.listener.socket];
+            let [signals, dead, said, asked] = wait_for(watched, daemon.patience())?;
+            self.attend(daemon, said || dead);
             if dead {
                 return daemon.child.wait();
             }
@@ -216,8 +231,6 @@ impl Keep {
             }
             if asked && let Ok(question) = self.listener.accept() {
                 self.replace(daemon, question)?;
-                // A daemon was started: the pause of the one before is not its own.
-                ahead = None;
             }
         }
     }
@@ -240,17 +253,30 @@ impl Keep {
         let _ = pidfd_send_signal(&daemon.pidfd, Signal::TERM);
     }
 
-    /// Takes in one message; none when there is none. True: Tier-1 is to be left alone, and an answer is waited for.
-    fn hear(&mut self, daemon: &mut Daemon) -> Option<bool> {
+    /// What is due for a daemon whenever something happened: room for files that grow while it is on its way, and all that
+    /// it said. Its last words count too: what it handed over before it died is part of what is kept.
+    fn attend(&mut self, daemon: &mut Daemon, said: bool) {
+        daemon.run_ahead();
+        if said {
+            while self.hear(daemon) {}
+        }
+    }
+
+    /// Takes in one message; false when there is none.
+    fn hear(&mut self, daemon: &mut Daemon) -> bool {
         let mut text = [0; MESSAGE_MAX_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut iov = [io::IoSliceMut::new(&mut text)];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&daemon.socket, &mut iov, &mut ancillary, flags).ok()?;
-        if received.bytes == 0 {
-            return None;
-        }
+        let received = match recvmsg(&daemon.socket, &mut iov, &mut ancillary, flags) {
+            Ok(received) if received.bytes > 0 => received,
+            Ok(_) => {
+                daemon.hung_up = true;
+                return false;
+            }
+            Err(_) => return false,
+        };
         let mut fds = ancillary.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
             _ => None,
@@ -283,10 +309,14 @@ impl Keep {
                     self.pass_on(daemon);
                 }
             }
-            Some(Message::Taking) => return Some(true),
+            Some(Message::Taking) => {
+                // From here on Tier-1 is its own. It has died already, or it hears this.
+                daemon.ahead = None;
+                let _ = rustix::net::send(&daemon.socket, &[1], SendFlags::NOSIGNAL);
+            }
             None => tracing::debug!("a message that is not known"),
         }
-        Some(false)
+        true
     }
 
     /// Replaces the daemon by another binary; by its own again when that does not serve in time.
@@ -308,7 +338,7 @@ impl Keep {
         // As in a crash: what it has is journaled at every moment.
         let _ = daemon.child.kill();
         daemon.child.wait()?;
-        while self.hear(daemon).is_some() {}
+        while self.hear(daemon) {}
         let failed = match self.start_and_wait() {
             Ok(next) => {
                 *daemon = next;
@@ -330,7 +360,7 @@ impl Keep {
                 question.refused(&format!(
                     "the new daemon did not serve: {failed}; and the old one does not either: {second}; see its log"
                 ));
-                *daemon = self.start()?;
+                // It is dead, which the loop finds and goes on from as from any death.
             }
         }
         Ok(())
@@ -338,23 +368,12 @@ impl Keep {
 
     /// Starts the present binary and waits, bounded, until it serves. One that does not is killed.
     fn start_and_wait(&mut self) -> io::Result<Daemon> {
-        let mut ahead = self.begin_run_ahead();
         let mut daemon = self.start()?;
         let give_up = daemon.started + REPLACE_PATIENCE;
         while daemon.ready.is_none() {
-            let pause = if ahead.is_some() { RUN_AHEAD_EVERY } else { Duration::from_millis(50) };
-            let [dead, said] = wait_for([&daemon.pidfd, &daemon.socket], Some(pause))?;
-            if let Some(ahead) = &mut ahead {
-                ahead.look();
-            }
-            if said || dead {
-                while let Some(taking) = self.hear(&mut daemon) {
-                    if taking {
-                        ahead = None;
-                        let _ = rustix::net::send(&daemon.socket, &[1], SendFlags::NOSIGNAL);
-                    }
-                }
-            }
+            let pause = daemon.patience().unwrap_or(Duration::from_millis(50));
+            let [dead, said] = wait_for([&daemon.pidfd, daemon.voice()], Some(pause))?;
+            self.attend(&mut daemon, said || dead);
             if dead {
                 let status = daemon.child.wait()?;
                 return Err(io::Error::other(format!("it ended before it served ({})", how(status))));
@@ -381,9 +400,9 @@ impl Keep {
         {
             self.plan.descriptors.insert(names::ANSWERED.to_owned(), answered);
         }
-        let ended = loop {
-            let Some(left) = until.checked_duration_since(Instant::now()) else { break None };
-            let tick = if ahead.is_some() { RUN_AHEAD_EVERY } else { left };
+        loop {
+            let Some(left) = until.checked_duration_since(Instant::now()) else { return Ok(None) };
+            let tick = ahead.as_ref().map_or(left, RunAhead::patience);
             let device = stand_in.as_ref().map_or(&self.signals, StandIn::device);
             let [signals, asked, requested] =
                 wait_for([&self.signals, &self.listener.socket, device], Some(left.min(tick)))?;
@@ -391,16 +410,14 @@ impl Keep {
                 self.terminations += 1;
                 if self.terminations == 1 {
                     // One more daemon, to end in order.
-                    break None;
+                    return Ok(None);
                 }
                 if let Some(mount) = &self.mount {
                     unmount(mount);
                 }
-                break Some(Kept::Abandoned);
+                return Ok(Some(Kept::Abandoned));
             }
-            if let Some(ahead) = &mut ahead {
-                ahead.look();
-            }
+            ahead.take_if(|ahead| !ahead.goes_on());
             if requested
                 && let Some(standing) = &mut stand_in
                 && let Err(error) = standing.serve_one()
@@ -417,15 +434,14 @@ impl Keep {
                         question.refused(
                             "the daemon was in a crash loop; the new one is being started, see status",
                         );
-                        break None;
+                        return Ok(None);
                     }
                     Err(error) => {
                         question.refused(&format!("{} cannot be run: {error}", question.binary.display()));
                     }
                 }
             }
-        };
-        Ok(ended)
+        }
     }
 
     fn begin_stand_in(&self) -> Option<StandIn> {

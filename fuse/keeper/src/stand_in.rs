@@ -62,13 +62,15 @@ impl StandIn {
         let end = answered.seek(SeekFrom::End(0))?;
         let remembered = usize::try_from(end).map_or(REMEMBERED_MAX, |end| end / RECORD_BYTES);
         let device = device.try_clone_to_owned()?;
+        let standing = Self { device, buffer: vec![0; READ_BYTES], answered, remembered };
+        set_nonblocking(&standing.device, true)?;
         // What the daemon had read when it died is among what is waited for. A kernel that cannot send it again could not
         // give the next daemon what is read here and left, either.
         let mut again = [0; OUT_HEADER_BYTES];
         again[..4].copy_from_slice(&16_u32.to_ne_bytes());
         again[4..8].copy_from_slice(&NOTIFY_RESEND.to_ne_bytes());
-        rustix::io::write(&device, &again)?;
-        Ok(Self { device, buffer: vec![0; READ_BYTES], answered, remembered })
+        rustix::io::write(&standing.device, &again)?;
+        Ok(standing)
     }
 
     pub(crate) fn device(&self) -> &OwnedFd {
@@ -80,11 +82,11 @@ impl StandIn {
         self.answered.as_fd()
     }
 
-    /// Reads one request and answers it, if it is one that can be. The device must be readable, or this waits.
+    /// Reads one request and answers it, if there is one and it is one that can be.
     pub(crate) fn serve_one(&mut self) -> io::Result<()> {
         let length = match rustix::io::read(&self.device, self.buffer.as_mut_slice()) {
             Ok(length) => length,
-            // Interrupted, or taken back by its program.
+            // Interrupted, or taken back by its program, maybe since the device was looked at.
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN | rustix::io::Errno::NOENT) => {
                 return Ok(());
             }
@@ -120,6 +122,21 @@ impl StandIn {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        if let Err(error) = set_nonblocking(&self.device, false) {
+            tracing::error!(%error, "the next daemon's reads of the device do not wait");
+        }
+    }
+}
+
+/// The flag belongs to the open file, which the daemons share: it is set while there is none.
+fn set_nonblocking(device: &OwnedFd, on: bool) -> io::Result<()> {
+    let mut flags = rustix::fs::fcntl_getfl(device)?;
+    flags.set(rustix::fs::OFlags::NONBLOCK, on);
+    Ok(rustix::fs::fcntl_setfl(device, flags)?)
 }
 
 /// The part of a request that matters here.

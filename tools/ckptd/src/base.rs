@@ -66,6 +66,6 @@ impl Base {
 impl Found {
     /// The kernel can say again what it was not answered, so that open files go on.
     pub(crate) fn session_goes_on(&self) -> bool {
-        self.mount.record.can_be_taken_over()
+        self.mount.as_ref().is_some_and(|mount| mount.record.can_be_taken_over())
     }
 }

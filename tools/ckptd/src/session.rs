@@ -40,7 +40,8 @@ pub(crate) struct Record {
     /// With the ports that were free then.
     pub(crate) listen: String,
     pub(crate) http: String,
-    mount: SavedMount,
+    /// None: it could not be gone on with and is gone; the memory is there still.
+    mount: Option<SavedMount>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,7 +60,7 @@ struct SavedMount {
 pub(crate) struct Found {
     pub(crate) record: Record,
     pub(crate) mounts: KeptMounts,
-    pub(crate) mount: KeptMount,
+    pub(crate) mount: Option<KeptMount>,
     /// What the keeper answered while no daemon was there.
     pub(crate) answered: Vec<Answered>,
 }
@@ -67,6 +68,19 @@ pub(crate) struct Found {
 impl Record {
     pub(crate) fn incarnation(&self) -> Incarnation {
         Incarnation(self.incarnation)
+    }
+}
+
+impl SavedMount {
+    fn record(&self) -> MountRecord {
+        MountRecord {
+            path: PathBuf::from(std::ffi::OsString::from_vec(self.path.clone())),
+            mode: if self.passthrough { Mode::Passthrough } else { Mode::Fallback },
+            reason: self.reason.clone(),
+            privileged: self.privileged,
+            allow_other: self.allow_other,
+            init: InitExchange { request: self.init_request.clone(), answer: self.init_answer.clone() },
+        }
     }
 }
 
@@ -101,7 +115,7 @@ pub(crate) fn hand_over(keeper: &Keeper, serving: &Serving<'_>) -> anyhow::Resul
         folder: mounts.folder.as_ref().map(|(path, _)| path.as_os_str().as_bytes().to_vec()),
         listen: serving.listen.to_owned(),
         http: serving.http.to_owned(),
-        mount: SavedMount {
+        mount: Some(SavedMount {
             path: mount.path.as_os_str().as_bytes().to_vec(),
             passthrough: mount.mode == Mode::Passthrough,
             reason: mount.reason.clone(),
@@ -109,15 +123,19 @@ pub(crate) fn hand_over(keeper: &Keeper, serving: &Serving<'_>) -> anyhow::Resul
             allow_other: mount.allow_other,
             init_request: mount.init.request.clone(),
             init_answer: mount.init.answer.clone(),
-        },
+        }),
     };
-    let memory = rustix::fs::memfd_create("tidemark-session", MemfdFlags::CLOEXEC)?;
-    let mut file = File::from(memory);
-    serde_json::to_writer(&mut file, &record)?;
-    file.flush()?;
-    keeper.put(RECORD, file.as_fd())?;
+    put(keeper, &record)?;
     keeper.mounted(&mount.path)?;
     Ok(())
+}
+
+fn put(keeper: &Keeper, record: &Record) -> anyhow::Result<()> {
+    let memory = rustix::fs::memfd_create("tidemark-session", MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(memory);
+    serde_json::to_writer(&mut file, record)?;
+    file.flush()?;
+    Ok(keeper.put(RECORD, file.as_fd())?)
 }
 
 /// What a daemon before this one left; none when it left nothing whole, which is then let go.
@@ -147,25 +165,18 @@ pub(crate) fn find(
         journal: take(JOURNAL)?,
         folder,
     };
-    let saved = &record.mount;
-    let mount = KeptMount {
-        device: take(names::DEVICE)?,
-        record: MountRecord {
-            path: PathBuf::from(std::ffi::OsString::from_vec(saved.path.clone())),
-            mode: if saved.passthrough { Mode::Passthrough } else { Mode::Fallback },
-            reason: saved.reason.clone(),
-            privileged: saved.privileged,
-            allow_other: saved.allow_other,
-            init: InitExchange { request: saved.init_request.clone(), answer: saved.init_answer.clone() },
-        },
+    let mount = match &record.mount {
+        Some(saved) => Some(KeptMount { device: take(names::DEVICE)?, record: saved.record() }),
+        None => None,
     };
     let answered = descriptors.remove(names::ANSWERED).map(Answered::read_all).transpose()?;
     Ok(Some(Found { record, mounts, mount, answered: answered.unwrap_or_default() }))
 }
 
-/// The mount cannot be gone on with: the keeper lets its device go, which ends it for good.
-pub(crate) fn let_mount_go(keeper: &Keeper) -> anyhow::Result<()> {
-    keeper.remove(RECORD)?;
+/// The mount cannot be gone on with: the keeper lets its device go, which ends it for good, and keeps the memory.
+pub(crate) fn let_mount_go(keeper: &Keeper, mut record: Record) -> anyhow::Result<()> {
+    record.mount = None;
+    put(keeper, &record)?;
     keeper.remove(names::DEVICE)?;
     Ok(())
 }

@@ -10,6 +10,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a daemon may take to leave that was killed: its memory goes first, its locks after.
+const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
+const LEAVING_EVERY: Duration = Duration::from_millis(20);
 
 /// Proof that this process is the only daemon with this state directory. Released by death.
 #[derive(Debug, Clone)]
@@ -20,7 +25,7 @@ pub(crate) struct StateDir {
 
 impl StateDir {
     /// Makes the directory if missing and takes its lock, unless it was `inherited` with the lock taken. Errors: a live
-    /// daemon holds it (its pid is named).
+    /// daemon holds it (its pid is named) and does not leave within [`LEAVING_PATIENCE`].
     pub(crate) fn take(path: &Path, inherited: Option<OwnedFd>) -> anyhow::Result<Self> {
         if let Some(lock) = inherited {
             return Ok(Self { path: path.to_owned(), lock: Arc::new(lock.into()) });
@@ -40,7 +45,12 @@ impl StateDir {
         )
         .with_context(|| format!("the lock {} cannot be opened", lock_path.display()))?;
         let mut lock = std::fs::File::from(descriptor);
-        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let until = Instant::now() + LEAVING_PATIENCE;
+        while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if Instant::now() < until {
+                std::thread::sleep(LEAVING_EVERY);
+                continue;
+            }
             let mut holder = String::new();
             let _ = (&lock).take(32).read_to_string(&mut holder);
             bail!(

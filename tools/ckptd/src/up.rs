@@ -24,17 +24,18 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemark_control::api::NodeApi;
 use tidemark_control::server::Server;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Caller, Clock};
 use tidemark_engine::node::{Names, Node, NodeParts, Shared, recover};
+use tidemark_engine::priority;
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::{MountMode, Settings};
 use tidemark_engine::step_point::{StepPoint, reach};
 use tidemark_engine::store::UploadLimits;
-use tidemark_fuse::{Host, ModeChoice, MountSettings, Mounted};
+use tidemark_fuse::{Host, KeptMount, ModeChoice, MountSettings, Mounted};
 use tidemark_keeper::{Answered, Inherited, Keeper, names};
 use tidemark_protocol::id::{NodeName, StartId};
 use tidemark_protocol::key::NodeLife;
@@ -74,9 +75,10 @@ struct Signals {
 #[derive(Debug)]
 struct Serves {
     base: Base,
-    names: Names,
     tier3: Tier3,
     host: Arc<DaemonHost>,
+    shared: Arc<Shared>,
+    node: Node,
     /// None: still to be mounted.
     mounted: Option<Arc<Mounted>>,
 }
@@ -156,43 +158,67 @@ impl Start<'_> {
         let tier3 = Tier3::open(self.settings, self.state_dir, self.name.as_str()).await?;
         let base = Base::fresh(self.settings, tier1_bytes)?;
         let host = self.host(&base);
-        Ok(Serves { base, names: Names::Empty, tier3, host, mounted: None })
+        let (shared, node) = self.engine(&base, Names::Empty, &tier3).await?;
+        Ok(Serves { base, tier3, host, shared, node, mounted: None })
     }
 
     /// From what a daemon left that died: memory, names and open files, then the mount, and Tier-3 when it answers.
     async fn go_on(&self, found: Found) -> Result<Serves, Failure> {
+        before_others();
         let goes_on = found.session_goes_on();
         let Found { record, mounts, mount, answered } = found;
+        let started = Instant::now();
         self.keeper.taking().map_err(Failure::failed)?;
         let base = Base::take_over(self.settings, &record, mounts, goes_on)?;
+        let took_ms = started.elapsed().as_millis();
+        tracing::info!(took_ms, "took over memory and names");
         take_up_answers(&base, &answered);
         self.keeper.remove(names::ANSWERED).map_err(Failure::failed)?;
         reach(StepPoint::ResumeBeforeServing);
         let host = self.host(&base);
-        let mounted = if goes_on {
-            let threads = usize::try_from(self.settings.mount.threads).expect("at most 64");
-            let namespace = Arc::clone(&base.namespace);
-            let host = Arc::clone(&host) as Arc<dyn Host>;
-            let taken = tokio::task::spawn_blocking(move || {
-                tidemark_fuse::take_over(mount, threads, namespace, host)
-            });
-            let mounted = taken.await.expect("taking over does not panic");
-            let mounted = mounted.context("the mount cannot be taken over").map_err(Failure::failed)?;
-            self.keeper.ready().map_err(Failure::failed)?;
-            Some(Arc::new(mounted))
-        } else {
-            tracing::warn!(
-                "this kernel cannot send requests again (Linux 6.9 can): the mount is made anew, and files that were open are cut"
-            );
-            tidemark_fuse::give_up(mount)
-                .context("the mount of the daemon before cannot be taken away")
-                .map_err(Failure::failed)?;
-            session::let_mount_go(self.keeper).map_err(Failure::failed)?;
-            None
+        let mounted = match mount {
+            Some(mount) if goes_on => {
+                let mounted = self.take_over(mount, &base, &host).await?;
+                self.keeper.ready().map_err(Failure::failed)?;
+                Some(Arc::new(mounted))
+            }
+            Some(mount) => {
+                tracing::warn!(
+                    "this kernel cannot send requests again (Linux 6.9 can): the mount is made anew, and files that were open are cut"
+                );
+                tidemark_fuse::give_up(mount)
+                    .context("the mount of the daemon before cannot be taken away")
+                    .map_err(Failure::failed)?;
+                session::let_mount_go(self.keeper, record).map_err(Failure::failed)?;
+                None
+            }
+            // A daemon before this one gave it up, and died before there was another.
+            None => None,
         };
+        as_usual();
         reach(StepPoint::ResumeAfterServing);
         let tier3 = Tier3::open_in_the_end(self.settings, self.state_dir, self.name.as_str()).await;
-        Ok(Serves { base, names: Names::Kept, tier3, host, mounted })
+        let (shared, node) = self.engine(&base, Names::Kept, &tier3).await?;
+        Ok(Serves { base, tier3, host, shared, node, mounted })
+    }
+
+    async fn take_over(
+        &self,
+        mount: KeptMount,
+        base: &Base,
+        host: &Arc<DaemonHost>,
+    ) -> Result<Mounted, Failure> {
+        let threads = usize::try_from(self.settings.mount.threads).expect("at most 64");
+        let namespace = Arc::clone(&base.namespace);
+        let host = Arc::clone(host) as Arc<dyn Host>;
+        let taken = tokio::task::spawn_blocking(move || {
+            before_others();
+            let taken = tidemark_fuse::take_over(mount, threads, namespace, host);
+            as_usual();
+            taken
+        });
+        let mounted = taken.await.expect("taking over does not panic");
+        mounted.context("the mount cannot be taken over").map_err(Failure::failed)
     }
 
     fn host(&self, base: &Base) -> Arc<DaemonHost> {
@@ -201,8 +227,7 @@ impl Start<'_> {
     }
 
     /// The engine over memory and Tier-3.
-    async fn engine(&self, serves: &Serves) -> Result<(Arc<Shared>, Node), Failure> {
-        let Serves { base, names, tier3, .. } = serves;
+    async fn engine(&self, base: &Base, names: Names, tier3: &Tier3) -> Result<(Arc<Shared>, Node), Failure> {
         let life = NodeLife { node: self.name.clone(), incarnation: base.incarnation };
         if !life.is_unambiguous() {
             return Err(Failure::usage(anyhow::anyhow!(
@@ -232,9 +257,9 @@ impl Start<'_> {
             seal_threads: cores(),
         });
         let recovered = loop {
-            match recover(&shared, *names).await {
+            match recover(&shared, names).await {
                 Ok(recovered) => break recovered,
-                Err(error) if *names == Names::Empty => {
+                Err(error) if names == Names::Empty => {
                     let error = anyhow::Error::from(error).context("Tier-3 cannot be taken up");
                     return Err(Failure::unavailable(error));
                 }
@@ -251,12 +276,12 @@ impl Start<'_> {
 
     async fn serve(
         &self,
-        mut serves: Serves,
+        serves: Serves,
         began: Began,
         mut signals: Signals,
         gone: tokio::sync::oneshot::Receiver<()>,
     ) -> Result<bool, Failure> {
-        let (shared, node) = self.engine(&serves).await?;
+        let Serves { base, tier3, host, shared, node, mounted } = serves;
         let server = Server::bind(&self.state_dir.socket(), self.http)
             .await
             .context("commands cannot be served")
@@ -265,7 +290,6 @@ impl Start<'_> {
             .await
             .with_context(|| format!("--listen {} cannot be bound; choose another address", self.listen))
             .map_err(Failure::failed)?;
-        let base = &serves.base;
         let start =
             StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?);
         let daemon = Arc::new(Daemon {
@@ -274,7 +298,7 @@ impl Start<'_> {
             name: self.name.to_string(),
             incarnation: base.incarnation,
             start,
-            epoch: serves.tier3.epoch.0,
+            epoch: tier3.epoch.0,
             keeper_pid: keeper_pid(self.keeper),
             listen: peers.local_addr().map_err(Failure::failed)?.to_string(),
             http: server.http_addr().to_string(),
@@ -284,14 +308,13 @@ impl Start<'_> {
         });
         let attributes = Attributes::new(&daemon, tokio::runtime::Handle::current());
         base.namespace.set_xattr_source(Arc::new(attributes));
-        let host = Arc::clone(&serves.host);
         host.begin(Arc::clone(&shared));
         publish(&daemon, &host, self.state_dir).await;
-        let mounted = match serves.mounted.take() {
+        let mounted = match mounted {
             Some(mounted) => mounted,
             None => {
-                let mounted = Arc::new(self.mount(base, &host).await?);
-                self.hand_over(&daemon, base, &mounted)?;
+                let mounted = Arc::new(self.mount(&base, &host).await?);
+                self.hand_over(&daemon, &base, &mounted)?;
                 mounted
             }
         };
@@ -303,7 +326,7 @@ impl Start<'_> {
             // An error means that the sender is gone, which ends the server too.
             let _ = server_ends.await;
         }));
-        let keeping = tokio::spawn(serves.tier3.lease.keep(Arc::clone(&daemon)));
+        let keeping = tokio::spawn(tier3.lease.keep(Arc::clone(&daemon)));
         let publishing =
             tokio::spawn(publish_on(Arc::clone(&daemon), Arc::clone(&host), self.state_dir.clone()));
 
@@ -408,6 +431,19 @@ fn take_up_answers(base: &Base, answered: &[Answered]) {
             // A directory's handle, or one of a control file: there is nothing to know of it.
             tracing::debug!(?answer, %error, "an answer of the keeper is of no open file");
         }
+    }
+}
+
+/// What this thread does now is waited for by every program that uses the mount, on machines whose CPUs are full.
+pub(crate) fn before_others() {
+    if let Err(error) = priority::run_before_others() {
+        tracing::debug!(%error, "a death is mended at the usual priority");
+    }
+}
+
+fn as_usual() {
+    if let Err(error) = priority::run_as_usual() {
+        tracing::warn!(%error, "a thread keeps a priority that it no longer needs");
     }
 }
 
