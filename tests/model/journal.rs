@@ -147,3 +147,34 @@ fn a_journal_that_is_compacted_again_and_again_replays_to_the_same_tree() {
         }
     }
 }
+
+#[test]
+fn what_changes_add_to_a_snapshot_is_bounded_over_daemons_too() {
+    const CHANGE_BYTES: u64 = 1100;
+    let folder = folder();
+    let tier1 = tier1(folder.path());
+    let settings = NamespaceSettings::new(Incarnation(7));
+    let caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: 0 };
+    let first = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
+    let path = |index: u32| format!("/proc/self/fd/{}/namespace.{index}", tier1.journal_dir().as_raw_fd());
+    // A little more than half of what calls for a snapshot: 2 MiB, or half of a small journal.
+    let changes = (fs::metadata(path(0)).unwrap().len() / 2).min(2 << 20) * 6 / 10 / CHANGE_BYTES;
+    let change = |namespace: &Namespace| {
+        for number in 0..changes {
+            let mut value = vec![0; 1 << 10];
+            value[..8].copy_from_slice(&number.to_le_bytes());
+            namespace.setxattr(ROOT, b"user.n", &value, 0, &caller).unwrap();
+        }
+    };
+    let complete = |index: u32| {
+        let bytes = fs::read(path(index)).unwrap();
+        u32::from_le_bytes(bytes[12..16].try_into().unwrap())
+    };
+    change(&first);
+    drop(first);
+    assert_eq!((complete(0), complete(1)), (1, 0), "so much needs no snapshot yet");
+    let next = Namespace::recover(settings, Arc::clone(&tier1), true, &mut |_| None).unwrap();
+    change(&next);
+    assert_eq!(complete(1), 1, "as much again, by another daemon, does");
+    assert_eq!(next.getxattr(ROOT, b"user.n").unwrap()[..8], (changes - 1).to_le_bytes());
+}

@@ -16,6 +16,8 @@ use super::{FsError, Namespace, NamespaceError, NodeId};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
+use std::fs::File;
+use std::io::{BufReader, Read};
 use tidemark_protocol::id::Incarnation;
 
 const NAMES: [&str; 2] = ["namespace.0", "namespace.1"];
@@ -24,6 +26,11 @@ const HEADER_BYTES: u64 = 64;
 /// The same, as a length in memory.
 const HEADER_LEN: usize = 64;
 const FRAME_BYTES: usize = 12;
+/// What changes may add to a snapshot before there is a new one, or as much as the snapshot itself, so that writing it costs
+/// no more than the changes did. The next daemon replays it all, some 20,000 records a MiB, while programs wait.
+const REPLAYED_BYTES: u64 = 2 << 20;
+/// Read in one go when a journal is taken up.
+const READ_BYTES: usize = 1 << 20;
 /// Nodes in one slice of a snapshot: about 50 µs of the lock.
 const SLICE_NODES: usize = 128;
 /// Below this much free space a compaction is finished in the call that finds it so.
@@ -154,7 +161,7 @@ impl Journal {
         let mut slot = Slot { index, file, serial, end: HEADER_BYTES };
         let image = read_frames(&mut slot, size_bytes).map_err(failed(index, "reading", size_bytes))?;
         let mut journal = Self::with_slot(slot, other, size_bytes, incarnation);
-        journal.base_bytes = journal.slot.end;
+        // Where its snapshot ended is not known: all of it counts as changes, and there is a new one soon if it is long.
         journal.last_serial = last_serial;
         Ok((journal, image))
     }
@@ -164,9 +171,9 @@ impl Journal {
     }
 
     fn is_due(&self) -> bool {
-        let half = self.size_bytes / 2;
-        let spread = self.base_bytes + (self.size_bytes - self.base_bytes) / 2;
-        self.slot.end > half && self.slot.end > spread
+        let grown = self.slot.end - self.base_bytes;
+        let room = self.size_bytes.saturating_sub(self.base_bytes);
+        grown > self.base_bytes.max(REPLAYED_BYTES).min(room / 2)
     }
 
     fn append(&mut self, to_both: bool) -> rustix::io::Result<()> {
@@ -352,13 +359,18 @@ fn write_frames(
 
 /// Reads frames up to the first that is none; keeps whole changes, and sets the slot's end behind the last.
 fn read_frames(slot: &mut Slot, size_bytes: u64) -> rustix::io::Result<Image> {
+    let mut file = File::from(rustix::io::fcntl_dupfd_cloexec(&slot.file, 0)?);
+    // The position is ours: everything else reads and writes at offsets.
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(slot.end))?;
+    let left = size_bytes.saturating_sub(slot.end);
+    // A frame is some tens of bytes, and there are hundreds of thousands: a system call for each would be most of the time.
+    let mut frames = BufReader::with_capacity(READ_BYTES, (&mut file).take(left));
     let mut records = Vec::new();
     let mut whole = 0;
     let mut offset = slot.end;
     loop {
         let mut head = [0; FRAME_BYTES];
-        if offset + FRAME_BYTES as u64 > size_bytes || read_all(&slot.file, &mut head, offset)? < FRAME_BYTES
-        {
+        if !read_whole(&mut frames, &mut head)? {
             break;
         }
         let (length, sum) = head.split_at(4);
@@ -371,8 +383,8 @@ fn read_frames(slot: &mut Slot, size_bytes: u64) -> rustix::io::Result<Image> {
         let at = records.len() + 4;
         records.extend_from_slice(&length.to_le_bytes());
         records.resize(at + len, 0);
-        let read = read_all(&slot.file, &mut records[at..], offset + FRAME_BYTES as u64)?;
-        if read < len || checksum(slot.serial, offset, length, &records[at..]) != sum {
+        let read = read_whole(&mut frames, &mut records[at..])?;
+        if !read || checksum(slot.serial, offset, length, &records[at..]) != sum {
             break;
         }
         offset += (FRAME_BYTES + len) as u64;
@@ -383,6 +395,15 @@ fn read_frames(slot: &mut Slot, size_bytes: u64) -> rustix::io::Result<Image> {
     }
     records.truncate(whole);
     Ok(Image { records })
+}
+
+/// Fills `bytes`; false when the end comes before.
+fn read_whole(frames: &mut impl Read, bytes: &mut [u8]) -> rustix::io::Result<bool> {
+    match frames.read_exact(bytes) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+    }
 }
 
 struct Header {
