@@ -204,6 +204,7 @@ impl Claims {
     /// After a restart with empty memory: what was committed is there, as it was then or as it was promised since.
     /// From here on nothing else is claimed.
     pub(crate) fn audit_restart(&mut self, mount: &Path) -> Result<(), String> {
+        self.begun_may_be_done();
         let mut broken = vec![];
         for (path, durable) in std::mem::take(&mut self.durable) {
             if durable.moved {
@@ -226,6 +227,24 @@ impl Claims {
         self.standing.clear();
         self.moving.clear();
         told(broken)
+    }
+
+    /// A daemon may have lived longer than a trainer, and have committed what that one was not told of any more.
+    fn begun_may_be_done(&mut self) {
+        let begun =
+            self.standing.iter().filter_map(|(path, claim)| Some((path.clone(), claim.will.clone()??)));
+        for (path, to) in begun.collect::<Vec<_>>() {
+            self.changed(&path, &to);
+        }
+        for (from, to) in std::mem::take(&mut self.moving) {
+            let moves = self.standing.get(&from).map(|claim| claim.is.clone());
+            self.changed(&from, &Holds::Absent);
+            moves.iter().for_each(|holds| self.changed(&to, holds));
+            for (path, durable) in &mut self.durable {
+                let below = |folder: &str| path != folder && covers(folder, path);
+                durable.moved |= below(&from) || below(&to);
+            }
+        }
     }
 
     /// The auditor removed a whole folder itself: no name below it is there.
@@ -360,6 +379,28 @@ mod tests {
 
         let (_dir, mut claims) = two_names();
         assert!(claims.committed(&["d/a".into()]).unwrap_err().contains("every file was closed"));
+    }
+
+    #[test]
+    fn after_a_restart_a_change_that_had_begun_may_be_done() {
+        let (dir, mut claims) = two_names();
+        claims.committed(&[]).unwrap();
+        fs::remove_file(dir.path().join("d/a")).unwrap();
+        assert!(claims.audit_restart(dir.path()).is_err(), "nobody began to remove it");
+
+        let (dir, mut claims) = two_names();
+        claims.committed(&[]).unwrap();
+        claims.apply(Event::Will { path: "d/a".into(), to: Some(Holds::Absent) });
+        fs::remove_file(dir.path().join("d/a")).unwrap();
+        claims.audit_restart(dir.path()).unwrap();
+
+        for now in ["d/a", "d/c"] {
+            let (dir, mut claims) = two_names();
+            claims.committed(&[]).unwrap();
+            claims.apply(Event::WillMove { from: "d/a".into(), to: "d/c".into() });
+            fs::rename(dir.path().join("d/a"), dir.path().join(now)).unwrap();
+            claims.audit_restart(dir.path()).unwrap();
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! the daemon is stopped, and the comparison of what was saved with what is loaded.
 
 mod gpt2;
+mod killed;
 mod small;
 mod uncommitted;
 

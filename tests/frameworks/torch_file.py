@@ -3,6 +3,7 @@
 torch_file.py save PATH SEED        save and print the hashes
 torch_file.py load PATH             load, with and without mmap, and print the hashes of each
 torch_file.py die-midway PATH SEED  save, and be killed by SIGKILL when half of the bytes are written
+torch_file.py save-on DIRECTORY      save step after step, the last two kept, until SIGTERM; then print the hashes of those
 torch_file.py hold-mapped PATH      map the file shared and writable, close it, store; SIGTERM lets go of it
 """
 
@@ -34,6 +35,30 @@ class DiesMidway:
         pass
 
 
+def save_on(directory):
+    """Saves one state of 200 MB again and again, under a new name each time, as a trainer that keeps its last two."""
+    ended = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+    state = {"weight": torch.randn(50, 1024, 1024, generator=torch.Generator().manual_seed(1))}
+    step = 0
+    while not ended or step < 2:
+        step += 1
+        state["step"] = torch.tensor(step)
+        print(f"SAVING {step}", flush=True)
+        torch.save(state, os.path.join(directory, f"step-{step}.pt"))
+        print(f"SAVED {step}", flush=True)
+        if step > 1:
+            # A mapping of what was saved before, read while daemons die.
+            mapped = torch.load(os.path.join(directory, f"step-{step - 1}.pt"), mmap=True)
+            if not torch.equal(mapped["weight"], state["weight"]):
+                fail(f"step {step - 1} reads back as something else")
+        if step > 2:
+            os.remove(os.path.join(directory, f"step-{step - 2}.pt"))
+    for kept in (step - 1, step):
+        state["step"] = torch.tensor(kept)
+        say(f"step-{kept}.pt", state)
+
+
 def main():
     command, path = sys.argv[1:3]
     if command == "save":
@@ -52,6 +77,8 @@ def main():
         size_bytes = sum(t.numel() * t.element_size() for t in state.values())
         torch.save(state, DiesMidway(path, size_bytes // 2))
         fail("the file was written to its end: nothing killed this process")
+    elif command == "save-on":
+        save_on(path)
     elif command == "hold-mapped":
         torch.save(small_state(1), path)
         size_bytes = os.path.getsize(path)
