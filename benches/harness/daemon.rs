@@ -41,6 +41,16 @@ struct Daemon {
     folder: TempDir,
     config: Option<String>,
     tier1_bytes: u64,
+    bucket: Option<Bucket>,
+}
+
+/// An S3 bucket in the place of a directory.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    /// `s3://bucket/prefix`.
+    pub url: String,
+    /// What the daemon finds in its environment.
+    pub variables: Vec<(String, String)>,
 }
 
 impl Mount {
@@ -60,11 +70,23 @@ impl Mount {
     /// # Errors
     /// As [`Mount::open`].
     pub fn start(options: &Options, config: Option<&str>) -> anyhow::Result<Self> {
+        Self::start_over(options, config, None)
+    }
+
+    /// The same, with Tier-3 in a bucket.
+    ///
+    /// # Errors
+    /// As [`Mount::open`].
+    pub fn start_over(
+        options: &Options,
+        config: Option<&str>,
+        bucket: Option<Bucket>,
+    ) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("tidemark-bench-").tempdir().context("make a folder")?;
         let tier1_bytes = options.size_bytes.saturating_mul(TIER1_PER_SIZE).max(TIER1_MIN_BYTES);
         let config = config.map(ToOwned::to_owned);
-        let child = launch(folder.path(), config.as_deref(), tier1_bytes)?;
-        let mut daemon = Daemon { child, folder, config, tier1_bytes };
+        let child = launch(folder.path(), config.as_deref(), tier1_bytes, bucket.as_ref())?;
+        let mut daemon = Daemon { child, folder, config, tier1_bytes, bucket };
         let path = daemon.wait_ready()?;
         let mount = Self { path, daemon: Some(daemon) };
         mount.wait_warm()?;
@@ -108,7 +130,8 @@ impl Mount {
     pub fn restart(&mut self) -> anyhow::Result<()> {
         let daemon = self.daemon.as_mut().context("this stage starts its own daemon: leave --path out")?;
         daemon.stop()?;
-        daemon.child = launch(daemon.folder.path(), daemon.config.as_deref(), daemon.tier1_bytes)?;
+        let (config, bucket) = (daemon.config.as_deref(), daemon.bucket.as_ref());
+        daemon.child = launch(daemon.folder.path(), config, daemon.tier1_bytes, bucket)?;
         daemon.wait_ready()?;
         self.wait_warm()
     }
@@ -204,7 +227,8 @@ pub fn target_folder() -> anyhow::Result<PathBuf> {
     Ok(if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder }.to_owned())
 }
 
-fn program(name: &str, variable: &str) -> anyhow::Result<PathBuf> {
+/// A built program beside this bench's own, or what a variable names.
+pub(crate) fn program(name: &str, variable: &str) -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os(variable) {
         return Ok(path.into());
     }
@@ -217,7 +241,12 @@ fn program(name: &str, variable: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-fn launch(folder: &Path, config: Option<&str>, tier1_bytes: u64) -> anyhow::Result<Child> {
+fn launch(
+    folder: &Path,
+    config: Option<&str>,
+    tier1_bytes: u64,
+    bucket: Option<&Bucket>,
+) -> anyhow::Result<Child> {
     let tier3 = folder.join("tier3");
     fs::create_dir_all(&tier3).with_context(|| format!("make {}", tier3.display()))?;
     let mut command = Command::new(program("ckptd", "TIDEMARK_CKPTD")?);
@@ -227,10 +256,11 @@ fn launch(folder: &Path, config: Option<&str>, tier1_bytes: u64) -> anyhow::Resu
         fs::write(&path, config).with_context(|| format!("write {}", path.display()))?;
         command.arg("--config").arg(path);
     }
+    let url = bucket.map_or_else(|| format!("file://{}", tier3.display()), |bucket| bucket.url.clone());
+    command.envs(bucket.into_iter().flat_map(|bucket| bucket.variables.iter().cloned()));
     command
         .args(["--tier1", &tier1_bytes.to_string()])
-        .arg("--tier3")
-        .arg(format!("file://{}", tier3.display()))
+        .args(["--tier3", &url])
         .arg("--state-dir")
         .arg(folder.join("state"))
         .args(["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"])

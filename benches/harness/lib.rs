@@ -11,6 +11,8 @@ pub mod files;
 pub mod memory;
 pub mod options;
 pub mod python;
+pub mod s3;
 
 pub use compare::Bench;
 pub use daemon::Mount;
+pub use s3::S3;

@@ -1,0 +1,43 @@
+//! How long does a closed file take to be committed in an S3 bucket?
+//!
+//! Owns: close to the end of `ckptctl flush --wait`, against a bare client that sends the same bytes from memory with as many
+//! parts in flight, over loopback HTTP to the same server. Does not own: a network; server and clients share this machine.
+
+use anyhow::ensure;
+use bytes::Bytes;
+use std::time::Instant;
+use tidemark_benches::{Bench, Mount, S3, files};
+
+/// The daemon's own defaults, said here for both.
+const PART_BYTES: usize = 8 << 20;
+const PARTS_IN_FLIGHT: usize = 8;
+
+fn main() -> anyhow::Result<()> {
+    let bench = Bench::start("upload_s3")?;
+    ensure!(bench.options.path.is_none(), "upload_s3 starts its own daemon: leave --path out");
+    let server = S3::start()?;
+    let config =
+        format!("[tier3]\npaced = false\npart_bytes = {PART_BYTES}\nparts_in_flight = {PARTS_IN_FLIGHT}\n");
+    let mount = Mount::start_over(&bench.options, Some(&config), Some(server.bucket("tidemark")))?;
+    let client = server.client()?;
+    let size_bytes = bench.options.size_bytes;
+    let bytes = Bytes::from(vec![7; usize::try_from(size_bytes)?]);
+    let ours = mount.path().join("bench-upload");
+    let medians = bench.alternate(
+        || {
+            files::write_new(&ours, size_bytes)?;
+            let started = Instant::now();
+            mount.flush()?;
+            Ok(size_bytes as f64 / 1e9 / started.elapsed().as_secs_f64())
+        },
+        || {
+            let started = Instant::now();
+            client.upload("plain-copy", &bytes, PART_BYTES, PARTS_IN_FLIGHT)?;
+            let taken = started.elapsed();
+            client.remove("plain-copy")?;
+            Ok(size_bytes as f64 / 1e9 / taken.as_secs_f64())
+        },
+    )?;
+    mount.close()?;
+    bench.result("upload_s3", "GB/s", medians)
+}
