@@ -23,6 +23,8 @@ struct Claim {
     by: By,
     /// A change had begun when its trainer last spoke. `Some(None)`: to anything.
     will: Option<Option<Holds>>,
+    /// While it changes to anything: what its close or its removal, which had begun too, makes of it.
+    last: Option<Holds>,
 }
 
 /// What a flush said is committed, and what the name was promised to hold since then. Its commit may have come or not.
@@ -68,15 +70,17 @@ impl Claims {
         match event {
             Event::Will { path, to } => {
                 let claim = self.claim(path);
-                // A file that is removed while it is written may still hold anything.
-                if claim.will != Some(None) {
+                // A file that is closed or removed while it is written may still hold anything.
+                if claim.will == Some(None) {
+                    claim.last = to;
+                } else {
                     claim.will = Some(to);
                 }
             }
             Event::Is { path, holds, by } => {
                 self.promised.by.entry(by).or_default().recorded += 1;
                 self.changed(&path, &holds);
-                *self.claim(path) = Claim { is: holds, by, will: None };
+                *self.claim(path) = Claim { is: holds, by, will: None, last: None };
             }
             Event::WillMove { from, to } => self.moving.push((from, to)),
             Event::Moved { from, to } => {
@@ -90,7 +94,12 @@ impl Claims {
 
     fn claim(&mut self, path: String) -> &mut Claim {
         // Trainers work in new folders, so a name nobody spoke of is not there.
-        self.standing.entry(path).or_insert(Claim { is: Holds::Absent, by: By::Unlink, will: None })
+        self.standing.entry(path).or_insert(Claim {
+            is: Holds::Absent,
+            by: By::Unlink,
+            will: None,
+            last: None,
+        })
     }
 
     /// A name holds something else than when it was last committed.
@@ -118,7 +127,7 @@ impl Claims {
                 self.standing.insert(new, Claim { by: By::Rename, ..claim });
             }
         }
-        let gone = Claim { is: Holds::Absent, by: By::Rename, will: None };
+        let gone = Claim { is: Holds::Absent, by: By::Rename, will: None, last: None };
         self.standing.insert(from.to_owned(), gone);
     }
 
@@ -164,7 +173,7 @@ impl Claims {
         }
         for (path, holds) in found {
             self.changed(&path, &holds);
-            self.standing.insert(path, Claim { is: holds, by: By::Found, will: None });
+            self.standing.insert(path, Claim { is: holds, by: By::Found, will: None, last: None });
         }
         told(broken)
     }
@@ -231,9 +240,15 @@ impl Claims {
 
     /// A daemon may have lived longer than a trainer, and have committed what that one was not told of any more.
     fn begun_may_be_done(&mut self) {
-        let begun =
-            self.standing.iter().filter_map(|(path, claim)| Some((path.clone(), claim.will.clone()??)));
-        for (path, to) in begun.collect::<Vec<_>>() {
+        let begun = |(path, claim): (&String, &Claim)| {
+            let to = match &claim.will {
+                Some(Some(to)) => to,
+                Some(None) => claim.last.as_ref()?,
+                None => return None,
+            };
+            Some((path.clone(), to.clone()))
+        };
+        for (path, to) in self.standing.iter().filter_map(begun).collect::<Vec<_>>() {
             self.changed(&path, &to);
         }
         for (from, to) in std::mem::take(&mut self.moving) {
@@ -254,7 +269,7 @@ impl Claims {
         for (_, durable) in self.durable.iter_mut().filter(|(path, _)| covers(folder, path)) {
             durable.since.push(Holds::Absent);
         }
-        let gone = Claim { is: Holds::Absent, by: By::Unlink, will: None };
+        let gone = Claim { is: Holds::Absent, by: By::Unlink, will: None, last: None };
         self.standing.insert(folder.to_owned(), gone);
         self.promised.by.entry(By::Unlink).or_default().recorded += 1;
     }
@@ -393,6 +408,15 @@ mod tests {
         claims.apply(Event::Will { path: "d/a".into(), to: Some(Holds::Absent) });
         fs::remove_file(dir.path().join("d/a")).unwrap();
         claims.audit_restart(dir.path()).unwrap();
+
+        for (now, kept) in [("new", true), ("ne", false)] {
+            let (dir, mut claims) = two_names();
+            claims.committed(&[]).unwrap();
+            claims.apply(Event::Will { path: "d/a".into(), to: None });
+            claims.apply(Event::Will { path: "d/a".into(), to: Some(whole(b"new")) });
+            fs::write(dir.path().join("d/a"), now).unwrap();
+            assert_eq!(claims.audit_restart(dir.path()).is_ok(), kept, "{now}: closed, or cut");
+        }
 
         for now in ["d/a", "d/c"] {
             let (dir, mut claims) = two_names();

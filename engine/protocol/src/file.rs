@@ -49,7 +49,7 @@ pub enum FileEvent {
     Tested { mapped: bool },
     /// Nobody can write any more, and the bytes were hashed.
     Hashed(Seal),
-    /// rename(2) or fsync(2), before or after the close.
+    /// rename(2), before or after the close.
     Vouched,
     /// An index proves the exact size of a cut file: it counts as closed.
     Proven,
@@ -134,7 +134,7 @@ impl FileFate {
         self.cut
     }
 
-    /// Whether rename or fsync vouches for the bytes, so that a cut does not make them torn.
+    /// Whether a rename vouches for the bytes, so that a cut does not make them torn.
     #[must_use]
     pub fn is_vouched(&self) -> bool {
         self.vouched
@@ -207,7 +207,7 @@ mod tests {
         let emptied = [WriterOpened, CUT, Changed, Emptied, WriterOpened, CLOSE];
         assert_eq!(run(&emptied).state(), FileState::Closed);
         assert_eq!(run(&[WriterOpened, CUT, Proven]).state(), FileState::Closed);
-        assert!(run(&[WriterOpened, Vouched, CUT]).is_vouched(), "fsync came first");
+        assert!(run(&[WriterOpened, Vouched, CUT]).is_vouched(), "rename came first");
     }
 
     #[test]

@@ -39,8 +39,8 @@ pub struct FileView {
     pub closed_ns: i64,
     /// When the last close or rename put the present bytes under the present name.
     pub published_ns: i64,
-    /// fsync or rename came since it was last opened for writing.
-    pub fsynced_or_renamed: bool,
+    /// rename came since it was last opened for writing.
+    pub renamed: bool,
 }
 
 impl FileView {
@@ -146,7 +146,7 @@ impl State {
             opened_ns: file.opened_ns,
             closed_ns: file.closed_ns,
             published_ns: file.closed_ns.max(file.named_ns),
-            fsynced_or_renamed: file.fate.is_vouched(),
+            renamed: file.fate.is_vouched(),
         })
     }
 }

@@ -162,7 +162,7 @@ fn fact(view: &Arc<FileView>) -> FileFact {
         state: view.state.clone(),
         size_bytes: view.size_bytes,
         published_at_ns: view.published_ns,
-        vouched: view.fsynced_or_renamed,
+        vouched: view.renamed,
         writers: view.writers.iter().map(|writer| fate(writer, cut)).collect(),
     }
 }

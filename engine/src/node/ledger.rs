@@ -405,7 +405,7 @@ mod tests {
             opened_ns: 0,
             closed_ns: 0,
             published_ns: 0,
-            fsynced_or_renamed: false,
+            renamed: false,
         }
     }
 

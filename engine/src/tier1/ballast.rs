@@ -142,8 +142,12 @@ impl Ballast {
 
 /// A bit for each slice of a file that was touched; the others are freed.
 fn free_untouched(file: &OwnedFd) -> io::Result<u64> {
-    // Nearly all files are whole: one call instead of one a slice, of which a terabyte has half a million.
-    if seek(file, SeekFrom::Hole(0)).is_ok_and(|hole| hole >= u64::from(SLICES_PER_FILE) * SLICE_BYTES) {
+    // Nearly all files are whole: one call instead of one a slice, of which a terabyte has half a million. Where folios
+    // are small it would look at each, and costs more.
+    let large = rustix::fs::fstat(file)?.st_blksize.cast_unsigned() >= SLICE_BYTES;
+    if large
+        && seek(file, SeekFrom::Hole(0)).is_ok_and(|hole| hole >= u64::from(SLICES_PER_FILE) * SLICE_BYTES)
+    {
         return Ok(u64::MAX);
     }
     let mut filled = 0_u64;

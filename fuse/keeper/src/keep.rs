@@ -65,6 +65,8 @@ struct Daemon {
     started: Instant,
     ready: Option<Instant>,
     stopping: bool,
+    /// It was told to end.
+    told: bool,
     /// Its end of the socket is closed: it is on its way out, and has nothing more to say.
     hung_up: bool,
     /// Makes space ready in its place, until it takes over.
@@ -211,6 +213,7 @@ impl Keep {
             started,
             ready: None,
             stopping: false,
+            told: false,
             hung_up: false,
             ahead,
         })
@@ -248,7 +251,8 @@ impl Keep {
     }
 
     /// Tells a daemon to end; a second time, to end at once.
-    fn pass_on(&self, daemon: &Daemon) {
+    fn pass_on(&self, daemon: &mut Daemon) {
+        daemon.told = true;
         // It may have died this moment; then the loop hears of it.
         let _ = pidfd_send_signal(&daemon.pidfd, Signal::TERM);
     }
@@ -256,10 +260,11 @@ impl Keep {
     /// What is due for a daemon whenever something happened: room for files that grow while it is on its way, and all that
     /// it said. Its last words count too: what it handed over before it died is part of what is kept.
     fn attend(&mut self, daemon: &mut Daemon, said: bool) {
-        daemon.run_ahead();
+        // Its words first: after one of them nobody runs ahead any more.
         if said {
             while self.hear(daemon) {}
         }
+        daemon.run_ahead();
     }
 
     /// Takes in one message; false when there is none.
@@ -304,8 +309,8 @@ impl Keep {
                 self.served = true;
                 let took = daemon.started.elapsed();
                 tracing::info!(pid = daemon.child.id(), took_ms = took.as_millis(), "the daemon serves");
-                if self.terminations > 0 {
-                    // The one before died while it was ending; this one is to end too.
+                if self.terminations > 0 && !daemon.told {
+                    // The one before died while it was ending; this one is to end too. Told twice, it would not wait.
                     self.pass_on(daemon);
                 }
             }
@@ -339,6 +344,11 @@ impl Keep {
         let _ = daemon.child.kill();
         daemon.child.wait()?;
         while self.hear(daemon) {}
+        if daemon.stopping {
+            // It ended in the meantime, in order: there is nothing to go on with, which the loop finds.
+            question.refused("the daemon was ending; nothing was replaced");
+            return Ok(());
+        }
         let failed = match self.start_and_wait() {
             Ok(next) => {
                 *daemon = next;

@@ -17,6 +17,13 @@ const SLICE_BYTES: u64 = 2 << 20;
 const LEAD_BYTES: u64 = 256 << 20;
 /// Made ready in one go, before other files have their turn.
 const STRIDE_BYTES: u64 = 64 << 20;
+/// A file's lead is at most this many times its size, as the daemon's.
+const LEAD_TIMES_SIZE: u64 = 32;
+/// All leads of one absence together take at most this part of the ballast and of what is unused: a file that is open does
+/// not give back what it was given.
+const LEADS_PART: u64 = 2;
+/// This part of the tier is left to writers that are not run ahead of.
+const HEADROOM_PART: u64 = 16;
 /// Files looked at: those whose space was made last. A look at so many takes less than a millisecond.
 const FILES_MAX: usize = 1024;
 
@@ -42,8 +49,13 @@ struct Space {
     directory: OwnedFd,
     files: Vec<Watched>,
     ballast_directory: OwnedFd,
-    /// Ballast files with what is left of each, the last first.
-    ballast: Vec<(OwnedFd, u64)>,
+    /// Numbers of ballast files, and the one that is being taken from with what is left of it.
+    ballast: Vec<u64>,
+    open_ballast: Option<(OwnedFd, u64)>,
+    /// What all leads together may still take.
+    left: u64,
+    /// Whose turn it is.
+    turn: usize,
 }
 
 /// Any file: one whose writer has passed the space that was made for it looks like one that is closed.
@@ -53,6 +65,8 @@ struct Watched {
     size: u64,
     /// Where its allocated space ends.
     end: u64,
+    /// It was seen to grow, and has not had its turn since.
+    grows: bool,
     /// Opened when it grows.
     file: Option<OwnedFd>,
 }
@@ -93,88 +107,104 @@ impl Space {
             let name = format!("f-{number}");
             let Ok(stat) = statat(files, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let (size, held) = (stat.st_size.cast_unsigned(), stat.st_blocks.cast_unsigned() * 512);
-            watched.push(Watched { name, size, end: held, file: None });
+            watched.push(Watched { name, size, end: held, grows: false, file: None });
         }
-        let mut slices = Vec::new();
-        for number in self::numbers(ballast, "b-")? {
-            let flags = OFlags::RDWR | OFlags::CLOEXEC;
-            let Ok(file) = openat(ballast, format!("b-{number}"), flags, Mode::empty()) else { continue };
-            let stat = rustix::fs::fstat(&file)?;
-            slices.push((file, stat.st_blocks.cast_unsigned() * 512));
-        }
-        Ok(Self {
+        let mut space = Self {
             directory: files.try_clone_to_owned()?,
             files: watched,
             ballast_directory: ballast.try_clone_to_owned()?,
-            ballast: slices,
-        })
+            ballast: self::numbers(ballast, "b-")?,
+            open_ballast: None,
+            left: 0,
+            turn: 0,
+        };
+        let ballast_bytes = size_and_used(&space.ballast_directory).map_or(0, |(_, used)| used);
+        space.left = (ballast_bytes + space.unused_bytes()) / LEADS_PART;
+        Ok(space)
     }
 
-    /// One look at every file: those that have grown get their lead. True when one had.
+    /// One look at every file; one of those that have grown gets the next stride of its lead. True when one had grown.
     fn look(&mut self) -> bool {
-        let mut any = false;
+        let mut grown = None;
         for at in 0..self.files.len() {
+            // The next look begins behind the one that got something in this one.
+            let at = (self.turn + at) % self.files.len();
             let watched = &mut self.files[at];
             let Ok(stat) = statat(&self.directory, &watched.name, AtFlags::SYMLINK_NOFOLLOW) else {
                 continue;
             };
             let (size, held) = (stat.st_size.cast_unsigned(), stat.st_blocks.cast_unsigned() * 512);
-            let grew = size > watched.size;
-            any |= grew;
+            watched.grows |= size > watched.size;
             watched.size = size;
             watched.end = watched.end.max(held).max(size.next_multiple_of(SLICE_BYTES));
-            if grew && watched.end < size + LEAD_BYTES {
-                self.lead(at);
+            watched.grows &= watched.wants() > 0;
+            if watched.grows {
+                grown = grown.or(Some(at));
             }
         }
-        any
+        if let Some(at) = grown {
+            self.files[at].grows = false;
+            self.turn = at + 1;
+            self.lead(at);
+        }
+        grown.is_some()
     }
 
-    /// Makes the next stride of a file's lead ready.
+    /// Makes the next stride of a file's lead ready, as far as there is memory for it.
     fn lead(&mut self, at: usize) {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let watched = &mut self.files[at];
         if watched.file.is_none() {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC;
             watched.file = openat(&self.directory, &watched.name, flags, Mode::empty()).ok();
         }
-        let (from, size) = (watched.end, watched.size);
-        let wanted = (size + LEAD_BYTES - from).min(STRIDE_BYTES).next_multiple_of(SLICE_BYTES);
+        if watched.file.is_none() {
+            return;
+        }
+        let (from, wanted) = (watched.end, watched.wants().min(self.left));
         let mut given = 0;
         while given < wanted && self.free_slice() {
             given += SLICE_BYTES;
         }
-        // While a tier is young, most of its memory is in no file at all yet.
-        let length = given + (wanted - given).min(self.unused_bytes());
+        // While a tier is young, most of its memory is in no file at all yet. What was just freed is unused too.
+        let length = if given < wanted { wanted.min(given.max(self.unused_bytes())) } else { given };
         let watched = &mut self.files[at];
         let Some(file) = &watched.file else { return };
         if length > 0 && fallocate(file, FallocateFlags::KEEP_SIZE, from, length).is_ok() {
             watched.end = from + length;
+            self.left = self.left.saturating_sub(length);
         }
     }
 
-    /// What neither files nor ballast hold of the files' tmpfs, whose size is what both may hold together; nothing where
-    /// there is no such tmpfs, only a folder of another file system.
+    /// What neither files nor ballast hold of the files' tmpfs, whose size is what both may hold together, less some for
+    /// writers that are not run ahead of. Nothing where there is no such tmpfs, only a folder of another file system.
     fn unused_bytes(&self) -> u64 {
-        let used = |directory| {
-            let stat = rustix::fs::fstatfs(directory).ok()?;
-            (stat.f_type == libc::TMPFS_MAGIC).then(|| {
-                let block_bytes = stat.f_bsize.cast_unsigned();
-                (stat.f_blocks * block_bytes, (stat.f_blocks - stat.f_bfree) * block_bytes)
-            })
-        };
+        let device = |directory: &OwnedFd| rustix::fs::fstat(directory).map(|stat| stat.st_dev).ok();
+        if device(&self.directory) == device(&self.ballast_directory) {
+            return 0;
+        }
         let (Some((size, files)), Some((_, ballast))) =
-            (used(&self.directory), used(&self.ballast_directory))
+            (size_and_used(&self.directory), size_and_used(&self.ballast_directory))
         else {
             return 0;
         };
-        size.saturating_sub(files + ballast) / SLICE_BYTES * SLICE_BYTES
+        size.saturating_sub(files + ballast + size / HEADROOM_PART) / SLICE_BYTES * SLICE_BYTES
     }
 
     /// Frees a slice of ballast; false when there is none.
     fn free_slice(&mut self) -> bool {
-        while let Some((file, left)) = self.ballast.last_mut() {
+        loop {
+            let Some((file, left)) = &mut self.open_ballast else {
+                // One at a time: a large tier has thousands, and this process may open few.
+                let Some(number) = self.ballast.pop() else { return false };
+                let flags = OFlags::RDWR | OFlags::CLOEXEC;
+                let opened = openat(&self.ballast_directory, format!("b-{number}"), flags, Mode::empty());
+                let with_size = opened.and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)));
+                self.open_ballast =
+                    with_size.ok().map(|(file, stat)| (file, stat.st_blocks.cast_unsigned() * 512));
+                continue;
+            };
             if *left < SLICE_BYTES {
-                self.ballast.pop();
+                self.open_ballast = None;
                 continue;
             }
             *left -= SLICE_BYTES;
@@ -183,8 +213,23 @@ impl Space {
                 return true;
             }
         }
-        false
     }
+}
+
+impl Watched {
+    /// What its lead still lacks, one stride at most. A small file usually ends before it needs much.
+    fn wants(&self) -> u64 {
+        let lead = LEAD_BYTES.min(self.size.saturating_mul(LEAD_TIMES_SIZE)).next_multiple_of(SLICE_BYTES);
+        (self.size + lead).saturating_sub(self.end).min(STRIDE_BYTES) / SLICE_BYTES * SLICE_BYTES
+    }
+}
+
+/// Of the tmpfs that a directory is on; none where it is on something else.
+fn size_and_used(directory: &OwnedFd) -> Option<(u64, u64)> {
+    let stat = rustix::fs::fstatfs(directory).ok()?;
+    let block_bytes = stat.f_bsize.cast_unsigned();
+    let used_bytes = stat.f_blocks.saturating_sub(stat.f_bfree) * block_bytes;
+    (stat.f_type == libc::TMPFS_MAGIC).then_some((stat.f_blocks * block_bytes, used_bytes))
 }
 
 fn numbers(directory: BorrowedFd<'_>, prefix: &str) -> io::Result<Vec<u64>> {
@@ -233,26 +278,32 @@ mod tests {
         assert!(!ahead.look());
         assert_eq!((held(&growing), held(&slices)), (SLICE_BYTES, 4 * SLICE_BYTES), "nothing grew yet");
         rustix::io::pwrite(&growing, &[1; 4096], 4096).unwrap();
+        assert!(!ahead.look(), "so small a file has enough");
+        rustix::io::pwrite(&growing, &[1; 4096], SLICE_BYTES / 2).unwrap();
         assert!(ahead.look());
-        assert_eq!(held(&slices), 0, "all of the ballast goes first");
-        assert!(held(&growing) >= 5 * SLICE_BYTES, "{}", held(&growing));
+        assert_eq!(held(&slices), 0, "all of the ballast");
+        assert_eq!(held(&growing), 5 * SLICE_BYTES);
         assert_eq!(held(&resting), SLICE_BYTES);
-        assert_eq!(fstat(&growing).unwrap().st_size, 8192, "the size is the writer's");
+        assert_eq!(fstat(&growing).unwrap().st_size, SLICE_BYTES.cast_signed() / 2 + 4096, "its writer's");
     }
 
     #[test]
-    fn a_writer_that_has_passed_its_space_is_run_ahead_of_too() {
+    fn a_writer_that_has_passed_its_space_is_run_ahead_of_too_and_each_has_its_turn() {
         let [files, ballast] = [0, 1].map(|_| tempfile::tempdir_in("/dev/shm").unwrap());
         let (files_fd, ballast_fd) = (directory(files.path()), directory(ballast.path()));
-        // As closed files look, and as a file does that was given and not yet written.
-        let overrun = file(&files_fd, "f-1", SLICE_BYTES, SLICE_BYTES);
-        let unwritten = file(&files_fd, "f-2", 0, SLICE_BYTES);
+        // As closed files look.
+        let size = SLICE_BYTES / 8;
+        let overrun = [1, 2].map(|number| file(&files_fd, &format!("f-{number}"), size, size));
+        let slices = file(&ballast_fd, "b-1", 0, 10 * SLICE_BYTES);
         let mut ahead = Space::begin(files_fd.as_fd(), ballast_fd.as_fd()).unwrap();
-        rustix::io::pwrite(&overrun, &[1; 4096], SLICE_BYTES).unwrap();
-        assert!(ahead.look());
-        assert!(held(&overrun) > 2 * SLICE_BYTES, "{}", held(&overrun));
-        rustix::io::pwrite(&unwritten, &[1; 4096], 0).unwrap();
-        assert!(ahead.look());
-        assert!(held(&unwritten) > SLICE_BYTES, "{}", held(&unwritten));
+        ahead.left = u64::MAX;
+        for file in &overrun {
+            rustix::io::pwrite(file, &[1; 4096], size).unwrap();
+        }
+        assert!(ahead.look() && ahead.look() && !ahead.look());
+        assert!(held(&slices) <= 4 * SLICE_BYTES, "{}", held(&slices));
+        for file in &overrun {
+            assert!(held(file) >= 3 * SLICE_BYTES, "{}", held(file));
+        }
     }
 }

@@ -167,7 +167,13 @@ pub(crate) fn find(
     };
     let mount = match &record.mount {
         Some(saved) => Some(KeptMount { device: take(names::DEVICE)?, record: saved.record() }),
-        None => None,
+        None => {
+            // Of a daemon that died before the mount was let go, or before it handed the next one over.
+            if descriptors.remove(names::DEVICE).is_some() {
+                keeper.remove(names::DEVICE)?;
+            }
+            None
+        }
     };
     let answered = descriptors.remove(names::ANSWERED).map(Answered::read_all).transpose()?;
     Ok(Some(Found { record, mounts, mount, answered: answered.unwrap_or_default() }))

@@ -5,6 +5,7 @@
 
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -46,7 +47,11 @@ impl StateDir {
         .with_context(|| format!("the lock {} cannot be opened", lock_path.display()))?;
         let mut lock = std::fs::File::from(descriptor);
         let until = Instant::now() + LEAVING_PATIENCE;
-        while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        while let Err(errno) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            if !matches!(errno, Errno::WOULDBLOCK | Errno::INTR) {
+                return Err(errno)
+                    .with_context(|| format!("the lock {} cannot be taken", lock_path.display()));
+            }
             if Instant::now() < until {
                 std::thread::sleep(LEAVING_EVERY);
                 continue;

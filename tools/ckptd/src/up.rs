@@ -164,7 +164,7 @@ impl Start<'_> {
 
     /// From what a daemon left that died: memory, names and open files, then the mount, and Tier-3 when it answers.
     async fn go_on(&self, found: Found) -> Result<Serves, Failure> {
-        before_others();
+        let hurries = before_others();
         let goes_on = found.session_goes_on();
         let Found { record, mounts, mount, answered } = found;
         let started = Instant::now();
@@ -186,16 +186,23 @@ impl Start<'_> {
                 tracing::warn!(
                     "this kernel cannot send requests again (Linux 6.9 can): the mount is made anew, and files that were open are cut"
                 );
-                tidemark_fuse::give_up(mount)
-                    .context("the mount of the daemon before cannot be taken away")
-                    .map_err(Failure::failed)?;
+                // First of all nobody is to try to go on with it: this process may die between two steps.
                 session::let_mount_go(self.keeper, record).map_err(Failure::failed)?;
+                if let Err(error) = tidemark_fuse::give_up(mount) {
+                    // Somebody took it away already, or it is in the way of the next, which will say so.
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the mount of the daemon before"
+                    );
+                }
                 None
             }
             // A daemon before this one gave it up, and died before there was another.
             None => None,
         };
-        as_usual();
+        if hurries {
+            as_usual();
+        }
         reach(StepPoint::ResumeAfterServing);
         let tier3 = Tier3::open_in_the_end(self.settings, self.state_dir, self.name.as_str()).await;
         let (shared, node) = self.engine(&base, Names::Kept, &tier3).await?;
@@ -212,9 +219,11 @@ impl Start<'_> {
         let namespace = Arc::clone(&base.namespace);
         let host = Arc::clone(host) as Arc<dyn Host>;
         let taken = tokio::task::spawn_blocking(move || {
-            before_others();
+            let hurries = before_others();
             let taken = tidemark_fuse::take_over(mount, threads, namespace, host);
-            as_usual();
+            if hurries {
+                as_usual();
+            }
             taken
         });
         let mounted = taken.await.expect("taking over does not panic");
@@ -333,13 +342,19 @@ impl Start<'_> {
         if began.first {
             say_ready(&daemon, &mounted, &self.settings.node.state_dir)?;
         }
-        self.keeper.ready().map_err(Failure::failed)?;
+        if let Err(error) = self.keeper.ready() {
+            // A keeper that is gone ends this daemon in order, below.
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "nobody hears that this process serves"
+            );
+        }
         self.state_dir.clear_keeper_status();
         tokio::select! {
             () = std::future::ready(()), if began.told_to_end => {}
             _ = signals.terminate.recv() => {}
             _ = signals.interrupt.recv() => {}
-            Ok(()) = gone => tracing::error!("the keeper is gone, and nobody would start this daemon again: it drains and ends"),
+            Ok(()) = gone, if !began.told_to_end => tracing::error!("the keeper is gone, and nobody would start this daemon again: it drains and ends"),
             () = ended(&mounted) => tracing::warn!("the mount was taken away from outside"),
         }
 
@@ -435,10 +450,13 @@ fn take_up_answers(base: &Base, answered: &[Answered]) {
 }
 
 /// What this thread does now is waited for by every program that uses the mount, on machines whose CPUs are full.
-pub(crate) fn before_others() {
-    if let Err(error) = priority::run_before_others() {
+/// False where this process may not ask for that.
+pub(crate) fn before_others() -> bool {
+    let asked = priority::run_before_others();
+    if let Err(error) = &asked {
         tracing::debug!(%error, "a death is mended at the usual priority");
     }
+    asked.is_ok()
 }
 
 fn as_usual() {

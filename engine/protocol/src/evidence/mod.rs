@@ -63,7 +63,7 @@ pub struct FileFact {
     /// When the bytes last got the name: the later of the last close and the last rename. Any clock, the same as
     /// `now_ns`.
     pub published_at_ns: i64,
-    /// rename(2) or fsync(2) vouches for the bytes.
+    /// rename(2) vouches for the bytes.
     pub vouched: bool,
     /// The processes that had it open for writing since it was last sealed.
     pub writers: Vec<Writer>,
@@ -313,7 +313,7 @@ impl Case<'_> {
         None
     }
 
-    /// A cut file is torn unless rename or fsync came first, or an index proves its exact size.
+    /// A cut file is torn unless rename came first, or an index proves its exact size.
     fn cut(&self, index: &Finding) -> Option<Verdict> {
         let proven = matches!(index, Finding::Proves(..));
         let torn = self.present().find(|(path, _, fact)| {

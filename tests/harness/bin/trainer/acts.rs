@@ -92,10 +92,12 @@ impl Trainer {
         self.act(Act::Write, name, || file.write_all(bytes))
     }
 
-    /// Closes, and only then promises what is there.
+    /// Says what the file will hold, closes, and only then promises that.
     pub(crate) fn close(&self, name: &str, file: File, holds: &[u8]) -> Result<(), Stop> {
+        let holds = Holds::Whole(Bytes::of(holds));
+        self.will(name, Some(holds.clone()))?;
         self.act(Act::Close, name, || calls::close(file))?;
-        self.is(name, Holds::Whole(Bytes::of(holds)), By::Close)
+        self.is(name, holds, By::Close)
     }
 
     /// Syncs, and only then promises what is there so far.
