@@ -199,7 +199,8 @@ impl Namespace {
             }
             let file = state.file_mut(handle.node)?;
             if handle.writable {
-                file.happens(FileEvent::WriterReleased { cut: handle.closing != Closing::Closed });
+                let cut = handle.closing != Closing::Closed;
+                file.happens(FileEvent::WriterReleased { cut });
                 if file.fate.writers() == 0 {
                     file.closed_ns = now_ns;
                     file.times_set = false;
@@ -209,6 +210,9 @@ impl Namespace {
                         closed = Some(Arc::clone(backing));
                     }
                     state.mark(handle.node);
+                    state.tree.touched.node(handle.node);
+                } else if cut {
+                    // The other writers do not mend it, nor does a daemon that takes them over.
                     state.tree.touched.node(handle.node);
                 }
             }
