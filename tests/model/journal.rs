@@ -178,3 +178,15 @@ fn what_changes_add_to_a_snapshot_is_bounded_over_daemons_too() {
     assert_eq!(complete(1), 1, "as much again, by another daemon, does");
     assert_eq!(next.getxattr(ROOT, b"user.n").unwrap()[..8], (changes - 1).to_le_bytes());
 }
+
+#[test]
+fn what_one_writer_left_cut_is_cut_after_a_takeover_too() {
+    let folder = folder();
+    let mut world = World::new(tier1(folder.path()));
+    let create = Op::Create { dir: 0, name: 1, exclusive: false, truncate: false };
+    let (cut, whole) = (Op::Close { handle: 0, cut: true }, Op::Close { handle: 0, cut: false });
+    for op in [create.clone(), create, cut, Op::TakeOver, whole] {
+        world.apply(&op);
+        world.compare();
+    }
+}

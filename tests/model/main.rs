@@ -688,15 +688,3 @@ fn the_namespace_agrees_with_the_reference_after_every_call() {
         assert!(world.reference.is_directory(ROOT));
     });
 }
-
-#[test]
-fn what_one_writer_left_cut_is_cut_after_a_takeover_too() {
-    let folder = folder();
-    let mut world = World::new(tier1(folder.path()));
-    let create = Op::Create { dir: 0, name: 1, exclusive: false, truncate: false };
-    let (cut, whole) = (Op::Close { handle: 0, cut: true }, Op::Close { handle: 0, cut: false });
-    for op in [create.clone(), create, cut, Op::TakeOver, whole] {
-        world.apply(&op);
-        world.compare();
-    }
-}
