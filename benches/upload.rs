@@ -19,12 +19,7 @@ fn main() -> anyhow::Result<()> {
     files::write_new(&source, size_bytes)?;
     let ours = mount.path().join("bench-upload");
     let medians = bench.alternate(
-        || {
-            files::write_new(&ours, size_bytes)?;
-            let started = Instant::now();
-            mount.flush()?;
-            Ok(size_bytes as f64 / 1e9 / started.elapsed().as_secs_f64())
-        },
+        || mount.drain_rate(&ours, size_bytes),
         || {
             files::remove(&copy)?;
             let started = Instant::now();

@@ -6,7 +6,7 @@
 use anyhow::ensure;
 use bytes::Bytes;
 use std::time::Instant;
-use tidemark_benches::{Bench, Mount, S3, files};
+use tidemark_benches::{Bench, Mount, S3};
 
 /// The daemon's own defaults, said here for both.
 const PART_BYTES: usize = 8 << 20;
@@ -24,12 +24,7 @@ fn main() -> anyhow::Result<()> {
     let bytes = Bytes::from(vec![7; usize::try_from(size_bytes)?]);
     let ours = mount.path().join("bench-upload");
     let medians = bench.alternate(
-        || {
-            files::write_new(&ours, size_bytes)?;
-            let started = Instant::now();
-            mount.flush()?;
-            Ok(size_bytes as f64 / 1e9 / started.elapsed().as_secs_f64())
-        },
+        || mount.drain_rate(&ours, size_bytes),
         || {
             let started = Instant::now();
             client.upload("plain-copy", &bytes, PART_BYTES, PARTS_IN_FLIGHT)?;

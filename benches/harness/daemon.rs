@@ -3,6 +3,7 @@
 //! Owns: finding the programs, starting `ckptd up`, its ready line, waiting until warm, the end. Does not own:
 //! what is measured.
 
+use crate::files;
 use crate::options::Options;
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal};
@@ -121,6 +122,17 @@ impl Mount {
             .context("start ckptctl")?;
         ensure!(status.success(), "ckptctl flush --wait ended with {status}");
         Ok(())
+    }
+
+    /// Writes a file anew and gives the rate, in GB/s, from its close to the end of [`Mount::flush`].
+    ///
+    /// # Errors
+    /// As [`Mount::flush`], or the file cannot be written.
+    pub fn drain_rate(&self, file: &Path, size_bytes: u64) -> anyhow::Result<f64> {
+        files::write_new(file, size_bytes)?;
+        let started = Instant::now();
+        self.flush()?;
+        Ok(size_bytes as f64 / 1e9 / started.elapsed().as_secs_f64())
     }
 
     /// Stops the daemon and starts it again over the same Tier-3 and state directory.
