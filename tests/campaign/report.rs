@@ -9,7 +9,7 @@ use serde::Serialize;
 use tidemark_tests::campaign::page::{Act, ActFigures, Doing};
 
 use crate::claims::Promised;
-use crate::watch::{Tier1, WRITERS};
+use crate::watch::Tier1;
 
 /// Of the kills that take a daemon, one in this many must have met a write, an open and a rename under way, and one at
 /// least. Otherwise the campaign was too quiet to prove anything.
@@ -18,9 +18,6 @@ const COUNTED_ONE_IN: u64 = 2;
 const COUNTED_FROM: u64 = 20;
 /// Descriptors that come and go: connections of `ckptctl` and the sampling, ready files of Tier-1's pool.
 const DESCRIPTORS_MORE: u64 = 8;
-
-/// Processes that write, or wrote, of which the daemon keeps a descriptor.
-const WRITERS_MOST: u64 = 512;
 
 /// Kills of one sort.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -70,11 +67,8 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    /// Those of writers apart, which are kept up to a bound.
     pub(crate) fn descriptors_are_back(&self) -> bool {
-        let open = |found: &BTreeMap<String, u64>| {
-            found.iter().filter(|(kind, _)| *kind != WRITERS).map(|(_, count)| count).sum::<u64>()
-        };
+        let open = |found: &BTreeMap<String, u64>| found.values().sum::<u64>();
         open(&self.descriptors) <= open(&self.descriptors_at_start) + DESCRIPTORS_MORE
     }
 }
@@ -165,8 +159,6 @@ impl Report {
                 self.rest.descriptors_at_start, self.rest.descriptors
             ),
         );
-        let writers = self.rest.descriptors.get(WRITERS).copied().unwrap_or_default();
-        demand(writers <= WRITERS_MOST, format!("{writers} processes that wrote are remembered"));
         problems
     }
 

@@ -22,9 +22,6 @@ pub(crate) const IDLE_GAUGES: [&str; 4] = [
     "tidemark_lag_seconds",
 ];
 
-/// Descriptors of processes that write or wrote: a bounded cache, given up only for younger ones.
-pub(crate) const WRITERS: &str = "pidfd";
-
 /// Tier-1 as sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Tier1 {
@@ -99,7 +96,11 @@ pub(crate) fn descriptors(daemon: &Daemon) -> BTreeMap<String, u64> {
             Some(("anon_inode", kind)) => kind.trim_matches(['[', ']']).to_owned(),
             Some((kind, _)) if !kind.starts_with('/') => kind.to_owned(),
             _ if target.starts_with("/dev/") => target.into_owned(),
-            _ => "file".to_owned(),
+            // Files of one sort differ in their numbers.
+            _ => {
+                let name = target.rsplit('/').next().unwrap_or_default();
+                name.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default().to_owned()
+            }
         };
         *found.entry(kind).or_default() += 1;
     }

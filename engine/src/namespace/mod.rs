@@ -316,6 +316,11 @@ impl Namespace {
         std::mem::take(&mut state.dirty).into_iter().collect()
     }
 
+    /// Closes the descriptors of writing processes that have ended. Costs one poll of those that are remembered.
+    pub fn forget_ended_writers(&self) {
+        self.writers.forget_ended();
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect(UNPOISONED)
     }

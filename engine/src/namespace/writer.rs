@@ -41,6 +41,7 @@ const MAX_SESSION_BYTES: usize = 200;
 const CACHED: usize = 512;
 /// A thread id is looked up again after this, should it have been reused in a process that still lives.
 const CACHED_FOR: Duration = Duration::from_secs(60);
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// What is known of a thread.
 #[derive(Debug)]
@@ -96,11 +97,25 @@ impl WriterCache {
         }
         Some(writer)
     }
+
+    /// Lets go of those that have ended, whose descriptors would be held for nobody. Costs one poll of them all.
+    pub(super) fn forget_ended(&self) {
+        let mut known = self.known.lock().expect(super::UNPOISONED);
+        let ended: Vec<u32> = {
+            let mut fds: Vec<_> =
+                known.values().map(|entry| PollFd::new(&entry.process, PollFlags::IN)).collect();
+            if !matches!(poll(&mut fds, Some(&NO_WAIT)), Ok(1..)) {
+                return;
+            }
+            known.keys().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(tid, _)| *tid).collect()
+        };
+        known.retain(|tid, _| !ended.contains(tid));
+    }
 }
 
 fn is_alive(process: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
-    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+    matches!(poll(&mut fds, Some(&NO_WAIT)), Ok(0))
 }
 
 /// Reads a thread's process and session from `proc_root`.
@@ -237,5 +252,19 @@ mod tests {
         assert_eq!(first.tgid, std::process::id());
         assert!(Arc::ptr_eq(&first, &cache.identify(tid).unwrap()));
         assert!(cache.identify(0).is_none());
+    }
+
+    #[test]
+    fn a_process_that_ended_is_let_go_of_and_others_are_kept() {
+        let cache = WriterCache::new("/proc".into());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert_eq!(cache.identify(child.id()).unwrap().tgid, child.id());
+        cache.identify(std::process::id()).unwrap();
+        cache.forget_ended();
+        assert_eq!(cache.known.lock().unwrap().len(), 2, "both live");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        cache.forget_ended();
+        assert_eq!(cache.known.lock().unwrap().keys().collect::<Vec<_>>(), [&std::process::id()]);
     }
 }

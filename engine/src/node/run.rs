@@ -245,6 +245,7 @@ impl Engine {
             self.ledger.due.extend(self.unsettled.iter().cloned());
             self.forget_causes();
             self.measure();
+            self.shared.namespace.forget_ended_writers();
             self.ledger.seals_again();
         }
         self.start_seals();

@@ -275,6 +275,8 @@ mod tests {
         let resting = file(&files_fd, "f-2", 4096, SLICE_BYTES);
         let slices = file(&ballast_fd, "b-1", 0, 4 * SLICE_BYTES);
         let mut ahead = Space::begin(files_fd.as_fd(), ballast_fd.as_fd()).unwrap();
+        // It counts all that is on the file system, which other tests use too.
+        ahead.left = u64::MAX;
         assert!(!ahead.look());
         assert_eq!((held(&growing), held(&slices)), (SLICE_BYTES, 4 * SLICE_BYTES), "nothing grew yet");
         rustix::io::pwrite(&growing, &[1; 4096], 4096).unwrap();
@@ -285,6 +287,23 @@ mod tests {
         assert_eq!(held(&growing), 5 * SLICE_BYTES);
         assert_eq!(held(&resting), SLICE_BYTES);
         assert_eq!(fstat(&growing).unwrap().st_size, SLICE_BYTES.cast_signed() / 2 + 4096, "its writer's");
+    }
+
+    #[test]
+    fn what_all_leads_may_take_is_kept_to() {
+        let [files, ballast] = [0, 1].map(|_| tempfile::tempdir_in("/dev/shm").unwrap());
+        let (files_fd, ballast_fd) = (directory(files.path()), directory(ballast.path()));
+        let growing = file(&files_fd, "f-1", SLICE_BYTES, SLICE_BYTES);
+        let slices = file(&ballast_fd, "b-1", 0, 4 * SLICE_BYTES);
+        let mut ahead = Space::begin(files_fd.as_fd(), ballast_fd.as_fd()).unwrap();
+        assert!(ahead.left >= 5 * SLICE_BYTES / LEADS_PART, "{}", ahead.left);
+        ahead.left = 3 * SLICE_BYTES;
+        rustix::io::pwrite(&growing, &[1; 4096], SLICE_BYTES).unwrap();
+        assert!(ahead.look());
+        assert_eq!((held(&slices), ahead.left), (SLICE_BYTES, 0));
+        rustix::io::pwrite(&growing, &[1; 4096], SLICE_BYTES + 4096).unwrap();
+        ahead.look();
+        assert_eq!(held(&slices), SLICE_BYTES, "there is more, but not for leads");
     }
 
     #[test]

@@ -105,6 +105,8 @@ pub(crate) fn mapped(trainer: &mut Trainer) -> Result<(), Stop> {
         if trainer.dice.one_in(8)
             && let Some(file) = file.take()
         {
+            // Once it is closed, whatever is in it when the mapping goes is the file, a killed trainer's too.
+            trainer.will(&name, Some(Holds::Begins(Bytes::of(&[]))))?;
             trainer.act(Act::Close, &name, || calls::close(file))?;
         }
     }
