@@ -248,6 +248,15 @@ impl Namespace {
         })
     }
 
+    /// When the directory at a path, relative to the mount, got its name by rename; none for one that was made under it,
+    /// and for what is no directory.
+    pub fn renamed_ns(&self, path: &[u8]) -> Option<i64> {
+        let node = self.node_at(path)?;
+        self.look(|state| state.tree.node(node)?.directory().map(|directory| directory.renamed_ns))
+            .ok()
+            .filter(|renamed_ns| *renamed_ns != 0)
+    }
+
     /// A listing holds nothing but its cookie, so there is nothing to give back.
     pub fn releasedir(&self, _node: NodeId) {}
 
@@ -278,6 +287,8 @@ impl State {
             file.generation = generation;
             file.happens(FileEvent::Vouched);
             file.named_ns = now_ns;
+        } else if let Ok(Body::Directory(directory)) = self.tree.node_mut(node).map(|node| &mut node.body) {
+            directory.renamed_ns = now_ns;
         }
         self.tree.touched.node(node);
         self.mark(node);

@@ -67,6 +67,8 @@ pub(super) struct Directory {
     pub(super) by_cookie: BTreeMap<u64, Entry>,
     pub(super) next_cookie: u64,
     pub(super) subdirectories: u32,
+    /// When it got its name by rename; 0 for one that was made under it.
+    pub(super) renamed_ns: i64,
 }
 
 impl Default for Directory {
@@ -76,6 +78,7 @@ impl Default for Directory {
             by_cookie: BTreeMap::new(),
             next_cookie: FIRST_COOKIE,
             subdirectories: 0,
+            renamed_ns: 0,
         }
     }
 }

@@ -21,7 +21,7 @@ use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 
 /// The journal's format. Raised with any change of a record.
-pub(super) const FORMAT_VERSION: u32 = 2;
+pub(super) const FORMAT_VERSION: u32 = 3;
 /// The longest record: an xattr of 64 KiB, or a piece of a seal's chunk checksums.
 pub(super) const MAX_RECORD_BYTES: usize = 72 << 10;
 /// Chunk checksums in one record; a file of 1 TiB has 131,072 in 16 records.
@@ -193,7 +193,10 @@ impl<'a> Writer<'a> {
         self.i64(node.mtime_ns);
         self.i64(node.ctime_ns);
         match &node.body {
-            Body::Directory(directory) => self.u64(directory.next_cookie),
+            Body::Directory(directory) => {
+                self.u64(directory.next_cookie);
+                self.i64(directory.renamed_ns);
+            }
             Body::Symlink(target) => self.bytes(target),
             Body::Special(special) => self.special(*special),
             Body::File(file) => self.file(file),
@@ -577,8 +580,9 @@ fn node(kind: u8, reader: &mut Reader<'_>) -> Option<Record> {
     let (atime_ns, mtime_ns, ctime_ns) = (reader.i64()?, reader.i64()?, reader.i64()?);
     let (body, bytes) = match kind {
         DIRECTORY => {
-            let next_cookie = reader.u64()?;
-            (Body::Directory(Box::new(super::node::Directory { next_cookie, ..Default::default() })), None)
+            let (next_cookie, renamed_ns) = (reader.u64()?, reader.i64()?);
+            let directory = super::node::Directory { next_cookie, renamed_ns, ..Default::default() };
+            (Body::Directory(Box::new(directory)), None)
         }
         SYMLINK => (Body::Symlink(reader.bytes(super::MAX_TARGET_BYTES)?.into()), None),
         SPECIAL => (Body::Special(special(reader)?), None),

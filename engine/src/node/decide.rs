@@ -105,6 +105,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
             told,
             history: ledger.history.get(&candidate.id.run),
             succeeded: succeeded(ledger, candidate, &files),
+            renamed_at_ns: shared.namespace.renamed_ns(&book.path()),
             settle_ns,
         };
         match complete(ledger.rules(), candidate, &facts, now_ns) {

@@ -6,11 +6,12 @@
 //! Trackers are not evidence: DeepSpeed's `latest` was seen before a rank's file existed.
 
 mod dcp_metadata;
+mod megatron_integrity;
 mod safetensors_index;
 
 use crate::file::FileState;
 use crate::path::{PathProblem, RelPath};
-use crate::recognise::{Candidate, IndexKind, Role, Rules, Shape};
+use crate::recognise::{Candidate, IndexKind, MarkerBy, Role, Rule, Rules, Shape};
 use crate::record::Evidence;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,8 +28,11 @@ pub type Covered = BTreeMap<RelPath, Option<u64>>;
 pub enum IndexError {
     #[error("the index has {bytes} bytes, and {MAX_INDEX_BYTES} are read at most")]
     TooLarge { bytes: usize },
-    #[error("the index is not JSON with a weight_map")]
-    Json { source: serde_json::Error },
+    #[error("the index is not the JSON that it should be")]
+    Json {
+        #[source]
+        source: serde_json::Error,
+    },
     #[error("the pickle has {problem} at byte {at}")]
     Pickle { at: usize, problem: &'static str },
     #[error("the pickle has opcode {opcode:#04x} at byte {at}, which no checkpoint index has")]
@@ -52,6 +56,7 @@ pub fn parse_index(kind: IndexKind, bytes: &[u8]) -> Result<Covered, IndexError>
     match kind {
         IndexKind::Dcp => dcp_metadata::parse(bytes),
         IndexKind::Safetensors => safetensors_index::parse(bytes),
+        IndexKind::Megatron => megatron_integrity::parse(bytes),
     }
 }
 
@@ -126,6 +131,8 @@ pub struct Facts<'a> {
     pub history: Option<&'a History>,
     /// Every writer of this version has begun a later one.
     pub succeeded: bool,
+    /// When the checkpoint's directory got its name by rename; `None` where it was made under it, or is no directory.
+    pub renamed_at_ns: Option<i64>,
     /// How long nothing must have happened; [`SETTLE_NS`] unless configured.
     pub settle_ns: i64,
 }
@@ -182,6 +189,15 @@ enum Finding {
     Read(RelPath, IndexKind),
 }
 
+impl Finding {
+    fn missing(&self) -> Option<(Vec<String>, String)> {
+        match self {
+            Self::Missing(names, why) => Some((names.clone(), why.clone())),
+            Self::Silent | Self::Proves(..) | Self::Read(..) => None,
+        }
+    }
+}
+
 struct Case<'a> {
     rules: &'a Rules,
     candidate: &'a Candidate,
@@ -201,17 +217,26 @@ impl Case<'_> {
         if let Some(torn) = self.cut(&index) {
             return torn;
         }
-        let findings = [self.marker(), index, self.rank_markers(), self.count()];
-        let mut missing = None;
-        for finding in findings {
-            match finding {
-                Finding::Proves(evidence, detail) if missing.is_none() => {
-                    return self.proven(evidence, detail);
+        // Nothing is complete without these, whatever else proves.
+        let needed = [self.in_flight(), index, self.marker(), self.each_rank()];
+        let missing = needed.iter().find_map(Finding::missing);
+        if missing.is_none() {
+            let [_, index, marker, each_rank] = needed;
+            let mut unproven = None;
+            for finding in [self.renamed(), marker, index, self.rank_markers(), each_rank, self.count()] {
+                match finding {
+                    Finding::Proves(evidence, detail) => return self.proven(evidence, detail),
+                    Finding::Missing(names, why) => unproven = unproven.or(Some((names, why))),
+                    Finding::Silent | Finding::Read(..) => {}
                 }
-                Finding::Missing(names, why) if missing.is_none() => missing = Some((names, why)),
-                _ => {}
             }
+            return self.unproven(unproven);
         }
+        self.unproven(missing)
+    }
+
+    /// Nothing proves that all is there, and something may say what is not.
+    fn unproven(&self, missing: Option<(Vec<String>, String)>) -> Verdict {
         if self.facts.told == Told::Commit {
             return Verdict::Complete { evidence: Evidence::Told, detail: "an administrator said so".into() };
         }
@@ -227,12 +252,13 @@ impl Case<'_> {
     /// Evidence that names every file needs no time where the rule says that nothing follows; elsewhere the settle
     /// time keeps files that follow (an optimizer's state after the index of the model) in the same version.
     fn proven(&self, evidence: Evidence, detail: String) -> Verdict {
-        let at_once = match evidence {
+        let last = match evidence {
             Evidence::Marker => true,
             Evidence::Index => self.candidate.shape == Shape::Flat || self.index_lies_on_top(),
             Evidence::Count => self.candidate.shape == Shape::Family,
             _ => false,
         };
+        let at_once = last && !self.rule().is_some_and(Rule::more_follows);
         if at_once || self.facts.told != Told::No || self.quiet() || self.facts.succeeded {
             return Verdict::Complete { evidence, detail };
         }
@@ -332,17 +358,53 @@ impl Case<'_> {
         })
     }
 
-    fn marker(&self) -> Finding {
-        let markers: Vec<_> = self.present().filter(|(_, role, _)| *role == Role::Marker).collect();
-        let Some((path, _, marker)) = markers.first() else {
-            if self.candidate.wants_marker {
-                return Finding::Missing(vec!["the marker".into()], "its marker is missing".into());
-            }
+    fn rule(&self) -> Option<&Rule> {
+        self.rules.rule(&self.candidate.framework)
+    }
+
+    /// The directory's name says that it is not done, or something beside it does.
+    fn in_flight(&self) -> Finding {
+        let name = self.candidate.id.directory.as_bytes();
+        if self.rule().is_some_and(|rule| rule.is_in_flight(name)) {
+            return Finding::Missing(Vec::new(), "its directory still has its temporary name".into());
+        }
+        match self.candidate.temporaries.iter().find(|path| self.rules.unfinished_beside(path).is_some()) {
+            Some(path) => Finding::Missing(Vec::new(), format!("{path} says that it is not finished")),
+            None => Finding::Silent,
+        }
+    }
+
+    /// The directory got its name after all that is in it was there.
+    fn renamed(&self) -> Finding {
+        let Some(renamed_at_ns) =
+            self.facts.renamed_at_ns.filter(|_| self.rule().is_some_and(Rule::is_renamed_when_done))
+        else {
             return Finding::Silent;
         };
+        match self.present().find(|(_, _, fact)| fact.published_at_ns > renamed_at_ns) {
+            // Something else changed it: what that proves, others say.
+            Some(_) => Finding::Silent,
+            None => {
+                Finding::Proves(Evidence::Marker, "its directory was renamed when all was written".into())
+            }
+        }
+    }
+
+    fn marker(&self) -> Finding {
+        let Some(by) = self.rule().and_then(Rule::marker_by) else { return Finding::Silent };
+        // There may be one for each item: the last one counts.
+        let markers = self.present().filter(|(_, role, _)| *role == Role::Marker);
+        let Some((path, _, marker)) = markers.max_by_key(|(_, _, fact)| fact.published_at_ns) else {
+            return Finding::Missing(vec!["the marker".into()], "its marker is missing".into());
+        };
+        if by == MarkerBy::OneRank {
+            return Finding::Silent;
+        }
+        // An index has an order of its own.
+        let follows = |role| !matches!(role, Role::Marker | Role::Index(_));
         let later = self
             .present()
-            .find(|(other, _, fact)| other != path && fact.published_at_ns > marker.published_at_ns);
+            .find(|(_, role, fact)| follows(*role) && fact.published_at_ns > marker.published_at_ns);
         match later {
             Some((other, ..)) => {
                 Finding::Missing(Vec::new(), format!("{other} was written after the marker {path}"))
@@ -401,9 +463,7 @@ impl Case<'_> {
                 return Finding::Missing(missing, why);
             }
         }
-        let stray = self
-            .present()
-            .find(|(path, role, _)| matches!(role, Role::Shard { rank: Some(_) }) && !listed.contains(*path));
+        let stray = self.present().find(|(path, role, _)| role.is_of_one_rank() && !listed.contains(*path));
         match stray {
             // State of other ranks that no index speaks of: count decides.
             Some(_) => Finding::Silent,
@@ -472,6 +532,9 @@ impl Case<'_> {
                 Finding::Silent
             };
         };
+        if !self.rule().is_some_and(Rule::counts_shards) {
+            return Finding::Silent;
+        }
         let mut ranks: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
         for (path, role) in &self.candidate.files {
             if let (Role::Shard { rank: Some(rank) }, Some(masked)) =
@@ -485,6 +548,31 @@ impl Case<'_> {
             None => Finding::Silent,
             Some(present) => counted(present, size, "ranks"),
         }
+    }
+
+    /// Of each kind of file that every rank writes, as many as the job has ranks.
+    fn each_rank(&self) -> Finding {
+        let Some(size) = self.world_size().filter(|size| *size > 1) else { return Finding::Silent };
+        let mut families: BTreeMap<Vec<u8>, Vec<u64>> = BTreeMap::new();
+        for (path, role) in &self.candidate.files {
+            if let Role::EachRank { rank } = role {
+                families.entry(masked_digits(path.name())).or_default().push(*rank);
+            }
+        }
+        let mut full = None;
+        for (name, ranks) in &families {
+            let name = crate::path::escape(name);
+            if usize::try_from(size).is_ok_and(|size| ranks.len() >= size) {
+                full = full.or_else(|| Some(format!("all {size} ranks wrote their {name}")));
+                continue;
+            }
+            let distinct: BTreeSet<_> = ranks.iter().copied().collect();
+            // Where a name carries two ranks, one alone does not say who is missing.
+            let missing = if distinct.len() == ranks.len() { without(&distinct, size) } else { Vec::new() };
+            let why = format!("{} of {size} ranks wrote their {name}", ranks.len());
+            return Finding::Missing(missing, why);
+        }
+        full.map_or(Finding::Silent, |detail| Finding::Proves(Evidence::Count, detail))
     }
 
     fn history(&self) -> Option<String> {
@@ -524,9 +612,26 @@ fn counted(present: &BTreeSet<u64>, size: u64, what: &str) -> Finding {
     if u64::try_from(here).is_ok_and(|here| here == size) {
         return Finding::Proves(Evidence::Count, format!("all {size} {what} are there"));
     }
+    Finding::Missing(without(present, size), format!("{here} of {size} {what} are there"))
+}
+
+/// The first of the ranks that are not there.
+fn without(present: &BTreeSet<u64>, size: u64) -> Vec<String> {
     let missing = (0..size).filter(|rank| !present.contains(rank)).take(MAX_NAMED);
-    let missing = missing.map(|rank| format!("rank {rank}")).collect();
-    Finding::Missing(missing, format!("{here} of {size} {what} are there"))
+    missing.map(|rank| format!("rank {rank}")).collect()
+}
+
+/// The name with each number as `*`: what the ranks' files have in common.
+fn masked_digits(name: &[u8]) -> Vec<u8> {
+    let mut masked = Vec::with_capacity(name.len());
+    for byte in name {
+        if !byte.is_ascii_digit() {
+            masked.push(*byte);
+        } else if masked.last() != Some(&b'*') {
+            masked.push(b'*');
+        }
+    }
+    masked
 }
 
 /// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4.

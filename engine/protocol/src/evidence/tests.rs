@@ -10,6 +10,7 @@ struct World {
     told: Told,
     history: Option<History>,
     succeeded: bool,
+    renamed_at_ns: Option<i64>,
 }
 
 fn path(text: &str) -> RelPath {
@@ -41,7 +42,14 @@ impl World {
             (path(name), fact)
         };
         let files = files.iter().map(fact).collect();
-        Self { files, indices: BTreeMap::new(), told: Told::No, history: None, succeeded: false }
+        Self {
+            files,
+            indices: BTreeMap::new(),
+            told: Told::No,
+            history: None,
+            succeeded: false,
+            renamed_at_ns: None,
+        }
     }
 
     fn index(mut self, name: &str, covered: &[(&str, Option<u64>)]) -> Self {
@@ -64,6 +72,7 @@ impl World {
             told: self.told,
             history: self.history.as_ref(),
             succeeded: self.succeeded,
+            renamed_at_ns: self.renamed_at_ns,
             settle_ns: SETTLE_NS,
         };
         complete(&rules, &grouping.candidates[0], &facts, second * SECOND)
@@ -207,4 +216,115 @@ fn history_and_a_later_save_are_evidence() {
     assert_eq!(world.evidence(2), Some(Evidence::History));
     world.file("r/step_0100.pt").writers[0].fate = Fate::Killed;
     assert_eq!(world.evidence(2), None, "one of the writers died");
+}
+
+/// ZeRO 1 with two ranks: rank 0 has its part, and `latest` was written.
+#[test]
+fn deepspeed_is_complete_when_every_rank_has_written_its_part() {
+    let rank = |k: u32| writer(k + 1, Some(2));
+    let mut files = vec![
+        ("r/global_step8/mp_rank_00_model_states.pt", 1, rank(0)),
+        ("r/global_step8/zero_pp_rank_0_mp_rank_00_optim_states.pt", 2, rank(0)),
+    ];
+    match World::new(&files).at(99) {
+        Verdict::Incomplete { missing, why } => {
+            assert_eq!(missing, ["rank 1"]);
+            assert!(why.contains("1 of 2 ranks"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    files.push(("r/global_step8/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", 5, rank(1)));
+    assert!(
+        matches!(World::new(&files).at(99), Verdict::Incomplete { .. }),
+        "another family's file is not its"
+    );
+    files[2].0 = "r/global_step8/zero_pp_rank_1_mp_rank_00_optim_states.pt";
+    assert!(matches!(World::new(&files).at(6), Verdict::Open { .. }), "more may follow");
+    assert_eq!(World::new(&files).evidence(10), Some(Evidence::Count));
+    let alone = World::new(&files[..1]);
+    assert!(matches!(alone.at(99), Verdict::Settled { .. }), "ZeRO 0 has one file, which proves nothing");
+}
+
+#[test]
+fn a_marker_that_one_rank_writes_is_needed_and_proves_nothing() {
+    let rank = |k: u32| writer(k + 1, Some(2));
+    let mut files = vec![
+        ("r/checkpoint-5/model.safetensors", 1, rank(0)),
+        ("r/checkpoint-5/rng_state_0.pth", 1, rank(0)),
+    ];
+    let told = |files: &[(&str, i64, Writer)]| {
+        let mut world = World::new(files);
+        world.told = Told::Flush;
+        world.at(99)
+    };
+    assert!(matches!(told(&files), Verdict::Incomplete { why, .. } if why.contains("marker")));
+    files.push(("r/checkpoint-5/trainer_state.json", 2, rank(0)));
+    assert!(matches!(told(&files), Verdict::Incomplete { why, .. } if why.contains("1 of 2 ranks")));
+    files.push(("r/checkpoint-5/rng_state_1.pth", 4, rank(1)));
+    assert_eq!(World::new(&files).evidence(9), Some(Evidence::Count));
+    let one = [
+        ("r/checkpoint-5/model.safetensors", 1, writer(1, None)),
+        ("r/checkpoint-5/rng_state.pth", 1, writer(1, None)),
+        ("r/checkpoint-5/trainer_state.json", 2, writer(1, None)),
+    ];
+    assert_eq!(World::new(&one).evidence(7), Some(Evidence::OneProcess));
+}
+
+#[test]
+fn megatron_is_complete_when_its_marker_follows_the_index() {
+    let mut files = vec![
+        ("r/iter_0000100/__0_0.distcp", 1, writer(1, Some(2))),
+        ("r/iter_0000100/.metadata", 2, writer(1, Some(2))),
+    ];
+    let index = ("r/iter_0000100/.metadata", [("__0_0.distcp", Some(100))]);
+    let world = |files: &[_]| World::new(files).index(index.0, &index.1);
+    assert!(matches!(world(&files).at(99), Verdict::Incomplete { .. }), "Megatron does not load it");
+    files.push(("r/iter_0000100/metadata.json", 3, writer(1, Some(2))));
+    assert!(matches!(world(&files).at(7), Verdict::Open { .. }), "a list of hashes may follow");
+    assert_eq!(world(&files).evidence(8), Some(Evidence::Marker));
+    files.push(("r/iter_0000100/integrity.json", 4, writer(1, Some(2))));
+    let listed = [("__0_0.distcp", None), (".metadata", None), ("metadata.json", None)];
+    let listing = world(&files).index("r/iter_0000100/integrity.json", &listed);
+    assert_eq!(listing.evidence(9), Some(Evidence::Marker));
+    let mut voided = listing;
+    voided.file("r/iter_0000100/__0_0.distcp").size_bytes = 50;
+    assert!(matches!(voided.at(99), Verdict::Incomplete { .. }), "a marker does not outweigh the index");
+}
+
+#[test]
+fn a_directory_that_was_renamed_when_done_is_complete_at_once() {
+    let files = |name: &'static str| {
+        let metadata = if name == "7" {
+            "r/7/_CHECKPOINT_METADATA"
+        } else {
+            "r/7.orbax-checkpoint-tmp/_CHECKPOINT_METADATA"
+        };
+        World::new(&[(metadata, 1, writer(1, Some(2)))])
+    };
+    let mut written = files("7.orbax-checkpoint-tmp");
+    written.told = Told::Flush;
+    assert!(matches!(written.at(99), Verdict::Incomplete { why, .. } if why.contains("temporary name")));
+    written.file("r/7.orbax-checkpoint-tmp/_CHECKPOINT_METADATA").writers[0].fate = Fate::Killed;
+    assert!(matches!(written.at(99), Verdict::Torn { .. }));
+    let mut renamed = files("7");
+    assert!(matches!(renamed.at(99), Verdict::Settled { .. }), "made in place, nothing is proved");
+    renamed.renamed_at_ns = Some(2 * SECOND);
+    assert_eq!(renamed.evidence(2), Some(Evidence::Marker));
+    renamed.renamed_at_ns = Some(0);
+    assert_eq!(renamed.evidence(99), None, "something came after it");
+}
+
+#[test]
+fn nemo_is_not_complete_while_something_says_so() {
+    const CHECKPOINT: &str = "r/a-step=3-consumed_samples=1";
+    let name = |rest: &str| format!("{CHECKPOINT}{rest}");
+    let (shard, index, unfinished) =
+        (name("/weights/__0_0.distcp"), name("/weights/.metadata"), name("-unfinished"));
+    let files = [(shard.as_str(), 1, writer(1, Some(2))), (index.as_str(), 2, writer(1, Some(2)))];
+    let covered = [("__0_0.distcp", Some(100))];
+    assert_eq!(World::new(&files).index(&index, &covered).evidence(7), Some(Evidence::Index));
+    let mut beside = World::new(&files).index(&index, &covered);
+    let fact = beside.files[&path(&shard)].clone();
+    beside.files.insert(path(&unfinished), fact);
+    assert!(matches!(beside.at(99), Verdict::Incomplete { why, .. } if why.contains("not finished")));
 }

@@ -7,9 +7,11 @@
 //! so nested matches fold; else to its own directory when a file in there says so (`__0_0.distcp`); else it is a
 //! checkpoint by itself, or one rank's part of a family of such files; else it is loose.
 
+mod frameworks;
 mod rules;
 
-pub use rules::{IndexKind, RuleError, RuleSpec, Rules};
+pub(crate) use rules::Rule;
+pub use rules::{IndexKind, MarkerBy, RuleError, RuleSpec, Rules};
 
 use crate::id::Step;
 use crate::path::{CheckpointName, RelPath, RunPath};
@@ -34,8 +36,18 @@ pub enum Role {
     Marker,
     /// Written last by each rank.
     RankMarker { rank: u64 },
+    /// State that every rank writes a file of.
+    EachRank { rank: u64 },
     /// Anything else that lies with the shards.
     Other,
+}
+
+impl Role {
+    /// Whether it holds what one rank wrote and no other did.
+    #[must_use]
+    pub fn is_of_one_rank(self) -> bool {
+        matches!(self, Self::Shard { rank: Some(_) } | Self::EachRank { .. })
+    }
 }
 
 /// How a checkpoint lies in the tree.
@@ -60,10 +72,16 @@ pub struct Candidate {
     pub shape: Shape,
     pub step: Option<Step>,
     pub files: BTreeMap<RelPath, Role>,
-    /// Files in flight under a temporary name.
+    /// Files in flight under a temporary name, and names beside it that are there while it is written.
     pub temporaries: BTreeSet<RelPath>,
-    /// The rule has a marker, and is not complete without it.
-    pub wants_marker: bool,
+}
+
+impl CheckpointId {
+    /// Where it is, below the mount; `None` for the mount itself.
+    #[must_use]
+    pub fn path(&self) -> Option<RelPath> {
+        RelPath::new(crate::key::checkpoint_path(&self.run, &self.directory)).ok()
+    }
 }
 
 /// Every path, once.
@@ -95,7 +113,7 @@ impl Rules {
         let mut flats = BTreeSet::new();
         for path in &lasting {
             for directory in self.trees_above(path) {
-                if self.makes_tree(path) {
+                if self.makes_tree(path, &directory) {
                     trees.insert(directory);
                 }
             }
@@ -117,22 +135,28 @@ impl Rules {
                 step: place.step,
                 files: BTreeMap::new(),
                 temporaries: BTreeSet::new(),
-                wants_marker: false,
             });
-            candidate.files.insert(path.clone(), self.role(path));
+            // What it is there, the whole says.
+            candidate.files.insert(path.clone(), Role::Other);
         }
         for path in temporary {
-            let owner =
-                self.directory_place(path, &trees, &flats).and_then(|place| candidates.get_mut(&place.id));
+            let within = match self.unfinished_beside(path) {
+                // As if it lay in there.
+                Some(directory) => RelPath::new(path.name()).and_then(|name| directory.join(&name)),
+                None => Ok(path.clone()),
+            };
+            let place = within.ok().and_then(|within| self.directory_place(&within, &trees, &flats));
+            let owner = place.and_then(|place| candidates.get_mut(&place.id));
             match owner {
                 Some(candidate) => candidate.temporaries.insert(path.clone()),
                 None => grouping.temporaries.insert(path.clone()),
             };
         }
         for candidate in candidates.values_mut() {
-            let (framework, wants_marker) = self.framework(&candidate.id, candidate.files.keys());
-            candidate.framework = framework;
-            candidate.wants_marker = wants_marker;
+            candidate.framework = self.framework(&candidate.id, candidate.shape, candidate.files.keys());
+            for (path, role) in &mut candidate.files {
+                *role = self.role(&candidate.framework, path);
+            }
         }
         grouping.candidates = candidates.into_values().collect();
         grouping
@@ -142,8 +166,10 @@ impl Rules {
     /// when something happened to `path`.
     #[must_use]
     pub fn scope(&self, path: &RelPath) -> Option<RelPath> {
+        let beside = self.unfinished_beside(path);
         directories_above(path)
-            .find(|directory| self.step_of_tree(directory).is_some())
+            .chain(beside)
+            .find(|directory| self.names_tree(directory))
             .or_else(|| path.parent())
     }
 
@@ -152,9 +178,11 @@ impl Rules {
     fn trees_above(&self, path: &RelPath) -> Vec<RelPath> {
         directories_above(path)
             .filter(|directory| {
-                let Some(step) = self.step_of_tree(directory) else { return false };
-                let Some(below) = path.below(directory) else { return false };
-                self.step_inside(&below).is_none_or(|inner| inner == step)
+                let Some(below) = path.below(directory).filter(|_| self.names_tree(directory)) else {
+                    return false;
+                };
+                let step = self.step_of(directory);
+                step.is_none() || self.step_inside(&below).is_none_or(|inner| Some(inner) == step)
             })
             .collect()
     }
@@ -180,7 +208,11 @@ impl Rules {
             None if flats.contains(&path.parent()) => (path.parent(), Shape::Flat),
             None => return None,
         };
-        let step = directory.as_ref().and_then(|directory| self.step(directory.as_bytes()));
+        let step = match (&directory, shape) {
+            (Some(directory), Shape::Tree) => self.step_of(directory),
+            (Some(directory), _) => self.step(directory.as_bytes()),
+            (None, _) => None,
+        };
         Some(Place { id: id_of(directory.as_ref())?, shape, step })
     }
 
@@ -226,133 +258,4 @@ fn id_of(directory: Option<&RelPath>) -> Option<CheckpointId> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn paths(texts: &[&str]) -> Vec<RelPath> {
-        texts.iter().map(|text| RelPath::new(*text).unwrap()).collect()
-    }
-
-    /// `run|name|framework|step|files`, one line per candidate.
-    fn grouped(texts: &[&str]) -> Vec<String> {
-        let paths = paths(texts);
-        let grouping = Rules::builtin().group(&paths);
-        let line = |c: &Candidate| {
-            let step = c.step.map_or_else(|| "-".to_owned(), |step| step.to_string());
-            format!("{}|{}|{}|{step}|{}", c.id.run, c.id.directory, c.framework, c.files.len())
-        };
-        grouping.candidates.iter().map(line).collect()
-    }
-
-    #[test]
-    fn dcp_is_any_directory_that_holds_its_shards() {
-        let files =
-            ["any/place/__0_0.distcp", "any/place/__1_0.distcp", "any/place/.metadata", "any/place/meta.pt"];
-        assert_eq!(grouped(&files), ["any|place|dcp|-|4"]);
-        assert_eq!(grouped(&["__0_0.distcp"]), ["_|%2E|dcp|-|1"]);
-        let roles: Vec<_> =
-            Rules::builtin().group(&paths(&files)).candidates[0].files.values().copied().collect();
-        assert!(roles.contains(&Role::Index(IndexKind::Dcp)));
-        assert!(roles.contains(&Role::Shard { rank: Some(1) }));
-    }
-
-    #[test]
-    fn torchtitan_is_dcp_under_its_own_names() {
-        let files = ["out/checkpoint/step-100/__0_0.distcp", "out/checkpoint/step-100/.metadata"];
-        assert_eq!(grouped(&files), ["out/checkpoint|step-100|torchtitan|100|2"]);
-        assert_eq!(grouped(&["out/step-7/__0_0.distcp"]), ["out|step-7|dcp|7|1"]);
-    }
-
-    #[test]
-    fn plain_files_are_checkpoints_by_themselves() {
-        assert_eq!(grouped(&["r/step100.pt"]), ["r|step100.pt|torch_save|100|1"]);
-        assert_eq!(grouped(&["model.pt"]), ["_|model.pt|torch_save|-|1"]);
-        assert_eq!(
-            grouped(&["r/model_epoch=3-step=40.ckpt"]),
-            ["r|model_epoch=3-step=40.ckpt|torch_save|40|1"]
-        );
-        assert_eq!(grouped(&["r/notes.txt", "r/latest"]), [""; 0]);
-    }
-
-    #[test]
-    fn ranks_of_one_name_are_one_version() {
-        let family = ["r/step5_rank0.pt", "r/step5_rank1.pt", "r/step6_rank0.pt"];
-        assert_eq!(grouped(&family), ["r|step5_rank*.pt|torch_save|5|2", "r|step6_rank*.pt|torch_save|6|1"]);
-        let directory = ["r/step_5/rank_0.pt", "r/step_5/rank_1.pt", "r/step_5/config.json"];
-        assert_eq!(grouped(&directory), ["r|step_5|torch_save|5|3"]);
-    }
-
-    #[test]
-    fn nested_checkpoints_fold_into_the_outermost() {
-        let files = [
-            "r/checkpoint-500/global_step500/mp_rank_00_model_states.pt",
-            "r/checkpoint-500/trainer_state.json",
-            "r/checkpoint-500/pytorch_model_fsdp_0/__0_0.distcp",
-            "r/checkpoint-500/custom_checkpoint_0.pkl",
-        ];
-        assert_eq!(grouped(&files), ["r|checkpoint-500|dcp|500|4"]);
-        let run = ["hf/model-00001-of-00002.safetensors", "hf/checkpoint-5/model.safetensors"];
-        assert_eq!(grouped(&run), ["_|hf|safetensors|-|1", "hf|checkpoint-5|torch_save|5|1"]);
-        let steps = ["epoch_3/step_100.pt", "epoch_3/step_200.pt"];
-        assert_eq!(
-            grouped(&steps),
-            ["epoch_3|step_100.pt|torch_save|100|1", "epoch_3|step_200.pt|torch_save|200|1"]
-        );
-    }
-
-    #[test]
-    fn temporary_names_are_part_of_nothing() {
-        let files = paths(&["r/s/__0_0.distcp", "r/s/.metadata.tmp", "r/.tmpAbc123", "r/x.pt.tmp"]);
-        let grouping = Rules::builtin().group(&files);
-        assert_eq!(grouping.candidates[0].files.len(), 1);
-        assert_eq!(grouping.candidates[0].temporaries.len(), 1);
-        assert_eq!(grouping.temporaries.len(), 2);
-    }
-
-    #[test]
-    fn a_user_adds_rules() {
-        let text = r#"{"name":"mine","directory":"^save(?<step>\\d+)$","signature":"\\.npz$",
-                       "shard":"^w(?<rank>\\d+)\\.npz$","marker":"^DONE$"}"#;
-        let spec: RuleSpec = serde_json::from_str(text).unwrap();
-        let rules = Rules::with(&[spec]).unwrap();
-        let grouping = rules.group(&paths(&["r/save9/w0.npz", "r/save9/DONE"]));
-        let found = &grouping.candidates[0];
-        assert_eq!((found.framework.as_str(), found.step, found.wants_marker), ("mine", Some(Step(9)), true));
-        let broken = RuleSpec { name: "x".into(), signature: Some("(".into()), ..RuleSpec::default() };
-        assert!(Rules::with(&[broken]).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn every_path_is_grouped_once_and_scopes_decide_alone(
-            mut texts in prop::collection::btree_set(
-                "(r|step-1|checkpoint|epoch_2)(/(step-1|x|sub|step-3)){0,2}/(__0_0[.]distcp|[.]metadata|a[.]pt|rank1[.]pt|n|b[.]tmp)",
-                1..14,
-            ),
-        ) {
-            // A path cannot be a file and a directory.
-            let all = texts.clone();
-            texts.retain(|text| !all.iter().any(|other| other.starts_with(&format!("{text}/"))));
-            let files: Vec<_> = texts.iter().map(|text| RelPath::new(text.as_str()).unwrap()).collect();
-            let rules = Rules::builtin();
-            let whole = rules.group(&files);
-            let count = whole.candidates.iter().map(|c| c.files.len() + c.temporaries.len()).sum::<usize>();
-            prop_assert_eq!(count + whole.loose.len() + whole.temporaries.len(), files.len());
-            for path in &files {
-                let scope = rules.scope(path);
-                let near: Vec<_> = files.iter()
-                    .filter(|f| scope.as_ref().is_none_or(|scope| f.is_below(scope))).collect();
-                let part = rules.group(near);
-                let of = |g: &Grouping| g.candidates.iter().find(|c| c.files.contains_key(path)).cloned();
-                prop_assert_eq!(of(&part), of(&whole), "{:?}", path);
-                let directory = |c: &Candidate| matches!(c.shape, Shape::Tree | Shape::Flat);
-                if rules.is_plain(path) && !whole.candidates.iter().any(directory) {
-                    let mut without = rules.group(files.iter().filter(|other| *other != path));
-                    prop_assert!(without.loose.insert(path.clone()));
-                    prop_assert_eq!(&without, &whole, "{:?} is plain and decides nothing", path);
-                }
-            }
-        }
-    }
-}
+mod tests;

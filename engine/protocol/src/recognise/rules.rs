@@ -1,16 +1,19 @@
-//! The rules as data: one set per framework, compiled once; users add theirs in the configuration.
+//! One rule, and a set of them: what a name says.
 //!
-//! Owns: the patterns and what they say about one name. Does not own: how names make groups (`super`).
+//! Owns: a rule's fields, compiling it, asking it about one name. Does not own: the table of our own (`frameworks`), how
+//! names make groups (`super`).
 
-use super::{CheckpointId, Role};
+use super::{CheckpointId, Role, Shape, frameworks};
 use crate::id::Step;
 use crate::path::RelPath;
-use regex::bytes::{Regex, RegexBuilder};
+use regex::bytes::{Regex, RegexBuilder, RegexSet, RegexSetBuilder};
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
 /// The most bytes that one compiled pattern may take, so that a configuration cannot exhaust memory.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
+/// The most that one kind of pattern of all rules may take together.
+const MAX_SET_BYTES: usize = 16 << 20;
 
 /// One framework's names. Patterns are regular expressions over bytes, matched against one component; they are
 /// searched for, so anchor them with `^` and `$`.
@@ -26,15 +29,29 @@ pub struct RuleSpec {
     pub parent: Option<String>,
     /// A file that shows that the rule applies.
     pub signature: Option<String>,
+    /// The signature counts only directly in the directory, not deeper.
+    pub on_top: bool,
     /// Files that hold state; the group `rank` is the rank.
     pub shard: Option<String>,
     /// The file that lists what the checkpoint needs, and its format.
     pub index: Option<String>,
     pub index_kind: Option<IndexKind>,
-    /// The file that is written last, after a barrier over all ranks.
+    /// The file that is written last; without it the checkpoint is not complete.
     pub marker: Option<String>,
+    /// What the marker proves.
+    pub marker_by: MarkerBy,
     /// The file that each rank writes last; the group `rank` is the rank.
     pub rank_marker: Option<String>,
+    /// A file that each rank writes: as many as the job has ranks. The group `rank` is the rank.
+    pub each_rank: Option<String>,
+    /// The directory gets its name by rename when all ranks are done.
+    pub renamed: bool,
+    /// The directory's name while it is written; then it is not complete.
+    pub in_flight: Option<String>,
+    /// A name beside the directory for as long as that is written; the group `name` is the directory's.
+    pub unfinished: Option<String>,
+    /// Files may follow the evidence: the settle time keeps them in the same version.
+    pub more_follows: bool,
     /// A file that is a checkpoint by itself (or one rank's part of one, where its name carries a rank).
     pub single: Option<String>,
     /// Names of files that are still being written.
@@ -49,6 +66,19 @@ pub enum IndexKind {
     Dcp,
     /// `*.safetensors.index.json`.
     Safetensors,
+    /// `integrity.json` of Megatron-LM.
+    Megatron,
+}
+
+/// Who writes a marker, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MarkerBy {
+    /// After a barrier over all ranks: it proves that all is there.
+    #[default]
+    Barrier,
+    /// One rank, when its own part is done: nothing is complete without it, and it proves nothing.
+    OneRank,
 }
 
 /// A rule that cannot be used.
@@ -63,26 +93,43 @@ pub enum RuleError {
     },
     #[error("the rule {rule:?} {problem}; correct it in the configuration")]
     Incomplete { rule: String, problem: &'static str },
+    #[error("the rules' patterns for {field} are too large together; take some out of the configuration")]
+    TooLarge {
+        field: &'static str,
+        #[source]
+        source: regex::Error,
+    },
 }
 
+/// A rule, compiled.
 #[derive(Debug, Clone)]
-struct Rule {
+pub(crate) struct Rule {
     name: String,
     directory: Option<Regex>,
     parent: Option<Regex>,
     signature: Option<Regex>,
+    on_top: bool,
     shard: Option<Regex>,
     index: Option<(Regex, IndexKind)>,
     marker: Option<Regex>,
+    marker_by: MarkerBy,
     rank_marker: Option<Regex>,
+    each_rank: Option<Regex>,
+    renamed: bool,
+    in_flight: Option<Regex>,
+    unfinished: Option<Regex>,
+    more_follows: bool,
     single: Option<Regex>,
-    temporary: Option<Regex>,
 }
 
 /// A rule set; the first rule that matches counts, and users' rules come before ours.
 #[derive(Debug, Clone)]
 pub struct Rules {
     rules: Vec<Rule>,
+    /// All rules' patterns of one kind, since most names match none.
+    signatures: RegexSet,
+    singles: RegexSet,
+    temporaries: RegexSet,
 }
 
 /// A step in a path. The short words need a border before them: `deep5` is no episode.
@@ -93,65 +140,11 @@ static STEP: LazyLock<Regex> = LazyLock::new(|| {
 static RANK: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
 
 static BUILTIN: LazyLock<Rules> = LazyLock::new(|| {
-    let rules = builtin().iter().map(Rule::compile).collect::<Result<_, _>>();
-    Rules { rules: rules.expect("the rules in this file compile; a test reads them") }
+    Rules::compile(&frameworks::builtin()).expect("our own rules compile; a test reads them")
 });
 
 fn ours(pattern: &str) -> Regex {
     Regex::new(pattern).expect("a pattern in this file compiles; a test reads it")
-}
-
-const STEP_DIRECTORY: &str = r"(?i-u)^(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch|ep|ba)[-_=]?(?<step>\d+)[-_,.]?)+(?:ckpt)?$";
-const DCP_SHARD: &str = r"(?-u)^__(?<rank>\d+)_\d+\.distcp$";
-const SAFETENSORS: &str = r"(?-u)-of-\d{5}\.safetensors$|\.safetensors\.index\.json$";
-
-fn builtin() -> [RuleSpec; 4] {
-    let some = |text: &str| Some(text.to_owned());
-    [
-        // The validity test of torchtitan itself: `step-N` below `checkpoint` with `.metadata` or the index.
-        RuleSpec {
-            name: "torchtitan".into(),
-            directory: some(r"(?-u)^step-(?<step>\d+)$"),
-            parent: some("^checkpoint$"),
-            signature: Some(format!(r"(?-u)^__\d+_\d+\.distcp$|{SAFETENSORS}")),
-            ..RuleSpec::default()
-        },
-        // `.metadata` is renamed into place by the coordinator after all ranks reported; without collectives each
-        // rank renames its own.
-        RuleSpec {
-            name: "dcp".into(),
-            signature: some(DCP_SHARD),
-            shard: some(DCP_SHARD),
-            index: some(r"^\.metadata$"),
-            index_kind: Some(IndexKind::Dcp),
-            rank_marker: some(r"(?-u)^__(?<rank>\d+)\.metadata$"),
-            temporary: some(r"(?-u)^\.metadata\.tmp$|^__\d+\.metadata\.tmp$"),
-            ..RuleSpec::default()
-        },
-        RuleSpec {
-            name: "safetensors".into(),
-            signature: some(SAFETENSORS),
-            shard: some(r"(?-u)-of-\d{5}\.safetensors$"),
-            index: some(r"\.safetensors\.index\.json$"),
-            index_kind: Some(IndexKind::Safetensors),
-            temporary: some(r"(?-u)^\.tmp[A-Za-z0-9]{6}$"),
-            ..RuleSpec::default()
-        },
-        // Whatever torch.save writes. In a directory named for a step it makes that directory one checkpoint.
-        RuleSpec {
-            name: "torch_save".into(),
-            directory: some(STEP_DIRECTORY),
-            signature: some(
-                r"(?-u)\.(?:pt|pth|bin|ckpt|safetensors|distcp)$|(?:mp_rank_|rank[-_]?|shard[-_]?)\d+",
-            ),
-            shard: some(r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(?<rank>\d+)"),
-            single: some(r"\.(?:pt|pth|bin|ckpt|safetensors)$"),
-            temporary: some(
-                r"(?-u)\.tmp$|^\.tmp|\.__lock$|\.dirty\.pt$|\.partial$|\.incomplete$|\.orbax-checkpoint-tmp|^tmp_.*\.(?:pt|pth)$",
-            ),
-            ..RuleSpec::default()
-        },
-    ]
 }
 
 impl Rule {
@@ -173,17 +166,45 @@ impl Rule {
             (None, None) => None,
             _ => return Err(incomplete("has one of index and index_kind, and needs both")),
         };
+        let with_group = |field, pattern: &Option<String>, group: &str, problem| {
+            let compiled = compile(field, pattern)?;
+            let has = |regex: &Regex| regex.capture_names().flatten().any(|name| name == group);
+            if compiled.as_ref().is_none_or(has) { Ok(compiled) } else { Err(incomplete(problem)) }
+        };
+        // Only the set of all is asked, but its error does not say which one is bad.
+        compile("temporary", &spec.temporary)?;
         Ok(Self {
             name: spec.name.clone(),
             directory: compile("directory", &spec.directory)?,
             parent: compile("parent", &spec.parent)?,
             signature: compile("signature", &spec.signature)?,
+            on_top: spec.on_top,
             shard: compile("shard", &spec.shard)?,
             index,
             marker: compile("marker", &spec.marker)?,
-            rank_marker: compile("rank_marker", &spec.rank_marker)?,
+            marker_by: spec.marker_by,
+            rank_marker: with_group(
+                "rank_marker",
+                &spec.rank_marker,
+                "rank",
+                "has a rank_marker without a group named rank",
+            )?,
+            each_rank: with_group(
+                "each_rank",
+                &spec.each_rank,
+                "rank",
+                "has an each_rank without a group named rank",
+            )?,
+            renamed: spec.renamed,
+            in_flight: compile("in_flight", &spec.in_flight)?,
+            unfinished: with_group(
+                "unfinished",
+                &spec.unfinished,
+                "name",
+                "has an unfinished without a group named name",
+            )?,
+            more_follows: spec.more_follows,
             single: compile("single", &spec.single)?,
-            temporary: compile("temporary", &spec.temporary)?,
         })
     }
 
@@ -195,14 +216,55 @@ impl Rule {
         let Some(parent) = &self.parent else { return true };
         directory.parent().is_some_and(|above| parent.is_match(above.name()))
     }
+
+    /// Whether the file shows that this rule applies to the directory, whose name fits.
+    fn signs(&self, path: &RelPath, directory: &RelPath) -> bool {
+        let deep = self.on_top && path.parent().as_ref() != Some(directory);
+        !deep && matches(self.signature.as_ref(), path.name())
+    }
+
+    /// The step that the directory's name gives.
+    fn step(&self, directory: &RelPath) -> Option<Step> {
+        let captures = self.directory.as_ref()?.captures(directory.name())?;
+        number(captures.name("step")?.as_bytes()).map(Step)
+    }
+
+    /// What a checkpoint must have, if anything: the file that is written last.
+    pub(crate) fn marker_by(&self) -> Option<MarkerBy> {
+        self.marker.as_ref().map(|_| self.marker_by)
+    }
+
+    /// A directory whose name it got after all that is in it was there holds all of it.
+    pub(crate) fn is_renamed_when_done(&self) -> bool {
+        self.renamed
+    }
+
+    /// The directory's name says that it is still being written.
+    pub(crate) fn is_in_flight(&self, directory: &[u8]) -> bool {
+        matches(self.in_flight.as_ref(), directory)
+    }
+
+    pub(crate) fn more_follows(&self) -> bool {
+        self.more_follows
+    }
+
+    /// Whether its shards are told apart by rank, one for each, when nothing better is known.
+    pub(crate) fn counts_shards(&self) -> bool {
+        let has_rank = |shard: &Regex| shard.capture_names().flatten().any(|name| name == "rank");
+        self.each_rank.is_none() && self.shard.as_ref().is_some_and(has_rank)
+    }
 }
 
 fn matches(pattern: Option<&Regex>, name: &[u8]) -> bool {
     pattern.is_some_and(|pattern| pattern.is_match(name))
 }
 
+fn rank_in(pattern: Option<&Regex>, name: &[u8]) -> Option<u64> {
+    number(pattern?.captures(name)?.name("rank")?.as_bytes())
+}
+
 impl Rules {
-    /// PyTorch DCP, torchtitan, safetensors, and plain `torch.save` files.
+    /// Those of the frameworks we know.
     #[must_use]
     pub fn builtin() -> Self {
         BUILTIN.clone()
@@ -213,85 +275,114 @@ impl Rules {
     /// # Errors
     /// The first rule that cannot be used.
     pub fn with(users: &[RuleSpec]) -> Result<Self, RuleError> {
-        let mut rules = users.iter().map(Rule::compile).collect::<Result<Vec<_>, _>>()?;
-        rules.extend(BUILTIN.rules.iter().cloned());
-        Ok(Self { rules })
+        Self::compile(&[users, &frameworks::builtin()].concat())
     }
 
-    /// Whether the name says that the file is still being written, or a directory above it does.
+    fn compile(specs: &[RuleSpec]) -> Result<Self, RuleError> {
+        let set = |field, pattern: fn(&RuleSpec) -> Option<&String>| {
+            let patterns = specs.iter().filter_map(pattern);
+            let built = RegexSetBuilder::new(patterns).size_limit(MAX_SET_BYTES).build();
+            built.map_err(|source| RuleError::TooLarge { field, source })
+        };
+        Ok(Self {
+            rules: specs.iter().map(Rule::compile).collect::<Result<_, _>>()?,
+            signatures: set("signature", |spec| spec.signature.as_ref())?,
+            singles: set("single", |spec| spec.single.as_ref())?,
+            temporaries: set("temporary", |spec| spec.temporary.as_ref())?,
+        })
+    }
+
+    /// The rule of a framework, as [`Rules::framework`] named it.
+    pub(crate) fn rule(&self, framework: &str) -> Option<&Rule> {
+        self.rules.iter().find(|rule| rule.name == framework)
+    }
+
+    /// Whether the name says that the file is still being written, or that something beside it is.
     #[must_use]
     pub fn is_temporary(&self, path: &RelPath) -> bool {
-        self.rules.iter().any(|rule| matches(rule.temporary.as_ref(), path.name()))
+        self.temporaries.is_match(path.name()) || self.unfinished_beside(path).is_some()
     }
 
-    /// The step that a path carries: the last one in it.
+    /// The directory that is still being written for as long as `path` is there.
+    pub(crate) fn unfinished_beside(&self, path: &RelPath) -> Option<RelPath> {
+        self.rules.iter().find_map(|rule| {
+            let captures = rule.unfinished.as_ref()?.captures(path.name())?;
+            let name = RelPath::new(captures.name("name")?.as_bytes()).ok()?;
+            let directory = path.parent().map_or_else(|| Ok(name.clone()), |above| above.join(&name)).ok()?;
+            rule.names_tree(&directory).then_some(directory)
+        })
+    }
+
+    /// The step that words in a path give: the last one in it.
     #[must_use]
     pub fn step(&self, path: &[u8]) -> Option<Step> {
-        for component in path.rsplit(|b| *b == b'/') {
-            for rule in &self.rules {
-                let named = rule.directory.as_ref().and_then(|pattern| pattern.captures(component));
-                if let Some(found) = named.and_then(|captures| number(captures.name("step")?.as_bytes())) {
-                    return Some(Step(found));
-                }
-            }
-            if let Some(found) = STEP.captures_iter(component).last() {
-                return number(found.get(1)?.as_bytes()).map(Step);
-            }
-        }
-        None
+        let found = path.rsplit(|b| *b == b'/').find_map(|component| STEP.captures_iter(component).last())?;
+        number(found.get(1)?.as_bytes()).map(Step)
     }
 
-    /// The step of a directory whose name makes all below it one checkpoint.
-    pub(super) fn step_of_tree(&self, directory: &RelPath) -> Option<Step> {
-        if !self.rules.iter().any(|rule| rule.names_tree(directory)) {
-            return None;
-        }
-        self.step(directory.name())
+    /// Whether the directory's name may make all below it one checkpoint.
+    pub(super) fn names_tree(&self, directory: &RelPath) -> bool {
+        self.rules.iter().any(|rule| rule.names_tree(directory))
     }
 
-    /// Whether the file shows that a directory named for a step is a checkpoint.
-    pub(super) fn makes_tree(&self, path: &RelPath) -> bool {
-        self.rules.iter().any(|rule| matches(rule.signature.as_ref(), path.name()))
+    /// The step of a directory that is a checkpoint.
+    pub(super) fn step_of(&self, directory: &RelPath) -> Option<Step> {
+        let named = self.rules.iter().filter(|rule| rule.names_tree(directory));
+        named.filter_map(|rule| rule.step(directory)).next().or_else(|| self.step(directory.name()))
+    }
+
+    /// Whether the file shows that a directory above it, named like a checkpoint, is one.
+    pub(super) fn makes_tree(&self, path: &RelPath, directory: &RelPath) -> bool {
+        self.is_signature(path)
+            && self.rules.iter().any(|rule| rule.names_tree(directory) && rule.signs(path, directory))
+    }
+
+    fn is_signature(&self, path: &RelPath) -> bool {
+        self.signatures.is_match(path.name())
     }
 
     /// Whether `path` decides about no other path, and is loose wherever no checkpoint is a directory. Such a file may
     /// come and go without its scope being grouped again.
     #[must_use]
     pub fn is_plain(&self, path: &RelPath) -> bool {
-        !self.makes_tree(path) && !self.is_single(path) && !self.is_temporary(path)
+        !self.is_signature(path) && !self.is_single(path) && !self.is_temporary(path)
     }
 
     /// Whether the file shows that its directory, whatever its name, is a checkpoint.
     pub(super) fn makes_flat(&self, path: &RelPath) -> bool {
         let flat = |rule: &Rule| rule.directory.is_none() && matches(rule.signature.as_ref(), path.name());
-        self.rules.iter().any(flat)
+        self.is_signature(path) && self.rules.iter().any(flat)
     }
 
     pub(super) fn is_single(&self, path: &RelPath) -> bool {
-        self.rules.iter().any(|rule| matches(rule.single.as_ref(), path.name()))
+        self.singles.is_match(path.name())
     }
 
-    /// What a file's name says that it is.
+    /// What a file's name says that it is, in a checkpoint of that framework. Markers are the framework's own: such a name
+    /// may be any file elsewhere.
     #[must_use]
-    pub fn role(&self, path: &RelPath) -> Role {
+    pub fn role(&self, framework: &str, path: &RelPath) -> Role {
         let name = path.name();
-        let rank = |pattern: &Regex| {
-            number(pattern.captures(name)?.name("rank").map_or(&b""[..], |found| found.as_bytes()))
-        };
-        for rule in &self.rules {
+        let own = self.rule(framework);
+        if own.is_some_and(|rule| matches(rule.marker.as_ref(), name)) {
+            return Role::Marker;
+        }
+        for rule in own.into_iter().chain(&self.rules) {
             if let Some((pattern, kind)) = &rule.index
                 && pattern.is_match(name)
             {
                 return Role::Index(*kind);
             }
-            if matches(rule.marker.as_ref(), name) {
-                return Role::Marker;
-            }
-            if let Some(rank) = rule.rank_marker.as_ref().and_then(rank) {
+            if let Some(rank) = rank_in(rule.rank_marker.as_ref(), name) {
                 return Role::RankMarker { rank };
             }
-            if let Some(pattern) = rule.shard.as_ref().filter(|pattern| pattern.is_match(name)) {
-                return Role::Shard { rank: rank(pattern) };
+            if let Some(rank) = rank_in(rule.each_rank.as_ref(), name) {
+                return Role::EachRank { rank };
+            }
+        }
+        for rule in own.into_iter().chain(&self.rules) {
+            if matches(rule.shard.as_ref(), name) {
+                return Role::Shard { rank: rank_in(rule.shard.as_ref(), name) };
             }
         }
         if self.is_single(path) { Role::Shard { rank: None } } else { Role::Other }
@@ -304,29 +395,28 @@ impl Rules {
         Some([&name[..rank.start], b"*", &name[rank.end..]].concat())
     }
 
-    /// The first rule whose signature one of the files has, and whether that rule has a marker.
+    /// The first rule that the checkpoint's place and files fit.
     pub(super) fn framework<'a>(
         &self,
         id: &CheckpointId,
+        shape: Shape,
         files: impl Iterator<Item = &'a RelPath> + Clone,
-    ) -> (String, bool) {
-        let name = RelPath::new(id.directory.as_bytes()).ok();
-        let directory = match (id.run.path(), name) {
-            (Some(run), Some(name)) => run.join(&name).ok(),
-            (None, name) => name,
-            (Some(_), None) => None,
+    ) -> String {
+        let fits = |rule: &&Rule| match shape {
+            Shape::Single | Shape::Family => {
+                files.clone().any(|path| matches(rule.single.as_ref(), path.name()))
+            }
+            Shape::Flat => {
+                rule.directory.is_none()
+                    && files.clone().any(|path| matches(rule.signature.as_ref(), path.name()))
+            }
+            Shape::Tree => {
+                let Some(directory) = id.path() else { return false };
+                let named = rule.directory.is_none() || rule.names_tree(&directory);
+                named && files.clone().any(|path| rule.signs(path, &directory))
+            }
         };
-        for rule in &self.rules {
-            if rule.directory.is_some() && !directory.as_ref().is_some_and(|path| rule.names_tree(path)) {
-                continue;
-            }
-            if files.clone().any(|path| matches(rule.signature.as_ref(), path.name())) {
-                return (rule.name.clone(), rule.marker.is_some());
-            }
-        }
-        let single = |rule: &&Rule| files.clone().any(|path| matches(rule.single.as_ref(), path.name()));
-        let rule = self.rules.iter().find(single);
-        rule.map_or((String::new(), false), |rule| (rule.name.clone(), rule.marker.is_some()))
+        self.rules.iter().find(fits).map_or_else(String::new, |rule| rule.name.clone())
     }
 }
 

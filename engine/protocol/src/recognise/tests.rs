@@ -1,0 +1,273 @@
+//! Names, and what they make.
+
+use super::*;
+use proptest::prelude::*;
+
+fn paths(texts: &[&str]) -> Vec<RelPath> {
+    texts.iter().map(|text| RelPath::new(*text).unwrap()).collect()
+}
+
+/// `run|name|framework|step|files`, one line per candidate.
+fn grouped(texts: &[&str]) -> Vec<String> {
+    let paths = paths(texts);
+    let grouping = Rules::builtin().group(&paths);
+    let line = |c: &Candidate| {
+        let step = c.step.map_or_else(|| "-".to_owned(), |step| step.to_string());
+        format!("{}|{}|{}|{step}|{}", c.id.run, c.id.directory, c.framework, c.files.len())
+    };
+    grouping.candidates.iter().map(line).collect()
+}
+
+#[test]
+fn dcp_is_any_directory_that_holds_its_shards() {
+    let files =
+        ["any/place/__0_0.distcp", "any/place/__1_0.distcp", "any/place/.metadata", "any/place/meta.pt"];
+    assert_eq!(grouped(&files), ["any|place|dcp|-|4"]);
+    assert_eq!(grouped(&["__0_0.distcp"]), ["_|%2E|dcp|-|1"]);
+    let roles: Vec<_> =
+        Rules::builtin().group(&paths(&files)).candidates[0].files.values().copied().collect();
+    assert!(roles.contains(&Role::Index(IndexKind::Dcp)));
+    assert!(roles.contains(&Role::Shard { rank: Some(1) }));
+}
+
+#[test]
+fn torchtitan_is_dcp_under_its_own_names() {
+    let files = ["out/checkpoint/step-100/__0_0.distcp", "out/checkpoint/step-100/.metadata"];
+    assert_eq!(grouped(&files), ["out/checkpoint|step-100|torchtitan|100|2"]);
+    assert_eq!(grouped(&["out/step-7/__0_0.distcp"]), ["out|step-7|dcp|7|1"]);
+}
+
+#[test]
+fn plain_files_are_checkpoints_by_themselves() {
+    assert_eq!(grouped(&["r/step100.pt"]), ["r|step100.pt|torch_save|100|1"]);
+    assert_eq!(grouped(&["model.pt"]), ["_|model.pt|torch_save|-|1"]);
+    assert_eq!(grouped(&["r/model_epoch=3-step=40.ckpt"]), ["r|model_epoch=3-step=40.ckpt|lightning|40|1"]);
+    assert_eq!(grouped(&["r/notes.txt", "r/latest"]), [""; 0]);
+}
+
+#[test]
+fn ranks_of_one_name_are_one_version() {
+    let family = ["r/step5_rank0.pt", "r/step5_rank1.pt", "r/step6_rank0.pt"];
+    assert_eq!(grouped(&family), ["r|step5_rank*.pt|torch_save|5|2", "r|step6_rank*.pt|torch_save|6|1"]);
+    let directory = ["r/step_5/rank_0.pt", "r/step_5/rank_1.pt", "r/step_5/config.json"];
+    assert_eq!(grouped(&directory), ["r|step_5|torch_save|5|3"]);
+}
+
+#[test]
+fn nested_checkpoints_fold_into_the_outermost() {
+    let files = [
+        "r/checkpoint-500/global_step500/mp_rank_00_model_states.pt",
+        "r/checkpoint-500/trainer_state.json",
+        "r/checkpoint-500/pytorch_model_fsdp_0/__0_0.distcp",
+        "r/checkpoint-500/custom_checkpoint_0.pkl",
+    ];
+    assert_eq!(grouped(&files), ["r|checkpoint-500|hf_trainer|500|4"]);
+    let run = ["hf/model-00001-of-00002.safetensors", "hf/checkpoint-5/model.safetensors"];
+    assert_eq!(grouped(&run), ["_|hf|safetensors|-|1", "hf|checkpoint-5|torch_save|5|1"]);
+    let steps = ["epoch_3/step_100.pt", "epoch_3/step_200.pt"];
+    assert_eq!(
+        grouped(&steps),
+        ["epoch_3|step_100.pt|torch_save|100|1", "epoch_3|step_200.pt|torch_save|200|1"]
+    );
+}
+
+/// One line for each framework: files of one save as it makes them, and what they are.
+#[test]
+fn each_framework_is_known_by_its_files() {
+    let table: &[(&[&str], &[&str])] = &[
+        (
+            &[
+                "r/checkpoint-9/model.safetensors",
+                "r/checkpoint-9/optimizer.pt",
+                "r/checkpoint-9/trainer_state.json",
+            ],
+            &["r|checkpoint-9|hf_trainer|9|3"],
+        ),
+        (
+            &[
+                "r/checkpoints/checkpoint_3/model.safetensors",
+                "r/checkpoints/checkpoint_3/random_states_0.pkl",
+            ],
+            &["r/checkpoints|checkpoint_3|accelerate|3|2"],
+        ),
+        (
+            &[
+                "nemo/gpt--val_loss=0.5-step=9-consumed_samples=80.0-last/weights/__0_0.distcp",
+                "nemo/gpt--val_loss=0.5-step=9-consumed_samples=80.0-last/context/io.json",
+            ],
+            &["nemo|gpt--val_loss=0.5-step=9-consumed_samples=80.0-last|nemo|9|2"],
+        ),
+        (
+            &["r/epoch=1-step=20.ckpt", "r/last.ckpt"],
+            &["r|epoch=1-step=20.ckpt|lightning|20|1", "r|last.ckpt|lightning|-|1"],
+        ),
+        (
+            &[
+                "r/epoch=1-step=20.ckpt/__0_0.distcp",
+                "r/epoch=1-step=20.ckpt/.metadata",
+                "r/epoch=1-step=20.ckpt/meta.pt",
+            ],
+            &["r|epoch=1-step=20.ckpt|lightning|20|3"],
+        ),
+        (
+            &["r/last.ckpt/checkpoint/mp_rank_00_model_states.pt", "r/last.ckpt/latest"],
+            &["r|last.ckpt|lightning|-|2"],
+        ),
+        (
+            &[
+                "r/iter_0000100/__0_0.distcp",
+                "r/iter_0000100/metadata.json",
+                "r/latest_checkpointed_iteration.txt",
+            ],
+            &["r|iter_0000100|megatron|100|2"],
+        ),
+        (&["r/release/__0_0.distcp", "r/release/.metadata"], &["r|release|megatron|-|2"]),
+        (
+            &["r/iter_0000100/mp_rank_00/model_optim_rng.pt", "r/iter_0000100/mp_rank_01/model_optim_rng.pt"],
+            &["r|iter_0000100|megatron_torch|100|2"],
+        ),
+        (
+            &[
+                "r/global_step8/mp_rank_00_model_states.pt",
+                "r/global_step8/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+                "r/latest",
+            ],
+            &["r|global_step8|deepspeed|8|2"],
+        ),
+        (&["r/best/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], &["r|best|deepspeed|-|1"]),
+        (
+            &["out/zero/layer.weight/fp32.pt", "out/zero/layer.weight/exp_avg.pt"],
+            &["out|zero|deepspeed_universal|-|2"],
+        ),
+        (
+            &["r/7/_CHECKPOINT_METADATA", "r/7/default/d/0123", "r/7/default/manifest.ocdbt"],
+            &["r|7|orbax|7|3"],
+        ),
+        (
+            &[
+                "r/7.orbax-checkpoint-tmp/_CHECKPOINT_METADATA",
+                "r/7.orbax-checkpoint-tmp/default/manifest.ocdbt",
+            ],
+            &["r|7.orbax-checkpoint-tmp|orbax|7|2"],
+        ),
+        (&["r/any/model_0.pt", "r/any/other_0.pt", "r/any/metadata.pkl"], &["r|any|torch_checkpointing|-|3"]),
+        (&["s/0/iter_0000010_1_local.pt"], &["s/0|iter_0000010_1_local.pt|nvrx_local|10|1"]),
+        (&["r/ep1-ba20-rank0.pt", "r/ep1-ba20-rank1.pt"], &["r|ep1-ba20-rank*.pt|composer|20|2"]),
+        (&["r/ep1-ba20-rank0"], &["r|ep1-ba20-rank*|composer|20|1"]),
+        (
+            &[
+                "verl/global_step_5/actor/model_world_size_2_rank_0.pt",
+                "verl/global_step_5/actor/model_world_size_2_rank_1.pt",
+            ],
+            &["verl|global_step_5|torch_save|5|2"],
+        ),
+    ];
+    for (files, expected) in table {
+        assert_eq!(grouped(files), *expected, "{files:?}");
+    }
+}
+
+#[test]
+fn names_that_look_like_checkpoints_are_none_without_their_files() {
+    for files in [
+        &["r/2024/notes.txt"][..],
+        &["r/7/data.bin.idx", "r/7/default/manifest.ocdbt"],
+        &["r/checkpoint-9/README.md"],
+        &["zero/a.txt", "release/a.txt"],
+        &["r/step=3-consumed_samples=1-unfinished"],
+    ] {
+        assert_eq!(grouped(files), [""; 0], "{files:?}");
+    }
+    assert_eq!(grouped(&["2024/x/step_5.pt"]), ["2024/x|step_5.pt|torch_save|5|1"], "a year is no step");
+    assert_eq!(grouped(&["r/1/model.pt"]), ["r/1|model.pt|torch_save|-|1"]);
+}
+
+#[test]
+fn what_says_that_a_directory_is_unfinished_belongs_to_it() {
+    let files = paths(&[
+        "r/a-step=3-consumed_samples=1/weights/__0_0.distcp",
+        "r/a-step=3-consumed_samples=1-unfinished",
+    ]);
+    let rules = Rules::builtin();
+    let grouping = rules.group(&files);
+    assert_eq!(grouping.candidates[0].temporaries.len(), 1);
+    assert_eq!(rules.scope(&files[1]), rules.scope(&files[0]), "they are grouped together");
+    assert!(rules.group(&files[1..]).temporaries.contains(&files[1]));
+}
+
+#[test]
+fn a_marker_is_one_only_in_its_own_framework() {
+    let rules = Rules::builtin();
+    let path = RelPath::new("r/x/metadata.json").unwrap();
+    assert_eq!(rules.role("megatron", &path), Role::Marker);
+    assert_eq!(rules.role("torch_save", &path), Role::Other);
+    let integrity = RelPath::new("r/iter_0000001/integrity.json").unwrap();
+    assert_eq!(rules.role("megatron", &integrity), Role::Index(IndexKind::Megatron));
+}
+
+#[test]
+fn temporary_names_are_part_of_nothing() {
+    let files = paths(&["r/s/__0_0.distcp", "r/s/.metadata.tmp", "r/.tmpAbc123", "r/x.pt.tmp"]);
+    let grouping = Rules::builtin().group(&files);
+    assert_eq!(grouping.candidates[0].files.len(), 1);
+    assert_eq!(grouping.candidates[0].temporaries.len(), 1);
+    assert_eq!(grouping.temporaries.len(), 2);
+}
+
+#[test]
+fn a_user_adds_rules() {
+    let text = r#"{"name":"mine","directory":"^save(?<step>\\d+)$","signature":"\\.npz$",
+                   "shard":"^w(?<rank>\\d+)\\.npz$","marker":"^DONE$"}"#;
+    let spec: RuleSpec = serde_json::from_str(text).unwrap();
+    let rules = Rules::with(&[spec]).unwrap();
+    let grouping = rules.group(&paths(&["r/save9/w0.npz", "r/save9/DONE"]));
+    let found = &grouping.candidates[0];
+    assert_eq!((found.framework.as_str(), found.step), ("mine", Some(Step(9))));
+    assert!(found.files.values().any(|role| *role == Role::Marker));
+    let broken = RuleSpec { name: "x".into(), signature: Some("(".into()), ..RuleSpec::default() };
+    assert!(Rules::with(&[broken]).is_err());
+    for ungrouped in [
+        RuleSpec { name: "x".into(), each_rank: Some("a".into()), ..RuleSpec::default() },
+        RuleSpec { name: "x".into(), unfinished: Some("(?<nam>a)".into()), ..RuleSpec::default() },
+    ] {
+        assert!(Rules::with(&[ungrouped]).unwrap_err().to_string().contains("without a group named"));
+    }
+    let large = format!("({}){{1,900}}", "a|".repeat(200));
+    let large = RuleSpec { name: "x".into(), signature: Some(large), ..RuleSpec::default() };
+    assert!(Rules::with(&[large]).is_err(), "a pattern cannot exhaust memory");
+}
+
+proptest! {
+    #[test]
+    fn every_path_is_grouped_once_and_scopes_decide_alone(
+        mut texts in prop::collection::btree_set(
+            "(r|step-1|checkpoint|epoch_2|7)(/(step-1|x|sub|step-3|7|step=3-consumed_samples=1)){0,2}\
+             /(__0_0[.]distcp|[.]metadata|a[.]pt|rank1[.]pt|n|b[.]tmp|_CHECKPOINT_METADATA|step=3-consumed_samples=1-unfinished)",
+            1..14,
+        ),
+    ) {
+        // A path cannot be a file and a directory.
+        let all = texts.clone();
+        texts.retain(|text| !all.iter().any(|other| other.starts_with(&format!("{text}/"))));
+        let files: Vec<_> = texts.iter().map(|text| RelPath::new(text.as_str()).unwrap()).collect();
+        let rules = Rules::builtin();
+        let whole = rules.group(&files);
+        let count = whole.candidates.iter().map(|c| c.files.len() + c.temporaries.len()).sum::<usize>();
+        prop_assert_eq!(count + whole.loose.len() + whole.temporaries.len(), files.len());
+        for path in &files {
+            let scope = rules.scope(path);
+            let near: Vec<_> = files.iter()
+                .filter(|f| rules.scope(f) == scope || scope.as_ref().is_none_or(|scope| f.is_below(scope)))
+                .collect();
+            let part = rules.group(near);
+            let of = |g: &Grouping| g.candidates.iter().find(|c| c.files.contains_key(path)).cloned();
+            prop_assert_eq!(of(&part), of(&whole), "{:?}", path);
+            let directory = |c: &Candidate| matches!(c.shape, Shape::Tree | Shape::Flat);
+            if rules.is_plain(path) && !whole.candidates.iter().any(directory) {
+                let mut without = rules.group(files.iter().filter(|other| *other != path));
+                prop_assert!(without.loose.insert(path.clone()));
+                prop_assert_eq!(&without, &whole, "{:?} is plain and decides nothing", path);
+            }
+        }
+    }
+}
