@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Flush, Node, Progress, Show, Status, TierStatus,
-    Verify,
+    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Flush, Gc, Node, Pin, Progress, Removal, Show,
+    Status, TierStatus, Undelete, Verify,
 };
 use tidemark_protocol::selector::{Place, Selector};
 use tokio::sync::mpsc;
@@ -43,6 +43,10 @@ pub mod path {
     pub const FLUSH: &str = "/v1/flush";
     pub const COMMIT: &str = "/v1/commit";
     pub const EVENTS: &str = "/v1/events";
+    pub const GC: &str = "/v1/gc";
+    pub const PIN: &str = "/v1/pin";
+    pub const REMOVE: &str = "/v1/remove";
+    pub const UNDELETE: &str = "/v1/undelete";
     /// Also on TCP: Prometheus text.
     pub const METRICS: &str = "/metrics";
     /// Also on TCP: 200 `ok`, or 503 with the reason.
@@ -98,6 +102,38 @@ pub struct CommitRequest {
     pub place: Place,
 }
 
+/// `gc`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GcRequest {
+    /// Only say what would go.
+    pub dry_run: bool,
+}
+
+/// `pin` and `unpin`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PinRequest {
+    pub checkpoint: Selector,
+    pub pinned: bool,
+    /// Who says so, for whoever reads it later.
+    pub by: String,
+}
+
+/// `rm`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveRequest {
+    pub checkpoint: Selector,
+}
+
+/// `undelete`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UndeleteRequest {
+    pub checkpoint: Selector,
+}
+
 /// `events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -126,6 +162,10 @@ pub trait NodeApi: Send + Sync + 'static {
     async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError>;
     async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError>;
     async fn commit(&self, request: CommitRequest) -> Result<Commit, ApiError>;
+    async fn gc(&self, request: GcRequest, progress: ProgressSink) -> Result<Gc, ApiError>;
+    async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError>;
+    async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError>;
+    async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError>;
     /// Sends what `request` asks for, oldest first; with `follow` it returns only on an error or when dropped.
     async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError>;
     /// Everything in the Prometheus (OpenMetrics) text format, with its final `# EOF`.

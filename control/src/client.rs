@@ -14,8 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Flush, Node, Progress, Show, Status, StreamLine,
-    TierStatus, Verify,
+    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Flush, Gc, Node, Pin, Progress, Removal, Show,
+    Status, StreamLine, TierStatus, Undelete, Verify,
 };
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -71,6 +71,32 @@ impl Client {
 
     pub async fn commit(&self, request: &api::CommitRequest) -> Result<Commit, ClientError> {
         self.post(path::COMMIT, request).await
+    }
+
+    pub async fn pin(&self, request: &api::PinRequest) -> Result<Pin, ClientError> {
+        self.post(path::PIN, request).await
+    }
+
+    pub async fn undelete(&self, request: &api::UndeleteRequest) -> Result<Undelete, ClientError> {
+        self.post(path::UNDELETE, request).await
+    }
+
+    /// Dropping the future ends the waiting, not what is being given up.
+    pub async fn gc(
+        &self,
+        request: &api::GcRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Gc, ClientError> {
+        self.work(path::GC, request, progress).await
+    }
+
+    /// As [`Client::gc`].
+    pub async fn remove(
+        &self,
+        request: &api::RemoveRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Removal, ClientError> {
+        self.work(path::REMOVE, request, progress).await
     }
 
     /// Dropping the future cancels the work.

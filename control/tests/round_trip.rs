@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tidemark_control::api::{
-    CommitRequest, EventsRequest, FlushRequest, ListRequest, REQUEST_BYTES_MAX, ShowRequest, VerifyRequest,
+    CommitRequest, EventsRequest, FlushRequest, GcRequest, ListRequest, PinRequest, REQUEST_BYTES_MAX,
+    RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
 };
 use tidemark_control::client::{Client, ClientError};
 use tidemark_control::server::{REQUESTS_MAX, ServeError, Server};
@@ -89,6 +90,16 @@ async fn every_command_comes_back_as_it_was_answered() {
     assert_eq!(client.flush(&request, |_| ()).await.unwrap().committed.len(), 1);
     let commit = client.commit(&CommitRequest { place: Place::relative(b"run7/y").unwrap() }).await.unwrap();
     assert_eq!(commit.checkpoint.path, "run7/y");
+    let request = PinRequest { checkpoint: at("run7/y"), pinned: true, by: "a test".into() };
+    assert!(client.pin(&request).await.unwrap().pinned);
+    let gc = client.gc(&GcRequest { dry_run: true }, |_| ()).await.unwrap();
+    assert_eq!((gc.exit_code(), gc.rows.len()), (ExitCode::Done, 1), "a dry run leaves nothing undone");
+    let gc = client.gc(&GcRequest { dry_run: false }, |_| ()).await.unwrap();
+    assert_eq!(gc.exit_code(), ExitCode::Failed, "one is still there");
+    let removal = client.remove(&RemoveRequest { checkpoint: at("run7/y") }, |_| ()).await.unwrap();
+    assert_eq!((removal.exit_code(), removal.versions), (ExitCode::Done, 2));
+    let request = UndeleteRequest { checkpoint: at("run7/y") };
+    assert_eq!(client.undelete(&request).await.unwrap().files, 3);
     assert_eq!(client.metrics_text().await.unwrap(), "# EOF\n");
     assert_eq!(client.healthy().await.unwrap(), Ok(()));
 }

@@ -4,7 +4,11 @@
 //! (`ckptd`), which win over the file.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use tidemark_protocol::path::RunPath;
+use tidemark_protocol::recognise::{RuleError, RuleSpec, Rules};
+use tidemark_protocol::retention::Policy;
 
 /// The whole of `ckptd.toml`. An unknown key is refused, so that a typing error is not a silent default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
@@ -18,6 +22,10 @@ pub struct Settings {
     pub fsync: FsyncSettings,
     pub verify: VerifySettings,
     pub shutdown: ShutdownSettings,
+    pub retention: RetentionSettings,
+    /// How other frameworks' checkpoints look, one `[[rules]]` each; they come before our own, so a rule may also correct
+    /// one of those.
+    pub rules: Vec<RuleSpec>,
 }
 
 /// Who this node is and where it listens.
@@ -192,6 +200,63 @@ impl Default for ShutdownSettings {
     }
 }
 
+/// What is kept of each run in Tier-3: everything, unless one of these says less. What any of them keeps stays, and so do the
+/// newest two versions of a run, what is pinned, and what somebody has open.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RetentionSettings {
+    #[serde(flatten)]
+    pub all: RunRetention,
+    /// Other words for single runs, by their path below the mount: `[retention.runs."team/run7"]`.
+    pub runs: BTreeMap<String, RunRetention>,
+}
+
+/// See [`RetentionSettings`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunRetention {
+    /// So many of the newest versions.
+    pub keep_last: Option<u64>,
+    /// Versions whose step is a multiple of this.
+    pub keep_every_steps: Option<u64>,
+    /// The first version of each period of so many seconds.
+    pub keep_every_s: Option<u64>,
+    /// Versions younger than so many seconds.
+    pub ttl_s: Option<u64>,
+    /// Whether what the job removed, or saved anew under the same name, goes from Tier-3 too once two newer versions are
+    /// committed. Without it such a version stays, and `ckptctl undelete` brings it back.
+    pub follow_removals: bool,
+}
+
+impl RunRetention {
+    fn policy(&self) -> Policy {
+        let ns = |seconds: u64| i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
+        Policy {
+            keep_last: self.keep_last,
+            keep_every_steps: self.keep_every_steps,
+            keep_every_ns: self.keep_every_s.map(ns),
+            ttl_ns: self.ttl_s.map(ns),
+            honour_removals: self.follow_removals,
+        }
+    }
+}
+
+impl RetentionSettings {
+    /// Of one run.
+    #[must_use]
+    pub fn policy_of(&self, run: &RunPath) -> Policy {
+        let path = run.path().map_or(&b""[..], |path| path.as_bytes());
+        let own = std::str::from_utf8(path).ok().and_then(|path| self.runs.get(path));
+        own.unwrap_or(&self.all).policy()
+    }
+
+    /// Whether nothing is ever given up.
+    #[must_use]
+    pub fn keeps_everything(&self) -> bool {
+        self.runs.values().chain([&self.all]).all(|run| run.policy() == Policy::default())
+    }
+}
+
 /// A setting that cannot be.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -199,6 +264,8 @@ pub enum SettingsError {
     Parse(String),
     #[error("{key} is {value}, but must be {rule}")]
     Value { key: &'static str, value: String, rule: &'static str },
+    #[error(transparent)]
+    Rule(#[from] RuleError),
 }
 
 impl Settings {
@@ -235,7 +302,15 @@ impl Settings {
                 "at most 86400",
             );
         }
-        Ok(())
+        self.recognition().map(drop)
+    }
+
+    /// The rules by which checkpoints are recognised: the user's, then ours.
+    ///
+    /// # Errors
+    /// [`SettingsError::Rule`], the first that cannot be used.
+    pub fn recognition(&self) -> Result<Rules, SettingsError> {
+        Ok(Rules::with(&self.rules)?)
     }
 }
 

@@ -44,6 +44,10 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .route(path::LIST, post(list))
         .route(path::SHOW, post(show))
         .route(path::COMMIT, post(commit))
+        .route(path::PIN, post(pin))
+        .route(path::UNDELETE, post(undelete))
+        .route(path::GC, post(gc))
+        .route(path::REMOVE, post(remove))
         .route(path::VERIFY, post(verify))
         .route(path::FLUSH, post(flush))
         .route(path::EVENTS, post(events))
@@ -130,6 +134,40 @@ async fn commit(State(shared): State<Shared>, body: Bytes) -> Response {
         Ok(request) => answer(shared.node.commit(request).await),
         Err(refused) => error(&refused),
     }
+}
+
+async fn pin(State(shared): State<Shared>, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => answer(shared.node.pin(request).await),
+        Err(refused) => error(&refused),
+    }
+}
+
+async fn undelete(State(shared): State<Shared>, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => answer(shared.node.undelete(request).await),
+        Err(refused) => error(&refused),
+    }
+}
+
+async fn gc(State(shared): State<Shared>, body: Bytes) -> Response {
+    let request = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return error(&refused),
+    };
+    let (progress, lines) = ProgressSink::channel();
+    let work = async move { shared.node.gc(request, progress).await };
+    stream::work(work, lines, shared.ending)
+}
+
+async fn remove(State(shared): State<Shared>, body: Bytes) -> Response {
+    let request = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return error(&refused),
+    };
+    let (progress, lines) = ProgressSink::channel();
+    let work = async move { shared.node.remove(request, progress).await };
+    stream::work(work, lines, shared.ending)
 }
 
 async fn verify(State(shared): State<Shared>, body: Bytes) -> Response {

@@ -6,15 +6,15 @@ use async_trait::async_trait;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidemark_control::api::{
-    CommitRequest, EventSink, EventsRequest, FlushRequest, ListRequest, NodeApi, ProgressSink, ShowRequest,
-    VerifyRequest,
+    CommitRequest, EventSink, EventsRequest, FlushRequest, GcRequest, ListRequest, NodeApi, PinRequest,
+    ProgressSink, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
 };
 use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount,
-    Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, MountStatus, Node, NodeState, Pending,
-    PendingReason, Problem, Progress, RunStatus, Show, Status, TierState, TierStatus, Unrecoverable, Verify,
-    VerifyRepair,
+    Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, Gc, GcRow, MountStatus, Node, NodeState,
+    Pending, PendingReason, Pin, Problem, Progress, Removal, RunStatus, Show, Status, TierState, TierStatus,
+    Undelete, Unrecoverable, Verify, VerifyRepair,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -257,6 +257,34 @@ impl NodeApi for FakeNode {
                 Ok(Commit { checkpoint: reference(path), state: CheckpointState::Complete, already: false })
             }
         }
+    }
+
+    async fn gc(&self, request: GcRequest, progress: ProgressSink) -> Result<Gc, ApiError> {
+        progress.tell(Progress { done_files: 1, total_files: 2, ..Progress::default() });
+        let row = GcRow {
+            run: "run7".into(),
+            checkpoint: reference("run7/step-1200"),
+            bytes: 7,
+            given_up: true,
+            reason: "no rule keeps it".into(),
+        };
+        Ok(Gc { dry_run: request.dry_run, rows: vec![row], left: 1, trouble: None })
+    }
+
+    async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError> {
+        Ok(Pin { checkpoint: reference(&text(&request.checkpoint)), pinned: request.pinned, already: false })
+    }
+
+    async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError> {
+        progress.tell(Progress::default());
+        match text(&request.checkpoint).as_str() {
+            "absent" => Err(absent("absent")),
+            path => Ok(Removal { path: path.into(), versions: 2, left: 0, trouble: None }),
+        }
+    }
+
+    async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError> {
+        Ok(Undelete { checkpoint: reference(&text(&request.checkpoint)), files: 3 })
     }
 
     async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError> {

@@ -70,6 +70,8 @@ pub enum CheckpointEvent {
     Superseded,
     /// A newer version of the same checkpoint is committed.
     Overtaken,
+    /// It was committed, and retention let go of it: its retirement stands in Tier-3.
+    GivenUp { why: String },
 }
 
 /// What has to be done, in order.
@@ -285,6 +287,11 @@ impl Checkpoint {
                 Stage::Aborted { why: "a newer version of the same checkpoint took its place".to_owned() }
             }
             (stage, Event::Superseded | Event::Overtaken) => stage,
+            // Only its number is left.
+            (Stage::Committed, Event::GivenUp { why }) => {
+                todo.push(Do::Release);
+                Stage::Aborted { why }
+            }
             (stage, event) => {
                 return Err(IllegalCheckpointEvent { stage: format!("{stage:?}"), event });
             }

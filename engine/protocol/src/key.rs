@@ -186,6 +186,23 @@ pub enum Series {
 }
 
 impl Series {
+    /// What all keys of pins begin with.
+    #[must_use]
+    pub fn pins_prefix() -> String {
+        format!("{OURS}/pins-")
+    }
+
+    /// Whether a version is pinned.
+    #[must_use]
+    pub fn pins_of(version: &VersionId) -> Self {
+        Self::Pins {
+            run: Label::of_run(&version.run),
+            checkpoint: Label::of_checkpoint(&version.directory),
+            timeline: version.timeline,
+            version: version.version,
+        }
+    }
+
     /// The directory to list, with a slash at the end.
     #[must_use]
     pub fn prefix(&self) -> String {

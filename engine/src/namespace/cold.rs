@@ -234,11 +234,10 @@ impl Namespace {
                     {
                         return Err(FsError::Invalid);
                     }
-                    if state.node_of(file, self.incarnation).is_some() {
+                    // One that was removed may still wait for the kernel to forget it: nobody can reach that.
+                    let known = state.node_of(file, self.incarnation);
+                    if known.is_some_and(|known| state.is_reachable(known)) {
                         return Err(FsError::Exists);
-                    }
-                    if file.incarnation == self.incarnation {
-                        return Err(FsError::Invalid); // Our own numbers are given by us only.
                     }
                     let mut adopted = File::new(file, Generation(0), None, entry.mtime_ns);
                     adopted.size_bytes = size_bytes;

@@ -28,6 +28,7 @@ mod session;
 mod snapshot;
 mod tree;
 mod view;
+mod withdraw;
 mod writer;
 mod xattr;
 
@@ -45,6 +46,7 @@ pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};
 pub use tidemark_protocol::file::FileState;
 pub use tidemark_protocol::residency::ReclaimClass;
 pub use view::FileView;
+pub use withdraw::{Listed, Use, Withdrawn};
 pub use writer::{SessionKey, WriterId};
 pub use xattr::XattrSource;
 
@@ -61,7 +63,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, RwLock};
 use std::time::{Duration, Instant};
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileId, Incarnation};
@@ -195,6 +197,8 @@ pub struct Namespace {
     journal_bytes: u64,
     writers: WriterCache,
     prediction: RwLock<Option<Prediction>>,
+    /// Told of each name that no request took away: the kernel may remember it.
+    withdrawn: OnceLock<Withdrawn>,
     xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
     room: Room,
     /// The daemon is ending: no new files.
@@ -215,7 +219,8 @@ struct State {
     trash: Vec<Arc<Backing>>,
     stale: StaleCallers,
     candidates: BTreeSet<Candidate>,
-    /// Files that carry another incarnation's identity; our own are found by number.
+    /// Files that carry another identity than their node's: another incarnation's, or that of one of our own that was
+    /// removed and brought back.
     adopted: BTreeMap<FileId, NodeId>,
     waiting: u32,
     /// Something that a waiter may wait for has happened.
@@ -283,6 +288,7 @@ impl Namespace {
             journal: Mutex::new(journal),
             writers: WriterCache::new(settings.proc_root),
             prediction: RwLock::new(None),
+            withdrawn: OnceLock::new(),
             xattr_source: RwLock::new(None),
             room: Room::default(),
             closed: AtomicBool::new(false),
@@ -433,9 +439,18 @@ impl State {
 
     /// The node that carries a file's identity.
     fn node_of(&self, id: FileId, own: Incarnation) -> Option<NodeId> {
-        let node = if id.incarnation == own { id.counter.0 } else { *self.adopted.get(&id)? };
+        // One of our own that was removed and brought back has another node than the one it is named for.
+        let node =
+            self.adopted.get(&id).copied().or_else(|| (id.incarnation == own).then_some(id.counter.0))?;
         let file = self.tree.nodes.get(&node)?.file().ok()?;
         (file.id == id).then_some(node)
+    }
+
+    /// Whether a file has a name or an open handle.
+    fn is_reachable(&self, id: NodeId) -> bool {
+        self.tree
+            .node(id)
+            .is_ok_and(|node| node.link_count() > 0 || node.file().is_ok_and(|file| file.opens > 0))
     }
 
     /// Frees what nobody can reach any more: bytes go with the last name and the last handle, the node itself

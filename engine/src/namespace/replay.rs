@@ -11,7 +11,7 @@ use super::record::{Bytes, Record, decode};
 use super::session::{ANSWERS_READ_MAX, Answer, RequestId};
 use super::tree::Tree;
 use super::xattr::Xattrs;
-use super::{NamespaceError, NodeId, ROOT, State};
+use super::{FileId, NamespaceError, NodeId, ROOT, State};
 use crate::tier1::Backing;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -176,7 +176,7 @@ pub(super) fn rebuild(
         } else if super::attr::rebase(node, size_bytes).is_err() {
             tracing::warn!(node = id, "times of a recovered file may be off");
         }
-        if identity.incarnation != own {
+        if identity != (FileId { incarnation: own, counter: tidemark_protocol::id::FileCounter(id) }) {
             state.adopted.insert(identity, id);
         }
     }

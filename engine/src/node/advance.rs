@@ -236,6 +236,16 @@ impl Engine {
         self.tree_may_tell_more();
     }
 
+    /// A committed version was given up: its number is used, and nothing else of it is left.
+    pub(crate) fn forget_version(&mut self, id: &CheckpointId, number: Number, why: &str) {
+        self.happens(id, number, CheckpointEvent::GivenUp { why: why.to_owned() });
+        let version = self.version_mut(id, number);
+        version.committed = None;
+        version.contents.clear();
+        self.ledger.tree_changed = true;
+        self.classify_run(&id.run);
+    }
+
     /// Tells the older versions of the same checkpoint that may still be committed.
     fn tell_older(&mut self, id: &CheckpointId, newer: Number, event: &CheckpointEvent) {
         let older = self.ledger.books[id].versions.range(..newer);

@@ -231,7 +231,7 @@ impl Engine {
             state: version.checkpoint.state(),
             evidence: Some(version.checkpoint.evidence().0.to_string()),
             copies,
-            pinned: false,
+            pinned: self.gc.pins.contains(&(book.id.clone(), number)),
             closed_ms: Some(record.completed_at_ns / 1_000_000),
         }
     }

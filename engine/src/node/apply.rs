@@ -45,6 +45,7 @@ impl Engine {
             }
             Done::Tree { number, result } => self.tree_done(number, result, now),
             Done::Scrubbed(scrubbed) => self.scrubbed(scrubbed),
+            Done::Retired { id, number, leave, result } => self.retired(&id, number, &leave, result, now),
         }
     }
 

@@ -19,6 +19,8 @@ pub(crate) enum Cause {
     Loose(RelPath),
     /// The tree document.
     Tree,
+    /// A version that is being given up.
+    Retirement,
 }
 
 /// Everything that Tier-3 did not take yet. At most one entry for each version, loose file and the tree.

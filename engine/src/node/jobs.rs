@@ -8,7 +8,7 @@ use crate::namespace::{ColdFile, FsError, Namespace, NodeId, SealTicket};
 use crate::node::Shared;
 use crate::node::book::Number;
 use crate::restore::fetch::{FetchError, FetchPlan, fetch};
-use crate::save::commit::{Attempt, CommitError};
+use crate::save::commit::{self, Attempt, CommitError};
 use crate::save::loose::{self, LooseError, LooseUpload};
 use crate::save::seal::{self, SealSums};
 use crate::save::small;
@@ -20,6 +20,7 @@ use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::retention::Retirement;
 
 /// How a job ended.
 #[derive(Debug)]
@@ -56,6 +57,12 @@ pub(crate) enum Done {
         result: Result<(), LooseError>,
     },
     Scrubbed(crate::node::scrub::Scrubbed),
+    Retired {
+        id: CheckpointId,
+        number: Number,
+        leave: Retirement,
+        result: Result<(), CommitError>,
+    },
 }
 
 /// Hashes closed files, one after the other.
@@ -100,6 +107,18 @@ pub(crate) async fn decide(
 ) -> Done {
     let result = attempt.commit(&shared.drain).await.map(Box::new);
     Done::Decided { id, number, attempt, result }
+}
+
+/// Gives a committed version up.
+pub(crate) async fn retire(
+    shared: Arc<Shared>,
+    id: CheckpointId,
+    number: Number,
+    manifest: Arc<Manifest>,
+    leave: Retirement,
+) -> Done {
+    let result = commit::retire(&shared.drain, &manifest, &leave, shared.now_ns()).await;
+    Done::Retired { id, number, leave, result }
 }
 
 /// A loose file and its sidecar.

@@ -21,6 +21,8 @@
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
+//! | `gc` | which committed versions are given up |
+//! | `keeping` | pins, and what people remove and bring back |
 //! | `proof` | looking at what commits rest on |
 //! | `answer` | reports for people |
 //! | `attributes` | `user.tidemark.*` |
@@ -37,7 +39,9 @@ mod decide;
 mod due;
 mod events;
 mod flush;
+mod gc;
 mod jobs;
+mod keeping;
 mod ledger;
 mod proof;
 mod recover;

@@ -18,7 +18,7 @@ use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef};
 use tidemark_protocol::lineage::watermark;
-use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
+use tidemark_protocol::manifest::{Attributes, Directory, Manifest, ManifestFile, Prepared};
 use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
@@ -33,6 +33,7 @@ pub struct Recovered {
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     pub(crate) tree_number: u64,
     pub(crate) passed_over: Vec<String>,
+    pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
     /// What an unfinished upload can never matter to.
     decided: Decided,
 }
@@ -64,14 +65,14 @@ pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, Re
     let mut passed_over = catalog.passed_over;
     let (tree_number, tree) = locate::newest::<TreeDocument>(store, &Series::Tree, &mut passed_over).await?;
     let loose = locate::loose(store, &mut passed_over).await?;
+    let pinned = locate::pins(store, &mut passed_over).await?;
     let mut recovered = Recovered { tree_number, ..Recovered::default() };
-    for version in catalog.aborted {
-        recovered.decided.versions.insert(version.clone());
-        recovered.close(&version, shared);
-    }
-    for version in catalog.retired {
-        recovered.decided.versions.insert(version.clone());
-        recovered.close(&version, shared);
+    for dead in catalog.aborted.into_iter().chain(catalog.retired) {
+        recovered.decided.versions.insert(dead.version.clone());
+        recovered.close(&dead.version, shared);
+        if dead.has_remains {
+            recovered.decided.remains.push(dead.version);
+        }
     }
     for passed in &passed_over {
         // A decision that cannot be read has used its number: the next version must not ask for the same marker.
@@ -90,6 +91,7 @@ pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, Re
     for attempt in catalog.undecided {
         recovered.undecided(shared, attempt).await?;
     }
+    recovered.pins = recovered.pinned(&pinned);
     recovered.passed_over = passed_over.iter().map(say).collect();
     recovered.loose_numbers = loose.numbers;
     let believed = loose.believed.iter().map(|sidecar| (sidecar.file.path.clone(), sidecar.generation));
@@ -122,6 +124,15 @@ impl Recovered {
     fn close(&mut self, version: &VersionId, shared: &Shared) {
         let checkpoint = Checkpoint::decided(empty_record(version, shared), Decision::Abort);
         self.put(VersionBook::new(checkpoint, BTreeMap::new()));
+    }
+
+    /// The versions of which a pin stands.
+    fn pinned(&self, pinned: &BTreeSet<Series>) -> BTreeSet<(CheckpointId, Number)> {
+        let versions = self.books.values().flat_map(|book| {
+            book.versions.keys().map(|number| (book.id.clone(), *number, book.version_id(*number)))
+        });
+        let pinned = versions.filter(|(.., version)| pinned.contains(&Series::pins_of(version)));
+        pinned.map(|(id, number, _)| (id, number)).collect()
     }
 
     fn previous(&self, run: &RunPath) -> Option<VersionRef> {
@@ -258,7 +269,7 @@ impl Recovered {
         }
         // Last, so that what was made inside them has not moved their times.
         for directory in directories {
-            adopt(shared, entry(&directory.path, AdoptKind::Directory, &directory.attributes));
+            adopt_directory(shared, &directory);
         }
     }
 }
@@ -284,7 +295,7 @@ pub(crate) fn above(book: &Book, number: Option<Number>) -> Vec<(&Number, &Versi
 
 /// What the job removed from the tree, as its document says.
 #[derive(Debug, Default)]
-struct Wishes<'a> {
+pub(crate) struct Wishes<'a> {
     versions: BTreeMap<(&'a RunPath, &'a CheckpointName), Number>,
     files: BTreeSet<(&'a RelPath, FileId, SealNumber)>,
 }
@@ -308,7 +319,7 @@ impl<'a> Wishes<'a> {
 }
 
 /// Adopts the files of a version under the names that the job left; gives the directories above them.
-fn adopt_files(shared: &Shared, manifest: &Manifest, wishes: &Wishes<'_>) -> BTreeSet<RelPath> {
+pub(crate) fn adopt_files(shared: &Shared, manifest: &Manifest, wishes: &Wishes<'_>) -> BTreeSet<RelPath> {
     let mut above = BTreeSet::new();
     for file in &manifest.files {
         let links = manifest.hard_links.iter().filter(|link| link.to == file.path).map(|link| &link.path);
@@ -339,6 +350,11 @@ fn note(shared: &Shared, file: &ManifestFile) {
     let object = ObjectCopy { key: file.key.clone(), size_bytes: file.size_bytes };
     // False where the file is gone or has other bytes by now.
     let _ = shared.namespace.note_object(file.file, file.seal, object);
+}
+
+/// Makes a directory that a manifest lists, or gives it its attributes.
+pub(crate) fn adopt_directory(shared: &Shared, directory: &Directory) {
+    adopt(shared, entry(&directory.path, AdoptKind::Directory, &directory.attributes));
 }
 
 fn adopt(shared: &Shared, entry: AdoptEntry) {

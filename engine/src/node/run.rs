@@ -9,6 +9,7 @@ use crate::node::backlog::Backlog;
 use crate::node::book::LooseStage;
 use crate::node::decide::Action;
 use crate::node::flush::Flushes;
+use crate::node::gc::Gc;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::Ledger;
 use crate::node::recover::Recovered;
@@ -87,6 +88,7 @@ pub(crate) struct Engine {
     pub(crate) flushes: Flushes,
     pub(crate) tree: TreeState,
     pub(crate) scrub: Scrub,
+    pub(crate) gc: Gc,
     /// Books whose candidate is not covered by a version: looked at again as time passes.
     pub(crate) unsettled: BTreeSet<CheckpointId>,
     pub(crate) backlog: Backlog,
@@ -207,6 +209,7 @@ impl Engine {
             flushes: Flushes::default(),
             tree: TreeState::new(recovered.tree_number),
             scrub: Scrub::new(now),
+            gc: Gc::new(recovered.pins, now),
             shared,
             ledger,
             jobs: JoinSet::new(),
@@ -257,6 +260,7 @@ impl Engine {
         self.give_turns();
         self.write_tree(now);
         self.start_scrub(now);
+        self.collect(now);
         self.answer_flushes(now);
         if cfg!(debug_assertions) {
             self.check_invariants();
@@ -375,7 +379,7 @@ impl Engine {
                 version.is_some_and(|version| version.checkpoint.is_alive())
             }
             Cause::Loose(path) => ledger.loose.contains_key(path),
-            Cause::Tree => true,
+            Cause::Tree | Cause::Retirement => true,
         });
     }
 

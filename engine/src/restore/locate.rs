@@ -5,9 +5,9 @@
 
 use crate::store::{Store, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemark_protocol::documents::LooseSidecar;
+use tidemark_protocol::documents::{LooseSidecar, PinDocument};
 use tidemark_protocol::format::{Document, FormatError, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
 use tidemark_protocol::id::Generation;
 use tidemark_protocol::key::{Key, PathOrHash, Series, VersionId};
@@ -29,11 +29,19 @@ pub struct Catalog {
     pub committed: Vec<CommittedVersion>,
     pub undecided: Vec<UndecidedAttempt>,
     /// Versions decided against; their numbers are used.
-    pub aborted: Vec<VersionId>,
+    pub aborted: Vec<DeadVersion>,
     /// Versions given up; their numbers are used.
-    pub retired: Vec<VersionId>,
+    pub retired: Vec<DeadVersion>,
     /// What was passed over, and why.
     pub passed_over: Vec<PassedOver>,
+}
+
+/// A version of which only the number counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadVersion {
+    pub version: VersionId,
+    /// Something of it is still there, beside its markers.
+    pub has_remains: bool,
 }
 
 /// A version whose marker says commit, with its manifest.
@@ -171,15 +179,16 @@ fn attempt_of(prefix: &str) -> Option<VersionId> {
 enum Looked {
     Committed(Box<CommittedVersion>),
     Undecided(Vec<UndecidedAttempt>),
-    Aborted(VersionId),
-    Retired(VersionId),
+    Aborted(DeadVersion),
+    Retired(DeadVersion),
     PassedOver(Vec<PassedOver>),
 }
 
 async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError> {
     let version = found.version.expect("every entry was made with a version");
+    let has_remains = !found.attempts.is_empty();
     if found.retired {
-        return Ok(Looked::Retired(version));
+        return Ok(Looked::Retired(DeadVersion { version, has_remains }));
     }
     if !found.committed {
         return undecided(store, &found.attempts).await;
@@ -196,7 +205,7 @@ async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError
     let (Decision::Commit, Some(manifest_key), Some(hash)) =
         (marker.decision, marker.manifest.clone(), marker.manifest_hash)
     else {
-        return Ok(Looked::Aborted(version));
+        return Ok(Looked::Aborted(DeadVersion { version, has_remains }));
     };
     let bytes = match bounded(store, &manifest_key, MAX_DOCUMENT_BYTES).await? {
         Ok(bytes) => bytes,
@@ -295,6 +304,36 @@ pub async fn newest<D: Document>(
         }
     }
     Ok((highest, None))
+}
+
+/// The series of every pin that stands.
+pub async fn pins(
+    store: &Arc<dyn Store>,
+    passed_over: &mut Vec<PassedOver>,
+) -> Result<BTreeSet<Series>, StoreError> {
+    let mut highest: BTreeMap<Series, u64> = BTreeMap::new();
+    for head in store.list(&Series::pins_prefix(), false).await?.keys {
+        if let Ok(Key::Numbered { series: series @ Series::Pins { .. }, number }) = head.key.parse() {
+            let known = highest.entry(series).or_default();
+            *known = number.max(*known);
+        }
+    }
+    let mut pinned = BTreeSet::new();
+    for (series, number) in highest {
+        let key = Key::numbered(series.clone(), number).to_string();
+        match document::<PinDocument>(store, &key).await? {
+            Ok(pin) if !pin.pinned => {}
+            Ok(_) => {
+                pinned.insert(series);
+            }
+            Err(why) => {
+                // What it says nobody knows: nothing is given up for that.
+                passed_over.push(PassedOver { key, why });
+                pinned.insert(series);
+            }
+        }
+    }
+    Ok(pinned)
 }
 
 /// Loose files as Tier-3 holds them.

@@ -31,6 +31,9 @@ use tidemark_protocol::retention::Retirement;
 /// ones are bounded by the drain.
 const FILES_IN_FLIGHT: usize = 16;
 
+/// Objects of a version that is given up, removed at once.
+const DELETES_IN_FLIGHT: usize = 16;
+
 /// How often a marker is created again after its create was doubtful and reading found none.
 const MARKER_TRIES: u32 = 5;
 
@@ -318,7 +321,6 @@ pub async fn check_epoch(drain: &Drain, version: &VersionId) -> Result<(), Commi
 /// The leave comes from retention (P7, pins, holds). The markers themselves stay: their number is used.
 pub async fn retire(
     drain: &Arc<Drain>,
-    marker: &Marker,
     manifest: &Manifest,
     leave: &Retirement,
     now_ns: i64,
@@ -328,11 +330,14 @@ pub async fn retire(
     check_epoch(drain, &version).await?;
     let (_, hash) =
         manifest.encode_named().map_err(|source| CommitError::Format { version: version.clone(), source })?;
-    assert_eq!(
-        marker.manifest_hash,
-        Some(hash),
-        "a version is retired with the manifest it was committed with"
-    );
+    // The marker itself, not what is remembered of it, says that this is what was committed.
+    match read_marker(drain, &version).await? {
+        Some(marker) if marker.manifest_hash == Some(hash) => {}
+        Some(Marker { decision, attempt, epoch, .. }) => {
+            return Err(CommitError::Lost { version, decision, attempt, epoch });
+        }
+        None => return Err(CommitError::Unknown { version, tries: 1 }),
+    }
     let retired = Retired {
         format: FORMAT,
         version: version.clone(),
@@ -353,15 +358,24 @@ pub async fn retire(
     reach(StepPoint::RetireAfterMarker);
     move_boundary(drain, manifest).await?;
     reach(StepPoint::RetireAfterBoundary);
-    let manifest_key =
-        Key::Manifest { version: version.clone(), attempt: manifest.attempt, hash }.to_string();
-    for key in manifest.files.iter().map(|file| file.key.as_str()).chain([manifest_key.as_str()]) {
-        drain.store.delete(key).await.map_err(|source| CommitError::Write {
-            what: "the removal",
-            version: version.clone(),
-            source,
-        })?;
-        reach(StepPoint::RetireAfterFirstDelete);
+    clear(drain, &version).await
+}
+
+/// Removes everything below a version but its markers: data first, then what describes it. The version must be decided
+/// against, or retired: nobody reads or writes any of it then.
+pub async fn clear(drain: &Arc<Drain>, version: &VersionId) -> Result<(), CommitError> {
+    let failed = |source| CommitError::Write { what: "the removal", version: version.clone(), source };
+    let listing = drain.store.list(&format!("{version}/a-"), false).await.map_err(failed)?;
+    let keys = listing.keys.into_iter().map(|head| head.key);
+    let (documents, data): (Vec<_>, Vec<_>) =
+        keys.partition(|key| !matches!(key.parse(), Ok(Key::Data { .. })));
+    for keys in [data, documents] {
+        let deletes = keys.into_iter().map(|key| async move { drain.store.delete(&key).await });
+        let mut deletes = stream::iter(deletes).buffer_unordered(DELETES_IN_FLIGHT);
+        while let Some(result) = deletes.next().await {
+            result.map_err(failed)?;
+            reach(StepPoint::RetireAfterFirstDelete);
+        }
     }
     Ok(())
 }

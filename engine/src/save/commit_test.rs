@@ -177,7 +177,7 @@ async fn a_stale_coordinator_neither_commits_nor_aborts_nor_retires() {
     commit(&new, 6).await.unwrap();
     let catalog = locate::read(&store).await.unwrap();
     let found = &catalog.committed[0];
-    let refused = retire(&old, &found.marker, &found.manifest, &leave(&found.manifest), 9).await;
+    let refused = retire(&old, &found.manifest, &leave(&found.manifest), 9).await;
     assert!(matches!(refused, Err(CommitError::Fenced { .. })));
     assert_eq!(committed(&store).await, 1);
 }
@@ -199,13 +199,16 @@ async fn a_retired_version_is_passed_over_before_anything_of_it_is_deleted() {
     };
     let faulty = Arc::new(FaultyStore::new(Arc::clone(&inner), vec![fault]));
     let drain = drain(Arc::clone(&faulty) as Arc<dyn Store>, 1);
-    assert!(retire(&drain, &found.marker, &found.manifest, &leave(&found.manifest), 9).await.is_err());
+    assert!(retire(&drain, &found.manifest, &leave(&found.manifest), 9).await.is_err());
     assert_eq!(faulty.fired(0), 1, "the fault happened");
     let between = locate::read(&inner).await.unwrap();
     assert_eq!((between.committed.len(), between.retired.len()), (0, 1));
     assert!(inner.head(&data).await.unwrap().is_some(), "its data outlives the retirement");
-    retire(&drain, &found.marker, &found.manifest, &leave(&found.manifest), 10).await.unwrap();
+    retire(&drain, &found.manifest, &leave(&found.manifest), 10).await.unwrap();
     assert!(inner.head(&data).await.unwrap().is_none());
+    let left = inner.list(&format!("{}/", found.manifest.version), false).await.unwrap();
+    let left: Vec<_> = left.keys.iter().map(|head| head.key.rsplit('/').next().unwrap()).collect();
+    assert_eq!(left, ["_COMMITTED", "_RETIRED"], "its number stays used");
     let boundary = inner.list(".tidemark/boundary-r/", true).await.unwrap();
     assert!(!boundary.keys.is_empty(), "the boundary names it");
 }

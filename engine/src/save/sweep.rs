@@ -1,12 +1,14 @@
-//! Unfinished multipart uploads of writers that are dead: they cost their parts until somebody aborts them.
+//! What costs space in Tier-3 and can never matter: unfinished multipart uploads of writers that are dead, and what a
+//! retirement or an abort that was cut short left behind.
 //!
-//! Owns: which of them are known to be dead. Does not own: finding and aborting them (store), what Tier-3 holds
-//! (`restore::locate`).
+//! Owns: which of it is known to be dead. Does not own: finding and aborting uploads (store), removing a version's objects
+//! (`commit`), what Tier-3 holds (`restore::locate`).
 //!
 //! Age proves nothing: a slow upload of another node is as old as a dead one. Dead is what can never matter: data of
 //! a version whose marker stands (a commit has all its data, an abort wants none), and a generation of a loose file
 //! whose sidecar, or a later one's, stands. What is left is left alone.
 
+use crate::save::commit;
 use crate::save::drain::Drain;
 use futures::stream::{self, StreamExt};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +27,8 @@ pub struct Decided {
     pub versions: BTreeSet<VersionId>,
     /// The newest generation of each loose file whose sidecar was read.
     pub loose: BTreeMap<RelPath, Generation>,
+    /// Versions decided against or retired, of which something is left beside their markers.
+    pub remains: Vec<VersionId>,
 }
 
 impl Decided {
@@ -42,8 +46,26 @@ impl Decided {
     }
 }
 
-/// Aborts the unfinished uploads that are dead. What fails stays for the next start and is said in the log.
+/// Removes what is dead. What fails stays for the next start and is said in the log.
 pub async fn sweep(drain: Arc<Drain>, decided: Decided) {
+    // First: an upload that goes on belongs to a version that is decided by then.
+    clear_remains(&drain, &decided.remains).await;
+    abort_uploads(&drain, &decided).await;
+}
+
+async fn clear_remains(drain: &Arc<Drain>, remains: &[VersionId]) {
+    for version in remains {
+        match commit::clear(drain, version).await {
+            Ok(()) => tracing::info!(%version, "what was left of a version that is given up was removed"),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(%version, error, "what is left of a version that is given up stays");
+            }
+        }
+    }
+}
+
+async fn abort_uploads(drain: &Arc<Drain>, decided: &Decided) {
     let store = drain.store.describe();
     let found = match drain.store.unfinished_uploads().await {
         Ok(found) => found,
@@ -63,7 +85,7 @@ pub async fn sweep(drain: Arc<Drain>, decided: Decided) {
         tracing::info!(%store, uploads = left.len(), "unfinished uploads may belong to a live writer and stay");
     }
     let aborts = dead.into_iter().map(|upload| {
-        let drain = Arc::clone(&drain);
+        let drain = Arc::clone(drain);
         async move {
             let result = drain.store.abort_upload(&upload).await;
             (upload.key, result)

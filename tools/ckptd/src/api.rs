@@ -9,15 +9,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
-    CommitRequest, EventSink, EventsRequest, FlushRequest, ListRequest, NodeApi, ProgressSink, ShowRequest,
-    VerifyRequest,
+    CommitRequest, EventSink, EventsRequest, FlushRequest, GcRequest, ListRequest, NodeApi, PinRequest,
+    ProgressSink, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
 };
 use tidemark_engine::node::{Identity, Node, Wanted};
 use tidemark_fuse::{Mode, Mounted};
 use tidemark_protocol::id::{Incarnation, StartId};
 use tidemark_protocol::report::{
-    ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Flush, FuseMode, MountStatus,
-    NodeState, Show, Status, TierStatus, Verify, path_text,
+    ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Flush, FuseMode, Gc, MountStatus,
+    NodeState, Pin, Removal, Show, Status, TierStatus, Undelete, Verify, path_text,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -273,6 +273,22 @@ impl NodeApi for Daemon {
         let path = request.place.as_bytes().to_vec();
         let what = String::from_utf8_lossy(&path).into_owned();
         self.node.commit(path).await.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
+    }
+
+    async fn gc(&self, request: GcRequest, progress: ProgressSink) -> Result<Gc, ApiError> {
+        self.node.gc(request.dry_run, move |now| progress.tell(now)).await
+    }
+
+    async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError> {
+        self.node.pin(wanted(request.checkpoint), request.pinned, request.by).await
+    }
+
+    async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError> {
+        self.node.remove(wanted(request.checkpoint), move |now| progress.tell(now)).await
+    }
+
+    async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError> {
+        self.node.undelete(wanted(request.checkpoint)).await
     }
 
     async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError> {

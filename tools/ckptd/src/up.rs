@@ -39,7 +39,6 @@ use tidemark_fuse::{Host, KeptMount, ModeChoice, MountSettings, Mounted};
 use tidemark_keeper::{Answered, Inherited, Keeper, names};
 use tidemark_protocol::id::{NodeName, StartId};
 use tidemark_protocol::key::NodeLife;
-use tidemark_protocol::recognise::Rules;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// What a start is given.
@@ -279,7 +278,8 @@ impl Start<'_> {
                 }
             }
         };
-        let parts = NodeParts { shared: Arc::clone(&shared), rules: Rules::builtin().clone(), recovered };
+        let rules = shared.settings.recognition().expect("the settings were checked when they were read");
+        let parts = NodeParts { shared: Arc::clone(&shared), rules, recovered };
         Ok((shared, Node::start(parts)))
     }
 
@@ -327,6 +327,9 @@ impl Start<'_> {
                 mounted
             }
         };
+        let invalidator = mounted.invalidator().clone();
+        let told = Box::new(move |parent, name: &[u8]| invalidator.entry(parent, name));
+        shared.namespace.tell_withdrawn(told);
         daemon.mounted.set(Arc::clone(&mounted)).expect("it is set once, here");
 
         let (end_server, server_ends) = tokio::sync::oneshot::channel::<()>();

@@ -185,6 +185,30 @@ fn the_ends_of_long_work_keep_their_shape() {
 }
 
 #[test]
+fn what_is_kept_and_given_up_keeps_its_shape() {
+    let checkpoint = || json!({"timeline": 0, "step": 7, "version": 1, "path": "run7/step-1200"});
+    let row = GcRow {
+        run: "run7".into(),
+        checkpoint: reference(Some(7)),
+        bytes: 5,
+        given_up: true,
+        reason: "r".into(),
+    };
+    let gc = Gc { dry_run: true, rows: vec![row], left: 1, trouble: None };
+    is_golden(
+        &gc,
+        &json!({"dry_run": true, "rows": [{"run": "run7", "checkpoint": checkpoint(), "bytes": 5,
+            "given_up": true, "reason": "r"}], "left": 1, "trouble": null}),
+    );
+    let pin = Pin { checkpoint: reference(Some(7)), pinned: true, already: false };
+    is_golden(&pin, &json!({"checkpoint": checkpoint(), "pinned": true, "already": false}));
+    let removal = Removal { path: "p".into(), versions: 1, left: 2, trouble: Some("t".into()) };
+    is_golden(&removal, &json!({"path": "p", "versions": 1, "left": 2, "trouble": "t"}));
+    let undelete = Undelete { checkpoint: reference(Some(7)), files: 3 };
+    is_golden(&undelete, &json!({"checkpoint": checkpoint(), "files": 3}));
+}
+
+#[test]
 fn events_nodes_and_checks_keep_their_shape() {
     let event = Event {
         number: 1,

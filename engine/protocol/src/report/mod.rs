@@ -11,11 +11,13 @@
 
 mod checkpoint;
 mod exit;
+mod keeping;
 mod status;
 mod work;
 
 pub use checkpoint::{Checkpoint, CheckpointRef, CheckpointState, Copies, CopyCount, File, Show};
 pub use exit::{ApiError, ErrorCode, ExitCode};
+pub use keeping::{Gc, GcRow, Pin, Removal, Undelete};
 pub use status::{
     Check, CheckVerdict, Doctor, FuseMode, MountStatus, Node, NodeState, Problem, RunStatus, Status,
     TierState, TierStatus,

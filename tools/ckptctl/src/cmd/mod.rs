@@ -5,11 +5,15 @@ mod commit;
 mod doctor;
 mod events;
 mod flush;
+mod gc;
 mod ls;
 mod nodes;
+mod pin;
+mod rm;
 mod show;
 mod status;
 mod tiers;
+mod undelete;
 mod verify;
 
 use crate::context::{Context, Failure};
@@ -25,6 +29,12 @@ pub(crate) enum Command {
     Verify(verify::Args),
     Flush(flush::Args),
     Commit(commit::Args),
+    Pin(pin::Args),
+    /// Let retention decide again about the newest committed version of a checkpoint
+    Unpin(pin::Args),
+    Gc(gc::Args),
+    Rm(rm::Args),
+    Undelete(undelete::Args),
     Events(events::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
@@ -41,6 +51,11 @@ pub(crate) async fn run(command: Option<Command>, context: &mut Context) -> Resu
         Command::Verify(args) => args.run(context).await,
         Command::Flush(args) => args.run(context).await,
         Command::Commit(args) => args.run(context).await,
+        Command::Pin(args) => args.run(true, context).await,
+        Command::Unpin(args) => args.run(false, context).await,
+        Command::Gc(args) => args.run(context).await,
+        Command::Rm(args) => args.run(context).await,
+        Command::Undelete(args) => args.run(context).await,
         Command::Events(args) => args.run(context).await,
         Command::Doctor(args) => args.run(context).await,
         Command::Bench(args) => args.run(context).await,

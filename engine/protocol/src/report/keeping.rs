@@ -1,0 +1,85 @@
+//! What is kept and what is not: `gc`, `pin`, `rm`, `undelete`.
+//!
+//! Owns: the shapes, and the exit code each result deserves. Does not own: what may go (`retention`).
+
+use super::{CheckpointRef, ExitCode};
+use serde::{Deserialize, Serialize};
+
+/// `ckptctl gc`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Gc {
+    /// Nothing was done: the rows say what would be.
+    pub dry_run: bool,
+    /// Every committed version, in order of run and lineage.
+    pub rows: Vec<GcRow>,
+    /// Those to be given up that are still there.
+    pub left: u64,
+    /// Why, where something is left.
+    pub trouble: Option<String>,
+}
+
+impl Gc {
+    /// Done when nothing is left that was to go; unavailable when Tier-3 did not take it.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        if self.dry_run { ExitCode::Done } else { of_what_is_left(self.left, self.trouble.as_deref()) }
+    }
+}
+
+fn of_what_is_left(left: u64, trouble: Option<&str>) -> ExitCode {
+    match (left, trouble) {
+        (0, _) => ExitCode::Done,
+        (_, Some(_)) => ExitCode::Unavailable,
+        (_, None) => ExitCode::Failed,
+    }
+}
+
+/// What retention says of one committed version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcRow {
+    pub run: String,
+    pub checkpoint: CheckpointRef,
+    pub bytes: u64,
+    /// It is given up; otherwise it is kept.
+    pub given_up: bool,
+    /// One sentence.
+    pub reason: String,
+}
+
+/// `ckptctl pin` and `ckptctl unpin`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    pub checkpoint: CheckpointRef,
+    pub pinned: bool,
+    /// It was so before.
+    pub already: bool,
+}
+
+/// `ckptctl rm`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removal {
+    /// Relative to the mount.
+    pub path: String,
+    /// Committed versions that were given up.
+    pub versions: u64,
+    /// Those that are still in Tier-3.
+    pub left: u64,
+    /// Why, where something is left.
+    pub trouble: Option<String>,
+}
+
+impl Removal {
+    /// As [`Gc::exit_code`].
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        of_what_is_left(self.left, self.trouble.as_deref())
+    }
+}
+
+/// `ckptctl undelete`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Undelete {
+    pub checkpoint: CheckpointRef,
+    /// Names that are in the tree again; their bytes come when they are opened.
+    pub files: u64,
+}

@@ -1,0 +1,213 @@
+//! What people say of a version: keep it, give it up, bring it back, and what would go now.
+//!
+//! Owns: carrying those out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
+
+use crate::namespace::Use;
+use crate::node::answer::{Wanted, checkpoint_ref};
+use crate::node::book::Number;
+use crate::node::recover::{Wishes, above, adopt_directory, adopt_files};
+use crate::node::run::{Engine, Node, error_text};
+use crate::restore::locate;
+use crate::store::{Created, StoreError};
+use std::time::Duration;
+use tidemark_protocol::documents::PinDocument;
+use tidemark_protocol::format::{Document, FORMAT};
+use tidemark_protocol::key::{Key, Series, VersionId};
+use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::report::{
+    ApiError, CheckpointRef, ErrorCode, EventLevel, Gc, Pin, Progress, Removal, Undelete, path_text,
+};
+
+/// Between two looks at how far a removal is.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+/// How often the number of a pin is tried that another took first.
+const PIN_TRIES: u32 = 8;
+
+fn ending() -> ApiError {
+    ApiError::new(ErrorCode::Unavailable, "the daemon is ending", "ask again when it runs")
+}
+
+fn away(error: &StoreError) -> ApiError {
+    let what = format!("Tier-3 does not answer: {}", error_text(error));
+    ApiError::new(ErrorCode::Unavailable, what, "`ckptctl status` shows since when")
+}
+
+/// One version that a person named.
+struct Chosen {
+    id: CheckpointId,
+    number: Number,
+    reference: CheckpointRef,
+}
+
+impl Node {
+    /// Pins the newest committed version of a checkpoint, or takes the pin away. Durable in Tier-3 when it returns.
+    ///
+    /// # Errors
+    /// Nothing of it is committed; Tier-3 is away; the daemon is ending.
+    pub async fn pin(&self, wanted: Wanted, pinned: bool, by: String) -> Result<Pin, ApiError> {
+        let chosen = self.ask(move |engine| engine.newest_committed(&wanted)).await.ok_or_else(ending)??;
+        let Chosen { id, number, reference } = chosen;
+        let entry = (id.clone(), number);
+        let version =
+            VersionId { run: id.run, directory: id.directory, timeline: number.0, version: number.1 };
+        let series = Series::pins_of(&version);
+        let set = |pinned: bool| {
+            let entry = entry.clone();
+            move |engine: &mut Engine| engine.gc.pin(entry, pinned)
+        };
+        let already = if pinned {
+            // From now on it stays; the pin that says so for ever follows.
+            let new = self.ask(set(true)).await.ok_or_else(ending)??;
+            if new && let Err(error) = self.write_pin(&series, true, by).await {
+                self.ask(set(false)).await.ok_or_else(ending)??;
+                return Err(error);
+            }
+            !new
+        } else {
+            self.write_pin(&series, false, by).await?;
+            !self.ask(set(false)).await.ok_or_else(ending)??
+        };
+        Ok(Pin { checkpoint: reference, pinned, already })
+    }
+
+    async fn write_pin(&self, series: &Series, pinned: bool, by: String) -> Result<(), ApiError> {
+        let drain = &self.shared().drain;
+        let document = PinDocument { format: FORMAT, pinned, by, at_ns: self.shared().now_ns() };
+        let bytes = document
+            .encode()
+            .map_err(|error| ApiError::new(ErrorCode::Usage, error_text(&error), "give a shorter name"))?;
+        for _ in 0..PIN_TRIES {
+            let (highest, _) = locate::newest::<PinDocument>(&drain.store, series, &mut Vec::new())
+                .await
+                .map_err(|error| away(&error))?;
+            let key = Key::numbered(series.clone(), highest + 1).to_string();
+            match drain.store.create(&key, bytes.clone().into()).await {
+                Ok(Created::Created) => return Ok(()),
+                // Another one's pin has the number, or this one's answer was lost: the next number says it again.
+                Ok(Created::AlreadyExists) => {}
+                Err(error) if error.is_doubtful() => {}
+                Err(error) => return Err(away(&error)),
+            }
+        }
+        let what = format!("the pin was not written in {PIN_TRIES} tries");
+        Err(ApiError::new(ErrorCode::Unavailable, what, "`ckptctl status` shows how Tier-3 is"))
+    }
+
+    /// What retention lets go of; without `dry_run`, when it is gone.
+    ///
+    /// # Errors
+    /// The daemon is ending. What stays because Tier-3 does not take it is in the answer.
+    pub async fn gc(&self, dry_run: bool, tell: impl Fn(Progress)) -> Result<Gc, ApiError> {
+        let rows = self.ask(|engine| engine.gc_rows()).await.ok_or_else(ending)?;
+        let mut gc = Gc { dry_run, rows, left: 0, trouble: None };
+        let all = gc.rows.iter().filter(|row| row.given_up).count() as u64;
+        gc.left = all;
+        if !dry_run {
+            self.ask(Engine::collect_afresh).await.ok_or_else(ending)?;
+        }
+        while !dry_run && gc.left > 0 {
+            let looked = |engine: &mut Engine| (engine.collect_now(), engine.gc_rows());
+            let (trouble, rows) = self.ask(looked).await.ok_or_else(ending)?;
+            gc.left = rows.iter().filter(|row| row.given_up).count() as u64;
+            gc.trouble = trouble.err();
+            if gc.trouble.is_some() {
+                break;
+            }
+            let done = all.saturating_sub(gc.left);
+            tell(Progress { done_files: done, total_files: all, ..Progress::default() });
+            tokio::time::sleep(ASK_EVERY).await;
+        }
+        Ok(gc)
+    }
+
+    /// Removes a checkpoint: its names from the tree, its committed versions from Tier-3.
+    ///
+    /// # Errors
+    /// There is none, or it has to stay, and why: then nothing was done. The daemon is ending.
+    pub async fn remove(&self, wanted: Wanted, tell: impl Fn(Progress)) -> Result<Removal, ApiError> {
+        let begun = self.ask(move |engine| {
+            let Chosen { id, .. } = engine.newest_committed(&wanted)?;
+            let path = engine.ledger.books[&id].path();
+            let refused = |why: String| {
+                let what = format!("{} is not removed: {why}", path_text(&path));
+                ApiError::new(ErrorCode::Failed, what, "`ckptctl gc --dry-run` shows why versions stay")
+            };
+            let numbers = engine.remove(&id).map_err(refused)?;
+            Ok::<_, ApiError>((id, numbers, path))
+        });
+        let (id, numbers, path) = begun.await.ok_or_else(ending)??;
+        let mut removal = Removal {
+            path: path_text(&path),
+            versions: numbers.len() as u64,
+            left: numbers.len() as u64,
+            trouble: None,
+        };
+        while removal.left > 0 {
+            let (of, these) = (id.clone(), numbers.clone());
+            let looked =
+                move |engine: &mut Engine| (engine.collect_now(), engine.still_committed(&of, &these));
+            let (trouble, left) = self.ask(looked).await.ok_or_else(ending)?;
+            removal.left = left as u64;
+            removal.trouble = trouble.err();
+            if removal.trouble.is_some() {
+                break;
+            }
+            let done = removal.versions.saturating_sub(removal.left);
+            tell(Progress { done_files: done, total_files: removal.versions, ..Progress::default() });
+            tokio::time::sleep(ASK_EVERY).await;
+        }
+        removal.versions -= removal.left;
+        Ok(removal)
+    }
+
+    /// Puts the names of a removed checkpoint's newest committed version into the tree again; bytes come when they are
+    /// opened.
+    ///
+    /// # Errors
+    /// Nothing of it is committed any more; something has the name; the daemon is ending.
+    pub async fn undelete(&self, wanted: Wanted) -> Result<Undelete, ApiError> {
+        self.ask(move |engine| engine.undelete(&wanted)).await.ok_or_else(ending)?
+    }
+}
+
+impl Engine {
+    fn newest_committed(&self, wanted: &Wanted) -> Result<Chosen, ApiError> {
+        let none = |what: &str| {
+            ApiError::new(ErrorCode::NotFound, what.to_owned(), "`ckptctl ls` shows what there is")
+        };
+        let book = self.find(wanted).ok_or_else(|| none("there is no such checkpoint"))?;
+        let committed = book.committed();
+        let (number, version) = committed
+            .ok_or_else(|| none(&format!("no version of {} is committed", path_text(&book.path()))))?;
+        let reference = checkpoint_ref(&version.checkpoint);
+        Ok(Chosen { id: book.id.clone(), number: *number, reference })
+    }
+
+    fn undelete(&mut self, wanted: &Wanted) -> Result<Undelete, ApiError> {
+        let Chosen { id, number, reference } = self.newest_committed(wanted)?;
+        let path = self.ledger.books[&id].path();
+        let refused = |what: String, action: &str| Err(ApiError::new(ErrorCode::Failed, what, action));
+        if self.shared.namespace.node_at(&path).is_some() || self.ledger.books[&id].candidate.is_some() {
+            let what = format!("{} is in the tree", path_text(&path));
+            return refused(what, "remove or rename what has the name, then say it again");
+        }
+        if let Some((newer, _)) = above(&self.ledger.books[&id], Some(number)).last() {
+            let what = format!("version {} of {} is not committed yet", newer.1, path_text(&path));
+            return refused(what, "`ckptctl flush --wait` waits for it");
+        }
+        if self.use_of(self.version(&id, number)) != Use::None {
+            let what = format!("a program has a removed file of {} open", path_text(&path));
+            return refused(what, "wait until it has closed it, then say it again");
+        }
+        let Some(manifest) = self.version(&id, number).manifest().cloned() else {
+            return refused(format!("{} has no manifest", path_text(&path)), "");
+        };
+        self.gc.unwish(&id);
+        adopt_files(&self.shared, &manifest, &Wishes::default());
+        manifest.directories.iter().for_each(|directory| adopt_directory(&self.shared, directory));
+        let files = manifest.files.len() + manifest.hard_links.len();
+        let what = format!("version {} is in the tree again, {files} files", number.1);
+        self.event(EventLevel::Info, "undeleted", &id, what);
+        Ok(Undelete { checkpoint: reference, files: files as u64 })
+    }
+}

@@ -1,0 +1,204 @@
+//! What is given up and what is kept: retention, pins, `rm`, and the way back from a removal.
+//!
+//! Owns: the demands on Tier-3 and on the tree, read without the engine. Does not own: the policy's own rules (protocol),
+//! removals over a restart (`wishes`).
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use serde_json::Value;
+use tidemark_tests::daemon::{Daemon, shown};
+use tidemark_tests::{process, tier3};
+
+use crate::site::{CONFIG, assert_holds, noise, options, save, start};
+
+/// The daemon looks every few seconds by itself.
+const LOOK_LIMIT: Duration = Duration::from_secs(30);
+const DEATH_LIMIT: Duration = Duration::from_secs(30);
+const STOP_AT: &str = "TIDEMARK_STOP_NODE_AT";
+
+fn path(step: u64) -> String {
+    format!("run/step{step}.pt")
+}
+
+fn bytes(step: u64) -> Vec<u8> {
+    noise(step, 100_000 + usize::try_from(step).unwrap())
+}
+
+/// Saves these steps, one after the other, each committed before the next begins.
+fn saved(daemon: &Daemon, steps: std::ops::RangeInclusive<u64>) {
+    for step in steps {
+        save(daemon, &path(step), &bytes(step));
+        daemon.flush();
+    }
+}
+
+/// The objects of a checkpoint that hold bytes or describe them: all but its markers.
+fn objects(daemon: &Daemon, step: u64) -> usize {
+    let files = tier3::files_below(&daemon.tier3_dir().join(path(step)));
+    files.iter().filter(|file| !file.file_name().unwrap().to_string_lossy().starts_with('_')).count()
+}
+
+fn there(daemon: &Daemon, step: u64) -> bool {
+    daemon.mount().join(path(step)).exists()
+}
+
+fn steps_of(rows: &Value, given_up: bool) -> Vec<u64> {
+    let rows = rows["rows"].as_array().unwrap().iter().filter(|row| row["given_up"] == given_up);
+    rows.map(|row| row["checkpoint"]["step"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn what_no_rule_keeps_is_given_up_and_what_is_pinned_stays() {
+    let config = format!("{CONFIG}[retention]\nkeep_last = 2\nkeep_every_steps = 4\n");
+    let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+    save(&daemon, &path(1), &bytes(1));
+    daemon.flush();
+    let pin = daemon.ctl_json(&["pin", "@1"]);
+    assert_eq!((pin["pinned"].as_bool(), pin["already"].as_bool()), (Some(true), Some(false)));
+    saved(&daemon, 2..=6);
+    let gone =
+        |daemon: &Daemon| [2, 3].iter().all(|step| !there(daemon, *step) && objects(daemon, *step) == 0);
+    process::until(LOOK_LIMIT, || gone(&daemon).then_some(()))
+        .unwrap_or_else(|| panic!("{:#}\n{}", daemon.ctl_json(&["gc", "--dry-run"]), daemon.log_tail()));
+    let rows = daemon.ctl_json(&["gc", "--dry-run"]);
+    assert_eq!((steps_of(&rows, false), steps_of(&rows, true)), (vec![1, 4, 5, 6], vec![]), "{rows:#}");
+    assert!(rows["rows"][0]["reason"].as_str().unwrap().contains("pinned"), "{rows:#}");
+    assert_eq!(daemon.checkpoint(&path(1)).unwrap()["pinned"], true);
+    for restart in [false, true] {
+        if restart {
+            daemon.stop();
+            daemon.start_again();
+        }
+        for step in [1, 4, 5, 6] {
+            assert_holds(&daemon, &path(step), &bytes(step), &format!("kept; after a restart: {restart}"));
+        }
+        assert!(!there(&daemon, 2) && !there(&daemon, 3), "given up; after a restart: {restart}");
+    }
+    // The pin outlived the daemon that wrote it, and without it the version goes.
+    daemon.ctl_json(&["unpin", "@1"]);
+    let gc = daemon.ctl_json(&["gc"]);
+    assert_eq!((steps_of(&gc, true), gc["left"].as_u64()), (vec![1], Some(0)), "{gc:#}");
+    assert_eq!(objects(&daemon, 1), 0);
+    assert!(daemon.metric("tidemark_retire_versions_total", &[]) > 0.0);
+    let verify = daemon.ctl_json(&["verify", "--deep"]);
+    assert_eq!(verify["broken"].as_array().unwrap().len(), 0, "{verify:#}");
+}
+
+#[test]
+fn a_removal_is_a_wish_and_can_be_taken_back() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    saved(&daemon, 1..=4);
+    let place = daemon.mount().join("run/step-9");
+    fs::create_dir_all(place.join("sub")).unwrap();
+    fs::write(place.join("sub/a.pt"), bytes(9)).unwrap();
+    fs::write(place.join("b.pt"), bytes(10)).unwrap();
+    daemon.flush();
+    fs::remove_file(daemon.mount().join(path(1))).unwrap();
+    fs::remove_dir_all(&place).unwrap();
+    daemon.flush();
+    let gc = daemon.ctl_json(&["gc"]);
+    assert!(steps_of(&gc, true).is_empty(), "everything is kept unless somebody says less: {gc:#}");
+    for restart in [false, true] {
+        if restart {
+            daemon.stop();
+            daemon.start_again();
+        }
+        let back = daemon.ctl_json(&["undelete", "@1"]);
+        assert_eq!(back["files"], 1, "{back:#}");
+        assert_holds(&daemon, &path(1), &bytes(1), "undeleted");
+        let again = daemon.ctl(&["undelete", "@1"]);
+        assert_eq!(again.status.code(), Some(1), "something has the name: {}", shown(&again));
+        daemon.ctl_json(&["undelete", place.to_str().unwrap()]);
+        assert_holds(&daemon, "run/step-9/sub/a.pt", &bytes(9), "undeleted");
+        assert_holds(&daemon, "run/step-9/b.pt", &bytes(10), "undeleted");
+        daemon.flush();
+        assert_eq!(daemon.checkpoint(&path(1)).unwrap()["version"], 1, "the same bytes make no new version");
+        // What came back can be removed, and come back, again.
+        fs::remove_file(daemon.mount().join(path(1))).unwrap();
+        fs::remove_dir_all(&place).unwrap();
+        daemon.flush();
+    }
+    let absent = daemon.ctl(&["undelete", "@77"]);
+    assert_eq!(absent.status.code(), Some(3), "{}", shown(&absent));
+}
+
+#[test]
+fn a_job_that_removes_its_old_ones_is_followed_when_told_to() {
+    let config = format!("{CONFIG}[retention.runs.run]\nfollow_removals = true\n");
+    let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+    saved(&daemon, 1..=2);
+    let open = fs::File::open(daemon.mount().join(path(1))).unwrap();
+    // As Accelerate: the old ones go before the new one is written.
+    fs::remove_file(daemon.mount().join(path(1))).unwrap();
+    fs::remove_file(daemon.mount().join(path(2))).unwrap();
+    let gc = daemon.ctl_json(&["gc"]);
+    assert!(steps_of(&gc, true).is_empty(), "the newest two stay, removed or not: {gc:#}");
+    saved(&daemon, 3..=4);
+    let rows = daemon.ctl_json(&["gc", "--dry-run"]);
+    assert!(!steps_of(&rows, true).contains(&1), "a program has it open: {rows:#}");
+    drop(open);
+    process::until(LOOK_LIMIT, || ([1, 2].iter().all(|step| objects(&daemon, *step) == 0)).then_some(()))
+        .unwrap_or_else(|| panic!("{:#}", daemon.ctl_json(&["gc", "--dry-run"])));
+    daemon.stop();
+    daemon.start_again();
+    for step in [3, 4] {
+        assert_holds(&daemon, &path(step), &bytes(step), "the newest");
+    }
+    let gone = daemon.ctl(&["undelete", "@1"]);
+    assert_eq!(gone.status.code(), Some(3), "{}", shown(&gone));
+}
+
+#[test]
+fn an_administrator_removes_what_may_go_and_is_told_why_the_rest_stays() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    saved(&daemon, 1..=4);
+    for (step, why) in [("@3", "newest"), ("@4", "newest")] {
+        let refused = daemon.ctl(&["rm", step]);
+        assert_eq!(refused.status.code(), Some(1), "{}", shown(&refused));
+        assert!(shown(&refused).contains(why), "{}", shown(&refused));
+    }
+    daemon.ctl_json(&["pin", "@2"]);
+    let refused = daemon.ctl(&["rm", "@2"]);
+    assert!(refused.status.code() == Some(1) && shown(&refused).contains("pinned"), "{}", shown(&refused));
+    assert_holds(&daemon, &path(2), &bytes(2), "nothing was done");
+    let removed = daemon.ctl_json(&["rm", "@1"]);
+    assert_eq!((removed["versions"].as_u64(), removed["left"].as_u64()), (Some(1), Some(0)), "{removed:#}");
+    assert!(!there(&daemon, 1) && objects(&daemon, 1) == 0);
+    assert_eq!(daemon.ctl(&["rm", "@1"]).status.code(), Some(3));
+    // The name is free, and counts on.
+    save(&daemon, &path(1), &bytes(11));
+    daemon.flush();
+    assert_eq!(daemon.checkpoint(&path(1)).unwrap()["version"], 2);
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, &path(1), &bytes(11), "saved again");
+    assert_holds(&daemon, &path(2), &bytes(2), "pinned");
+}
+
+/// Whatever step of giving a version up the daemon dies at: it is there whole, or it is given up, and the next daemon
+/// removes what is left of it. Nothing else is touched.
+#[test]
+fn stopped_at_any_step_of_a_retirement_nothing_is_half_there() {
+    for stop in ["retire.after_marker", "retire.after_boundary", "retire.after_first_delete"] {
+        let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+        saved(&daemon, 1..=4);
+        daemon.stop();
+        daemon.set_env(STOP_AT, Some(&format!("{stop}:1")));
+        daemon.start_again();
+        // Its daemon dies under it; what it prints does not matter.
+        daemon.ctl(&["rm", "@1"]);
+        let status = daemon.wait_for_death(DEATH_LIMIT).unwrap_or_else(|| panic!("{stop} was never reached"));
+        assert_eq!(status.signal(), Some(9), "{stop}: {}", daemon.log_tail());
+        assert!(objects(&daemon, 1) > 0, "{stop}: it died before the end");
+        daemon.set_env(STOP_AT, None);
+        daemon.start_again();
+        assert!(!there(&daemon, 1), "{stop}: the retirement stands");
+        process::until(LOOK_LIMIT, || (objects(&daemon, 1) == 0).then_some(()))
+            .unwrap_or_else(|| panic!("{stop}: something is left\n{}", daemon.log_tail()));
+        for step in 2..=4 {
+            assert_holds(&daemon, &path(step), &bytes(step), stop);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! `ckptctl undelete`: bring back what the job removed.
+
+use crate::context::{Context, Failure};
+use crate::text::clean;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use tidemark_control::api::UndeleteRequest;
+use tidemark_protocol::report::{ExitCode, Undelete};
+
+/// Bring a checkpoint back that was removed from the mount
+///
+/// Its newest committed version, as it was; the bytes come from Tier-3 when they are opened. Refused while something else
+/// has the name.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The path that it had, RUN@STEP or @STEP
+    checkpoint: OsString,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
+        let checkpoint = context.selector(&self.checkpoint).await?;
+        let undelete = context.client.undelete(&UndeleteRequest { checkpoint }).await?;
+        context.print(&undelete, print)?;
+        Ok(ExitCode::Done)
+    }
+}
+
+fn print(undelete: &Undelete, out: &mut dyn Write) -> io::Result<()> {
+    let (path, version) = (clean(&undelete.checkpoint.path), undelete.checkpoint.version);
+    writeln!(out, "{path} (version {version}) is back: {} files", undelete.files)
+}
