@@ -120,6 +120,13 @@ fn a_removal_is_a_wish_and_can_be_taken_back() {
         fs::remove_dir_all(&place).unwrap();
         daemon.flush();
     }
+    // What came back is a file like any other: it is saved anew, and committed.
+    daemon.ctl_json(&["undelete", "@1"]);
+    save(&daemon, &path(1), &bytes(12));
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, &path(1), &bytes(12), "undeleted, and saved anew");
     let absent = daemon.ctl(&["undelete", "@77"]);
     assert_eq!(absent.status.code(), Some(3), "{}", shown(&absent));
 }
@@ -148,6 +155,37 @@ fn a_job_that_removes_its_old_ones_is_followed_when_told_to() {
     }
     let gone = daemon.ctl(&["undelete", "@1"]);
     assert_eq!(gone.status.code(), Some(3), "{}", shown(&gone));
+}
+
+/// Two checkpoints that are one file, a name that was moved, and a copy that another version has: none is a removal.
+#[test]
+fn what_the_tree_still_needs_is_no_removal() {
+    let config = format!("{CONFIG}[retention]\nfollow_removals = true\n");
+    let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+    let place = |name: &str| daemon.mount().join("run").join(name);
+    saved(&daemon, 1..=2);
+    fs::hard_link(place("step1.pt"), place("best.pt")).unwrap();
+    daemon.flush();
+    fs::rename(place("step2.pt"), place("kept2.pt")).unwrap();
+    daemon.flush();
+    saved(&daemon, 5..=8);
+    let rows = daemon.ctl_json(&["gc"]);
+    let gone: Vec<_> =
+        rows["rows"].as_array().unwrap().iter().filter(|row| row["given_up"] == true).collect();
+    let names: Vec<_> = gone.iter().map(|row| row["checkpoint"]["path"].as_str().unwrap()).collect();
+    assert_eq!(names, ["run/step2.pt"], "its bytes are under its new name: {rows:#}");
+    for restart in [false, true] {
+        if restart {
+            daemon.stop();
+            daemon.start_again();
+            daemon.ctl_json(&["gc"]);
+        }
+        for (name, step) in
+            [("run/step1.pt", 1), ("run/best.pt", 1), ("run/kept2.pt", 2), ("run/step8.pt", 8)]
+        {
+            assert_holds(&daemon, name, &bytes(step), &format!("{name}, after a restart: {restart}"));
+        }
+    }
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub struct Committed {
     /// Its bytes in Tier-3 were right when last read or written.
     pub verified: bool,
     pub pinned: bool,
-    /// A session has it open, or a recovery chose it.
+    /// A program has it open, a file in the tree needs its bytes, or a recovery chose it.
     pub held: bool,
     /// The job removed its names.
     pub removed: bool,
@@ -89,7 +89,7 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
             return kept("it is pinned");
         }
         if version.held {
-            return kept("a job has it open, or comes back to it");
+            return kept("a program has it open, or a file in the tree needs its bytes");
         }
         if version.removed && policy.honour_removals {
             return retired("the job removed it, and newer ones are committed".to_owned());

@@ -112,14 +112,15 @@ impl File {
     }
 
     /// The bytes are about to change: what was said of the old ones no longer holds. `own` is the identity
-    /// the file has from now on; another incarnation's file becomes ours, so that no two ever number one seal.
+    /// the file has from now on: one of another incarnation, or one of ours that was brought back under another node,
+    /// becomes the node's own, so that no two ever number one seal.
     pub(super) fn unseal(&mut self, own: FileId) {
         self.happens(FileEvent::Changed);
         self.object = None;
         self.class = ReclaimClass::Never;
         self.unverified = false;
         self.changes += 1;
-        if self.id.incarnation != own.incarnation {
+        if self.id != own {
             self.id = own;
             self.happens(FileEvent::Renumbered);
         }

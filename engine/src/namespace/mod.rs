@@ -46,7 +46,7 @@ pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};
 pub use tidemark_protocol::file::FileState;
 pub use tidemark_protocol::residency::ReclaimClass;
 pub use view::FileView;
-pub use withdraw::{Listed, Use, Withdrawn};
+pub use withdraw::{Leads, Listed, Withdrawn};
 pub use writer::{SessionKey, WriterId};
 pub use xattr::XattrSource;
 

@@ -46,6 +46,15 @@ impl Namespace {
         });
     }
 
+    /// Whether a copy in Tier-3 is noted of that seal.
+    #[must_use]
+    pub fn has_object(&self, file: FileId, seal: SealNumber) -> bool {
+        self.look(|state| {
+            let known = state.node_of(file, self.incarnation).and_then(|node| state.file_mut(node).ok());
+            known.and_then(|known| known.object.as_ref()).is_some_and(|noted| noted.0 == seal)
+        })
+    }
+
     /// Notes that Tier-3 holds the bytes of a seal. False when the file has other bytes by now.
     pub fn note_object(&self, file: FileId, seal: SealNumber, object: ObjectCopy) -> bool {
         let noted = self.change(|state| {

@@ -4,22 +4,35 @@
 
 use super::view::NODES_AT_ONCE;
 use super::{FsError, Namespace, NodeId, State};
-use tidemark_protocol::id::{FileId, SealNumber};
+use std::collections::HashSet;
+use tidemark_protocol::id::{FileId, Incarnation, SealNumber};
 use tidemark_protocol::path::RelPath;
 
 /// Is told the directory and the name.
 pub type Withdrawn = Box<dyn Fn(NodeId, &[u8]) + Send + Sync>;
 
-/// What in the tree leads to objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Use {
-    /// Nothing: no file has one of them as its copy.
-    #[default]
-    None,
-    /// A name.
-    Named,
-    /// An open handle, with a name or without.
-    Open,
+/// How the tree leads to a version that lists files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Leads {
+    /// A listed path names the very bytes that are listed.
+    pub names: bool,
+    /// A file has its copy among the version's objects, and a listed path.
+    pub copies: bool,
+    /// A file has its copy among them, and a name that is not listed, or somebody has it open.
+    pub needs: bool,
+    /// A listed file is in the tree, whatever it holds and is called, or open.
+    pub alive: bool,
+}
+
+impl Leads {
+    fn and(self, other: Self) -> Self {
+        Self {
+            names: self.names | other.names,
+            copies: self.copies | other.copies,
+            needs: self.needs | other.needs,
+            alive: self.alive | other.alive,
+        }
+    }
 }
 
 /// A file as a version lists it.
@@ -33,32 +46,25 @@ pub struct Listed<'a> {
 }
 
 impl Namespace {
-    /// The strongest way in which the tree leads to one of these files' objects.
+    /// How the tree leads to the version that lists these files, under all their names.
     #[must_use]
-    pub fn use_of(&self, files: &[Listed<'_>]) -> Use {
-        let of = |state: &State, listed: &Listed<'_>| {
-            let Some(node) = state.node_of(listed.file, self.incarnation) else { return Use::None };
-            let Ok(found) = state.tree.node(node) else { return Use::None };
-            let Ok(file) = found.file() else { return Use::None };
-            let is_its_copy = file.object.as_ref().is_some_and(|noted| noted.1.key == listed.key);
-            match (is_its_copy, file.opens, found.link_count()) {
-                (false, ..) | (true, 0, 0) => Use::None,
-                (true, 0, _) => Use::Named,
-                (true, ..) => Use::Open,
-            }
-        };
+    pub fn leads_to(&self, files: &[Listed<'_>]) -> Leads {
+        let listed: HashSet<&[u8]> = files.iter().map(|file| file.path.as_bytes()).collect();
+        let own = self.incarnation;
         let chunk = |files: &[Listed<'_>]| {
-            self.look(|state| files.iter().map(|listed| of(state, listed)).max().unwrap_or_default())
+            self.look(|state| {
+                files.iter().fold(Leads::default(), |sum, file| sum.and(state.leads(file, &listed, own)))
+            })
         };
-        files.chunks(NODES_AT_ONCE).map(chunk).max().unwrap_or_default()
+        files.chunks(NODES_AT_ONCE).map(chunk).fold(Leads::default(), Leads::and)
     }
 
     /// Takes the names of these files out of the tree, where they still are those very bytes, and then those of the
-    /// directories that are empty without them. Programs that have one open keep it.
+    /// directories that are empty without them; gives how many names of files went. Programs that have one open keep it.
     ///
     /// # Errors
     /// [`FsError::Io`] when the journal cannot be written; some names are gone then.
-    pub fn withdraw(&self, files: &[Listed<'_>], directories: &[RelPath]) -> Result<(), FsError> {
+    pub fn withdraw(&self, files: &[Listed<'_>], directories: &[RelPath]) -> Result<usize, FsError> {
         let now_ns = self.clock.now_ns();
         let mut gone = Vec::new();
         for files in files.chunks(NODES_AT_ONCE) {
@@ -67,6 +73,7 @@ impl Namespace {
                 Ok(())
             })?;
         }
+        let count = gone.len();
         // The deepest first.
         let mut directories: Vec<_> = directories.iter().collect();
         directories.sort_by_key(|path| std::cmp::Reverse(path.as_bytes().len()));
@@ -85,7 +92,7 @@ impl Namespace {
         if let Some(told) = self.withdrawn.get() {
             gone.into_iter().for_each(|(parent, name)| told(parent, name));
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Sets who is told of each name that the daemon takes away, with the directory that it was in: the kernel remembers
@@ -96,14 +103,40 @@ impl Namespace {
 }
 
 impl State {
+    fn leads(&self, listed: &Listed<'_>, paths: &HashSet<&[u8]>, own: Incarnation) -> Leads {
+        let named =
+            self.parent_of(listed.path).and_then(|parent| self.tree.child(parent, listed.path.name()).ok());
+        let mut leads =
+            Leads { names: named.is_some_and(|node| self.is_it(node, listed)), ..Leads::default() };
+        let Some(node) = self.node_of(listed.file, own) else { return leads };
+        let Ok(found) = self.tree.node(node) else { return leads };
+        let Ok(file) = found.file() else { return leads };
+        leads.alive = file.opens > 0 || found.link_count() > 0;
+        if file.object.as_ref().is_some_and(|noted| noted.1.key == listed.key) {
+            leads.needs = file.opens > 0;
+            for path in found.links().filter_map(|link| self.tree.path(link)) {
+                if paths.contains(path.as_slice()) {
+                    leads.copies = true;
+                } else {
+                    leads.needs = true;
+                }
+            }
+        }
+        leads
+    }
+
+    /// Whether the node holds the very bytes that are listed.
+    fn is_it(&self, node: NodeId, listed: &Listed<'_>) -> bool {
+        self.tree.node(node).and_then(|node| node.file()).is_ok_and(|file| {
+            file.id == listed.file && file.fate.seal().is_some_and(|seal| seal.number == listed.seal)
+        })
+    }
+
     /// The name that is gone, and the directory that it was in.
     fn withdraw<'a>(&mut self, listed: &Listed<'a>, now_ns: i64) -> Option<(NodeId, &'a [u8])> {
         let (parent, name) = (self.parent_of(listed.path)?, listed.path.name());
         let node = self.tree.child(parent, name).ok()?;
-        let is_it = self.tree.node(node).and_then(|node| node.file()).is_ok_and(|file| {
-            file.id == listed.file && file.fate.seal().is_some_and(|seal| seal.number == listed.seal)
-        });
-        if !is_it || self.tree.unlink(parent, name, now_ns).is_err() {
+        if !self.is_it(node, listed) || self.tree.unlink(parent, name, now_ns).is_err() {
             return None;
         }
         self.mark(node);

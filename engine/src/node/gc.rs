@@ -6,11 +6,14 @@
 //! A version that the tree shows is given up in two looks: first its names go, as if the job had removed them; its bytes
 //! go when nothing in the tree leads to them any more. A daemon that dies in between finds a version without names.
 
-use crate::namespace::{Listed, Use};
+use crate::namespace::{Leads, Listed};
 use crate::node::answer::checkpoint_ref;
 use crate::node::away::Cause;
 use crate::node::book::{Book, Number, VersionBook};
+use crate::node::decide::is_covered;
 use crate::node::jobs;
+use crate::node::ledger::contents;
+use crate::node::recover::above;
 use crate::node::run::{Engine, error_text, retry_pause};
 use crate::save::commit::CommitError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,18 +33,47 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Gc {
     pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
+    /// Nobody removed these, although the tree does not show them.
+    unshown: BTreeSet<(CheckpointId, Number)>,
     /// An administrator removed these: they go as soon as they may, whatever the policy says of removals.
     wishes: BTreeSet<(CheckpointId, Number)>,
-    running: Option<(CheckpointId, Number)>,
+    /// Their retirement may stand in Tier-3: there is no way back.
+    begun: BTreeSet<(CheckpointId, Number)>,
+    /// Those that could not be given up, and wait a while.
+    waiting: BTreeMap<(CheckpointId, Number), Waiting>,
+    running: bool,
     next: Instant,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    until: Instant,
     tries: u32,
-    /// Why the last one stayed.
-    trouble: Option<String>,
+    why: String,
 }
 
 impl Gc {
-    pub(crate) fn new(pins: BTreeSet<(CheckpointId, Number)>, now: Instant) -> Self {
-        Self { pins, wishes: BTreeSet::new(), running: None, next: now + LOOK_EVERY, tries: 0, trouble: None }
+    pub(crate) fn new(
+        pins: BTreeSet<(CheckpointId, Number)>,
+        unshown: BTreeSet<(CheckpointId, Number)>,
+        now: Instant,
+    ) -> Self {
+        Self {
+            pins,
+            unshown,
+            wishes: BTreeSet::new(),
+            begun: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            running: false,
+            next: now + LOOK_EVERY,
+        }
+    }
+
+    fn failed(&mut self, of: (CheckpointId, Number), why: String, longest: Duration, now: Instant) {
+        let tries = self.waiting.get(&of).map_or(0, |waiting| waiting.tries);
+        let waiting =
+            Waiting { until: now + retry_pause(tries, longest), tries: tries.saturating_add(1), why };
+        self.waiting.insert(of, waiting);
     }
 }
 
@@ -51,11 +83,20 @@ impl Gc {
     /// # Errors
     /// It is too late: the version is being given up.
     pub(crate) fn pin(&mut self, of: (CheckpointId, Number), pinned: bool) -> Result<bool, ApiError> {
-        if pinned && self.running.as_ref() == Some(&of) {
-            let what = format!("version {} is being given up", of.1.1);
-            return Err(ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls` shows what there is"));
+        if pinned {
+            self.check_stays(&of)?;
         }
         Ok(if pinned { self.pins.insert(of) } else { self.pins.remove(&of) })
+    }
+
+    /// # Errors
+    /// The version's retirement was begun.
+    pub(crate) fn check_stays(&self, of: &(CheckpointId, Number)) -> Result<(), ApiError> {
+        if !self.begun.contains(of) {
+            return Ok(());
+        }
+        let what = format!("version {} is being given up", of.1.1);
+        Err(ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls` shows what there is"))
     }
 
     /// Somebody wants the checkpoint after all.
@@ -68,21 +109,28 @@ impl Gc {
 struct Verdict {
     id: CheckpointId,
     number: Number,
-    used: Use,
+    /// The tree shows it: its names go first.
+    shown: bool,
     keep: Keep,
 }
 
+/// A manifest's files under all their names.
 fn listed(manifest: &Manifest) -> Vec<Listed<'_>> {
-    let files = manifest.files.iter();
-    files
-        .map(|ManifestFile { path, file, seal, key, .. }| Listed { path, file: *file, seal: *seal, key })
-        .collect()
+    let of = |entry: &'_ ManifestFile| (entry.file, entry.seal);
+    let mut all = Vec::with_capacity(manifest.files.len() + manifest.hard_links.len());
+    for entry in &manifest.files {
+        let (file, seal) = of(entry);
+        all.push(Listed { path: &entry.path, file, seal, key: &entry.key });
+        let links = manifest.hard_links.iter().filter(|link| link.to == entry.path);
+        all.extend(links.map(|link| Listed { path: &link.path, file, seal, key: &entry.key }));
+    }
+    all
 }
 
 impl Engine {
     /// Looks when it is time, and begins to give up at most one version.
     pub(crate) fn collect(&mut self, now: Instant) {
-        let idle = self.fenced.is_none() && !self.draining && self.gc.running.is_none();
+        let idle = self.fenced.is_none() && !self.draining && !self.gc.running;
         if !idle || now < self.gc.next {
             return;
         }
@@ -91,12 +139,16 @@ impl Engine {
         if settings.keeps_everything() && self.gc.wishes.is_empty() {
             return;
         }
-        for Verdict { id, number, used, keep } in self.verdicts() {
+        for Verdict { id, number, shown, keep } in self.verdicts() {
             let Keep::Retired(leave) = keep else { continue };
-            if used == Use::None {
-                return self.give_up(id, number, leave);
+            let of = (id, number);
+            if self.gc.waiting.get(&of).is_some_and(|waiting| waiting.until > now) {
+                continue;
             }
-            self.withdraw(&id, number, leave.reason());
+            if !shown {
+                return self.give_up(of.0, number, leave);
+            }
+            self.withdraw(of, leave.reason(), now);
         }
     }
 
@@ -111,74 +163,86 @@ impl Engine {
         let mut verdicts = Vec::new();
         for (run, mut versions) in runs {
             versions.sort_by(|a, b| lineage::order(a.2.record()).cmp(&lineage::order(b.2.record())));
-            let used: Vec<Use> = versions.iter().map(|(_, _, version)| self.use_of(version)).collect();
             let policy = self.shared.settings.retention.policy_of(run);
-            let rows = versions
-                .iter()
-                .zip(&used)
-                .map(|((book, number, version), used)| self.committed_row(book, *number, version, *used));
-            let rows: Vec<Committed> = rows.collect();
+            let rows =
+                versions.iter().map(|(book, number, version)| self.standing_of(book, *number, version));
+            let (shown, rows): (Vec<bool>, Vec<Committed>) = rows.unzip();
             let now_ns = self.shared.now_ns();
             let usual = retain(&policy, &rows, now_ns);
             let wished = retain(&Policy { honour_removals: true, ..policy }, &rows, now_ns);
-            for (((book, number, _), used), (usual, wished)) in
-                versions.into_iter().zip(used).zip(usual.into_iter().zip(wished))
-            {
+            let keeps = usual.into_iter().zip(wished);
+            for (((book, number, _), shown), (usual, wished)) in versions.into_iter().zip(shown).zip(keeps) {
                 let wish = self.gc.wishes.contains(&(book.id.clone(), number));
                 let keep = if wish { wished } else { usual };
-                verdicts.push(Verdict { id: book.id.clone(), number, used, keep });
+                verdicts.push(Verdict { id: book.id.clone(), number, shown, keep });
             }
         }
         verdicts
     }
 
-    pub(crate) fn use_of(&self, version: &VersionBook) -> Use {
-        version.manifest().map_or(Use::Open, |manifest| self.shared.namespace.use_of(&listed(manifest)))
+    /// How the tree leads to a version. What is not known is taken for needed.
+    pub(crate) fn leads_to(&self, version: &VersionBook) -> Leads {
+        let all = Leads { names: true, copies: true, needs: true, alive: true };
+        version.manifest().map_or(all, |manifest| self.shared.namespace.leads_to(&listed(manifest)))
     }
 
-    fn committed_row(&self, book: &Book, number: Number, version: &VersionBook, used: Use) -> Committed {
+    /// Whether the tree shows a version, and what retention needs to know of it.
+    fn standing_of(&self, book: &Book, number: Number, version: &VersionBook) -> (bool, Committed) {
         let record = version.record();
-        let wished = self.gc.wishes.contains(&(book.id.clone(), number));
-        Committed {
+        let of = (book.id.clone(), number);
+        let leads = self.leads_to(version);
+        let superseded = book.committed().is_some_and(|(newest, _)| *newest > number);
+        let wished = self.gc.wishes.contains(&of);
+        // Names that a newer version holds too are that one's.
+        let shown = leads.names && !superseded;
+        let held = leads.needs
+            || self.gc.unshown.contains(&of)
+            || if superseded { leads.copies } else { shown && !self.is_all_there_is(book, number) };
+        let row = Committed {
             version: record.version.clone(),
             step: record.step,
             completed_at_ns: record.completed_at_ns,
             // Nothing is known against it: it was read back, or its checksums were refused, when it was written.
             verified: true,
-            pinned: self.gc.pins.contains(&(book.id.clone(), number)),
-            held: used == Use::Open,
-            removed: used == Use::None || wished,
-        }
+            pinned: self.gc.pins.contains(&of),
+            held,
+            removed: superseded || wished || !leads.names && !leads.copies,
+        };
+        (shown, row)
+    }
+
+    /// Whether the tree holds nothing under the checkpoint's name but what this version lists: nothing newer is being
+    /// written over it.
+    fn is_all_there_is(&self, book: &Book, number: Number) -> bool {
+        let Some(candidate) = &book.candidate else { return false };
+        let present = contents(self.ledger.files_of(candidate, &book.scope));
+        let is_newest = above(book, Some(number)).is_empty();
+        is_newest && present.is_some_and(|present| is_covered(&present, &book.versions[&number].contents))
     }
 
     /// Takes the names of a version that may go out of the tree.
-    fn withdraw(&mut self, id: &CheckpointId, number: Number, reason: &str) {
-        let Some(manifest) = self.version(id, number).manifest().map(Arc::clone) else { return };
-        let mut files = listed(&manifest);
-        for link in &manifest.hard_links {
-            files.extend(
-                listed(&manifest)
-                    .into_iter()
-                    .filter(|file| *file.path == link.to)
-                    .map(|file| Listed { path: &link.path, ..file }),
-            );
-        }
+    fn withdraw(&mut self, of: (CheckpointId, Number), reason: &str, now: Instant) {
+        let (id, number) = &of;
+        let Some(manifest) = self.version(id, *number).manifest().map(Arc::clone) else { return };
         let directories: Vec<_> =
             manifest.directories.iter().map(|directory| directory.path.clone()).collect();
-        match self.shared.namespace.withdraw(&files, &directories) {
-            Ok(()) => {
-                let what = format!("version {} left the tree: {reason}", number.1);
-                self.event(EventLevel::Info, "removed", id, what);
+        let why = match self.shared.namespace.withdraw(&listed(&manifest), &directories) {
+            Ok(0) => "its names could not be taken out of the tree".to_owned(),
+            Ok(names) => {
+                let what = format!("version {} left the tree, {names} names: {reason}", number.1);
+                return self.event(EventLevel::Info, "removed", id, what);
             }
-            Err(error) => {
-                tracing::error!(run = %id.run, checkpoint = %id.directory, %error, "a version's names stay");
-            }
-        }
+            Err(error) => format!("its names stay: {error}"),
+        };
+        tracing::error!(run = %id.run, checkpoint = %id.directory, %why, "a version is not given up");
+        let longest = self.retry_longest();
+        self.gc.failed(of, why, longest, now);
     }
 
     fn give_up(&mut self, id: CheckpointId, number: Number, leave: Retirement) {
         let Some(manifest) = self.version(&id, number).manifest().map(Arc::clone) else { return };
-        self.gc.running = Some((id.clone(), number));
+        self.gc.running = true;
+        self.gc.begun.insert((id.clone(), number));
         self.jobs.spawn(jobs::retire(Arc::clone(&self.shared), id, number, manifest, leave));
     }
 
@@ -191,14 +255,15 @@ impl Engine {
         result: Result<(), CommitError>,
         now: Instant,
     ) {
-        self.gc.running = None;
+        self.gc.running = false;
         // The next one at once: a policy that was just set may let go of hundreds.
         self.gc.next = now;
+        let of = (id.clone(), number);
         match result {
             Ok(()) => {
-                self.gc.tries = 0;
-                self.gc.trouble = None;
-                self.gc.wishes.remove(&(id.clone(), number));
+                self.gc.waiting.remove(&of);
+                self.gc.wishes.remove(&of);
+                self.gc.begun.remove(&of);
                 self.tier3_away.ended(&Cause::Retirement);
                 self.shared.metrics.retire_versions.inc();
                 let what = format!("version {} was given up: {}", number.1, leave.reason());
@@ -212,9 +277,8 @@ impl Engine {
                     self.fenced = Some(why.clone());
                 }
                 self.tier3_away.failed(Cause::Retirement, now, why.clone());
-                self.gc.trouble = Some(why);
-                self.gc.next = now + retry_pause(self.gc.tries, self.retry_longest());
-                self.gc.tries = self.gc.tries.saturating_add(1);
+                let longest = self.retry_longest();
+                self.gc.failed(of, why, longest, now);
             }
         }
     }
@@ -240,21 +304,35 @@ impl Engine {
 
     /// Somebody waits: what failed before is tried again at once.
     pub(crate) fn collect_afresh(&mut self) {
-        self.gc.trouble = None;
-        self.gc.tries = 0;
+        self.gc.waiting.clear();
         self.gc.next = Instant::now();
     }
 
-    /// Looks now. What keeps a version that is to go from going, if anything does.
-    pub(crate) fn collect_now(&mut self) -> Result<(), String> {
-        if let Some(why) = &self.fenced {
-            return Err(why.clone());
-        }
-        if let Some(why) = &self.gc.trouble {
-            return Err(why.clone());
-        }
+    /// Looks now, for somebody who waits. How many versions of those wanted are still to go, and why, where nothing more will
+    /// happen by itself soon. `wanted`: these versions; or all that retention lets go of.
+    pub(crate) fn collect_now(
+        &mut self,
+        wanted: Option<(&CheckpointId, &[Number])>,
+    ) -> (u64, Option<String>) {
         self.gc.next = Instant::now();
-        Ok(())
+        let mut left = 0;
+        let mut stuck = self.fenced.clone();
+        for Verdict { id, number, keep, .. } in self.verdicts() {
+            let is_wanted = wanted.is_none_or(|(of, numbers)| *of == id && numbers.contains(&number));
+            match keep {
+                Keep::Retired(_) if is_wanted => {
+                    left += 1;
+                    stuck = stuck.or_else(|| Some(self.gc.waiting.get(&(id, number))?.why.clone()));
+                }
+                // Somebody opened or pinned it meanwhile.
+                Keep::Kept { reason } if is_wanted && wanted.is_some() => {
+                    left += 1;
+                    stuck = stuck.or(Some(reason));
+                }
+                Keep::Retired(_) | Keep::Kept { .. } => {}
+            }
+        }
+        (left, stuck.filter(|_| left > 0))
     }
 
     /// An administrator removes a checkpoint: its names now, its committed versions as soon as they may.
@@ -281,15 +359,5 @@ impl Engine {
         }
         self.collect_afresh();
         Ok(numbers)
-    }
-
-    /// Which of these versions are still there.
-    pub(crate) fn still_committed(&self, id: &CheckpointId, numbers: &[Number]) -> usize {
-        let book = self.ledger.books.get(id);
-        let stands = |number: &&Number| {
-            book.and_then(|book| book.versions.get(number))
-                .is_some_and(|version| version.checkpoint.is_committed())
-        };
-        numbers.iter().filter(stands).count()
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! Owns: carrying those out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
 
-use crate::namespace::Use;
 use crate::node::answer::{Wanted, checkpoint_ref};
 use crate::node::book::Number;
 use crate::node::recover::{Wishes, above, adopt_directory, adopt_files};
@@ -13,6 +12,7 @@ use std::time::Duration;
 use tidemark_protocol::documents::PinDocument;
 use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::key::{Key, Series, VersionId};
+use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{
     ApiError, CheckpointRef, ErrorCode, EventLevel, Gc, Pin, Progress, Removal, Undelete, path_text,
@@ -106,10 +106,7 @@ impl Node {
             self.ask(Engine::collect_afresh).await.ok_or_else(ending)?;
         }
         while !dry_run && gc.left > 0 {
-            let looked = |engine: &mut Engine| (engine.collect_now(), engine.gc_rows());
-            let (trouble, rows) = self.ask(looked).await.ok_or_else(ending)?;
-            gc.left = rows.iter().filter(|row| row.given_up).count() as u64;
-            gc.trouble = trouble.err();
+            (gc.left, gc.trouble) = self.ask(|engine| engine.collect_now(None)).await.ok_or_else(ending)?;
             if gc.trouble.is_some() {
                 break;
             }
@@ -144,11 +141,8 @@ impl Node {
         };
         while removal.left > 0 {
             let (of, these) = (id.clone(), numbers.clone());
-            let looked =
-                move |engine: &mut Engine| (engine.collect_now(), engine.still_committed(&of, &these));
-            let (trouble, left) = self.ask(looked).await.ok_or_else(ending)?;
-            removal.left = left as u64;
-            removal.trouble = trouble.err();
+            let looked = move |engine: &mut Engine| engine.collect_now(Some((&of, &these)));
+            (removal.left, removal.trouble) = self.ask(looked).await.ok_or_else(ending)?;
             if removal.trouble.is_some() {
                 break;
             }
@@ -195,9 +189,10 @@ impl Engine {
             let what = format!("version {} of {} is not committed yet", newer.1, path_text(&path));
             return refused(what, "`ckptctl flush --wait` waits for it");
         }
-        if self.use_of(self.version(&id, number)) != Use::None {
-            let what = format!("a program has a removed file of {} open", path_text(&path));
-            return refused(what, "wait until it has closed it, then say it again");
+        self.gc.check_stays(&(id.clone(), number))?;
+        if self.leads_to(self.version(&id, number)).alive {
+            let what = format!("a file of {} is in the tree under another name, or open", path_text(&path));
+            return refused(what, "remove or close it, then say it again");
         }
         let Some(manifest) = self.version(&id, number).manifest().cloned() else {
             return refused(format!("{} has no manifest", path_text(&path)), "");
@@ -205,7 +200,18 @@ impl Engine {
         self.gc.unwish(&id);
         adopt_files(&self.shared, &manifest, &Wishes::default());
         manifest.directories.iter().for_each(|directory| adopt_directory(&self.shared, directory));
-        let files = manifest.files.len() + manifest.hard_links.len();
+        self.classify_run(&id.run);
+        let names = manifest.files.iter().map(|file| &file.path);
+        let names = names.chain(manifest.hard_links.iter().map(|link| &link.path));
+        let there = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
+        let (files, back) = (names.clone().count(), names.filter(there).count());
+        if back < files {
+            let what = format!("{back} of the {files} names of {} could be put back", path_text(&path));
+            return refused(
+                what,
+                "the log says why; make room or free the names, remove what came back, say it again",
+            );
+        }
         let what = format!("version {} is in the tree again, {files} files", number.1);
         self.event(EventLevel::Info, "undeleted", &id, what);
         Ok(Undelete { checkpoint: reference, files: files as u64 })

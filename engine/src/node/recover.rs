@@ -34,6 +34,8 @@ pub struct Recovered {
     pub(crate) tree_number: u64,
     pub(crate) passed_over: Vec<String>,
     pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
+    /// Versions that the tree should show and could not be made to: nobody removed them.
+    pub(crate) unshown: BTreeSet<(CheckpointId, Number)>,
     /// What an unfinished upload can never matter to.
     decided: Decided,
 }
@@ -124,6 +126,25 @@ impl Recovered {
     fn close(&mut self, version: &VersionId, shared: &Shared) {
         let checkpoint = Checkpoint::decided(empty_record(version, shared), Decision::Abort);
         self.put(VersionBook::new(checkpoint, BTreeMap::new()));
+    }
+
+    /// The versions of which a name that nobody removed is not in the tree.
+    fn not_shown(&self, shared: &Shared, wishes: &Wishes<'_>) -> BTreeSet<(CheckpointId, Number)> {
+        let mut unshown = BTreeSet::new();
+        for book in self.books.values() {
+            let removed = wishes.versions.get(&(&book.id.run, &book.id.directory)).copied();
+            let Some((number, version)) = shown(book, removed) else { continue };
+            let missing = version.contents.iter().find(|(path, (file, seal))| {
+                !wishes.files.contains(&(*path, *file, *seal))
+                    && shared.namespace.node_at(path.as_bytes()).is_none()
+            });
+            if let Some((path, _)) = missing {
+                let version = book.version_id(*number);
+                tracing::error!(%version, %path, "a checkpoint of Tier-3 is not whole in the tree");
+                unshown.insert((book.id.clone(), *number));
+            }
+        }
+        unshown
     }
 
     /// The versions of which a pin stands.
@@ -267,6 +288,9 @@ impl Recovered {
             }
             directories.extend(tree.directories.iter().cloned());
         }
+        if names == Names::Empty {
+            self.unshown = self.not_shown(shared, &wishes);
+        }
         // Last, so that what was made inside them has not moved their times.
         for directory in directories {
             adopt_directory(shared, &directory);
@@ -347,6 +371,10 @@ fn one_marker(prepared: Vec<Prepared>, manifest: Manifest) -> Option<Prepared> {
 
 /// A file that is in Tier-3 may be given up in memory; the daemon before may have died before it wrote that down.
 fn note(shared: &Shared, file: &ManifestFile) {
+    // Another version's copy of the same bytes is as good, and may be the one that stays.
+    if shared.namespace.has_object(file.file, file.seal) {
+        return;
+    }
     let object = ObjectCopy { key: file.key.clone(), size_bytes: file.size_bytes };
     // False where the file is gone or has other bytes by now.
     let _ = shared.namespace.note_object(file.file, file.seal, object);

@@ -209,7 +209,7 @@ impl Engine {
             flushes: Flushes::default(),
             tree: TreeState::new(recovered.tree_number),
             scrub: Scrub::new(now),
-            gc: Gc::new(recovered.pins, now),
+            gc: Gc::new(recovered.pins, recovered.unshown, now),
             shared,
             ledger,
             jobs: JoinSet::new(),

@@ -164,15 +164,29 @@ impl Engine {
             .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
         let here = Here::of(&snapshot);
         let (mut removed_versions, mut removed_files) = (Vec::new(), Vec::new());
+        let mut withheld = false;
         for book in self.ledger.books.values() {
+            // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
+            let mut lives_on = |file: FileId| {
+                let only_copy = self.is_only_copy(&here, file);
+                withheld |= only_copy;
+                only_copy
+            };
             match here.removed(book) {
                 Removed::Nothing => {}
-                Removed::All(number) => removed_versions.push(book.version_id(number)),
-                Removed::Files(files) => removed_files.extend(files),
+                Removed::All(number) => {
+                    let shown = shown(book, None);
+                    let mut files = shown.iter().flat_map(|(_, version)| version.contents.values());
+                    if !files.any(|(file, _)| lives_on(*file)) {
+                        removed_versions.push(book.version_id(number));
+                    }
+                }
+                Removed::Files(files) => {
+                    removed_files.extend(files.into_iter().filter(|gone| !lives_on(gone.file)));
+                }
             }
         }
         let mut removed_loose = Vec::new();
-        let mut withheld = false;
         for (path, book) in &self.ledger.removed_loose {
             let Some(generation) = book.generation else { continue };
             if book.of.is_some_and(|(file, _)| self.is_only_copy(&here, file)) {

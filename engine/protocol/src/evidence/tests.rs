@@ -271,24 +271,48 @@ fn a_marker_that_one_rank_writes_is_needed_and_proves_nothing() {
 }
 
 #[test]
-fn megatron_is_complete_when_its_marker_follows_the_index() {
+fn what_follows_megatrons_index_is_in_the_same_version() {
     let mut files = vec![
         ("r/iter_0000100/__0_0.distcp", 1, writer(1, Some(2))),
         ("r/iter_0000100/.metadata", 2, writer(1, Some(2))),
     ];
     let index = ("r/iter_0000100/.metadata", [("__0_0.distcp", Some(100))]);
     let world = |files: &[_]| World::new(files).index(index.0, &index.1);
-    assert!(matches!(world(&files).at(99), Verdict::Incomplete { .. }), "Megatron does not load it");
+    assert!(matches!(world(&files).at(3), Verdict::Open { .. }), "more may follow");
+    assert_eq!(world(&files).evidence(7), Some(Evidence::Index), "torch_dcp writes no more");
     files.push(("r/iter_0000100/metadata.json", 3, writer(1, Some(2))));
-    assert!(matches!(world(&files).at(7), Verdict::Open { .. }), "a list of hashes may follow");
-    assert_eq!(world(&files).evidence(8), Some(Evidence::Marker));
     files.push(("r/iter_0000100/integrity.json", 4, writer(1, Some(2))));
+    files.push(("r/iter_0000100/train_state.pt", 5, writer(1, Some(2))));
     let listed = [("__0_0.distcp", None), (".metadata", None), ("metadata.json", None)];
-    let listing = world(&files).index("r/iter_0000100/integrity.json", &listed);
-    assert_eq!(listing.evidence(9), Some(Evidence::Marker));
-    let mut voided = listing;
-    voided.file("r/iter_0000100/__0_0.distcp").size_bytes = 50;
-    assert!(matches!(voided.at(99), Verdict::Incomplete { .. }), "a marker does not outweigh the index");
+    let mut listing = world(&files).index("r/iter_0000100/integrity.json", &listed);
+    assert_eq!(listing.evidence(10), Some(Evidence::Index));
+    listing.file("r/iter_0000100/__0_0.distcp").size_bytes = 50;
+    assert!(matches!(listing.at(99), Verdict::Incomplete { .. }), "one index does not outweigh the other");
+}
+
+#[test]
+fn files_beside_shards_do_not_void_their_index() {
+    let mut files = vec![
+        ("r/step-1/__0_0.distcp", 1, writer(1, Some(2))),
+        ("r/step-1/ema_0.pt", 1, writer(1, Some(2))),
+        ("r/step-1/.metadata", 3, writer(1, Some(2))),
+    ];
+    let covered = [("__0_0.distcp", Some(100))];
+    assert_eq!(World::new(&files).index("r/step-1/.metadata", &covered).evidence(3), Some(Evidence::Index));
+    files[1].0 = "r/step-1/ema_rank1.pt";
+    let stray = World::new(&files).index("r/step-1/.metadata", &covered);
+    assert!(
+        matches!(stray.at(99), Verdict::Incomplete { .. }),
+        "one rank's file of two, and no index names it"
+    );
+}
+
+#[test]
+fn ranks_of_one_name_are_counted_whoever_names_files_so() {
+    let rank = |k: u32| writer(k + 1, Some(2));
+    let files = [("r/step=100_rank0.ckpt", 1, rank(0)), ("r/step=100_rank1.ckpt", 2, rank(1))];
+    assert_eq!(World::new(&files).evidence(7), Some(Evidence::Count));
+    assert!(matches!(World::new(&files[..1]).at(99), Verdict::Incomplete { .. }));
 }
 
 #[test]

@@ -76,8 +76,8 @@ fn saved_by_trainers() -> Vec<RuleSpec> {
 /// What trains, with formats of its own.
 fn saved_by_engines() -> Vec<RuleSpec> {
     vec![
-        // metadata.json follows DCP's index, after a barrier over all ranks; without it Megatron does not load. With
-        // `--verify-integrity` a list of hashes of all files follows that.
+        // DCP's index is what proves it. metadata.json, hashes of all files and what runs on top of Megatron adds follow; with
+        // `--ckpt-format torch_dcp` nothing does.
         RuleSpec {
             name: "megatron".into(),
             directory: some(r"(?-u)^iter_(?<step>\d{7,})$|^release$"),
@@ -86,7 +86,6 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             shard: some(MEGATRON_SHARD),
             index: some(r"^integrity\.json$"),
             index_kind: Some(IndexKind::Megatron),
-            marker: some(r"^metadata\.json$"),
             more_follows: true,
             ..RuleSpec::default()
         },
@@ -104,6 +103,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             directory: some(r"(?-u)^global_step(?<step>\d+)$"),
             signature: some(DEEPSPEED_FILE),
             each_rank: some(ZERO_PART),
+            anywhere: true,
             more_follows: true,
             ..RuleSpec::default()
         },
@@ -112,6 +112,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             name: "deepspeed".into(),
             signature: some(DEEPSPEED_FILE),
             each_rank: some(ZERO_PART),
+            anywhere: true,
             more_follows: true,
             ..RuleSpec::default()
         },
@@ -138,8 +139,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
         // `tmp_<name>` is renamed by rank 0 after a barrier.
         RuleSpec {
             name: "torch_checkpointing".into(),
-            signature: some(r"(?-u)^metadata\.pkl$|^other_\d+\.pt$"),
-            shard: some(r"(?-u)^.+_(?<rank>\d+)\.pt$"),
+            signature: some(r"(?-u)^other_\d+\.pt$"),
             renamed: true,
             in_flight: some("^tmp_."),
             ..RuleSpec::default()
@@ -180,6 +180,7 @@ fn formats() -> Vec<RuleSpec> {
             index: some(r"^\.metadata$"),
             index_kind: Some(IndexKind::Dcp),
             rank_marker: some(r"(?-u)^__(?<rank>\d+)\.metadata$"),
+            anywhere: true,
             temporary: some(r"(?-u)^\.metadata\.tmp$|^__\d+\.metadata\.tmp$"),
             ..RuleSpec::default()
         },
@@ -189,6 +190,7 @@ fn formats() -> Vec<RuleSpec> {
             shard: some(r"(?-u)-of-\d{5}\.safetensors$"),
             index: some(r"\.safetensors\.index\.json$"),
             index_kind: Some(IndexKind::Safetensors),
+            anywhere: true,
             temporary: some(r"(?-u)^\.tmp[A-Za-z0-9]{6}$"),
             ..RuleSpec::default()
         },

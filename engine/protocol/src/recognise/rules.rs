@@ -44,6 +44,8 @@ pub struct RuleSpec {
     pub rank_marker: Option<String>,
     /// A file that each rank writes: as many as the job has ranks. The group `rank` is the rank.
     pub each_rank: Option<String>,
+    /// Its index and what each rank writes say the same inside another framework's directory.
+    pub anywhere: bool,
     /// The directory gets its name by rename when all ranks are done.
     pub renamed: bool,
     /// The directory's name while it is written; then it is not complete.
@@ -115,6 +117,7 @@ pub(crate) struct Rule {
     marker_by: MarkerBy,
     rank_marker: Option<Regex>,
     each_rank: Option<Regex>,
+    anywhere: bool,
     renamed: bool,
     in_flight: Option<Regex>,
     unfinished: Option<Regex>,
@@ -134,7 +137,9 @@ pub struct Rules {
 
 /// A step in a path. The short words need a border before them: `deep5` is no episode.
 static STEP: LazyLock<Regex> = LazyLock::new(|| {
-    ours(r"(?i-u)(?:global_step|step|iter|checkpoint|ckpt|epoch|(?:^|[^A-Za-z])(?:ep|ba))[-_=]?(\d+)")
+    ours(
+        r"(?i-u)(?:global_step|step|iteration|iter|checkpoint|ckpt|epoch|(?:^|[^A-Za-z])(?:ep|ba))[-_=]?(\d+)",
+    )
 });
 /// A rank in a name.
 static RANK: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
@@ -195,6 +200,7 @@ impl Rule {
                 "rank",
                 "has an each_rank without a group named rank",
             )?,
+            anywhere: spec.anywhere,
             renamed: spec.renamed,
             in_flight: compile("in_flight", &spec.in_flight)?,
             unfinished: with_group(
@@ -248,10 +254,9 @@ impl Rule {
         self.more_follows
     }
 
-    /// Whether its shards are told apart by rank, one for each, when nothing better is known.
+    /// Whether ranks in the names of shards are counted, because nothing better is known.
     pub(crate) fn counts_shards(&self) -> bool {
-        let has_rank = |shard: &Regex| shard.capture_names().flatten().any(|name| name == "rank");
-        self.each_rank.is_none() && self.shard.as_ref().is_some_and(has_rank)
+        self.each_rank.is_none()
     }
 }
 
@@ -358,8 +363,8 @@ impl Rules {
         self.singles.is_match(path.name())
     }
 
-    /// What a file's name says that it is, in a checkpoint of that framework. Markers are the framework's own: such a name
-    /// may be any file elsewhere.
+    /// What a file's name says that it is, in a checkpoint of that framework. Markers are the framework's own, and most
+    /// indices: such a name may be any file elsewhere.
     #[must_use]
     pub fn role(&self, framework: &str, path: &RelPath) -> Role {
         let name = path.name();
@@ -367,7 +372,7 @@ impl Rules {
         if own.is_some_and(|rule| matches(rule.marker.as_ref(), name)) {
             return Role::Marker;
         }
-        for rule in own.into_iter().chain(&self.rules) {
+        for rule in own.into_iter().chain(self.rules.iter().filter(|rule| rule.anywhere)) {
             if let Some((pattern, kind)) = &rule.index
                 && pattern.is_match(name)
             {

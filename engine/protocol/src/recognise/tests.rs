@@ -196,13 +196,35 @@ fn what_says_that_a_directory_is_unfinished_belongs_to_it() {
 }
 
 #[test]
-fn a_marker_is_one_only_in_its_own_framework() {
+fn markers_and_indices_are_some_only_in_their_own_framework() {
     let rules = Rules::builtin();
-    let path = RelPath::new("r/x/metadata.json").unwrap();
-    assert_eq!(rules.role("megatron", &path), Role::Marker);
-    assert_eq!(rules.role("torch_save", &path), Role::Other);
-    let integrity = RelPath::new("r/iter_0000001/integrity.json").unwrap();
-    assert_eq!(rules.role("megatron", &integrity), Role::Index(IndexKind::Megatron));
+    let role = |framework, name| rules.role(framework, &RelPath::new(name).unwrap());
+    assert_eq!(role("hf_trainer", "r/x/trainer_state.json"), Role::Marker);
+    assert_eq!(role("torch_save", "r/x/trainer_state.json"), Role::Other);
+    assert_eq!(role("megatron", "r/x/integrity.json"), Role::Index(IndexKind::Megatron));
+    assert_eq!(role("torch_save", "r/x/integrity.json"), Role::Other, "anybody's file may be called so");
+    assert_eq!(role("torch_save", "r/x/random_states_0.pkl"), Role::Other);
+    let part = "r/x/zero_pp_rank_1_mp_rank_00_optim_states.pt";
+    assert_eq!(
+        role("hf_trainer", part),
+        Role::EachRank { rank: 1 },
+        "what another saves through counts there too"
+    );
+    assert_eq!(role("dcp", "r/x/ema_0.pt"), Role::Shard { rank: None });
+}
+
+#[test]
+fn a_file_that_many_write_makes_no_checkpoint_of_its_directory() {
+    assert_eq!(
+        grouped(&["r/metadata.pkl", "r/step100.pt", "r/train.log"]),
+        ["r|step100.pt|torch_save|100|1"],
+        "a pickle beside checkpoints"
+    );
+    let nested = ["epoch_3/iteration_100/x.pt", "epoch_3/iteration_200/x.pt"];
+    assert_eq!(
+        grouped(&nested),
+        ["epoch_3|iteration_100|torch_save|100|1", "epoch_3|iteration_200|torch_save|200|1"]
+    );
 }
 
 #[test]
