@@ -280,6 +280,11 @@ impl Ledger {
         }
     }
 
+    /// Whether a scope waits to be grouped: what is known of its checkpoints may lack files that are there.
+    pub(crate) fn is_stale_scope(&self, scope: &Option<RelPath>) -> bool {
+        self.stale.contains(scope)
+    }
+
     /// Whether some scope waits to be grouped.
     pub(crate) fn is_stale(&self) -> bool {
         !self.stale.is_empty()

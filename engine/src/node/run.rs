@@ -307,6 +307,10 @@ impl Engine {
 
     pub(crate) fn look_at(&mut self, id: &CheckpointId) {
         let Some(book) = self.ledger.books.get(id) else { return };
+        // A word about the whole must not be taken for one about the part that is known: grouping makes it due again.
+        if self.ledger.is_stale_scope(&book.scope) {
+            return;
+        }
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
         if self.draining && matches!(outcome.action, Action::None) {
