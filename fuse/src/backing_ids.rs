@@ -7,7 +7,8 @@
 //! fails the open with EIO (fs/fuse/iomode.c). An inode and its backing file belong together while a handle
 //! is open, so ids are kept by backing file: then the order in which a last release and the next open are
 //! processed does not matter. An id is journaled before the kernel is told of it, so that the next daemon on the same
-//! device uses the same one.
+//! device uses the same one; and that it is given back is journaled before it is, so that the next daemon does not answer
+//! an open with an id that the kernel knows no more, which fails with EIO too.
 
 use crate::device::Device;
 use std::collections::hash_map::Entry;
@@ -17,9 +18,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use tidemark_engine::namespace::Namespace;
 
-/// A daemon that dies between registering an id and journaling it leaves an id that nobody knows and that keeps a file's
-/// pages alive. The kernel counts ids up (`idr_alloc_cyclic`, fs/fuse/backing.c), so such an id lies just below the next
-/// one it gives; more are not registered while one thread is between the two.
+/// A daemon that dies between registering an id and journaling it, or between journaling that it is given back and doing
+/// so, leaves an id that nobody knows and that keeps a file's pages alive. The kernel counts ids up (`idr_alloc_cyclic`,
+/// fs/fuse/backing.c), so such an id lies just below the next one it gives: of the first kind more are not registered
+/// while one thread is between the two. One of the second kind may be older, and is then there until the mount ends.
 const UNKNOWN_IDS_MAX: u32 = 4096;
 
 /// Where backing ids come from and are written down; the kernel and the namespace, or a fake in tests.
@@ -87,13 +89,9 @@ impl<R: Registry> BackingIds<R> {
                 held.handles.insert(fh);
             }
         }
-        let unused = |_: &u64, held: &mut Held| held.handles.is_empty();
-        let unused: Vec<_> = held.extract_if(unused).collect();
+        held.retain(|number, held| !held.handles.is_empty() || !self.give_back(*number, held.id));
         let known: BTreeSet<u32> = held.values().map(|held| held.id).collect();
         drop(held);
-        for (number, held) in unused {
-            self.give_back(number, held.id);
-        }
         let next = self.registry.open(spare()?.as_fd())?;
         for id in next.saturating_sub(UNKNOWN_IDS_MAX).max(1)..=next {
             if !known.contains(&id) {
@@ -123,6 +121,7 @@ impl<R: Registry> BackingIds<R> {
             Entry::Vacant(entry) => {
                 let id = self.registry.open(read_fd()?.as_fd())?;
                 if let Err(error) = self.registry.note(number, Some(id)) {
+                    // Nobody was told of it.
                     self.close(number, id);
                     return Err(error);
                 }
@@ -138,30 +137,26 @@ impl<R: Registry> BackingIds<R> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let Entry::Occupied(mut entry) = held.entry(number) else { return };
         entry.get_mut().handles.remove(&fh);
-        if entry.get().handles.is_empty() {
-            let id = entry.remove().id;
-            // Under the lock: the next open of this file must find it noted after this.
-            self.give_back(number, id);
+        // Under the lock: the next open of this file must find it noted after this.
+        if entry.get().handles.is_empty() && self.give_back(number, entry.get().id) {
+            entry.remove();
         }
     }
 
-    fn give_back(&self, number: u64, id: u32) {
-        self.close(number, id);
+    /// Whether it is given back; else it stays for the next open of this file, or for the next daemon.
+    fn give_back(&self, number: u64, id: u32) -> bool {
         if let Err(error) = self.registry.note(number, None) {
-            // The next daemon closes it once more, which is harmless.
-            tracing::warn!(id, number, %error, "that a passthrough id was given back is not in the journal");
+            tracing::warn!(id, number, %error, "a passthrough id is kept: that it is given back is not in the journal");
+            return false;
         }
+        self.close(number, id);
+        true
     }
 
     fn close(&self, number: u64, id: u32) {
-        match self.registry.close(id) {
-            Ok(()) => {}
-            // Given back by a daemon that died before it could journal that.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(error) => {
-                // The kernel keeps the pages of this one file until the mount ends; nothing else is wrong.
-                tracing::warn!(id, number, %error, "a passthrough id could not be given back");
-            }
+        if let Err(error) = self.registry.close(id) {
+            // The kernel keeps the pages of this one file until the mount ends; nothing else is wrong.
+            tracing::warn!(id, number, %error, "a passthrough id could not be given back");
         }
     }
 
@@ -175,14 +170,16 @@ impl<R: Registry> BackingIds<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     #[derive(Default)]
     struct Fake {
         next: AtomicU32,
         closed: Mutex<Vec<u32>>,
         refuse: bool,
+        refuse_notes: AtomicBool,
         noted: Mutex<Vec<(u64, Option<u32>)>>,
+        journal: Mutex<HashMap<u64, u32>>,
     }
 
     impl Registry for &Fake {
@@ -193,11 +190,21 @@ mod tests {
             Ok(self.next.fetch_add(1, Ordering::Relaxed) + 1)
         }
         fn close(&self, id: u32) -> io::Result<()> {
+            let journaled = self.journal.lock().unwrap().values().any(|known| *known == id);
+            assert!(!journaled, "a daemon that dies now has a successor that answers opens with {id}");
             self.closed.lock().unwrap().push(id);
             Ok(())
         }
         fn note(&self, number: u64, id: Option<u32>) -> io::Result<()> {
+            if self.refuse_notes.load(Ordering::Relaxed) {
+                return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            }
             self.noted.lock().unwrap().push((number, id));
+            let mut journal = self.journal.lock().unwrap();
+            match id {
+                Some(id) => journal.insert(number, id),
+                None => journal.remove(&number),
+            };
             Ok(())
         }
     }
@@ -236,10 +243,27 @@ mod tests {
     }
 
     #[test]
+    fn an_id_that_cannot_be_journaled_as_given_back_is_kept() {
+        let fake = Fake::default();
+        let ids = BackingIds::new(&fake);
+        let first = ids.acquire(7, 1, file).unwrap();
+        fake.refuse_notes.store(true, Ordering::Relaxed);
+        ids.release(7, 1);
+        assert!(fake.closed.lock().unwrap().is_empty());
+        assert!(ids.acquire(8, 2, file).is_err());
+        assert_eq!(*fake.closed.lock().unwrap(), [first + 1], "nobody was told of it");
+        fake.refuse_notes.store(false, Ordering::Relaxed);
+        assert_eq!(ids.acquire(7, 3, file).unwrap(), first);
+        ids.release(7, 3);
+        assert_eq!(*fake.closed.lock().unwrap(), [first + 1, first]);
+    }
+
+    #[test]
     fn the_next_daemon_uses_the_same_ids_and_gives_back_what_nobody_knows() {
         let fake = Fake { next: AtomicU32::new(5), ..Fake::default() };
         let ids = BackingIds::new(&fake);
-        // 2 is in use, 3 lost its last handle, 1 was given back before, 4 and 5 were never journaled.
+        // 2 is in use, 3 lost its last handle, 1 was given back before, 4 and 5 are not in the journal.
+        *fake.journal.lock().unwrap() = HashMap::from([(70, 2), (80, 3)]);
         ids.take_up(&[(70, 2), (80, 3)], [(11, 70), (12, 70)].into_iter(), file).unwrap();
         let closed: BTreeSet<u32> = fake.closed.lock().unwrap().iter().copied().collect();
         assert_eq!(closed, BTreeSet::from([1, 3, 4, 5, 6]), "6 was only asked for to learn where ids are");
