@@ -302,6 +302,10 @@ impl Settings {
                 "at most 86400",
             );
         }
+        if self.rules.is_empty() {
+            // Ours alone are good, and compiling them would hold up a daemon that takes a mount over.
+            return Ok(());
+        }
         self.recognition().map(drop)
     }
 

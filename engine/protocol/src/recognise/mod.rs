@@ -166,10 +166,9 @@ impl Rules {
     /// when something happened to `path`.
     #[must_use]
     pub fn scope(&self, path: &RelPath) -> Option<RelPath> {
-        let beside = self.unfinished_beside(path);
         directories_above(path)
-            .chain(beside)
             .find(|directory| self.names_tree(directory))
+            .or_else(|| self.unfinished_beside(path))
             .or_else(|| path.parent())
     }
 

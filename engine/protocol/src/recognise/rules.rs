@@ -130,6 +130,7 @@ pub(crate) struct Rule {
 pub struct Rules {
     rules: Vec<Rule>,
     /// All rules' patterns of one kind, since most names match none.
+    directories: RegexSet,
     signatures: RegexSet,
     singles: RegexSet,
     temporaries: RegexSet,
@@ -277,9 +278,14 @@ impl Rules {
 
     /// The user's rules, then ours.
     ///
+    /// Costs the compiling of all patterns; without rules of the user that is done once in a process.
+    ///
     /// # Errors
     /// The first rule that cannot be used.
     pub fn with(users: &[RuleSpec]) -> Result<Self, RuleError> {
+        if users.is_empty() {
+            return Ok(Self::builtin());
+        }
         Self::compile(&[users, &frameworks::builtin()].concat())
     }
 
@@ -291,6 +297,7 @@ impl Rules {
         };
         Ok(Self {
             rules: specs.iter().map(Rule::compile).collect::<Result<_, _>>()?,
+            directories: set("directory", |spec| spec.directory.as_ref())?,
             signatures: set("signature", |spec| spec.signature.as_ref())?,
             singles: set("single", |spec| spec.single.as_ref())?,
             temporaries: set("temporary", |spec| spec.temporary.as_ref())?,
@@ -327,19 +334,23 @@ impl Rules {
 
     /// Whether the directory's name may make all below it one checkpoint.
     pub(super) fn names_tree(&self, directory: &RelPath) -> bool {
-        self.rules.iter().any(|rule| rule.names_tree(directory))
+        self.naming(directory).next().is_some()
+    }
+
+    /// The rules whose directories may have that name.
+    fn naming(&self, directory: &RelPath) -> impl Iterator<Item = &Rule> {
+        let any = self.directories.is_match(directory.name());
+        self.rules.iter().filter(move |rule| any && rule.names_tree(directory))
     }
 
     /// The step of a directory that is a checkpoint.
     pub(super) fn step_of(&self, directory: &RelPath) -> Option<Step> {
-        let named = self.rules.iter().filter(|rule| rule.names_tree(directory));
-        named.filter_map(|rule| rule.step(directory)).next().or_else(|| self.step(directory.name()))
+        self.naming(directory).find_map(|rule| rule.step(directory)).or_else(|| self.step(directory.name()))
     }
 
     /// Whether the file shows that a directory above it, named like a checkpoint, is one.
     pub(super) fn makes_tree(&self, path: &RelPath, directory: &RelPath) -> bool {
-        self.is_signature(path)
-            && self.rules.iter().any(|rule| rule.names_tree(directory) && rule.signs(path, directory))
+        self.is_signature(path) && self.naming(directory).any(|rule| rule.signs(path, directory))
     }
 
     fn is_signature(&self, path: &RelPath) -> bool {
@@ -407,6 +418,7 @@ impl Rules {
         shape: Shape,
         files: impl Iterator<Item = &'a RelPath> + Clone,
     ) -> String {
+        let directory = id.path();
         let fits = |rule: &&Rule| match shape {
             Shape::Single | Shape::Family => {
                 files.clone().any(|path| matches(rule.single.as_ref(), path.name()))
@@ -416,9 +428,9 @@ impl Rules {
                     && files.clone().any(|path| matches(rule.signature.as_ref(), path.name()))
             }
             Shape::Tree => {
-                let Some(directory) = id.path() else { return false };
-                let named = rule.directory.is_none() || rule.names_tree(&directory);
-                named && files.clone().any(|path| rule.signs(path, &directory))
+                let Some(directory) = &directory else { return false };
+                let named = rule.directory.is_none() || rule.names_tree(directory);
+                named && files.clone().any(|path| rule.signs(path, directory))
             }
         };
         self.rules.iter().find(fits).map_or_else(String::new, |rule| rule.name.clone())
