@@ -86,7 +86,7 @@ pub(crate) struct Report {
     pub(crate) longest_outage_ms: f64,
     pub(crate) flushes: u64,
     pub(crate) tier1: Tier1,
-    /// What the campaign left in Tier-3, from which nothing is retired yet.
+    /// What the campaign left in Tier-3.
     pub(crate) tier3_bytes: u64,
     pub(crate) rest: Rest,
 }

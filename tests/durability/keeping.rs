@@ -4,6 +4,7 @@
 //! removals over a restart (`wishes`).
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
@@ -183,9 +184,12 @@ fn what_the_tree_still_needs_is_no_removal() {
     daemon.stop();
     daemon.start_again();
     daemon.ctl_json(&["gc"]);
-    for (name, step) in [("run/best.pt", 1), ("run/kept2.pt", 2), ("run/step8.pt", 8)] {
+    for (name, step) in [("run/step1.pt", 1), ("run/best.pt", 1), ("run/kept2.pt", 2), ("run/step8.pt", 8)] {
         assert_holds(&daemon, name, &bytes(step), "after a restart");
     }
+    let [one, other] =
+        ["step1.pt", "best.pt"].map(|name| fs::metadata(daemon.mount().join("run").join(name)).unwrap());
+    assert_eq!((one.nlink(), one.ino()), (2, other.ino()), "they are one file as before");
 }
 
 #[test]

@@ -116,78 +116,39 @@ impl axum::body::HttpBody for Counted {
 }
 
 async fn list(State(shared): State<Shared>, body: Bytes) -> Response {
-    match parse(&body) {
-        Ok(request) => answer(shared.node.list(request).await),
-        Err(refused) => error(&refused),
-    }
+    ask(&body, async |request| shared.node.list(request).await).await
 }
 
 async fn show(State(shared): State<Shared>, body: Bytes) -> Response {
-    match parse(&body) {
-        Ok(request) => answer(shared.node.show(request).await),
-        Err(refused) => error(&refused),
-    }
+    ask(&body, async |request| shared.node.show(request).await).await
 }
 
 async fn commit(State(shared): State<Shared>, body: Bytes) -> Response {
-    match parse(&body) {
-        Ok(request) => answer(shared.node.commit(request).await),
-        Err(refused) => error(&refused),
-    }
+    ask(&body, async |request| shared.node.commit(request).await).await
 }
 
 async fn pin(State(shared): State<Shared>, body: Bytes) -> Response {
-    match parse(&body) {
-        Ok(request) => answer(shared.node.pin(request).await),
-        Err(refused) => error(&refused),
-    }
+    ask(&body, async |request| shared.node.pin(request).await).await
 }
 
 async fn undelete(State(shared): State<Shared>, body: Bytes) -> Response {
-    match parse(&body) {
-        Ok(request) => answer(shared.node.undelete(request).await),
-        Err(refused) => error(&refused),
-    }
+    ask(&body, async |request| shared.node.undelete(request).await).await
 }
 
 async fn gc(State(shared): State<Shared>, body: Bytes) -> Response {
-    let request = match parse(&body) {
-        Ok(request) => request,
-        Err(refused) => return error(&refused),
-    };
-    let (progress, lines) = ProgressSink::channel();
-    let work = async move { shared.node.gc(request, progress).await };
-    stream::work(work, lines, shared.ending)
+    work(shared, &body, |node, request, progress| async move { node.gc(request, progress).await })
 }
 
 async fn remove(State(shared): State<Shared>, body: Bytes) -> Response {
-    let request = match parse(&body) {
-        Ok(request) => request,
-        Err(refused) => return error(&refused),
-    };
-    let (progress, lines) = ProgressSink::channel();
-    let work = async move { shared.node.remove(request, progress).await };
-    stream::work(work, lines, shared.ending)
+    work(shared, &body, |node, request, progress| async move { node.remove(request, progress).await })
 }
 
 async fn verify(State(shared): State<Shared>, body: Bytes) -> Response {
-    let request = match parse(&body) {
-        Ok(request) => request,
-        Err(refused) => return error(&refused),
-    };
-    let (progress, lines) = ProgressSink::channel();
-    let work = async move { shared.node.verify(request, progress).await };
-    stream::work(work, lines, shared.ending)
+    work(shared, &body, |node, request, progress| async move { node.verify(request, progress).await })
 }
 
 async fn flush(State(shared): State<Shared>, body: Bytes) -> Response {
-    let request = match parse(&body) {
-        Ok(request) => request,
-        Err(refused) => return error(&refused),
-    };
-    let (progress, lines) = ProgressSink::channel();
-    let work = async move { shared.node.flush(request, progress).await };
-    stream::work(work, lines, shared.ending)
+    work(shared, &body, |node, request, progress| async move { node.flush(request, progress).await })
 }
 
 async fn events(State(shared): State<Shared>, body: Bytes) -> Response {
@@ -209,6 +170,32 @@ async fn healthz(State(node): State<Node>) -> Response {
         Ok(()) => "ok\n".into_response(),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
     }
+}
+
+/// A command that is answered in one piece.
+async fn ask<Q: DeserializeOwned, A: Serialize>(
+    body: &[u8],
+    call: impl AsyncFnOnce(Q) -> Result<A, ApiError>,
+) -> Response {
+    match parse(body) {
+        Ok(request) => answer(call(request).await),
+        Err(refused) => error(&refused),
+    }
+}
+
+/// A command that says how far it is until it is done.
+fn work<Q, A, F>(shared: Shared, body: &[u8], call: impl FnOnce(Node, Q, ProgressSink) -> F) -> Response
+where
+    Q: DeserializeOwned,
+    A: Serialize + Send + 'static,
+    F: Future<Output = Result<A, ApiError>> + Send + 'static,
+{
+    let request = match parse(body) {
+        Ok(request) => request,
+        Err(refused) => return error(&refused),
+    };
+    let (progress, lines) = ProgressSink::channel();
+    stream::work(call(shared.node, request, progress), lines, shared.ending)
 }
 
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {

@@ -204,11 +204,7 @@ impl Namespace {
             let id = match entry.kind {
                 AdoptKind::HardLink { ref to } => {
                     let node = state.tree.resolve(to)?;
-                    let parent = state.make_parents(&parts, &entry)?;
-                    let ctime_ns = state.tree.node(node)?.ctime_ns;
-                    state.keeping_times(parent, |state| state.tree.link(node, parent, name, ctime_ns))?;
-                    state.mark(node);
-                    return Ok(node);
+                    return state.adopt_link(node, &parts, name, &entry);
                 }
                 AdoptKind::Directory => {
                     let parent = state.make_parents(&parts, &entry)?;
@@ -236,8 +232,12 @@ impl Namespace {
                     }
                     // One that was removed may still wait for the kernel to forget it: nobody can reach that.
                     let known = state.node_of(file, self.incarnation);
-                    if known.is_some_and(|known| state.is_reachable(known)) {
-                        return Err(FsError::Exists);
+                    if let Some(known) = known.filter(|known| state.is_reachable(*known)) {
+                        // Hard links of one file in two checkpoints: each lists one of its names.
+                        return match state.holds(known, file, seal) {
+                            true => state.adopt_link(known, &parts, name, &entry),
+                            false => Err(FsError::Exists),
+                        };
                     }
                     let mut adopted = File::new(file, Generation(0), None, entry.mtime_ns);
                     adopted.size_bytes = size_bytes;
@@ -301,6 +301,20 @@ impl State {
         }
         self.tree.node(at)?.directory()?;
         Ok(at)
+    }
+
+    fn adopt_link(
+        &mut self,
+        node: NodeId,
+        parents: &[&[u8]],
+        name: &[u8],
+        entry: &AdoptEntry,
+    ) -> Result<NodeId, FsError> {
+        let parent = self.make_parents(parents, entry)?;
+        let ctime_ns = self.tree.node(node)?.ctime_ns;
+        self.keeping_times(parent, |state| state.tree.link(node, parent, name, ctime_ns))?;
+        self.mark(node);
+        Ok(node)
     }
 
     fn adopt_node(

@@ -106,12 +106,14 @@ impl State {
     fn leads(&self, listed: &Listed<'_>, paths: &HashSet<&[u8]>, own: Incarnation) -> Leads {
         let named =
             self.parent_of(listed.path).and_then(|parent| self.tree.child(parent, listed.path.name()).ok());
-        let mut leads =
-            Leads { names: named.is_some_and(|node| self.is_it(node, listed)), ..Leads::default() };
+        let mut leads = Leads {
+            names: named.is_some_and(|node| self.holds(node, listed.file, listed.seal)),
+            ..Leads::default()
+        };
         let Some(node) = self.node_of(listed.file, own) else { return leads };
         let Ok(found) = self.tree.node(node) else { return leads };
         let Ok(file) = found.file() else { return leads };
-        leads.alive = file.opens > 0 || found.link_count() > 0;
+        leads.alive = self.is_reachable(node);
         if file.object.as_ref().is_some_and(|noted| noted.1.key == listed.key) {
             leads.needs = file.opens > 0;
             for path in found.links().filter_map(|link| self.tree.path(link)) {
@@ -125,10 +127,10 @@ impl State {
         leads
     }
 
-    /// Whether the node holds the very bytes that are listed.
-    fn is_it(&self, node: NodeId, listed: &Listed<'_>) -> bool {
-        self.tree.node(node).and_then(|node| node.file()).is_ok_and(|file| {
-            file.id == listed.file && file.fate.seal().is_some_and(|seal| seal.number == listed.seal)
+    /// Whether the node holds these very bytes.
+    pub(super) fn holds(&self, node: NodeId, file: FileId, seal: SealNumber) -> bool {
+        self.tree.node(node).and_then(|node| node.file()).is_ok_and(|found| {
+            found.id == file && found.fate.seal().is_some_and(|found| found.number == seal)
         })
     }
 
@@ -136,7 +138,7 @@ impl State {
     fn withdraw<'a>(&mut self, listed: &Listed<'a>, now_ns: i64) -> Option<(NodeId, &'a [u8])> {
         let (parent, name) = (self.parent_of(listed.path)?, listed.path.name());
         let node = self.tree.child(parent, name).ok()?;
-        if !self.is_it(node, listed) || self.tree.unlink(parent, name, now_ns).is_err() {
+        if !self.holds(node, listed.file, listed.seal) || self.tree.unlink(parent, name, now_ns).is_err() {
             return None;
         }
         self.mark(node);

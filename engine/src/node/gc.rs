@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::lineage;
-use tidemark_protocol::manifest::{Manifest, ManifestFile};
+use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel, GcRow};
@@ -75,9 +75,7 @@ impl Gc {
             Waiting { until: now + retry_pause(tries, longest), tries: tries.saturating_add(1), why };
         self.waiting.insert(of, waiting);
     }
-}
 
-impl Gc {
     /// Sets or takes away a pin; whether that changed anything.
     ///
     /// # Errors
@@ -116,15 +114,12 @@ struct Verdict {
 
 /// A manifest's files under all their names.
 fn listed(manifest: &Manifest) -> Vec<Listed<'_>> {
-    let of = |entry: &'_ ManifestFile| (entry.file, entry.seal);
-    let mut all = Vec::with_capacity(manifest.files.len() + manifest.hard_links.len());
-    for entry in &manifest.files {
-        let (file, seal) = of(entry);
-        all.push(Listed { path: &entry.path, file, seal, key: &entry.key });
-        let links = manifest.hard_links.iter().filter(|link| link.to == entry.path);
-        all.extend(links.map(|link| Listed { path: &link.path, file, seal, key: &entry.key }));
-    }
-    all
+    let named = manifest.files.iter().flat_map(|entry| {
+        let links = manifest.hard_links.iter().filter(|link| link.to == entry.path).map(|link| &link.path);
+        let names = std::iter::once(&entry.path).chain(links);
+        names.map(|path| Listed { path, file: entry.file, seal: entry.seal, key: &entry.key })
+    });
+    named.collect()
 }
 
 impl Engine {
@@ -139,7 +134,7 @@ impl Engine {
         if settings.keeps_everything() && self.gc.wishes.is_empty() {
             return;
         }
-        for Verdict { id, number, shown, keep } in self.verdicts() {
+        for Verdict { id, number, shown, keep } in self.verdicts(None) {
             let Keep::Retired(leave) = keep else { continue };
             let of = (id, number);
             if self.gc.waiting.get(&of).is_some_and(|waiting| waiting.until > now) {
@@ -152,10 +147,11 @@ impl Engine {
         }
     }
 
-    /// Every committed version, in order of run and lineage.
-    fn verdicts(&self) -> Vec<Verdict> {
+    /// Every committed version of a run, or of all, in order of run and lineage.
+    fn verdicts(&self, of: Option<&RunPath>) -> Vec<Verdict> {
         let mut runs: BTreeMap<&RunPath, Vec<(&Book, Number, &VersionBook)>> = BTreeMap::new();
-        for book in self.ledger.books.values() {
+        let books = self.ledger.books.values();
+        for book in books.filter(|book| of.is_none_or(|run| *run == book.id.run)) {
             let committed = book.versions.iter().filter(|(_, version)| version.checkpoint.is_committed());
             let run = runs.entry(&book.id.run).or_default();
             run.extend(committed.map(|(number, version)| (book, *number, version)));
@@ -168,13 +164,17 @@ impl Engine {
                 versions.iter().map(|(book, number, version)| self.standing_of(book, *number, version));
             let (shown, rows): (Vec<bool>, Vec<Committed>) = rows.unzip();
             let now_ns = self.shared.now_ns();
-            let usual = retain(&policy, &rows, now_ns);
-            let wished = retain(&Policy { honour_removals: true, ..policy }, &rows, now_ns);
-            let keeps = usual.into_iter().zip(wished);
-            for (((book, number, _), shown), (usual, wished)) in versions.into_iter().zip(shown).zip(keeps) {
-                let wish = self.gc.wishes.contains(&(book.id.clone(), number));
-                let keep = if wish { wished } else { usual };
-                verdicts.push(Verdict { id: book.id.clone(), number, shown, keep });
+            let mut keeps = retain(&policy, &rows, now_ns);
+            let of = |(book, number, _): &(&Book, Number, _)| (book.id.clone(), *number);
+            let wished: Vec<_> = versions.iter().map(|row| self.gc.wishes.contains(&of(row))).collect();
+            if wished.contains(&true) {
+                let honoured = retain(&Policy { honour_removals: true, ..policy }, &rows, now_ns);
+                let all = keeps.iter_mut().zip(honoured).zip(&wished);
+                all.filter(|(_, wished)| **wished).for_each(|((keep, honoured), _)| *keep = honoured);
+            }
+            for ((row, shown), keep) in versions.iter().zip(shown).zip(keeps) {
+                let (id, number) = of(row);
+                verdicts.push(Verdict { id, number, shown, keep });
             }
         }
         verdicts
@@ -299,7 +299,7 @@ impl Engine {
                 reason,
             }
         };
-        self.verdicts().into_iter().map(row).collect()
+        self.verdicts(None).into_iter().map(row).collect()
     }
 
     /// Somebody waits: what failed before is tried again at once.
@@ -312,12 +312,12 @@ impl Engine {
     /// happen by itself soon. `wanted`: these versions; or all that retention lets go of.
     pub(crate) fn collect_now(
         &mut self,
-        wanted: Option<(&CheckpointId, &[Number])>,
+        wanted: Option<&(CheckpointId, Vec<Number>)>,
     ) -> (u64, Option<String>) {
         self.gc.next = Instant::now();
         let mut left = 0;
         let mut stuck = self.fenced.clone();
-        for Verdict { id, number, keep, .. } in self.verdicts() {
+        for Verdict { id, number, keep, .. } in self.verdicts(wanted.map(|(of, _)| &of.run)) {
             let is_wanted = wanted.is_none_or(|(of, numbers)| *of == id && numbers.contains(&number));
             match keep {
                 Keep::Retired(_) if is_wanted => {
@@ -345,7 +345,7 @@ impl Engine {
         let wishes: BTreeSet<_> = numbers.iter().map(|number| (id.clone(), *number)).collect();
         let added: Vec<_> = wishes.difference(&self.gc.wishes).cloned().collect();
         self.gc.wishes.extend(wishes);
-        let kept = self.verdicts().into_iter().find_map(|verdict| match verdict.keep {
+        let kept = self.verdicts(Some(&id.run)).into_iter().find_map(|verdict| match verdict.keep {
             Keep::Kept { reason } if verdict.id == *id => {
                 Some(format!("version {} stays: {reason}", verdict.number.1))
             }

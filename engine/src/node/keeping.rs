@@ -36,6 +36,7 @@ fn away(error: &StoreError) -> ApiError {
 struct Chosen {
     id: CheckpointId,
     number: Number,
+    version: VersionId,
     reference: CheckpointRef,
 }
 
@@ -46,10 +47,8 @@ impl Node {
     /// Nothing of it is committed; Tier-3 is away; the daemon is ending.
     pub async fn pin(&self, wanted: Wanted, pinned: bool, by: String) -> Result<Pin, ApiError> {
         let chosen = self.ask(move |engine| engine.newest_committed(&wanted)).await.ok_or_else(ending)??;
-        let Chosen { id, number, reference } = chosen;
-        let entry = (id.clone(), number);
-        let version =
-            VersionId { run: id.run, directory: id.directory, timeline: number.0, version: number.1 };
+        let Chosen { id, number, version, reference } = chosen;
+        let entry = (id, number);
         let series = Series::pins_of(&version);
         let set = |pinned: bool| {
             let entry = entry.clone();
@@ -99,20 +98,11 @@ impl Node {
     /// The daemon is ending. What stays because Tier-3 does not take it is in the answer.
     pub async fn gc(&self, dry_run: bool, tell: impl Fn(Progress)) -> Result<Gc, ApiError> {
         let rows = self.ask(|engine| engine.gc_rows()).await.ok_or_else(ending)?;
-        let mut gc = Gc { dry_run, rows, left: 0, trouble: None };
-        let all = gc.rows.iter().filter(|row| row.given_up).count() as u64;
-        gc.left = all;
+        let all = rows.iter().filter(|row| row.given_up).count() as u64;
+        let mut gc = Gc { dry_run, rows, left: all, trouble: None };
         if !dry_run {
             self.ask(Engine::collect_afresh).await.ok_or_else(ending)?;
-        }
-        while !dry_run && gc.left > 0 {
-            (gc.left, gc.trouble) = self.ask(|engine| engine.collect_now(None)).await.ok_or_else(ending)?;
-            if gc.trouble.is_some() {
-                break;
-            }
-            let done = all.saturating_sub(gc.left);
-            tell(Progress { done_files: done, total_files: all, ..Progress::default() });
-            tokio::time::sleep(ASK_EVERY).await;
+            (gc.left, gc.trouble) = self.until_gone(None, all, tell).await?;
         }
         Ok(gc)
     }
@@ -133,25 +123,29 @@ impl Node {
             Ok::<_, ApiError>((id, numbers, path))
         });
         let (id, numbers, path) = begun.await.ok_or_else(ending)??;
-        let mut removal = Removal {
-            path: path_text(&path),
-            versions: numbers.len() as u64,
-            left: numbers.len() as u64,
-            trouble: None,
-        };
-        while removal.left > 0 {
-            let (of, these) = (id.clone(), numbers.clone());
-            let looked = move |engine: &mut Engine| engine.collect_now(Some((&of, &these)));
-            (removal.left, removal.trouble) = self.ask(looked).await.ok_or_else(ending)?;
-            if removal.trouble.is_some() {
-                break;
+        let all = numbers.len() as u64;
+        let (left, trouble) = self.until_gone(Some((id, numbers)), all, tell).await?;
+        Ok(Removal { path: path_text(&path), versions: all - left, left, trouble })
+    }
+
+    /// Looks again and again, until none of `all` versions is left to go or nothing more happens by itself soon: how many
+    /// are left then, and why.
+    async fn until_gone(
+        &self,
+        wanted: Option<(CheckpointId, Vec<Number>)>,
+        all: u64,
+        tell: impl Fn(Progress),
+    ) -> Result<(u64, Option<String>), ApiError> {
+        loop {
+            let these = wanted.clone();
+            let look = move |engine: &mut Engine| engine.collect_now(these.as_ref());
+            let (left, trouble) = self.ask(look).await.ok_or_else(ending)?;
+            if left == 0 || trouble.is_some() {
+                return Ok((left, trouble));
             }
-            let done = removal.versions.saturating_sub(removal.left);
-            tell(Progress { done_files: done, total_files: removal.versions, ..Progress::default() });
+            tell(Progress { done_files: all.saturating_sub(left), total_files: all, ..Progress::default() });
             tokio::time::sleep(ASK_EVERY).await;
         }
-        removal.versions -= removal.left;
-        Ok(removal)
     }
 
     /// Puts the names of a removed checkpoint's newest committed version into the tree again; bytes come when they are
@@ -174,11 +168,12 @@ impl Engine {
         let (number, version) = committed
             .ok_or_else(|| none(&format!("no version of {} is committed", path_text(&book.path()))))?;
         let reference = checkpoint_ref(&version.checkpoint);
-        Ok(Chosen { id: book.id.clone(), number: *number, reference })
+        let version = version.record().version.clone();
+        Ok(Chosen { id: book.id.clone(), number: *number, version, reference })
     }
 
     fn undelete(&mut self, wanted: &Wanted) -> Result<Undelete, ApiError> {
-        let Chosen { id, number, reference } = self.newest_committed(wanted)?;
+        let Chosen { id, number, reference, .. } = self.newest_committed(wanted)?;
         let path = self.ledger.books[&id].path();
         let refused = |what: String, action: &str| Err(ApiError::new(ErrorCode::Failed, what, action));
         if self.shared.namespace.node_at(&path).is_some() || self.ledger.books[&id].candidate.is_some() {

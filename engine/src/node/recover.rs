@@ -132,8 +132,7 @@ impl Recovered {
     fn not_shown(&self, shared: &Shared, wishes: &Wishes<'_>) -> BTreeSet<(CheckpointId, Number)> {
         let mut unshown = BTreeSet::new();
         for book in self.books.values() {
-            let removed = wishes.versions.get(&(&book.id.run, &book.id.directory)).copied();
-            let Some((number, version)) = shown(book, removed) else { continue };
+            let Some((number, version)) = wishes.shown(book) else { continue };
             let missing = version.contents.iter().find(|(path, (file, seal))| {
                 !wishes.files.contains(&(*path, *file, *seal))
                     && shared.namespace.node_at(path.as_bytes()).is_none()
@@ -224,8 +223,7 @@ impl Recovered {
         let wishes = Wishes::of(tree);
         let mut directories = Vec::new();
         for book in self.books.values() {
-            let removed = wishes.versions.get(&(&book.id.run, &book.id.directory)).copied();
-            let Some((number, version)) = shown(book, removed) else { continue };
+            let Some((number, version)) = wishes.shown(book) else { continue };
             if let Some((newer, _)) = above(book, Some(*number)).last() {
                 let (newer, shown) = (book.version_id(**newer), book.version_id(*number));
                 tracing::warn!(%newer, %shown, "the newer version was never committed: the tree shows the committed one");
@@ -335,6 +333,12 @@ impl<'a> Wishes<'a> {
         }
         wishes.files = tree.removed_files.iter().map(|gone| (&gone.path, gone.file, gone.seal)).collect();
         wishes
+    }
+
+    /// The version that the tree shows of those that the job did not remove.
+    fn shown<'b>(&self, book: &'b Book) -> Option<(&'b Number, &'b VersionBook)> {
+        let removed = self.versions.get(&(&book.id.run, &book.id.directory)).copied();
+        shown(book, removed)
     }
 
     fn keeps(&self, path: &RelPath, file: &ManifestFile) -> bool {

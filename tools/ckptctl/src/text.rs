@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tidemark_protocol::id::Step;
 use tidemark_protocol::report::CheckpointRef;
 
 /// A name from outside, with control characters escaped: a file's name must not move the cursor.
@@ -42,6 +43,16 @@ pub(crate) fn reference(checkpoint: Option<&CheckpointRef>) -> String {
         Some(CheckpointRef { step: Some(step), .. }) => format!("step {step}"),
         Some(CheckpointRef { path, version, .. }) => format!("{} v{version}", clean(path)),
     }
+}
+
+/// A step in a table.
+pub(crate) fn step(step: Option<Step>) -> String {
+    step.map_or_else(|| "-".to_owned(), |step| step.to_string())
+}
+
+/// The end of a sentence that says why, where somebody knows.
+pub(crate) fn because(why: Option<&str>) -> String {
+    why.map_or_else(String::new, |why| format!(": {}", clean(why)))
 }
 
 /// Milliseconds since the epoch, now.

@@ -4,8 +4,7 @@
 //! were written), the verdict (`super`). Format: megatron/core/dist_checkpointing/integrity.py,
 //! `{"algorithm": "sha256", "files": {"<name>": "<hex>"}}`, every file of the directory but itself.
 
-use super::{Covered, IndexError};
-use crate::path::RelPath;
+use super::{Covered, IndexError, covered};
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,10 +19,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Covered, IndexError> {
     }
     let integrity: Integrity<'_> =
         serde_json::from_slice(bytes).map_err(|source| IndexError::Json { source })?;
-    let path = |name: &Cow<'_, str>| RelPath::new(name.as_bytes());
-    let covered = integrity.files.keys().map(|name| path(name).map(|path| (path, None)));
-    let covered = covered.collect::<Result<Covered, _>>().map_err(|problem| IndexError::Path { problem })?;
-    if covered.is_empty() { Err(IndexError::Empty) } else { Ok(covered) }
+    covered(integrity.files.keys().map(Cow::as_ref))
 }
 
 #[cfg(test)]

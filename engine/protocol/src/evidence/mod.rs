@@ -60,6 +60,13 @@ pub fn parse_index(kind: IndexKind, bytes: &[u8]) -> Result<Covered, IndexError>
     }
 }
 
+/// The files that an index names.
+fn covered<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Covered, IndexError> {
+    let paths = names.into_iter().map(|name| RelPath::new(name.as_bytes()).map(|path| (path, None)));
+    let covered = paths.collect::<Result<Covered, _>>().map_err(|problem| IndexError::Path { problem })?;
+    if covered.is_empty() { Err(IndexError::Empty) } else { Ok(covered) }
+}
+
 /// What is known of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileFact {
@@ -219,20 +226,19 @@ impl Case<'_> {
         }
         // Nothing is complete without these, whatever else proves.
         let needed = [self.in_flight(), index, self.marker(), self.each_rank()];
-        let missing = needed.iter().find_map(Finding::missing);
-        if missing.is_none() {
-            let [_, index, marker, each_rank] = needed;
-            let mut unproven = None;
-            for finding in [self.renamed(), marker, index, self.rank_markers(), each_rank, self.count()] {
-                match finding {
-                    Finding::Proves(evidence, detail) => return self.proven(evidence, detail),
-                    Finding::Missing(names, why) => unproven = unproven.or(Some((names, why))),
-                    Finding::Silent | Finding::Read(..) => {}
-                }
-            }
-            return self.unproven(unproven);
+        if let Some(missing) = needed.iter().find_map(Finding::missing) {
+            return self.unproven(Some(missing));
         }
-        self.unproven(missing)
+        let [_, index, marker, each_rank] = needed;
+        let mut unproven = None;
+        for finding in [self.renamed(), marker, index, self.rank_markers(), each_rank, self.count()] {
+            match finding {
+                Finding::Proves(evidence, detail) => return self.proven(evidence, detail),
+                Finding::Missing(names, why) => unproven = unproven.or(Some((names, why))),
+                Finding::Silent | Finding::Read(..) => {}
+            }
+        }
+        self.unproven(unproven)
     }
 
     /// Nothing proves that all is there, and something may say what is not.

@@ -3,8 +3,7 @@
 //! Owns: reading `weight_map`, bounded. Does not own: the tensors, the verdict (`super`).
 //! Format: the `*.safetensors.index.json` of Hugging Face, `{"weight_map": {"<tensor>": "<file>"}}`.
 
-use super::{Covered, IndexError};
-use crate::path::RelPath;
+use super::{Covered, IndexError, covered};
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,12 +17,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Covered, IndexError> {
         weight_map: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
     }
     let index: Index<'_> = serde_json::from_slice(bytes).map_err(|source| IndexError::Json { source })?;
-    let mut covered = Covered::new();
-    for name in index.weight_map.values() {
-        let path = RelPath::new(name.as_bytes()).map_err(|problem| IndexError::Path { problem })?;
-        covered.insert(path, None);
-    }
-    if covered.is_empty() { Err(IndexError::Empty) } else { Ok(covered) }
+    covered(index.weight_map.values().map(Cow::as_ref))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use super::*;
 const SECOND: i64 = 1_000_000_000;
 
 struct World {
+    rules: Rules,
     files: BTreeMap<RelPath, FileFact>,
     indices: BTreeMap<RelPath, Result<Covered, IndexError>>,
     told: Told,
@@ -43,6 +44,7 @@ impl World {
         };
         let files = files.iter().map(fact).collect();
         Self {
+            rules: Rules::builtin(),
             files,
             indices: BTreeMap::new(),
             told: Told::No,
@@ -63,8 +65,7 @@ impl World {
     }
 
     fn at(&self, second: i64) -> Verdict {
-        let rules = Rules::builtin();
-        let grouping = rules.group(self.files.keys());
+        let grouping = self.rules.group(self.files.keys());
         assert_eq!(grouping.candidates.len(), 1, "{grouping:?}");
         let facts = Facts {
             files: &self.files,
@@ -75,7 +76,7 @@ impl World {
             renamed_at_ns: self.renamed_at_ns,
             settle_ns: SETTLE_NS,
         };
-        complete(&rules, &grouping.candidates[0], &facts, second * SECOND)
+        complete(&self.rules, &grouping.candidates[0], &facts, second * SECOND)
     }
 
     fn evidence(&self, second: i64) -> Option<Evidence> {
@@ -351,4 +352,22 @@ fn nemo_is_not_complete_while_something_says_so() {
     let fact = beside.files[&path(&shard)].clone();
     beside.files.insert(path(&unfinished), fact);
     assert!(matches!(beside.at(99), Verdict::Incomplete { why, .. } if why.contains("not finished")));
+}
+
+#[test]
+fn a_marker_that_a_users_rule_names_proves_all_that_came_before_it() {
+    let rule = crate::recognise::RuleSpec {
+        name: "ours".into(),
+        directory: Some("^save_(?<step>[0-9]+)$".into()),
+        signature: Some("\\.part$".into()),
+        shard: Some("^rank(?<rank>[0-9]+)\\.part$".into()),
+        marker: Some("^DONE$".into()),
+        ..Default::default()
+    };
+    let mut files =
+        vec![("r/save_7/rank0.part", 1, writer(1, None)), ("r/save_7/rank1.part", 2, writer(2, None))];
+    let ours = |files: &[_]| World { rules: Rules::with(&[rule.clone()]).unwrap(), ..World::new(files) };
+    assert!(matches!(ours(&files).at(99), Verdict::Incomplete { .. }));
+    files.push(("r/save_7/DONE", 3, writer(1, None)));
+    assert_eq!(ours(&files).evidence(3), Some(Evidence::Marker));
 }

@@ -3,7 +3,7 @@
 use crate::context::{Context, Failure};
 use crate::progress::Bar;
 use crate::table::{self, Tone};
-use crate::text::clean;
+use crate::text;
 use std::io::{self, Write};
 use tidemark_control::api::GcRequest;
 use tidemark_protocol::report::{ExitCode, Gc};
@@ -47,7 +47,7 @@ fn print(gc: &Gc, out: &mut dyn Write) -> io::Result<()> {
         let checkpoint = &row.checkpoint;
         table.add_row([
             table::text(&row.run),
-            table::number(checkpoint.step.map_or_else(|| "-".to_owned(), |step| step.to_string())),
+            table::number(text::step(checkpoint.step)),
             table::number(format!("{}.{}", checkpoint.timeline, checkpoint.version)),
             table::text(&checkpoint.path),
             table::bytes(row.bytes),
@@ -62,7 +62,7 @@ fn print(gc: &Gc, out: &mut dyn Write) -> io::Result<()> {
         (true, _) => writeln!(out, "{count} versions, {}, would be given up", Shown(bytes)),
         (false, 0) => writeln!(out, "{count} versions, {}, were given up", Shown(bytes)),
         (false, left) => {
-            let why = gc.trouble.as_deref().map_or_else(String::new, |why| format!(": {}", clean(why)));
+            let why = text::because(gc.trouble.as_deref());
             writeln!(out, "{left} of {count} versions are still there{why}")
         }
     }

@@ -54,7 +54,7 @@ fn print(rows: &Vec<Checkpoint>, out: &mut dyn Write) -> io::Result<()> {
         let age = row.closed_ms.map_or_else(|| "-".to_owned(), |closed_ms| text::age(closed_ms, now_ms));
         table.add_row([
             table::text(row.run.as_deref().unwrap_or("-")),
-            table::number(row.step.map_or_else(|| "-".to_owned(), |step| step.to_string())),
+            table::number(text::step(row.step)),
             table::number(format!("{}.{}", row.timeline, row.version)),
             table::text(&row.path),
             table::number(age),

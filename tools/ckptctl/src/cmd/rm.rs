@@ -2,7 +2,7 @@
 
 use crate::context::{Context, Failure};
 use crate::progress::Bar;
-use crate::text::clean;
+use crate::text::{because, clean};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use tidemark_control::api::RemoveRequest;
@@ -36,6 +36,6 @@ fn print(removal: &Removal, out: &mut dyn Write) -> io::Result<()> {
     if removal.left == 0 {
         return writeln!(out, "{path} is removed: {} committed versions", removal.versions);
     }
-    let why = removal.trouble.as_deref().map_or_else(String::new, |why| format!(": {}", clean(why)));
+    let why = because(removal.trouble.as_deref());
     writeln!(out, "{} versions of {path} are still in Tier-3{why}", removal.left)
 }

@@ -30,7 +30,7 @@ impl Args {
 
 fn print(show: &Show, out: &mut dyn Write) -> io::Result<()> {
     let checkpoint = &show.checkpoint;
-    let step = checkpoint.step.map_or_else(|| "-".to_owned(), |step| step.to_string());
+    let step = text::step(checkpoint.step);
     writeln!(out, "      path: {}", clean(&checkpoint.path))?;
     writeln!(
         out,
