@@ -103,6 +103,7 @@ metrics! {
     commit_seconds: Times, seconds, Stable, "Time from complete to committed";
     commit_doubts: Count, count, Stable, "Answers of Tier-3 that did not say whether an object was created, resolved by reading";
     torn_versions: Count, count, Stable, "Versions whose writers went away before they were complete";
+    torn_hidden: Count, count, Stable, "Those of them that went out of sight";
     retire_versions: Count, count, Stable, "Committed versions given up in Tier-3";
     reclaim_bytes: Count, bytes, Stable, "Bytes of host copies reclaimed";
     // restore: locate → fetch → verify → serve

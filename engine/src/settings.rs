@@ -19,6 +19,7 @@ pub struct Settings {
     pub tier1: Tier1Settings,
     pub tier3: Tier3Settings,
     pub save: SaveSettings,
+    pub torn: TornSettings,
     pub fsync: FsyncSettings,
     pub verify: VerifySettings,
     pub shutdown: ShutdownSettings,
@@ -143,6 +144,21 @@ pub struct SaveSettings {
 impl Default for SaveSettings {
     fn default() -> Self {
         Self { settle_s: 5.0 }
+    }
+}
+
+/// What becomes of checkpoints that can never be complete.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TornSettings {
+    /// Take them out of sight once nobody of the session that wrote them lives, and let trackers name what is whole, so that
+    /// a job that comes back finds the newest whole one. They lie below `.tidemark/torn` until memory is short.
+    pub hide: bool,
+}
+
+impl Default for TornSettings {
+    fn default() -> Self {
+        Self { hide: true }
     }
 }
 

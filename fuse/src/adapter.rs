@@ -88,6 +88,9 @@ impl Filesystem for Adapter {
             return reply.entry(&attr::TTL_DEFAULT, &control.directory(), Generation(0));
         }
         if ControlDir::owns(parent.0) {
+            if let Some(torn) = self.ns().torn_directory().filter(|torn| torn.name == name) {
+                return self.shared.answer_entry(0, self.ns().lookup(torn.parent, name), reply);
+            }
             return match control.lookup(name) {
                 Some(file) => reply.entry(&Duration::ZERO, &file, Generation(0)),
                 None => reply.error(Errno::ENOENT),
@@ -454,11 +457,7 @@ impl Filesystem for Adapter {
             }
         }
         if ControlDir::owns(node.0) {
-            for (position, (file, name)) in (COOKIE_PARENT + 1..).zip(self.shared.control.list()) {
-                if position > cookie && reply.add(INodeNo(file), position, FileType::RegularFile, name) {
-                    break;
-                }
-            }
+            self.shared.control.fill(self.ns(), (COOKIE_PARENT, cookie), &mut reply);
             return reply.ok();
         }
         match self.ns().readdir(node.0, cookie) {
@@ -494,12 +493,8 @@ impl Filesystem for Adapter {
                     return reply.ok();
                 }
             }
-            for (position, (file, name)) in (COOKIE_PARENT + 1..).zip(self.shared.control.list()) {
-                let Some(found) = self.shared.control.attr(file) else { continue };
-                if position > cookie && add(position, OsStr::new(&name), Duration::ZERO, &found) {
-                    break;
-                }
-            }
+            let block_size = self.shared.block_size;
+            self.shared.control.fill_plus(self.ns(), (COOKIE_PARENT, cookie), block_size, &mut reply);
             return reply.ok();
         }
         let listed = self.ns().getattr(node.0).and_then(|own| Ok((own, self.ns().readdir(node.0, cookie)?)));

@@ -6,14 +6,18 @@
 //! that walks the tree copies it or deletes it. A file's content is fixed when it is opened. Sizes are shown as 0,
 //! as in /proc, because the content is made at open; direct I/O makes readers go on until the end of it.
 
+use crate::attr;
 use crate::host::Host;
-use fuser::{FileAttr, FileType, INodeNo};
+use fuser::{FileAttr, FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use rustix::process::{getgid, getuid};
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+use tidemark_engine::namespace::Namespace;
 
 /// The directory's name in the root.
 pub(crate) const NAME: &[u8] = b".tidemark";
@@ -95,6 +99,46 @@ impl ControlDir {
         self.host.control_files().into_iter().filter_map(|name| Some((self.node_of(&name)?, name))).collect()
     }
 
+    /// Lists it from after `cookie`: its files, with cookies after `last`, and the directory of what is torn.
+    pub(crate) fn fill(&self, namespace: &Namespace, (last, cookie): (u64, u64), reply: &mut ReplyDirectory) {
+        let files =
+            self.list().into_iter().map(|(node, name)| (node, FileType::RegularFile, name.into_bytes()));
+        let torn = namespace.torn_directory();
+        let torn = torn.map(|torn| (torn.node, FileType::Directory, torn.name.to_vec()));
+        for (position, (node, kind, name)) in (last + 1..).zip(files.chain(torn)) {
+            if position > cookie && reply.add(INodeNo(node), position, kind, OsStr::from_bytes(&name)) {
+                return;
+            }
+        }
+    }
+
+    /// As [`ControlDir::fill`], with attributes; what is torn is looked up once more for it.
+    pub(crate) fn fill_plus(
+        &self,
+        namespace: &Namespace,
+        (last, cookie): (u64, u64),
+        block_size: u32,
+        reply: &mut ReplyDirectoryPlus,
+    ) {
+        let mut position = last;
+        for (node, name) in self.list() {
+            position += 1;
+            let Some(found) = self.attr(node).filter(|_| position > cookie) else { continue };
+            let name = OsStr::new(&name);
+            if reply.add(found.ino, position, name, &Duration::ZERO, &found, Generation(0)) {
+                return;
+            }
+        }
+        let torn = namespace.torn_directory().filter(|_| position + 1 > cookie);
+        let Some(torn) = torn else { return };
+        let Ok(found) = namespace.lookup(torn.parent, torn.name) else { return };
+        let (ttl, sent) = (attr::ttl(&found), attr::entry(&found, block_size));
+        let name = OsStr::from_bytes(torn.name);
+        if reply.add(sent.ino, position + 1, name, &ttl, &sent, Generation(0)) {
+            namespace.forget(found.node, 1);
+        }
+    }
+
     /// Fixes the content and gives a handle to it; `None` when the file is gone.
     pub(crate) fn open(&self, node: u64) -> Option<u64> {
         let content = self.host.control_read(&self.name_of(node)?)?;
@@ -136,7 +180,7 @@ impl ControlDir {
             uid: getuid().as_raw(),
             gid: getgid().as_raw(),
             rdev: 0,
-            blksize: crate::attr::BLOCK_SIZE_FALLBACK,
+            blksize: attr::BLOCK_SIZE_FALLBACK,
             flags: 0,
         }
     }

@@ -14,7 +14,9 @@ use tidemark_tests::tier3;
 /// More than the trainers' rings, logs and steps, with those of the dead that are still compared.
 const TIER1: &str = "768MiB";
 /// Something is committed in the background too, while the rest is written anew too often to settle.
-const CONFIG: &str = "[save]\nsettle_s = 1.0\n[shutdown]\ndrain_timeout_s = 5\ngrace_s = 1\n";
+/// What was promised is looked for where it was: torn checkpoints stay in sight.
+const CONFIG: &str =
+    "[torn]\nhide = false\n[save]\nsettle_s = 1.0\n[shutdown]\ndrain_timeout_s = 5\ngrace_s = 1\n";
 /// Nothing retires versions yet, so a long campaign begins Tier-3 anew when it has grown this much.
 pub(crate) const TIER3_BYTES_MAX: u64 = 2 << 30;
 /// Tier-3 lies in memory where there is room for it, and for what comes between two looks at its size: it is thousands

@@ -17,5 +17,6 @@ mod memory;
 mod questions;
 mod refusals;
 mod scavenge;
+mod shield;
 mod site;
 mod wishes;

@@ -23,4 +23,5 @@ pub mod report;
 pub mod residency;
 pub mod retention;
 pub mod selector;
+pub mod shield;
 pub mod size;

@@ -234,10 +234,14 @@ impl Namespace {
                     let known = state.node_of(file, self.incarnation);
                     if let Some(known) = known.filter(|known| state.is_reachable(*known)) {
                         // Hard links of one file in two checkpoints: each lists one of its names.
-                        return match state.holds(known, file, seal) {
-                            true => state.adopt_link(known, &parts, name, &entry),
-                            false => Err(FsError::Exists),
-                        };
+                        if state.holds(known, file, seal) {
+                            return state.adopt_link(known, &parts, name, &entry);
+                        }
+                        // Saved over, torn and out of sight: it makes way.
+                        if !state.is_out_of_sight(known) {
+                            return Err(FsError::Exists);
+                        }
+                        state.renew(known, self.incarnation, entry.mtime_ns)?;
                     }
                     let mut adopted = File::new(file, Generation(0), None, entry.mtime_ns);
                     adopted.size_bytes = size_bytes;
@@ -334,7 +338,7 @@ impl State {
         Ok(id)
     }
 
-    fn keeping_times(
+    pub(super) fn keeping_times(
         &mut self,
         directory: NodeId,
         f: impl FnOnce(&mut Self) -> Result<(), FsError>,

@@ -14,6 +14,7 @@ mod cold;
 mod error;
 mod file;
 mod handle;
+mod hidden;
 mod journal;
 mod names;
 mod node;
@@ -37,6 +38,7 @@ pub use cold::{AdoptEntry, AdoptKind, ColdFile};
 pub use error::FsError;
 pub use file::ObjectCopy;
 pub use handle::{DirEntry, OpenFile, Statfs};
+pub use hidden::{HIDDEN, HiddenDirectory, is_hidden, path_of_torn, torn_path};
 pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use open::OpenOutcome;
 pub use room::RoomWait;
@@ -47,7 +49,7 @@ pub use tidemark_protocol::file::FileState;
 pub use tidemark_protocol::residency::ReclaimClass;
 pub use view::FileView;
 pub use withdraw::{Leads, Listed, Withdrawn};
-pub use writer::{SessionKey, WriterId};
+pub use writer::{Peers, SessionKey, WriterId};
 pub use xattr::XattrSource;
 
 use crate::tier1::{Backing, Tier1};
@@ -320,6 +322,12 @@ impl Namespace {
             .wait_timeout_while(state, timeout, |state| state.dirty.is_empty())
             .expect(UNPOISONED);
         std::mem::take(&mut state.dirty).into_iter().collect()
+    }
+
+    /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
+    #[must_use]
+    pub fn peers(&self, writer: &WriterId, before_ns: i64) -> Peers {
+        writer::peers(self.writers.proc_root(), writer, before_ns)
     }
 
     /// Closes the descriptors of writing processes that have ended. Costs one poll of those that are remembered.

@@ -231,8 +231,10 @@ impl Namespace {
         self.look(|state| {
             let directory = state.tree.node(node)?.directory()?;
             let after = (std::ops::Bound::Excluded(cookie), std::ops::Bound::Unbounded);
-            let entries = directory.by_cookie.range(after).take(READDIR_ENTRIES);
+            let entries = directory.by_cookie.range(after);
             entries
+                .filter(|(_, entry)| node != super::ROOT || *entry.name != *super::HIDDEN)
+                .take(READDIR_ENTRIES)
                 .map(|(cookie, entry)| {
                     let target = state.tree.node(entry.node)?;
                     let kind = match target.body {

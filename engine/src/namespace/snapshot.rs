@@ -5,7 +5,7 @@
 use super::attr::observe;
 use super::node::{Body, Node};
 use super::view::NODES_AT_ONCE;
-use super::{Namespace, NodeId, ROOT};
+use super::{Namespace, NodeId, ROOT, is_hidden};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 
 /// A name with its attributes. Paths are relative to the mount, in bytes.
@@ -57,7 +57,9 @@ impl Namespace {
                 let range = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
                 for (id, node) in state.tree.nodes.range(range).take(NODES_AT_ONCE) {
                     last = Some(*id);
-                    let mut paths = node.links().filter_map(|link| state.tree.path(link));
+                    let paths = node.links().filter_map(|link| state.tree.path(link));
+                    // What is out of sight is of this node's memory only.
+                    let mut paths = paths.filter(|path| !is_hidden(path));
                     if let Some(path) = paths.next() {
                         snapshot
                             .hard_links

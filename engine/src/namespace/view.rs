@@ -6,7 +6,7 @@ use super::attr::observe;
 use super::file::ObjectCopy;
 use super::node::{Body, Node};
 use super::writer::WriterId;
-use super::{FileState, ReclaimClass};
+use super::{FileState, HIDDEN, ROOT, ReclaimClass};
 use super::{Namespace, NodeId, State};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 
@@ -60,8 +60,8 @@ impl Namespace {
         self.look(|state| state.view(node))
     }
 
-    /// All files below a path, itself included where it is one, in no order. Costs the size of that part of the
-    /// tree, in slices: files that come or go meanwhile may be in it or not.
+    /// All files below a path, itself included where it is one, in no order; those out of sight only when the path is one of
+    /// theirs. Costs the size of that part of the tree, in slices: files that come or go meanwhile may be in it or not.
     pub fn views_below(&self, path: &[u8]) -> Vec<FileView> {
         let mut views = Vec::new();
         let Ok(start) = self.look(|state| state.tree.resolve(path)) else { return views };
@@ -73,7 +73,9 @@ impl Namespace {
                     let Some(node) = state.tree.nodes.get(&at) else { continue };
                     match &node.body {
                         Body::Directory(directory) => {
-                            todo.extend(directory.by_cookie.values().map(|e| e.node))
+                            let entries = directory.by_cookie.values();
+                            let seen = entries.filter(|entry| at != ROOT || *entry.name != *HIDDEN);
+                            todo.extend(seen.map(|entry| entry.node));
                         }
                         Body::File(_) => views.extend(state.view(at)),
                         Body::Symlink(_) | Body::Special(_) => {}
@@ -89,7 +91,7 @@ impl Namespace {
     /// The first path of a node, relative to the mount; empty for the root, none for what has no name.
     pub fn path_of(&self, node: NodeId) -> Option<Vec<u8>> {
         self.look(|state| {
-            if node == super::ROOT {
+            if node == ROOT {
                 return Some(Vec::new());
             }
             state.tree.path(state.tree.nodes.get(&node)?.first_link()?)

@@ -6,6 +6,7 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::time::ClockId;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -31,8 +32,28 @@ pub struct WriterId {
     pub start_time_ticks: u64,
 }
 
+/// What /proc says of the processes that share a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Peers {
+    None,
+    /// One of them.
+    Some {
+        process: u32,
+    },
+    /// This process's environment cannot be read.
+    Unknown {
+        process: u32,
+    },
+}
+
 /// Bytes read of a process's environment. Linux allows megabytes, launchers use a few KiB.
 const ENVIRONMENT_BYTES: u64 = 256 << 10;
+/// include/linux/sched.h.
+const PF_KTHREAD: u64 = 0x0020_0000;
+/// USER_HZ of Linux on every architecture that we run on.
+const TICKS_PER_SECOND: u64 = 100;
+/// Ranks that a node's launcher starts begin within this of each other.
+const LAUNCH_TICKS: u64 = 60 * TICKS_PER_SECOND;
 /// Bytes read of stat and status, which are under 2 KiB.
 const STAT_BYTES: u64 = 16 << 10;
 /// Longer session keys are cut, and their hash kept, so that records stay small.
@@ -62,6 +83,10 @@ pub(super) struct WriterCache {
 impl WriterCache {
     pub(super) fn new(proc_root: PathBuf) -> Self {
         Self { proc_root, known: Mutex::new(BTreeMap::new()) }
+    }
+
+    pub(super) fn proc_root(&self) -> &Path {
+        &self.proc_root
     }
 
     /// The process behind thread `tid`; none for one we cannot see. Costs a poll when it is known, and reading
@@ -111,6 +136,45 @@ impl WriterCache {
         };
         known.retain(|tid, _| !ended.contains(tid));
     }
+}
+
+/// Processes of the launch that `writer` is of, which began with it and before `before_ns` (CLOCK_REALTIME): those of its next
+/// life share the name. Of a session that no launcher named, only its writers are known, and this says none. Costs three files
+/// of /proc for each process of the machine.
+pub(super) fn peers(proc_root: &Path, writer: &WriterId, before_ns: i64) -> Peers {
+    if writer.session.0.starts_with("session:") {
+        return Peers::None;
+    }
+    let Ok(processes) = std::fs::read_dir(proc_root) else { return Peers::Unknown { process: 0 } };
+    let launched = writer.start_time_ticks.saturating_sub(LAUNCH_TICKS)..=ticks_at(before_ns);
+    let mut unknown = None;
+    for entry in processes.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // One that ended meanwhile is none.
+        let Some(found) = identify(proc_root, pid) else { continue };
+        let Some(stat) = Stat::read(proc_root, pid) else { continue };
+        if stat.ended || stat.kernel || !launched.contains(&found.start_time_ticks) {
+            continue;
+        }
+        if !found.environment_seen {
+            unknown = Some(pid);
+        } else if found.session == writer.session && (found.rank.is_some() || writer.rank.is_none()) {
+            // What launched them may carry the name too, but no rank.
+            return Peers::Some { process: pid };
+        }
+    }
+    unknown.map_or(Peers::None, |process| Peers::Unknown { process })
+}
+
+/// A moment in clock ticks since boot, as /proc counts them.
+fn ticks_at(realtime_ns: i64) -> u64 {
+    let ns = |clock| {
+        let now = rustix::time::clock_gettime(clock);
+        now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
+    };
+    let since_boot = ns(ClockId::Boottime) - (ns(ClockId::Realtime) - realtime_ns);
+    u64::try_from(since_boot).unwrap_or(0) / 1_000_000_000 * TICKS_PER_SECOND
+        + u64::try_from(since_boot).unwrap_or(0) % 1_000_000_000 * TICKS_PER_SECOND / 1_000_000_000
 }
 
 fn is_alive(process: &OwnedFd) -> bool {
@@ -182,6 +246,10 @@ fn thread_group(proc_root: &Path, tid: u32) -> Option<u32> {
 /// What we need of /proc/<pid>/stat (proc(5)).
 #[derive(Debug)]
 struct Stat {
+    /// A zombie, or less.
+    ended: bool,
+    /// A thread of the kernel, which has no environment.
+    kernel: bool,
     session: i64,
     start_time_ticks: u64,
 }
@@ -193,7 +261,14 @@ impl Stat {
         let end = stat.iter().rposition(|byte| *byte == b')')?;
         let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
         let field = |number: usize| rest.split_ascii_whitespace().nth(number - 3);
-        Some(Self { session: field(6)?.parse().ok()?, start_time_ticks: field(22)?.parse().ok()? })
+        let ended = matches!(field(3)?, "Z" | "X");
+        let kernel = field(9)?.parse::<u64>().ok()? & PF_KTHREAD != 0;
+        Some(Self {
+            ended,
+            kernel,
+            session: field(6)?.parse().ok()?,
+            start_time_ticks: field(22)?.parse().ok()?,
+        })
     }
 }
 

@@ -162,6 +162,7 @@ impl Engine {
                 let epoch = self.shared.drain.epoch;
                 self.version_mut(id, number).committed = Some((Arc::new(*manifest), epoch));
                 self.happens(id, number, CheckpointEvent::Committed);
+                self.drop_torn(id);
             }
             Err(error) => self.failed(id, number, &error),
         }

@@ -2,7 +2,7 @@
 //!
 //! Owns: filling those shapes. Does not own: the shapes (protocol), what only the daemon knows (mount, addresses).
 
-use crate::namespace::FileState;
+use crate::namespace::{FileState, FileView, torn_path};
 use crate::node::book::{Book, LooseStage, Number, VersionBook};
 use crate::node::decide::{self, run_of};
 use crate::node::flush::covers;
@@ -18,6 +18,7 @@ use tidemark_protocol::key::{Key, VersionId, checkpoint_path};
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::recognise::Candidate;
 use tidemark_protocol::report::{
     Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, File, Problem, RunStatus, Show,
     TierState, TierStatus,
@@ -115,11 +116,49 @@ pub enum Wanted {
     },
 }
 
+/// A checkpoint that no version stands for, as `ls` shows it.
+fn unfinished_row<'a>(
+    candidate: &Candidate,
+    (timeline, version): Number,
+    path: &[u8],
+    state: CheckpointState,
+    files: impl Iterator<Item = &'a FileView> + Clone,
+) -> Checkpoint {
+    let host = files.clone().filter(|view| view.host);
+    let host = host.fold(CopyCount::default(), |sum, view| CopyCount {
+        files: sum.files + 1,
+        bytes: sum.bytes + view.size_bytes,
+    });
+    Checkpoint {
+        run: Some(candidate.id.run.to_string()),
+        timeline,
+        step: candidate.step,
+        version,
+        path: text(path),
+        bytes: files.clone().map(|view| view.size_bytes).sum(),
+        files: files.clone().count() as u64,
+        framework: Some(candidate.framework.clone()),
+        state,
+        evidence: None,
+        copies: Copies { host, ..Copies::default() },
+        pinned: false,
+        closed_ms: files.map(|view| view.closed_ns / 1_000_000).max(),
+    }
+}
+
 impl Engine {
     fn list(&self, place: &[u8], all: bool) -> Vec<Checkpoint> {
         let mut rows = Vec::new();
         for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
             rows.extend(self.rows(book, all));
+        }
+        for (candidate, files) in self.torn() {
+            // Where it is now: under its own path there may be another.
+            let Some(path) = candidate.id.path().map(|path| torn_path(&path)) else { continue };
+            if covers(place, &path) {
+                let number = self.next_number(&candidate.id);
+                rows.push(unfinished_row(&candidate, number, &path, CheckpointState::Torn, files.iter()));
+            }
         }
         if all {
             let loose = self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes()));
@@ -180,28 +219,8 @@ impl Engine {
                 CheckpointState::Open
             }
         };
-        let (timeline, version) = book.next_number();
-        let bytes = files.iter().map(|(_, view)| view.size_bytes).sum();
-        let host = files.iter().filter(|(_, view)| view.host);
-        let host = host.fold(CopyCount::default(), |sum, (_, view)| CopyCount {
-            files: sum.files + 1,
-            bytes: sum.bytes + view.size_bytes,
-        });
-        Some(Checkpoint {
-            run: Some(book.id.run.to_string()),
-            timeline,
-            step: candidate.step,
-            version,
-            path: text(&book.path()),
-            bytes,
-            files: u64::try_from(files.len()).expect("a count fits 64 bits"),
-            framework: Some(candidate.framework.clone()),
-            state,
-            evidence: None,
-            copies: Copies { host, ..Copies::default() },
-            pinned: false,
-            closed_ms: files.iter().map(|(_, view)| view.closed_ns / 1_000_000).max(),
-        })
+        let views = files.iter().map(|(_, view)| view.as_ref());
+        Some(unfinished_row(candidate, book.next_number(), &book.path(), state, views))
     }
 
     fn version_row(&self, book: &Book, number: Number, version: &VersionBook) -> Checkpoint {

@@ -185,7 +185,7 @@ fn fate(writer: &WriterId, cut: bool) -> Writer {
 }
 
 /// Whether the very process still runs: same number, same start.
-fn is_alive(writer: &WriterId) -> bool {
+pub(crate) fn is_alive(writer: &WriterId) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", writer.tgid)) else { return false };
     // The command in parentheses may hold anything; what follows the last one is plain.
     let Some((_, rest)) = stat.rsplit_once(')') else { return false };

@@ -3,7 +3,7 @@
 //! Owns: the waiting, what is still pending and why. Does not own: uploading (`run`) or what counts as complete
 //! (protocol).
 
-use crate::namespace::FileState;
+use crate::namespace::{FileState, torn_path};
 use crate::node::book::{Book, LooseStage};
 use crate::node::decide;
 use crate::node::rescue::{self, Rescue};
@@ -145,6 +145,14 @@ impl Engine {
         let mut pending = Vec::new();
         for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
             pending.extend(self.pending_book(book));
+        }
+        for (candidate, _) in self.torn() {
+            let Some(path) = candidate.id.path().filter(|path| covers(place, path.as_bytes())) else {
+                continue;
+            };
+            let path = String::from_utf8_lossy(&torn_path(&path)).into_owned();
+            let what = "it can never be complete, and is out of sight".to_owned();
+            pending.push(Pending { path, reason: PendingReason::Torn, what });
         }
         for (path, book) in self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes())) {
             let Some(view) = self.ledger.file(path) else { continue };
@@ -308,6 +316,8 @@ impl Node {
         let answered = self
             .ask(move |engine| {
                 engine.draining = true;
+                // Memory ends with us: what is sealed of them is kept as of any other.
+                engine.show_all_torn();
                 engine.begin_flush(Vec::new(), until, Told::No, true)
             })
             .await?;

@@ -4,7 +4,7 @@
 
 use crate::node::answer::{Wanted, checkpoint_ref};
 use crate::node::book::Number;
-use crate::node::recover::{Wishes, above, adopt_directory, adopt_files};
+use crate::node::recover::above;
 use crate::node::run::{Engine, Node, error_text};
 use crate::restore::locate;
 use crate::store::{Created, StoreError};
@@ -12,7 +12,6 @@ use std::time::Duration;
 use tidemark_protocol::documents::PinDocument;
 use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::key::{Key, Series, VersionId};
-use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{
     ApiError, CheckpointRef, ErrorCode, EventLevel, Gc, Pin, Progress, Removal, Undelete, path_text,
@@ -149,10 +148,10 @@ impl Node {
     }
 
     /// Puts the names of a removed checkpoint's newest committed version into the tree again; bytes come when they are
-    /// opened.
+    /// opened. Of a torn one that went out of sight, its files as they are.
     ///
     /// # Errors
-    /// Nothing of it is committed any more; something has the name; the daemon is ending.
+    /// Nothing of it is out of sight or committed any more; something has the name; the daemon is ending.
     pub async fn undelete(&self, wanted: Wanted) -> Result<Undelete, ApiError> {
         self.ask(move |engine| engine.undelete(&wanted)).await.ok_or_else(ending)?
     }
@@ -173,9 +172,17 @@ impl Engine {
     }
 
     fn undelete(&mut self, wanted: &Wanted) -> Result<Undelete, ApiError> {
+        let refusal = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
+        let refused = |what, action| Err(refusal(what, action));
+        if let Wanted::Path(path) = wanted
+            && let Some(shown) = self.show_torn(path)
+        {
+            let again = "rename what has the name, then say it again";
+            let (reference, files) = shown.map_err(|why| refusal(why, again))?;
+            return Ok(Undelete { checkpoint: reference, files: files as u64 });
+        }
         let Chosen { id, number, reference, .. } = self.newest_committed(wanted)?;
         let path = self.ledger.books[&id].path();
-        let refused = |what: String, action: &str| Err(ApiError::new(ErrorCode::Failed, what, action));
         if self.shared.namespace.node_at(&path).is_some() || self.ledger.books[&id].candidate.is_some() {
             let what = format!("{} is in the tree", path_text(&path));
             return refused(what, "remove or rename what has the name, then say it again");
@@ -189,17 +196,8 @@ impl Engine {
             let what = format!("a file of {} is in the tree under another name, or open", path_text(&path));
             return refused(what, "remove or close it, then say it again");
         }
-        let Some(manifest) = self.version(&id, number).manifest().cloned() else {
-            return refused(format!("{} has no manifest", path_text(&path)), "");
-        };
         self.gc.unwish(&id);
-        adopt_files(&self.shared, &manifest, &Wishes::default());
-        manifest.directories.iter().for_each(|directory| adopt_directory(&self.shared, directory));
-        self.classify_run(&id.run);
-        let names = manifest.files.iter().map(|file| &file.path);
-        let names = names.chain(manifest.hard_links.iter().map(|link| &link.path));
-        let there = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
-        let (files, back) = (names.clone().count(), names.filter(there).count());
+        let (files, back) = self.put_back(&id, number);
         if back < files {
             let what = format!("{back} of the {files} names of {} could be put back", path_text(&path));
             return refused(

@@ -5,7 +5,7 @@
 //!
 //! Everything here belongs to the loop alone: no locks, one thing at a time.
 
-use crate::namespace::{FileState, FileView, Namespace, NodeId};
+use crate::namespace::{FileState, FileView, Namespace, NodeId, is_hidden};
 use crate::node::book::{Book, LooseBook};
 use crate::node::due::Due;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -150,7 +150,12 @@ impl Ledger {
 
     fn put(&mut self, view: FileView) {
         let mut paths = Vec::with_capacity(view.paths.len());
-        for bytes in &view.paths {
+        let seen = view.paths.iter().filter(|path| !is_hidden(path));
+        if seen.clone().next().is_none() {
+            self.tree_changed = true;
+            return self.remove(view.node);
+        }
+        for bytes in seen {
             match RelPath::new(bytes.clone()) {
                 Ok(path) => paths.push(path),
                 Err(_) => self.unnameable += 1,

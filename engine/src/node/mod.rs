@@ -48,6 +48,7 @@ mod recover;
 mod rescue;
 mod run;
 mod scrub;
+mod shield;
 mod tree;
 mod verify;
 

@@ -395,6 +395,8 @@ fn adopt(shared: &Shared, entry: AdoptEntry) {
         Ok(_) => {}
         // Another document named it first: a hard link in both, or an older version's file under a newer name.
         Err(FsError::Exists) => tracing::debug!(%path, "adopted already"),
+        // Somebody reads what was torn under this name; the shield comes back to it.
+        Err(FsError::Busy) => tracing::debug!(%path, "not adopted while it is open"),
         Err(error) => tracing::error!(%path, ?error, "a name from Tier-3 cannot be in the tree"),
     }
 }

@@ -14,6 +14,7 @@ use crate::node::jobs::{self, Done};
 use crate::node::ledger::Ledger;
 use crate::node::recover::Recovered;
 use crate::node::scrub::Scrub;
+use crate::node::shield::Shields;
 use crate::node::tree::TreeState;
 use crate::node::{Shared, decide, rescue};
 use std::collections::BTreeSet;
@@ -89,6 +90,7 @@ pub(crate) struct Engine {
     pub(crate) tree: TreeState,
     pub(crate) scrub: Scrub,
     pub(crate) gc: Gc,
+    pub(crate) shields: Shields,
     /// Books whose candidate is not covered by a version: looked at again as time passes.
     pub(crate) unsettled: BTreeSet<CheckpointId>,
     pub(crate) backlog: Backlog,
@@ -210,6 +212,7 @@ impl Engine {
             tree: TreeState::new(recovered.tree_number),
             scrub: Scrub::new(now),
             gc: Gc::new(recovered.pins, recovered.unshown, now),
+            shields: Shields::default(),
             shared,
             ledger,
             jobs: JoinSet::new(),
@@ -250,6 +253,7 @@ impl Engine {
             self.measure();
             self.shared.namespace.forget_ended_writers();
             self.ledger.seals_again();
+            self.serve_owed(now);
         }
         self.start_seals();
         for id in std::mem::take(&mut self.ledger.due) {
@@ -343,6 +347,9 @@ impl Engine {
                 self.event(EventLevel::Info, "complete", id, detail.clone());
                 self.happens(id, number, CheckpointEvent::Proven { evidence, detail });
             }
+        }
+        if self.ledger.books[id].is_torn() {
+            self.shield(id, Instant::now());
         }
     }
 

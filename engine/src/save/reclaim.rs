@@ -33,7 +33,11 @@ pub fn run(shared: &Shared, stop: &AtomicBool) {
             let lacking = high - usage.available_bytes;
             let freed = shared.namespace.make_room(lacking);
             shared.metrics.reclaim_bytes.inc_by(freed);
-            if freed < lacking && shared.namespace.waiting_for_room() > 0 {
+            let waited_for = shared.namespace.waiting_for_room() > 0;
+            if freed < lacking && (waited_for || growing) {
+                shared.namespace.drop_hidden();
+            }
+            if freed < lacking && waited_for {
                 // Nothing else gives way: what is not in Tier-3 yet must get there first.
                 shared.drain.with_pace(|pace, _| pace.lift());
             }

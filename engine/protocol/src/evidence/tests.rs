@@ -366,7 +366,8 @@ fn a_marker_that_a_users_rule_names_proves_all_that_came_before_it() {
     };
     let mut files =
         vec![("r/save_7/rank0.part", 1, writer(1, None)), ("r/save_7/rank1.part", 2, writer(2, None))];
-    let ours = |files: &[_]| World { rules: Rules::with(&[rule.clone()]).unwrap(), ..World::new(files) };
+    let ours =
+        |files: &[_]| World { rules: Rules::with(std::slice::from_ref(&rule)).unwrap(), ..World::new(files) };
     assert!(matches!(ours(&files).at(99), Verdict::Incomplete { .. }));
     files.push(("r/save_7/DONE", 3, writer(1, None)));
     assert_eq!(ours(&files).evidence(3), Some(Evidence::Marker));

@@ -6,6 +6,7 @@
 //! The order matters where a directory fits several: a framework that saves through another one stands before it.
 
 use super::rules::{IndexKind, MarkerBy, RuleSpec};
+use crate::shield::TrackerHolds;
 
 const STEP_DIRECTORY: &str = r"(?i-u)^(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch|ep|ba)[-_=]?(?<step>\d+)[-_,.]?)+(?:ckpt)?$";
 const DCP_SHARD: &str = r"(?-u)^__(?<rank>\d+)_\d+\.distcp$";
@@ -87,6 +88,8 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             index: some(r"^integrity\.json$"),
             index_kind: Some(IndexKind::Megatron),
             more_follows: true,
+            tracker: some(r"^latest_checkpointed_iteration\.txt$"),
+            tracker_holds: Some(TrackerHolds::Step),
             ..RuleSpec::default()
         },
         // Its tracker lies outside, so the files say nothing of the number of ranks.
@@ -95,6 +98,8 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             directory: some(r"(?-u)^iter_(?<step>\d{7,})$|^release$"),
             signature: some(r"(?-u)^(?:model_optim_rng|distrib_optim)\.pt$|^layer_wise_optimizer_\d+\.pt$"),
             more_follows: true,
+            tracker: some(r"^latest_checkpointed_iteration\.txt$"),
+            tracker_holds: Some(TrackerHolds::Step),
             ..RuleSpec::default()
         },
         // `latest`, beside the directory, is written by rank 0 alone, before the others are done.
@@ -105,6 +110,8 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             each_rank: some(ZERO_PART),
             anywhere: true,
             more_follows: true,
+            tracker: some(r"^latest$"),
+            tracker_holds: Some(TrackerHolds::Name),
             ..RuleSpec::default()
         },
         // Under a tag of the user's.
@@ -114,6 +121,8 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             each_rank: some(ZERO_PART),
             anywhere: true,
             more_follows: true,
+            tracker: some(r"^latest$"),
+            tracker_holds: Some(TrackerHolds::Name),
             ..RuleSpec::default()
         },
         RuleSpec {
@@ -121,6 +130,8 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             directory: some("^zero$"),
             signature: some(r"(?-u)^(?:fp32|exp_avg|exp_avg_sq|step)\.pt$"),
             more_follows: true,
+            tracker: some(r"^latest_universal$"),
+            tracker_holds: Some(TrackerHolds::Name),
             ..RuleSpec::default()
         },
         // Items and then the step's directory are renamed into place by the first process, after barriers.

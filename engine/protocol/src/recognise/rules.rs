@@ -6,6 +6,7 @@
 use super::{CheckpointId, Role, Shape, frameworks};
 use crate::id::Step;
 use crate::path::RelPath;
+use crate::shield::TrackerHolds;
 use regex::bytes::{Regex, RegexBuilder, RegexSet, RegexSetBuilder};
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
@@ -58,6 +59,9 @@ pub struct RuleSpec {
     pub single: Option<String>,
     /// Names of files that are still being written.
     pub temporary: Option<String>,
+    /// The file beside the checkpoints that names the one to come back to, and how.
+    pub tracker: Option<String>,
+    pub tracker_holds: Option<TrackerHolds>,
 }
 
 /// The format of an index.
@@ -123,6 +127,7 @@ pub(crate) struct Rule {
     unfinished: Option<Regex>,
     more_follows: bool,
     single: Option<Regex>,
+    tracker: Option<(Regex, TrackerHolds)>,
 }
 
 /// A rule set; the first rule that matches counts, and users' rules come before ours.
@@ -172,6 +177,11 @@ impl Rule {
             (None, None) => None,
             _ => return Err(incomplete("has one of index and index_kind, and needs both")),
         };
+        let tracker = match (compile("tracker", &spec.tracker)?, spec.tracker_holds) {
+            (Some(pattern), Some(holds)) => Some((pattern, holds)),
+            (None, None) => None,
+            _ => return Err(incomplete("has one of tracker and tracker_holds, and needs both")),
+        };
         let with_group = |field, pattern: &Option<String>, group: &str, problem| {
             let compiled = compile(field, pattern)?;
             let has = |regex: &Regex| regex.capture_names().flatten().any(|name| name == group);
@@ -212,6 +222,7 @@ impl Rule {
             )?,
             more_follows: spec.more_follows,
             single: compile("single", &spec.single)?,
+            tracker,
         })
     }
 
@@ -402,6 +413,15 @@ impl Rules {
             }
         }
         if self.is_single(path) { Role::Shard { rank: None } } else { Role::Other }
+    }
+
+    /// How a file beside checkpoints of that framework names one of them; `None` for any other file.
+    #[must_use]
+    pub fn tracker(&self, framework: &str, path: &RelPath) -> Option<TrackerHolds> {
+        let of = self.rules.iter().filter(|rule| rule.name == framework);
+        let (_, holds) =
+            of.filter_map(|rule| rule.tracker.as_ref()).find(|(pattern, _)| pattern.is_match(path.name()))?;
+        Some(*holds)
     }
 
     /// The name with its rank (the last one) as `*`; `None` when it has none.

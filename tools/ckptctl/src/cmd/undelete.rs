@@ -1,4 +1,4 @@
-//! `ckptctl undelete`: bring back what the job removed.
+//! `ckptctl undelete`: bring back what the job removed, and what was torn and went out of sight.
 
 use crate::context::{Context, Failure};
 use crate::text::clean;
@@ -7,10 +7,10 @@ use std::io::{self, Write};
 use tidemark_control::api::UndeleteRequest;
 use tidemark_protocol::report::{ExitCode, Undelete};
 
-/// Bring a checkpoint back that was removed from the mount
+/// Bring a checkpoint back that was removed from the mount, or was torn and went out of sight
 ///
-/// Its newest committed version, as it was; the bytes come from Tier-3 when they are opened. Refused while something else
-/// has the name.
+/// Of a removed one its newest committed version, as it was; the bytes come from Tier-3 when they are opened. Of a torn one
+/// what is below .tidemark/torn. Refused while something else has the name.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The path that it had, RUN@STEP or @STEP

@@ -1,0 +1,157 @@
+//! Whether a torn checkpoint goes out of sight, and what a tracker beside it should say then.
+//!
+//! Owns: both decisions, with their reasons. Does not own: when a checkpoint is torn (`evidence`), who lives (the node).
+//!
+//! A job that comes back takes the directory with the highest step, or the one that its tracker names. So what can never be
+//! complete leaves the listing before such a job looks, and the tracker names what is whole. Neither may happen while a
+//! process of the session that wrote it may live: it could be about to write the rest.
+
+use crate::path::CheckpointName;
+use crate::recognise::CheckpointId;
+use serde::{Deserialize, Serialize};
+
+/// What is known of the processes of one session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Session {
+    /// None of them is left.
+    Gone,
+    /// This one lives, and was there when the checkpoint was torn.
+    Alive { process: u32 },
+    /// Nobody can say.
+    Doubtful { why: String },
+}
+
+/// What becomes of a torn checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shield {
+    Hide,
+    Stay { why: String },
+}
+
+/// Decides about a torn checkpoint from the sessions that wrote it.
+#[must_use]
+pub fn decide(sessions: &[Session]) -> Shield {
+    let stay = |session: &Session| match session {
+        Session::Gone => None,
+        Session::Alive { process } => Some(format!("process {process} of the session that wrote it lives")),
+        Session::Doubtful { why } => Some(format!("whether its writers live is not known: {why}")),
+    };
+    if sessions.is_empty() {
+        return Shield::Stay { why: "who wrote it is not known".to_owned() };
+    }
+    sessions.iter().find_map(stay).map_or(Shield::Hide, |why| Shield::Stay { why })
+}
+
+/// How a tracker names a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrackerHolds {
+    /// The name of its directory (DeepSpeed's `latest`).
+    Name,
+    /// Its step in decimal (Megatron's `latest_checkpointed_iteration.txt`).
+    Step,
+}
+
+/// The most bytes of a tracker that are read: a name has 255.
+pub const MAX_TRACKER_BYTES: usize = 4096;
+
+/// A checkpoint that a tracker may name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Named<'a> {
+    pub directory: &'a CheckpointName,
+    pub step: Option<u64>,
+}
+
+impl<'a> Named<'a> {
+    #[must_use]
+    pub fn of(id: &'a CheckpointId, step: Option<u64>) -> Self {
+        Self { directory: &id.directory, step }
+    }
+
+    /// Whether `content` names it.
+    #[must_use]
+    pub fn is_in(self, holds: TrackerHolds, content: &[u8]) -> bool {
+        let word = content.trim_ascii();
+        match holds {
+            TrackerHolds::Name => word == self.directory.as_bytes(),
+            TrackerHolds::Step => {
+                let said = std::str::from_utf8(word).ok().and_then(|word| word.parse::<u64>().ok());
+                said.is_some() && said == self.step
+            }
+        }
+    }
+
+    /// What a tracker that names it holds; none where it has no step and needs one.
+    #[must_use]
+    pub fn content(self, holds: TrackerHolds) -> Option<Vec<u8>> {
+        match holds {
+            TrackerHolds::Name => Some(self.directory.as_bytes().to_vec()),
+            TrackerHolds::Step => self.step.map(|step| step.to_string().into_bytes()),
+        }
+    }
+}
+
+/// What is to be done about a tracker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tracker {
+    /// It names something that is there, or a word that is not ours to judge.
+    Stays,
+    /// It is served with this from now on.
+    Says(Vec<u8>),
+    /// There is nothing whole that it could name.
+    Goes,
+}
+
+/// Decides what a tracker says after `hidden` left the tree. `content`: what it holds now; empty where its writer was killed
+/// before it wrote. `whole`: the checkpoint that a job should come back to, if there is one.
+#[must_use]
+pub fn follow(holds: TrackerHolds, content: &[u8], hidden: Named<'_>, whole: Option<Named<'_>>) -> Tracker {
+    let empty = content.trim_ascii().is_empty();
+    if !empty && !hidden.is_in(holds, content) {
+        return Tracker::Stays;
+    }
+    match whole.and_then(|whole| whole.content(holds)) {
+        Some(says) => Tracker::Says(says),
+        None => Tracker::Goes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::{RelPath, RunPath};
+
+    fn id(directory: &str) -> CheckpointId {
+        CheckpointId {
+            run: RunPath::new(RelPath::new("run").unwrap()).unwrap(),
+            directory: CheckpointName::new(directory).unwrap(),
+        }
+    }
+
+    #[test]
+    fn nothing_is_hidden_while_anybody_of_its_session_may_live() {
+        let doubt = Session::Doubtful { why: "its environment cannot be read".into() };
+        for stays in [vec![], vec![Session::Gone, Session::Alive { process: 7 }], vec![doubt, Session::Gone]]
+        {
+            assert!(matches!(decide(&stays), Shield::Stay { .. }), "{stays:?}");
+        }
+        assert_eq!(decide(&[Session::Gone, Session::Gone]), Shield::Hide);
+    }
+
+    #[test]
+    fn a_tracker_follows_only_when_it_names_what_went() {
+        let (torn, good) = (id("global_step20"), id("global_step10"));
+        let (torn, good) = (Named::of(&torn, Some(20)), Named::of(&good, Some(10)));
+        let says = |holds, content: &[u8], whole| follow(holds, content, torn, whole);
+        let name = TrackerHolds::Name;
+        assert_eq!(says(name, b"global_step20\n", Some(good)), Tracker::Says(b"global_step10".into()));
+        assert_eq!(says(name, b"", Some(good)), Tracker::Says(b"global_step10".into()));
+        assert_eq!(says(name, b"global_step10", Some(good)), Tracker::Stays);
+        assert_eq!(says(name, b"my-tag", None), Tracker::Stays);
+        assert_eq!(says(name, b"global_step20", None), Tracker::Goes);
+        let step = TrackerHolds::Step;
+        assert_eq!(says(step, b"20", Some(good)), Tracker::Says(b"10".into()));
+        assert_eq!(says(step, b"release", Some(good)), Tracker::Stays);
+        assert_eq!(says(step, b"99999999999999999999999", Some(good)), Tracker::Stays);
+    }
+}

@@ -1,0 +1,293 @@
+//! Names that are out of sight: what can never be complete, below a directory that no listing of the root shows.
+//!
+//! Owns: taking names there and back, and dropping what lies there when memory is short. Does not own: what goes there and
+//! why (`node::shield`), the way in, `.tidemark/torn` (the adapter).
+//!
+//! The directory is an ordinary one of the tree under a name that nothing else may have, so that the journal, a takeover and
+//! every call on what lies in it need nothing of their own. Only the node loop and Tier-3 do not see it.
+
+use super::file::File;
+use super::handle::OpenFile;
+use super::node::{Body, Node};
+use super::reclaim::Candidate;
+use super::{Caller, FileView, FsError, Namespace, NodeId, ROOT, State};
+use tidemark_protocol::file::FileFate;
+use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
+use tidemark_protocol::path::RelPath;
+
+/// The name in the root; the adapter's virtual directory stands in front of it.
+pub const HIDDEN: &[u8] = b".tidemark";
+/// Torn checkpoints, each at its own path.
+const TORN: &[u8] = b"torn";
+/// A file that is being made for a place in the tree.
+const NEW: &[u8] = b"new";
+/// Nodes removed in one hold of the lock.
+const REMOVED_AT_ONCE: usize = 256;
+
+/// A directory that the adapter shows in its virtual one; look its name up in `parent`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HiddenDirectory {
+    pub parent: NodeId,
+    pub name: &'static [u8],
+    pub node: NodeId,
+}
+
+/// Whether a path, relative to the mount, is out of sight.
+#[must_use]
+pub fn is_hidden(path: &[u8]) -> bool {
+    path.strip_prefix(HIDDEN).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+}
+
+/// Where the torn checkpoint of that path lies.
+#[must_use]
+pub fn torn_path(path: &RelPath) -> Vec<u8> {
+    [HIDDEN, TORN, path.as_bytes()].join(&b'/')
+}
+
+/// The path that a torn checkpoint had in the tree.
+#[must_use]
+pub fn path_of_torn(hidden: &[u8]) -> Option<&[u8]> {
+    hidden.strip_prefix(HIDDEN)?.strip_prefix(b"/")?.strip_prefix(TORN)?.strip_prefix(b"/")
+}
+
+impl Namespace {
+    /// The directory of what is torn, if anything ever was.
+    #[must_use]
+    pub fn torn_directory(&self) -> Option<HiddenDirectory> {
+        let parent = self.node_at(HIDDEN)?;
+        let node = self.look(|state| state.tree.child(parent, TORN)).ok()?;
+        Some(HiddenDirectory { parent, name: TORN, node })
+    }
+
+    /// All files that are out of sight, with the paths that they have there.
+    #[must_use]
+    pub fn torn_files(&self) -> Vec<FileView> {
+        self.views_below(&[HIDDEN, TORN].join(&b'/'))
+    }
+
+    /// Takes a name out of sight, whatever it stands for; what was torn under it before is dropped. Files that are open
+    /// stay so.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`]; [`FsError::Io`] when the journal cannot be written.
+    pub fn hide(&self, path: &RelPath) -> Result<(), FsError> {
+        self.drop_torn(path)?;
+        self.move_name(path.as_bytes(), &torn_path(path))?;
+        self.tell_gone(path.as_bytes());
+        Ok(())
+    }
+
+    /// Puts a name back that [`Namespace::hide`] took.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`]; [`FsError::Exists`] when something has the name.
+    pub fn show_again(&self, path: &RelPath) -> Result<(), FsError> {
+        let hidden = torn_path(path);
+        self.move_name(&hidden, path.as_bytes())?;
+        self.tell_gone(&hidden);
+        Ok(())
+    }
+
+    /// Drops what [`Namespace::hide`] took under that name.
+    ///
+    /// # Errors
+    /// [`FsError::Io`] when the journal cannot be written.
+    pub fn drop_torn(&self, path: &RelPath) -> Result<(), FsError> {
+        let hidden = torn_path(path);
+        self.remove_below(&hidden)?;
+        self.tell_gone(&hidden);
+        Ok(())
+    }
+
+    /// Gives `path` to a new, closed file with these bytes, with the mode and owner of `like`. What has the name loses it.
+    ///
+    /// # Errors
+    /// [`FsError::NoSpace`], [`FsError::NotFound`] for a directory that is gone, [`FsError::ReadOnly`] at the end.
+    pub fn put_file(&self, path: &RelPath, bytes: &[u8], like: Option<NodeId>) -> Result<(), FsError> {
+        let like = like.and_then(|node| self.getattr(node).ok());
+        let caller = Caller {
+            uid: like.as_ref().map_or(0, |like| like.uid),
+            gid: like.as_ref().map_or(0, |like| like.gid),
+            now_ns: self.clock.now_ns(),
+            pid: 0,
+            request: 0,
+        };
+        let parent = self.change(|state| state.make_hidden(HIDDEN, caller.now_ns))?;
+        match self.unlink(&caller, parent, NEW) {
+            Ok(()) | Err(FsError::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+        let mode = like.map_or(0o644, |like| like.mode);
+        let (made, open) = self.create(&caller, parent, NEW, mode, WRITE_ONLY)?;
+        let written = write_all(&open, bytes).and_then(|()| self.flush(open.fh, &caller, false));
+        let released = self.release(open.fh);
+        self.forget(made.node, 1);
+        written.and(released)?;
+        let to = self.look(|state| state.split(path.as_bytes()))?;
+        self.rename(&caller, (parent, NEW), to, 0)?;
+        self.tell_gone(path.as_bytes());
+        Ok(())
+    }
+
+    /// Drops all that is out of sight and not open: a save that waits for memory is worth more than what can never be
+    /// complete. Gives how many files went.
+    pub fn drop_hidden(&self) -> usize {
+        let files = self.torn_files().len();
+        if files == 0 {
+            return 0;
+        }
+        if let Err(error) = self.remove_below(&[HIDDEN, TORN].join(&b'/')) {
+            tracing::error!(%error, "what is torn stays, although memory is short");
+            return 0;
+        }
+        tracing::warn!(files, "torn checkpoints that were out of sight were dropped: memory is short");
+        files
+    }
+
+    fn move_name(&self, from: &[u8], to: &[u8]) -> Result<(), FsError> {
+        let now_ns = self.clock.now_ns();
+        self.change(|state| {
+            let (from_parent, from_name) = state.split(from)?;
+            state.tree.entry(from_parent, from_name)?;
+            let (above, name) = to.iter().rposition(|byte| *byte == b'/').map_or((&b""[..], to), |at| {
+                let (above, name) = to.split_at(at);
+                (above, &name[1..])
+            });
+            let hides = is_hidden(to);
+            let to_parent =
+                if hides { state.make_hidden(above, now_ns)? } else { state.tree.resolve(above)? };
+            // Not as if the job had renamed it: that would vouch for its bytes.
+            let (moved, _) = state.tree.rename((from_parent, from_name), (to_parent, name), true, now_ns)?;
+            state.tree.touched.node(moved);
+            state.mark(moved);
+            Ok(())
+        })
+    }
+
+    /// Removes what a path names and all below it, in slices of the lock. A file that is open goes with its last handle.
+    fn remove_below(&self, path: &[u8]) -> Result<(), FsError> {
+        let now_ns = self.clock.now_ns();
+        loop {
+            let done = self.change(|state| {
+                for _ in 0..REMOVED_AT_ONCE {
+                    let Ok((parent, name)) = state.split(path) else { return Ok(true) };
+                    let Ok(top) = state.tree.child(parent, name) else { return Ok(true) };
+                    let (mut at, mut entry) = (top, (parent, name.to_vec()));
+                    while let Some((name, below)) = state.first_entry(at) {
+                        entry = (at, name);
+                        at = below;
+                    }
+                    let gone = if state.tree.node(at)?.is_directory() {
+                        state.tree.rmdir(entry.0, &entry.1, now_ns)?
+                    } else {
+                        state.tree.unlink(entry.0, &entry.1, now_ns)?
+                    };
+                    state.mark(gone);
+                    state.release_unreachable(gone);
+                }
+                Ok(false)
+            })?;
+            if done {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The kernel remembers names for a while.
+    fn tell_gone(&self, path: &[u8]) {
+        let Some(told) = self.withdrawn.get() else { return };
+        if let Ok((parent, name)) = self.look(|state| state.split(path)) {
+            told(parent, name);
+        }
+    }
+}
+
+/// O_WRONLY of Linux.
+const WRITE_ONLY: i32 = 1;
+
+fn write_all(open: &OpenFile, bytes: &[u8]) -> Result<(), FsError> {
+    let mut written = 0;
+    while written < bytes.len() {
+        match open.backing.write_at(&bytes[written..], written as u64)? {
+            0 => return Err(FsError::NoSpace),
+            more => written += more,
+        }
+    }
+    Ok(())
+}
+
+impl State {
+    /// The directory and the name of a path.
+    fn split<'a>(&self, path: &'a [u8]) -> Result<(NodeId, &'a [u8]), FsError> {
+        match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => Ok((self.tree.resolve(&path[..at])?, &path[at + 1..])),
+            None => Ok((ROOT, path)),
+        }
+    }
+
+    /// Whether every name of a node is out of sight.
+    pub(super) fn is_out_of_sight(&self, node: NodeId) -> bool {
+        let Ok(found) = self.tree.node(node) else { return false };
+        found.links().filter_map(|link| self.tree.path(link)).all(|path| is_hidden(&path))
+    }
+
+    /// Gives a file's bytes and names to a new node, so that its identity is free for what it was before.
+    ///
+    /// [`FsError::Busy`] while it is open: then its handles need it as it is.
+    pub(super) fn renew(&mut self, old: NodeId, own: Incarnation, now_ns: i64) -> Result<NodeId, FsError> {
+        let id = self.tree.number();
+        let node = self.tree.node(old)?;
+        let file = node.file()?;
+        if file.opens > 0 || file.busy {
+            return Err(FsError::Busy);
+        }
+        let key = Candidate::of(old, file);
+        let (identity, cut) = (FileId { incarnation: own, counter: FileCounter(id) }, file.fate.is_cut());
+        let mut fresh = File::new(identity, Generation(id), file.backing.clone(), now_ns);
+        fresh.size_bytes = file.size_bytes;
+        fresh.writers.clone_from(&file.writers);
+        (fresh.opened_ns, fresh.closed_ns, fresh.named_ns) = (file.opened_ns, file.closed_ns, file.named_ns);
+        fresh.baseline_ns = file.baseline_ns;
+        fresh.fate = FileFate::found(None, SealNumber(0), cut, false, file.fate.is_vouched());
+        let body = Body::File(Box::new(fresh));
+        let mut new = Node::new(node.ino, node.mode, node.uid, node.gid, node.ctime_ns, body);
+        (new.atime_ns, new.mtime_ns) = (node.atime_ns, node.mtime_ns);
+        self.candidates.remove(&key);
+        self.tree.insert(id, new);
+        self.tree.touched.writers.push(id);
+        self.tree.move_names(old, id);
+        // Its bytes are the new node's.
+        self.file_mut(old)?.backing = None;
+        self.mark(old);
+        self.mark(id);
+        self.release_unreachable(old);
+        Ok(id)
+    }
+
+    fn first_entry(&self, node: NodeId) -> Option<(Vec<u8>, NodeId)> {
+        let directory = self.tree.node(node).ok()?.directory().ok()?;
+        directory.by_cookie.values().next().map(|entry| (entry.name.to_vec(), entry.node))
+    }
+
+    /// Makes a hidden directory and those above it; gives the last.
+    fn make_hidden(&mut self, path: &[u8], now_ns: i64) -> Result<NodeId, FsError> {
+        let mut at = ROOT;
+        for name in path.split(|byte| *byte == b'/') {
+            at = match self.tree.child(at, name) {
+                Ok(found) => found,
+                Err(FsError::NotFound) => {
+                    let id = self.tree.number();
+                    let body = Body::Directory(Box::default());
+                    self.tree.insert(id, Node::new(id, 0o755, 0, 0, now_ns, body));
+                    self.keeping_times(at, |state| {
+                        state.tree.attach(at, name, id, now_ns);
+                        Ok(())
+                    })?;
+                    id
+                }
+                Err(error) => return Err(error),
+            };
+        }
+        Ok(at)
+    }
+}

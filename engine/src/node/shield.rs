@@ -1,0 +1,330 @@
+//! Takes torn checkpoints out of sight of a job that comes back, and lets the trackers beside them name what is whole.
+//!
+//! Owns: who of a session lives, carrying the decision out, taking it back. Does not own: the decision and what a tracker
+//! says (`protocol::shield`), when a checkpoint is torn (protocol), where the names lie meanwhile (`namespace::hidden`).
+//!
+//! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
+
+use crate::namespace::{FileView, Peers, SessionKey, WriterId, path_of_torn};
+use crate::node::book::{Book, Number};
+use crate::node::decide::{is_alive, run_of, verdict_text};
+use crate::node::recover::{Wishes, adopt_directory, adopt_files};
+use crate::node::run::Engine;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::lineage;
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
+use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
+use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Session, Shield, Tracker, TrackerHolds};
+
+/// Between two looks at who lives of a session: each reads /proc of the whole machine.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// What the loop keeps for it.
+#[derive(Debug, Default)]
+pub(crate) struct Shields {
+    /// Not asked again before, and why it stays.
+    later: BTreeMap<CheckpointId, (Instant, String)>,
+    /// Committed versions whose names are still to be put back, because what was torn under them is open.
+    owed: BTreeMap<CheckpointId, (Number, Instant)>,
+    /// An administrator wants these to be seen. The next daemon hides them again.
+    returned: BTreeSet<CheckpointId>,
+}
+
+/// The names of a checkpoint that move together: its directory, or each of its files.
+fn names_of(candidate: &Candidate) -> Vec<RelPath> {
+    let mut names: Vec<RelPath> = match (candidate.shape, candidate.id.path()) {
+        (Shape::Tree, Some(top)) => {
+            let beside = candidate.temporaries.iter().filter(|path| !path.is_below(&top));
+            beside.cloned().chain([top.clone()]).collect()
+        }
+        _ => candidate.files.keys().chain(&candidate.temporaries).cloned().collect(),
+    };
+    names.sort();
+    names
+}
+
+impl Engine {
+    /// Looks whether a torn checkpoint goes out of sight.
+    pub(crate) fn shield(&mut self, id: &CheckpointId, now: Instant) {
+        let idle = self.draining || self.fenced.is_some() || !self.shared.settings.torn.hide;
+        let waits = self.shields.later.get(id).is_some_and(|(later, _)| *later > now);
+        if idle || waits || self.shields.returned.contains(id) {
+            return;
+        }
+        let Some(candidate) = self.ledger.books[id].candidate.clone() else { return };
+        let stays = match shield::decide(&self.sessions_of(id, &candidate)) {
+            Shield::Stay { why } => Some(why),
+            Shield::Hide => self.hide(id, &candidate).err().map(|error| error.to_string()),
+        };
+        let why = stays.unwrap_or_default();
+        let before = self.shields.later.insert(id.clone(), (now + ASK_EVERY, why.clone()));
+        if !why.is_empty() && before.is_none_or(|(_, before)| before != why) {
+            self.event(EventLevel::Warn, "torn_in_sight", id, format!("it stays where it is: {why}"));
+        }
+    }
+
+    /// What is known of each session that wrote the candidate.
+    fn sessions_of(&self, id: &CheckpointId, candidate: &Candidate) -> Vec<Session> {
+        let views: Vec<_> = self.ledger.files_of(candidate, &self.ledger.books[id].scope).collect();
+        let torn_ns = views.iter().map(|(_, view)| view.closed_ns).max().unwrap_or(0);
+        let writers: Vec<_> = views.iter().flat_map(|(_, view)| &view.writers).collect();
+        // The first of each session says when it was launched.
+        let mut first: BTreeMap<&SessionKey, &WriterId> = BTreeMap::new();
+        for writer in &writers {
+            let known = first.entry(&writer.session).or_insert(writer);
+            if writer.start_time_ticks < known.start_time_ticks {
+                *known = writer;
+            }
+        }
+        let mut sessions = Vec::new();
+        for (key, writer) in first {
+            let unseen = writers.iter().find(|writer| writer.session == *key && !writer.environment_seen);
+            sessions.push(match (self.writer_of(id, key), unseen) {
+                (Some(process), _) => Session::Alive { process },
+                (None, Some(writer)) => Session::Doubtful {
+                    why: format!("the environment of process {} was not seen", writer.tgid),
+                },
+                (None, None) => match self.shared.namespace.peers(writer, torn_ns) {
+                    Peers::None => Session::Gone,
+                    Peers::Some { process } => Session::Alive { process },
+                    Peers::Unknown { process } => Session::Doubtful {
+                        why: format!("the environment of process {process} cannot be read"),
+                    },
+                },
+            });
+        }
+        sessions
+    }
+
+    /// A living process that wrote in the run, of that session.
+    fn writer_of(&self, id: &CheckpointId, session: &SessionKey) -> Option<u32> {
+        let run = id.run.path();
+        let of_run = self.ledger.files().filter(|(path, _)| run.is_none_or(|run| path.is_below(run)));
+        let mut asked = BTreeSet::new();
+        for writer in of_run.flat_map(|(_, view)| &view.writers).filter(|writer| writer.session == *session) {
+            if asked.insert((writer.tgid, writer.start_time_ticks)) && is_alive(writer) {
+                return Some(writer.tgid);
+            }
+        }
+        None
+    }
+
+    fn hide(&mut self, id: &CheckpointId, candidate: &Candidate) -> Result<(), crate::namespace::FsError> {
+        for name in names_of(candidate) {
+            self.shared.namespace.hide(&name)?;
+        }
+        self.shared.metrics.torn_hidden.inc();
+        let why = self.ledger.books[id].verdict.as_ref().map(verdict_text).unwrap_or_default();
+        let what = format!(
+            "{} files went out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts them back",
+            candidate.files.len()
+        );
+        self.event(EventLevel::Warn, "hidden", id, what);
+        // Saved over a version that is committed: the name means that one again.
+        let committed = self.ledger.books[id].committed().map(|(number, _)| *number);
+        if let Some(number) = committed.filter(|number| self.gc.check_stays(&(id.clone(), *number)).is_ok()) {
+            self.serve_again(id, number);
+        }
+        self.follow(id, candidate);
+        Ok(())
+    }
+
+    fn serve_again(&mut self, id: &CheckpointId, number: Number) {
+        let (files, back) = self.put_back(id, number);
+        if back < files {
+            self.shields.owed.insert(id.clone(), (number, Instant::now() + ASK_EVERY));
+            return;
+        }
+        self.shields.owed.remove(id);
+        let what = format!("version {} is served under the name again, {files} files", number.1);
+        self.event(EventLevel::Warn, "fallback", id, what);
+    }
+
+    /// Tries again to put back what could not be: once a second, until it can or the name is used anew.
+    pub(crate) fn serve_owed(&mut self, now: Instant) {
+        let due = self.shields.owed.iter().filter(|(_, (_, at))| *at <= now);
+        let due: Vec<_> = due.map(|(id, (number, _))| (id.clone(), *number)).collect();
+        for (id, number) in due {
+            let newest = self.ledger.books[&id].committed().map(|(newest, _)| *newest);
+            if newest != Some(number) || self.draining {
+                self.shields.owed.remove(&id);
+            } else {
+                self.serve_again(&id, number);
+            }
+        }
+    }
+
+    /// Puts the names of a committed version into the tree; bytes come when they are opened. How many it has, and how many
+    /// are there now.
+    pub(crate) fn put_back(&mut self, id: &CheckpointId, number: Number) -> (usize, usize) {
+        let Some(manifest) = self.version(id, number).manifest().map(Arc::clone) else { return (0, 0) };
+        adopt_files(&self.shared, &manifest, &Wishes::default());
+        manifest.directories.iter().for_each(|directory| adopt_directory(&self.shared, directory));
+        self.classify_run(&id.run);
+        let names = manifest.files.iter().map(|file| &file.path);
+        let names = names.chain(manifest.hard_links.iter().map(|link| &link.path));
+        let there = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
+        (names.clone().count(), names.filter(there).count())
+    }
+
+    /// The trackers beside a checkpoint that went out of sight.
+    fn follow(&mut self, hidden: &CheckpointId, candidate: &Candidate) {
+        let trackers: Vec<_> = self.trackers_of(hidden, &candidate.framework).collect();
+        if trackers.is_empty() {
+            return;
+        }
+        let whole = self.whole_beside(hidden);
+        let whole = whole.as_ref().map(|(id, step)| Named::of(id, *step));
+        let torn = Named::of(hidden, candidate.step.map(|step| step.0));
+        let mut said = Vec::new();
+        for (path, view, holds) in trackers {
+            if view.opens > 0 || view.writers.iter().any(is_alive) {
+                // Another job's: it says what that one knows.
+                continue;
+            }
+            let Some(content) = self.content(&view) else {
+                tracing::error!(%path, "a tracker that cannot be read may name what is torn");
+                continue;
+            };
+            let what = match shield::follow(holds, &content, torn, whole) {
+                Tracker::Stays => continue,
+                Tracker::Says(says) => {
+                    let put = self.shared.namespace.hide(&path);
+                    let put =
+                        put.and_then(|()| self.shared.namespace.put_file(&path, &says, Some(view.node)));
+                    let text = String::from_utf8_lossy(&says).into_owned();
+                    put.map(|()| format!("{path} says {text}, the newest whole one"))
+                }
+                Tracker::Goes => self.shared.namespace.hide(&path).map(|()| {
+                    format!("{path} went out of sight too: nothing whole is there that it could name")
+                }),
+            };
+            match what {
+                Ok(what) => said.push(what),
+                Err(error) => tracing::error!(%path, %error, "a tracker still names what is torn"),
+            }
+        }
+        for what in said {
+            self.event(EventLevel::Warn, "tracker", hidden, what);
+        }
+    }
+
+    fn trackers_of<'a>(
+        &'a self,
+        id: &'a CheckpointId,
+        framework: &'a str,
+    ) -> impl Iterator<Item = (RelPath, Arc<FileView>, TrackerHolds)> + 'a {
+        let beside = self.ledger.loose.keys().filter(|path| path.parent().as_ref() == id.run.path());
+        beside.filter_map(|path| {
+            let holds = self.ledger.rules().tracker(framework, path)?;
+            Some((path.clone(), Arc::clone(self.ledger.file(path)?), holds))
+        })
+    }
+
+    /// A tracker's bytes; none where they are not here, or are too many.
+    fn content(&self, view: &FileView) -> Option<Vec<u8>> {
+        if view.size_bytes > MAX_TRACKER_BYTES as u64 {
+            return None;
+        }
+        std::fs::read(self.shared.namespace.host_path(view.node)?).ok()
+    }
+
+    /// The newest version of the run that is whole, and in the tree.
+    fn whole_beside(&self, hidden: &CheckpointId) -> Option<(CheckpointId, Option<u64>)> {
+        let is_whole = |checkpoint: &&Checkpoint| {
+            checkpoint.is_committed() || checkpoint.is_alive() && checkpoint.is_proven()
+        };
+        let stands = |book: &&Book| {
+            let top = self.shared.namespace.node_at(&book.path()).is_some();
+            top && (book.id == *hidden || book.candidate.is_some() && !book.is_torn())
+        };
+        let standing: BTreeSet<_> = self
+            .ledger
+            .books
+            .values()
+            .filter(|book| book.id.run == hidden.run)
+            .filter(stands)
+            .map(|book| &book.id)
+            .collect();
+        let of = |checkpoint: &Checkpoint| {
+            let version = &checkpoint.record().version;
+            CheckpointId { run: version.run.clone(), directory: version.directory.clone() }
+        };
+        let whole =
+            run_of(&self.ledger, &hidden.run).filter(is_whole).filter(|found| standing.contains(&of(found)));
+        let newest = whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))?;
+        Some((of(newest), newest.record().step.map(|step| step.0)))
+    }
+
+    /// The torn checkpoints that are out of sight, under the paths that they had.
+    pub(crate) fn torn(&self) -> Vec<(Candidate, Vec<FileView>)> {
+        let views = self.shared.namespace.torn_files();
+        let mut at: BTreeMap<RelPath, &FileView> = BTreeMap::new();
+        for view in &views {
+            let paths = view.paths.iter().filter_map(|path| RelPath::new(path_of_torn(path)?.to_vec()).ok());
+            at.extend(paths.map(|path| (path, view)));
+        }
+        let candidates = self.ledger.rules().group(at.keys()).candidates;
+        let with_files = |candidate: Candidate| {
+            let files =
+                candidate.files.keys().filter_map(|path| Some(FileView::clone(at.get(path)?))).collect();
+            (candidate, files)
+        };
+        candidates.into_iter().map(with_files).collect()
+    }
+
+    /// Puts a torn checkpoint that is out of sight back; none is out of sight under that path. It stays from now on.
+    pub(crate) fn show_torn(&mut self, path: &[u8]) -> Option<Result<(CheckpointRef, usize), String>> {
+        let path = path_of_torn(path).unwrap_or(path);
+        let mut torn = self.torn().into_iter().map(|(candidate, _)| candidate);
+        let found = torn.find(|candidate| candidate.id.path().is_some_and(|of| of.as_bytes() == path))?;
+        for name in names_of(&found) {
+            if let Err(error) = self.shared.namespace.show_again(&name) {
+                return Some(Err(format!("{name} stays out of sight: {error}")));
+            }
+        }
+        self.shields.returned.insert(found.id.clone());
+        self.event(
+            EventLevel::Info,
+            "undeleted",
+            &found.id,
+            "it is in sight again, and still torn".to_owned(),
+        );
+        let (timeline, version) = self.next_number(&found.id);
+        let reference = CheckpointRef { timeline, step: found.step, version, path: path_text(path) };
+        Some(Ok((reference, found.files.len())))
+    }
+
+    /// Puts back all that has its name free still: the daemon ends, and with it this memory.
+    pub(crate) fn show_all_torn(&mut self) {
+        for (candidate, _) in self.torn() {
+            for name in names_of(&candidate) {
+                if let Err(error) = self.shared.namespace.show_again(&name) {
+                    tracing::warn!(%name, %error, "it was torn, and ends with this memory");
+                }
+            }
+        }
+    }
+
+    /// What was torn under a name is of no use once that name is committed.
+    pub(crate) fn drop_torn(&mut self, id: &CheckpointId) {
+        self.shields.returned.remove(id);
+        self.shields.later.remove(id);
+        let found = self.torn().into_iter().find(|(candidate, _)| candidate.id == *id);
+        for name in found.iter().flat_map(|(candidate, _)| names_of(candidate)) {
+            if let Err(error) = self.shared.namespace.drop_torn(&name) {
+                tracing::error!(%name, %error, "what was torn under this name stays out of sight");
+            }
+        }
+    }
+
+    /// The number that the next version of a checkpoint has.
+    pub(crate) fn next_number(&self, id: &CheckpointId) -> Number {
+        let book = self.ledger.books.get(id);
+        book.map_or_else(|| Book::new(id.clone()).next_number(), Book::next_number)
+    }
+}

@@ -1,0 +1,216 @@
+//! What a job finds that comes back after its last save was torn: the newest whole checkpoint, under whatever name it
+//! looks for one.
+//!
+//! Owns: killed writers with ranks and without, a rank that dies alone, trackers, the ways back. Does not own: the frameworks
+//! themselves (suite frameworks), that nothing torn is committed (`scavenge`).
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use tidemark_tests::daemon::{Daemon, shown};
+use tidemark_tests::{process, tier3};
+
+use crate::site::{CONFIG, MIB, assert_holds, noise, options, save, start};
+
+/// The daemon looks at who lives once a second.
+const SHIELD_LIMIT: Duration = Duration::from_secs(20);
+/// Several looks: what is not hidden by then stays.
+const STAYS: Duration = Duration::from_millis(2500);
+
+/// One rank of a job: a shell that does what it is told and says when it has.
+struct Rank {
+    shell: Child,
+    orders: ChildStdin,
+    done: BufReader<std::process::ChildStdout>,
+}
+
+impl Rank {
+    /// `rendezvous` names the launch; none is a process that nobody launched.
+    fn start(directory: &Path, rendezvous: Option<(&str, u32, u32)>) -> Self {
+        let mut command = Command::new("setsid");
+        command.args(["sh"]).current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some((port, rank, world)) = rendezvous {
+            let values = [
+                ("MASTER_PORT", port.to_owned()),
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", world.to_string()),
+            ];
+            command.env("MASTER_ADDR", "127.0.0.1").envs(values);
+        }
+        let mut shell = command.spawn().unwrap();
+        let (orders, done) = (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()));
+        Self { shell, orders, done }
+    }
+
+    fn does(&mut self, order: &str) {
+        writeln!(self.orders, "{order}; echo done").unwrap();
+        let mut line = String::new();
+        self.done.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "done", "{order}");
+    }
+
+    fn kill(mut self) {
+        self.shell.kill().unwrap();
+        self.shell.wait().unwrap();
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn wait_hidden(daemon: &Daemon, path: &str) {
+    let hidden = daemon.mount().join(".tidemark/torn").join(path);
+    let gone = || (hidden.exists() && !daemon.mount().join(path).exists()).then_some(());
+    process::until(SHIELD_LIMIT, gone)
+        .unwrap_or_else(|| panic!("{path} stays in sight: {:#?}", crate::site::events(daemon)));
+}
+
+#[test]
+fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it() {
+    let Some(mut daemon) = start(options("512MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let aside = daemon.scratch("deepspeed").join("run");
+    fs::create_dir_all(&aside).unwrap();
+    let bytes = aside.with_extension("bytes");
+    let mut ranks: Vec<_> = (0..2).map(|rank| Rank::start(&run, Some(("29501", rank, 2)))).collect();
+    let save_step = |ranks: &mut [Rank], step: u64, cut: bool| {
+        fs::write(&bytes, noise(step, MIB)).unwrap();
+        let (tag, from) = (format!("global_step{step}"), bytes.display());
+        let part = |rank: usize| format!("{tag}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
+        ranks[0].does(&format!("mkdir -p {tag}; cat {from} >{tag}/mp_rank_00_model_states.pt"));
+        ranks[0].does(&format!("cat {from} >{}", part(0)));
+        let order = if cut { "exec 3>FILE; head -c 700000 FROM >&3" } else { "cat FROM >FILE" };
+        ranks[1].does(&order.replace("FILE", &part(1)).replace("FROM", &from.to_string()));
+        // Rank 0 waits for nobody.
+        ranks[0].does(&format!("printf %s {tag} >latest"));
+    };
+    save_step(&mut ranks, 10, false);
+    daemon.wait_committed("run/global_step10", SHIELD_LIMIT);
+    save_step(&mut ranks, 20, true);
+    assert_holds(&daemon, "run/latest", b"global_step20", "the tracker lies");
+
+    // One rank dies: the others may go on, and a rank that restarts alone must find its peers' files.
+    ranks.pop().unwrap().kill();
+    let torn = || daemon.checkpoint("run/global_step20").filter(|listed| listed["state"] == "torn").map(drop);
+    process::until(SHIELD_LIMIT, torn).expect("it is torn");
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["global_step10", "global_step20", "latest"], "rank 0 lives");
+
+    ranks.pop().unwrap().kill();
+    wait_hidden(&daemon, "run/global_step20");
+    assert_eq!(names(&run), ["global_step10", "latest"]);
+    let followed = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
+    process::until(SHIELD_LIMIT, followed).expect("the tracker names the whole one");
+    // Nothing is lost by it: what was there can be looked at, and said so.
+    let hidden = ".tidemark/torn/run/global_step20/mp_rank_00_model_states.pt";
+    assert_holds(&daemon, hidden, &noise(20, MIB), "out of sight");
+    assert_eq!(names(&daemon.mount().join(".tidemark/torn/run")), ["global_step20", "latest"]);
+    let kinds: Vec<String> = crate::site::events(&daemon)
+        .iter()
+        .filter_map(|event| event["kind"].as_str().map(str::to_owned))
+        .collect();
+    for kind in ["torn", "hidden", "tracker"] {
+        assert!(kinds.iter().any(|found| found == kind), "no event {kind}: {kinds:?}");
+    }
+    let listed = daemon.checkpoint(".tidemark/torn/run/global_step20").expect("ls lists it");
+    assert_eq!(listed["state"], "torn");
+
+    // A daemon that takes over hides it as well; the job that comes back saves that step anew.
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    assert_eq!(names(&run), ["global_step10", "latest"]);
+    let mut again: Vec<_> = (0..2).map(|rank| Rank::start(&run, Some(("29501", rank, 2)))).collect();
+    save_step(&mut again, 20, false);
+    daemon.wait_committed("run/global_step20", SHIELD_LIMIT);
+    assert_holds(&daemon, "run/latest", b"global_step20", "saved anew");
+    let dropped = || (!daemon.mount().join(".tidemark/torn/run/global_step20").exists()).then_some(());
+    process::until(SHIELD_LIMIT, dropped).expect("it is of no use any more");
+    again.into_iter().for_each(Rank::kill);
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    assert_eq!(names(&run), ["global_step10", "global_step20", "latest"]);
+    assert_holds(&daemon, "run/latest", b"global_step20", "after a restart");
+}
+
+#[test]
+fn a_file_saved_over_a_whole_one_and_torn_is_served_as_it_was() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    save(&daemon, "run/last_step5.pt", &noise(5, MIB));
+    daemon.wait_committed("run/last_step5.pt", SHIELD_LIMIT);
+    let mut job = Rank::start(&run, None);
+    job.does("exec 3>last_step5.pt; head -c 300000 /dev/zero >&3");
+    assert_eq!(fs::metadata(run.join("last_step5.pt")).unwrap().len(), 300_000);
+    // Somebody has it open, and may read on; the name means the whole one when he is done.
+    let mut reader = fs::File::open(run.join("last_step5.pt")).unwrap();
+    job.kill();
+    wait_hidden(&daemon, "run/last_step5.pt");
+    std::thread::sleep(STAYS);
+    assert_eq!(std::io::copy(&mut reader, &mut std::io::sink()).unwrap(), 300_000);
+    drop(reader);
+    let whole = || (fs::read(run.join("last_step5.pt")).ok()? == noise(5, MIB)).then_some(());
+    process::until(SHIELD_LIMIT, whole)
+        .unwrap_or_else(|| panic!("{:#?}\n{}", daemon.checkpoints(), daemon.log_tail()));
+    assert_eq!(tier3::commits(&daemon.tier3_dir(), "run/last_step5.pt").len(), 1);
+    let torn = daemon.mount().join(".tidemark/torn/run/last_step5.pt");
+    assert_eq!(fs::metadata(&torn).unwrap().len(), 300_000);
+}
+
+#[test]
+fn what_went_out_of_sight_comes_back_when_told_and_never_where_it_is_switched_off() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut job = Rank::start(&run, None);
+    job.does("exec 3>step7.pt; head -c 300000 /dev/zero >&3");
+    job.kill();
+    wait_hidden(&daemon, "run/step7.pt");
+    assert_eq!(names(&run), [""; 0]);
+    let flush = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
+    assert_eq!(flush.status.code(), Some(1), "torn is not durable: {}", shown(&flush));
+    assert!(shown(&flush).contains(".tidemark/torn/run/step7.pt"), "{}", shown(&flush));
+    let back = daemon.ctl_json(&["undelete", run.join("step7.pt").to_str().unwrap()]);
+    assert_eq!(back["files"], 1, "{back:#}");
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["step7.pt"], "a person wants to see it");
+    assert_eq!(daemon.checkpoint("run/step7.pt").expect("listed")["state"], "torn");
+    drop(daemon);
+
+    let config = format!("{CONFIG}[torn]\nhide = false\n");
+    let Some(daemon) = start(options("256MiB", &config)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut job = Rank::start(&run, None);
+    job.does("exec 3>step7.pt; head -c 300000 /dev/zero >&3");
+    job.kill();
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["step7.pt"]);
+}
+
+/// Torn checkpoints that nobody can remove by their names must not keep a job from saving.
+#[test]
+fn what_is_out_of_sight_gives_way_to_a_save_that_waits_for_memory() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    for step in 1..=3 {
+        let mut job = Rank::start(&run, None);
+        job.does(&format!("exec 3>step{step}.pt; head -c {} /dev/zero >&3", 60 * MIB));
+        job.kill();
+        wait_hidden(&daemon, &format!("run/step{step}.pt"));
+    }
+    save(&daemon, "run/step4.pt", &noise(4, 120 * MIB));
+    // The last of them had room made for it too.
+    assert!(!daemon.mount().join(".tidemark/torn/run/step1.pt").exists(), "they made room");
+    assert_holds(&daemon, "run/step4.pt", &noise(4, 120 * MIB), "saved");
+}
