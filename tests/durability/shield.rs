@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use tidemark_tests::daemon::{Daemon, shown};
-use tidemark_tests::{process, tier3};
+use tidemark_tests::{machine, process, tier3};
 
 use crate::site::{CONFIG, MIB, assert_holds, noise, options, save, start};
 
@@ -195,6 +195,32 @@ fn what_went_out_of_sight_comes_back_when_told_and_never_where_it_is_switched_of
     job.kill();
     std::thread::sleep(STAYS);
     assert_eq!(names(&run), ["step7.pt"]);
+}
+
+/// Closed files say nothing of those that were to come; how the process ended does.
+#[test]
+fn a_directory_whose_writer_was_killed_between_two_files_is_not_whole() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    // What the shell does by itself makes it the writer.
+    let model = |step: u64| format!("mkdir step_{step}; printf %s state >step_{step}/model.pt");
+    let mut well = Rank::start(&run, None);
+    well.does(&model(1));
+    writeln!(well.orders, "exit 0").unwrap();
+    assert!(well.shell.wait().unwrap().success());
+    let mut killed = Rank::start(&run, None);
+    killed.does(&model(2));
+    killed.kill();
+    daemon.wait_committed("run/step_1", SHIELD_LIMIT);
+    if machine::kernel_release() < (6, 15) {
+        // Nobody is told there how a process ended.
+        daemon.wait_committed("run/step_2", SHIELD_LIMIT);
+        return;
+    }
+    wait_hidden(&daemon, "run/step_2");
+    assert_eq!(names(&run), ["step_1"]);
+    assert!(tier3::markers(&daemon.tier3_dir(), "run/step_2").is_empty());
 }
 
 /// Torn checkpoints that nobody can remove by their names must not keep a job from saving.

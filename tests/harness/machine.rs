@@ -24,6 +24,13 @@ pub fn left_out(why: &str) {
     eprintln!("left out: {why}");
 }
 
+/// The running kernel's version: what it can tell differs.
+pub fn kernel_release() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("procfs");
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
 /// True when this test may start a real `ckptd` with a real mount; otherwise the test was left out and must return.
 pub fn can_mount() -> bool {
     let lacking = if !rustix::process::geteuid().is_root() {

@@ -102,12 +102,18 @@ pub enum Tracker {
     Goes,
 }
 
-/// Decides what a tracker says after `hidden` left the tree. `content`: what it holds now; empty where its writer was killed
-/// before it wrote. `whole`: the checkpoint that a job should come back to, if there is one.
+/// Decides what a tracker says. `content`: what it holds now; none where its writer was killed in the middle of it. `hidden`: what
+/// just left the tree. `whole`: the checkpoint that a job should come back to, if there is one.
 #[must_use]
-pub fn follow(holds: TrackerHolds, content: &[u8], hidden: Named<'_>, whole: Option<Named<'_>>) -> Tracker {
-    let empty = content.trim_ascii().is_empty();
-    if !empty && !hidden.is_in(holds, content) {
+pub fn follow(
+    holds: TrackerHolds,
+    content: Option<&[u8]>,
+    hidden: Option<Named<'_>>,
+    whole: Option<Named<'_>>,
+) -> Tracker {
+    let names_hidden = |content: &[u8]| hidden.is_some_and(|hidden| hidden.is_in(holds, content));
+    let stays = |content: &[u8]| !content.trim_ascii().is_empty() && !names_hidden(content);
+    if content.is_some_and(stays) {
         return Tracker::Stays;
     }
     match whole.and_then(|whole| whole.content(holds)) {
@@ -142,13 +148,19 @@ mod tests {
     fn a_tracker_follows_only_when_it_names_what_went() {
         let (torn, good) = (id("global_step20"), id("global_step10"));
         let (torn, good) = (Named::of(&torn, Some(20)), Named::of(&good, Some(10)));
-        let says = |holds, content: &[u8], whole| follow(holds, content, torn, whole);
+        let says = |holds, content: &[u8], whole| follow(holds, Some(content), Some(torn), whole);
         let name = TrackerHolds::Name;
         assert_eq!(says(name, b"global_step20\n", Some(good)), Tracker::Says(b"global_step10".into()));
         assert_eq!(says(name, b"", Some(good)), Tracker::Says(b"global_step10".into()));
         assert_eq!(says(name, b"global_step10", Some(good)), Tracker::Stays);
         assert_eq!(says(name, b"my-tag", None), Tracker::Stays);
         assert_eq!(says(name, b"global_step20", None), Tracker::Goes);
+        assert_eq!(
+            follow(name, None, None, Some(good)),
+            Tracker::Says(b"global_step10".into()),
+            "half a word"
+        );
+        assert_eq!(follow(name, Some(b"global_step20"), None, Some(good)), Tracker::Stays);
         let step = TrackerHolds::Step;
         assert_eq!(says(step, b"20", Some(good)), Tracker::Says(b"10".into()));
         assert_eq!(says(step, b"release", Some(good)), Tracker::Stays);

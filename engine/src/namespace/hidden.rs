@@ -77,6 +77,17 @@ impl Namespace {
         Ok(())
     }
 
+    /// Whether somebody has a file open that has only names out of sight.
+    #[must_use]
+    pub fn is_open_out_of_sight(&self, file: FileId) -> bool {
+        self.look(|state| {
+            let found = state.node_of(file, self.incarnation).filter(|node| state.is_out_of_sight(*node));
+            found.is_some_and(|node| {
+                state.tree.node(node).and_then(|n| n.file()).is_ok_and(|file| file.opens > 0)
+            })
+        })
+    }
+
     /// Puts a name back that [`Namespace::hide`] took.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ mod journal;
 mod names;
 mod node;
 mod open;
+mod pidfd;
 mod reclaim;
 mod record;
 mod replay;
@@ -324,6 +325,13 @@ impl Namespace {
         std::mem::take(&mut state.dirty).into_iter().collect()
     }
 
+    /// When a writer was seen to have been killed, or to have failed, in nanoseconds of CLOCK_REALTIME; none while it runs,
+    /// when it ended well, and where nobody knows.
+    #[must_use]
+    pub fn failed_ns(&self, writer: &WriterId) -> Option<i64> {
+        self.writers.failed_ns(writer)
+    }
+
     /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
     #[must_use]
     pub fn peers(&self, writer: &WriterId, before_ns: i64) -> Peers {
@@ -332,7 +340,7 @@ impl Namespace {
 
     /// Closes the descriptors of writing processes that have ended. Costs one poll of those that are remembered.
     pub fn forget_ended_writers(&self) {
-        self.writers.forget_ended();
+        self.writers.forget_ended(self.clock.now_ns());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

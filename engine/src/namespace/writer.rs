@@ -3,6 +3,7 @@
 //! Owns: [`WriterId`], [`SessionKey`], reading them from /proc, the bounded cache.
 //! Does not own: what a session means for completeness (the protocol).
 
+use super::pidfd::{self, Ended};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -60,6 +61,10 @@ const STAT_BYTES: u64 = 16 << 10;
 const MAX_SESSION_BYTES: usize = 200;
 /// Processes remembered, one descriptor each.
 const CACHED: usize = 512;
+/// How long one that ended is asked how: until somebody has waited for it.
+const REAPED_WITHIN: Duration = Duration::from_secs(60);
+/// Failures remembered, the latest.
+const FAILURES: usize = 4096;
 /// A thread id is looked up again after this, should it have been reused in a process that still lives.
 const CACHED_FOR: Duration = Duration::from_secs(60);
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -71,6 +76,8 @@ struct Known {
     /// Readable once the process is dead: then its ids may name another.
     process: OwnedFd,
     since: Instant,
+    /// When it was first seen to have ended.
+    ended: Option<(Instant, i64)>,
 }
 
 /// Remembers threads' processes, so that creating a file does not read /proc each time.
@@ -78,11 +85,13 @@ struct Known {
 pub(super) struct WriterCache {
     proc_root: PathBuf,
     known: Mutex<BTreeMap<u32, Known>>,
+    /// Processes that were killed or failed, and when that was seen.
+    failures: Mutex<BTreeMap<(u32, u64), i64>>,
 }
 
 impl WriterCache {
     pub(super) fn new(proc_root: PathBuf) -> Self {
-        Self { proc_root, known: Mutex::new(BTreeMap::new()) }
+        Self { proc_root, known: Mutex::default(), failures: Mutex::default() }
     }
 
     pub(super) fn proc_root(&self) -> &Path {
@@ -118,13 +127,21 @@ impl WriterCache {
             {
                 known.remove(&oldest);
             }
-            known.insert(tid, Known { writer: Arc::clone(&writer), process, since: Instant::now() });
+            let since = Instant::now();
+            known.insert(tid, Known { writer: Arc::clone(&writer), process, since, ended: None });
         }
         Some(writer)
     }
 
-    /// Lets go of those that have ended, whose descriptors would be held for nobody. Costs one poll of them all.
-    pub(super) fn forget_ended(&self) {
+    /// When the process was seen to have been killed or to have failed.
+    pub(super) fn failed_ns(&self, writer: &WriterId) -> Option<i64> {
+        let failures = self.failures.lock().expect(super::UNPOISONED);
+        failures.get(&(writer.tgid, writer.start_time_ticks)).copied()
+    }
+
+    /// Lets go of those that have ended, whose descriptors would be held for nobody, once the kernel has said how. Costs one
+    /// poll of them all.
+    pub(super) fn forget_ended(&self, now_ns: i64) {
         let mut known = self.known.lock().expect(super::UNPOISONED);
         let ended: Vec<u32> = {
             let mut fds: Vec<_> =
@@ -134,7 +151,28 @@ impl WriterCache {
             }
             known.keys().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(tid, _)| *tid).collect()
         };
-        known.retain(|tid, _| !ended.contains(tid));
+        known.retain(|tid, entry| {
+            if !ended.contains(tid) {
+                return true;
+            }
+            let (seen, at_ns) = *entry.ended.get_or_insert_with(|| (Instant::now(), now_ns));
+            match pidfd::ended(&entry.process) {
+                Some(Ended::Well) => false,
+                Some(Ended::Badly) => {
+                    let process = (entry.writer.tgid, entry.writer.start_time_ticks);
+                    let mut failures = self.failures.lock().expect(super::UNPOISONED);
+                    if failures.len() == FAILURES
+                        && let Some(oldest) =
+                            failures.iter().min_by_key(|(_, at_ns)| **at_ns).map(|(of, _)| *of)
+                    {
+                        failures.remove(&oldest);
+                    }
+                    failures.insert(process, at_ns);
+                    false
+                }
+                None => pidfd::tells() && seen.elapsed() < REAPED_WITHIN,
+            }
+        });
     }
 }
 
@@ -335,11 +373,13 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert_eq!(cache.identify(child.id()).unwrap().tgid, child.id());
         cache.identify(std::process::id()).unwrap();
-        cache.forget_ended();
+        cache.forget_ended(1);
         assert_eq!(cache.known.lock().unwrap().len(), 2, "both live");
+        let writer = cache.identify(child.id()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        cache.forget_ended();
+        cache.forget_ended(7);
+        assert_eq!(cache.failed_ns(&writer), pidfd::tells().then_some(7));
         assert_eq!(cache.known.lock().unwrap().keys().collect::<Vec<_>>(), [&std::process::id()]);
     }
 }

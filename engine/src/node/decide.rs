@@ -94,6 +94,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     // What was known to be a part does not become whole because somebody wants everything to be durable.
     let told = if partial && told == Told::Flush { Told::No } else { told };
     let now_ns = shared.now_ns();
+    let fact = |view| fact(shared, view);
     let file_facts: BTreeMap<_, _> = files.iter().map(|(path, view)| ((*path).clone(), fact(view))).collect();
     let settle_ns = settle_ns(shared);
     let verdict = loop {
@@ -157,19 +158,20 @@ fn settle_ns(shared: &Shared) -> i64 {
     ns
 }
 
-fn fact(view: &Arc<FileView>) -> FileFact {
+fn fact(shared: &Shared, view: &Arc<FileView>) -> FileFact {
     let cut = matches!(view.state, FileState::Cut);
     FileFact {
         state: view.state.clone(),
         size_bytes: view.size_bytes,
         published_at_ns: view.published_ns,
         vouched: view.renamed,
-        writers: view.writers.iter().map(|writer| fate(writer, cut)).collect(),
+        writers: view.writers.iter().map(|writer| fate(shared, writer, cut)).collect(),
     }
 }
 
-fn fate(writer: &WriterId, cut: bool) -> Writer {
-    let fate = match (is_alive(writer), cut) {
+fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
+    let failed_at_ns = shared.namespace.failed_ns(writer);
+    let fate = match (is_alive(writer), cut || failed_at_ns.is_some()) {
         (true, _) => Fate::Alive,
         (false, true) => Fate::Killed,
         (false, false) => Fate::Gone,
@@ -181,6 +183,7 @@ fn fate(writer: &WriterId, cut: bool) -> Writer {
         world_size: writer.world_size,
         rank: writer.rank,
         fate,
+        failed_at_ns,
     }
 }
 

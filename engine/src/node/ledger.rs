@@ -94,6 +94,8 @@ pub(crate) struct Ledger {
     pub(crate) seals_later: BTreeSet<NodeId>,
     /// Those whose bytes could not be read to be hashed, and of which the log says so already.
     pub(crate) unreadable: BTreeSet<NodeId>,
+    /// Files whose writers were killed while they had them open.
+    pub(crate) cut: BTreeSet<NodeId>,
     /// Names that are not ours to keep: no key can hold them.
     pub(crate) unnameable: u64,
     /// The last complete version of each run: what the next one of the same session should look like.
@@ -117,6 +119,7 @@ impl Ledger {
             due: BTreeSet::new(),
             loose_due: Due::new(),
             unsealed: BTreeSet::new(),
+            cut: BTreeSet::new(),
             seals_later: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             unnameable: 0,
@@ -164,6 +167,10 @@ impl Ledger {
         self.seals_later.remove(&view.node);
         self.unreadable.remove(&view.node);
         match view.state {
+            FileState::Cut => self.cut.insert(view.node),
+            _ => self.cut.remove(&view.node),
+        };
+        match view.state {
             FileState::Closed | FileState::Mapped => self.unsealed.insert(view.node),
             FileState::Open { .. } | FileState::Cut | FileState::Sealed { .. } => {
                 self.unsealed.remove(&view.node)
@@ -185,6 +192,7 @@ impl Ledger {
 
     fn remove(&mut self, node: NodeId) {
         self.unsealed.remove(&node);
+        self.cut.remove(&node);
         self.seals_later.remove(&node);
         self.unreadable.remove(&node);
         for path in self.paths.remove(&node).unwrap_or_default() {

@@ -254,6 +254,7 @@ impl Engine {
             self.shared.namespace.forget_ended_writers();
             self.ledger.seals_again();
             self.serve_owed(now);
+            self.mend_cut_trackers(now);
         }
         self.start_seals();
         for id in std::mem::take(&mut self.ledger.due) {

@@ -5,7 +5,7 @@
 //!
 //! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
 
-use crate::namespace::{FileView, Peers, SessionKey, WriterId, path_of_torn};
+use crate::namespace::{FileState, FileView, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
 use crate::node::decide::{is_alive, run_of, verdict_text};
 use crate::node::recover::{Wishes, adopt_directory, adopt_files};
@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
@@ -30,6 +31,8 @@ pub(crate) struct Shields {
     later: BTreeMap<CheckpointId, (Instant, String)>,
     /// Committed versions whose names are still to be put back, because what was torn under them is open.
     owed: BTreeMap<CheckpointId, (Number, Instant)>,
+    /// Cut trackers are not looked at before.
+    trackers_at: Option<Instant>,
     /// An administrator wants these to be seen. The next daemon hides them again.
     returned: BTreeSet<CheckpointId>,
 }
@@ -48,11 +51,15 @@ fn names_of(candidate: &Candidate) -> Vec<RelPath> {
 }
 
 impl Engine {
+    /// Nothing is hidden, and no tracker changed.
+    fn is_idle(&self) -> bool {
+        self.draining || self.fenced.is_some() || !self.shared.settings.torn.hide
+    }
+
     /// Looks whether a torn checkpoint goes out of sight.
     pub(crate) fn shield(&mut self, id: &CheckpointId, now: Instant) {
-        let idle = self.draining || self.fenced.is_some() || !self.shared.settings.torn.hide;
         let waits = self.shields.later.get(id).is_some_and(|(later, _)| *later > now);
-        if idle || waits || self.shields.returned.contains(id) {
+        if self.is_idle() || waits || self.shields.returned.contains(id) {
             return;
         }
         let Some(candidate) = self.ledger.books[id].candidate.clone() else { return };
@@ -134,13 +141,16 @@ impl Engine {
     }
 
     fn serve_again(&mut self, id: &CheckpointId, number: Number) {
-        let (files, back) = self.put_back(id, number);
-        if back < files {
+        let version = self.version(id, number);
+        let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
+        if version.contents.values().any(open) {
+            // All of it or none.
             self.shields.owed.insert(id.clone(), (number, Instant::now() + ASK_EVERY));
             return;
         }
         self.shields.owed.remove(id);
-        let what = format!("version {} is served under the name again, {files} files", number.1);
+        let (files, back) = self.put_back(id, number);
+        let what = format!("version {} is served under the name again, {back} of {files} files", number.1);
         self.event(EventLevel::Warn, "fallback", id, what);
     }
 
@@ -149,8 +159,9 @@ impl Engine {
         let due = self.shields.owed.iter().filter(|(_, (_, at))| *at <= now);
         let due: Vec<_> = due.map(|(id, (number, _))| (id.clone(), *number)).collect();
         for (id, number) in due {
-            let newest = self.ledger.books[&id].committed().map(|(newest, _)| *newest);
-            if newest != Some(number) || self.draining {
+            let book = &self.ledger.books[&id];
+            let newest = book.committed().map(|(newest, _)| *newest);
+            if newest != Some(number) || book.candidate.is_some() || self.draining {
                 self.shields.owed.remove(&id);
             } else {
                 self.serve_again(&id, number);
@@ -174,42 +185,75 @@ impl Engine {
     /// The trackers beside a checkpoint that went out of sight.
     fn follow(&mut self, hidden: &CheckpointId, candidate: &Candidate) {
         let trackers: Vec<_> = self.trackers_of(hidden, &candidate.framework).collect();
-        if trackers.is_empty() {
+        for (path, view, holds) in trackers {
+            let torn = Named::of(hidden, candidate.step.map(|step| step.0));
+            self.mend(hidden, Some(torn), &path, &view, holds);
+        }
+    }
+
+    /// Trackers whose writers were killed in the middle of them: no checkpoint need be torn for that.
+    pub(crate) fn mend_cut_trackers(&mut self, now: Instant) {
+        if self.ledger.cut.is_empty() || self.is_idle() || self.shields.trackers_at.is_some_and(|at| at > now)
+        {
             return;
         }
-        let whole = self.whole_beside(hidden);
-        let whole = whole.as_ref().map(|(id, step)| Named::of(id, *step));
-        let torn = Named::of(hidden, candidate.step.map(|step| step.0));
-        let mut said = Vec::new();
-        for (path, view, holds) in trackers {
-            if view.opens > 0 || view.writers.iter().any(is_alive) {
-                // Another job's: it says what that one knows.
+        self.shields.trackers_at = Some(now + ASK_EVERY);
+        for node in self.ledger.cut.clone() {
+            let Some((path, view)) = self.ledger.node(node) else { continue };
+            let (path, view) = (path.clone(), Arc::clone(view));
+            if !self.ledger.loose.contains_key(&path) {
                 continue;
             }
-            let Some(content) = self.content(&view) else {
-                tracing::error!(%path, "a tracker that cannot be read may name what is torn");
-                continue;
-            };
-            let what = match shield::follow(holds, &content, torn, whole) {
-                Tracker::Stays => continue,
-                Tracker::Says(says) => {
-                    let put = self.shared.namespace.hide(&path);
-                    let put =
-                        put.and_then(|()| self.shared.namespace.put_file(&path, &says, Some(view.node)));
-                    let text = String::from_utf8_lossy(&says).into_owned();
-                    put.map(|()| format!("{path} says {text}, the newest whole one"))
-                }
-                Tracker::Goes => self.shared.namespace.hide(&path).map(|()| {
-                    format!("{path} went out of sight too: nothing whole is there that it could name")
-                }),
-            };
-            match what {
-                Ok(what) => said.push(what),
-                Err(error) => tracing::error!(%path, %error, "a tracker still names what is torn"),
+            let above = path.parent();
+            let beside = self.ledger.books.values().filter(|book| book.id.run.path() == above.as_ref());
+            let mut found = beside.filter_map(|book| {
+                let present = book.candidate.as_ref().map(|candidate| &candidate.framework);
+                let framework = present.or_else(|| Some(&book.newest()?.1.record().framework))?;
+                Some((book.id.clone(), self.ledger.rules().tracker(framework, &path)?))
+            });
+            if let Some((id, holds)) = found.next() {
+                self.mend(&id, None, &path, &view, holds);
             }
         }
-        for what in said {
-            self.event(EventLevel::Warn, "tracker", hidden, what);
+    }
+
+    /// Lets a tracker beside `beside` name what is whole, where it does not.
+    fn mend(
+        &mut self,
+        beside: &CheckpointId,
+        hidden: Option<Named<'_>>,
+        path: &RelPath,
+        view: &FileView,
+        holds: TrackerHolds,
+    ) {
+        if view.opens > 0 || view.writers.iter().any(is_alive) {
+            // Another job's: it says what that one knows.
+            return;
+        }
+        let cut = matches!(view.state, FileState::Cut);
+        let content = if cut { None } else { self.content(view) };
+        if content.is_none() && !cut {
+            tracing::error!(%path, "a tracker that cannot be read may name what is torn");
+            return;
+        }
+        let whole = self.whole_beside(beside);
+        let whole = whole.as_ref().map(|(id, step)| Named::of(id, *step));
+        let namespace = &self.shared.namespace;
+        let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
+            Tracker::Stays => return,
+            Tracker::Says(says) => {
+                let put = namespace.hide(path);
+                let put = put.and_then(|()| namespace.put_file(path, &says, Some(view.node)));
+                let text = String::from_utf8_lossy(&says).into_owned();
+                put.map(|()| format!("{path} says {text}, the newest whole one"))
+            }
+            Tracker::Goes => namespace
+                .hide(path)
+                .map(|()| format!("{path} went out of sight: nothing whole is there that it could name")),
+        };
+        match what {
+            Ok(what) => self.event(EventLevel::Warn, "tracker", beside, what),
+            Err(error) => tracing::error!(%path, %error, "a tracker still names what is torn"),
         }
     }
 

@@ -92,6 +92,8 @@ pub struct Writer {
     pub world_size: Option<u64>,
     pub rank: Option<u64>,
     pub fate: Fate,
+    /// When it was seen to have been killed or to have failed, on the clock of `now_ns`.
+    pub failed_at_ns: Option<i64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,7 +101,7 @@ pub enum Fate {
     Alive,
     /// Ended by itself.
     Exited,
-    /// Ended by a signal.
+    /// Ended by a signal, or in failure.
     Killed,
     /// Gone, nobody saw how.
     Gone,
@@ -284,9 +286,16 @@ impl Case<'_> {
             return Verdict::Complete { evidence: Evidence::History, detail };
         }
         let alone = self.one_process();
-        if alone && self.candidate.shape != Shape::Single && self.writers().any(|w| w.fate == Fate::Killed) {
+        // A file by itself is whole when it was closed, and so is what its only process marked as done; of any other
+        // directory nobody knows what was to come.
+        let quiet_at_ns = self.quiet_at_ns();
+        let early = |writer: &Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns);
+        let failed = self.writers().find(|writer| writer.fate == Fate::Killed && early(writer));
+        let whole = self.candidate.shape == Shape::Single || alone && self.is_marked();
+        if let Some(writer) = failed.filter(|_| !whole) {
+            let process = writer.process.0;
             return Verdict::Torn {
-                why: "its only writer was killed before the settle time had passed".into(),
+                why: format!("process {process}, which wrote it, failed before the settle time had passed"),
             };
         }
         if !self.quiet() {
@@ -300,6 +309,12 @@ impl Case<'_> {
         Verdict::Settled {
             detail: "nothing happens any more, and nothing proves that every rank wrote".into(),
         }
+    }
+
+    /// The file that the saving process writes last is there, and was.
+    fn is_marked(&self) -> bool {
+        let last = self.present().max_by_key(|(_, role, fact)| (fact.published_at_ns, *role == Role::Marker));
+        last.is_some_and(|(_, role, _)| role == Role::Marker)
     }
 
     fn wait(&self, why: &str) -> Verdict {

@@ -26,6 +26,7 @@ fn writer(process: u32, world_size: Option<u64>) -> Writer {
         world_size,
         rank: None,
         fate: Fate::Alive,
+        failed_at_ns: None,
     }
 }
 
@@ -172,6 +173,13 @@ fn a_writer_killed_between_two_files_leaves_a_torn_directory() {
     let mut world = World::new(&[("r/step-1/model.pt", 1, writer(1, None))]);
     world.file("r/step-1/model.pt").writers[0].fate = Fate::Killed;
     assert!(matches!(world.at(99), Verdict::Torn { .. }));
+    world.file("r/step-1/model.pt").writers[0].failed_at_ns = Some(5 * SECOND);
+    assert!(matches!(world.at(99), Verdict::Torn { .. }), "it was still to settle");
+    world.file("r/step-1/model.pt").writers[0].failed_at_ns = Some(6 * SECOND);
+    assert_eq!(world.evidence(99), Some(Evidence::OneProcess), "it had settled");
+    let mut ranks = World::new(&[("r/step-1/model.pt", 1, writer(1, Some(8)))]);
+    ranks.file("r/step-1/model.pt").writers[0].fate = Fate::Killed;
+    assert!(matches!(ranks.at(99), Verdict::Torn { .. }), "nobody knows what was to come");
     let mut single = World::new(&[("r/step1.pt", 1, writer(1, None))]);
     single.file("r/step1.pt").writers[0].fate = Fate::Killed;
     assert_eq!(single.evidence(99), Some(Evidence::OneProcess), "a closed file is whole");
@@ -371,4 +379,26 @@ fn a_marker_that_a_users_rule_names_proves_all_that_came_before_it() {
     assert!(matches!(ours(&files).at(99), Verdict::Incomplete { .. }));
     files.push(("r/save_7/DONE", 3, writer(1, None)));
     assert_eq!(ours(&files).evidence(3), Some(Evidence::Marker));
+}
+
+#[test]
+fn a_job_that_is_killed_after_its_marker_leaves_a_whole_checkpoint() {
+    let files = |world_size| {
+        [
+            ("r/checkpoint-7/model.safetensors", 1, writer(1, world_size)),
+            ("r/checkpoint-7/rng_state.pth", 2, writer(1, world_size)),
+            ("r/checkpoint-7/trainer_state.json", 3, writer(1, world_size)),
+        ]
+    };
+    let killed = |mut world: World| {
+        world.files.values_mut().for_each(|fact| fact.writers[0].fate = Fate::Killed);
+        world
+    };
+    assert_eq!(killed(World::new(&files(None))).evidence(8), Some(Evidence::OneProcess));
+    assert!(
+        matches!(killed(World::new(&files(Some(2)))).at(8), Verdict::Torn { .. }),
+        "others were to write"
+    );
+    let half = killed(World::new(&files(None)[..2]));
+    assert!(matches!(half.at(8), Verdict::Incomplete { .. } | Verdict::Torn { .. }), "{:?}", half.at(8));
 }

@@ -1,0 +1,77 @@
+//! How a process ended, asked of the kernel by a descriptor of it.
+//!
+//! Owns: PIDFD_GET_INFO (include/uapi/linux/pidfd.h). Does not own: whose descriptors, and what follows.
+
+use rustix::fd::OwnedFd;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use std::sync::LazyLock;
+
+/// PIDFD_INFO_EXIT: since Linux 6.15, and only once the process was waited for.
+const INFO_EXIT: u64 = 1 << 3;
+
+/// `struct pidfd_info` in its first form, 64 bytes.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct PidfdInfo {
+    mask: u64,
+    cgroup: u64,
+    ids: [u32; 11],
+    /// As wait(2) gives it.
+    exit_code: i32,
+}
+
+const GET_INFO: Opcode = opcode::read_write::<PidfdInfo>(0xff, 11);
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// exit(0).
+    Well,
+    /// A signal, or exit with anything else.
+    Badly,
+}
+
+/// None while nobody waited for it yet, and where the kernel does not tell.
+pub(super) fn ended(process: &OwnedFd) -> Option<Ended> {
+    let mut info = PidfdInfo { mask: INFO_EXIT, ..PidfdInfo::default() };
+    // SAFETY: the opcode is of this structure.
+    let request = unsafe { Updater::<GET_INFO, PidfdInfo>::new(&mut info) };
+    // SAFETY: the kernel writes at most as many bytes as the opcode says, and any are valid for the structure.
+    unsafe { ioctl(process, request) }.ok()?;
+    let known = info.mask & INFO_EXIT != 0;
+    known.then_some(if info.exit_code == 0 { Ended::Well } else { Ended::Badly })
+}
+
+/// Whether this kernel tells at all.
+pub(super) fn tells() -> bool {
+    static TELLS: LazyLock<bool> = LazyLock::new(|| kernel() >= (6, 15));
+    *TELLS
+}
+
+fn kernel() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use std::process::Command;
+
+    #[test]
+    fn the_kernel_says_how_a_process_ended_where_it_can() {
+        let run = |script: &str| {
+            let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+            let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+            let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+            assert_eq!(ended(&process), None, "it runs, or was not waited for");
+            child.wait().unwrap();
+            ended(&process)
+        };
+        let found = ["sleep 0.1", "sleep 0.1; exit 3", "sleep 0.1; kill -9 $$"].map(run);
+        let told = [Some(Ended::Well), Some(Ended::Badly), Some(Ended::Badly)];
+        assert_eq!(found, told.map(|told| told.filter(|_| tells())), "Linux {:?}", kernel());
+    }
+}
