@@ -141,18 +141,21 @@ impl Namespace {
     }
 
     /// Drops all that is out of sight and not open: a save that waits for memory is worth more than what can never be
-    /// complete. Gives how many files went.
-    pub fn drop_hidden(&self) -> usize {
+    /// complete.
+    pub fn drop_hidden(&self) {
         let files = self.torn_files().len();
         if files == 0 {
-            return 0;
+            return;
         }
-        if let Err(error) = self.remove_below(&[HIDDEN, TORN].join(&b'/')) {
-            tracing::error!(%error, "what is torn stays, although memory is short");
-            return 0;
+        match self.remove_below(&[HIDDEN, TORN].join(&b'/')) {
+            Ok(()) => {
+                tracing::warn!(
+                    files,
+                    "torn checkpoints that were out of sight were dropped: memory is short"
+                );
+            }
+            Err(error) => tracing::error!(%error, "what is torn stays, although memory is short"),
         }
-        tracing::warn!(files, "torn checkpoints that were out of sight were dropped: memory is short");
-        files
     }
 
     fn move_name(&self, from: &[u8], to: &[u8]) -> Result<(), FsError> {
@@ -160,15 +163,12 @@ impl Namespace {
         self.change(|state| {
             let (from_parent, from_name) = state.split(from)?;
             state.tree.entry(from_parent, from_name)?;
-            let (above, name) = to.iter().rposition(|byte| *byte == b'/').map_or((&b""[..], to), |at| {
-                let (above, name) = to.split_at(at);
-                (above, &name[1..])
-            });
-            let hides = is_hidden(to);
-            let to_parent =
-                if hides { state.make_hidden(above, now_ns)? } else { state.tree.resolve(above)? };
+            if let (true, Some(at)) = (is_hidden(to), to.iter().rposition(|byte| *byte == b'/')) {
+                state.make_hidden(&to[..at], now_ns)?;
+            }
+            let to = state.split(to)?;
             // Not as if the job had renamed it: that would vouch for its bytes.
-            let (moved, _) = state.tree.rename((from_parent, from_name), (to_parent, name), true, now_ns)?;
+            let (moved, _) = state.tree.rename((from_parent, from_name), to, true, now_ns)?;
             state.tree.touched.node(moved);
             state.mark(moved);
             Ok(())

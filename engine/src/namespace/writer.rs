@@ -177,8 +177,8 @@ impl WriterCache {
 }
 
 /// Processes of the launch that `writer` is of, which began with it and before `before_ns` (CLOCK_REALTIME): those of its next
-/// life share the name. Of a session that no launcher named, only its writers are known, and this says none. Costs three files
-/// of /proc for each process of the machine.
+/// life share the name. Of a session that no launcher named, only its writers are known, and this says none. Costs a file
+/// of /proc for each process of the machine, and three more for each that began then.
 pub(super) fn peers(proc_root: &Path, writer: &WriterId, before_ns: i64) -> Peers {
     if writer.session.0.starts_with("session:") {
         return Peers::None;
@@ -189,11 +189,11 @@ pub(super) fn peers(proc_root: &Path, writer: &WriterId, before_ns: i64) -> Peer
     for entry in processes.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         // One that ended meanwhile is none.
-        let Some(found) = identify(proc_root, pid) else { continue };
         let Some(stat) = Stat::read(proc_root, pid) else { continue };
-        if stat.ended || stat.kernel || !launched.contains(&found.start_time_ticks) {
+        if stat.ended || stat.kernel || !launched.contains(&stat.start_time_ticks) {
             continue;
         }
+        let Some(found) = identify(proc_root, pid) else { continue };
         if !found.environment_seen {
             unknown = Some(pid);
         } else if found.session == writer.session && (found.rank.is_some() || writer.rank.is_none()) {
