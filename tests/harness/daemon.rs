@@ -246,7 +246,8 @@ impl Daemon {
 
     /// `ckptctl flush --wait` over the whole mount, asserted to end with all committed.
     pub fn flush(&self) {
-        let output = self.ctl(&["flush", "--wait"]);
+        // Less than the limit of a command, so that what is pending is said.
+        let output = self.ctl(&["flush", "--wait", "--timeout", "240"]);
         assert!(output.status.success(), "ckptctl flush --wait: {}\n{}", shown(&output), self.log_tail());
     }
 

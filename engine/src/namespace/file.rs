@@ -46,7 +46,10 @@ pub(super) struct File {
     /// A call is changing its bytes outside the lock; others wait.
     pub(super) busy: bool,
     pub(super) opened_ns: i64,
+    /// When its last writer let go of it.
     pub(super) closed_ns: i64,
+    /// When close(2) last gave up a descriptor that could write: earlier than `closed_ns`, by much where a mapping stayed.
+    pub(super) flushed_ns: i64,
     /// When the present name was given by link or rename.
     pub(super) named_ns: i64,
     pub(super) baseline_ns: i64,
@@ -81,6 +84,7 @@ impl File {
             busy: false,
             opened_ns: now_ns,
             closed_ns: now_ns,
+            flushed_ns: now_ns,
             named_ns: now_ns,
             baseline_ns: 0,
             changes: 0,

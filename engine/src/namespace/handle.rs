@@ -54,6 +54,8 @@ pub(super) struct Handle {
     pub(super) node: NodeId,
     pub(super) writable: bool,
     pub(super) closing: Closing,
+    /// When its last FLUSH came; opened, before the first.
+    pub(super) flushed_ns: i64,
 }
 
 /// All open handles. A handle's backing file is its node's: it does not change while a handle is open.
@@ -109,7 +111,7 @@ impl State {
         }
         self.handles.last += 1;
         let fh = self.handles.last;
-        self.handles.open.insert(fh, Handle { node, writable, closing: Closing::Unseen });
+        self.handles.open.insert(fh, Handle { node, writable, closing: Closing::Unseen, flushed_ns: now_ns });
         self.session.touched.handles.insert(fh);
         Ok(OpenFile { fh, backing, writable, node })
     }
@@ -163,14 +165,14 @@ impl Namespace {
     ///
     /// # Errors
     /// [`FsError::BadHandle`].
-    pub fn flush(&self, fh: u64, _caller: &Caller, cut: bool) -> Result<(), FsError> {
+    pub fn flush(&self, fh: u64, caller: &Caller, cut: bool) -> Result<(), FsError> {
         self.change(|state| {
             let handle = state.handles.open.get_mut(&fh).ok_or(FsError::BadHandle)?;
-            let closing = if cut { Closing::Cut } else { Closing::Closed };
-            if handle.writable && handle.closing != closing {
+            handle.closing = if cut { Closing::Cut } else { Closing::Closed };
+            handle.flushed_ns = caller.now_ns;
+            if handle.writable {
                 state.session.touched.handles.insert(fh);
             }
-            handle.closing = closing;
             Ok(())
         })
     }
@@ -201,6 +203,9 @@ impl Namespace {
             if handle.writable {
                 let cut = handle.closing != Closing::Closed;
                 file.happens(FileEvent::WriterReleased { cut });
+                // close(2) waits for FLUSH and not for RELEASE: of two files closed one after the other, the second may
+                // be released first, and an index must not seem older than what it lists.
+                file.flushed_ns = file.flushed_ns.max(if cut { now_ns } else { handle.flushed_ns });
                 if file.fate.writers() == 0 {
                     file.closed_ns = now_ns;
                     file.times_set = false;
@@ -210,11 +215,9 @@ impl Namespace {
                         closed = Some(Arc::clone(backing));
                     }
                     state.mark(handle.node);
-                    state.tree.touched.node(handle.node);
-                } else if cut {
-                    // The other writers do not mend it, nor does a daemon that takes them over.
-                    state.tree.touched.node(handle.node);
                 }
+                // The other writers do not mend what was cut, nor does a daemon that takes them over.
+                state.tree.touched.node(handle.node);
             }
             state.woken = true;
             state.release_unreachable(handle.node);
@@ -311,3 +314,51 @@ fn freeze_times(state: &mut State, node: NodeId) -> Result<(), FsError> {
 /// FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE and FALLOC_FL_ZERO_RANGE: what the kernel lets a FUSE file ask.
 const PUNCH_HOLE: u32 = 0x02;
 const SUPPORTED_MODES: u32 = 0x01 | PUNCH_HOLE | 0x10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::{Clock, NamespaceSettings};
+    use crate::tier1::{MediumChoice, Tier1, Tier1Settings};
+    use tidemark_protocol::id::Incarnation;
+
+    const ROOT: NodeId = 1;
+    /// What the daemon's clock says when it gets to a RELEASE.
+    const RELEASED_NS: i64 = 1_000_000;
+
+    fn caller(now_ns: i64) -> Caller {
+        Caller { uid: 0, gid: 0, pid: 0, now_ns, request: 0 }
+    }
+
+    fn settings() -> NamespaceSettings {
+        let clock = Clock(Arc::new(|| RELEASED_NS));
+        NamespaceSettings { clock, journal_bytes: Some(1 << 20), ..NamespaceSettings::new(Incarnation(1)) }
+    }
+
+    #[test]
+    fn what_was_closed_first_is_the_older_whichever_release_comes_first_and_whoever_sees_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let medium = MediumChoice::Directory(directory.path().join("tier1"));
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+        let namespace = Namespace::new(settings(), Arc::clone(&tier1)).unwrap();
+        let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
+        let create = |name: &[u8]| namespace.create(&caller(1), ROOT, name, 0o644, flags).unwrap().1;
+        let [shard, index, cut] = [b"shard".as_slice(), b"index", b"cut"].map(create);
+        namespace.flush(shard.fh, &caller(2), false).unwrap();
+        namespace.flush(index.fh, &caller(3), false).unwrap();
+        namespace.flush(cut.fh, &caller(4), true).unwrap();
+        namespace.release(index.fh).unwrap();
+        namespace.release(cut.fh).unwrap();
+        drop(namespace);
+
+        let mut backing = |number| {
+            let known = [&shard, &index, &cut].map(|open| Arc::clone(&open.backing));
+            known.into_iter().find(|backing| backing.number() == number)
+        };
+        let next = Namespace::recover(settings(), tier1, true, &mut backing).unwrap();
+        next.release(shard.fh).unwrap();
+        let published_ns = |open: &OpenFile| next.view(open.node).unwrap().published_ns;
+        assert_eq!([&shard, &index, &cut].map(published_ns), [2, 3, RELEASED_NS]);
+        assert_eq!(next.view(shard.node).unwrap().closed_ns, RELEASED_NS);
+    }
+}

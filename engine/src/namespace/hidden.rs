@@ -258,6 +258,7 @@ impl State {
         fresh.size_bytes = file.size_bytes;
         fresh.writers.clone_from(&file.writers);
         (fresh.opened_ns, fresh.closed_ns, fresh.named_ns) = (file.opened_ns, file.closed_ns, file.named_ns);
+        fresh.flushed_ns = file.flushed_ns;
         fresh.baseline_ns = file.baseline_ns;
         fresh.fate = FileFate::found(None, SealNumber(0), cut, false, file.fate.is_vouched());
         let body = Body::File(Box::new(fresh));

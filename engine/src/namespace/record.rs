@@ -21,7 +21,7 @@ use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 
 /// The journal's format. Raised with any change of a record.
-pub(super) const FORMAT_VERSION: u32 = 3;
+pub(super) const FORMAT_VERSION: u32 = 4;
 /// The longest record: an xattr of 64 KiB, or a piece of a seal's chunk checksums.
 pub(super) const MAX_RECORD_BYTES: usize = 72 << 10;
 /// Chunk checksums in one record; a file of 1 TiB has 131,072 in 16 records.
@@ -224,6 +224,7 @@ impl<'a> Writer<'a> {
         self.i64(file.baseline_ns);
         self.i64(file.opened_ns);
         self.i64(file.closed_ns);
+        self.i64(file.flushed_ns);
         self.i64(file.named_ns);
         if let Some(seal) = seal {
             self.u64(seal.number.0);
@@ -300,7 +301,7 @@ impl<'a> Writer<'a> {
     fn handle(&mut self, fh: u64, handle: Option<Handle>) {
         self.begin(if handle.is_some() { HANDLE } else { NO_HANDLE });
         self.u64(fh);
-        if let Some(Handle { node, writable, closing }) = handle {
+        if let Some(Handle { node, writable, closing, flushed_ns }) = handle {
             self.u64(node);
             self.u8(u8::from(writable));
             self.u8(match closing {
@@ -308,6 +309,7 @@ impl<'a> Writer<'a> {
                 Closing::Closed => 1,
                 Closing::Cut => 2,
             });
+            self.i64(flushed_ns);
         }
         self.end();
     }
@@ -548,7 +550,7 @@ fn handle(reader: &mut Reader<'_>) -> Option<Handle> {
         2 => Closing::Cut,
         _ => return None,
     };
-    Some(Handle { node, writable, closing })
+    Some(Handle { node, writable, closing, flushed_ns: reader.i64()? })
 }
 
 fn answer(reader: &mut Reader<'_>) -> Option<Answer> {
@@ -621,6 +623,7 @@ fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {
     file.baseline_ns = reader.i64()?;
     file.opened_ns = reader.i64()?;
     file.closed_ns = reader.i64()?;
+    file.flushed_ns = reader.i64()?;
     file.named_ns = reader.i64()?;
     let (mut seal, mut chunk_count) = (None, 0);
     if flag(3) {

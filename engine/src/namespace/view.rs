@@ -36,8 +36,9 @@ pub struct FileView {
     pub object: Option<ObjectCopy>,
     pub reclaim: ReclaimClass,
     pub opened_ns: i64,
+    /// When its last writer let go of it.
     pub closed_ns: i64,
-    /// When the last close or rename put the present bytes under the present name.
+    /// When the last close(2) or rename(2) put the present bytes under the present name.
     pub published_ns: i64,
     /// rename came since it was last opened for writing.
     pub renamed: bool,
@@ -147,7 +148,7 @@ impl State {
             reclaim: file.class,
             opened_ns: file.opened_ns,
             closed_ns: file.closed_ns,
-            published_ns: file.closed_ns.max(file.named_ns),
+            published_ns: file.flushed_ns.max(file.named_ns),
             renamed: file.fate.is_vouched(),
         })
     }

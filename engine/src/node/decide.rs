@@ -164,6 +164,7 @@ fn fact(shared: &Shared, view: &Arc<FileView>) -> FileFact {
         state: view.state.clone(),
         size_bytes: view.size_bytes,
         published_at_ns: view.published_ns,
+        closed_at_ns: view.closed_ns,
         vouched: view.renamed,
         writers: view.writers.iter().map(|writer| fate(shared, writer, cut)).collect(),
     }

@@ -75,6 +75,8 @@ pub struct FileFact {
     /// When the bytes last got the name: the later of the last close and the last rename. Any clock, the same as
     /// `now_ns`.
     pub published_at_ns: i64,
+    /// When its last writer let go of it: no earlier than the last close, and much later where a mapping stayed.
+    pub closed_at_ns: i64,
     /// rename(2) vouches for the bytes.
     pub vouched: bool,
     /// The processes that had it open for writing since it was last sealed.
@@ -322,7 +324,8 @@ impl Case<'_> {
     }
 
     fn quiet_at_ns(&self) -> i64 {
-        let last = self.present().map(|(_, _, fact)| fact.published_at_ns).max().unwrap_or(self.now_ns);
+        let last = self.present().map(|(_, _, fact)| fact.published_at_ns.max(fact.closed_at_ns)).max();
+        let last = last.unwrap_or(self.now_ns);
         last.saturating_add(self.facts.settle_ns)
     }
 

@@ -38,6 +38,7 @@ impl World {
                 state: FileState::Closed,
                 size_bytes: 100,
                 published_at_ns: second * SECOND,
+                closed_at_ns: second * SECOND,
                 vouched: false,
                 writers: vec![writer.clone()],
             };
@@ -136,6 +137,12 @@ fn an_index_that_others_follow_waits_for_the_settle_time() {
     assert_eq!(world.at(3), world.at(6));
     assert!(matches!(world.at(6), Verdict::Open { again_at_ns: Some(at), .. } if at == 7 * SECOND));
     assert_eq!(world.evidence(7), Some(Evidence::Index));
+    let mut mapped = world;
+    mapped.file("r/checkpoint-5/model-00001-of-00001.safetensors").closed_at_ns = 6 * SECOND;
+    assert!(
+        matches!(mapped.at(7), Verdict::Open { again_at_ns: Some(at), .. } if at == 11 * SECOND),
+        "a mapping that stays delays the settling, and does not make the index older than the shard"
+    );
 }
 
 #[test]
