@@ -16,6 +16,7 @@ mod limits;
 mod memory;
 mod questions;
 mod refusals;
+mod removed;
 mod scavenge;
 mod shield;
 mod site;

@@ -94,6 +94,11 @@ impl File {
         }
     }
 
+    /// Which file it is, once it is sealed.
+    pub(super) fn sealed_id(&self) -> Option<FileId> {
+        self.fate.seal().map(|_| self.id)
+    }
+
     /// Takes an event that the order of the namespace's own calls makes lawful.
     pub(super) fn happens(&mut self, event: FileEvent) {
         if let Err(illegal) = self.fate.step(event) {

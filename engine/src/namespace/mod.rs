@@ -50,7 +50,7 @@ pub use tidemark_protocol::file::FileState;
 pub use tidemark_protocol::residency::ReclaimClass;
 pub use view::FileView;
 pub use withdraw::{Leads, Listed, Withdrawn};
-pub use writer::{Peers, SessionKey, WriterId};
+pub use writer::{Failure, Peers, SessionKey, WriterId};
 pub use xattr::XattrSource;
 
 use crate::tier1::{Backing, Tier1};
@@ -62,7 +62,7 @@ use open::StaleCallers;
 use reclaim::Candidate;
 use room::Room;
 use session::Session;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -226,6 +226,8 @@ struct State {
     /// removed and brought back.
     adopted: BTreeMap<FileId, NodeId>,
     waiting: u32,
+    /// Who took a name of a sealed file away, for the node loop to ask for; the latest.
+    removers: VecDeque<(FileId, Arc<WriterId>)>,
     /// Something that a waiter may wait for has happened.
     woken: bool,
 }
@@ -325,17 +327,28 @@ impl Namespace {
         std::mem::take(&mut state.dirty).into_iter().collect()
     }
 
-    /// When a writer was seen to have been killed, or to have failed, in nanoseconds of CLOCK_REALTIME; none while it runs,
-    /// when it ended well, and where nobody knows.
+    /// How a process was killed or failed; none while it runs, when it ended well, and where nobody knows.
     #[must_use]
-    pub fn failed_ns(&self, writer: &WriterId) -> Option<i64> {
-        self.writers.failed_ns(writer)
+    pub fn failure(&self, writer: &WriterId) -> Option<Failure> {
+        self.writers.failure(writer)
     }
 
     /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
     #[must_use]
     pub fn peers(&self, writer: &WriterId, before_ns: i64) -> Peers {
         writer::peers(self.writers.proc_root(), writer, before_ns)
+    }
+
+    /// Whether a process has ended of which the kernel may still say how.
+    #[must_use]
+    pub fn is_end_awaited(&self, writer: &WriterId) -> bool {
+        self.writers.is_awaited(writer)
+    }
+
+    /// Who removed names of sealed files since this was asked last; of very many the latest.
+    #[must_use]
+    pub fn take_removers(&self) -> VecDeque<(FileId, Arc<WriterId>)> {
+        self.look(|state| std::mem::take(&mut state.removers))
     }
 
     /// Closes the descriptors of writing processes that have ended. Costs one poll of those that are remembered.
@@ -430,6 +443,9 @@ fn journal_bytes(settings: &NamespaceSettings, tier1: &Tier1) -> u64 {
     settings.journal_bytes.unwrap_or(share / 2)
 }
 
+/// Removals that wait for the node loop to ask: it does so many times a second.
+const REMOVERS_MAX: usize = 4096;
+
 const UNPOISONED: &str = "a thread panicked while it held the namespace: its beliefs are broken";
 
 impl State {
@@ -445,12 +461,20 @@ impl State {
             candidates: BTreeSet::new(),
             adopted: BTreeMap::new(),
             waiting: 0,
+            removers: VecDeque::new(),
             woken: false,
         }
     }
 
     fn mark(&mut self, node: NodeId) {
         self.dirty.insert(node);
+    }
+
+    fn note_remover(&mut self, file: FileId, remover: Arc<WriterId>) {
+        if self.removers.len() == REMOVERS_MAX {
+            self.removers.pop_front();
+        }
+        self.removers.push_back((file, remover));
     }
 
     /// The node that carries a file's identity.

@@ -150,8 +150,16 @@ impl Namespace {
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::IsDirectory`].
     pub fn unlink(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
+        let sealed = self.look(|state| {
+            let node = state.tree.child(parent, name).and_then(|node| state.tree.node(node));
+            node.and_then(Node::file).ok()?.sealed_id()
+        });
+        let remover = sealed.and_then(|file| Some((file, self.writers.identify(caller.pid)?)));
         self.change(|state| {
             let node = state.tree.unlink(parent, name, caller.now_ns)?;
+            if let Some((file, remover)) = remover {
+                state.note_remover(file, remover);
+            }
             state.answer(caller.request, Answer::Done);
             state.mark(node);
             state.release_unreachable(node);

@@ -20,6 +20,9 @@ struct PidfdInfo {
     exit_code: i32,
 }
 
+/// Of what wait(2) gives, the signal.
+const SIGNAL: i32 = 0x7f;
+
 const GET_INFO: Opcode = opcode::read_write::<PidfdInfo>(0xff, 11);
 
 /// How a process ended.
@@ -27,8 +30,10 @@ const GET_INFO: Opcode = opcode::read_write::<PidfdInfo>(0xff, 11);
 pub(super) enum Ended {
     /// exit(0).
     Well,
-    /// A signal, or exit with anything else.
-    Badly,
+    /// exit with anything else.
+    Failed,
+    /// By a signal.
+    Killed,
 }
 
 /// None while nobody waited for it yet, and where the kernel does not tell.
@@ -39,7 +44,11 @@ pub(super) fn ended(process: &OwnedFd) -> Option<Ended> {
     // SAFETY: the kernel writes at most as many bytes as the opcode says, and any are valid for the structure.
     unsafe { ioctl(process, request) }.ok()?;
     let known = info.mask & INFO_EXIT != 0;
-    known.then_some(if info.exit_code == 0 { Ended::Well } else { Ended::Badly })
+    known.then_some(match (info.exit_code, info.exit_code & SIGNAL) {
+        (0, _) => Ended::Well,
+        (_, 0) => Ended::Failed,
+        _ => Ended::Killed,
+    })
 }
 
 /// Whether this kernel tells at all.
@@ -71,7 +80,7 @@ mod tests {
             ended(&process)
         };
         let found = ["sleep 0.1", "sleep 0.1; exit 3", "sleep 0.1; kill -9 $$"].map(run);
-        let told = [Some(Ended::Well), Some(Ended::Badly), Some(Ended::Badly)];
+        let told = [Some(Ended::Well), Some(Ended::Failed), Some(Ended::Killed)];
         assert_eq!(found, told.map(|told| told.filter(|_| tells())), "Linux {:?}", kernel());
     }
 }

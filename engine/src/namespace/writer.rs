@@ -80,13 +80,22 @@ struct Known {
     ended: Option<(Instant, i64)>,
 }
 
+/// How a process ended that did not end well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// When it was seen, in nanoseconds of CLOCK_REALTIME.
+    pub at_ns: i64,
+    /// By a signal, and not by itself.
+    pub killed: bool,
+}
+
 /// Remembers threads' processes, so that creating a file does not read /proc each time.
 #[derive(Debug)]
 pub(super) struct WriterCache {
     proc_root: PathBuf,
     known: Mutex<BTreeMap<u32, Known>>,
-    /// Processes that were killed or failed, and when that was seen.
-    failures: Mutex<BTreeMap<(u32, u64), i64>>,
+    /// Processes that were killed or failed.
+    failures: Mutex<BTreeMap<(u32, u64), Failure>>,
 }
 
 impl WriterCache {
@@ -133,10 +142,17 @@ impl WriterCache {
         Some(writer)
     }
 
-    /// When the process was seen to have been killed or to have failed.
-    pub(super) fn failed_ns(&self, writer: &WriterId) -> Option<i64> {
+    /// How the process was seen to have been killed or to have failed.
+    pub(super) fn failure(&self, writer: &WriterId) -> Option<Failure> {
         let failures = self.failures.lock().expect(super::UNPOISONED);
         failures.get(&(writer.tgid, writer.start_time_ticks)).copied()
+    }
+
+    /// Whether it is remembered still: it lives, or the kernel has not said how it ended.
+    pub(super) fn is_awaited(&self, writer: &WriterId) -> bool {
+        let known = self.known.lock().expect(super::UNPOISONED);
+        let process = (writer.tgid, writer.start_time_ticks);
+        known.values().any(|entry| (entry.writer.tgid, entry.writer.start_time_ticks) == process)
     }
 
     /// Lets go of those that have ended, whose descriptors would be held for nobody, once the kernel has said how. Costs one
@@ -158,16 +174,16 @@ impl WriterCache {
             let (seen, at_ns) = *entry.ended.get_or_insert_with(|| (Instant::now(), now_ns));
             match pidfd::ended(&entry.process) {
                 Some(Ended::Well) => false,
-                Some(Ended::Badly) => {
+                Some(ended @ (Ended::Failed | Ended::Killed)) => {
                     let process = (entry.writer.tgid, entry.writer.start_time_ticks);
                     let mut failures = self.failures.lock().expect(super::UNPOISONED);
                     if failures.len() == FAILURES
                         && let Some(oldest) =
-                            failures.iter().min_by_key(|(_, at_ns)| **at_ns).map(|(of, _)| *of)
+                            failures.iter().min_by_key(|(_, failure)| failure.at_ns).map(|(of, _)| *of)
                     {
                         failures.remove(&oldest);
                     }
-                    failures.insert(process, at_ns);
+                    failures.insert(process, Failure { at_ns, killed: ended == Ended::Killed });
                     false
                 }
                 None => pidfd::tells() && seen.elapsed() < REAPED_WITHIN,
@@ -379,7 +395,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         cache.forget_ended(7);
-        assert_eq!(cache.failed_ns(&writer), pidfd::tells().then_some(7));
+        assert_eq!(cache.failure(&writer), pidfd::tells().then_some(Failure { at_ns: 7, killed: true }));
         assert_eq!(cache.known.lock().unwrap().keys().collect::<Vec<_>>(), [&std::process::id()]);
     }
 }

@@ -171,7 +171,7 @@ fn fact(shared: &Shared, view: &Arc<FileView>) -> FileFact {
 }
 
 fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
-    let failed_at_ns = shared.namespace.failed_ns(writer);
+    let failed_at_ns = shared.namespace.failure(writer).map(|failure| failure.at_ns);
     let fate = match (is_alive(writer), cut || failed_at_ns.is_some()) {
         (true, _) => Fate::Alive,
         (false, true) => Fate::Killed,

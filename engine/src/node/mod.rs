@@ -45,6 +45,7 @@ mod keeping;
 mod ledger;
 mod proof;
 mod recover;
+mod removed;
 mod rescue;
 mod run;
 mod scrub;

@@ -13,6 +13,7 @@ use crate::node::gc::Gc;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::Ledger;
 use crate::node::recover::Recovered;
+use crate::node::removed::Removals;
 use crate::node::scrub::Scrub;
 use crate::node::shield::Shields;
 use crate::node::tree::TreeState;
@@ -91,6 +92,7 @@ pub(crate) struct Engine {
     pub(crate) scrub: Scrub,
     pub(crate) gc: Gc,
     pub(crate) shields: Shields,
+    pub(crate) removals: Removals,
     /// Books whose candidate is not covered by a version: looked at again as time passes.
     pub(crate) unsettled: BTreeSet<CheckpointId>,
     pub(crate) backlog: Backlog,
@@ -213,6 +215,7 @@ impl Engine {
             scrub: Scrub::new(now),
             gc: Gc::new(recovered.pins, recovered.unshown, now),
             shields: Shields::default(),
+            removals: Removals::default(),
             shared,
             ledger,
             jobs: JoinSet::new(),
@@ -255,8 +258,10 @@ impl Engine {
             self.ledger.seals_again();
             self.serve_owed(now);
             self.mend_cut_trackers(now);
+            self.undo_removals(now);
         }
         self.start_seals();
+        self.hear_removers();
         for id in std::mem::take(&mut self.ledger.due) {
             self.look_at(&id);
         }
@@ -316,6 +321,8 @@ impl Engine {
         if self.ledger.is_stale_scope(&book.scope) {
             return;
         }
+        self.note_removal(id);
+        let book = &self.ledger.books[id];
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
         if self.draining && matches!(outcome.action, Action::None) {

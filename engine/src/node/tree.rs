@@ -166,6 +166,10 @@ impl Engine {
         let (mut removed_versions, mut removed_files) = (Vec::new(), Vec::new());
         let mut withheld = false;
         for book in self.ledger.books.values() {
+            if self.removals.may_be_undone(&book.id) && !self.draining {
+                withheld = true;
+                continue;
+            }
             // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
             let mut lives_on = |file: FileId| {
                 let only_copy = self.is_only_copy(&here, file);

@@ -1,0 +1,108 @@
+//! What becomes of a checkpoint whose names a job took away.
+//!
+//! Owns: the decision, with its reason. Does not own: who removed it and how they ended (the node), when its bytes go
+//! (`retention`).
+//!
+//! Some jobs remove the old checkpoint before they write the new one (Accelerate with `total_limit=1`, Megatron's
+//! non-persistent saves). One that dies between the two has nothing left to come back to, and did not mean that.
+
+/// How a process that removed names of a checkpoint stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remover {
+    Alive {
+        process: u32,
+    },
+    /// It has ended, and the kernel has not said how: nobody has waited for it yet.
+    Ended,
+    /// Killed, or it ended with a failure.
+    Failed {
+        process: u32,
+    },
+    /// It ended well, or nobody can say.
+    Meant,
+}
+
+/// What is known of the run whose newest checkpoint was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left {
+    /// A whole checkpoint of the run is in the tree.
+    pub whole: bool,
+    /// The removed one is in Tier-3.
+    pub committed: bool,
+    /// It is on its way there.
+    pub on_its_way: bool,
+}
+
+/// See the module's head.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Removal {
+    /// It stays removed.
+    Stands { why: &'static str },
+    /// To be asked again.
+    Waits { why: String },
+    /// Its names come back.
+    Undone { why: String },
+}
+
+/// Decides about the newest removed checkpoint of a run.
+#[must_use]
+pub fn decide(removers: &[Remover], left: Left) -> Removal {
+    if left.whole {
+        return Removal::Stands { why: "another whole checkpoint of the run is there" };
+    }
+    let living = removers.iter().find_map(|remover| match remover {
+        Remover::Alive { process } => Some(format!("process {process}, which removed it, lives")),
+        Remover::Ended => Some("how the process ended that removed it is not known yet".to_owned()),
+        Remover::Failed { .. } | Remover::Meant => None,
+    });
+    if let Some(why) = living {
+        return Removal::Waits { why };
+    }
+    let failed = removers.iter().find_map(|remover| match remover {
+        Remover::Failed { process } => Some(process),
+        Remover::Alive { .. } | Remover::Ended | Remover::Meant => None,
+    });
+    match failed {
+        None => Removal::Stands { why: "who removed it ended well" },
+        Some(process) if left.committed => Removal::Undone {
+            why: format!(
+                "process {process} removed it, and failed before anything else of the run was whole"
+            ),
+        },
+        Some(_) if left.on_its_way => Removal::Waits { why: "it is on its way to Tier-3".to_owned() },
+        Some(_) => Removal::Stands { why: "it was never committed" },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: Left = Left { whole: false, committed: true, on_its_way: false };
+
+    #[test]
+    fn only_who_failed_before_anything_else_was_whole_is_undone() {
+        let failed = [Remover::Meant, Remover::Failed { process: 7 }];
+        assert!(matches!(decide(&failed, NOTHING), Removal::Undone { why } if why.contains("process 7")));
+        assert!(matches!(decide(&failed, Left { whole: true, ..NOTHING }), Removal::Stands { .. }));
+        assert!(matches!(decide(&[Remover::Meant], NOTHING), Removal::Stands { .. }));
+        assert!(matches!(decide(&[], NOTHING), Removal::Stands { .. }));
+    }
+
+    #[test]
+    fn while_one_of_them_lives_or_its_end_is_not_known_it_is_asked_again() {
+        for living in [Remover::Alive { process: 8 }, Remover::Ended] {
+            let removers = [Remover::Failed { process: 7 }, living];
+            assert!(matches!(decide(&removers, NOTHING), Removal::Waits { .. }));
+            assert!(matches!(decide(&removers, Left { whole: true, ..NOTHING }), Removal::Stands { .. }));
+        }
+    }
+
+    #[test]
+    fn what_is_not_committed_comes_back_once_it_is_or_never() {
+        let failed = [Remover::Failed { process: 7 }];
+        let uncommitted = Left { committed: false, ..NOTHING };
+        assert!(matches!(decide(&failed, Left { on_its_way: true, ..uncommitted }), Removal::Waits { .. }));
+        assert!(matches!(decide(&failed, uncommitted), Removal::Stands { .. }));
+    }
+}

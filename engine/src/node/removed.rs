@@ -1,0 +1,172 @@
+//! Puts the newest checkpoint of a run back when the process that removed it failed before anything else was whole.
+//!
+//! Owns: who removed which checkpoint, asking how they ended, carrying the decision out. Does not own: the decision
+//! (`protocol::removal`), what a removal means for Tier-3 (`tree`, `gc`).
+//!
+//! Nothing of it outlives the daemon: the next one takes every removal for meant. One that is waited for is not in Tier-3 yet,
+//! so that the names are there again after the death of a node.
+
+use crate::namespace::{FileView, WriterId};
+use crate::node::book::{Book, Number};
+use crate::node::decide::{is_alive, is_covered};
+use crate::node::ledger::contents;
+use crate::node::run::Engine;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::id::FileId;
+use tidemark_protocol::lineage;
+use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::removal::{Left, Removal, Remover, decide};
+use tidemark_protocol::report::EventLevel;
+
+/// Files whose removers are remembered: of a checkpoint with more of them, the last say who it was.
+const REMOVERS_MAX: usize = 4096;
+
+/// Between two looks at how the removers are.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// What the loop keeps for it.
+#[derive(Debug, Default)]
+pub(crate) struct Removals {
+    removers: BTreeMap<FileId, Arc<WriterId>>,
+    /// The checkpoints that lost names, and to whom, until it is clear that they were meant to.
+    noted: BTreeMap<CheckpointId, Vec<Arc<WriterId>>>,
+    /// Not asked again before.
+    asked_again_at: Option<Instant>,
+}
+
+impl Removals {
+    /// Whether it may come back.
+    pub(crate) fn may_be_undone(&self, id: &CheckpointId) -> bool {
+        self.noted.contains_key(id)
+    }
+}
+
+impl Engine {
+    /// Takes down who removed what since the last time. Before the books are looked at.
+    pub(crate) fn hear_removers(&mut self) {
+        let heard = self.shared.namespace.take_removers();
+        self.removals.removers.extend(heard);
+        while self.removals.removers.len() > REMOVERS_MAX {
+            self.removals.removers.pop_first();
+        }
+    }
+
+    /// Looks whether names of a checkpoint's newest version are gone, and who took them. Costs a pass over its files while
+    /// any removal is remembered.
+    pub(crate) fn note_removal(&mut self, id: &CheckpointId) {
+        if self.removals.removers.is_empty() {
+            return;
+        }
+        let Some((_, version)) = self.ledger.books.get(id).and_then(Book::newest) else { return };
+        let mut removers: Vec<Arc<WriterId>> = Vec::new();
+        for (path, (file, _)) in &version.contents {
+            let Some(remover) = self.removals.removers.get(file) else { continue };
+            let there = self.ledger.file(path).is_some_and(|view| view.file == *file);
+            if !there && !removers.contains(remover) {
+                removers.push(Arc::clone(remover));
+            }
+        }
+        if !removers.is_empty() {
+            self.removals.noted.insert(id.clone(), removers);
+        }
+    }
+
+    /// Decides about what was removed, the newest first.
+    pub(crate) fn undo_removals(&mut self, now: Instant) {
+        let idle = self.draining || self.fenced.is_some();
+        if idle || self.removals.asked_again_at.is_some_and(|at| at > now) {
+            return;
+        }
+        self.removals.asked_again_at = Some(now + ASK_EVERY);
+        let mut noted: Vec<_> = self.removals.noted.keys().cloned().collect();
+        let stamp = |id: &CheckpointId| {
+            self.ledger.books[id].newest().map(|(_, version)| lineage::order(version.record()))
+        };
+        noted.sort_by(|one, other| stamp(other).cmp(&stamp(one)));
+        for id in noted {
+            self.undo_removal(&id);
+        }
+        let namespace = &self.shared.namespace;
+        self.removals
+            .removers
+            .retain(|_, who| namespace.is_end_awaited(who) || namespace.failure(who).is_some());
+    }
+
+    fn undo_removal(&mut self, id: &CheckpointId) {
+        let removers: Vec<_> = self.removals.noted[id].iter().map(|who| self.remover(who, &id.run)).collect();
+        let book = &self.ledger.books[id];
+        let newest = book.newest();
+        let committed = newest.filter(|(_, version)| version.checkpoint.is_committed());
+        let committed = committed.map(|(number, _)| *number);
+        let left = Left {
+            whole: self.is_whole_in_sight(&id.run),
+            committed: committed.is_some_and(|number| self.gc.check_stays(&(id.clone(), number)).is_ok()),
+            on_its_way: newest
+                .is_some_and(|(_, version)| version.checkpoint.is_alive() && version.checkpoint.is_proven()),
+        };
+        match (decide(&removers, left), committed) {
+            (Removal::Waits { .. }, _) => {}
+            (Removal::Undone { why }, Some(number)) => self.undo(id, number, &why),
+            (Removal::Undone { .. } | Removal::Stands { .. }, _) => self.end_removal(id),
+        }
+    }
+
+    fn remover(&self, who: &WriterId, run: &RunPath) -> Remover {
+        let namespace = &self.shared.namespace;
+        if is_alive(who) {
+            return Remover::Alive { process: who.tgid };
+        }
+        match namespace.failure(who) {
+            // rm(1) exits with 1 for a name that is not there, and meant what it removed.
+            Some(failure) if failure.killed || self.has_written(who, run) => {
+                Remover::Failed { process: who.tgid }
+            }
+            None if namespace.is_end_awaited(who) => Remover::Ended,
+            Some(_) | None => Remover::Meant,
+        }
+    }
+
+    /// Whether a process wrote files of the run that are there, in sight or not.
+    fn has_written(&self, who: &WriterId, run: &RunPath) -> bool {
+        let wrote = |view: &FileView| {
+            view.writers.iter().any(|of| (of.tgid, of.start_time_ticks) == (who.tgid, who.start_time_ticks))
+        };
+        let torn = self.torn().into_iter().filter(|(candidate, _)| candidate.id.run == *run);
+        let in_run = |path: &RelPath| run.path().is_none_or(|run| path.is_below(run));
+        self.ledger.files().any(|(path, view)| in_run(path) && wrote(view))
+            || torn.flat_map(|(_, files)| files).any(|view| wrote(&view))
+    }
+
+    fn undo(&mut self, id: &CheckpointId, number: Number, why: &str) {
+        let (files, back) = self.put_back(id, number);
+        let what = format!("version {} is in the tree again, {back} of {files} files: {why}", number.1);
+        self.event(EventLevel::Warn, "undeleted", id, what);
+        self.end_removal(id);
+    }
+
+    /// It stays as it is, and Tier-3 may know.
+    fn end_removal(&mut self, id: &CheckpointId) {
+        self.removals.noted.remove(id);
+        for (file, _) in
+            self.ledger.books[id].newest().iter().flat_map(|(_, version)| version.contents.values())
+        {
+            self.removals.removers.remove(file);
+        }
+        self.ledger.tree_changed = true;
+    }
+
+    /// A version of the run that is proven whole has all its names.
+    fn is_whole_in_sight(&self, run: &RunPath) -> bool {
+        self.ledger.books.values().filter(|book| book.id.run == *run).any(|book| {
+            let Some(candidate) = book.candidate.as_ref().filter(|_| !book.is_torn()) else { return false };
+            let Some(present) = contents(self.ledger.files_of(candidate, &book.scope)) else { return false };
+            book.newest().is_some_and(|(_, version)| {
+                let proven = version.checkpoint.is_committed() || version.checkpoint.is_proven();
+                proven && is_covered(&present, &version.contents) && present.len() == version.contents.len()
+            })
+        })
+    }
+}

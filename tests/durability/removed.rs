@@ -1,0 +1,155 @@
+//! A job that removes its old checkpoint before it writes the new one, and dies between the two.
+//!
+//! Owns: who removed it and how they ended, against what the next life of the job finds. Does not own: what a removal means
+//! for a restart and for Tier-3 (`wishes`, `keeping`).
+//!
+//! The job is Perl, which every Debian has: the shell cannot remove a file by itself.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tidemark_tests::daemon::Daemon;
+use tidemark_tests::process;
+
+use crate::site::{CONFIG, assert_holds, events, noise, options, save, start};
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// Several looks: what is not back by then stays removed.
+const STAYS: Duration = Duration::from_millis(2500);
+
+const OLD: &str = "project/checkpoints/checkpoint_0";
+const NAMES: [&str; 3] = ["model.safetensors", "optimizer.bin", "random_states_0.pkl"];
+
+fn bytes(name: &str) -> Vec<u8> {
+    noise(name.len() as u64, 300_000)
+}
+
+fn save_all(daemon: &Daemon, path: &str) {
+    for name in NAMES {
+        save(daemon, &format!("{path}/{name}"), &bytes(name));
+    }
+    daemon.wait_committed(path, LIMIT);
+}
+
+fn is_back(daemon: &Daemon, path: &str) {
+    for name in NAMES {
+        assert_holds(daemon, &format!("{path}/{name}"), &bytes(name), "it is back");
+    }
+}
+
+fn wait_back(daemon: &Daemon, path: &str) {
+    let last = daemon.mount().join(path).join(NAMES[2]);
+    process::until(LIMIT, || last.exists().then_some(()))
+        .unwrap_or_else(|| panic!("{path} stays removed: {:#?}", events(daemon)));
+    is_back(daemon, path);
+}
+
+/// Runs `script` in the directory of the checkpoints, and waits until it has printed a line.
+fn job(daemon: &Daemon, script: &str) -> Child {
+    let mut command = Command::new("perl");
+    command.args(["-e", &format!("$| = 1; {script}")]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let directory = daemon.mount().join(OLD);
+    let mut child =
+        command.current_dir(directory.parent().expect("it has one")).spawn().expect("perl starts");
+    let mut line = String::new();
+    let said = BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line);
+    assert!(said.is_ok() && line == "removed\n", "{script}: {line}");
+    child
+}
+
+/// As rmtree does it; then the first file of the next checkpoint, and a word.
+const REMOVE_AND_WRITE: &str = "unlink glob('checkpoint_0/*'); rmdir 'checkpoint_0' or die; mkdir 'checkpoint_1'; \
+     open(F, '>', 'checkpoint_1/model.safetensors'); syswrite(F, 'x' x 70000); print \"removed\\n\"; <STDIN>;";
+const REMOVE: &str =
+    "unlink glob('checkpoint_0/*'); rmdir 'checkpoint_0' or die; print \"removed\\n\"; <STDIN>;";
+
+fn kill(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_only_checkpoint_is_back_when_who_removed_it_is_killed_before_the_next_is_whole() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    save_all(&daemon, OLD);
+    let checkpoints = daemon.mount().join(OLD).parent().unwrap().to_owned();
+    let trainer = job(&daemon, REMOVE_AND_WRITE);
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&checkpoints), ["checkpoint_1"], "its writer lives");
+    kill(trainer);
+    wait_back(&daemon, OLD);
+    let gone = || (names(&checkpoints) == ["checkpoint_0"]).then_some(());
+    process::until(LIMIT, gone).unwrap_or_else(|| panic!("{:?}", names(&checkpoints)));
+    let said = events(&daemon).into_iter().any(|event| {
+        event["kind"] == "undeleted"
+            && event["what"].as_str().is_some_and(|what| what.contains("removed it, and failed"))
+    });
+    assert!(said, "{:#?}", events(&daemon));
+
+    // In the middle of the removal: what is left of the names would be taken for all of it.
+    let trainer = job(&daemon, "unlink 'checkpoint_0/optimizer.bin'; print \"removed\\n\"; <STDIN>;");
+    assert_eq!(names(&daemon.mount().join(OLD)), [NAMES[0], NAMES[2]]);
+    kill(trainer);
+    let whole = daemon.mount().join(OLD).join(NAMES[1]);
+    process::until(LIMIT, || whole.exists().then_some(())).expect("the name is back");
+    is_back(&daemon, OLD);
+}
+
+#[test]
+fn a_removal_that_was_meant_stands() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let there = |path: &str| daemon.mount().join(path).exists();
+    // By a person: rm(1) ends well, or complains of a name that is not there.
+    for command in ["rm -r checkpoint_0", "rm -r checkpoint_0 checkpoint_9; test $? = 1"] {
+        save_all(&daemon, OLD);
+        let directory = daemon.mount().join(OLD).parent().unwrap().to_owned();
+        let status = Command::new("sh").args(["-c", command]).current_dir(&directory).status().unwrap();
+        assert!(status.success(), "{command}");
+        std::thread::sleep(STAYS);
+        assert!(!there(OLD), "{command}");
+    }
+    // By a job that ends well without another.
+    save_all(&daemon, OLD);
+    let mut ends_well = job(&daemon, REMOVE);
+    drop(ends_well.stdin.take());
+    assert!(ends_well.wait().unwrap().success());
+    std::thread::sleep(STAYS);
+    assert!(!there(OLD));
+    // By one that is killed after something else was whole.
+    save_all(&daemon, OLD);
+    let trainer = job(&daemon, REMOVE);
+    save_all(&daemon, "project/checkpoints/checkpoint_1");
+    kill(trainer);
+    std::thread::sleep(STAYS);
+    assert!(!there(OLD));
+    // Where the same death brings it back, so that the time was enough.
+    fs::remove_dir_all(daemon.mount().join("project/checkpoints/checkpoint_1")).unwrap();
+    save_all(&daemon, OLD);
+    kill(job(&daemon, REMOVE));
+    wait_back(&daemon, OLD);
+}
+
+#[test]
+fn the_death_of_the_node_does_not_make_a_removal_meant() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    save_all(&daemon, OLD);
+    let trainer = job(&daemon, REMOVE);
+    // The tree is written while who removed it lives.
+    save(&daemon, "project/notes.txt", b"written after the removal");
+    daemon.flush();
+    daemon.kill9();
+    kill(trainer);
+    daemon.start_again();
+    is_back(&daemon, OLD);
+}
