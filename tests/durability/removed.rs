@@ -12,13 +12,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use tidemark_tests::daemon::Daemon;
-use tidemark_tests::process;
+use tidemark_tests::{process, tier3};
 
 use crate::site::{CONFIG, assert_holds, events, noise, options, save, start};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Several looks: what is not back by then stays removed.
 const STAYS: Duration = Duration::from_millis(2500);
+
+/// The tree is written every 10 s when nobody waits for it.
+const TREE_LIMIT: Duration = Duration::from_secs(40);
 
 const OLD: &str = "project/checkpoints/checkpoint_0";
 const NAMES: [&str; 3] = ["model.safetensors", "optimizer.bin", "random_states_0.pkl"];
@@ -31,7 +34,7 @@ fn save_all(daemon: &Daemon, path: &str) {
     for name in NAMES {
         save(daemon, &format!("{path}/{name}"), &bytes(name));
     }
-    daemon.wait_committed(path, LIMIT);
+    daemon.flush();
 }
 
 fn is_back(daemon: &Daemon, path: &str) {
@@ -146,10 +149,13 @@ fn the_death_of_the_node_does_not_make_a_removal_meant() {
     save_all(&daemon, OLD);
     let trainer = job(&daemon, REMOVE);
     // The tree is written while who removed it lives.
-    save(&daemon, "project/notes.txt", b"written after the removal");
-    daemon.flush();
+    let trees = || tier3::files_below(&daemon.tier3_dir().join(".tidemark/tree")).len();
+    let before = trees();
+    fs::create_dir(daemon.mount().join("made-after-it")).unwrap();
+    process::until(TREE_LIMIT, || (trees() > before).then_some(())).expect("the tree is written");
     daemon.kill9();
     kill(trainer);
     daemon.start_again();
+    assert!(daemon.mount().join("made-after-it").exists(), "the tree was written after the removal");
     is_back(&daemon, OLD);
 }

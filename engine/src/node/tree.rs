@@ -166,7 +166,9 @@ impl Engine {
         let (mut removed_versions, mut removed_files) = (Vec::new(), Vec::new());
         let mut withheld = false;
         for book in self.ledger.books.values() {
-            if self.removals.may_be_undone(&book.id) && !self.draining {
+            // Who asks for everything to be durable means the removals too.
+            let told = !self.flushes.is_empty() || self.draining;
+            if self.removals.may_be_undone(&book.id) && !told {
                 withheld = true;
                 continue;
             }
