@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Flush, Gc, Node, Pin, Progress, Removal, Show,
-    Status, TierStatus, Undelete, Verify,
+    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Flush, Gc, Node, Pin, Progress, Recovery,
+    Removal, Show, Status, TierStatus, Undelete, Verify,
 };
 use tidemark_protocol::selector::{Place, Selector};
 use tokio::sync::mpsc;
@@ -47,6 +47,7 @@ pub mod path {
     pub const PIN: &str = "/v1/pin";
     pub const REMOVE: &str = "/v1/remove";
     pub const UNDELETE: &str = "/v1/undelete";
+    pub const RECOVER: &str = "/v1/recover";
     /// Also on TCP: Prometheus text.
     pub const METRICS: &str = "/metrics";
     /// Also on TCP: 200 `ok`, or 503 with the reason.
@@ -134,6 +135,14 @@ pub struct UndeleteRequest {
     pub checkpoint: Selector,
 }
 
+/// `recover --plan`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecoverRequest {
+    /// Only the checkpoints at or below it.
+    pub place: Place,
+}
+
 /// `events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -166,6 +175,8 @@ pub trait NodeApi: Send + Sync + 'static {
     async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError>;
     async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError>;
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError>;
+    /// Changes nothing.
+    async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError>;
     /// Sends what `request` asks for, oldest first; with `follow` it returns only on an error or when dropped.
     async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError>;
     /// Everything in the Prometheus (OpenMetrics) text format, with its final `# EOF`.

@@ -14,8 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Flush, Gc, Node, Pin, Progress, Removal, Show,
-    Status, StreamLine, TierStatus, Undelete, Verify,
+    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Flush, Gc, Node, Pin, Progress, Recovery, Removal,
+    Show, Status, StreamLine, TierStatus, Undelete, Verify,
 };
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -79,6 +79,10 @@ impl Client {
 
     pub async fn undelete(&self, request: &api::UndeleteRequest) -> Result<Undelete, ClientError> {
         self.post(path::UNDELETE, request).await
+    }
+
+    pub async fn recover(&self, request: &api::RecoverRequest) -> Result<Recovery, ClientError> {
+        self.post(path::RECOVER, request).await
     }
 
     /// Dropping the future ends the waiting, not what is being given up.

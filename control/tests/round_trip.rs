@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tidemark_control::api::{
     CommitRequest, EventsRequest, FlushRequest, GcRequest, ListRequest, PinRequest, REQUEST_BYTES_MAX,
-    RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
+    RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
 };
 use tidemark_control::client::{Client, ClientError};
 use tidemark_control::server::{REQUESTS_MAX, ServeError, Server};
@@ -100,6 +100,8 @@ async fn every_command_comes_back_as_it_was_answered() {
     assert_eq!((removal.exit_code(), removal.versions), (ExitCode::Done, 2));
     let request = UndeleteRequest { checkpoint: at("run7/y") };
     assert_eq!(client.undelete(&request).await.unwrap().files, 3);
+    let recovery = client.recover(&RecoverRequest::default()).await.unwrap();
+    assert_eq!(recovery.exit_code(), ExitCode::NotRecoverable, "nothing is chosen");
     assert_eq!(client.metrics_text().await.unwrap(), "# EOF\n");
     assert_eq!(client.healthy().await.unwrap(), Ok(()));
 }

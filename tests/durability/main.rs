@@ -13,6 +13,7 @@ mod documents;
 mod ending;
 mod keeping;
 mod limits;
+mod lost;
 mod memory;
 mod questions;
 mod refusals;

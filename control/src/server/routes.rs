@@ -46,6 +46,7 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .route(path::COMMIT, post(commit))
         .route(path::PIN, post(pin))
         .route(path::UNDELETE, post(undelete))
+        .route(path::RECOVER, post(recover))
         .route(path::GC, post(gc))
         .route(path::REMOVE, post(remove))
         .route(path::VERIFY, post(verify))
@@ -133,6 +134,10 @@ async fn pin(State(shared): State<Shared>, body: Bytes) -> Response {
 
 async fn undelete(State(shared): State<Shared>, body: Bytes) -> Response {
     ask(&body, async |request| shared.node.undelete(request).await).await
+}
+
+async fn recover(State(shared): State<Shared>, body: Bytes) -> Response {
+    ask(&body, async |request| shared.node.recover(request).await).await
 }
 
 async fn gc(State(shared): State<Shared>, body: Bytes) -> Response {

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, FlushRequest, GcRequest, ListRequest, NodeApi, PinRequest,
-    ProgressSink, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
+    ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
 };
 use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount,
     Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, Gc, GcRow, MountStatus, Node, NodeState,
-    Pending, PendingReason, Pin, Problem, Progress, Removal, RunStatus, Show, Status, TierState, TierStatus,
-    Undelete, Unrecoverable, Verify, VerifyRepair,
+    Pending, PendingReason, Pin, Problem, Progress, Recovery, Removal, RunRecovery, RunStatus, Show, Status,
+    TierState, TierStatus, Undelete, Unrecoverable, Verify, VerifyRepair,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -285,6 +285,11 @@ impl NodeApi for FakeNode {
 
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError> {
         Ok(Undelete { checkpoint: reference(&text(&request.checkpoint)), files: 3 })
+    }
+
+    async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError> {
+        let run = RunRecovery { run: format!("{:?}", request.place), chosen: None, versions: vec![] };
+        Ok(Recovery { runs: vec![run] })
     }
 
     async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError> {

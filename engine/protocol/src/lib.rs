@@ -19,6 +19,7 @@ pub mod marker;
 pub mod path;
 pub mod recognise;
 pub mod record;
+pub mod recovery;
 pub mod removal;
 pub mod report;
 pub mod residency;

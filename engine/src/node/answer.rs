@@ -223,7 +223,7 @@ impl Engine {
         Some(unfinished_row(candidate, book.next_number(), &book.path(), state, views))
     }
 
-    fn version_row(&self, book: &Book, number: Number, version: &VersionBook) -> Checkpoint {
+    pub(crate) fn version_row(&self, book: &Book, number: Number, version: &VersionBook) -> Checkpoint {
         let record = version.record();
         let mut copies = Copies::default();
         let mut seen = BTreeSet::new();
@@ -501,7 +501,10 @@ impl Engine {
     fn run_status(&self, run: &RunPath) -> RunStatus {
         let watermark = self.watermark(run).map(checkpoint_ref);
         // Whole in this node's memory, or committed: what a restart of the job would load.
-        let recoverable = lineage::newest_recoverable(run_of(&self.ledger, run)).map(checkpoint_ref);
+        let recoverable = lineage::newest_recoverable(
+            run_of(&self.ledger, run).filter(|version| self.why_lost(version.record()).is_none()),
+        )
+        .map(checkpoint_ref);
         let lag = self.lag(Some(run));
         RunStatus {
             run: run.to_string(),

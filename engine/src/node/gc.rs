@@ -76,6 +76,15 @@ impl Gc {
         self.waiting.insert(of, waiting);
     }
 
+    /// The daemon itself took its names out of the tree.
+    pub(crate) fn keep_unshown(&mut self, id: CheckpointId, number: Number) {
+        self.unshown.insert((id, number));
+    }
+
+    pub(crate) fn is_shown_again(&mut self, id: &CheckpointId) {
+        self.unshown.retain(|(of, _)| of != id);
+    }
+
     /// Sets or takes away a pin; whether that changed anything.
     ///
     /// # Errors

@@ -4,15 +4,18 @@
 //!
 //! A job owns what it works on and gives it back at its end, so nothing is shared with the loop while it runs.
 
+use crate::error::ErrorKind;
 use crate::namespace::{ColdFile, FsError, Namespace, NodeId, SealTicket};
 use crate::node::Shared;
 use crate::node::book::Number;
+use crate::node::run::error_text;
 use crate::restore::fetch::{FetchError, FetchPlan, fetch};
 use crate::save::commit::{self, Attempt, CommitError};
 use crate::save::loose::{self, LooseError, LooseUpload};
 use crate::save::seal::{self, SealSums};
 use crate::save::small;
 use crate::step_point::{StepPoint, reach};
+use crate::store::StoreError;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -152,6 +155,18 @@ pub enum RestoreError {
 }
 
 impl RestoreError {
+    /// Whether no copy is left, and not only out of reach.
+    #[must_use]
+    pub fn is_loss(&self) -> bool {
+        match self {
+            Self::NoCopy { .. } => true,
+            // An object that is too short does not have the range.
+            Self::Fetch(FetchError::Store { source: StoreError::Range { .. }, .. }) => true,
+            Self::Fetch(error) => matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound),
+            Self::NoSpace { .. } | Self::Changed { .. } => false,
+        }
+    }
+
     /// What the caller of open(2) is told.
     #[must_use]
     pub fn errno(&self) -> FsError {
@@ -168,9 +183,13 @@ impl RestoreError {
 /// Costs the file's size in Tier-1, for which host copies with an object copy give way.
 pub async fn restore(shared: &Shared, path: String, cold: ColdFile) -> Result<(), RestoreError> {
     let begun = Instant::now();
-    let backing = fetched(shared, &path, &cold).await.inspect_err(|_| {
+    let backing = fetched(shared, &path, &cold).await.inspect_err(|error| {
         shared.metrics.fetch_failures.inc();
+        if error.is_loss() {
+            shared.losses.note(cold.file, cold.seal, error_text(error));
+        }
     })?;
+    shared.losses.mend(cold.file, cold.seal);
     shared
         .namespace
         .finish_restore(cold.node, cold.file, cold.seal, backing)

@@ -43,8 +43,10 @@ mod gc;
 mod jobs;
 mod keeping;
 mod ledger;
+mod lost;
 mod proof;
 mod recover;
+mod recovery;
 mod removed;
 mod rescue;
 mod run;
@@ -58,6 +60,7 @@ pub use answer::{Identity, Standing, Wanted};
 pub use events::Events;
 pub use flush::FlushOutcome;
 pub use jobs::{RestoreError, restore};
+pub use lost::Losses;
 pub use recover::{Names, RecoverError, Recovered, recover};
 pub use run::{Node, NodeParts, QUESTIONS_MAX};
 pub use scrub::{BadAtOpen, NotVerified, heal_at_open, verify_at_open};
@@ -85,6 +88,8 @@ pub struct Shared {
     pub seal_threads: usize,
     /// Chunks of one cold file on their way at once.
     pub fetches_in_flight: usize,
+    /// Files that cannot be read whole any more.
+    pub losses: Losses,
 }
 
 impl Shared {

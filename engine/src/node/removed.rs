@@ -8,8 +8,7 @@
 
 use crate::namespace::{FileView, WriterId};
 use crate::node::book::{Book, Number};
-use crate::node::decide::{is_alive, is_covered};
-use crate::node::ledger::contents;
+use crate::node::decide::is_alive;
 use crate::node::run::Engine;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -161,11 +160,9 @@ impl Engine {
     /// A version of the run that is proven whole has all its names.
     fn is_whole_in_sight(&self, run: &RunPath) -> bool {
         self.ledger.books.values().filter(|book| book.id.run == *run).any(|book| {
-            let Some(candidate) = book.candidate.as_ref().filter(|_| !book.is_torn()) else { return false };
-            let Some(present) = contents(self.ledger.files_of(candidate, &book.scope)) else { return false };
             book.newest().is_some_and(|(_, version)| {
                 let proven = version.checkpoint.is_committed() || version.checkpoint.is_proven();
-                proven && is_covered(&present, &version.contents) && present.len() == version.contents.len()
+                proven && self.is_in_sight(book, version) && self.why_lost(version.record()).is_none()
             })
         })
     }

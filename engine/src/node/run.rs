@@ -259,6 +259,7 @@ impl Engine {
             self.serve_owed(now);
             self.mend_cut_trackers(now);
             self.undo_removals(now);
+            self.hide_lost();
         }
         self.start_seals();
         self.hear_removers();

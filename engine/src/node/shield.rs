@@ -5,7 +5,7 @@
 //!
 //! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
 
-use crate::namespace::{FileState, FileView, Peers, SessionKey, WriterId, path_of_torn};
+use crate::namespace::{FileState, FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
 use crate::node::decide::{is_alive, run_of, verdict_text};
 use crate::node::recover::{Wishes, adopt_directory, adopt_files};
@@ -35,6 +35,18 @@ pub(crate) struct Shields {
     trackers_at: Option<Instant>,
     /// An administrator wants these to be seen. The next daemon hides them again.
     returned: BTreeSet<CheckpointId>,
+    /// Committed versions that cannot be read whole, and are out of sight.
+    lost: BTreeSet<(CheckpointId, Number)>,
+}
+
+impl Shields {
+    pub(crate) fn is_lost_out_of_sight(&self, id: &CheckpointId, number: Number) -> bool {
+        self.lost.contains(&(id.clone(), number))
+    }
+
+    pub(crate) fn add_lost(&mut self, id: CheckpointId, number: Number) {
+        self.lost.insert((id, number));
+    }
 }
 
 /// The names of a checkpoint that move together: its directory, or each of its files.
@@ -52,14 +64,14 @@ fn names_of(candidate: &Candidate) -> Vec<RelPath> {
 
 impl Engine {
     /// Nothing is hidden, and no tracker changed.
-    fn is_idle(&self) -> bool {
+    pub(crate) fn shields_nothing(&self) -> bool {
         self.draining || self.fenced.is_some() || !self.shared.settings.torn.hide
     }
 
     /// Looks whether a torn checkpoint goes out of sight.
     pub(crate) fn shield(&mut self, id: &CheckpointId, now: Instant) {
         let waits = self.shields.later.get(id).is_some_and(|(later, _)| *later > now);
-        if self.is_idle() || waits || self.shields.returned.contains(id) {
+        if self.shields_nothing() || waits || self.was_returned(id) {
             return;
         }
         let Some(candidate) = self.ledger.books[id].candidate.clone() else { return };
@@ -120,10 +132,17 @@ impl Engine {
         None
     }
 
-    fn hide(&mut self, id: &CheckpointId, candidate: &Candidate) -> Result<(), crate::namespace::FsError> {
-        for name in names_of(candidate) {
-            self.shared.namespace.hide(&name)?;
-        }
+    /// An administrator wants it to be seen.
+    pub(crate) fn was_returned(&self, id: &CheckpointId) -> bool {
+        self.shields.returned.contains(id)
+    }
+
+    pub(crate) fn hide_names(&self, candidate: &Candidate) -> Result<(), FsError> {
+        names_of(candidate).iter().try_for_each(|name| self.shared.namespace.hide(name))
+    }
+
+    fn hide(&mut self, id: &CheckpointId, candidate: &Candidate) -> Result<(), FsError> {
+        self.hide_names(candidate)?;
         self.shared.metrics.torn_hidden.inc();
         let why = self.ledger.books[id].verdict.as_ref().map(verdict_text).unwrap_or_default();
         let what = format!(
@@ -140,7 +159,7 @@ impl Engine {
         Ok(())
     }
 
-    fn serve_again(&mut self, id: &CheckpointId, number: Number) {
+    pub(crate) fn serve_again(&mut self, id: &CheckpointId, number: Number) {
         let version = self.version(id, number);
         let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
         if version.contents.values().any(open) {
@@ -183,7 +202,7 @@ impl Engine {
     }
 
     /// The trackers beside a checkpoint that went out of sight.
-    fn follow(&mut self, hidden: &CheckpointId, candidate: &Candidate) {
+    pub(crate) fn follow(&mut self, hidden: &CheckpointId, candidate: &Candidate) {
         let trackers: Vec<_> = self.trackers_of(hidden, &candidate.framework).collect();
         for (path, view, holds) in trackers {
             let torn = Named::of(hidden, candidate.step.map(|step| step.0));
@@ -193,7 +212,9 @@ impl Engine {
 
     /// Trackers whose writers were killed in the middle of them: no checkpoint need be torn for that.
     pub(crate) fn mend_cut_trackers(&mut self, now: Instant) {
-        if self.ledger.cut.is_empty() || self.is_idle() || self.shields.trackers_at.is_some_and(|at| at > now)
+        if self.ledger.cut.is_empty()
+            || self.shields_nothing()
+            || self.shields.trackers_at.is_some_and(|at| at > now)
         {
             return;
         }
@@ -280,7 +301,8 @@ impl Engine {
     /// The newest version of the run that is whole, and in the tree.
     fn whole_beside(&self, hidden: &CheckpointId) -> Option<(CheckpointId, Option<u64>)> {
         let is_whole = |checkpoint: &&Checkpoint| {
-            checkpoint.is_committed() || checkpoint.is_alive() && checkpoint.is_proven()
+            let proven = checkpoint.is_committed() || checkpoint.is_alive() && checkpoint.is_proven();
+            proven && self.why_lost(checkpoint.record()).is_none()
         };
         let stands = |book: &&Book| {
             let top = self.shared.namespace.node_at(&book.path()).is_some();
@@ -332,12 +354,9 @@ impl Engine {
             }
         }
         self.shields.returned.insert(found.id.clone());
-        self.event(
-            EventLevel::Info,
-            "undeleted",
-            &found.id,
-            "it is in sight again, and still torn".to_owned(),
-        );
+        self.shields.lost.retain(|(id, _)| *id != found.id);
+        self.gc.is_shown_again(&found.id);
+        self.event(EventLevel::Info, "undeleted", &found.id, "it is in sight again, as it is".to_owned());
         let (timeline, version) = self.next_number(&found.id);
         let reference = CheckpointRef { timeline, step: found.step, version, path: path_text(path) };
         Some(Ok((reference, found.files.len())))

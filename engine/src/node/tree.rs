@@ -178,7 +178,10 @@ impl Engine {
                 withheld |= only_copy;
                 only_copy
             };
-            match here.removed(book) {
+            // What the daemon took out of sight is not removed.
+            let unshown = shown(book, None)
+                .is_some_and(|(number, _)| self.shields.is_lost_out_of_sight(&book.id, *number));
+            match if unshown { Removed::Nothing } else { here.removed(book) } {
                 Removed::Nothing => {}
                 Removed::All(number) => {
                     let shown = shown(book, None);

@@ -59,7 +59,15 @@ impl Node {
             done_files += 1;
             verify.bytes += found.target.size_bytes;
             let now = Some(found.target.path.clone());
+            let lost_before = verify.unrecoverable.len();
             add(&mut verify, &found);
+            if let Some(lost) = verify.unrecoverable.get(lost_before) {
+                shared.losses.note(
+                    found.target.file,
+                    found.target.seal,
+                    format!("{}: {}", lost.path, lost.what),
+                );
+            }
             if let Some(host) = found.host {
                 self.ask(move |engine| engine.note_scrubbed(&host)).await?;
             }

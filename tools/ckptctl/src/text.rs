@@ -96,6 +96,17 @@ pub(crate) fn time(ms: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
+/// How much of the checkpoint is in one place.
+pub(crate) fn part(there: CopyCount, of: &Checkpoint) -> String {
+    if there.files == 0 {
+        "-".to_owned()
+    } else if there.files >= of.files && there.bytes >= of.bytes {
+        "all".to_owned()
+    } else {
+        format!("{}/{}", there.files, of.files)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,14 +10,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, FlushRequest, GcRequest, ListRequest, NodeApi, PinRequest,
-    ProgressSink, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
+    ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
 };
 use tidemark_engine::node::{Identity, Node, Wanted};
 use tidemark_fuse::{Mode, Mounted};
 use tidemark_protocol::id::{Incarnation, StartId};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Flush, FuseMode, Gc, MountStatus,
-    NodeState, Pin, Removal, Show, Status, TierStatus, Undelete, Verify, path_text,
+    NodeState, Pin, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify, path_text,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -289,6 +289,12 @@ impl NodeApi for Daemon {
 
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError> {
         self.node.undelete(wanted(request.checkpoint)).await
+    }
+
+    async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError> {
+        let place = request.place.as_bytes().to_vec();
+        let is_known = self.node.is_known(place.clone()).await;
+        self.node.recovery(known(place, is_known)?).await.ok_or_else(stopped)
     }
 
     async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError> {

@@ -29,7 +29,7 @@ use tidemark_control::api::NodeApi;
 use tidemark_control::server::Server;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Caller, Clock};
-use tidemark_engine::node::{Names, Node, NodeParts, Shared, recover};
+use tidemark_engine::node::{Losses, Names, Node, NodeParts, Shared, recover};
 use tidemark_engine::priority;
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::{MountMode, Settings};
@@ -263,6 +263,7 @@ impl Start<'_> {
             clock: Clock::system(),
             sizes: Arc::default(),
             seal_threads: cores(),
+            losses: Losses::default(),
         });
         let recovered = loop {
             match recover(&shared, names).await {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::checksum::Crc64;
 use crate::id::{Incarnation, StartId, Step, Timeline, Version};
+use crate::recovery::Standpoint;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -206,6 +207,14 @@ fn what_is_kept_and_given_up_keeps_its_shape() {
     is_golden(&removal, &json!({"path": "p", "versions": 1, "left": 2, "trouble": "t"}));
     let undelete = Undelete { checkpoint: reference(Some(7)), files: 3 };
     is_golden(&undelete, &json!({"checkpoint": checkpoint(), "files": 3}));
+    let version =
+        RecoveryRow { checkpoint: checkpoint(), standpoint: Standpoint::PassedOver, reason: "r".into() };
+    let run = RunRecovery { run: "run7".into(), chosen: None, versions: vec![version] };
+    is_golden(
+        &Recovery { runs: vec![run] },
+        &json!({"runs": [{"run": "run7", "chosen": null, "versions": [
+            {"checkpoint": checkpoint_golden(), "standpoint": "passed_over", "reason": "r"}]}]}),
+    );
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! What is kept and what is not: `gc`, `pin`, `rm`, `undelete`.
+//! What is kept and what is not, and what a job comes back to: `gc`, `pin`, `rm`, `undelete`, `recover`.
 //!
 //! Owns: the shapes, and the exit code each result deserves. Does not own: what may go (`retention`).
 
-use super::{CheckpointRef, ExitCode};
+use super::{Checkpoint, CheckpointRef, ExitCode};
+use crate::recovery::Standpoint;
 use serde::{Deserialize, Serialize};
 
 /// `ckptctl gc`.
@@ -82,4 +83,36 @@ pub struct Undelete {
     pub checkpoint: CheckpointRef,
     /// Names that are in the tree again; their bytes come when they are opened.
     pub files: u64,
+}
+
+/// `ckptctl recover --plan`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Recovery {
+    pub runs: Vec<RunRecovery>,
+}
+
+/// One run: what a job of it loads when it comes back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunRecovery {
+    pub run: String,
+    /// None where nothing can be loaded, although there are checkpoints.
+    pub chosen: Option<CheckpointRef>,
+    /// From the newest to the oldest along the lineage.
+    pub versions: Vec<RecoveryRow>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecoveryRow {
+    pub checkpoint: Checkpoint,
+    pub standpoint: Standpoint,
+    pub reason: String,
+}
+
+impl Recovery {
+    /// Not recoverable where a run that has checkpoints can load none: its job must not begin again at step 0 unnoticed.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        let all = self.runs.iter().all(|run| run.chosen.is_some());
+        if all { ExitCode::Done } else { ExitCode::NotRecoverable }
+    }
 }

@@ -63,9 +63,9 @@ fn print(rows: &Vec<Checkpoint>, out: &mut dyn Write) -> io::Result<()> {
             table::text(row.framework.as_deref().unwrap_or("-")),
             state(row.state),
             table::text(row.evidence.as_deref().unwrap_or("-")),
-            table::text(&part(row.copies.host, row)),
-            table::text(&part(row.copies.peer, row)),
-            table::text(&part(row.copies.object, row)),
+            table::text(&text::part(row.copies.host, row)),
+            table::text(&text::part(row.copies.peer, row)),
+            table::text(&text::part(row.copies.object, row)),
             table::text(if row.pinned { "pinned" } else { "-" }),
         ]);
     }
@@ -84,17 +84,6 @@ fn state(state: CheckpointState) -> comfy_table::Cell {
         | CheckpointState::Unknown => Tone::Doubtful,
     };
     table::word(state.word(), tone)
-}
-
-/// How much of the checkpoint is in one place.
-fn part(there: CopyCount, of: &Checkpoint) -> String {
-    if there.files == 0 {
-        "-".to_owned()
-    } else if there.files >= of.files && there.bytes >= of.bytes {
-        "all".to_owned()
-    } else {
-        format!("{}/{}", there.files, of.files)
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod gc;
 mod ls;
 mod nodes;
 mod pin;
+mod recover;
 mod rm;
 mod show;
 mod status;
@@ -35,6 +36,7 @@ pub(crate) enum Command {
     Gc(gc::Args),
     Rm(rm::Args),
     Undelete(undelete::Args),
+    Recover(recover::Args),
     Events(events::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
@@ -56,6 +58,7 @@ pub(crate) async fn run(command: Option<Command>, context: &mut Context) -> Resu
         Command::Gc(args) => args.run(context).await,
         Command::Rm(args) => args.run(context).await,
         Command::Undelete(args) => args.run(context).await,
+        Command::Recover(args) => args.run(context).await,
         Command::Events(args) => args.run(context).await,
         Command::Doctor(args) => args.run(context).await,
         Command::Bench(args) => args.run(context).await,

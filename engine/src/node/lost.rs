@@ -1,0 +1,121 @@
+//! Committed checkpoints that cannot be read whole any more: said once, and out of sight, so that a job that comes back loads
+//! the next older one.
+//!
+//! Owns: which files have no good copy left, and what follows for their checkpoint. Does not own: finding that out (an open,
+//! `verify`), what a job comes back to (`protocol::recovery`).
+//!
+//! The next daemon knows nothing of it: it finds out again, at the first open.
+
+use crate::namespace::FsError;
+use crate::node::book::{Book, Number, VersionBook};
+use crate::node::decide::is_covered;
+use crate::node::ledger::contents;
+use crate::node::run::Engine;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::record::Record;
+use tidemark_protocol::report::EventLevel;
+
+/// Files remembered. Of more the rest is found again when it is opened.
+const LOSSES_MAX: usize = 10_000;
+
+/// Files of which no copy is good, and why.
+#[derive(Debug, Default)]
+pub struct Losses(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    why: BTreeMap<(FileId, SealNumber), String>,
+    news: bool,
+}
+
+impl Losses {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn note(&self, file: FileId, seal: SealNumber, why: String) {
+        let mut known = self.lock();
+        if known.why.len() < LOSSES_MAX {
+            known.news |= known.why.insert((file, seal), why).is_none();
+        }
+    }
+
+    /// It was read whole after all.
+    pub(crate) fn mend(&self, file: FileId, seal: SealNumber) {
+        self.lock().why.remove(&(file, seal));
+    }
+
+    fn take_news(&self) -> bool {
+        std::mem::take(&mut self.lock().news)
+    }
+}
+
+impl Engine {
+    /// Why a version cannot be read whole; none for all that is known. Costs nothing while nothing is lost.
+    pub(crate) fn why_lost(&self, record: &Record) -> Option<String> {
+        let known = self.shared.losses.lock();
+        if known.why.is_empty() {
+            return None;
+        }
+        record.files.iter().find_map(|file| known.why.get(&(file.file, file.seal)).cloned())
+    }
+
+    /// All names of a version are in the tree, with its bytes.
+    pub(crate) fn is_in_sight(&self, book: &Book, version: &VersionBook) -> bool {
+        let Some(candidate) = &book.candidate else { return false };
+        let present = contents(self.ledger.files_of(candidate, &book.scope));
+        present.is_some_and(|present| {
+            present.len() == version.contents.len() && is_covered(&present, &version.contents)
+        })
+    }
+
+    /// Takes out of sight what was found to be lost since the last time.
+    pub(crate) fn hide_lost(&mut self) {
+        if self.shields_nothing() || !self.shared.losses.take_news() {
+            return;
+        }
+        let lost = |book: &Book| {
+            let (number, version) = book.committed()?;
+            let candidate = book.candidate.as_ref()?;
+            let present = contents(self.ledger.files_of(candidate, &book.scope))?;
+            let why = self.why_lost(version.record())?;
+            is_covered(&present, &version.contents).then(|| (book.id.clone(), *number, why))
+        };
+        let lost: Vec<_> = self.ledger.books.values().filter_map(lost).collect();
+        for (id, number, why) in lost {
+            if let Err(error) = self.hide_version(&id, number, &why) {
+                tracing::error!(checkpoint = %format_args!("{}/{}", id.run, id.directory), %error, "what cannot be read whole stays in sight");
+            }
+        }
+    }
+
+    fn hide_version(&mut self, id: &CheckpointId, number: Number, why: &str) -> Result<(), FsError> {
+        let Some(candidate) = self.ledger.books[id].candidate.clone().filter(|_| !self.was_returned(id))
+        else {
+            return Ok(());
+        };
+        self.hide_names(&candidate)?;
+        // Nobody removed it.
+        self.gc.keep_unshown(id.clone(), number);
+        self.shields.add_lost(id.clone(), number);
+        let what = format!(
+            "version {} cannot be read whole, and went out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts it \
+             back, `ckptctl recover --plan` says what a job loads now",
+            number.1
+        );
+        self.event(EventLevel::Error, "lost", id, what);
+        let book = &self.ledger.books[id];
+        let older = book.versions.range(..number).rev();
+        let mut readable = older.filter(|(_, version)| {
+            version.checkpoint.is_committed() && self.why_lost(version.record()).is_none()
+        });
+        if let Some(older) = readable.next().map(|(number, _)| *number) {
+            self.serve_again(id, older);
+        }
+        self.follow(id, &candidate);
+        Ok(())
+    }
+}

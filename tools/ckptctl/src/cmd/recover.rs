@@ -1,0 +1,68 @@
+//! `ckptctl recover`: which checkpoint a job comes back to.
+
+use crate::context::{Context, Failure};
+use crate::table::{self, Tone};
+use crate::text;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use tidemark_control::api::RecoverRequest;
+use tidemark_protocol::recovery::Standpoint;
+use tidemark_protocol::report::{ExitCode, Recovery, RunRecovery};
+
+/// Say which checkpoint of each run a job loads when it comes back, and why not a newer one
+///
+/// The newest version that is proven whole, can be read, and is in the tree. The mount agrees by itself: what is torn or
+/// cannot be read whole any more goes out of sight. Exits 4 where a run has checkpoints and none of them can be loaded.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only what is at or below it
+    path: Option<OsString>,
+    /// Print the choice, and change nothing
+    #[arg(long, required = true)]
+    plan: bool,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
+        debug_assert!(self.plan, "the command line requires it");
+        let place = context.place_or_root(self.path.as_deref()).await?;
+        let recovery = context.client.recover(&RecoverRequest { place }).await?;
+        context.print(&recovery, print)?;
+        Ok(recovery.exit_code())
+    }
+}
+
+fn print(recovery: &Recovery, out: &mut dyn Write) -> io::Result<()> {
+    if recovery.runs.is_empty() {
+        return writeln!(out, " no checkpoints here");
+    }
+    let mut table = table::new(["RUN", "STEP", "VER", "PATH", "", "HOST", "PEER", "OBJECT", "REASON"]);
+    for run in &recovery.runs {
+        for row in &run.versions {
+            let checkpoint = &row.checkpoint;
+            let standpoint = match row.standpoint {
+                Standpoint::Chosen => table::word("chosen", Tone::Good),
+                Standpoint::PassedOver => table::word("passed over", Tone::Bad),
+                Standpoint::Older => table::word("older", Tone::Doubtful),
+            };
+            table.add_row([
+                table::text(&run.run),
+                table::number(text::step(checkpoint.step)),
+                table::number(format!("{}.{}", checkpoint.timeline, checkpoint.version)),
+                table::text(&checkpoint.path),
+                standpoint,
+                table::text(&text::part(checkpoint.copies.host, checkpoint)),
+                table::text(&text::part(checkpoint.copies.peer, checkpoint)),
+                table::text(&text::part(checkpoint.copies.object, checkpoint)),
+                table::text(&row.reason),
+            ]);
+        }
+    }
+    table::write(&table, out)?;
+    let none = |run: &&RunRecovery| run.chosen.is_none();
+    recovery
+        .runs
+        .iter()
+        .filter(none)
+        .try_for_each(|run| writeln!(out, "{}: NONE of its checkpoints can be loaded", text::clean(&run.run)))
+}
