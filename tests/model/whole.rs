@@ -152,6 +152,7 @@ impl Site {
         let (epoch, limits) = (Epoch(self.epoch), UploadLimits::default());
         Arc::new(Shared {
             fetches_in_flight: 2,
+            losses: Default::default(),
             settings,
             namespace: Namespace::new(NamespaceSettings::new(incarnation), Arc::clone(&self.tier1)).unwrap(),
             tier1: Arc::clone(&self.tier1),

@@ -43,7 +43,7 @@ pub struct Standing {
 pub(crate) struct Listed {
     pub(crate) target: Target,
     pub(crate) checkpoint: Option<Vec<u8>>,
-    /// What an earlier look found, where the host copy was given up for it.
+    /// What an earlier look found, where the host copy was given up for it, or no copy is good.
     pub(crate) bad: Option<String>,
 }
 
@@ -485,6 +485,7 @@ impl Engine {
                 let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
                 Some(Listed { target, checkpoint: owners.get(path).cloned(), bad })
             })
+            .chain(self.lost_targets(place))
             .collect()
     }
 

@@ -1,19 +1,24 @@
-//! Committed checkpoints that cannot be read whole any more: said once, and out of sight, so that a job that comes back loads
-//! the next older one.
+//! Committed checkpoints that cannot be read whole any more: said once, and out of sight where an older one is whole, so that a
+//! job that comes back loads that.
 //!
 //! Owns: which files have no good copy left, and what follows for their checkpoint. Does not own: finding that out (an open,
 //! `verify`), what a job comes back to (`protocol::recovery`).
 //!
 //! The next daemon knows nothing of it: it finds out again, at the first open.
 
-use crate::namespace::FsError;
+use crate::namespace::{FileView, FsError};
+use crate::node::answer::Listed;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
+use crate::node::flush::covers;
 use crate::node::ledger::contents;
 use crate::node::run::Engine;
+use crate::node::scrub::target;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::lineage;
+use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::Record;
 use tidemark_protocol::report::EventLevel;
@@ -82,7 +87,11 @@ impl Engine {
             let candidate = book.candidate.as_ref()?;
             let present = contents(self.ledger.files_of(candidate, &book.scope))?;
             let why = self.why_lost(version.record())?;
-            is_covered(&present, &version.contents).then(|| (book.id.clone(), *number, why))
+            // A job takes the newest: an older one does no harm. And where nothing is left to load it must fail, and not
+            // begin at step 0.
+            let whole = self.whole_beside(&book.id)?;
+            let is_newer = lineage::order(version.record()) > lineage::order(whole.record());
+            (is_newer && is_covered(&present, &version.contents)).then(|| (book.id.clone(), *number, why))
         };
         let lost: Vec<_> = self.ledger.books.values().filter_map(lost).collect();
         for (id, number, why) in lost {
@@ -90,6 +99,28 @@ impl Engine {
                 tracing::error!(checkpoint = %format_args!("{}/{}", id.run, id.directory), %error, "what cannot be read whole stays in sight");
             }
         }
+    }
+
+    /// The files of what is out of sight because it could not be read: they may be good again.
+    pub(crate) fn lost_targets(&self, place: &[u8]) -> Vec<Listed> {
+        let mut paths: BTreeMap<FileId, (&RelPath, Vec<u8>)> = BTreeMap::new();
+        for (id, number) in self.shields.lost_out_of_sight() {
+            let checkpoint = self.ledger.books[id].path();
+            let contents = self.version(id, *number).contents.iter();
+            let wanted =
+                contents.filter(|(path, _)| covers(place, path.as_bytes()) || covers(place, &checkpoint));
+            paths.extend(wanted.map(|(path, (file, _))| (*file, (path, checkpoint.clone()))));
+        }
+        if paths.is_empty() {
+            return Vec::new();
+        }
+        let listed = |view: FileView| {
+            let (path, checkpoint) = paths.get(&view.file)?;
+            let target = target(path.to_string(), &view)?;
+            let bad = self.shared.losses.lock().why.get(&(target.file, target.seal)).cloned();
+            Some(Listed { target, checkpoint: Some(checkpoint.clone()), bad })
+        };
+        self.shared.namespace.torn_files().into_iter().filter_map(listed).collect()
     }
 
     fn hide_version(&mut self, id: &CheckpointId, number: Number, why: &str) -> Result<(), FsError> {

@@ -38,12 +38,14 @@ impl Engine {
     }
 
     fn run_recovery(&self, run: &RunPath, versions: &[(&Book, Number, &VersionBook)]) -> RunRecovery {
-        let standing = |(book, _, version): &(&Book, Number, &VersionBook)| Standing {
-            checkpoint: &version.checkpoint,
-            lost: self.why_lost(version.record()),
-            in_sight: self.is_in_sight(book, version),
-        };
-        let standings: Vec<_> = versions.iter().map(standing).collect();
+        let standings: Vec<_> = versions
+            .iter()
+            .map(|(book, _, version)| Standing {
+                checkpoint: &version.checkpoint,
+                lost: self.why_lost(version.record()),
+                in_sight: self.is_in_sight(book, version),
+            })
+            .collect();
         let choices = choose(&standings);
         let chosen = choices.iter().find(|choice| choice.standpoint == Standpoint::Chosen);
         let chosen = chosen.map(|choice| checkpoint_ref(standings[choice.index].checkpoint));

@@ -44,6 +44,10 @@ impl Shields {
         self.lost.contains(&(id.clone(), number))
     }
 
+    pub(crate) fn lost_out_of_sight(&self) -> impl Iterator<Item = &(CheckpointId, Number)> {
+        self.lost.iter()
+    }
+
     pub(crate) fn add_lost(&mut self, id: CheckpointId, number: Number) {
         self.lost.insert((id, number));
     }
@@ -60,6 +64,11 @@ fn names_of(candidate: &Candidate) -> Vec<RelPath> {
     };
     names.sort();
     names
+}
+
+fn id_of(checkpoint: &Checkpoint) -> CheckpointId {
+    let version = &checkpoint.record().version;
+    CheckpointId { run: version.run.clone(), directory: version.directory.clone() }
 }
 
 impl Engine {
@@ -257,7 +266,8 @@ impl Engine {
             tracing::error!(%path, "a tracker that cannot be read may name what is torn");
             return;
         }
-        let whole = self.whole_beside(beside);
+        let whole =
+            self.whole_beside(beside).map(|whole| (id_of(whole), whole.record().step.map(|step| step.0)));
         let whole = whole.as_ref().map(|(id, step)| Named::of(id, *step));
         let namespace = &self.shared.namespace;
         let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
@@ -299,7 +309,7 @@ impl Engine {
     }
 
     /// The newest version of the run that is whole, and in the tree.
-    fn whole_beside(&self, hidden: &CheckpointId) -> Option<(CheckpointId, Option<u64>)> {
+    pub(crate) fn whole_beside(&self, hidden: &CheckpointId) -> Option<&Checkpoint> {
         let is_whole = |checkpoint: &&Checkpoint| {
             let proven = checkpoint.is_committed() || checkpoint.is_alive() && checkpoint.is_proven();
             proven && self.why_lost(checkpoint.record()).is_none()
@@ -316,14 +326,9 @@ impl Engine {
             .filter(stands)
             .map(|book| &book.id)
             .collect();
-        let of = |checkpoint: &Checkpoint| {
-            let version = &checkpoint.record().version;
-            CheckpointId { run: version.run.clone(), directory: version.directory.clone() }
-        };
-        let whole =
-            run_of(&self.ledger, &hidden.run).filter(is_whole).filter(|found| standing.contains(&of(found)));
-        let newest = whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))?;
-        Some((of(newest), newest.record().step.map(|step| step.0)))
+        let whole = run_of(&self.ledger, &hidden.run).filter(is_whole);
+        let whole = whole.filter(|found| standing.contains(&id_of(found)));
+        whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))
     }
 
     /// The torn checkpoints that are out of sight, under the paths that they had.

@@ -61,12 +61,11 @@ impl Node {
             let now = Some(found.target.path.clone());
             let lost_before = verify.unrecoverable.len();
             add(&mut verify, &found);
-            if let Some(lost) = verify.unrecoverable.get(lost_before) {
-                shared.losses.note(
-                    found.target.file,
-                    found.target.seal,
-                    format!("{}: {}", lost.path, lost.what),
-                );
+            let of = (found.target.file, found.target.seal);
+            match verify.unrecoverable.get(lost_before) {
+                Some(lost) => shared.losses.note(of.0, of.1, format!("{}: {}", lost.path, lost.what)),
+                None if deep && matches!(found.object, Some(Ok(()))) => shared.losses.mend(of.0, of.1),
+                None => {}
             }
             if let Some(host) = found.host {
                 self.ask(move |engine| engine.note_scrubbed(&host)).await?;
@@ -111,14 +110,16 @@ fn add(verify: &mut Verify, found: &Found) {
     match &found.object {
         Some(Ok(())) => {
             verify.copies += 1;
-            good = true;
+            // That it is there says nothing of one that was found damaged.
+            good |= verify.deep || found.bad.is_none();
         }
         Some(Err(why)) if found.object_bad => wrong.push(format!("object: {why}")),
         Some(Err(why)) => away = Some(format!("object: {why}")),
         None => {}
     }
     if !good && away.is_none() {
-        wrong.extend(found.bad.iter().map(|bad| format!("host: {bad}")));
+        let copy = if found.target.object.is_some() { "object" } else { "host" };
+        wrong.extend(found.bad.iter().map(|bad| format!("{copy}: {bad}")));
         let what = if wrong.is_empty() { "no copy is known".to_owned() } else { wrong.join("; ") };
         verify.unrecoverable.push(Unrecoverable { path, what });
     } else if let Some(what) = away {

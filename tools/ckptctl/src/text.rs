@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidemark_protocol::id::Step;
-use tidemark_protocol::report::CheckpointRef;
+use tidemark_protocol::report::{Checkpoint, CheckpointRef, CopyCount};
 
 /// A name from outside, with control characters escaped: a file's name must not move the cursor.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
@@ -110,6 +110,8 @@ pub(crate) fn part(there: CopyCount, of: &Checkpoint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemark_protocol::id::{Timeline, Version};
+    use tidemark_protocol::report::{CheckpointState, Copies};
 
     #[test]
     fn a_name_cannot_move_the_cursor() {
@@ -136,5 +138,28 @@ mod tests {
             assert_eq!(duration(seconds), text);
         }
         assert_eq!(age(5_000, 3_000), "0s", "a clock that went back is not an age");
+    }
+
+    #[test]
+    fn a_part_is_never_shown_as_all() {
+        let of = Checkpoint {
+            run: None,
+            timeline: Timeline(0),
+            step: None,
+            version: Version(1),
+            path: String::new(),
+            bytes: 10,
+            files: 2,
+            framework: None,
+            state: CheckpointState::Complete,
+            evidence: None,
+            copies: Copies::default(),
+            pinned: false,
+            closed_ms: None,
+        };
+        assert_eq!(part(CopyCount { files: 0, bytes: 0 }, &of), "-");
+        assert_eq!(part(CopyCount { files: 1, bytes: 10 }, &of), "1/2");
+        assert_eq!(part(CopyCount { files: 2, bytes: 9 }, &of), "2/2");
+        assert_eq!(part(CopyCount { files: 2, bytes: 10 }, &of), "all");
     }
 }

@@ -108,6 +108,18 @@ fn checkpoint() -> Checkpoint {
     }
 }
 
+#[test]
+fn a_plan_keeps_its_shape() {
+    let version =
+        RecoveryRow { checkpoint: checkpoint(), standpoint: Standpoint::PassedOver, reason: "r".into() };
+    let run = RunRecovery { run: "run7".into(), chosen: None, versions: vec![version] };
+    is_golden(
+        &Recovery { runs: vec![run] },
+        &json!({"runs": [{"run": "run7", "chosen": null, "versions": [
+            {"checkpoint": checkpoint_golden(), "standpoint": "passed_over", "reason": "r"}]}]}),
+    );
+}
+
 fn checkpoint_golden() -> Value {
     json!({
         "run": "run7", "timeline": 0, "step": 1200, "version": 1, "path": "run7/step-1200", "bytes": 30,
@@ -207,14 +219,6 @@ fn what_is_kept_and_given_up_keeps_its_shape() {
     is_golden(&removal, &json!({"path": "p", "versions": 1, "left": 2, "trouble": "t"}));
     let undelete = Undelete { checkpoint: reference(Some(7)), files: 3 };
     is_golden(&undelete, &json!({"checkpoint": checkpoint(), "files": 3}));
-    let version =
-        RecoveryRow { checkpoint: checkpoint(), standpoint: Standpoint::PassedOver, reason: "r".into() };
-    let run = RunRecovery { run: "run7".into(), chosen: None, versions: vec![version] };
-    is_golden(
-        &Recovery { runs: vec![run] },
-        &json!({"runs": [{"run": "run7", "chosen": null, "versions": [
-            {"checkpoint": checkpoint_golden(), "standpoint": "passed_over", "reason": "r"}]}]}),
-    );
 }
 
 #[test]

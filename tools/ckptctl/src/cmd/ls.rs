@@ -6,7 +6,7 @@ use crate::text;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use tidemark_control::api::ListRequest;
-use tidemark_protocol::report::{Checkpoint, CheckpointState, CopyCount, ExitCode};
+use tidemark_protocol::report::{Checkpoint, CheckpointState, ExitCode};
 
 /// List checkpoints, their states and where their copies are
 ///
@@ -84,34 +84,4 @@ fn state(state: CheckpointState) -> comfy_table::Cell {
         | CheckpointState::Unknown => Tone::Doubtful,
     };
     table::word(state.word(), tone)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tidemark_protocol::id::{Timeline, Version};
-    use tidemark_protocol::report::Copies;
-
-    #[test]
-    fn a_part_is_never_shown_as_all() {
-        let of = Checkpoint {
-            run: None,
-            timeline: Timeline(0),
-            step: None,
-            version: Version(1),
-            path: String::new(),
-            bytes: 10,
-            files: 2,
-            framework: None,
-            state: CheckpointState::Complete,
-            evidence: None,
-            copies: Copies::default(),
-            pinned: false,
-            closed_ms: None,
-        };
-        assert_eq!(part(CopyCount { files: 0, bytes: 0 }, &of), "-");
-        assert_eq!(part(CopyCount { files: 1, bytes: 10 }, &of), "1/2");
-        assert_eq!(part(CopyCount { files: 2, bytes: 9 }, &of), "2/2");
-        assert_eq!(part(CopyCount { files: 2, bytes: 10 }, &of), "all");
-    }
 }
