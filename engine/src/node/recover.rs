@@ -69,12 +69,15 @@ pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, Re
     let loose = locate::loose(store, &mut passed_over).await?;
     let pinned = locate::pins(store, &mut passed_over).await?;
     let mut recovered = Recovered { tree_number, ..Recovered::default() };
-    for dead in catalog.aborted.into_iter().chain(catalog.retired) {
+    for dead in catalog.aborted {
         recovered.decided.versions.insert(dead.version.clone());
         recovered.close(&dead.version, shared);
-        if dead.has_remains {
-            recovered.decided.remains.push(dead.version);
-        }
+        recovered.decided.aborted_remains.extend(dead.has_remains.then_some(dead.version));
+    }
+    for dead in catalog.retired {
+        recovered.decided.versions.insert(dead.version.clone());
+        recovered.close(&dead.version, shared);
+        recovered.decided.retired_remains.extend(dead.has_remains.then_some(dead.version));
     }
     for passed in &passed_over {
         // A decision that cannot be read has used its number: the next version must not ask for the same marker.
