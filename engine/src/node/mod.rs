@@ -47,6 +47,8 @@ mod proof;
 mod recover;
 mod rescue;
 mod run;
+#[cfg(test)]
+mod schedule;
 mod scrub;
 mod shield;
 mod tree;
