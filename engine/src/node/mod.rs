@@ -50,6 +50,8 @@ mod recovery;
 mod removed;
 mod rescue;
 mod run;
+#[cfg(test)]
+mod schedule;
 mod scrub;
 mod shield;
 mod tree;

@@ -7,7 +7,7 @@ use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
 use crate::node::Shared;
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::run::error_text;
-use crate::restore::locate::{self, CommittedVersion, PassedOver, UndecidedAttempt};
+use crate::restore::locate::{self, Catalog, CommittedVersion, PassedOver, UndecidedAttempt};
 use crate::save::commit::{self, Attempt, CommitError};
 use crate::save::sweep::{self, Decided};
 use crate::store::StoreError;
@@ -63,38 +63,19 @@ pub enum Names {
 /// Costs a read of every marker and manifest, and memory for the tree. Nothing is fetched.
 pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, RecoverError> {
     let store = &shared.drain.store;
-    let catalog = locate::read(store).await?;
-    let mut passed_over = catalog.passed_over;
+    let mut catalog = locate::read(store).await?;
+    let mut passed_over = Vec::new();
     let (tree_number, tree) = locate::newest::<TreeDocument>(store, &Series::Tree, &mut passed_over).await?;
     let loose = locate::loose(store, &mut passed_over).await?;
     let pinned = locate::pins(store, &mut passed_over).await?;
     let mut recovered = Recovered { tree_number, ..Recovered::default() };
-    for dead in catalog.aborted.into_iter().chain(catalog.retired) {
-        recovered.decided.versions.insert(dead.version.clone());
-        recovered.close(&dead.version, shared);
-        if dead.has_remains {
-            recovered.decided.remains.push(dead.version);
-        }
-    }
-    for passed in &passed_over {
-        // A decision that cannot be read has used its number: the next version must not ask for the same marker.
-        if let Ok(Key::Committed { version } | Key::Manifest { version, .. }) = passed.key.parse() {
-            recovered.close(&version, shared);
-        }
-    }
-    for CommittedVersion { marker, manifest } in catalog.committed {
-        recovered.decided.versions.insert(marker.version.clone());
-        let checkpoint = Checkpoint::decided(record_of(&manifest), Decision::Commit);
-        let mut version = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
-        version.previous = marker.previous;
-        version.committed = Some((Arc::new(manifest), marker.epoch));
-        recovered.put(version);
-    }
-    for attempt in catalog.undecided {
+    let undecided = std::mem::take(&mut catalog.undecided);
+    recovered.decided(shared, catalog);
+    for attempt in worth_most(undecided) {
         recovered.undecided(shared, attempt).await?;
     }
     recovered.pins = recovered.pinned(&pinned);
-    recovered.passed_over = passed_over.iter().map(say).collect();
+    recovered.passed_over.extend(passed_over.iter().map(say));
     recovered.loose_numbers = loose.numbers;
     let believed = loose.believed.iter().map(|sidecar| (sidecar.file.path.clone(), sidecar.generation));
     recovered.decided.loose = believed.collect();
@@ -111,7 +92,64 @@ fn say(passed: &PassedOver) -> String {
     text
 }
 
+/// Of each version the attempt to go on with. Two coordinators may have taken the same number, and the marker can name only
+/// one of their attempts: one that is whole and proven, else one that is whole. What the others left is swept with the
+/// version. Only when none is whole nobody can have it any more.
+fn worth_most(undecided: Vec<UndecidedAttempt>) -> Vec<UndecidedAttempt> {
+    let worth = |attempt: &UndecidedAttempt| {
+        let whole = locate::is_prepared(attempt);
+        (whole && attempt.record.evidence.commits(), whole, attempt.record.epoch)
+    };
+    let mut best: BTreeMap<VersionId, UndecidedAttempt> = BTreeMap::new();
+    for attempt in undecided {
+        let version = attempt.record.version.clone();
+        if best.get(&version).is_none_or(|known| worth(&attempt) > worth(known)) {
+            best.insert(version, attempt);
+        }
+    }
+    best.into_values().collect()
+}
+
 impl Recovered {
+    /// Takes up what has a decision.
+    fn decided(&mut self, shared: &Shared, catalog: Catalog) {
+        for dead in catalog.aborted {
+            self.dead(&dead.version, shared);
+            self.decided.aborted_remains.extend(dead.has_remains.then_some(dead.version));
+        }
+        for dead in catalog.retired {
+            self.dead(&dead.version, shared);
+            self.decided.retired_remains.extend(dead.has_remains.then_some(dead.version));
+        }
+        for passed in &catalog.passed_over {
+            // A decision that cannot be read has used its number: the next version must not ask for the same marker.
+            if let Ok(Key::Committed { version } | Key::Manifest { version, .. }) = passed.key.parse() {
+                self.close(&version, shared);
+            }
+        }
+        self.passed_over.extend(catalog.passed_over.iter().map(say));
+        for CommittedVersion { marker, manifest } in catalog.committed {
+            self.decided.versions.insert(marker.version.clone());
+            let checkpoint = Checkpoint::decided(record_of(&manifest), Decision::Commit);
+            let mut version = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
+            version.previous = marker.previous;
+            version.committed = Some((Arc::new(manifest), marker.epoch));
+            self.put(version);
+        }
+    }
+
+    fn dead(&mut self, version: &VersionId, shared: &Shared) {
+        self.decided.versions.insert(version.clone());
+        self.close(version, shared);
+    }
+
+    /// Another coordinator decided about a version while it was looked at here: what it decided is what counts.
+    async fn decided_by_another(&mut self, shared: &Shared, version: &VersionId) -> Result<(), RecoverError> {
+        let found = locate::read_version(&shared.drain.store, version).await?;
+        self.decided(shared, found);
+        Ok(())
+    }
+
     fn book(&mut self, version: &VersionId) -> &mut Book {
         let id = CheckpointId { run: version.run.clone(), directory: version.directory.clone() };
         self.books.entry(id.clone()).or_insert_with(|| Book::new(id))
@@ -175,11 +213,11 @@ impl Recovered {
             Found::Abort => {
                 tracing::warn!(%version, "an attempt was never prepared and its memory is gone: decided against");
                 return match commit::abort(&shared.drain, &record).await {
-                    Ok(()) | Err(CommitError::Lost { .. }) => {
-                        self.decided.versions.insert(version.clone());
-                        self.close(&version, shared);
+                    Ok(()) => {
+                        self.dead(&version, shared);
                         Ok(())
                     }
+                    Err(CommitError::Lost { .. }) => self.decided_by_another(shared, &version).await,
                     Err(error) => Err(error.into()),
                 };
             }
@@ -194,8 +232,7 @@ impl Recovered {
                         book
                     }
                     Err(CommitError::Lost { .. }) => {
-                        self.close(&version, shared);
-                        return Ok(());
+                        return self.decided_by_another(shared, &version).await;
                     }
                     Err(error) => return Err(error.into()),
                 }

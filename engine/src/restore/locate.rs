@@ -3,7 +3,7 @@
 //! Owns: which keys are read and in what order, what is passed over and why. Does not own: what is done with it
 //! (`node::recover`), the keys themselves (protocol).
 
-use crate::store::{Store, StoreError};
+use crate::store::{Listing, Store, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -90,18 +90,38 @@ pub async fn read(store: &Arc<dyn Store>) -> Result<Catalog, StoreError> {
     let mut looked = stream::iter(found.into_values().map(|version| look(store, version)))
         .buffer_unordered(READS_IN_FLIGHT);
     while let Some(outcome) = looked.try_next().await? {
-        match outcome {
-            Looked::Committed(version) => catalog.committed.push(*version),
-            Looked::Undecided(attempts) => catalog.undecided.extend(attempts),
-            Looked::Aborted(version) => catalog.aborted.push(version),
-            Looked::Retired(version) => catalog.retired.push(version),
-            Looked::PassedOver(mut passed) => catalog.passed_over.append(&mut passed),
-        }
+        catalog.add(outcome);
     }
     // Reads finish in any order; what is decided from a catalog must not depend on it.
     catalog.committed.sort_by(|a, b| a.marker.version.cmp(&b.marker.version));
     catalog.undecided.sort_by(|a, b| a.record.version.cmp(&b.record.version));
     Ok(catalog)
+}
+
+/// Reads what became of one version, as [`read`] does of all.
+///
+/// Errors: the store is away.
+pub async fn read_version(store: &Arc<dyn Store>, version: &VersionId) -> Result<Catalog, StoreError> {
+    let prefix = format!("{version}/");
+    let mut found = BTreeMap::new();
+    sort_out(&mut found, &prefix, store.list(&prefix, true).await?);
+    let mut catalog = Catalog::default();
+    for version in found.into_values() {
+        catalog.add(look(store, version).await?);
+    }
+    Ok(catalog)
+}
+
+impl Catalog {
+    fn add(&mut self, outcome: Looked) {
+        match outcome {
+            Looked::Committed(version) => self.committed.push(*version),
+            Looked::Undecided(attempts) => self.undecided.extend(attempts),
+            Looked::Aborted(version) => self.aborted.push(version),
+            Looked::Retired(version) => self.retired.push(version),
+            Looked::PassedOver(mut passed) => self.passed_over.append(&mut passed),
+        }
+    }
 }
 
 /// One version's own directory, as the listing shows it.
@@ -133,38 +153,45 @@ async fn enumerate(store: &Arc<dyn Store>) -> Result<BTreeMap<String, Found>, St
         });
         let mut listings = stream::iter(listings).buffer_unordered(READS_IN_FLIGHT);
         while let Some((prefix, listing)) = listings.try_next().await? {
-            for head in listing.keys {
-                match head.key.parse::<Key>() {
-                    Ok(Key::Committed { version }) => {
-                        let entry = found.entry(prefix.clone()).or_default();
-                        entry.version = Some(version);
-                        entry.committed = true;
-                    }
-                    Ok(Key::Retired { version }) => {
-                        let entry = found.entry(prefix.clone()).or_default();
-                        entry.version = Some(version);
-                        entry.retired = true;
-                    }
-                    // Not ours, or nothing that decides: whatever else lies below the prefix is left alone.
-                    Ok(_) | Err(_) => {}
-                }
-            }
-            for inner in listing.prefixes {
-                if prefix.is_empty() && inner == ".tidemark/" {
-                    continue;
-                }
-                match attempt_of(&inner) {
-                    Some(version) => {
-                        let entry = found.entry(prefix.clone()).or_default();
-                        entry.version = Some(version);
-                        entry.attempts.push(inner);
-                    }
-                    None => todo.push(inner),
-                }
-            }
+            todo.extend(sort_out(&mut found, &prefix, listing));
         }
     }
     Ok(found)
+}
+
+/// Notes the markers and attempts in the listing of one directory; gives the directories in it that are no attempt's.
+fn sort_out(found: &mut BTreeMap<String, Found>, prefix: &str, listing: Listing) -> Vec<String> {
+    for head in listing.keys {
+        match head.key.parse::<Key>() {
+            Ok(Key::Committed { version }) => {
+                let entry = found.entry(prefix.to_owned()).or_default();
+                entry.version = Some(version);
+                entry.committed = true;
+            }
+            Ok(Key::Retired { version }) => {
+                let entry = found.entry(prefix.to_owned()).or_default();
+                entry.version = Some(version);
+                entry.retired = true;
+            }
+            // Not ours, or nothing that decides: whatever else lies below the prefix is left alone.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    let mut others = Vec::new();
+    for inner in listing.prefixes {
+        if prefix.is_empty() && inner == ".tidemark/" {
+            continue;
+        }
+        match attempt_of(&inner) {
+            Some(version) => {
+                let entry = found.entry(prefix.to_owned()).or_default();
+                entry.version = Some(version);
+                entry.attempts.push(inner);
+            }
+            None => others.push(inner),
+        }
+    }
+    others
 }
 
 /// The version of a prefix that is an attempt's directory. A component `a-…` of the user's own is escaped in keys,
@@ -209,6 +236,10 @@ async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError
     };
     let bytes = match bounded(store, &manifest_key, MAX_DOCUMENT_BYTES).await? {
         Ok(bytes) => bytes,
+        // Given up since its directory was listed: the retirement comes before the first delete.
+        Err(FormatProblem::Missing) if is_retired(store, &version).await? => {
+            return Ok(Looked::Retired(DeadVersion { version, has_remains }));
+        }
         Err(why) => return pass(manifest_key, why),
     };
     let validated = match ValidatedManifest::parse(&bytes, &hash) {
@@ -222,6 +253,10 @@ async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError
     Ok(Looked::Committed(Box::new(CommittedVersion { marker, manifest })))
 }
 
+async fn is_retired(store: &Arc<dyn Store>, version: &VersionId) -> Result<bool, StoreError> {
+    Ok(store.head(&Key::Retired { version: version.clone() }.to_string()).await?.is_some())
+}
+
 async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked, StoreError> {
     let mut undecided = Vec::new();
     let mut passed = Vec::new();
@@ -232,10 +267,13 @@ async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked
             match head.key.parse::<Key>() {
                 Ok(Key::Record { .. }) => match document::<Record>(store, &head.key).await? {
                     Ok(found) => record = Some(found),
+                    // It was there a moment ago: somebody decided against the version, and sweeps it.
+                    Err(FormatProblem::Missing) => {}
                     Err(why) => passed.push(PassedOver { key: head.key, why }),
                 },
                 Ok(Key::Prepared { .. }) => match document::<Prepared>(store, &head.key).await? {
                     Ok(found) => prepared.push(found),
+                    Err(FormatProblem::Missing) => {}
                     Err(why) => passed.push(PassedOver { key: head.key, why }),
                 },
                 Ok(_) | Err(_) => {}

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::BoundaryDocument;
 use tidemark_protocol::format::{Document, FORMAT, Flaw, FormatError, MAX_MARKER_BYTES};
-use tidemark_protocol::id::{AttemptId, Epoch};
+use tidemark_protocol::id::{AttemptId, Epoch, Step};
 use tidemark_protocol::key::{Key, Label, Part, Series, VersionId, VersionRef};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::{
@@ -356,9 +356,17 @@ pub async fn retire(
         Err(error) => return Err(error),
     }
     reach(StepPoint::RetireAfterMarker);
-    move_boundary(drain, manifest).await?;
+    move_boundary(drain, &version, manifest.step).await?;
     reach(StepPoint::RetireAfterBoundary);
     clear(drain, &version).await
+}
+
+/// Goes on with a retirement that was cut short after `_RETIRED` stood. The boundary may name the version already: that it
+/// is named twice says the same, and looking would read every boundary there is.
+pub async fn resume_retirement(drain: &Arc<Drain>, version: &VersionId) -> Result<(), CommitError> {
+    let marker = read_marker(drain, version).await?;
+    move_boundary(drain, version, marker.and_then(|marker| marker.step)).await?;
+    clear(drain, version).await
 }
 
 /// Removes everything below a version but its markers: data first, then what describes it. The version must be decided
@@ -381,8 +389,7 @@ pub async fn clear(drain: &Arc<Drain>, version: &VersionId) -> Result<(), Commit
 }
 
 /// Adds the version to the run's boundary: the next free number names it.
-async fn move_boundary(drain: &Drain, manifest: &Manifest) -> Result<(), CommitError> {
-    let version = &manifest.version;
+async fn move_boundary(drain: &Drain, version: &VersionId, step: Option<Step>) -> Result<(), CommitError> {
     let series = Series::Boundary(Label::of_run(&version.run));
     let document = BoundaryDocument {
         format: FORMAT,
@@ -392,7 +399,7 @@ async fn move_boundary(drain: &Drain, manifest: &Manifest) -> Result<(), CommitE
             directory: version.directory.clone(),
             timeline: version.timeline,
             version: version.version,
-            step: manifest.step,
+            step,
         }],
     };
     for _ in 0..MARKER_TRIES {

@@ -4,7 +4,7 @@
 
 use crate::metrics::Metrics;
 use crate::save::pace::Pace;
-use crate::store::{Created, Probe, Store, StoreError, UploadLimits};
+use crate::store::{Created, Probe, Store, StoreError, UploadLimits, pause};
 use bytes::Bytes;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ impl Drain {
     /// Errors: the store is away, refuses, or stays doubtful; nothing is known then, and a later call with the same
     /// bytes is safe.
     pub async fn create(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
-        let mut pause = DOUBT_PAUSE;
+        let mut length = DOUBT_PAUSE;
         let mut doubts = 0;
         loop {
             match self.store.create(key, Bytes::copy_from_slice(body)).await {
@@ -109,8 +109,8 @@ impl Drain {
                     if doubts == DOUBTS_MAX {
                         return Err(error);
                     }
-                    tokio::time::sleep(pause).await;
-                    pause *= 2;
+                    pause(length).await;
+                    length *= 2;
                 }
                 Err(error) => return Err(error),
             }

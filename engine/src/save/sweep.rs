@@ -8,7 +8,7 @@
 //! a version whose marker stands (a commit has all its data, an abort wants none), and a generation of a loose file
 //! whose sidecar, or a later one's, stands. What is left is left alone.
 
-use crate::save::commit;
+use crate::save::commit::{self, CommitError};
 use crate::save::drain::Drain;
 use futures::stream::{self, StreamExt};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,8 +27,10 @@ pub struct Decided {
     pub versions: BTreeSet<VersionId>,
     /// The newest generation of each loose file whose sidecar was read.
     pub loose: BTreeMap<RelPath, Generation>,
-    /// Versions decided against or retired, of which something is left beside their markers.
-    pub remains: Vec<VersionId>,
+    /// Versions decided against, of which something is left beside their markers.
+    pub aborted_remains: Vec<VersionId>,
+    /// The same of versions that were given up.
+    pub retired_remains: Vec<VersionId>,
 }
 
 impl Decided {
@@ -49,18 +51,22 @@ impl Decided {
 /// Removes what is dead. What fails stays for the next start and is said in the log.
 pub async fn sweep(drain: Arc<Drain>, decided: Decided) {
     // First: an upload that goes on belongs to a version that is decided by then.
-    clear_remains(&drain, &decided.remains).await;
+    for version in &decided.aborted_remains {
+        say_cleared(version, &commit::clear(&drain, version).await);
+    }
+    for version in &decided.retired_remains {
+        // The boundary comes before the deletes, and may not have been written when the retirement was cut short.
+        say_cleared(version, &commit::resume_retirement(&drain, version).await);
+    }
     abort_uploads(&drain, &decided).await;
 }
 
-async fn clear_remains(drain: &Arc<Drain>, remains: &[VersionId]) {
-    for version in remains {
-        match commit::clear(drain, version).await {
-            Ok(()) => tracing::info!(%version, "what was left of a version that is given up was removed"),
-            Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(%version, error, "what is left of a version that is given up stays");
-            }
+fn say_cleared(version: &VersionId, result: &Result<(), CommitError>) {
+    match result {
+        Ok(()) => tracing::info!(%version, "what was left of a version that is given up was removed"),
+        Err(error) => {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(%version, error, "what is left of a version that is given up stays");
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Owns: raising and reading `epoch/<20 digits>`. Does not own: who may hold which epoch (the lease does), nor
 //! what a fenced coordinator does next.
 
+use super::retry::pause;
 use super::{Store, StoreError};
 use bytes::Bytes;
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub async fn raise_epoch(store: &dyn Store, at_least: Epoch) -> Result<Epoch, St
             return Err(error);
         }
         attempts += 1;
-        tokio::time::sleep(RAISE_PAUSE).await;
+        pause(RAISE_PAUSE).await;
     }
     // Looked at again after the write: of two that raise at once, the lower one must see the higher.
     let highest = current_epoch(store).await?;

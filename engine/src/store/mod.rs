@@ -22,6 +22,7 @@ pub use memory::MemoryStore;
 pub use posix::PosixStore;
 pub use probe::{Probe, probe};
 pub use retry::RetryPolicy;
+pub(crate) use retry::pause;
 pub use s3::S3Store;
 
 use async_trait::async_trait;

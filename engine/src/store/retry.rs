@@ -41,6 +41,14 @@ impl RetryPolicy {
     }
 }
 
+/// Waits between two tries of something that was doubtful.
+///
+/// In this crate's own tests nobody waits, the others only get a turn: a schedule that is replayed from its seed must
+/// not depend on a clock.
+pub(crate) async fn pause(length: Duration) {
+    if cfg!(test) { tokio::task::yield_now().await } else { tokio::time::sleep(length).await }
+}
+
 /// Uniform in [0, 1). Without a random source every pause is the longest, which is only slower.
 fn random_fraction() -> f64 {
     getrandom::u32().map_or(1.0, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
