@@ -492,6 +492,7 @@ fn shared(store: Arc<dyn Store>, tier1: &Arc<Tier1>, start: u64) -> Arc<Shared> 
     let limits = UploadLimits::default();
     Arc::new(Shared {
         fetches_in_flight: 1,
+        losses: Default::default(),
         settings: Settings::default(),
         namespace: Namespace::new(names, Arc::clone(tier1)).unwrap(),
         tier1: Arc::clone(tier1),
