@@ -1,25 +1,22 @@
 //! A real HTTP S3 server for tests: signed requests, conditional puts, checked checksums, scripted faults.
 //!
-//! Owns: the server's life and what a fault looks like on the wire. Does not own: the bucket (`backend`), the
-//! script (`fault`).
+//! Owns: the server's life, and what an auditor sees of its bucket. Does not own: the bucket (`backend`), the script
+//! (`fault`), what a fault looks like on the wire (`wire`).
 
 mod backend;
 mod fault;
+mod wire;
 
 pub use fault::{Fault, FaultEffect, Faults, S3Operation};
 
 use backend::Backend;
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
-use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use s3s::Body;
 use s3s::auth::SimpleAuth;
-use s3s::dto::StreamingBlob;
 use s3s::service::{S3Service, S3ServiceBuilder};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -131,6 +128,25 @@ impl S3Server {
         format!("s3://{}/{prefix}", self.bucket)
     }
 
+    /// Every object of the bucket below `prefix/`, as it lies there, by the rest of its key. No request is made.
+    pub fn objects(&self, prefix: &str) -> io::Result<BTreeMap<String, Bytes>> {
+        'again: loop {
+            let mut found = BTreeMap::new();
+            for (key, file) in self.backend.files() {
+                let Some(key) = key.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('/')) else {
+                    continue;
+                };
+                match std::fs::read(file) {
+                    Ok(body) => found.insert(key.to_owned(), Bytes::from(body)),
+                    // It was deleted just now.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue 'again,
+                    Err(error) => return Err(error),
+                };
+            }
+            return Ok(found);
+        }
+    }
+
     /// Multipart uploads neither completed nor aborted.
     pub fn unfinished_uploads(&self) -> usize {
         self.backend.unfinished_uploads().len()
@@ -161,73 +177,10 @@ async fn accept(listener: TcpListener, service: S3Service, faults: Arc<Faults>) 
         let Ok((connection, _)) = listener.accept().await else { continue };
         let (service, faults) = (service.clone(), Arc::clone(&faults));
         tokio::spawn(async move {
-            let answer = service_fn(move |request| respond(service.clone(), Arc::clone(&faults), request));
+            let answer =
+                service_fn(move |request| wire::respond(service.clone(), Arc::clone(&faults), request));
             // An error is a client that went away, or a connection that a fault drops.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(connection), answer).await;
         });
     }
-}
-
-async fn respond(
-    service: S3Service,
-    faults: Arc<Faults>,
-    request: Request<Incoming>,
-) -> io::Result<Response<Body>> {
-    let operation = S3Operation::of(request.method(), request.uri().query().unwrap_or(""));
-    let at = request.uri().path_and_query().map_or_else(String::new, ToString::to_string);
-    let effect = faults.meet(operation, &at);
-    match effect {
-        Some(FaultEffect::TimeoutBefore) => return std::future::pending().await,
-        Some(FaultEffect::Status500Before) => {
-            return Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"));
-        }
-        Some(FaultEffect::Conflict409) => {
-            return Ok(refusal(StatusCode::CONFLICT, "ConditionalRequestConflict"));
-        }
-        _ => {}
-    }
-    let response = service
-        .call(request.map(Body::from))
-        .await
-        .map_err(|error| io::Error::other(format!("{error:?}")))?;
-    match effect {
-        Some(FaultEffect::TimeoutAfter) => std::future::pending().await,
-        Some(FaultEffect::DropConnection) => Err(io::Error::other("scripted: the connection is dropped")),
-        Some(FaultEffect::Status500After) => Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
-        Some(FaultEffect::PreconditionFailedAfterSuccess) => {
-            Ok(refusal(StatusCode::PRECONDITION_FAILED, "PreconditionFailed"))
-        }
-        Some(FaultEffect::WrongChecksumOnRead) => {
-            let (parts, body) = response.into_parts();
-            let mut bytes = collect(body).await?;
-            if let Some(byte) = bytes.first_mut() {
-                *byte ^= 1;
-            }
-            Ok(Response::from_parts(parts, Body::from(Bytes::from(bytes))))
-        }
-        Some(FaultEffect::SlowBody) => {
-            let (parts, body) = response.into_parts();
-            let bytes = Bytes::from(collect(body).await?);
-            let first = bytes.slice(..bytes.len().min(1));
-            let slow = stream::iter([Ok::<_, io::Error>(first)]).chain(stream::pending());
-            Ok(Response::from_parts(parts, Body::from(StreamingBlob::wrap(Box::pin(slow)))))
-        }
-        _ => Ok(response),
-    }
-}
-
-async fn collect(body: Body) -> io::Result<Vec<u8>> {
-    let fold = |mut all: Vec<u8>, block: Bytes| async move {
-        all.extend_from_slice(&block);
-        Ok(all)
-    };
-    body.map_err(io::Error::other).try_fold(Vec::new(), fold).await
-}
-
-fn refusal(status: StatusCode, code: &str) -> Response<Body> {
-    let document =
-        format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>scripted</Message></Error>");
-    let mut response = Response::new(Body::from(document));
-    *response.status_mut() = status;
-    response
 }
