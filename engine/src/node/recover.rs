@@ -77,8 +77,15 @@ pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, Re
         }
     }
     for passed in &passed_over {
-        // A decision that cannot be read has used its number: the next version must not ask for the same marker.
-        if let Ok(Key::Committed { version } | Key::Manifest { version, .. }) = passed.key.parse() {
+        // A decision that cannot be read has used its number: the next version must not ask for the same marker. So has an
+        // attempt, which a later start may be able to read and decide.
+        if let Ok(
+            Key::Committed { version }
+            | Key::Manifest { version, .. }
+            | Key::Record { version, .. }
+            | Key::Prepared { version, .. },
+        ) = passed.key.parse()
+        {
             recovered.close(&version, shared);
         }
     }

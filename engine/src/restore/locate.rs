@@ -92,7 +92,10 @@ pub async fn read(store: &Arc<dyn Store>) -> Result<Catalog, StoreError> {
     while let Some(outcome) = looked.try_next().await? {
         match outcome {
             Looked::Committed(version) => catalog.committed.push(*version),
-            Looked::Undecided(attempts) => catalog.undecided.extend(attempts),
+            Looked::Undecided { attempts, mut passed } => {
+                catalog.undecided.extend(attempts);
+                catalog.passed_over.append(&mut passed);
+            }
             Looked::Aborted(version) => catalog.aborted.push(version),
             Looked::Retired(version) => catalog.retired.push(version),
             Looked::PassedOver(mut passed) => catalog.passed_over.append(&mut passed),
@@ -178,7 +181,7 @@ fn attempt_of(prefix: &str) -> Option<VersionId> {
 
 enum Looked {
     Committed(Box<CommittedVersion>),
-    Undecided(Vec<UndecidedAttempt>),
+    Undecided { attempts: Vec<UndecidedAttempt>, passed: Vec<PassedOver> },
     Aborted(DeadVersion),
     Retired(DeadVersion),
     PassedOver(Vec<PassedOver>),
@@ -226,6 +229,7 @@ async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked
     let mut undecided = Vec::new();
     let mut passed = Vec::new();
     for prefix in attempts {
+        let before = passed.len();
         let mut record = None;
         let mut prepared = Vec::new();
         for head in store.list(&format!("{prefix}.tidemark/"), true).await?.keys {
@@ -241,10 +245,13 @@ async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked
                 Ok(_) | Err(_) => {}
             }
         }
-        // Without a record nothing of the attempt was promised to anyone.
-        undecided.extend(record.map(|record| UndecidedAttempt { record, prepared }));
+        // Of what cannot be read nobody can say that it was never prepared: it is not decided against.
+        if passed.len() == before {
+            // Without a record nothing of the attempt was promised to anyone.
+            undecided.extend(record.map(|record| UndecidedAttempt { record, prepared }));
+        }
     }
-    if undecided.is_empty() { Ok(Looked::PassedOver(passed)) } else { Ok(Looked::Undecided(undecided)) }
+    Ok(Looked::Undecided { attempts: undecided, passed })
 }
 
 /// Reads one document; the inner result says why it is not believed.
