@@ -14,6 +14,7 @@ use bytes::Bytes;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use s3s::S3;
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use std::collections::BTreeMap;
@@ -76,51 +77,39 @@ pub struct S3Server {
     /// Scripted faults, and the count of requests.
     pub faults: Arc<Faults>,
     backend: Backend,
-    runtime: Option<Runtime>,
+    _served: Served,
     _bodies: TempDir,
+}
+
+/// Any implementation of S3 over HTTP; ends when dropped.
+#[derive(Debug)]
+pub struct Served {
+    pub endpoint: String,
+    runtime: Option<Runtime>,
 }
 
 impl S3Server {
     /// Starts a server on threads of its own, so that synchronous tests and child processes can use it.
     pub fn start(options: S3Options) -> io::Result<Self> {
         let bodies = tempfile::tempdir()?;
-        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        // Bound without blocking on the new runtime: the caller may be inside one of its own.
-        let socket = std::net::TcpListener::bind(options.address)?;
-        socket.set_nonblocking(true)?;
-        let listener = {
-            let _inside = runtime.enter();
-            TcpListener::from_std(socket)?
-        };
-        let endpoint = format!("http://{}", listener.local_addr()?);
         let backend = Backend::new(options.clone(), bodies.path().to_owned());
-        let mut builder = S3ServiceBuilder::new(backend.clone());
-        builder.set_auth(SimpleAuth::from_single(options.access_key.clone(), options.secret.clone()));
-        let service = builder.build();
         let faults = Arc::new(Faults::default());
-        runtime.spawn(accept(listener, service, Arc::clone(&faults)));
+        let served = Served::start(backend.clone(), &options, Arc::clone(&faults))?;
         Ok(Self {
-            endpoint,
+            endpoint: served.endpoint.clone(),
             bucket: options.bucket,
             access_key: options.access_key,
             secret: options.secret,
             faults,
             backend,
-            runtime: Some(runtime),
+            _served: served,
             _bodies: bodies,
         })
     }
 
     /// The environment of a client, for a child process or for `StoreSettings::variables`.
     pub fn env(&self) -> Vec<(String, String)> {
-        [
-            ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
-            ("AWS_ACCESS_KEY_ID", &self.access_key),
-            ("AWS_SECRET_ACCESS_KEY", &self.secret),
-            ("AWS_REGION", "us-east-1"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec()
+        env(&self.endpoint, &self.access_key, &self.secret)
     }
 
     /// `s3://bucket/prefix`.
@@ -163,13 +152,44 @@ impl S3Server {
     }
 }
 
-impl Drop for S3Server {
+impl Served {
+    /// Serves `backend` at the address and with the credentials of `options`.
+    pub fn start(backend: impl S3, options: &S3Options, faults: Arc<Faults>) -> io::Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        // Bound without blocking on the new runtime: the caller may be inside one of its own.
+        let socket = std::net::TcpListener::bind(options.address)?;
+        socket.set_nonblocking(true)?;
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(socket)?
+        };
+        let endpoint = format!("http://{}", listener.local_addr()?);
+        let mut builder = S3ServiceBuilder::new(backend);
+        builder.set_auth(SimpleAuth::from_single(options.access_key.clone(), options.secret.clone()));
+        runtime.spawn(accept(listener, builder.build(), faults));
+        Ok(Self { endpoint, runtime: Some(runtime) })
+    }
+}
+
+impl Drop for Served {
     fn drop(&mut self) {
         // Requests that a fault holds for ever must not hold the test.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
+}
+
+/// What a client of the server at `endpoint` finds in its environment.
+pub fn env(endpoint: &str, access_key: &str, secret: &str) -> Vec<(String, String)> {
+    [
+        ("AWS_ENDPOINT_URL", endpoint),
+        ("AWS_ACCESS_KEY_ID", access_key),
+        ("AWS_SECRET_ACCESS_KEY", secret),
+        ("AWS_REGION", "us-east-1"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec()
 }
 
 async fn accept(listener: TcpListener, service: S3Service, faults: Arc<Faults>) {
