@@ -121,7 +121,7 @@ async fn run(cell: Cell, sealer: Arc<Sealer>) -> Result<Row, String> {
         return Err(format!("the loop would not try it again: {first:?}"));
     }
     let mut tries = 1;
-    let drain = site.clean().await;
+    let drain = Arc::clone(&site.clean);
     loop {
         site.go_on(then);
         let Err(failure) = site.play(&drain).await else { break };
@@ -137,7 +137,7 @@ async fn run(cell: Cell, sealer: Arc<Sealer>) -> Result<Row, String> {
         tokio::time::sleep(Duration::from_millis(late_ms)).await;
         audit(&site, &cell, End::Clean).map_err(|why| format!("after the late effect: {why}"))?;
     }
-    let read = read_back(&site.clean().await.store).await?;
+    let read = read_back(&site.clean.store).await?;
     stands(&site, &cell, End::Clean, &read).map_err(|why| format!("as the engine reads it: {why}"))?;
     Ok(Row { cell, fired, requests, first, tries })
 }

@@ -129,7 +129,8 @@ async fn creates_that_have_several_winners_are_found_by_the_probe() {
     let probes = if machine::long() { PROBES_LONG } else { PROBES };
     let mut fooled = 0;
     for _ in 0..probes {
-        let Probe { fencing, fencing_reason, .. } = probe(&*store).await.expect("probe");
+        let Probe { fencing, fencing_reason, part_checksums, .. } = probe(&*store).await.expect("probe");
+        assert!(!part_checksums, "it answers 500 to a damaged part, which is no refusal");
         let reasons = ["won", "more than one", "replaced"];
         assert!(fencing || reasons.iter().any(|reason| fencing_reason.contains(reason)), "{fencing_reason}");
         fooled += usize::from(fencing);

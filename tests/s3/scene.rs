@@ -35,6 +35,8 @@ const LEFT: &str = "a-1f2e3d4c5b6a7988/model.bin";
 pub(super) struct Site {
     pub(super) server: S3Server,
     pub(super) sealer: Arc<Sealer>,
+    /// Of a client that meets no fault. It keeps nothing of what it reads, so it knows nothing of what was before.
+    pub(super) clean: Arc<Drain>,
     scene: Scene,
     attempt: Option<Attempt>,
     version: u64,
@@ -110,9 +112,10 @@ impl Site {
         let checks_checksums = scene != Scene::SaveUnchecked;
         let server =
             S3Server::start(S3Options { checks_checksums, ..S3Options::default() }).expect("a server");
+        let drain = client(&server, scene, CLEAN_TIMEOUT).await;
+        let clean = Arc::clone(&drain);
         let mut site =
-            Self { server, sealer, scene, attempt: None, version: 1, generation: 1, retired: None };
-        let drain = site.clean().await;
+            Self { server, sealer, clean, scene, attempt: None, version: 1, generation: 1, retired: None };
         raise_epoch(drain.store.as_ref(), Epoch(1)).await.expect("the epoch is raised");
         match scene {
             Scene::Save | Scene::SaveUnchecked => {
@@ -145,19 +148,9 @@ impl Site {
         attempt.commit(drain).await
     }
 
-    /// A client and a drain that know nothing of what was before.
+    /// The drain of a client that gives its requests so much time.
     pub(super) async fn drain(&self, request_timeout: Duration) -> Arc<Drain> {
-        let checks = self.scene != Scene::SaveUnchecked;
-        let mut variables = self.server.env();
-        if !checks {
-            // A signed body is checked by any store; without that the checksum is alone.
-            variables.push(("AWS_UNSIGNED_PAYLOAD".into(), "true".into()));
-        }
-        drain(fresh(&self.server.url(PREFIX), variables, request_timeout).await, checks)
-    }
-
-    pub(super) async fn clean(&self) -> Arc<Drain> {
-        self.drain(CLEAN_TIMEOUT).await
+        client(&self.server, self.scene, request_timeout).await
     }
 
     /// One run of the scene.
@@ -251,6 +244,16 @@ impl Site {
     pub(super) fn has_loose(&self) -> bool {
         self.scene == Scene::Loose
     }
+}
+
+async fn client(server: &S3Server, scene: Scene, request_timeout: Duration) -> Arc<Drain> {
+    let checks = scene != Scene::SaveUnchecked;
+    let mut variables = server.env();
+    if !checks {
+        // A signed body is checked by any store; without that the checksum is alone.
+        variables.push(("AWS_UNSIGNED_PAYLOAD".into(), "true".into()));
+    }
+    drain(fresh(&server.url(PREFIX), variables, request_timeout).await, checks)
 }
 
 /// What a start has at hand, with empty memory.
