@@ -90,7 +90,7 @@ async fn first_block(body: &mut Incoming) {
 }
 
 /// The request with all of its body, changed.
-async fn whole(request: Request<Incoming>, change: impl FnOnce(&mut Vec<u8>)) -> io::Result<Request<Body>> {
+async fn whole(request: Request<Incoming>, change: impl FnOnce(&mut [u8])) -> io::Result<Request<Body>> {
     let (parts, body) = request.into_parts();
     let mut bytes = collect(Body::from(body)).await?;
     change(&mut bytes);
@@ -102,7 +102,7 @@ fn with(mut request: Request<Incoming>, staleness: Staleness) -> Request<Body> {
     request.map(Body::from)
 }
 
-fn flip(bytes: &mut Vec<u8>) {
+fn flip(bytes: &mut [u8]) {
     if let Some(byte) = bytes.first_mut() {
         *byte ^= 1;
     }
