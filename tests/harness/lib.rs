@@ -2,10 +2,12 @@
 //!
 //! It owns processes and temporary directories of tests. It does not own what is right: each suite says that.
 
+pub mod audit;
 pub mod campaign;
 pub mod cgroup;
 pub mod daemon;
 pub mod machine;
+pub mod moto;
 pub mod process;
 pub mod python;
 pub mod s3;

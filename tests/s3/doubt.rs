@@ -7,7 +7,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_engine::error::ErrorKind;
-use tidemark_engine::store::{Created, Store, StoreError, UploadLimits};
+use tidemark_engine::store::{Created, Store, StoreError, UploadLimits, probe};
 use tidemark_tests::s3::{FaultEffect, S3Operation, S3Options};
 
 const ON_WRITES: [FaultEffect; 7] = [
@@ -200,4 +200,29 @@ async fn listing_and_deleting_survive_one_fault() {
     store.delete("l/0").await.expect("delete");
     assert_eq!((server.faults.fired(list), server.faults.fired(delete)), (1, 1));
     assert_eq!(store.list("l/", false).await.expect("list").keys.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_survives_one_fault_in_any_of_its_requests() {
+    let requests = [
+        (S3Operation::PutObject, 1),
+        (S3Operation::GetObject, 1),
+        (S3Operation::ListObjects, 1),
+        (S3Operation::CreateMultipartUpload, 1),
+        (S3Operation::UploadPart, 1),
+        (S3Operation::UploadPart, 2),
+        (S3Operation::AbortMultipartUpload, 1),
+        (S3Operation::DeleteObject, 1),
+    ];
+    for (operation, nth) in requests {
+        for effect in [FaultEffect::Status500After, FaultEffect::DropConnection] {
+            let (server, store) = start(S3Options::default()).await;
+            let number = server.faults.add(fault(operation, Some(nth), effect));
+            let found =
+                probe(&*store).await.unwrap_or_else(|error| panic!("{operation:?} {effect:?}: {error}"));
+            assert_eq!(server.faults.fired(number), 1, "{operation:?} {effect:?}");
+            assert!(found.fencing && found.part_checksums, "{operation:?} {effect:?}: {found:?}");
+            assert!(store.list("", false).await.expect("list").keys.is_empty(), "{operation:?} {effect:?}");
+        }
+    }
 }

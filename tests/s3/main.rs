@@ -1,10 +1,15 @@
 //! The ambiguous answers of real object stores: is a doubtful one ever taken for a decision?
 //!
-//! Owns: every scripted fault of the S3 server against every kind of request. Does not own: the plain contract
-//! (suite conformance).
+//! Owns: every scripted fault of the S3 server against every kind of request and against whole saves, and what servers that
+//! others wrote do. Does not own: the plain contract (suite conformance).
 
+mod cells;
 mod doubt;
+mod matrix;
+mod others;
 mod refusal;
+mod save;
+mod scene;
 mod unfinished;
 
 use std::sync::Arc;
@@ -14,6 +19,10 @@ use tidemark_tests::s3::{Fault, FaultEffect, S3Operation, S3Options, S3Server};
 
 /// Times short enough for a test, and still long against a loaded machine.
 fn settings(server: &S3Server) -> StoreSettings {
+    settings_of(server.env())
+}
+
+fn settings_of(variables: Vec<(String, String)>) -> StoreSettings {
     StoreSettings {
         request_timeout: Duration::from_millis(700),
         connect_timeout: Duration::from_millis(700),
@@ -23,7 +32,7 @@ fn settings(server: &S3Server) -> StoreSettings {
             longest_pause: Duration::from_millis(20),
         },
         least_part_bytes: 1,
-        variables: Some(server.env()),
+        variables: Some(variables),
         ..StoreSettings::default()
     }
 }

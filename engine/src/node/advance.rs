@@ -176,7 +176,8 @@ impl Engine {
     fn failed(&mut self, id: &CheckpointId, number: Number, error: &CommitError) {
         let why = error_text(error);
         let (level, event) = match (error.kind(), error) {
-            (_, CommitError::Lost { .. } | CommitError::Taken { .. }) => {
+            // A marker that cannot be read has used its number as well.
+            (_, CommitError::Lost { .. } | CommitError::Taken { .. } | CommitError::Marker { .. }) => {
                 (EventLevel::Warn, CheckpointEvent::DecidedOtherwise { why: why.clone() })
             }
             (ErrorKind::Corrupt, _) => (EventLevel::Error, CheckpointEvent::Spoiled { why: why.clone() }),

@@ -122,8 +122,15 @@ impl Recovered {
             self.decided.retired_remains.extend(dead.has_remains.then_some(dead.version));
         }
         for passed in &catalog.passed_over {
-            // A decision that cannot be read has used its number: the next version must not ask for the same marker.
-            if let Ok(Key::Committed { version } | Key::Manifest { version, .. }) = passed.key.parse() {
+            // A decision that cannot be read has used its number: the next version must not ask for the same marker. So
+            // has an attempt, which a later start may be able to read and decide.
+            if let Ok(
+                Key::Committed { version }
+                | Key::Manifest { version, .. }
+                | Key::Record { version, .. }
+                | Key::Prepared { version, .. },
+            ) = passed.key.parse()
+            {
                 self.close(&version, shared);
             }
         }

@@ -116,7 +116,10 @@ impl Catalog {
     fn add(&mut self, outcome: Looked) {
         match outcome {
             Looked::Committed(version) => self.committed.push(*version),
-            Looked::Undecided(attempts) => self.undecided.extend(attempts),
+            Looked::Undecided { attempts, mut passed } => {
+                self.undecided.extend(attempts);
+                self.passed_over.append(&mut passed);
+            }
             Looked::Aborted(version) => self.aborted.push(version),
             Looked::Retired(version) => self.retired.push(version),
             Looked::PassedOver(mut passed) => self.passed_over.append(&mut passed),
@@ -205,7 +208,7 @@ fn attempt_of(prefix: &str) -> Option<VersionId> {
 
 enum Looked {
     Committed(Box<CommittedVersion>),
-    Undecided(Vec<UndecidedAttempt>),
+    Undecided { attempts: Vec<UndecidedAttempt>, passed: Vec<PassedOver> },
     Aborted(DeadVersion),
     Retired(DeadVersion),
     PassedOver(Vec<PassedOver>),
@@ -261,6 +264,7 @@ async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked
     let mut undecided = Vec::new();
     let mut passed = Vec::new();
     for prefix in attempts {
+        let before = passed.len();
         let mut record = None;
         let mut prepared = Vec::new();
         for head in store.list(&format!("{prefix}.tidemark/"), true).await?.keys {
@@ -279,10 +283,13 @@ async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked
                 Ok(_) | Err(_) => {}
             }
         }
-        // Without a record nothing of the attempt was promised to anyone.
-        undecided.extend(record.map(|record| UndecidedAttempt { record, prepared }));
+        // Of what cannot be read nobody can say that it was never prepared: it is not decided against.
+        if passed.len() == before {
+            // Without a record nothing of the attempt was promised to anyone.
+            undecided.extend(record.map(|record| UndecidedAttempt { record, prepared }));
+        }
     }
-    if undecided.is_empty() { Ok(Looked::PassedOver(passed)) } else { Ok(Looked::Undecided(undecided)) }
+    Ok(Looked::Undecided { attempts: undecided, passed })
 }
 
 /// Reads one document; the inner result says why it is not believed.

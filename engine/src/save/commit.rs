@@ -97,6 +97,8 @@ impl CommitError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
+            // What Tier-3 says did not come whole. It is not known, and asked again.
+            Self::Write { source: StoreError::Damaged { .. }, .. } => ErrorKind::Unavailable,
             Self::Write { source, .. } => source.kind(),
             Self::Upload(error) => error.kind(),
             Self::Taken { .. } | Self::Lost { .. } => ErrorKind::Invalid,

@@ -89,7 +89,8 @@ impl Drain {
         f(&mut self.pace.lock().expect("pacing is arithmetic and does not panic"), self.started.elapsed())
     }
 
-    /// Creates one of our own objects and finds out what became of it, reading where the answer is doubtful.
+    /// Creates one of our own objects and finds out what became of it, reading where the answer is doubtful, and
+    /// always where the store takes bytes that differ from their checksum.
     ///
     /// Errors: the store is away, refuses, or stays doubtful; nothing is known then, and a later call with the same
     /// bytes is safe.
@@ -98,7 +99,8 @@ impl Drain {
         let mut doubts = 0;
         loop {
             match self.store.create(key, Bytes::copy_from_slice(body)).await {
-                Ok(Created::Created) => return Ok(Stored::Ours),
+                Ok(Created::Created) if self.part_checksums => return Ok(Stored::Ours),
+                Ok(Created::Created) => return self.whose(key, body).await,
                 Ok(Created::AlreadyExists) => return self.whose(key, body).await,
                 Err(error) if error.is_doubtful() => {
                     self.metrics.commit_doubts.inc();

@@ -53,6 +53,8 @@ impl LooseError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Upload(error) => error.kind(),
+            // What Tier-3 holds did not come whole. It is not known, and asked again.
+            Self::Write { source: StoreError::Damaged { .. }, .. } => ErrorKind::Unavailable,
             Self::Write { source, .. } => source.kind(),
             Self::Taken { .. } | Self::Format { .. } => ErrorKind::Invalid,
         }

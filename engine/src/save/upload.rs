@@ -51,6 +51,8 @@ impl UploadError {
         match self {
             Self::Read { .. } => ErrorKind::Unavailable,
             Self::HostCorrupt { .. } => ErrorKind::Corrupt,
+            // Also what was read back and did not come whole.
+            Self::Store { source: StoreError::Damaged { .. }, .. } => ErrorKind::Unavailable,
             Self::Store { source, .. } => source.kind(),
             // The store took other bytes than were sent; sending them again is what helps.
             Self::Size { .. } | Self::ReadBack { .. } => ErrorKind::Unavailable,

@@ -115,6 +115,8 @@ impl StoreError {
             | Self::Range { .. } => ErrorKind::Invalid,
             Self::Unavailable { .. } | Self::Doubtful { .. } | Self::Source { .. } => ErrorKind::Unavailable,
             Self::NotFound { .. } => ErrorKind::NotFound,
+            // What was sent is still here, and sending it again is what helps.
+            Self::Damaged { operation: Operation::Create | Operation::Upload, .. } => ErrorKind::Unavailable,
             Self::Damaged { .. } | Self::Differs { .. } => ErrorKind::Corrupt,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
         }

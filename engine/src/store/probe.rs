@@ -75,13 +75,25 @@ async fn one_winner(store: &dyn Store, folder: &str) -> Result<(bool, String), S
         let key = format!("{folder}/race-{round}");
         let bodies: Vec<Bytes> = (0..CREATORS).map(|i| Bytes::from(format!("{round}-{i}"))).collect();
         let answers = join_all(bodies.iter().map(|body| store.create(&key, body.clone()))).await;
-        let mut winners = Vec::new();
+        let (mut winners, mut unknown) = (Vec::new(), None);
         for (i, answer) in answers.into_iter().enumerate() {
-            if answer? == Created::Created {
-                winners.push(i);
+            match answer {
+                Ok(Created::Created) => winners.push(i),
+                Ok(Created::AlreadyExists) => {}
+                Err(error) => unknown = Some(error),
             }
         }
-        let there = store.get(&key, 64).await?;
+        let there = match store.get(&key, 64).await {
+            // The bytes of one and the checksum of another: they were written into each other.
+            Err(StoreError::Damaged { reason, .. }) => {
+                return Ok((false, format!("in round {round} more than one create was written: {reason}")));
+            }
+            there => there?,
+        };
+        // Two that won are enough; of fewer, each one that is not known might be another.
+        if let (Some(error), 0..=1) = (unknown, winners.len()) {
+            return Err(error);
+        }
         match winners.as_slice() {
             [one] if there.as_ref() == Some(&bodies[*one]) => {}
             [_] => return Ok((false, format!("in round {round} the winner's bytes are not what stayed"))),

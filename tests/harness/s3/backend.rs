@@ -38,6 +38,17 @@ struct Stored {
     etag: String,
     crc64: u64,
     modified: SystemTime,
+    /// Which of the bucket's objects came later.
+    number: u64,
+}
+
+/// How much a listing is behind, handed to it as an extension of the request.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Staleness {
+    /// So many of the newest objects below the prefix are not there yet.
+    pub(super) hidden: usize,
+    /// Deleted objects are still there.
+    pub(super) deleted: bool,
 }
 
 #[derive(Debug)]
@@ -50,6 +61,8 @@ struct Upload {
 #[derive(Debug, Default)]
 struct Index {
     objects: BTreeMap<String, Stored>,
+    /// What was deleted, for listings that do not know it yet; its body is gone.
+    deleted: BTreeMap<String, Stored>,
     uploads: BTreeMap<String, Upload>,
 }
 
@@ -155,6 +168,7 @@ impl Bucket {
             etag: strong.finalize().to_hex()[..32].to_owned(),
             crc64: crc64.finalize(),
             modified: SystemTime::now(),
+            number: self.counter.fetch_add(1, Ordering::Relaxed),
         })
     }
 
@@ -178,9 +192,31 @@ impl Bucket {
     }
 
     fn remove(&self, key: &str) {
-        if let Some(old) = self.index().objects.remove(key) {
-            let _ = std::fs::remove_file(old.file);
+        let mut index = self.index();
+        if let Some(old) = index.objects.remove(key) {
+            let _ = std::fs::remove_file(&old.file);
+            index.deleted.insert(key.to_owned(), old);
         }
+    }
+
+    /// The objects below a prefix, as a listing that is so much behind sees them.
+    fn seen(&self, prefix: &str, stale: Staleness) -> BTreeMap<String, Stored> {
+        let index = self.index();
+        let below = |objects: &BTreeMap<String, Stored>| {
+            let objects = objects.iter().filter(|(key, _)| key.starts_with(prefix));
+            objects.map(|(key, stored)| (key.clone(), stored.clone())).collect::<BTreeMap<_, _>>()
+        };
+        let mut seen = below(&index.objects);
+        let mut numbers: Vec<u64> = seen.values().map(|stored| stored.number).collect();
+        numbers.sort_unstable();
+        let from = numbers.iter().rev().take(stale.hidden).min().copied().unwrap_or(u64::MAX);
+        seen.retain(|_, stored| stored.number < from);
+        if stale.deleted {
+            let mut gone = below(&index.deleted);
+            gone.append(&mut seen);
+            seen = gone;
+        }
+        seen
     }
 }
 
@@ -279,9 +315,10 @@ impl S3 for Backend {
         let mut prefixes: Vec<String> = Vec::new();
         let mut last = None;
         let mut truncated = false;
-        let index = self.index();
+        let stale = req.extensions.get::<Staleness>().copied().unwrap_or_default();
+        let seen = self.seen(&prefix, stale);
         let from = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
-        for (key, stored) in index.objects.range((from, Bound::Unbounded)) {
+        for (key, stored) in seen.range((from, Bound::Unbounded)) {
             let Some(rest) = key.strip_prefix(&prefix) else { continue };
             let folded = delimiter.as_ref().and_then(|text| rest.find(text).map(|at| at + text.len()));
             let folded = folded.map(|end| format!("{prefix}{}", &rest[..end]));
@@ -401,9 +438,8 @@ impl S3 for Backend {
                 let stored = stored.ok_or_else(|| s3_error!(InvalidPart, "a listed part is missing"))?;
                 let named = part.e_tag.as_ref().map(ETag::value);
                 let sum = base64_of(stored.crc64);
-                if named != Some(&stored.etag)
-                    || part.checksum_crc64nvme.as_ref().is_some_and(|it| *it != sum)
-                {
+                let differs = part.checksum_crc64nvme.as_ref().is_some_and(|it| *it != sum);
+                if named != Some(&stored.etag) || self.options.checks_checksums && differs {
                     return Err(s3_error!(InvalidPart, "a listed part is not the one that was sent"));
                 }
                 chosen.push(stored.clone());
@@ -504,7 +540,13 @@ impl Bucket {
             etag: strong.finalize().to_hex()[..32].to_owned(),
             crc64: crc64.finalize(),
             modified: SystemTime::now(),
+            number: self.counter.fetch_add(1, Ordering::Relaxed),
         })
+    }
+
+    /// Each key with the file that holds its body.
+    pub(super) fn files(&self) -> Vec<(String, PathBuf)> {
+        self.index().objects.iter().map(|(key, stored)| (key.clone(), stored.file.clone())).collect()
     }
 
     pub(super) fn unfinished_uploads(&self) -> Vec<String> {

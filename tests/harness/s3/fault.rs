@@ -1,7 +1,7 @@
 //! Scripted faults of the S3 server, as data.
 //!
 //! Owns: which request a fault meets, and the count that proves it did. Does not own: what the effect looks like on
-//! the wire (`mod`).
+//! the wire (`wire`).
 
 use hyper::Method;
 use std::collections::BTreeMap;
@@ -45,18 +45,32 @@ impl S3Operation {
 }
 
 /// What the client sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultEffect {
     /// No effect, and no answer ever.
     TimeoutBefore,
     /// It happens, and no answer ever comes.
     TimeoutAfter,
+    /// No answer ever comes, and it happens this many milliseconds later, when the client has given it up.
+    LateAfterTimeout(u64),
+    /// The first block of the request's body is read and the rest never is. No effect, and no answer.
+    SlowRequestBody,
+    /// The connection is closed when the first block of the request's body has come. No effect.
+    CutRequestBody,
+    /// One bit of the request's body flips before the store looks at it.
+    DamagedOnWrite,
     /// No effect, and 500.
     Status500Before,
     /// It happens, and the answer is 500.
     Status500After,
+    /// No effect, and the answer is 200 with an error document, as S3 sends it when it has begun to answer too early.
+    OkWithErrorBodyBefore,
+    /// It happens, and the answer is 200 with an error document.
+    OkWithErrorBodyAfter,
     /// It happens, and the answer is 412, as when a proxy repeats a conditional put.
     PreconditionFailedAfterSuccess,
+    /// It happens, and the answer is 404 `NoSuchUpload`, as when a proxy repeats the end of an upload.
+    NoSuchUploadAfterSuccess,
     /// No effect, and 409.
     Conflict409,
     /// One bit of the body read is flipped; headers stay.
@@ -65,6 +79,10 @@ pub enum FaultEffect {
     SlowBody,
     /// It happens, and the connection is closed without an answer.
     DropConnection,
+    /// A listing without the newest so many objects below its prefix.
+    ListWithoutNewest(usize),
+    /// A listing that still has what was deleted.
+    ListWithDeleted,
 }
 
 /// One scripted fault.
@@ -83,6 +101,7 @@ struct Armed {
     fault: Fault,
     matched: u64,
     fired: u64,
+    lifted: bool,
 }
 
 /// The faults of one server and what it was asked so far.
@@ -96,13 +115,19 @@ impl Faults {
     /// Adds a fault; the number returned names it in [`Self::fired`].
     pub fn add(&self, fault: Fault) -> usize {
         let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
-        armed.push(Armed { fault, matched: 0, fired: 0 });
+        armed.push(Armed { fault, matched: 0, fired: 0, lifted: false });
         armed.len() - 1
     }
 
     /// How often that fault took effect. A test that scripts one asserts that it did.
     pub fn fired(&self, number: usize) -> u64 {
         self.armed.lock().unwrap_or_else(PoisonError::into_inner).get(number).map_or(0, |armed| armed.fired)
+    }
+
+    /// From now on no fault added so far takes effect; what they did stays counted.
+    pub fn lift(&self) {
+        let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
+        armed.iter_mut().for_each(|armed| armed.lifted = true);
     }
 
     /// Requests of that kind so far, failed ones included.
@@ -115,7 +140,9 @@ impl Faults {
         *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry(operation).or_default() += 1;
         let mut effect = None;
         for armed in self.armed.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
-            if armed.fault.operation != operation || !path_and_query.contains(&armed.fault.key_contains) {
+            let meets =
+                armed.fault.operation == operation && path_and_query.contains(&armed.fault.key_contains);
+            if !meets || armed.lifted {
                 continue;
             }
             armed.matched += 1;

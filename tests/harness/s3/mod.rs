@@ -1,25 +1,23 @@
 //! A real HTTP S3 server for tests: signed requests, conditional puts, checked checksums, scripted faults.
 //!
-//! Owns: the server's life and what a fault looks like on the wire. Does not own: the bucket (`backend`), the
-//! script (`fault`).
+//! Owns: the server's life, and what an auditor sees of its bucket. Does not own: the bucket (`backend`), the script
+//! (`fault`), what a fault looks like on the wire (`wire`).
 
 mod backend;
 mod fault;
+mod wire;
 
 pub use fault::{Fault, FaultEffect, Faults, S3Operation};
 
 use backend::Backend;
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
-use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use s3s::Body;
+use s3s::S3;
 use s3s::auth::SimpleAuth;
-use s3s::dto::StreamingBlob;
 use s3s::service::{S3Service, S3ServiceBuilder};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -79,56 +77,63 @@ pub struct S3Server {
     /// Scripted faults, and the count of requests.
     pub faults: Arc<Faults>,
     backend: Backend,
-    runtime: Option<Runtime>,
+    _served: Served,
     _bodies: TempDir,
+}
+
+/// Any implementation of S3 over HTTP; ends when dropped.
+#[derive(Debug)]
+pub struct Served {
+    pub endpoint: String,
+    runtime: Option<Runtime>,
 }
 
 impl S3Server {
     /// Starts a server on threads of its own, so that synchronous tests and child processes can use it.
     pub fn start(options: S3Options) -> io::Result<Self> {
         let bodies = tempfile::tempdir()?;
-        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        // Bound without blocking on the new runtime: the caller may be inside one of its own.
-        let socket = std::net::TcpListener::bind(options.address)?;
-        socket.set_nonblocking(true)?;
-        let listener = {
-            let _inside = runtime.enter();
-            TcpListener::from_std(socket)?
-        };
-        let endpoint = format!("http://{}", listener.local_addr()?);
         let backend = Backend::new(options.clone(), bodies.path().to_owned());
-        let mut builder = S3ServiceBuilder::new(backend.clone());
-        builder.set_auth(SimpleAuth::from_single(options.access_key.clone(), options.secret.clone()));
-        let service = builder.build();
         let faults = Arc::new(Faults::default());
-        runtime.spawn(accept(listener, service, Arc::clone(&faults)));
+        let served = Served::start(backend.clone(), &options, Arc::clone(&faults))?;
         Ok(Self {
-            endpoint,
+            endpoint: served.endpoint.clone(),
             bucket: options.bucket,
             access_key: options.access_key,
             secret: options.secret,
             faults,
             backend,
-            runtime: Some(runtime),
+            _served: served,
             _bodies: bodies,
         })
     }
 
     /// The environment of a client, for a child process or for `StoreSettings::variables`.
     pub fn env(&self) -> Vec<(String, String)> {
-        [
-            ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
-            ("AWS_ACCESS_KEY_ID", &self.access_key),
-            ("AWS_SECRET_ACCESS_KEY", &self.secret),
-            ("AWS_REGION", "us-east-1"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec()
+        env(&self.endpoint, &self.access_key, &self.secret)
     }
 
     /// `s3://bucket/prefix`.
     pub fn url(&self, prefix: &str) -> String {
         format!("s3://{}/{prefix}", self.bucket)
+    }
+
+    /// Every object of the bucket below `prefix/`, as it lies there, by the rest of its key. No request is made.
+    pub fn objects(&self, prefix: &str) -> io::Result<BTreeMap<String, Bytes>> {
+        'again: loop {
+            let mut found = BTreeMap::new();
+            for (key, file) in self.backend.files() {
+                let Some(key) = key.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('/')) else {
+                    continue;
+                };
+                match std::fs::read(file) {
+                    Ok(body) => found.insert(key.to_owned(), Bytes::from(body)),
+                    // It was deleted just now.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue 'again,
+                    Err(error) => return Err(error),
+                };
+            }
+            return Ok(found);
+        }
     }
 
     /// Multipart uploads neither completed nor aborted.
@@ -147,7 +152,26 @@ impl S3Server {
     }
 }
 
-impl Drop for S3Server {
+impl Served {
+    /// Serves `backend` at the address and with the credentials of `options`.
+    pub fn start(backend: impl S3, options: &S3Options, faults: Arc<Faults>) -> io::Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        // Bound without blocking on the new runtime: the caller may be inside one of its own.
+        let socket = std::net::TcpListener::bind(options.address)?;
+        socket.set_nonblocking(true)?;
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(socket)?
+        };
+        let endpoint = format!("http://{}", listener.local_addr()?);
+        let mut builder = S3ServiceBuilder::new(backend);
+        builder.set_auth(SimpleAuth::from_single(options.access_key.clone(), options.secret.clone()));
+        runtime.spawn(accept(listener, builder.build(), faults));
+        Ok(Self { endpoint, runtime: Some(runtime) })
+    }
+}
+
+impl Drop for Served {
     fn drop(&mut self) {
         // Requests that a fault holds for ever must not hold the test.
         if let Some(runtime) = self.runtime.take() {
@@ -156,78 +180,27 @@ impl Drop for S3Server {
     }
 }
 
+/// What a client of the server at `endpoint` finds in its environment.
+pub fn env(endpoint: &str, access_key: &str, secret: &str) -> Vec<(String, String)> {
+    [
+        ("AWS_ENDPOINT_URL", endpoint),
+        ("AWS_ACCESS_KEY_ID", access_key),
+        ("AWS_SECRET_ACCESS_KEY", secret),
+        ("AWS_REGION", "us-east-1"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec()
+}
+
 async fn accept(listener: TcpListener, service: S3Service, faults: Arc<Faults>) {
     loop {
         let Ok((connection, _)) = listener.accept().await else { continue };
         let (service, faults) = (service.clone(), Arc::clone(&faults));
         tokio::spawn(async move {
-            let answer = service_fn(move |request| respond(service.clone(), Arc::clone(&faults), request));
+            let answer =
+                service_fn(move |request| wire::respond(service.clone(), Arc::clone(&faults), request));
             // An error is a client that went away, or a connection that a fault drops.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(connection), answer).await;
         });
     }
-}
-
-async fn respond(
-    service: S3Service,
-    faults: Arc<Faults>,
-    request: Request<Incoming>,
-) -> io::Result<Response<Body>> {
-    let operation = S3Operation::of(request.method(), request.uri().query().unwrap_or(""));
-    let at = request.uri().path_and_query().map_or_else(String::new, ToString::to_string);
-    let effect = faults.meet(operation, &at);
-    match effect {
-        Some(FaultEffect::TimeoutBefore) => return std::future::pending().await,
-        Some(FaultEffect::Status500Before) => {
-            return Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"));
-        }
-        Some(FaultEffect::Conflict409) => {
-            return Ok(refusal(StatusCode::CONFLICT, "ConditionalRequestConflict"));
-        }
-        _ => {}
-    }
-    let response = service
-        .call(request.map(Body::from))
-        .await
-        .map_err(|error| io::Error::other(format!("{error:?}")))?;
-    match effect {
-        Some(FaultEffect::TimeoutAfter) => std::future::pending().await,
-        Some(FaultEffect::DropConnection) => Err(io::Error::other("scripted: the connection is dropped")),
-        Some(FaultEffect::Status500After) => Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
-        Some(FaultEffect::PreconditionFailedAfterSuccess) => {
-            Ok(refusal(StatusCode::PRECONDITION_FAILED, "PreconditionFailed"))
-        }
-        Some(FaultEffect::WrongChecksumOnRead) => {
-            let (parts, body) = response.into_parts();
-            let mut bytes = collect(body).await?;
-            if let Some(byte) = bytes.first_mut() {
-                *byte ^= 1;
-            }
-            Ok(Response::from_parts(parts, Body::from(Bytes::from(bytes))))
-        }
-        Some(FaultEffect::SlowBody) => {
-            let (parts, body) = response.into_parts();
-            let bytes = Bytes::from(collect(body).await?);
-            let first = bytes.slice(..bytes.len().min(1));
-            let slow = stream::iter([Ok::<_, io::Error>(first)]).chain(stream::pending());
-            Ok(Response::from_parts(parts, Body::from(StreamingBlob::wrap(Box::pin(slow)))))
-        }
-        _ => Ok(response),
-    }
-}
-
-async fn collect(body: Body) -> io::Result<Vec<u8>> {
-    let fold = |mut all: Vec<u8>, block: Bytes| async move {
-        all.extend_from_slice(&block);
-        Ok(all)
-    };
-    body.map_err(io::Error::other).try_fold(Vec::new(), fold).await
-}
-
-fn refusal(status: StatusCode, code: &str) -> Response<Body> {
-    let document =
-        format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>scripted</Message></Error>");
-    let mut response = Response::new(Body::from(document));
-    *response.status_mut() = status;
-    response
 }

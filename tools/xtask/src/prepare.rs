@@ -1,7 +1,7 @@
-//! Installing what a suite needs: Debian packages, a kernel for a guest, programs from the Rust registry, a Python environment with torch.
+//! Installing what a suite needs: Debian packages, a kernel for a guest, programs from the Rust registry, Python environments.
 //!
-//! It owns the versions that are pinned (with `tests/frameworks/requirements.txt`) and the stamp that says that an
-//! environment is up to date. It never touches the Rust toolchain.
+//! It owns the versions that are pinned (with each suite's `requirements.txt`) and the stamp that says that an environment
+//! is up to date. It never touches the Rust toolchain.
 
 use std::fs;
 use std::path::Path;
@@ -33,6 +33,8 @@ pub(crate) enum Tool {
     Guest,
     /// A virtual environment with torch, numpy and safetensors.
     PythonWithTorch,
+    /// A virtual environment with moto, an S3 server that others wrote.
+    PythonWithMoto,
 }
 
 /// Installs a tool unless it is there.
@@ -55,15 +57,13 @@ pub(crate) fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
             guest_kernel(workspace)
         }
         Tool::PythonWithTorch => {
-            debian(&["python3", "python3-venv"], || {
-                works(Command::new("python3").args(["-c", "import ensurepip"]))
-            })?;
             // The stubs for CUDA's libraries are compiled and read with these.
             debian(&["gcc", "binutils"], || {
                 ["gcc", "nm", "readelf"].iter().all(|name| works(Command::new(name).arg("--version")))
             })?;
-            python(workspace)
+            python(&WITH_TORCH, workspace)
         }
+        Tool::PythonWithMoto => python(&WITH_MOTO, workspace),
     }
 }
 
@@ -157,15 +157,44 @@ fn kernel_step(command: &mut Command) -> Result<()> {
     }
 }
 
-/// Makes `<target>/tools/venv`, or keeps it when it was made from the same versions and the same stubs.
-fn python(workspace: &Workspace) -> Result<()> {
-    let requirements = workspace.root.join("tests/frameworks/requirements.txt");
-    let stubs = workspace.root.join("tests/torch_cpu_stub.py");
-    let venv = workspace.tools_dir().join("venv");
+/// What one Python environment is made from.
+struct Environment {
+    /// Its directory in `<target>/tools`.
+    name: &'static str,
+    /// Every package with its version.
+    requirements: &'static str,
+    /// Runs in it when the packages are there, and puts stubs in the place of libraries that are not needed.
+    stubs: Option<&'static str>,
+    /// What must work in it.
+    check: &'static str,
+}
+
+const WITH_TORCH: Environment = Environment {
+    name: "venv",
+    requirements: "tests/frameworks/requirements.txt",
+    // In the place of the gigabytes of CUDA libraries that torch names.
+    stubs: Some("tests/torch_cpu_stub.py"),
+    check: "import numpy, safetensors.torch, torch; print(torch.__version__)",
+};
+
+const WITH_MOTO: Environment = Environment {
+    name: "moto-venv",
+    requirements: "tests/s3/requirements.txt",
+    stubs: None,
+    check: "import moto.server, moto.s3.urls; print(moto.__version__)",
+};
+
+/// Makes `<target>/tools/NAME`, or keeps it when it was made from the same versions and the same stubs.
+fn python(environment: &Environment, workspace: &Workspace) -> Result<()> {
+    debian(&["python3", "python3-venv"], || works(Command::new("python3").args(["-c", "import ensurepip"])))?;
+    let requirements = workspace.root.join(environment.requirements);
+    let stubs = environment.stubs.map(|stubs| workspace.root.join(stubs));
+    let venv = workspace.tools_dir().join(environment.name);
     let interpreter = venv.join("bin/python");
 
     let version = capture(Command::new("python3").arg("--version"))?;
-    let made_from = [version, read(&requirements)?, read(&stubs)?].join("\n");
+    let stubs_text = stubs.as_deref().map(read).transpose()?.unwrap_or_default();
+    let made_from = [version, read(&requirements)?, stubs_text].join("\n");
     let stamp = venv.join(STAMP);
     if fs::read_to_string(&stamp).is_ok_and(|found| found == made_from) {
         return Ok(());
@@ -176,8 +205,7 @@ fn python(workspace: &Workspace) -> Result<()> {
     }
     fs::create_dir_all(workspace.tools_dir())?;
     step(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-    // Without dependencies: every package that is needed is named with its version, and the gigabytes of CUDA
-    // libraries that torch names are replaced by stubs.
+    // Without dependencies: every package that is needed is named with its version, and no other comes in.
     let mut pip = Command::new(&interpreter);
     pip.args([
         "-m",
@@ -189,11 +217,10 @@ fn python(workspace: &Workspace) -> Result<()> {
         "--disable-pip-version-check",
     ]);
     step(pip.arg("--requirement").arg(&requirements))?;
-    step(Command::new(&interpreter).arg(&stubs))?;
-    step(
-        Command::new(&interpreter)
-            .args(["-c", "import numpy, safetensors.torch, torch; print(torch.__version__)"]),
-    )?;
+    if let Some(stubs) = stubs {
+        step(Command::new(&interpreter).arg(&stubs))?;
+    }
+    step(Command::new(&interpreter).args(["-c", environment.check]))?;
     fs::write(&stamp, made_from).with_context(|| format!("writing {}", stamp.display()))
 }
 

@@ -39,7 +39,7 @@ pub(crate) const SUITES: &[Suite] = &[
         name: "s3",
         question: "are the ambiguous answers of object stores read right?",
         needs: &[],
-        tools: &[],
+        tools: &[Tool::PythonWithMoto],
         serial: false,
     },
     Suite {

@@ -388,19 +388,35 @@ impl Store for S3Store {
         // A good part first: a store that refuses every part has not proved that it checks.
         let good =
             self.repeat(Operation::Probe, key, 0, || self.client.put_part(&path, &id, 0, part())).await;
-        let damaged = self.attempt(0, self.damaging.put_part(&path, &id, 1, part())).await;
+        // Whether it was refused. Not `repeat`: there a refusal for the checksum is a reason to send it again.
+        let refused = self
+            .repeat_attempts(Operation::Probe, key, || async {
+                match self.attempt(0, self.damaging.put_part(&path, &id, 1, part())).await {
+                    Ok(_) => Ok(false),
+                    Err(Failed {
+                        trouble: Trouble::Damaged | Trouble::Malformed | Trouble::Denied, ..
+                    }) => Ok(true),
+                    Err(failed) => Err(failed),
+                }
+            })
+            .await;
         let aborted = self.repeat(Operation::Probe, key, 0, || self.client.abort_multipart(&path, &id)).await;
         good?;
-        aborted?;
-        match damaged {
-            Ok(_) => {
+        match aborted {
+            // An answer was lost, and the upload was gone when it was asked again.
+            Ok(()) | Err(StoreError::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        match refused {
+            Ok(true) => Ok(Damage::Refused),
+            Ok(false) => {
                 Ok(Damage::Accepted { reason: "a part that differs from its checksum was taken".to_owned() })
             }
-            Err(failed) if failed.trouble == Trouble::Damaged => Ok(Damage::Refused),
-            Err(failed) if failed.trouble == Trouble::Malformed || failed.trouble == Trouble::Denied => {
-                Ok(Damage::Refused)
-            }
-            Err(failed) => Err(self.error(Operation::Probe, key, 1, failed)),
+            // The good part was taken, and this one met a failure each time: nothing says that it was the checksum.
+            Err(StoreError::Unavailable { source, .. }) => Ok(Damage::Accepted {
+                reason: format!("a damaged part was answered with a failure: {source}"),
+            }),
+            Err(error) => Err(error),
         }
     }
 

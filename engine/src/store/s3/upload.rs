@@ -36,7 +36,9 @@ impl Drop for Unfinished {
 }
 
 async fn abort(client: &AmazonS3, path: &Path, id: &MultipartId) {
-    if let Err(error) = client.abort_multipart(path, id).await {
+    if let Err(error) = client.abort_multipart(path, id).await
+        && super::wire::trouble(&error) != Trouble::Absent
+    {
         tracing::warn!(key = %path, %error, "an unfinished upload stays; the bucket's lifecycle rule removes it");
     }
 }
