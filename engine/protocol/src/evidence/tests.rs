@@ -355,6 +355,26 @@ fn a_directory_that_was_renamed_when_done_is_complete_at_once() {
 }
 
 #[test]
+fn a_directory_that_was_renamed_is_whole_although_its_writers_were_killed_at_once() {
+    // torch_checkpointing's items, and files of anybody who writes beside and renames.
+    for item in ["model", "net"] {
+        let names = [format!("r/step_7/{item}_0.pt"), format!("r/step_7/{item}_1.pt")];
+        let files = [(names[0].as_str(), 1, writer(1, Some(2))), (names[1].as_str(), 1, writer(2, Some(2)))];
+        let mut world = World::new(&files);
+        for name in &names {
+            let writer = &mut world.file(name).writers[0];
+            (writer.fate, writer.failed_at_ns) = (Fate::Killed, Some(2 * SECOND));
+        }
+        assert!(
+            matches!(world.at(99), Verdict::Torn { .. }),
+            "{item}: made in place, more may have been to come"
+        );
+        world.renamed_at_ns = Some(2 * SECOND);
+        assert_eq!(world.evidence(2), Some(Evidence::Marker), "{item}");
+    }
+}
+
+#[test]
 fn nemo_is_not_complete_while_something_says_so() {
     const CHECKPOINT: &str = "r/a-step=3-consumed_samples=1";
     let name = |rest: &str| format!("{CHECKPOINT}{rest}");
