@@ -142,6 +142,15 @@ impl Ranks {
         }
     }
 
+    /// Waits for the end of every rank and asserts that each failed; gives what they said.
+    pub fn fail(&mut self) -> String {
+        let ends: Vec<_> = (0..self.children.len()).map(|rank| (rank, self.wait(rank))).collect();
+        let said: Vec<_> = ends.iter().map(|(rank, end)| format!("{end}\n{}", self.said(*rank))).collect();
+        let said = said.join("\n");
+        assert!(ends.iter().all(|(_, end)| !end.success()), "{} did not fail:\n{said}", self.shown);
+        said
+    }
+
     /// Waits for the end of one rank, however it ends.
     pub fn wait(&mut self, rank: usize) -> ExitStatus {
         process::wait(&mut self.children[rank], SCRIPT_LIMIT)

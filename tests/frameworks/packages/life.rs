@@ -83,7 +83,15 @@ impl Life {
     ///
     /// The ranks are stopped first and looked at: so it is known whether the moment was inside a save, and where it was
     /// not and should have been they go on.
-    pub(super) fn killed(mut self, step: u64, moment: Moment, pace: Pace, dice: &mut Dice) -> (Steps, Killed) {
+    /// Where `passes` says that nothing can be known of a moment, the hunt goes on as well.
+    pub(super) fn killed(
+        mut self,
+        step: u64,
+        moment: Moment,
+        pace: Pace,
+        dice: &mut Dice,
+        passes: impl Fn() -> bool,
+    ) -> (Steps, Killed) {
         let (word, span) = match moment {
             Moment::InsideSave => ("SAVING", pace.save),
             Moment::Between => ("SAVED", pace.between),
@@ -98,13 +106,28 @@ impl Life {
             sleep(Duration::from_micros(dice.within(0..span_us + 1)));
             self.ranks.freeze();
             let at = self.at();
-            if at.inside || moment == Moment::Between {
+            if (at.inside || moment == Moment::Between) && !passes() {
                 self.ranks.kill9();
                 return (self.steps(), at);
             }
             self.ranks.thaw();
         }
         panic!("{MISSES_MAX} moments were not inside a save of about {span:?}");
+    }
+
+    /// Kills every rank when `is_there` says so, and still does when they are stopped.
+    pub(super) fn killed_when(mut self, what: &str, is_there: impl Fn() -> bool) -> (Steps, Killed) {
+        self.ranks.wait_until(what, |_| is_there().then_some(()));
+        self.ranks.freeze();
+        assert!(is_there(), "{what} was over before the ranks were stopped");
+        let at = self.at();
+        self.ranks.kill9();
+        (self.steps(), at)
+    }
+
+    /// Lets it come to a bad end on every rank; gives what they said.
+    pub(super) fn fails(mut self) -> String {
+        self.ranks.fail()
     }
 
     fn at(&self) -> Killed {

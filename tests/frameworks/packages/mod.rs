@@ -14,6 +14,8 @@
 //! ```
 
 mod life;
+mod rows;
+mod slow_rank;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,6 +45,8 @@ struct Package {
     ranks: usize,
     arguments: &'static [&'static str],
     temporary: Temporary,
+    /// Whether a run, as it lies there, holds nothing whole by the package's own doing: killed then, it comes back nowhere.
+    between_chairs: fn(&Path) -> bool,
 }
 
 /// Where $TMPDIR is.
@@ -62,8 +66,38 @@ fn deepspeed_zero_3() {
     comes_back(&deepspeed("deepspeed-zero3", &["3"]));
 }
 
-fn deepspeed(name: &'static str, arguments: &'static [&'static str]) -> Package {
-    Package { name, script: "deepspeed_zero.py", ranks: 2, arguments, temporary: Temporary::Outside }
+/// A copy from another file system: 64 KiB writes into the final name.
+#[test]
+fn lightning_with_tmpdir_outside_the_mount() {
+    comes_back(&LIGHTNING);
+}
+
+/// A rename.
+#[test]
+fn lightning_with_tmpdir_in_the_mount() {
+    comes_back(&Package { name: "lightning-tmpdir-inside", temporary: Temporary::InTheMount, ..LIGHTNING });
+}
+
+/// What most rows are.
+const ROW: Package = Package {
+    name: "",
+    script: "",
+    ranks: 1,
+    arguments: &[],
+    temporary: Temporary::Outside,
+    between_chairs: |_| false,
+};
+
+const LIGHTNING: Package = Package {
+    name: "lightning",
+    script: "lightning_trainer.py",
+    // It removes the link and makes it anew.
+    between_chairs: |run| run.join("step=1.ckpt").exists() && fs::symlink_metadata(run.join("last.ckpt")).is_err(),
+    ..ROW
+};
+
+const fn deepspeed(name: &'static str, arguments: &'static [&'static str]) -> Package {
+    Package { name, script: "deepspeed_zero.py", ranks: 2, arguments, ..ROW }
 }
 
 /// Kills a job again and again, takes the memory away once, and lets it come to its end.
@@ -87,7 +121,9 @@ fn comes_back(package: &Package) {
         let mut life = start(package, &python, daemon.mount(), &outside, steps);
         let resumed = told.resumes(&mut life, package, seed, &daemon);
         let moment = if kill % BETWEEN_ONE_IN == BETWEEN_ONE_IN - 1 { Moment::Between } else { Moment::InsideSave };
-        let (found, killed) = life.killed(resumed + 1 + dice.within(0..2), moment, pace, &mut dice);
+        let run = daemon.mount().join(package.name);
+        let passes = || (package.between_chairs)(&run);
+        let (found, killed) = life.killed(resumed + 1 + dice.within(0..2), moment, pace, &mut dice, passes);
         assert_same(package, seed, &found, &truth);
         told.kills.push(killed);
         if kill == kills / 2 {
@@ -112,7 +148,10 @@ fn start(package: &Package, python: &Python, place: &Path, outside: &Path, steps
     let text = |path: PathBuf| path.to_str().expect("paths of tests are UTF-8").to_owned();
     let (run, steps) = (text(run), steps.to_string());
     let arguments = [&[run.as_str(), &steps], package.arguments].concat();
-    let ranks = python.clone().with("TMPDIR", &text(temporary)).start(package.ranks, &script(package.script), &arguments);
+    let python = python.clone().with("TMPDIR", &text(temporary));
+    // Nothing here is compiled, and loading torch's compiler takes every rank a second.
+    let python = python.with("TORCHDYNAMO_DISABLE", "1");
+    let ranks = python.start(package.ranks, &script(package.script), &arguments);
     Life::new(ranks, package.ranks)
 }
 
