@@ -142,6 +142,32 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     assert_holds(&daemon, "run/latest", b"global_step20", "after a restart");
 }
 
+/// A job that saves often dies before its last whole save has settled: nobody is left who could add to that.
+#[test]
+fn a_tracker_names_a_whole_save_that_has_not_settled() {
+    // Longer than this test.
+    let Some(daemon) = start(options("256MiB", "[save]\nsettle_s = 600\n")) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut ranks: Vec<_> = (0..2).map(|rank| Rank::start(&run, Some(("29502", rank, 2)))).collect();
+    let part = |tag: &str, rank: usize| format!("{tag}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
+    for (rank, shell) in ranks.iter_mut().enumerate() {
+        let mut file = |tag: &str| shell.does(&format!("mkdir -p {tag}; echo state >{}", part(tag, rank)));
+        file("global_step10");
+        if rank == 0 {
+            file("global_step20");
+        }
+    }
+    ranks[0].does("printf %s global_step20 >latest");
+    ranks.into_iter().for_each(Rank::kill);
+    wait_hidden(&daemon, "run/global_step20");
+    let followed = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
+    process::until(SHIELD_LIMIT, followed)
+        .unwrap_or_else(|| panic!("{:?}: {:#?}", names(&run), crate::site::events(&daemon)));
+    assert_eq!(names(&run), ["global_step10", "latest"]);
+    assert_ne!(daemon.checkpoint("run/global_step10").expect("listed")["state"], "committed");
+}
+
 #[test]
 fn a_file_saved_over_a_whole_one_and_torn_is_served_as_it_was() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };

@@ -7,17 +7,19 @@
 
 use crate::namespace::{FileState, FileView, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
-use crate::node::decide::{is_alive, run_of, verdict_text};
+use crate::node::decide::{is_alive, look, run_of, verdict_text};
 use crate::node::recover::{Wishes, adopt_directory, adopt_files};
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
+use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
 use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Session, Shield, Tracker, TrackerHolds};
 
@@ -286,22 +288,43 @@ impl Engine {
             let top = self.shared.namespace.node_at(&book.path()).is_some();
             top && (book.id == *hidden || book.candidate.is_some() && !book.is_torn())
         };
-        let standing: BTreeSet<_> = self
+        let standing: BTreeMap<_, _> = self
             .ledger
             .books
             .values()
             .filter(|book| book.id.run == hidden.run)
             .filter(stands)
-            .map(|book| &book.id)
+            .map(|book| (&book.id, book))
             .collect();
+        // What has no record yet is newer than all that have one.
+        let settling = standing.values().filter(|book| book.id != *hidden);
+        let settling = settling.filter_map(|book| Some((self.whole_before_it_settled(book)?, book)));
+        if let Some((_, book)) = settling.max_by_key(|(published_ns, _)| *published_ns) {
+            let step = book.candidate.as_ref().and_then(|candidate| candidate.step);
+            return Some((book.id.clone(), step.map(|step| step.0)));
+        }
         let of = |checkpoint: &Checkpoint| {
             let version = &checkpoint.record().version;
             CheckpointId { run: version.run.clone(), directory: version.directory.clone() }
         };
-        let whole =
-            run_of(&self.ledger, &hidden.run).filter(is_whole).filter(|found| standing.contains(&of(found)));
+        let whole = run_of(&self.ledger, &hidden.run)
+            .filter(is_whole)
+            .filter(|found| standing.contains_key(&of(found)));
         let newest = whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))?;
         Some((of(newest), newest.record().step.map(|step| step.0)))
+    }
+
+    /// When a checkpoint without a record got its last file, where something proves that all is there and nobody is left who
+    /// could add to it: time will bring nothing more.
+    fn whole_before_it_settled(&self, book: &Book) -> Option<i64> {
+        let candidate = book.candidate.as_ref()?;
+        let verdict = look(&self.shared, &self.ledger, book, Told::Flush).verdict?;
+        // A flush takes what nothing proves for whole.
+        let proven = matches!(verdict, Verdict::Complete { evidence, .. } if evidence.commits() && evidence != Evidence::Told);
+        if !proven || shield::decide(&self.sessions_of(&book.id, candidate)) != Shield::Hide {
+            return None;
+        }
+        self.ledger.files_of(candidate, &book.scope).map(|(_, view)| view.published_ns).max()
     }
 
     /// The torn checkpoints that are out of sight, under the paths that they had.
