@@ -1,6 +1,6 @@
 //! Installing what a suite needs: Debian packages, a kernel for a guest, programs from the Rust registry, a Python environment with torch.
 //!
-//! It owns the versions that are pinned (with `tests/frameworks/requirements.txt`) and the stamp that says that an
+//! It owns the versions that are pinned (with `tests/frameworks/requirements*.txt`) and the stamp that says that an
 //! environment is up to date. It never touches the Rust toolchain.
 
 use std::fs;
@@ -18,6 +18,10 @@ const KERNEL_PACKAGE: &str = "linux-image-amd64";
 /// Written last; holds what the environment was made from, so that a change of it makes a new one.
 const STAMP: &str = "tidemark-stamp";
 
+/// What must be importable before an environment counts as made.
+const IMPORTS: &str = "import numpy, safetensors.torch, torch, transformers, accelerate, deepspeed, lightning, \
+                       orbax.checkpoint, torch_checkpointing; print(torch.__version__)";
+
 /// Something that is installed for a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tool {
@@ -31,7 +35,7 @@ pub(crate) enum Tool {
     Fsx,
     /// An emulator, and Debian's kernel to boot in it, which is unpacked and not installed.
     Guest,
-    /// A virtual environment with torch, numpy and safetensors.
+    /// A virtual environment with torch and the frameworks of which the suite has scripts.
     PythonWithTorch,
 }
 
@@ -160,12 +164,13 @@ fn kernel_step(command: &mut Command) -> Result<()> {
 /// Makes `<target>/tools/venv`, or keeps it when it was made from the same versions and the same stubs.
 fn python(workspace: &Workspace) -> Result<()> {
     let requirements = workspace.root.join("tests/frameworks/requirements.txt");
+    let from_source = workspace.root.join("tests/frameworks/requirements-source.txt");
     let stubs = workspace.root.join("tests/torch_cpu_stub.py");
     let venv = workspace.tools_dir().join("venv");
     let interpreter = venv.join("bin/python");
 
     let version = capture(Command::new("python3").arg("--version"))?;
-    let made_from = [version, read(&requirements)?, read(&stubs)?].join("\n");
+    let made_from = [version, read(&requirements)?, read(&from_source)?, read(&stubs)?].join("\n");
     let stamp = venv.join(STAMP);
     if fs::read_to_string(&stamp).is_ok_and(|found| found == made_from) {
         return Ok(());
@@ -176,25 +181,22 @@ fn python(workspace: &Workspace) -> Result<()> {
     }
     fs::create_dir_all(workspace.tools_dir())?;
     step(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-    // Without dependencies: every package that is needed is named with its version, and the gigabytes of CUDA
-    // libraries that torch names are replaced by stubs.
-    let mut pip = Command::new(&interpreter);
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-    ]);
-    step(pip.arg("--requirement").arg(&requirements))?;
+    step(pip(&interpreter).arg("--requirement").arg(&requirements))?;
     step(Command::new(&interpreter).arg(&stubs))?;
-    step(
-        Command::new(&interpreter)
-            .args(["-c", "import numpy, safetensors.torch, torch; print(torch.__version__)"]),
-    )?;
+    // Their build asks torch, which only this environment has; nothing is compiled.
+    let mut build = pip(&interpreter);
+    build.env("DS_BUILD_OPS", "0").env("DS_ACCELERATOR", "cpu");
+    step(build.arg("--no-build-isolation").arg("--requirement").arg(&from_source))?;
+    step(Command::new(&interpreter).args(["-c", IMPORTS]))?;
     fs::write(&stamp, made_from).with_context(|| format!("writing {}", stamp.display()))
+}
+
+/// `pip install` without dependencies: every package that is needed is named with its version, and the gigabytes of CUDA
+/// libraries that torch names are replaced by stubs.
+fn pip(interpreter: &Path) -> Command {
+    let mut pip = Command::new(interpreter);
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]);
+    pip
 }
 
 fn step(command: &mut Command) -> Result<()> {
