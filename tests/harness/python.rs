@@ -201,8 +201,13 @@ impl Ranks {
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
         for child in &self.children {
-            let stopped = || process::state(child.id()).is_none_or(|state| "TtZX".contains(state)).then_some(());
-            assert!(process::until(FREEZE_LIMIT, stopped).is_some(), "a rank of {} does not stop", self.shown);
+            let stopped =
+                || process::state(child.id()).is_none_or(|state| "TtZX".contains(state)).then_some(());
+            assert!(
+                process::until(FREEZE_LIMIT, stopped).is_some(),
+                "a rank of {} does not stop",
+                self.shown
+            );
         }
     }
 

@@ -102,7 +102,8 @@ impl Life {
             self.ranks.wait_until(&format!("{word} {wanted}"), |ranks| {
                 (last(&ranks.printed(rank), word)? >= wanted).then_some(())
             });
-            let span_us = u64::try_from(span.as_micros()).expect("steps are short").max(1) / u64::from(miss + 1);
+            let span_us =
+                u64::try_from(span.as_micros()).expect("steps are short").max(1) / u64::from(miss + 1);
             sleep(Duration::from_micros(dice.within(0..span_us + 1)));
             self.ranks.freeze();
             let at = self.at();
@@ -156,7 +157,10 @@ impl Life {
                     .map(|step| (step, hashes(whole, &format!("step-{step}"))))
                     .collect();
                 for step in whole.lines().filter_map(|line| line.strip_prefix("SAVED ")?.parse().ok()) {
-                    assert!(found.contains_key(&step), "rank {rank} shows no hashes of step {step}:\n{printed}");
+                    assert!(
+                        found.contains_key(&step),
+                        "rank {rank} shows no hashes of step {step}:\n{printed}"
+                    );
                 }
                 found
             })

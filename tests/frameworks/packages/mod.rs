@@ -92,7 +92,9 @@ const LIGHTNING: Package = Package {
     name: "lightning",
     script: "lightning_trainer.py",
     // It removes the link and makes it anew.
-    between_chairs: |run| run.join("step=1.ckpt").exists() && fs::symlink_metadata(run.join("last.ckpt")).is_err(),
+    between_chairs: |run| {
+        run.join("step=1.ckpt").exists() && fs::symlink_metadata(run.join("last.ckpt")).is_err()
+    },
     ..ROW
 };
 
@@ -120,7 +122,8 @@ fn comes_back(package: &Package) {
     for kill in 0..kills {
         let mut life = start(package, &python, daemon.mount(), &outside, steps);
         let resumed = told.resumes(&mut life, package, seed, &daemon);
-        let moment = if kill % BETWEEN_ONE_IN == BETWEEN_ONE_IN - 1 { Moment::Between } else { Moment::InsideSave };
+        let moment =
+            if kill % BETWEEN_ONE_IN == BETWEEN_ONE_IN - 1 { Moment::Between } else { Moment::InsideSave };
         let run = daemon.mount().join(package.name);
         let passes = || (package.between_chairs)(&run);
         let (found, killed) = life.killed(resumed + 1 + dice.within(0..2), moment, pace, &mut dice, passes);
@@ -197,7 +200,8 @@ impl Told {
 fn assert_same(package: &Package, seed: u64, found: &Steps, truth: &Steps) {
     for (rank, (found, truth)) in found.iter().zip(truth).enumerate() {
         for (step, hashes) in found {
-            let other: Vec<_> = hashes.iter().filter(|(name, hash)| truth[step].get(*name) != Some(hash)).collect();
+            let other: Vec<_> =
+                hashes.iter().filter(|(name, hash)| truth[step].get(*name) != Some(hash)).collect();
             assert!(
                 other.is_empty() && hashes.len() == truth[step].len(),
                 "{}, rank {rank}, step {step} (seed {seed}): {} of {} differ from the unbroken run: {other:?}",
@@ -212,7 +216,8 @@ fn assert_same(package: &Package, seed: u64, found: &Steps, truth: &Steps) {
 /// Makes what is whole durable, ends the node at once, and starts it with nothing but Tier-3.
 fn lose_memory(daemon: &mut Daemon) {
     let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60", "-o", "json"]);
-    let answer: serde_json::Value = serde_json::from_slice(&flushed.stdout).unwrap_or_else(|error| panic!("{error}: {}", shown(&flushed)));
+    let answer: serde_json::Value = serde_json::from_slice(&flushed.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", shown(&flushed)));
     // What can never be whole is all that it may be excused for.
     for pending in answer["pending"].as_array().expect("a list") {
         let path = pending["path"].as_str().expect("a path");

@@ -195,7 +195,15 @@ fn python(workspace: &Workspace) -> Result<()> {
 /// libraries that torch names are replaced by stubs.
 fn pip(interpreter: &Path) -> Command {
     let mut pip = Command::new(interpreter);
-    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]);
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+    ]);
     pip
 }
 
