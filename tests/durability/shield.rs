@@ -249,6 +249,35 @@ fn a_directory_whose_writer_was_killed_between_two_files_is_not_whole() {
     assert!(tier3::markers(&daemon.tier3_dir(), "run/step_2").is_empty());
 }
 
+/// The node dies in the middle of a save: resume code that takes the highest step must not find one with nothing in it.
+#[test]
+fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    save(&daemon, "run/step_1/model.pt", &noise(1, MIB));
+    daemon.wait_committed("run/step_1", SHIELD_LIMIT);
+    let mut job = Rank::start(&run, None);
+    job.does("mkdir -p ../other step_2/part; exec 3>step_2/part/model.pt; head -c 700000 /dev/zero >&3");
+    // It waits for what is open, in vain; the tree gets there meanwhile.
+    let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "3"]);
+    assert!(!flushed.status.success() && shown(&flushed).contains("step_2"), "{}", shown(&flushed));
+    daemon.kill9();
+    job.kill();
+    daemon.start_again();
+    assert!(daemon.mount().join("other").is_dir(), "the tree of that moment is there");
+    assert_eq!(names(&run), ["step_1"]);
+
+    // Once it is saved, what its files do not show is there too.
+    save(&daemon, "run/step_2/part/model.pt", &noise(2, MIB));
+    fs::create_dir(run.join("step_2/empty")).unwrap();
+    daemon.wait_committed("run/step_2", SHIELD_LIMIT);
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_eq!(names(&run), ["step_1", "step_2"]);
+    assert_eq!(names(&run.join("step_2")), ["empty", "part"]);
+}
+
 /// Torn checkpoints that nobody can remove by their names must not keep a job from saving.
 #[test]
 fn what_is_out_of_sight_gives_way_to_a_save_that_waits_for_memory() {
