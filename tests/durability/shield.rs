@@ -142,6 +142,32 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     assert_holds(&daemon, "run/latest", b"global_step20", "after a restart");
 }
 
+/// A job that saves often dies before its last whole save has settled: nobody is left who could add to that.
+#[test]
+fn a_tracker_names_a_whole_save_that_has_not_settled() {
+    // Longer than this test.
+    let Some(daemon) = start(options("256MiB", "[save]\nsettle_s = 600\n")) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut ranks: Vec<_> = (0..2).map(|rank| Rank::start(&run, Some(("29502", rank, 2)))).collect();
+    let part = |tag: &str, rank: usize| format!("{tag}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
+    for (rank, shell) in ranks.iter_mut().enumerate() {
+        let mut file = |tag: &str| shell.does(&format!("mkdir -p {tag}; echo state >{}", part(tag, rank)));
+        file("global_step10");
+        if rank == 0 {
+            file("global_step20");
+        }
+    }
+    ranks[0].does("printf %s global_step20 >latest");
+    ranks.into_iter().for_each(Rank::kill);
+    wait_hidden(&daemon, "run/global_step20");
+    let followed = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
+    process::until(SHIELD_LIMIT, followed)
+        .unwrap_or_else(|| panic!("{:?}: {:#?}", names(&run), crate::site::events(&daemon)));
+    assert_eq!(names(&run), ["global_step10", "latest"]);
+    assert_ne!(daemon.checkpoint("run/global_step10").expect("listed")["state"], "committed");
+}
+
 #[test]
 fn a_file_saved_over_a_whole_one_and_torn_is_served_as_it_was() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -221,6 +247,35 @@ fn a_directory_whose_writer_was_killed_between_two_files_is_not_whole() {
     wait_hidden(&daemon, "run/step_2");
     assert_eq!(names(&run), ["step_1"]);
     assert!(tier3::markers(&daemon.tier3_dir(), "run/step_2").is_empty());
+}
+
+/// The node dies in the middle of a save: resume code that takes the highest step must not find one with nothing in it.
+#[test]
+fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    save(&daemon, "run/step_1/model.pt", &noise(1, MIB));
+    daemon.wait_committed("run/step_1", SHIELD_LIMIT);
+    let mut job = Rank::start(&run, None);
+    job.does("mkdir -p ../other step_2/part; exec 3>step_2/part/model.pt; head -c 700000 /dev/zero >&3");
+    // It waits for what is open, in vain; the tree gets there meanwhile.
+    let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "3"]);
+    assert!(!flushed.status.success() && shown(&flushed).contains("step_2"), "{}", shown(&flushed));
+    daemon.kill9();
+    job.kill();
+    daemon.start_again();
+    assert!(daemon.mount().join("other").is_dir(), "the tree of that moment is there");
+    assert_eq!(names(&run), ["step_1"]);
+
+    // Once it is saved, what its files do not show is there too.
+    save(&daemon, "run/step_2/part/model.pt", &noise(2, MIB));
+    fs::create_dir(run.join("step_2/empty")).unwrap();
+    daemon.wait_committed("run/step_2", SHIELD_LIMIT);
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_eq!(names(&run), ["step_1", "step_2"]);
+    assert_eq!(names(&run.join("step_2")), ["empty", "part"]);
 }
 
 /// Torn checkpoints that nobody can remove by their names must not keep a job from saving.

@@ -5,6 +5,7 @@
 
 mod gpt2;
 mod killed;
+mod packages;
 mod replay;
 mod small;
 mod uncommitted;

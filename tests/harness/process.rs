@@ -89,14 +89,18 @@ pub fn kill_node(keeper: u32) -> Vec<u32> {
     daemons
 }
 
+/// The letter of `/proc/PID/stat` for a process's first thread; none of one that is gone.
+pub fn state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold anything; the state follows the last parenthesis.
+    stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next())
+}
+
 /// Whether anything of a process runs. One that ended and was not waited for does not; one whose first thread has ended
 /// while others are still on their way out does, and has its files open.
 pub fn is_alive(pid: u32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The name may hold anything; the state follows the last parenthesis.
-    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    threads > 1 || !matches!(state, None | Some('Z' | 'X'))
+    threads > 1 || !matches!(state(pid), None | Some('Z' | 'X'))
 }
 
 fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {

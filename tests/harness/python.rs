@@ -22,10 +22,14 @@ pub const PYTHON_ENV: &str = "TIDEMARK_PYTHON";
 /// Two ranks that train and save 1.5 GB on two busy cores stay well below this.
 pub const SCRIPT_LIMIT: Duration = Duration::from_secs(420);
 
+/// A stopped process ends the call that it is inside of first; those of a busy mount end in milliseconds.
+const FREEZE_LIMIT: Duration = Duration::from_secs(20);
+
 /// An interpreter that can import torch.
 #[derive(Clone, Debug)]
 pub struct Python {
     interpreter: PathBuf,
+    env: Vec<(String, String)>,
 }
 
 /// A script that runs on one or more ranks. Dropped: every rank killed.
@@ -45,13 +49,20 @@ impl Python {
         let interpreter = env::var_os(PYTHON_ENV)
             .map_or_else(|| machine::target_dir().join("tools/venv/bin/python"), PathBuf::from);
         if interpreter.exists() {
-            return Some(Self { interpreter });
+            return Some(Self { interpreter, env: vec![] });
         }
         machine::left_out(&format!(
             "no Python with torch at {}: run `cargo xtask test --only frameworks`, or set {PYTHON_ENV}",
             interpreter.display()
         ));
         None
+    }
+
+    /// The same interpreter with one more environment variable for every script.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
     }
 
     /// Runs a script on one rank, without any launcher's environment; gives what it printed.
@@ -97,6 +108,7 @@ impl Python {
             {
                 command.env_remove(name);
             }
+            command.envs(self.env.iter().map(|(name, value)| (name, value)));
             if world > 1 {
                 command
                     .env("RANK", rank.to_string())
@@ -130,6 +142,15 @@ impl Ranks {
         }
     }
 
+    /// Waits for the end of every rank and asserts that each failed; gives what they said.
+    pub fn fail(&mut self) -> String {
+        let ends: Vec<_> = (0..self.children.len()).map(|rank| (rank, self.wait(rank))).collect();
+        let said: Vec<_> = ends.iter().map(|(rank, end)| format!("{end}\n{}", self.said(*rank))).collect();
+        let said = said.join("\n");
+        assert!(ends.iter().all(|(_, end)| !end.success()), "{} did not fail:\n{said}", self.shown);
+        said
+    }
+
     /// Waits for the end of one rank, however it ends.
     pub fn wait(&mut self, rank: usize) -> ExitStatus {
         process::wait(&mut self.children[rank], SCRIPT_LIMIT)
@@ -160,6 +181,45 @@ impl Ranks {
         assert!(seen == Some(true), "rank {rank} of {} never said {word}:\n{}", self.shown, self.said(rank));
     }
 
+    /// Looks at what the ranks have printed until `found` gives something; fails when they end, or one fails, without it.
+    pub fn wait_until<T>(&mut self, what: &str, mut found: impl FnMut(&Self) -> Option<T>) -> T {
+        let mut over = false;
+        let seen = process::until(SCRIPT_LIMIT, || {
+            let was_over = over;
+            let ends = self.children.iter_mut().map(|child| child.try_wait().expect("looking at a rank"));
+            let ends: Vec<_> = ends.collect();
+            over = ends.iter().all(Option::is_some) || ends.iter().flatten().any(|end| !end.success());
+            found(self).map(Some).or_else(|| was_over.then_some(None))
+        });
+        seen.flatten().unwrap_or_else(|| {
+            let said: Vec<_> = (0..self.children.len()).map(|rank| self.said(rank)).collect();
+            panic!("{}: never {what}:\n{}", self.shown, said.join("\n"))
+        })
+    }
+
+    /// SIGSTOP to every rank: what they have printed by then is what they have done.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        for child in &self.children {
+            let stopped =
+                || process::state(child.id()).is_none_or(|state| "TtZX".contains(state)).then_some(());
+            assert!(
+                process::until(FREEZE_LIMIT, stopped).is_some(),
+                "a rank of {} does not stop",
+                self.shown
+            );
+        }
+    }
+
+    /// Lets frozen ranks go on.
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        self.children.iter().for_each(|child| process::signal(child.id(), signal));
+    }
+
     /// SIGKILL to every rank, as a scheduler or the OOM killer would.
     pub fn kill9(&mut self) {
         for child in &mut self.children {
@@ -174,9 +234,7 @@ impl Ranks {
 
     /// SIGTERM to every rank, each of which must then end with exit status 0.
     pub fn terminate(&mut self) {
-        for child in &self.children {
-            process::signal(child.id(), Signal::TERM);
-        }
+        self.signal(Signal::TERM);
         self.finish();
     }
 

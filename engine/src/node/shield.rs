@@ -7,17 +7,19 @@
 
 use crate::namespace::{FileState, FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
-use crate::node::decide::{is_alive, run_of, verdict_text};
+use crate::node::decide::{is_alive, look, run_of, verdict_text};
 use crate::node::recover::{Wishes, adopt_directory, adopt_files};
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
+use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
 use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Session, Shield, Tracker, TrackerHolds};
 
@@ -266,8 +268,7 @@ impl Engine {
             tracing::error!(%path, "a tracker that cannot be read may name what is torn");
             return;
         }
-        let whole =
-            self.whole_beside(beside).map(|whole| (id_of(whole), whole.record().step.map(|step| step.0)));
+        let whole = self.fit_to_be_named(beside);
         let whole = whole.as_ref().map(|(id, step)| Named::of(id, *step));
         let namespace = &self.shared.namespace;
         let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
@@ -314,21 +315,45 @@ impl Engine {
             let proven = checkpoint.is_committed() || checkpoint.is_alive() && checkpoint.is_proven();
             proven && self.why_lost(checkpoint.record()).is_none()
         };
-        let stands = |book: &&Book| {
-            let top = self.shared.namespace.node_at(&book.path()).is_some();
-            top && (book.id == *hidden || book.candidate.is_some() && !book.is_torn())
-        };
-        let standing: BTreeSet<_> = self
-            .ledger
-            .books
-            .values()
-            .filter(|book| book.id.run == hidden.run)
-            .filter(stands)
-            .map(|book| &book.id)
-            .collect();
+        let standing: BTreeSet<_> = self.standing_beside(hidden).map(|book| &book.id).collect();
         let whole = run_of(&self.ledger, &hidden.run).filter(is_whole);
         let whole = whole.filter(|found| standing.contains(&id_of(found)));
         whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))
+    }
+
+    /// What of the run is in the tree, and not torn.
+    fn standing_beside(&self, hidden: &CheckpointId) -> impl Iterator<Item = &Book> {
+        let of_run = self.ledger.books.values().filter(move |book| book.id.run == hidden.run);
+        of_run.filter(move |book| {
+            let top = self.shared.namespace.node_at(&book.path()).is_some();
+            top && (book.id == *hidden || book.candidate.is_some() && !book.is_torn())
+        })
+    }
+
+    /// What a tracker of the run may name: the newest whole one, and its step.
+    fn fit_to_be_named(&self, hidden: &CheckpointId) -> Option<(CheckpointId, Option<u64>)> {
+        // What has no record yet is newer than all that have one.
+        let settling = self.standing_beside(hidden).filter(|book| book.id != *hidden);
+        let settling = settling.filter_map(|book| Some((self.whole_before_it_settled(book)?, book)));
+        if let Some((_, book)) = settling.max_by_key(|(published_ns, _)| *published_ns) {
+            let step = book.candidate.as_ref().and_then(|candidate| candidate.step);
+            return Some((book.id.clone(), step.map(|step| step.0)));
+        }
+        let newest = self.whole_beside(hidden)?;
+        Some((id_of(newest), newest.record().step.map(|step| step.0)))
+    }
+
+    /// When a checkpoint without a record got its last file, where something proves that all is there and nobody is left who
+    /// could add to it: time will bring nothing more.
+    fn whole_before_it_settled(&self, book: &Book) -> Option<i64> {
+        let candidate = book.candidate.as_ref()?;
+        let verdict = look(&self.shared, &self.ledger, book, Told::Flush).verdict?;
+        // A flush takes what nothing proves for whole.
+        let proven = matches!(verdict, Verdict::Complete { evidence, .. } if evidence.commits() && evidence != Evidence::Told);
+        if !proven || shield::decide(&self.sessions_of(&book.id, candidate)) != Shield::Hide {
+            return None;
+        }
+        self.ledger.files_of(candidate, &book.scope).map(|(_, view)| view.published_ns).max()
     }
 
     /// The torn checkpoints that are out of sight, under the paths that they had.

@@ -11,7 +11,7 @@ use crate::node::jobs::Done;
 use crate::node::recover::{above, shown};
 use crate::node::run::{Engine, error_text};
 use crate::save::loose::{self, LooseError};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::documents::{RemovedFile, RemovedLoose, TreeDocument};
@@ -19,6 +19,7 @@ use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink, Symlink};
 use tidemark_protocol::path::{RawText, RelPath};
+use tidemark_protocol::recognise::Shape;
 
 /// The tree is written at most this often unless somebody waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
@@ -42,7 +43,8 @@ pub(crate) struct TreeState {
     clean_at: Option<Instant>,
     /// When the tree that is being written was looked at.
     looked_at: Option<Instant>,
-    /// Removals are left out of it because what was removed is the only copy of a file that lives on.
+    /// Something is left out of it until Tier-3 has more: removals of what is the only copy of a file that lives on, directories
+    /// of checkpoints that are not there yet.
     withheld: bool,
 }
 
@@ -130,7 +132,7 @@ impl Engine {
         }
     }
 
-    /// The tree as it is, and whether a removal is withheld from it.
+    /// The tree as it is, and whether something is withheld from it.
     fn tree_document(&self) -> (TreeDocument, bool) {
         let snapshot = self.shared.namespace.tree_snapshot();
         let attributes = |node: &crate::namespace::SnapshotNode| Attributes {
@@ -145,10 +147,18 @@ impl Engine {
                 .collect(),
         };
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
-        let directories = snapshot
+        let unsaved = Unsaved::of(self.ledger.books.values(), &snapshot);
+        let mut withheld = false;
+        let directories: Vec<_> = snapshot
             .directories
             .iter()
-            .filter_map(|node| Some(Directory { path: path(&node.path)?, attributes: attributes(node) }));
+            .filter_map(|node| Some(Directory { path: path(&node.path)?, attributes: attributes(node) }))
+            .filter(|directory| {
+                let left_out = unsaved.has(&directory.path);
+                withheld |= left_out;
+                !left_out
+            })
+            .collect();
         let symlinks = snapshot.symlinks.iter().filter_map(|(node, target)| {
             Some(Symlink {
                 path: path(&node.path)?,
@@ -164,7 +174,6 @@ impl Engine {
             .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
         let here = Here::of(&snapshot);
         let (mut removed_versions, mut removed_files) = (Vec::new(), Vec::new());
-        let mut withheld = false;
         for book in self.ledger.books.values() {
             // Who asks for everything to be durable means the removals too.
             let told = !self.flushes.is_empty() || self.draining;
@@ -207,7 +216,7 @@ impl Engine {
         let document = TreeDocument {
             format: FORMAT,
             epoch: self.shared.drain.epoch,
-            directories: directories.collect(),
+            directories,
             symlinks: symlinks.collect(),
             hard_links: hard_links.collect(),
             removed_versions,
@@ -232,6 +241,45 @@ impl Engine {
             })
         };
         !self.ledger.books.values().any(holds)
+    }
+}
+
+/// The directories of checkpoints of which Tier-3 has no version. After the loss of this node they would be there and empty, and
+/// a job that takes the highest step it finds would fail on one. The manifest of a version brings its own.
+struct Unsaved {
+    tops: BTreeSet<RelPath>,
+    /// Above files of anything else.
+    used: BTreeSet<RelPath>,
+}
+
+impl Unsaved {
+    fn of<'a>(books: impl Iterator<Item = &'a Book>, snapshot: &TreeSnapshot) -> Self {
+        let prepared = |book: &Book| book.versions.values().any(|version| version.checkpoint.is_prepared());
+        let unsaved: Vec<_> = books
+            .filter(|book| !prepared(book))
+            .filter_map(|book| book.candidate.as_ref())
+            .filter(|candidate| candidate.shape == Shape::Tree)
+            .collect();
+        let tops: BTreeSet<_> = unsaved.iter().filter_map(|candidate| candidate.id.path()).collect();
+        let mut used = BTreeSet::new();
+        if !tops.is_empty() {
+            let own: BTreeSet<_> = unsaved
+                .iter()
+                .flat_map(|candidate| candidate.files.keys().chain(&candidate.temporaries))
+                .map(RelPath::as_bytes)
+                .collect();
+            let other = snapshot.files.iter().filter(|file| !own.contains(file.node.path.as_slice()));
+            let other = other.filter_map(|file| RelPath::new(file.node.path.clone()).ok());
+            let below = other.filter(|path| tops.iter().any(|top| path.is_below(top)));
+            used.extend(below.flat_map(|path| std::iter::successors(path.parent(), RelPath::parent)));
+        }
+        Self { tops, used }
+    }
+
+    fn has(&self, directory: &RelPath) -> bool {
+        let of_one = std::iter::successors(Some(directory.clone()), RelPath::parent)
+            .any(|above| self.tops.contains(&above));
+        of_one && !self.used.contains(directory)
     }
 }
 

@@ -90,17 +90,17 @@ pub(crate) const TORCH_CHECKPOINTING: Framework = Framework {
     name: "torch_checkpointing",
     ranks: 2,
     save: |step| {
-        let tmp = format!("tmp_step-{step}");
+        let tmp = format!("tmp_step_{step}");
         let mut calls = vec![make(0, &tmp), make(1, &tmp)];
         for rank in 0..2 {
-            calls.push(write(rank, format!("{tmp}/model_{rank}.pt"), step));
-            calls.push(write(rank, format!("{tmp}/other_{rank}.pt"), step));
+            for item in ["model", "optimizer", "step"] {
+                calls.push(write(rank, format!("{tmp}/{item}_{rank}.pt"), step));
+            }
         }
-        calls.push(write(0, format!("{tmp}/metadata.pkl"), step));
-        calls.push(rename(0, &tmp, &format!("step-{step}")));
+        calls.push(rename(0, &tmp, &format!("step_{step}")));
         calls
     },
-    resume: |run| names(run).iter().filter_map(|name| name.strip_prefix("step-")?.parse().ok()).max(),
+    resume: |run| names(run).iter().filter_map(|name| name.strip_prefix("step_")?.parse().ok()).max(),
 };
 
 /// A step counts when it has `.metadata`.

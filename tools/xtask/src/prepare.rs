@@ -1,6 +1,6 @@
 //! Installing what a suite needs: Debian packages, a kernel for a guest, programs from the Rust registry, Python environments.
 //!
-//! It owns the versions that are pinned (with each suite's `requirements.txt`) and the stamp that says that an environment
+//! It owns the versions that are pinned (with each suite's `requirements*.txt`) and the stamp that says that an environment
 //! is up to date. It never touches the Rust toolchain.
 
 use std::fs;
@@ -18,6 +18,10 @@ const KERNEL_PACKAGE: &str = "linux-image-amd64";
 /// Written last; holds what the environment was made from, so that a change of it makes a new one.
 const STAMP: &str = "tidemark-stamp";
 
+/// What must be importable before an environment counts as made.
+const IMPORTS: &str = "import numpy, safetensors.torch, torch, transformers, accelerate, deepspeed, lightning, \
+                       orbax.checkpoint, torch_checkpointing; print(torch.__version__)";
+
 /// Something that is installed for a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tool {
@@ -31,7 +35,7 @@ pub(crate) enum Tool {
     Fsx,
     /// An emulator, and Debian's kernel to boot in it, which is unpacked and not installed.
     Guest,
-    /// A virtual environment with torch, numpy and safetensors.
+    /// A virtual environment with torch and the frameworks of which the suite has scripts.
     PythonWithTorch,
     /// A virtual environment with moto, an S3 server that others wrote.
     PythonWithMoto,
@@ -163,6 +167,8 @@ struct Environment {
     name: &'static str,
     /// Every package with its version.
     requirements: &'static str,
+    /// Packages that are built here: their build asks torch, which only this environment has.
+    from_source: Option<&'static str>,
     /// Runs in it when the packages are there, and puts stubs in the place of libraries that are not needed.
     stubs: Option<&'static str>,
     /// What must work in it.
@@ -172,14 +178,16 @@ struct Environment {
 const WITH_TORCH: Environment = Environment {
     name: "venv",
     requirements: "tests/frameworks/requirements.txt",
+    from_source: Some("tests/frameworks/requirements-source.txt"),
     // In the place of the gigabytes of CUDA libraries that torch names.
     stubs: Some("tests/torch_cpu_stub.py"),
-    check: "import numpy, safetensors.torch, torch; print(torch.__version__)",
+    check: IMPORTS,
 };
 
 const WITH_MOTO: Environment = Environment {
     name: "moto-venv",
     requirements: "tests/s3/requirements.txt",
+    from_source: None,
     stubs: None,
     check: "import moto.server, moto.s3.urls; print(moto.__version__)",
 };
@@ -188,13 +196,17 @@ const WITH_MOTO: Environment = Environment {
 fn python(environment: &Environment, workspace: &Workspace) -> Result<()> {
     debian(&["python3", "python3-venv"], || works(Command::new("python3").args(["-c", "import ensurepip"])))?;
     let requirements = workspace.root.join(environment.requirements);
+    let from_source = environment.from_source.map(|source| workspace.root.join(source));
     let stubs = environment.stubs.map(|stubs| workspace.root.join(stubs));
     let venv = workspace.tools_dir().join(environment.name);
     let interpreter = venv.join("bin/python");
 
     let version = capture(Command::new("python3").arg("--version"))?;
-    let stubs_text = stubs.as_deref().map(read).transpose()?.unwrap_or_default();
-    let made_from = [version, read(&requirements)?, stubs_text].join("\n");
+    let mut made_from = [version, read(&requirements)?].join("\n");
+    for further in from_source.iter().chain(&stubs) {
+        made_from.push('\n');
+        made_from.push_str(&read(further)?);
+    }
     let stamp = venv.join(STAMP);
     if fs::read_to_string(&stamp).is_ok_and(|found| found == made_from) {
         return Ok(());
@@ -205,8 +217,23 @@ fn python(environment: &Environment, workspace: &Workspace) -> Result<()> {
     }
     fs::create_dir_all(workspace.tools_dir())?;
     step(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-    // Without dependencies: every package that is needed is named with its version, and no other comes in.
-    let mut pip = Command::new(&interpreter);
+    step(pip(&interpreter).arg("--requirement").arg(&requirements))?;
+    if let Some(stubs) = stubs {
+        step(Command::new(&interpreter).arg(&stubs))?;
+    }
+    if let Some(from_source) = from_source {
+        let mut build = pip(&interpreter);
+        // DeepSpeed compiles nothing then.
+        build.env("DS_BUILD_OPS", "0").env("DS_ACCELERATOR", "cpu");
+        step(build.arg("--no-build-isolation").arg("--requirement").arg(&from_source))?;
+    }
+    step(Command::new(&interpreter).args(["-c", environment.check]))?;
+    fs::write(&stamp, made_from).with_context(|| format!("writing {}", stamp.display()))
+}
+
+/// `pip install` without dependencies: every package that is needed is named with its version, and no other comes in.
+fn pip(interpreter: &Path) -> Command {
+    let mut pip = Command::new(interpreter);
     pip.args([
         "-m",
         "pip",
@@ -216,12 +243,7 @@ fn python(environment: &Environment, workspace: &Workspace) -> Result<()> {
         "--no-cache-dir",
         "--disable-pip-version-check",
     ]);
-    step(pip.arg("--requirement").arg(&requirements))?;
-    if let Some(stubs) = stubs {
-        step(Command::new(&interpreter).arg(&stubs))?;
-    }
-    step(Command::new(&interpreter).args(["-c", environment.check]))?;
-    fs::write(&stamp, made_from).with_context(|| format!("writing {}", stamp.display()))
+    pip
 }
 
 fn step(command: &mut Command) -> Result<()> {

@@ -268,6 +268,9 @@ impl Case<'_> {
             Evidence::Count => self.candidate.shape == Shape::Family,
             _ => false,
         };
+        if let Some(torn) = self.cut_short(evidence) {
+            return torn;
+        }
         let at_once = last && !self.rule().is_some_and(Rule::more_follows);
         if at_once || self.facts.told != Told::No || self.quiet() || self.facts.succeeded {
             return Verdict::Complete { evidence, detail };
@@ -290,11 +293,8 @@ impl Case<'_> {
         let alone = self.one_process();
         // A file by itself is whole when it was closed, and so is what its only process marked as done; of any other
         // directory nobody knows what was to come.
-        let quiet_at_ns = self.quiet_at_ns();
-        let early = |writer: &Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns);
-        let failed = self.writers().find(|writer| writer.fate == Fate::Killed && early(writer));
         let whole = self.candidate.shape == Shape::Single || alone && self.is_marked();
-        if let Some(writer) = failed.filter(|_| !whole) {
+        if let Some(writer) = self.failed_early().filter(|_| !whole) {
             let process = writer.process.0;
             return Verdict::Torn {
                 why: format!("process {process}, which wrote it, failed before the settle time had passed"),
@@ -311,6 +311,31 @@ impl Case<'_> {
         Verdict::Settled {
             detail: "nothing happens any more, and nothing proves that every rank wrote".into(),
         }
+    }
+
+    /// That every rank wrote says nothing of what one of them writes after it, such as the objects that a user registered with
+    /// Accelerate. A writer that failed meanwhile left them out where the version before has more files.
+    fn cut_short(&self, evidence: Evidence) -> Option<Verdict> {
+        let counted = evidence == Evidence::Count && self.rule().is_some_and(Rule::more_follows);
+        if !counted || self.facts.told == Told::Commit || self.facts.succeeded {
+            return None;
+        }
+        // Another number of ranks writes another number of files.
+        let history = self.facts.history.filter(|history| history.world_size == self.world_size())?;
+        let (here, before) = (self.candidate.files.len(), history.names.len());
+        let process = self.failed_early().filter(|_| here < before)?.process.0;
+        Some(Verdict::Torn {
+            why: format!(
+                "process {process}, which wrote it, failed at {here} files, and the version before has {before}"
+            ),
+        })
+    }
+
+    /// A writer that was killed or failed before the settle time had passed.
+    fn failed_early(&self) -> Option<&Writer> {
+        let quiet_at_ns = self.quiet_at_ns();
+        let early = |writer: &&Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns);
+        self.writers().filter(|writer| writer.fate == Fate::Killed).find(early)
     }
 
     /// The file that the saving process writes last is there, and was.

@@ -261,6 +261,37 @@ fn deepspeed_is_complete_when_every_rank_has_written_its_part() {
     assert!(matches!(alone.at(99), Verdict::Settled { .. }), "ZeRO 0 has one file, which proves nothing");
 }
 
+/// Accelerate writes what a user registered after the random states, by which ranks are counted.
+#[test]
+fn fewer_files_than_before_by_a_writer_that_was_killed_are_not_whole() {
+    let files = [
+        ("r/checkpoint_7/random_states_0.pkl", 1, writer(1, Some(2))),
+        ("r/checkpoint_7/random_states_1.pkl", 1, writer(2, Some(2))),
+    ];
+    let before = ["random_states_0.pkl", "random_states_1.pkl", "custom_checkpoint_0.pkl"];
+    let history = |count: usize| History {
+        names: before[..count].iter().map(|name| format!("checkpoint_#/{name}")).collect(),
+        world_size: Some(2),
+        processes: BTreeSet::new(),
+        session: "another".into(),
+    };
+    let mut world = World::new(&files);
+    world.history = Some(history(3));
+    assert_eq!(world.evidence(99), Some(Evidence::Count), "nobody was killed");
+    let writer = &mut world.file(files[0].0).writers[0];
+    (writer.fate, writer.failed_at_ns) = (Fate::Killed, Some(2 * SECOND));
+    assert!(
+        matches!(world.at(99), Verdict::Torn { why } if why.contains("2 files") && why.contains("has 3"))
+    );
+    world.history = Some(history(2));
+    assert_eq!(world.evidence(99), Some(Evidence::Count), "as many as before");
+    world.history = Some(History { world_size: Some(4), ..history(3) });
+    assert_eq!(world.evidence(99), Some(Evidence::Count), "that job was larger");
+    world.history = Some(history(3));
+    world.file(files[0].0).writers[0].failed_at_ns = Some(7 * SECOND);
+    assert_eq!(world.evidence(99), Some(Evidence::Count), "it had settled");
+}
+
 #[test]
 fn a_marker_that_one_rank_writes_is_needed_and_proves_nothing() {
     let rank = |k: u32| writer(k + 1, Some(2));
@@ -352,6 +383,26 @@ fn a_directory_that_was_renamed_when_done_is_complete_at_once() {
     assert_eq!(renamed.evidence(2), Some(Evidence::Marker));
     renamed.renamed_at_ns = Some(0);
     assert_eq!(renamed.evidence(99), None, "something came after it");
+}
+
+#[test]
+fn a_directory_that_was_renamed_is_whole_although_its_writers_were_killed_at_once() {
+    // torch_checkpointing's items, and files of anybody who writes beside and renames.
+    for item in ["model", "net"] {
+        let names = [format!("r/step_7/{item}_0.pt"), format!("r/step_7/{item}_1.pt")];
+        let files = [(names[0].as_str(), 1, writer(1, Some(2))), (names[1].as_str(), 1, writer(2, Some(2)))];
+        let mut world = World::new(&files);
+        for name in &names {
+            let writer = &mut world.file(name).writers[0];
+            (writer.fate, writer.failed_at_ns) = (Fate::Killed, Some(2 * SECOND));
+        }
+        assert!(
+            matches!(world.at(99), Verdict::Torn { .. }),
+            "{item}: made in place, more may have been to come"
+        );
+        world.renamed_at_ns = Some(2 * SECOND);
+        assert_eq!(world.evidence(2), Some(Evidence::Marker), "{item}");
+    }
 }
 
 #[test]

@@ -9,6 +9,10 @@ use super::rules::{IndexKind, MarkerBy, RuleSpec};
 use crate::shield::TrackerHolds;
 
 const STEP_DIRECTORY: &str = r"(?i-u)^(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch|ep|ba)[-_=]?(?<step>\d+)[-_,.]?)+(?:ckpt)?$";
+/// Also under the name that it has while torch_checkpointing writes it.
+const STEP_DIRECTORY_IN_FLIGHT: &str = r"(?i-u)^(?:tmp_)?(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch|ep|ba)[-_=]?(?<step>\d+)[-_,.]?)+(?:ckpt)?$";
+/// What torch.save's users call a rank's part.
+const RANK_PART: &str = r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(?<rank>\d+)";
 const DCP_SHARD: &str = r"(?-u)^__(?<rank>\d+)_\d+\.distcp$";
 /// Megatron may put a hint before it.
 const MEGATRON_SHARD: &str = r"(?-u)__(?<rank>\d+)_\d+\.distcp$";
@@ -147,10 +151,14 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             temporary: some(r"\.__lock$"),
             ..RuleSpec::default()
         },
-        // `tmp_<name>` is renamed by rank 0 after a barrier.
+        // `tmp_<name>` is renamed by rank 0 after a barrier. Items have the names that the user gives them: these are its
+        // tutorial's and torchtitan's. Any others are torch_save's, which a rename proves too.
         RuleSpec {
             name: "torch_checkpointing".into(),
-            signature: some(r"(?-u)^other_\d+\.pt$"),
+            directory: some(STEP_DIRECTORY_IN_FLIGHT),
+            signature: some(r"(?-u)^(?:model|optimizer|train_state)_\d+\.pt$"),
+            on_top: true,
+            shard: some(RANK_PART),
             renamed: true,
             in_flight: some("^tmp_."),
             ..RuleSpec::default()
@@ -205,14 +213,16 @@ fn formats() -> Vec<RuleSpec> {
             temporary: some(r"(?-u)^\.tmp[A-Za-z0-9]{6}$"),
             ..RuleSpec::default()
         },
-        // Whatever torch.save writes. In a directory named for a step it makes that directory one checkpoint.
+        // Whatever torch.save writes. In a directory named for a step it makes that directory one checkpoint. Who writes
+        // under another name and renames, says so that all is there.
         RuleSpec {
             name: "torch_save".into(),
             directory: some(STEP_DIRECTORY),
             signature: some(
                 r"(?-u)\.(?:pt|pth|bin|ckpt|safetensors|distcp)$|(?:mp_rank_|rank[-_]?|shard[-_]?)\d+",
             ),
-            shard: some(r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(?<rank>\d+)"),
+            shard: some(RANK_PART),
+            renamed: true,
             single: some(r"\.(?:pt|pth|bin|ckpt|safetensors)$"),
             temporary: some(r"(?-u)\.tmp$|^\.tmp|\.partial$|\.incomplete$|^tmp_.*\.(?:pt|pth)$"),
             ..RuleSpec::default()

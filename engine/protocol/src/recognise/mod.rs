@@ -181,7 +181,8 @@ impl Rules {
                     return false;
                 };
                 let step = self.step_of(directory);
-                step.is_none() || self.step_inside(&below).is_none_or(|inner| Some(inner) == step)
+                let other = self.step_inside(&below).filter(|inner| Some(*inner) != step);
+                step.is_none() || other.is_none() || rules::is_step_item(directory, &below)
             })
             .collect()
     }

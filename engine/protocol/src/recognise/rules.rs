@@ -147,6 +147,9 @@ static STEP: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i-u)(?:global_step|step|iteration|iter|checkpoint|ckpt|epoch|(?:^|[^A-Za-z])(?:ep|ba))[-_=]?(\d+)",
     )
 });
+/// The item `step` of one rank, as torch_checkpointing's users save it, and the directories it lies in.
+static STEP_ITEM: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^step_\d+\.pt$"));
+static STEP_ITSELF: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^(?:tmp_)?step[-_]?\d+$"));
 /// A rank in a name.
 static RANK: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
 
@@ -455,6 +458,11 @@ impl Rules {
         };
         self.rules.iter().find(fits).map_or_else(String::new, |rule| rule.name.clone())
     }
+}
+
+/// Whether the number in the file's name is a rank: `step_0.pt` in `step_4`. An epoch's directory holds steps.
+pub(super) fn is_step_item(directory: &RelPath, below: &RelPath) -> bool {
+    STEP_ITEM.is_match(below.as_bytes()) && STEP_ITSELF.is_match(directory.name())
 }
 
 /// Decimal digits; `None` past 2^64.

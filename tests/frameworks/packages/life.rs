@@ -1,0 +1,199 @@
+//! One life of a job: started, watched by the words that its ranks print, killed or ended.
+//!
+//! Owns: the words (see `mod`), the hunt for a moment to kill at. Does not own: which moment is wanted, what the next life must find.
+
+use std::collections::BTreeMap;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tidemark_tests::campaign::dice::Dice;
+use tidemark_tests::python::{Hashes, Ranks, hashes};
+
+/// Moments that were tried and were not inside a save; the hunt goes on at the next save, with shorter delays.
+const MISSES_MAX: u32 = 12;
+
+pub(super) struct Life {
+    ranks: Ranks,
+    world: usize,
+}
+
+/// What each rank hashed at each step.
+pub(super) type Steps = Vec<BTreeMap<u64, Hashes>>;
+
+/// How long things take here, to aim with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    pub(super) save: Duration,
+    pub(super) between: Duration,
+}
+
+/// Where a life is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moment {
+    InsideSave,
+    Between,
+}
+
+/// How a life ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Killed {
+    /// A rank had said SAVING and not SAVED.
+    pub(super) inside: bool,
+    /// The newest step that every rank had said SAVED of in this life; none when there was none.
+    pub(super) saved: Option<u64>,
+    /// The newest step that any rank had said SAVING of.
+    pub(super) begun: Option<u64>,
+}
+
+impl Life {
+    pub(super) fn new(ranks: Ranks, world: usize) -> Self {
+        Self { ranks, world }
+    }
+
+    /// Waits until every rank has said where it goes on. They must agree.
+    pub(super) fn resumed(&mut self) -> u64 {
+        let world = self.world;
+        let all = self.ranks.wait_until("RESUMED", |ranks| {
+            (0..world).map(|rank| last(&ranks.printed(rank), "RESUMED")).collect::<Option<Vec<u64>>>()
+        });
+        assert!(all.iter().all(|step| *step == all[0]), "the ranks go on from different steps: {all:?}");
+        all[0]
+    }
+
+    /// Lets it come to its end. Gives its hashes, and how long a save and the time between two took it.
+    pub(super) fn ends(mut self) -> (Steps, Pace) {
+        let (mut inside, mut outside) = (Stopwatch::default(), Stopwatch::default());
+        self.ranks.wait_until("DONE", |ranks| {
+            let now = Instant::now();
+            let printed = ranks.printed(0);
+            let (saving, saved) = (last(&printed, "SAVING"), last(&printed, "SAVED"));
+            inside.is(saving.filter(|_| saving != saved), now);
+            outside.is(saved.filter(|_| saving == saved), now);
+            printed.lines().any(|line| line == "DONE").then_some(())
+        });
+        self.ranks.finish();
+        for rank in 0..self.world {
+            let done = self.ranks.printed(rank).lines().any(|line| line == "DONE");
+            assert!(done, "rank {rank} ended without DONE:\n{}", self.ranks.printed(rank));
+        }
+        (self.steps(), Pace { save: inside.usual(), between: outside.usual() })
+    }
+
+    /// Kills every rank at a moment of that kind, at the save of `step` or later.
+    ///
+    /// The ranks are stopped first and looked at: so it is known whether the moment was inside a save, and where it was
+    /// not and should have been they go on.
+    /// Where `passes` says that nothing can be known of a moment, the hunt goes on as well.
+    pub(super) fn killed(
+        mut self,
+        step: u64,
+        moment: Moment,
+        pace: Pace,
+        dice: &mut Dice,
+        passes: impl Fn() -> bool,
+    ) -> (Steps, Killed) {
+        let (word, span) = match moment {
+            Moment::InsideSave => ("SAVING", pace.save),
+            Moment::Between => ("SAVED", pace.between),
+        };
+        for miss in 0..=MISSES_MAX {
+            let rank = usize::try_from(dice.within(0..self.world as u64)).expect("a rank");
+            let wanted = step + u64::from(miss);
+            self.ranks.wait_until(&format!("{word} {wanted}"), |ranks| {
+                (last(&ranks.printed(rank), word)? >= wanted).then_some(())
+            });
+            let span_us =
+                u64::try_from(span.as_micros()).expect("steps are short").max(1) / u64::from(miss + 1);
+            sleep(Duration::from_micros(dice.within(0..span_us + 1)));
+            self.ranks.freeze();
+            let at = self.at();
+            if (at.inside || moment == Moment::Between) && !passes() {
+                self.ranks.kill9();
+                return (self.steps(), at);
+            }
+            self.ranks.thaw();
+        }
+        panic!("{MISSES_MAX} moments were not inside a save of about {span:?}");
+    }
+
+    /// Kills every rank when `is_there` says so, and still does when they are stopped.
+    pub(super) fn killed_when(mut self, what: &str, is_there: impl Fn() -> bool) -> (Steps, Killed) {
+        self.ranks.wait_until(what, |_| is_there().then_some(()));
+        self.ranks.freeze();
+        assert!(is_there(), "{what} was over before the ranks were stopped");
+        let at = self.at();
+        self.ranks.kill9();
+        (self.steps(), at)
+    }
+
+    /// Lets it come to a bad end on every rank; gives what they said.
+    pub(super) fn fails(mut self) -> String {
+        self.ranks.fail()
+    }
+
+    fn at(&self) -> Killed {
+        let of = |word: &str| -> Vec<Option<u64>> {
+            (0..self.world).map(|rank| last(&self.ranks.printed(rank), word)).collect()
+        };
+        let (saving, saved) = (of("SAVING"), of("SAVED"));
+        Killed {
+            inside: saving != saved,
+            saved: saved.into_iter().min().flatten(),
+            begun: saving.into_iter().max().flatten(),
+        }
+    }
+
+    /// The hashes of every step; of each that was saved there must be some.
+    fn steps(&self) -> Steps {
+        (0..self.world)
+            .map(|rank| {
+                let printed = self.ranks.printed(rank);
+                // A rank may have been killed in the middle of a line.
+                let whole = &printed[..printed.rfind('\n').map_or(0, |end| end + 1)];
+                let label = |line: &str| line.strip_prefix("HASHES step-")?.split(' ').next()?.parse().ok();
+                let found: BTreeMap<u64, Hashes> = whole
+                    .lines()
+                    .filter_map(label)
+                    .map(|step| (step, hashes(whole, &format!("step-{step}"))))
+                    .collect();
+                for step in whole.lines().filter_map(|line| line.strip_prefix("SAVED ")?.parse().ok()) {
+                    assert!(
+                        found.contains_key(&step),
+                        "rank {rank} shows no hashes of step {step}:\n{printed}"
+                    );
+                }
+                found
+            })
+            .collect()
+    }
+}
+
+/// The number behind the last whole line that begins with a word.
+fn last(printed: &str, word: &str) -> Option<u64> {
+    let whole = &printed[..printed.rfind('\n')?];
+    whole.lines().rev().find_map(|line| line.strip_prefix(word)?.strip_prefix(' ')?.parse().ok())
+}
+
+/// How long something usually stays.
+#[derive(Default)]
+struct Stopwatch {
+    since: Option<(u64, Instant)>,
+    times: Vec<Duration>,
+}
+
+impl Stopwatch {
+    fn is(&mut self, what: Option<u64>, now: Instant) {
+        if self.since.map(|(what, _)| what) == what {
+            return;
+        }
+        if let Some((_, since)) = self.since {
+            self.times.push(now - since);
+        }
+        self.since = what.map(|what| (what, now));
+    }
+
+    fn usual(mut self) -> Duration {
+        self.times.sort();
+        self.times.get(self.times.len() / 2).copied().unwrap_or_default()
+    }
+}

@@ -1,0 +1,246 @@
+//! Real packages, killed again and again and resumed by their own code: does each come back at its newest whole save, bit for bit?
+//!
+//! Owns: when a job is killed, where it must go on, the line of counts. Does not own: how a package saves and resumes, and
+//! what is hashed (its script), what is taken out of sight of it (`durability`).
+//!
+//! A script knows nothing of Tidemark. It is given a directory, the last step, and what its row adds; it resumes from what
+//! is in the directory by its package's own code, and ends with an error where that fails. Every rank prints
+//!
+//! ```text
+//! RESUMED k             where it goes on; 0: it found nothing
+//! HASHES step-k {…}     model, optimizer and what else is restored, once at each step (and of what was loaded)
+//! SAVING k, SAVED k     before and after each save
+//! DONE                  at the last step
+//! ```
+
+mod life;
+mod rows;
+mod slow_rank;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use life::{Killed, Life, Moment, Pace, Steps};
+use tidemark_tests::campaign::dice::Dice;
+use tidemark_tests::daemon::{Daemon, shown};
+use tidemark_tests::machine;
+use tidemark_tests::python::Python;
+
+use crate::{environment, script};
+
+const KILLS: u64 = 3;
+const KILLS_LONG: u64 = 20;
+/// Of as many kills one is between two saves, the others inside of one.
+const BETWEEN_ONE_IN: u64 = 3;
+/// A life ends at its first or second save; what else there is is room for moments that were missed.
+const STEPS_PER_LIFE: u64 = 3;
+/// Which kills; without it one is drawn, and shown.
+const SEED_ENV: &str = "TIDEMARK_PACKAGES_SEED";
+
+/// A row of the table.
+struct Package {
+    /// Of its run, and in what is printed.
+    name: &'static str,
+    script: &'static str,
+    ranks: usize,
+    arguments: &'static [&'static str],
+    temporary: Temporary,
+    /// Whether a run, as it lies there, holds nothing whole by the package's own doing: killed then, it comes back nowhere.
+    between_chairs: fn(&Path) -> bool,
+}
+
+/// Where $TMPDIR is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Temporary {
+    Outside,
+    InTheMount,
+}
+
+#[test]
+fn deepspeed_zero_1() {
+    comes_back(&deepspeed("deepspeed-zero1", &["1"]));
+}
+
+#[test]
+fn deepspeed_zero_3() {
+    comes_back(&deepspeed("deepspeed-zero3", &["3"]));
+}
+
+/// A copy from another file system: 64 KiB writes into the final name.
+#[test]
+fn lightning_with_tmpdir_outside_the_mount() {
+    comes_back(&LIGHTNING);
+}
+
+/// A rename.
+#[test]
+fn lightning_with_tmpdir_in_the_mount() {
+    comes_back(&Package { name: "lightning-tmpdir-inside", temporary: Temporary::InTheMount, ..LIGHTNING });
+}
+
+/// What most rows are.
+const ROW: Package = Package {
+    name: "",
+    script: "",
+    ranks: 1,
+    arguments: &[],
+    temporary: Temporary::Outside,
+    between_chairs: |_| false,
+};
+
+const LIGHTNING: Package = Package {
+    name: "lightning",
+    script: "lightning_trainer.py",
+    // It removes the link and makes it anew.
+    between_chairs: |run| {
+        run.join("step=1.ckpt").exists() && fs::symlink_metadata(run.join("last.ckpt")).is_err()
+    },
+    ..ROW
+};
+
+const fn deepspeed(name: &'static str, arguments: &'static [&'static str]) -> Package {
+    Package { name, script: "deepspeed_zero.py", ranks: 2, arguments, ..ROW }
+}
+
+/// Kills a job again and again, takes the memory away once, and lets it come to its end.
+fn comes_back(package: &Package) {
+    let Some(python) = environment() else { return };
+    let kills = if machine::long() { KILLS_LONG } else { KILLS };
+    let seed = seed();
+    let mut dice = Dice::new(seed);
+    let steps = kills * STEPS_PER_LIFE + 2;
+    let mut daemon = super::daemon("1GiB");
+
+    let plain = daemon.scratch("plain");
+    let unbroken = start(package, &python, &plain, &plain, steps);
+    let (truth, pace) = unbroken.ends();
+    assert!(truth.iter().all(|rank| rank.len() as u64 == steps), "{}: hashes of {steps} steps", package.name);
+    fs::remove_dir_all(&plain).expect("the unbroken run is not needed any more");
+
+    let outside = daemon.scratch("outside");
+    let mut told = Told { kills: vec![], resumed: vec![] };
+    for kill in 0..kills {
+        let mut life = start(package, &python, daemon.mount(), &outside, steps);
+        let resumed = told.resumes(&mut life, package, seed, &daemon);
+        let moment =
+            if kill % BETWEEN_ONE_IN == BETWEEN_ONE_IN - 1 { Moment::Between } else { Moment::InsideSave };
+        let run = daemon.mount().join(package.name);
+        let passes = || (package.between_chairs)(&run);
+        let (found, killed) = life.killed(resumed + 1 + dice.within(0..2), moment, pace, &mut dice, passes);
+        assert_same(package, seed, &found, &truth);
+        told.kills.push(killed);
+        if kill == kills / 2 {
+            lose_memory(&mut daemon);
+        }
+    }
+    let mut life = start(package, &python, daemon.mount(), &outside, steps);
+    told.resumes(&mut life, package, seed, &daemon);
+    let (found, _) = life.ends();
+    assert_same(package, seed, &found, &truth);
+    assert!(found.iter().all(|rank| rank.contains_key(&steps)), "{}: it came to its last step", package.name);
+    told.show(package, seed, pace);
+}
+
+fn start(package: &Package, python: &Python, place: &Path, outside: &Path, steps: u64) -> Life {
+    let temporary = match package.temporary {
+        Temporary::Outside => outside.join("tmp"),
+        Temporary::InTheMount => place.join("tmp"),
+    };
+    fs::create_dir_all(&temporary).expect("a directory for temporary files");
+    let run = place.join(package.name);
+    let text = |path: PathBuf| path.to_str().expect("paths of tests are UTF-8").to_owned();
+    let (run, steps) = (text(run), steps.to_string());
+    let arguments = [&[run.as_str(), &steps], package.arguments].concat();
+    let python = python.clone().with("TMPDIR", &text(temporary));
+    // Nothing here is compiled, and loading torch's compiler takes every rank a second.
+    let python = python.with("TORCHDYNAMO_DISABLE", "1");
+    let ranks = python.start(package.ranks, &script(package.script), &arguments);
+    Life::new(ranks, package.ranks)
+}
+
+/// What has happened to a job so far.
+struct Told {
+    kills: Vec<Killed>,
+    resumed: Vec<u64>,
+}
+
+impl Told {
+    /// Where the next life goes on: from the newest whole save, or from a newer one that was only not said to be done.
+    fn resumes(&mut self, life: &mut Life, package: &Package, seed: u64, daemon: &Daemon) -> u64 {
+        let resumed = life.resumed();
+        let whole = self.kills.iter().filter_map(|killed| killed.saved).max().unwrap_or(0);
+        let begun = self.kills.last().and_then(|killed| killed.begun).unwrap_or(0).max(whole);
+        assert!(
+            (whole..=begun).contains(&resumed),
+            "{} goes on from step {resumed}: it had saved {whole} and begun {begun} (seed {seed}): {:#?}\n{:#?}",
+            package.name,
+            self.kills,
+            daemon.checkpoints()
+        );
+        self.resumed.push(resumed);
+        resumed
+    }
+
+    #[expect(clippy::print_stdout, reason = "the counts are what a person runs this for")]
+    fn show(&self, package: &Package, seed: u64, pace: Pace) {
+        let inside = self.kills.iter().filter(|killed| killed.inside).count();
+        assert!(2 * inside >= self.kills.len(), "{inside} of {} kills were inside a save", self.kills.len());
+        let mut whole = 0;
+        let by_then = self.kills.iter().map(|killed| {
+            whole = killed.saved.unwrap_or(0).max(whole);
+            whole
+        });
+        let saved: Vec<u64> = by_then.collect();
+        println!(
+            "packages: {}: {} kills, {inside} inside a save; saved by then {saved:?}; resumed {:?}; a save {} ms; seed {seed}",
+            package.name,
+            self.kills.len(),
+            &self.resumed[1..],
+            pace.save.as_millis()
+        );
+    }
+}
+
+/// Every step that a life showed is as it was in the unbroken run.
+fn assert_same(package: &Package, seed: u64, found: &Steps, truth: &Steps) {
+    for (rank, (found, truth)) in found.iter().zip(truth).enumerate() {
+        for (step, hashes) in found {
+            let other: Vec<_> =
+                hashes.iter().filter(|(name, hash)| truth[step].get(*name) != Some(hash)).collect();
+            assert!(
+                other.is_empty() && hashes.len() == truth[step].len(),
+                "{}, rank {rank}, step {step} (seed {seed}): {} of {} differ from the unbroken run: {other:?}",
+                package.name,
+                other.len(),
+                truth[step].len()
+            );
+        }
+    }
+}
+
+/// Makes what is whole durable, ends the node at once, and starts it with nothing but Tier-3.
+fn lose_memory(daemon: &mut Daemon) {
+    let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60", "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_slice(&flushed.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", shown(&flushed)));
+    // What can never be whole is all that it may be excused for; if it was whole, the next life says so.
+    for pending in answer["pending"].as_array().expect("a list") {
+        assert_eq!(pending["reason"], "torn", "not durable: {}", shown(&flushed));
+    }
+    daemon.kill9();
+    daemon.start_again();
+    for checkpoint in daemon.checkpoints() {
+        assert_eq!(checkpoint["copies"]["host"]["bytes"], 0, "memory is not empty: {checkpoint}");
+    }
+}
+
+fn seed() -> u64 {
+    match std::env::var(SEED_ENV) {
+        Ok(seed) => seed.parse().expect("a number"),
+        Err(_) => {
+            let mut bytes = [0; 4];
+            getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
+            u32::from_le_bytes(bytes).into()
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Packages that take the highest step they find, and what each does beside writing it.
+//!
+//! Owns: their rows. Does not own: what is done with a row (`mod`).
+
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use tidemark_tests::daemon::{Daemon, DaemonOptions};
+
+use super::{Package, ROW, comes_back, start};
+use crate::environment;
+
+const ACCELERATE: Package =
+    Package { name: "accelerate", script: "accelerate_saves.py", ranks: 2, arguments: &["2"], ..ROW };
+
+/// Removes the oldest by the directories' mtimes, which a restart with empty memory must give back.
+#[test]
+fn hugging_face_trainer_with_a_total_limit() {
+    comes_back(&Package { name: "hf-trainer", script: "hf_trainer.py", ranks: 2, ..ROW });
+}
+
+/// Removes the oldest before it writes: of two, one is left.
+#[test]
+fn accelerate_with_a_total_limit() {
+    comes_back(&ACCELERATE);
+}
+
+/// Writes in the background under a temporary name, with locks, renames over what is locked, and fsync of directories.
+#[test]
+fn orbax_with_jax() {
+    comes_back(&Package { name: "orbax", script: "orbax_saves.py", ..ROW });
+}
+
+/// Writes with O_DIRECT into a directory that is renamed.
+#[test]
+fn torch_checkpointing() {
+    comes_back(&Package {
+        name: "torch-checkpointing",
+        script: "torch_checkpointing_saves.py",
+        ranks: 2,
+        ..ROW
+    });
+}
+
+/// Has no index of the whole: each rank has its own, and nobody says that all are there.
+#[test]
+fn torch_distributed_checkpoint_without_collectives() {
+    comes_back(&Package { name: "dcp-alone", script: "dcp_alone.py", ranks: 2, ..ROW });
+}
+
+/// Of the save of step 3, all but the last file is there: what a user registered, which Accelerate loads or fails.
+#[test]
+fn accelerate_killed_before_it_writes_what_was_registered() {
+    let Some(python) = environment() else { return };
+    // A settle time in which the kill surely comes.
+    let config = Some("[save]\nsettle_s = 30\n[tier3]\npaced = false\n".to_owned());
+    let daemon = Daemon::start(DaemonOptions { tier1: "1GiB".into(), config, ..DaemonOptions::default() });
+    let outside = daemon.scratch("outside");
+    let row = |arguments| Package { arguments, ..ACCELERATE };
+    let (well, stops) = (row(&["2"]), row(&["2", "random", "3"]));
+    let run = daemon.mount().join(ACCELERATE.name).join("checkpoints");
+    let files = |step: u64| names(&run.join(format!("checkpoint_{}", step - 1)));
+
+    // Long enough for the last of them to be closed.
+    let closed = Duration::from_millis(100);
+    let life = start(&stops, &python, daemon.mount(), &outside, 4);
+    let (found, killed) = life.killed_when("all but the last file", || {
+        sleep(closed);
+        let (before, now) = (files(2), files(3));
+        now.len() + 1 == before.len()
+            && now.iter().filter(|name| name.starts_with("random_states")).count() == 2
+    });
+    assert_eq!((killed.saved, killed.begun), (Some(2), Some(3)));
+    let mut life = start(&well, &python, daemon.mount(), &outside, 4);
+    assert_eq!(life.resumed(), 2, "{:#?}", daemon.checkpoints());
+    let events = String::from_utf8(daemon.ctl(&["events"]).stdout).expect("text");
+    assert!(events.contains("failed at 5 files, and the version before has 6"), "{events}");
+    let (again, _) = life.ends();
+    for (rank, (found, again)) in found.iter().zip(&again).enumerate() {
+        assert_eq!(found[&2], again[&2], "rank {rank}: as it was saved");
+        assert_eq!(found[&3], again[&3], "rank {rank}: as it went on before");
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(listed) = fs::read_dir(directory) else { return vec![] };
+    listed.map(|entry| entry.unwrap().file_name().into_string().expect("names of tests are UTF-8")).collect()
+}
