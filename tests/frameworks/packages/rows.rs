@@ -86,5 +86,5 @@ fn accelerate_killed_before_it_writes_what_was_registered() {
 
 fn names(directory: &Path) -> Vec<String> {
     let Ok(listed) = fs::read_dir(directory) else { return vec![] };
-    listed.map(|entry| entry.unwrap().file_name().into_string().expect("names of tests are UTF-8")).collect()
+    listed.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
 }

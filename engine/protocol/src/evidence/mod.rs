@@ -313,22 +313,16 @@ impl Case<'_> {
         }
     }
 
-    /// That every rank wrote says nothing of what one of them writes after it, such as the objects that a user registered with
-    /// Accelerate. A writer that failed meanwhile left them out where the version before has more files.
+    /// That every rank wrote says nothing of what follows it, such as objects that a user registered with Accelerate.
     fn cut_short(&self, evidence: Evidence) -> Option<Verdict> {
         let counted = evidence == Evidence::Count && self.rule().is_some_and(Rule::more_follows);
-        if !counted || self.facts.told == Told::Commit || self.facts.succeeded {
-            return None;
-        }
         // Another number of ranks writes another number of files.
         let history = self.facts.history.filter(|history| history.world_size == self.world_size())?;
         let (here, before) = (self.candidate.files.len(), history.names.len());
-        let process = self.failed_early().filter(|_| here < before)?.process.0;
-        Some(Verdict::Torn {
-            why: format!(
-                "process {process}, which wrote it, failed at {here} files, and the version before has {before}"
-            ),
-        })
+        let believed = self.facts.told == Told::Commit || self.facts.succeeded || here >= before;
+        let process = self.failed_early().filter(|_| counted && !believed)?.process.0;
+        let why = format!("process {process} failed at {here} files, and the version before has {before}");
+        Some(Verdict::Torn { why })
     }
 
     /// A writer that was killed or failed before the settle time had passed.
