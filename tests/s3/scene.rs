@@ -264,6 +264,7 @@ fn shared(drain: &Arc<Drain>) -> Arc<Shared> {
     let settings = NamespaceSettings::new(Incarnation(8));
     Arc::new(Shared {
         fetches_in_flight: 1,
+        losses: Default::default(),
         settings: Settings::default(),
         namespace: Namespace::new(settings, Arc::clone(&tier1)).expect("a namespace"),
         tier1,
