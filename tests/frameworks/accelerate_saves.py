@@ -2,13 +2,14 @@
 
 accelerate_saves.py RUN STEPS LIMIT         see steps.py; `DELETED k` when step k's save has removed an old checkpoint
 accelerate_saves.py RUN STEPS LIMIT WORD K  stop in the save of step K and wait to be killed: `deleted` when the old one
-                                            is gone and nothing is written; `random` when all but the last file is
-                                            (rank 0; the other rank waits for it)
+                                            is gone and nothing is written, some seconds after the save before;
+                                            `random` when all but the last file is (rank 0; the other rank waits for it)
 """
 
 import os
 import shutil
 import sys
+import time
 
 import accelerate.accelerator
 import torch
@@ -17,6 +18,9 @@ from accelerate.utils import ProjectConfiguration, set_seed
 
 from steps import loss_of, new_training, tell
 from tensors import say, wait_to_be_killed
+
+# As far apart as saves are, for what looks after the saved files.
+BETWEEN_SAVES_S = 8
 
 
 class Progress:
@@ -91,6 +95,8 @@ def main():
         scheduler.step()
         optimizer.zero_grad()
         hashes()
+        if (stop, stop_step) == ("deleted", progress.step):
+            time.sleep(BETWEEN_SAVES_S)
         tell("SAVING", progress.step)
         accelerator.save_state()
         tell("SAVED", progress.step)

@@ -84,6 +84,38 @@ fn accelerate_killed_before_it_writes_what_was_registered() {
     }
 }
 
+/// Of a limit of one nothing is left between the two. What was removed is back.
+#[test]
+fn accelerate_killed_between_its_delete_and_its_write() {
+    let Some(python) = environment() else { return };
+    let daemon = crate::daemon("1GiB");
+    let outside = daemon.scratch("outside");
+    let row = |arguments| Package { arguments, ..ACCELERATE };
+    let (well, stops) = (row(&["1"]), row(&["1", "deleted", "3"]));
+    let run = daemon.mount().join(ACCELERATE.name).join("checkpoints");
+    // Longer than a save leaves it empty that goes on.
+    let goes_on = Duration::from_secs(1);
+    let is_empty = || fs::read_dir(&run).is_ok_and(|listed| listed.count() == 0);
+
+    let life = start(&stops, &python, daemon.mount(), &outside, 4);
+    let (found, killed) = life.killed_when("an empty directory", || {
+        is_empty() && {
+            sleep(goes_on);
+            is_empty()
+        }
+    });
+    assert_eq!((killed.saved, killed.begun), (Some(2), Some(3)));
+    let mut life = start(&well, &python, daemon.mount(), &outside, 4);
+    assert_eq!(life.resumed(), 2, "{:#?}", daemon.checkpoints());
+    let events = String::from_utf8(daemon.ctl(&["events"]).stdout).expect("text");
+    assert!(events.contains("removed it, and failed before anything else of the run was whole"), "{events}");
+    let (again, _) = life.ends();
+    for (rank, (found, again)) in found.iter().zip(&again).enumerate() {
+        assert_eq!(found[&2], again[&2], "rank {rank}: as it was saved");
+        assert_eq!(found[&3], again[&3], "rank {rank}: as it went on before");
+    }
+}
+
 fn names(directory: &Path) -> Vec<String> {
     let Ok(listed) = fs::read_dir(directory) else { return vec![] };
     listed.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
