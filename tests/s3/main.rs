@@ -10,6 +10,7 @@ mod others;
 mod refusal;
 mod save;
 mod scene;
+mod secrets;
 mod unfinished;
 
 use std::sync::Arc;

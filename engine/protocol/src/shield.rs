@@ -21,6 +21,17 @@ pub enum Session {
     Doubtful { why: String },
 }
 
+impl Session {
+    /// The process that is known to live.
+    #[must_use]
+    pub fn living(&self) -> Option<u32> {
+        match self {
+            Self::Alive { process } => Some(*process),
+            Self::Gone | Self::Doubtful { .. } => None,
+        }
+    }
+}
+
 /// What becomes of a torn checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shield {

@@ -190,14 +190,24 @@ fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
 
 /// Whether the very process still runs: same number, same start.
 pub(crate) fn is_alive(writer: &WriterId) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", writer.tgid)) else { return false };
+    running_since(writer.tgid) == Some(writer.start_time_ticks)
+}
+
+/// Whether a process of that number runs.
+pub(crate) fn is_running(process: u32) -> bool {
+    running_since(process).is_some()
+}
+
+/// When a process that runs was started, in clock ticks since boot.
+fn running_since(process: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The command in parentheses may hold anything; what follows the last one is plain.
-    let Some((_, rest)) = stat.rsplit_once(')') else { return false };
+    let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next();
     // Field 22 of the whole is the 20th after the command; the state was the first of them.
-    let start = fields.nth(18).and_then(|ticks| ticks.parse::<u64>().ok());
-    start == Some(writer.start_time_ticks) && !matches!(state, Some("Z" | "X"))
+    let start = fields.nth(18)?.parse().ok()?;
+    (!matches!(state, Some("Z" | "X"))).then_some(start)
 }
 
 /// Every process that wrote this candidate has begun a later one of the same run.

@@ -7,7 +7,7 @@
 
 use crate::namespace::{FileState, FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
-use crate::node::decide::{is_alive, look, run_of, verdict_text};
+use crate::node::decide::{is_alive, is_running, look, run_of, verdict_text};
 use crate::node::recover::{Wishes, adopt_directory, adopt_files};
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,11 +26,21 @@ use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Session, Shield,
 /// Between two looks at who lives of a session: each reads /proc of the whole machine.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
+/// Why a torn checkpoint stays in sight.
+#[derive(Debug)]
+struct Later {
+    /// Not asked again before, unless `process` ends.
+    until: Instant,
+    why: String,
+    /// The one that lives: its end is worth another look at once, since a job may be started again in a second.
+    process: Option<u32>,
+}
+
 /// What the loop keeps for it.
 #[derive(Debug, Default)]
 pub(crate) struct Shields {
-    /// Not asked again before, and why it stays.
-    later: BTreeMap<CheckpointId, (Instant, String)>,
+    /// What stays, for now.
+    later: BTreeMap<CheckpointId, Later>,
     /// Committed versions whose names are still to be put back, because what was torn under them is open.
     owed: BTreeMap<CheckpointId, (Number, Instant)>,
     /// Cut trackers are not looked at before.
@@ -81,18 +91,25 @@ impl Engine {
 
     /// Looks whether a torn checkpoint goes out of sight.
     pub(crate) fn shield(&mut self, id: &CheckpointId, now: Instant) {
-        let waits = self.shields.later.get(id).is_some_and(|(later, _)| *later > now);
+        let waits = self
+            .shields
+            .later
+            .get(id)
+            .is_some_and(|later| later.until > now && later.process.is_none_or(is_running));
         if self.shields_nothing() || waits || self.was_returned(id) {
             return;
         }
         let Some(candidate) = self.ledger.books[id].candidate.clone() else { return };
-        let stays = match shield::decide(&self.sessions_of(id, &candidate)) {
+        let sessions = self.sessions_of(id, &candidate);
+        let stays = match shield::decide(&sessions) {
             Shield::Stay { why } => Some(why),
             Shield::Hide => self.hide(id, &candidate).err().map(|error| error.to_string()),
         };
         let why = stays.unwrap_or_default();
-        let before = self.shields.later.insert(id.clone(), (now + ASK_EVERY, why.clone()));
-        if !why.is_empty() && before.is_none_or(|(_, before)| before != why) {
+        let process = sessions.iter().find_map(Session::living);
+        let later = Later { until: now + ASK_EVERY, why: why.clone(), process };
+        let before = self.shields.later.insert(id.clone(), later);
+        if !why.is_empty() && before.is_none_or(|before| before.why != why) {
             self.event(EventLevel::Warn, "torn_in_sight", id, format!("it stays where it is: {why}"));
         }
     }

@@ -85,6 +85,8 @@ pub(super) struct Bucket {
     directory: PathBuf,
     counter: AtomicU64,
     index: Mutex<Index>,
+    /// What the writer of each key asked of encryption.
+    encryption: Mutex<BTreeMap<String, String>>,
 }
 
 /// The checksums a client may send with a body.
@@ -99,7 +101,13 @@ struct Sent {
 
 impl Backend {
     pub(super) fn new(options: S3Options, directory: PathBuf) -> Self {
-        Self(Arc::new(Bucket { options, directory, counter: AtomicU64::new(0), index: Mutex::default() }))
+        Self(Arc::new(Bucket {
+            options,
+            directory,
+            counter: AtomicU64::new(0),
+            index: Mutex::default(),
+            encryption: Mutex::default(),
+        }))
     }
 }
 
@@ -116,6 +124,21 @@ impl Bucket {
             return Err(s3_error!(AccessDenied, "these credentials may not write"));
         }
         Ok(())
+    }
+
+    fn note_encryption(
+        &self,
+        key: &str,
+        with: Option<s3s::dto::ServerSideEncryption>,
+        key_id: Option<String>,
+    ) {
+        let Some(with) = with else { return };
+        let said = format!("{} {}", with.as_str(), key_id.unwrap_or_default());
+        self.encryption.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), said);
+    }
+
+    pub(super) fn encryption_of(&self, key: &str) -> Option<String> {
+        self.encryption.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
     fn new_file(&self) -> PathBuf {
@@ -241,6 +264,7 @@ impl S3 for Backend {
     async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         let input = req.input;
         self.check(&input.bucket, true)?;
+        self.note_encryption(&input.key, input.server_side_encryption, input.ssekms_key_id);
         let sent = Sent {
             crc32: input.checksum_crc32,
             crc32c: input.checksum_crc32c,
@@ -385,6 +409,7 @@ impl S3 for Backend {
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         let input = req.input;
         self.check(&input.bucket, true)?;
+        self.note_encryption(&input.key, input.server_side_encryption, input.ssekms_key_id);
         let id = self.begin_upload(input.key.clone());
         Ok(S3Response::new(CreateMultipartUploadOutput {
             bucket: Some(input.bucket),

@@ -117,6 +117,11 @@ impl S3Server {
         format!("s3://{}/{prefix}", self.bucket)
     }
 
+    /// What was asked of encryption when the key, with its prefix, was written: the algorithm and the key's id.
+    pub fn encryption_of(&self, key: &str) -> Option<String> {
+        self.backend.encryption_of(key)
+    }
+
     /// Every object of the bucket below `prefix/`, as it lies there, by the rest of its key. No request is made.
     pub fn objects(&self, prefix: &str) -> io::Result<BTreeMap<String, Bytes>> {
         'again: loop {
