@@ -7,14 +7,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use tidemark_tests::daemon::Daemon;
 use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, assert_holds, events, noise, options, save, start};
+use crate::site::{CONFIG, assert_holds, events, names, noise, options, save, start};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Several looks: what is not back by then stays removed.
@@ -72,14 +71,6 @@ const REMOVE: &str =
 fn kill(mut child: Child) {
     child.kill().unwrap();
     child.wait().unwrap();
-}
-
-fn names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).unwrap();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{machine, process, tier3};
 
-use crate::site::{CONFIG, MIB, assert_holds, noise, options, save, start};
+use crate::site::{CONFIG, MIB, assert_holds, names, noise, options, save, start};
 
 /// The daemon looks at who lives once a second.
 const SHIELD_LIMIT: Duration = Duration::from_secs(20);
@@ -56,14 +56,6 @@ impl Rank {
         self.shell.kill().unwrap();
         self.shell.wait().unwrap();
     }
-}
-
-fn names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).unwrap();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 fn wait_hidden(daemon: &Daemon, path: &str) {

@@ -148,3 +148,12 @@ pub(crate) fn lag_versions(daemon: &Daemon) -> u64 {
 pub(crate) fn open_for_update(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
 }
+
+/// The names in a directory, sorted.
+pub(crate) fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}

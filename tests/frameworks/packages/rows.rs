@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
 
+use super::life::{Life, Steps};
 use super::{Package, ROW, comes_back, start};
 use crate::environment;
 
@@ -77,11 +78,7 @@ fn accelerate_killed_before_it_writes_what_was_registered() {
     assert_eq!(life.resumed(), 2, "{:#?}", daemon.checkpoints());
     let events = String::from_utf8(daemon.ctl(&["events"]).stdout).expect("text");
     assert!(events.contains("failed at 5 files, and the version before has 6"), "{events}");
-    let (again, _) = life.ends();
-    for (rank, (found, again)) in found.iter().zip(&again).enumerate() {
-        assert_eq!(found[&2], again[&2], "rank {rank}: as it was saved");
-        assert_eq!(found[&3], again[&3], "rank {rank}: as it went on before");
-    }
+    goes_on_as_before(life, &found);
 }
 
 /// Of a limit of one nothing is left between the two. What was removed is back.
@@ -109,6 +106,11 @@ fn accelerate_killed_between_its_delete_and_its_write() {
     assert_eq!(life.resumed(), 2, "{:#?}", daemon.checkpoints());
     let events = String::from_utf8(daemon.ctl(&["events"]).stdout).expect("text");
     assert!(events.contains("removed it, and failed before anything else of the run was whole"), "{events}");
+    goes_on_as_before(life, &found);
+}
+
+/// What was killed in the save of step 3 comes back at 2, and to its end.
+fn goes_on_as_before(life: Life, found: &Steps) {
     let (again, _) = life.ends();
     for (rank, (found, again)) in found.iter().zip(&again).enumerate() {
         assert_eq!(found[&2], again[&2], "rank {rank}: as it was saved");
