@@ -33,6 +33,14 @@ pub struct WriterId {
     pub start_time_ticks: u64,
 }
 
+impl WriterId {
+    /// Which process it is, for good: a number that is used again starts at another moment.
+    #[must_use]
+    pub fn process(&self) -> (u32, u64) {
+        (self.tgid, self.start_time_ticks)
+    }
+}
+
 /// What /proc says of the processes that share a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peers {
@@ -145,14 +153,13 @@ impl WriterCache {
     /// How the process was seen to have been killed or to have failed.
     pub(super) fn failure(&self, writer: &WriterId) -> Option<Failure> {
         let failures = self.failures.lock().expect(super::UNPOISONED);
-        failures.get(&(writer.tgid, writer.start_time_ticks)).copied()
+        failures.get(&writer.process()).copied()
     }
 
     /// Whether it is remembered still: it lives, or the kernel has not said how it ended.
     pub(super) fn is_awaited(&self, writer: &WriterId) -> bool {
         let known = self.known.lock().expect(super::UNPOISONED);
-        let process = (writer.tgid, writer.start_time_ticks);
-        known.values().any(|entry| (entry.writer.tgid, entry.writer.start_time_ticks) == process)
+        known.values().any(|entry| entry.writer.process() == writer.process())
     }
 
     /// Lets go of those that have ended, whose descriptors would be held for nobody, once the kernel has said how. Costs one
@@ -175,7 +182,6 @@ impl WriterCache {
             match pidfd::ended(&entry.process) {
                 Some(Ended::Well) => false,
                 Some(ended @ (Ended::Failed | Ended::Killed)) => {
-                    let process = (entry.writer.tgid, entry.writer.start_time_ticks);
                     let mut failures = self.failures.lock().expect(super::UNPOISONED);
                     if failures.len() == FAILURES
                         && let Some(oldest) =
@@ -183,7 +189,8 @@ impl WriterCache {
                     {
                         failures.remove(&oldest);
                     }
-                    failures.insert(process, Failure { at_ns, killed: ended == Ended::Killed });
+                    failures
+                        .insert(entry.writer.process(), Failure { at_ns, killed: ended == Ended::Killed });
                     false
                 }
                 None => pidfd::tells() && seen.elapsed() < REAPED_WITHIN,

@@ -179,7 +179,7 @@ fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
     };
     Writer {
         session: writer.session.0.clone(),
-        process: (writer.tgid, writer.start_time_ticks),
+        process: writer.process(),
         environment_seen: writer.environment_seen,
         world_size: writer.world_size,
         rank: writer.rank,
@@ -214,7 +214,7 @@ fn running_since(process: u32) -> Option<u64> {
 fn succeeded(ledger: &Ledger, candidate: &Candidate, files: &[(&RelPath, &Arc<FileView>)]) -> bool {
     let Some(step) = candidate.step else { return false };
     let writers: BTreeSet<_> =
-        files.iter().flat_map(|(_, view)| &view.writers).map(|w| (w.tgid, w.start_time_ticks)).collect();
+        files.iter().flat_map(|(_, view)| &view.writers).map(|w| w.process()).collect();
     if writers.is_empty() {
         return false;
     }
@@ -225,7 +225,7 @@ fn succeeded(ledger: &Ledger, candidate: &Candidate, files: &[(&RelPath, &Arc<Fi
             continue;
         }
         for (_, view) in ledger.files_of(other, &book.scope) {
-            later.extend(view.writers.iter().map(|w| (w.tgid, w.start_time_ticks)));
+            later.extend(view.writers.iter().map(|w| w.process()));
         }
     }
     writers.is_subset(&later)

@@ -16,6 +16,7 @@ use crate::node::run::Engine;
 use crate::node::scrub::target;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::RelPath;
@@ -68,6 +69,12 @@ impl Engine {
         record.files.iter().find_map(|file| known.why.get(&(file.file, file.seal)).cloned())
     }
 
+    /// Committed, or proven and on its way, and all of it can be read.
+    pub(crate) fn is_loadable(&self, checkpoint: &Checkpoint) -> bool {
+        let proven = checkpoint.is_committed() || checkpoint.is_alive() && checkpoint.is_proven();
+        proven && self.why_lost(checkpoint.record()).is_none()
+    }
+
     /// All names of a version are in the tree, with its bytes.
     pub(crate) fn is_in_sight(&self, book: &Book, version: &VersionBook) -> bool {
         let Some(candidate) = &book.candidate else { return false };
@@ -85,8 +92,8 @@ impl Engine {
         let lost = |book: &Book| {
             let (number, version) = book.committed()?;
             let candidate = book.candidate.as_ref()?;
-            let present = contents(self.ledger.files_of(candidate, &book.scope))?;
             let why = self.why_lost(version.record())?;
+            let present = contents(self.ledger.files_of(candidate, &book.scope))?;
             // A job takes the newest: an older one does no harm. And where nothing is left to load it must fail, and not
             // begin at step 0.
             let whole = self.whole_beside(&book.id)?;

@@ -89,9 +89,12 @@ impl Engine {
             self.undo_removal(&id);
         }
         let namespace = &self.shared.namespace;
-        self.removals
-            .removers
-            .retain(|_, who| namespace.is_end_awaited(who) || namespace.failure(who).is_some());
+        // Thousands of files have one remover.
+        let mut asked = BTreeMap::new();
+        self.removals.removers.retain(|_, who| {
+            let told = || namespace.is_end_awaited(who) || namespace.failure(who).is_some();
+            *asked.entry(who.process()).or_insert_with(told)
+        });
     }
 
     fn undo_removal(&mut self, id: &CheckpointId) {
@@ -130,9 +133,7 @@ impl Engine {
 
     /// Whether a process wrote files of the run that are there, in sight or not.
     fn has_written(&self, who: &WriterId, run: &RunPath) -> bool {
-        let wrote = |view: &FileView| {
-            view.writers.iter().any(|of| (of.tgid, of.start_time_ticks) == (who.tgid, who.start_time_ticks))
-        };
+        let wrote = |view: &FileView| view.writers.iter().any(|of| of.process() == who.process());
         let torn = self.torn().into_iter().filter(|(candidate, _)| candidate.id.run == *run);
         let in_run = |path: &RelPath| run.path().is_none_or(|run| path.is_below(run));
         self.ledger.files().any(|(path, view)| in_run(path) && wrote(view))
@@ -161,8 +162,7 @@ impl Engine {
     fn is_whole_in_sight(&self, run: &RunPath) -> bool {
         self.ledger.books.values().filter(|book| book.id.run == *run).any(|book| {
             book.newest().is_some_and(|(_, version)| {
-                let proven = version.checkpoint.is_committed() || version.checkpoint.is_proven();
-                proven && self.is_in_sight(book, version) && self.why_lost(version.record()).is_none()
+                self.is_loadable(&version.checkpoint) && self.is_in_sight(book, version)
             })
         })
     }

@@ -384,7 +384,7 @@ impl Engine {
         let history = History {
             names: masked_names(candidate, candidate.files.keys()),
             world_size: writers.iter().filter_map(|writer| writer.world_size).max(),
-            processes: writers.iter().map(|writer| (writer.tgid, writer.start_time_ticks)).collect(),
+            processes: writers.iter().map(|writer| writer.process()).collect(),
             session: first.session.0.clone(),
         };
         self.ledger.history.insert(id.run.clone(), history);

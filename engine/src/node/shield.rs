@@ -153,7 +153,7 @@ impl Engine {
         let of_run = self.ledger.files().filter(|(path, _)| run.is_none_or(|run| path.is_below(run)));
         let mut asked = BTreeSet::new();
         for writer in of_run.flat_map(|(_, view)| &view.writers).filter(|writer| writer.session == *session) {
-            if asked.insert((writer.tgid, writer.start_time_ticks)) && is_alive(writer) {
+            if asked.insert(writer.process()) && is_alive(writer) {
                 return Some(writer.tgid);
             }
         }
@@ -328,12 +328,8 @@ impl Engine {
 
     /// The newest version of the run that is whole, and in the tree.
     pub(crate) fn whole_beside(&self, hidden: &CheckpointId) -> Option<&Checkpoint> {
-        let is_whole = |checkpoint: &&Checkpoint| {
-            let proven = checkpoint.is_committed() || checkpoint.is_alive() && checkpoint.is_proven();
-            proven && self.why_lost(checkpoint.record()).is_none()
-        };
         let standing: BTreeSet<_> = self.standing_beside(hidden).map(|book| &book.id).collect();
-        let whole = run_of(&self.ledger, &hidden.run).filter(is_whole);
+        let whole = run_of(&self.ledger, &hidden.run).filter(|checkpoint| self.is_loadable(checkpoint));
         let whole = whole.filter(|found| standing.contains(&id_of(found)));
         whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))
     }
