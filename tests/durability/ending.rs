@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tidemark_tests::daemon::{Daemon, shown};
-use tidemark_tests::tier3;
+use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, MIB, assert_holds, noise, open_for_update, options, save, start};
+use crate::site::{CONFIG, MIB, assert_holds, events, names, noise, open_for_update, options, save, start};
 
 #[test]
 fn sigterm_commits_what_is_complete_and_exits_0() {
@@ -78,18 +78,87 @@ fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
         assert!(tier3::markers(&daemon.tier3_dir(), step).is_empty());
     }
     daemon.start_again();
-    for (number, bytes) in shards.iter().enumerate() {
-        assert_holds(&daemon, &format!("dcp/step-1/__{number}_0.distcp"), bytes, "sealed before SIGTERM");
-    }
-    assert_holds(&daemon, "dcp/step-2/__0_0.distcp", &shards[0], "sealed before SIGTERM");
-    assert!(!daemon.mount().join("dcp/step-2/__1_0.distcp").exists(), "half a file is not there");
-    let verified = daemon.ctl_json(&["verify", "--deep"]);
-    assert_eq!(verified["files"], 3, "{verified:#}");
-    never_taken_for_whole(&daemon, &["dcp/step-1", "dcp/step-2"]);
+    let kept = |daemon: &Daemon, when: &str| {
+        for (number, bytes) in shards.iter().enumerate() {
+            assert_holds(daemon, &format!(".tidemark/torn/dcp/step-1/__{number}_0.distcp"), bytes, when);
+        }
+        assert_holds(daemon, ".tidemark/torn/dcp/step-2/__0_0.distcp", &shards[0], when);
+        assert_eq!(names(&daemon.mount().join(".tidemark/torn/dcp/step-2")), ["__0_0.distcp"], "half a file");
+        // A job that comes back would take the highest step.
+        assert_eq!(names(&daemon.mount().join("dcp")), [""; 0], "{when}");
+        never_taken_for_whole(daemon, &["dcp/step-1", "dcp/step-2"]);
+    };
+    kept(&daemon, "sealed before SIGTERM");
     daemon.stop_with_status();
     daemon.start_again();
-    assert_holds(&daemon, "dcp/step-1/__0_0.distcp", &shards[0], "after another restart");
-    never_taken_for_whole(&daemon, &["dcp/step-1", "dcp/step-2"]);
+    kept(&daemon, "after another restart");
+
+    // A person may want it back as it is.
+    let undeleted = daemon.ctl(&["undelete", ".tidemark/torn/dcp/step-1"]);
+    assert!(undeleted.status.success(), "{}", shown(&undeleted));
+    let verified = daemon.ctl_json(&["verify", "--deep"]);
+    assert_eq!(verified["files"], 3, "out of sight or not: {verified:#}");
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    assert_eq!(
+        names(&daemon.mount().join("dcp")),
+        ["step-1"],
+        "the next daemon leaves it, and what is hidden"
+    );
+    assert_holds(&daemon, ".tidemark/torn/dcp/step-2/__0_0.distcp", &shards[0], "after a takeover");
+}
+
+/// A node is preempted in the middle of a save: its trainer is killed, its daemon told to end. The job comes back elsewhere.
+#[test]
+fn after_a_preemption_the_job_finds_the_newest_whole_save_and_a_tracker_that_names_it() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    for rank in 0..2 {
+        save(
+            &daemon,
+            &format!("run/global_step10/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"),
+            &noise(rank, MIB),
+        );
+    }
+    save(&daemon, "run/global_step10/mp_rank_00_model_states.pt", &noise(9, MIB));
+    save(&daemon, "run/latest", b"global_step10");
+    daemon.flush();
+    // One rank's part is whole, the other's is not, and `latest` waits for nobody.
+    let cut = run.join("global_step20/zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    save(&daemon, "run/global_step20/zero_pp_rank_0_mp_rank_00_optim_states.pt", &noise(3, MIB));
+    save(&daemon, "run/latest", b"global_step20");
+    let mut open = File::create(&cut).unwrap();
+    open.write_all(b"half of it").unwrap();
+    daemon.stop_with_status();
+    drop(open);
+
+    daemon.start_again();
+    assert_eq!(names(&run), ["global_step10", "latest"], "before anybody can look");
+    assert_holds(&daemon, "run/global_step10/mp_rank_00_model_states.pt", &noise(9, MIB), "whole");
+    let follows = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
+    process::until(Duration::from_secs(20), follows).unwrap_or_else(|| panic!("{:#?}", events(&daemon)));
+    let kinds: Vec<_> = events(&daemon).into_iter().map(|event| event["kind"].clone()).collect();
+    assert!(kinds.contains(&"hidden".into()) && kinds.contains(&"tracker".into()), "{kinds:?}");
+    // The step is saved again, and is the one that counts.
+    for rank in 0..2 {
+        save(
+            &daemon,
+            &format!("run/global_step20/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"),
+            &noise(5 + rank, MIB),
+        );
+    }
+    save(&daemon, "run/global_step20/mp_rank_00_model_states.pt", &noise(8, MIB));
+    save(&daemon, "run/latest", b"global_step20");
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(
+        &daemon,
+        "run/global_step20/zero_pp_rank_1_mp_rank_00_optim_states.pt",
+        &noise(6, MIB),
+        "saved anew",
+    );
+    assert_holds(&daemon, "run/latest", b"global_step20", "saved anew");
 }
 
 #[test]
@@ -105,20 +174,25 @@ fn sigterm_keeps_what_was_closed_beside_a_file_whose_writer_was_killed() {
     save(&daemon, "run/step_7/model_rank0.pt", &bytes);
     daemon.stop_with_status();
     daemon.start_again();
-    assert_holds(&daemon, "run/step_7/model_rank0.pt", &bytes, "sealed before SIGTERM");
-    assert!(!cut.exists(), "half a file is not there");
+    assert_holds(&daemon, ".tidemark/torn/run/step_7/model_rank0.pt", &bytes, "sealed before SIGTERM");
+    assert_eq!(
+        names(&daemon.mount().join(".tidemark/torn/run/step_7")),
+        ["model_rank0.pt"],
+        "half a file is not there"
+    );
     // Without its other half it looks like a whole one, and must not be taken for it.
     never_taken_for_whole(&daemon, &["run/step_7"]);
 }
 
-/// Listed as settled, never latest, and not committed by asking for everything to be durable.
+/// Listed as torn, never latest, and not committed by asking for everything to be durable.
 fn never_taken_for_whole(daemon: &Daemon, paths: &[&str]) {
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     for path in paths {
         assert!(shown(&output).contains(path), "{path} is not named: {}", shown(&output));
-        let listed = daemon.checkpoint(path).unwrap_or_else(|| panic!("{path} is not listed"));
-        assert_eq!(listed["state"], "settled", "{listed:#}");
+        let listed = daemon.checkpoint(&format!(".tidemark/torn/{path}"));
+        let listed = listed.unwrap_or_else(|| panic!("{path} is not listed"));
+        assert_eq!(listed["state"], "torn", "{listed:#}");
         assert!(tier3::markers(&daemon.tier3_dir(), path).is_empty());
     }
     let status = daemon.ctl_json(&["status"]);
@@ -155,7 +229,7 @@ fn a_second_sigterm_ends_at_once() {
     let second = std::thread::spawn(move || {
         // The first is given the time to be taken; the drain then waits 60 s for a Tier-3 that is away.
         std::thread::sleep(Duration::from_secs(2));
-        tidemark_tests::process::signal(pid, Signal::TERM);
+        process::signal(pid, Signal::TERM);
     });
     let status = daemon.stop_with_status();
     second.join().expect("the second signal was sent");
@@ -178,7 +252,7 @@ fn new_files_are_refused_after_the_grace_and_open_ones_are_written_on() {
         use std::io::Write;
         std::thread::sleep(Duration::from_millis(700));
         fs::write(mount.join("run/within"), b"the grace").expect("a job that is ending too may save");
-        let refused = tidemark_tests::process::until(Duration::from_secs(5), || {
+        let refused = process::until(Duration::from_secs(5), || {
             File::create_new(mount.join(format!("run/{:?}", Instant::now()))).err()
         });
         assert_eq!(refused.and_then(|error| error.raw_os_error()), Some(libc::EROFS));

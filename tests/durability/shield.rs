@@ -134,6 +134,48 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     assert_holds(&daemon, "run/latest", b"global_step20", "after a restart");
 }
 
+/// Resume code that takes the highest number fails on a directory that holds nothing.
+#[test]
+fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut ranks: Vec<_> = (0..2).map(|rank| Rank::start(&run, Some(("29502", rank, 2)))).collect();
+    // mkdir(1) ends well: its directory is meant, as a person's is. Not even a flush writes the others to Tier-3.
+    ranks[0].does(
+        "mkdir step_1; exec perl -e '$| = 1; mkdir \"step_2\"; mkdir \"step_2/items\"; mkdir \"logs\"; \
+         print \"done\\n\"; <STDIN>'",
+    );
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["logs", "step_1", "step_2"], "its maker lives");
+    daemon.flush();
+    ranks.remove(0).kill();
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["logs", "step_1", "step_2"], "rank 1 may be about to write into it");
+    ranks.remove(0).kill();
+    let gone = || (names(&run) == ["logs", "step_1"]).then_some(());
+    process::until(SHIELD_LIMIT, gone)
+        .unwrap_or_else(|| panic!("{:?}: {:#?}", names(&run), crate::site::events(&daemon)));
+    let said = crate::site::events(&daemon).into_iter().any(|event| {
+        event["kind"] == "hidden"
+            && event["what"].as_str().is_some_and(|what| what.contains("failed before it wrote into it"))
+    });
+    assert!(said, "{:#?}", crate::site::events(&daemon));
+    // The name is free for the job that comes back.
+    save(&daemon, "run/step_2/model.pt", &noise(2, MIB));
+    assert_holds(&daemon, "run/step_2/model.pt", &noise(2, MIB), "saved anew");
+    fs::remove_dir_all(run.join("step_2")).unwrap();
+
+    // The whole node dies at such a moment.
+    let mut trainer = Rank::start(&run, Some(("29503", 0, 1)));
+    trainer.does("exec perl -e '$| = 1; mkdir \"step_3\"; print \"done\\n\"; <STDIN>'");
+    daemon.flush();
+    daemon.kill9();
+    trainer.kill();
+    daemon.start_again();
+    assert_eq!(names(&run), ["logs", "step_1"]);
+}
+
 /// A job that saves often dies before its last whole save has settled: nobody is left who could add to that.
 #[test]
 fn a_tracker_names_a_whole_save_that_has_not_settled() {

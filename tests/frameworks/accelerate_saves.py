@@ -1,8 +1,9 @@
 """Accelerate on two ranks, automatic naming, with a total limit: `save_state` removes old checkpoints before it writes.
 
 accelerate_saves.py RUN STEPS LIMIT         see steps.py; `DELETED k` when step k's save has removed an old checkpoint
-accelerate_saves.py RUN STEPS LIMIT WORD K  stop in the save of step K and wait to be killed: `deleted` when the old one
-                                            is gone and nothing is written, some seconds after the save before;
+accelerate_saves.py RUN STEPS LIMIT WORD K  stop in the save of step K and wait to be killed: `made` when its directory is;
+                                            `deleted` when the old one is gone and nothing is written, some seconds
+                                            after the save before;
                                             `random` when all but the last file is (rank 0; the other rank waits for it)
 """
 
@@ -52,6 +53,12 @@ def watch(progress, stop, stop_step):
             wait_to_be_killed()
         save_custom(*args, **kwargs)
 
+    def made(path, *args, **kwargs):
+        make(path, *args, **kwargs)
+        if (stop, stop_step) == ("made", progress.step) and "checkpoint_" in os.path.basename(path):
+            wait_to_be_killed()
+
+    make, os.makedirs = os.makedirs, made
     shutil.rmtree = removed
     accelerate.accelerator.save_custom_state = custom
 

@@ -148,7 +148,9 @@ fn report(name: &str, load: &Workload, mut tally: Tally) {
 
 #[test]
 fn a_writer_in_a_small_cgroup_outlives_the_daemon() {
-    let cgroup = match Cgroup::make("survive", 96 << 20) {
+    // Five deaths within half a second can leave a writer 90 MiB ahead (note 0009), and more on a machine that does other
+    // things too; the file is eight times as large.
+    let cgroup = match Cgroup::make("survive", 192 << 20) {
         Ok(cgroup) => cgroup,
         Err(why) => return machine::left_out(&format!("a memory cgroup cannot be made: {why}")),
     };

@@ -6,9 +6,9 @@
 //! Some jobs remove the old checkpoint before they write the new one (Accelerate with `total_limit=1`, Megatron's
 //! non-persistent saves). One that dies between the two has nothing left to come back to, and did not mean that.
 
-/// How a process that removed names of a checkpoint stands.
+/// How a process stands that removed names of a checkpoint, or made its directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Remover {
+pub enum Actor {
     Alive {
         process: u32,
     },
@@ -46,21 +46,21 @@ pub enum Removal {
 
 /// Decides about the newest removed checkpoint of a run.
 #[must_use]
-pub fn decide(removers: &[Remover], left: Left) -> Removal {
+pub fn decide(removers: &[Actor], left: Left) -> Removal {
     if left.whole {
         return Removal::Stands { why: "another whole checkpoint of the run is there" };
     }
     let living = removers.iter().find_map(|remover| match remover {
-        Remover::Alive { process } => Some(format!("process {process}, which removed it, lives")),
-        Remover::Ended => Some("how the process ended that removed it is not known yet".to_owned()),
-        Remover::Failed { .. } | Remover::Meant => None,
+        Actor::Alive { process } => Some(format!("process {process}, which removed it, lives")),
+        Actor::Ended => Some("how the process ended that removed it is not known yet".to_owned()),
+        Actor::Failed { .. } | Actor::Meant => None,
     });
     if let Some(why) = living {
         return Removal::Waits { why };
     }
     let failed = removers.iter().find_map(|remover| match remover {
-        Remover::Failed { process } => Some(process),
-        Remover::Alive { .. } | Remover::Ended | Remover::Meant => None,
+        Actor::Failed { process } => Some(process),
+        Actor::Alive { .. } | Actor::Ended | Actor::Meant => None,
     });
     match failed {
         None => Removal::Stands { why: "who removed it ended well" },
@@ -82,17 +82,17 @@ mod tests {
 
     #[test]
     fn only_who_failed_before_anything_else_was_whole_is_undone() {
-        let failed = [Remover::Meant, Remover::Failed { process: 7 }];
+        let failed = [Actor::Meant, Actor::Failed { process: 7 }];
         assert!(matches!(decide(&failed, NOTHING), Removal::Undone { why } if why.contains("process 7")));
         assert!(matches!(decide(&failed, Left { whole: true, ..NOTHING }), Removal::Stands { .. }));
-        assert!(matches!(decide(&[Remover::Meant], NOTHING), Removal::Stands { .. }));
+        assert!(matches!(decide(&[Actor::Meant], NOTHING), Removal::Stands { .. }));
         assert!(matches!(decide(&[], NOTHING), Removal::Stands { .. }));
     }
 
     #[test]
     fn while_one_of_them_lives_or_its_end_is_not_known_it_is_asked_again() {
-        for living in [Remover::Alive { process: 8 }, Remover::Ended] {
-            let removers = [Remover::Failed { process: 7 }, living];
+        for living in [Actor::Alive { process: 8 }, Actor::Ended] {
+            let removers = [Actor::Failed { process: 7 }, living];
             assert!(matches!(decide(&removers, NOTHING), Removal::Waits { .. }));
             assert!(matches!(decide(&removers, Left { whole: true, ..NOTHING }), Removal::Stands { .. }));
         }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn what_is_not_committed_comes_back_once_it_is_or_never() {
-        let failed = [Remover::Failed { process: 7 }];
+        let failed = [Actor::Failed { process: 7 }];
         let uncommitted = Left { committed: false, ..NOTHING };
         assert!(matches!(decide(&failed, Left { on_its_way: true, ..uncommitted }), Removal::Waits { .. }));
         assert!(matches!(decide(&failed, uncommitted), Removal::Stands { .. }));

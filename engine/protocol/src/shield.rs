@@ -8,6 +8,7 @@
 
 use crate::path::CheckpointName;
 use crate::recognise::CheckpointId;
+use crate::removal::Actor;
 use serde::{Deserialize, Serialize};
 
 /// What is known of the processes of one session.
@@ -51,6 +52,34 @@ pub fn decide(sessions: &[Session]) -> Shield {
         return Shield::Stay { why: "who wrote it is not known".to_owned() };
     }
     sessions.iter().find_map(stay).map_or(Shield::Hide, |why| Shield::Stay { why })
+}
+
+/// What becomes of the directory of a checkpoint that holds no file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unwritten {
+    /// It is meant to be empty, as far as anybody can say.
+    Stays,
+    /// To be asked again; at once when this process ends.
+    Waits { process: Option<u32> },
+    /// A job that comes back must not find it.
+    Goes { why: String },
+}
+
+/// Decides about an empty directory from who made it, and, where they failed, from their session: another rank may be about to
+/// write.
+#[must_use]
+pub fn decide_unwritten(maker: Actor, session: impl FnOnce() -> Session) -> Unwritten {
+    match maker {
+        Actor::Meant => Unwritten::Stays,
+        Actor::Alive { process } => Unwritten::Waits { process: Some(process) },
+        Actor::Ended => Unwritten::Waits { process: None },
+        Actor::Failed { process } => match session() {
+            Session::Gone => Unwritten::Goes {
+                why: format!("process {process}, which made its directory, failed before it wrote into it"),
+            },
+            session => Unwritten::Waits { process: session.living() },
+        },
+    }
 }
 
 /// How a tracker names a checkpoint.
@@ -153,6 +182,24 @@ mod tests {
             assert!(matches!(decide(&stays), Shield::Stay { .. }), "{stays:?}");
         }
         assert_eq!(decide(&[Session::Gone, Session::Gone]), Shield::Hide);
+    }
+
+    #[test]
+    fn an_empty_directory_goes_when_its_maker_failed_and_nobody_is_left_to_fill_it() {
+        let failed = Actor::Failed { process: 7 };
+        assert!(matches!(decide_unwritten(failed, || Session::Gone), Unwritten::Goes { .. }));
+        let doubt = Session::Doubtful { why: "its environment cannot be read".into() };
+        for (session, process) in [(Session::Alive { process: 8 }, Some(8)), (doubt, None)] {
+            assert_eq!(decide_unwritten(failed, || session), Unwritten::Waits { process });
+        }
+        assert_eq!(
+            decide_unwritten(Actor::Meant, || Session::Gone),
+            Unwritten::Stays,
+            "mkdir(1) of a person"
+        );
+        for (waits, process) in [(Actor::Alive { process: 7 }, Some(7)), (Actor::Ended, None)] {
+            assert_eq!(decide_unwritten(waits, || Session::Gone), Unwritten::Waits { process });
+        }
     }
 
     #[test]

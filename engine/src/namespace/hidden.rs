@@ -110,32 +110,33 @@ impl Namespace {
         Ok(())
     }
 
-    /// Gives `path` to a new, closed file with these bytes, with the mode and owner of `like`. What has the name loses it.
+    /// Takes the file at `path` out of sight, and gives its name to a new, closed file with these bytes and its mode and owner. A
+    /// look-up finds the one or the other.
     ///
     /// # Errors
-    /// [`FsError::NoSpace`], [`FsError::NotFound`] for a directory that is gone, [`FsError::ReadOnly`] at the end.
-    pub fn put_file(&self, path: &RelPath, bytes: &[u8], like: Option<NodeId>) -> Result<(), FsError> {
-        let like = like.and_then(|node| self.getattr(node).ok());
-        let caller = Caller {
-            uid: like.as_ref().map_or(0, |like| like.uid),
-            gid: like.as_ref().map_or(0, |like| like.gid),
-            now_ns: self.clock.now_ns(),
-            pid: 0,
-            request: 0,
-        };
-        let parent = self.change(|state| state.make_hidden(HIDDEN, caller.now_ns))?;
+    /// [`FsError::NoSpace`], [`FsError::NotFound`] for a name that is gone, [`FsError::ReadOnly`] at the end.
+    pub fn replace(&self, path: &RelPath, bytes: &[u8]) -> Result<(), FsError> {
+        let old = self.getattr(self.node_at(path.as_bytes()).ok_or(FsError::NotFound)?)?;
+        let now_ns = self.clock.now_ns();
+        let caller = Caller { uid: old.uid, gid: old.gid, now_ns, pid: 0, request: 0 };
+        let parent = self.change(|state| state.make_hidden(HIDDEN, now_ns))?;
         match self.unlink(&caller, parent, NEW) {
             Ok(()) | Err(FsError::NotFound) => {}
             Err(error) => return Err(error),
         }
-        let mode = like.map_or(0o644, |like| like.mode);
-        let (made, open) = self.create(&caller, parent, NEW, mode, WRITE_ONLY)?;
+        let (made, open) = self.create(&caller, parent, NEW, old.mode, WRITE_ONLY)?;
         let written = write_all(&open, bytes).and_then(|()| self.flush(open.fh, &caller, false));
         let released = self.release(open.fh);
         self.forget(made.node, 1);
         written.and(released)?;
-        let to = self.look(|state| state.split(path.as_bytes()))?;
-        self.rename(&caller, (parent, NEW), to, 0)?;
+        self.drop_torn(path)?;
+        self.change(|state| {
+            let to = state.split(path.as_bytes())?;
+            state.move_name(path.as_bytes(), &torn_path(path), now_ns)?;
+            let (new, _) = state.tree.rename((parent, NEW), to, true, now_ns)?;
+            state.renamed(new, now_ns);
+            Ok(())
+        })?;
         self.tell_gone(path.as_bytes());
         Ok(())
     }
@@ -160,19 +161,7 @@ impl Namespace {
 
     fn move_name(&self, from: &[u8], to: &[u8]) -> Result<(), FsError> {
         let now_ns = self.clock.now_ns();
-        self.change(|state| {
-            let (from_parent, from_name) = state.split(from)?;
-            state.tree.entry(from_parent, from_name)?;
-            if let (true, Some(at)) = (is_hidden(to), to.iter().rposition(|byte| *byte == b'/')) {
-                state.make_hidden(&to[..at], now_ns)?;
-            }
-            let to = state.split(to)?;
-            // Not as if the job had renamed it: that would vouch for its bytes.
-            let (moved, _) = state.tree.rename((from_parent, from_name), to, true, now_ns)?;
-            state.tree.touched.node(moved);
-            state.mark(moved);
-            Ok(())
-        })
+        self.change(|state| state.move_name(from, to, now_ns))
     }
 
     /// Removes what a path names and all below it, in slices of the lock. A file that is open goes with its last handle.
@@ -228,6 +217,20 @@ fn write_all(open: &OpenFile, bytes: &[u8]) -> Result<(), FsError> {
 }
 
 impl State {
+    fn move_name(&mut self, from: &[u8], to: &[u8], now_ns: i64) -> Result<(), FsError> {
+        let (from_parent, from_name) = self.split(from)?;
+        self.tree.entry(from_parent, from_name)?;
+        if let (true, Some(at)) = (is_hidden(to), to.iter().rposition(|byte| *byte == b'/')) {
+            self.make_hidden(&to[..at], now_ns)?;
+        }
+        let to = self.split(to)?;
+        // Not as if the job had renamed it: that would vouch for its bytes.
+        let (moved, _) = self.tree.rename((from_parent, from_name), to, true, now_ns)?;
+        self.tree.touched.node(moved);
+        self.mark(moved);
+        Ok(())
+    }
+
     /// The directory and the name of a path.
     fn split<'a>(&self, path: &'a [u8]) -> Result<(NodeId, &'a [u8]), FsError> {
         match path.iter().rposition(|byte| *byte == b'/') {

@@ -10,6 +10,7 @@
 //! with the file marked busy where its bytes are about to change. See `engine/design/0004-namespace.md`.
 
 mod attr;
+mod begun;
 mod cold;
 mod error;
 mod file;
@@ -228,6 +229,8 @@ struct State {
     waiting: u32,
     /// Who took a name of a sealed file away, for the node loop to ask for; the latest.
     removers: VecDeque<(FileId, Arc<WriterId>)>,
+    /// Who made directories, for the same.
+    makers: VecDeque<(NodeId, Arc<WriterId>)>,
     /// Something that a waiter may wait for has happened.
     woken: bool,
 }
@@ -462,6 +465,7 @@ impl State {
             adopted: BTreeMap::new(),
             waiting: 0,
             removers: VecDeque::new(),
+            makers: VecDeque::new(),
             woken: false,
         }
     }

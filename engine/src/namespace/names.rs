@@ -61,8 +61,13 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Exists`], [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NoSpace`] when the journal is full.
     pub fn mkdir(&self, caller: &Caller, parent: NodeId, name: &[u8], mode: u32) -> Result<Attr, FsError> {
+        let maker = self.writers.identify(caller.pid);
         let body = Body::Directory(Box::default());
-        self.make(caller, parent, name, mode & MODE_BITS, body)
+        let made = self.make(caller, parent, name, mode & MODE_BITS, body)?;
+        if let Some(maker) = maker {
+            self.look(|state| state.note_maker(made.node, maker));
+        }
+        Ok(made)
     }
 
     /// Makes a symlink; counts the look-up. The target is kept as it is.

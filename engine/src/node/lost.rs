@@ -111,7 +111,7 @@ impl Engine {
     /// The files of what is out of sight because it could not be read: they may be good again.
     pub(crate) fn lost_targets(&self, place: &[u8]) -> Vec<Listed> {
         let mut paths: BTreeMap<FileId, (&RelPath, Vec<u8>)> = BTreeMap::new();
-        for (id, number) in self.shields.lost_out_of_sight() {
+        for (id, number) in self.shields.out_of_sight() {
             let checkpoint = self.ledger.books[id].path();
             let contents = self.version(id, *number).contents.iter();
             let wanted =
@@ -138,7 +138,7 @@ impl Engine {
         self.hide_names(&candidate)?;
         // Nobody removed it.
         self.gc.keep_unshown(id.clone(), number);
-        self.shields.add_lost(id.clone(), number);
+        self.shields.add_out_of_sight(id.clone(), number);
         let what = format!(
             "version {} cannot be read whole, and went out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts it \
              back, `ckptctl recover --plan` says what a job loads now",

@@ -19,10 +19,12 @@
 //! | `away` | what Tier-3 does not take |
 //! | `flush` | who waits for what to be durable |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
+//! | `partial` | what a stop kept of checkpoints that were not whole |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `gc` | which committed versions are given up |
 //! | `keeping` | pins, and what people remove and bring back |
+//! | `begun` | directories of checkpoints of which nothing was written |
 //! | `proof` | looking at what commits rest on |
 //! | `answer` | reports for people |
 //! | `attributes` | `user.tidemark.*` |
@@ -34,6 +36,7 @@ mod apply;
 mod attributes;
 mod away;
 mod backlog;
+mod begun;
 mod book;
 mod decide;
 mod due;
@@ -44,6 +47,7 @@ mod jobs;
 mod keeping;
 mod ledger;
 mod lost;
+mod partial;
 mod proof;
 mod recover;
 mod recovery;

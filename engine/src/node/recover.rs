@@ -27,6 +27,7 @@ use tidemark_protocol::record::{Record, RecordFile};
 /// What the loop starts with.
 #[derive(Debug, Default)]
 pub struct Recovered {
+    pub(crate) names: Names,
     pub(crate) books: BTreeMap<CheckpointId, Book>,
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
     pub(crate) removed_loose: BTreeMap<RelPath, LooseBook>,
@@ -50,9 +51,10 @@ pub enum RecoverError {
 }
 
 /// What the namespace holds when Tier-3 is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Names {
     /// Nothing: it is filled with cold files.
+    #[default]
     Empty,
     /// Everything: it outlived the daemon, and knows better than Tier-3.
     Kept,
@@ -68,7 +70,7 @@ pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, Re
     let (tree_number, tree) = locate::newest::<TreeDocument>(store, &Series::Tree, &mut passed_over).await?;
     let loose = locate::loose(store, &mut passed_over).await?;
     let pinned = locate::pins(store, &mut passed_over).await?;
-    let mut recovered = Recovered { tree_number, ..Recovered::default() };
+    let mut recovered = Recovered { names, tree_number, ..Recovered::default() };
     let undecided = std::mem::take(&mut catalog.undecided);
     recovered.decided(shared, catalog);
     for attempt in worth_most(undecided) {

@@ -17,7 +17,7 @@ use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::removal::{Left, Removal, Remover, decide};
+use tidemark_protocol::removal::{Actor, Left, Removal, decide};
 use tidemark_protocol::report::EventLevel;
 
 /// Files whose removers are remembered: of a checkpoint with more of them, the last say who it was.
@@ -98,7 +98,7 @@ impl Engine {
     }
 
     fn undo_removal(&mut self, id: &CheckpointId) {
-        let removers: Vec<_> = self.removals.noted[id].iter().map(|who| self.remover(who, &id.run)).collect();
+        let removers: Vec<_> = self.removals.noted[id].iter().map(|who| self.actor(who, &id.run)).collect();
         let book = &self.ledger.books[id];
         let newest = book.newest();
         let committed = newest.filter(|(_, version)| version.checkpoint.is_committed());
@@ -116,18 +116,19 @@ impl Engine {
         }
     }
 
-    fn remover(&self, who: &WriterId, run: &RunPath) -> Remover {
+    /// How a process stands that removed names of a run, or made some.
+    pub(crate) fn actor(&self, who: &WriterId, run: &RunPath) -> Actor {
         let namespace = &self.shared.namespace;
         if is_alive(who) {
-            return Remover::Alive { process: who.tgid };
+            return Actor::Alive { process: who.tgid };
         }
         match namespace.failure(who) {
             // rm(1) exits with 1 for a name that is not there, and meant what it removed.
             Some(failure) if failure.killed || self.has_written(who, run) => {
-                Remover::Failed { process: who.tgid }
+                Actor::Failed { process: who.tgid }
             }
-            None if namespace.is_end_awaited(who) => Remover::Ended,
-            Some(_) | None => Remover::Meant,
+            None if namespace.is_end_awaited(who) => Actor::Ended,
+            Some(_) | None => Actor::Meant,
         }
     }
 

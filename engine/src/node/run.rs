@@ -6,12 +6,14 @@
 use crate::namespace::{NodeId, NotSealable, SealTicket};
 use crate::node::away::{Away, Cause};
 use crate::node::backlog::Backlog;
+use crate::node::begun::Begun;
 use crate::node::book::LooseStage;
 use crate::node::decide::Action;
 use crate::node::flush::Flushes;
 use crate::node::gc::Gc;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::Ledger;
+use crate::node::partial::Partial;
 use crate::node::recover::Recovered;
 use crate::node::removed::Removals;
 use crate::node::scrub::Scrub;
@@ -93,6 +95,8 @@ pub(crate) struct Engine {
     pub(crate) gc: Gc,
     pub(crate) shields: Shields,
     pub(crate) removals: Removals,
+    pub(crate) begun: Begun,
+    pub(crate) partial: Partial,
     /// Books whose candidate is not covered by a version: looked at again as time passes.
     pub(crate) unsettled: BTreeSet<CheckpointId>,
     pub(crate) backlog: Backlog,
@@ -209,13 +213,15 @@ impl Engine {
         ledger.loose = recovered.loose;
         ledger.removed_loose = recovered.removed_loose;
         ledger.loose_numbers = recovered.loose_numbers;
-        let engine = Self {
+        let mut engine = Self {
             flushes: Flushes::default(),
             tree: TreeState::new(recovered.tree_number),
             scrub: Scrub::new(now),
             gc: Gc::new(recovered.pins, recovered.unshown, now),
             shields: Shields::default(),
             removals: Removals::default(),
+            begun: Begun::default(),
+            partial: Partial::default(),
             shared,
             ledger,
             jobs: JoinSet::new(),
@@ -236,6 +242,7 @@ impl Engine {
         for run in runs {
             engine.classify_run(&run);
         }
+        engine.hide_partial(recovered.names);
         engine
     }
 
@@ -259,10 +266,13 @@ impl Engine {
             self.serve_owed(now);
             self.mend_cut_trackers(now);
             self.undo_removals(now);
+            self.drop_begun(now);
+            self.follow_partial(now);
             self.hide_lost();
         }
         self.start_seals();
         self.hear_removers();
+        self.hear_makers();
         for id in std::mem::take(&mut self.ledger.due) {
             self.look_at(&id);
         }
@@ -362,7 +372,7 @@ impl Engine {
         }
     }
 
-    fn fetch(&mut self, node: NodeId) {
+    pub(crate) fn fetch(&mut self, node: NodeId) {
         if self.fetching.contains(&node) {
             return;
         }

@@ -17,7 +17,7 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
-use tidemark_protocol::path::RelPath;
+use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
@@ -47,26 +47,26 @@ pub(crate) struct Shields {
     trackers_at: Option<Instant>,
     /// An administrator wants these to be seen. The next daemon hides them again.
     returned: BTreeSet<CheckpointId>,
-    /// Committed versions that cannot be read whole, and are out of sight.
-    lost: BTreeSet<(CheckpointId, Number)>,
+    /// Versions out of sight that nobody removed: those that cannot be read whole, and what a stop kept of those that were not.
+    out_of_sight: BTreeSet<(CheckpointId, Number)>,
 }
 
 impl Shields {
-    pub(crate) fn is_lost_out_of_sight(&self, id: &CheckpointId, number: Number) -> bool {
-        self.lost.contains(&(id.clone(), number))
+    pub(crate) fn is_out_of_sight(&self, id: &CheckpointId, number: Number) -> bool {
+        self.out_of_sight.contains(&(id.clone(), number))
     }
 
-    pub(crate) fn lost_out_of_sight(&self) -> impl Iterator<Item = &(CheckpointId, Number)> {
-        self.lost.iter()
+    pub(crate) fn out_of_sight(&self) -> impl Iterator<Item = &(CheckpointId, Number)> {
+        self.out_of_sight.iter()
     }
 
-    pub(crate) fn add_lost(&mut self, id: CheckpointId, number: Number) {
-        self.lost.insert((id, number));
+    pub(crate) fn add_out_of_sight(&mut self, id: CheckpointId, number: Number) {
+        self.out_of_sight.insert((id, number));
     }
 }
 
 /// The names of a checkpoint that move together: its directory, or each of its files.
-fn names_of(candidate: &Candidate) -> Vec<RelPath> {
+pub(crate) fn names_of(candidate: &Candidate) -> Vec<RelPath> {
     let mut names: Vec<RelPath> = match (candidate.shape, candidate.id.path()) {
         (Shape::Tree, Some(top)) => {
             let beside = candidate.temporaries.iter().filter(|path| !path.is_below(&top));
@@ -119,37 +119,37 @@ impl Engine {
         let views: Vec<_> = self.ledger.files_of(candidate, &self.ledger.books[id].scope).collect();
         let torn_ns = views.iter().map(|(_, view)| view.closed_ns).max().unwrap_or(0);
         let writers: Vec<_> = views.iter().flat_map(|(_, view)| &view.writers).collect();
-        // The first of each session says when it was launched.
-        let mut first: BTreeMap<&SessionKey, &WriterId> = BTreeMap::new();
-        for writer in &writers {
-            let known = first.entry(&writer.session).or_insert(writer);
-            if writer.start_time_ticks < known.start_time_ticks {
-                *known = writer;
+        let keys: BTreeSet<_> = writers.iter().map(|writer| &writer.session).collect();
+        let of = |key: &SessionKey| {
+            writers.iter().copied().filter(|writer| writer.session == *key).collect::<Vec<_>>()
+        };
+        keys.into_iter().map(|key| self.session_of(&id.run, &of(key), torn_ns)).collect()
+    }
+
+    /// What is known of the session of these writers, which is one, and of who was there of it at `before_ns`.
+    pub(crate) fn session_of(&self, run: &RunPath, writers: &[&WriterId], before_ns: i64) -> Session {
+        // The first says when it was launched.
+        let first =
+            writers.iter().min_by_key(|writer| writer.start_time_ticks).expect("a session has a writer");
+        if let Some(process) = self.writer_of(run, &first.session) {
+            return Session::Alive { process };
+        }
+        if let Some(writer) = writers.iter().find(|writer| !writer.environment_seen) {
+            let why = format!("the environment of process {} was not seen", writer.tgid);
+            return Session::Doubtful { why };
+        }
+        match self.shared.namespace.peers(first, before_ns) {
+            Peers::None => Session::Gone,
+            Peers::Some { process } => Session::Alive { process },
+            Peers::Unknown { process } => {
+                Session::Doubtful { why: format!("the environment of process {process} cannot be read") }
             }
         }
-        let mut sessions = Vec::new();
-        for (key, writer) in first {
-            let unseen = writers.iter().find(|writer| writer.session == *key && !writer.environment_seen);
-            sessions.push(match (self.writer_of(id, key), unseen) {
-                (Some(process), _) => Session::Alive { process },
-                (None, Some(writer)) => Session::Doubtful {
-                    why: format!("the environment of process {} was not seen", writer.tgid),
-                },
-                (None, None) => match self.shared.namespace.peers(writer, torn_ns) {
-                    Peers::None => Session::Gone,
-                    Peers::Some { process } => Session::Alive { process },
-                    Peers::Unknown { process } => Session::Doubtful {
-                        why: format!("the environment of process {process} cannot be read"),
-                    },
-                },
-            });
-        }
-        sessions
     }
 
     /// A living process that wrote in the run, of that session.
-    fn writer_of(&self, id: &CheckpointId, session: &SessionKey) -> Option<u32> {
-        let run = id.run.path();
+    fn writer_of(&self, run: &RunPath, session: &SessionKey) -> Option<u32> {
+        let run = run.path();
         let of_run = self.ledger.files().filter(|(path, _)| run.is_none_or(|run| path.is_below(run)));
         let mut asked = BTreeSet::new();
         for writer in of_run.flat_map(|(_, view)| &view.writers).filter(|writer| writer.session == *session) {
@@ -267,7 +267,7 @@ impl Engine {
     }
 
     /// Lets a tracker beside `beside` name what is whole, where it does not.
-    fn mend(
+    pub(crate) fn mend(
         &mut self,
         beside: &CheckpointId,
         hidden: Option<Named<'_>>,
@@ -291,8 +291,7 @@ impl Engine {
         let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
             Tracker::Stays => return,
             Tracker::Says(says) => {
-                let put = namespace.hide(path);
-                let put = put.and_then(|()| namespace.put_file(path, &says, Some(view.node)));
+                let put = namespace.replace(path, &says);
                 let text = String::from_utf8_lossy(&says).into_owned();
                 put.map(|()| format!("{path} says {text}, the newest whole one"))
             }
@@ -306,7 +305,7 @@ impl Engine {
         }
     }
 
-    fn trackers_of<'a>(
+    pub(crate) fn trackers_of<'a>(
         &'a self,
         id: &'a CheckpointId,
         framework: &'a str,
@@ -397,7 +396,7 @@ impl Engine {
             }
         }
         self.shields.returned.insert(found.id.clone());
-        self.shields.lost.retain(|(id, _)| *id != found.id);
+        self.shields.out_of_sight.retain(|(id, _)| *id != found.id);
         self.gc.is_shown_again(&found.id);
         self.event(EventLevel::Info, "undeleted", &found.id, "it is in sight again, as it is".to_owned());
         let (timeline, version) = self.next_number(&found.id);

@@ -148,13 +148,14 @@ impl Engine {
         };
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
         let unsaved = Unsaved::of(self.ledger.books.values(), &snapshot);
+        let begun: BTreeSet<_> = self.begun().collect();
         let mut withheld = false;
         let directories: Vec<_> = snapshot
             .directories
             .iter()
             .filter_map(|node| Some(Directory { path: path(&node.path)?, attributes: attributes(node) }))
             .filter(|directory| {
-                let left_out = unsaved.has(&directory.path);
+                let left_out = unsaved.has(&directory.path) || begun.contains(&directory.path);
                 withheld |= left_out;
                 !left_out
             })
@@ -188,8 +189,8 @@ impl Engine {
                 only_copy
             };
             // What the daemon took out of sight is not removed.
-            let unshown = shown(book, None)
-                .is_some_and(|(number, _)| self.shields.is_lost_out_of_sight(&book.id, *number));
+            let unshown =
+                shown(book, None).is_some_and(|(number, _)| self.shields.is_out_of_sight(&book.id, *number));
             match if unshown { Removed::Nothing } else { here.removed(book) } {
                 Removed::Nothing => {}
                 Removed::All(number) => {

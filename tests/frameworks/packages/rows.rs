@@ -13,8 +13,20 @@ use super::life::{Life, Steps};
 use super::{Package, ROW, comes_back, start};
 use crate::environment;
 
-const ACCELERATE: Package =
-    Package { name: "accelerate", script: "accelerate_saves.py", ranks: 2, arguments: &["2"], ..ROW };
+const ACCELERATE: Package = Package {
+    name: "accelerate",
+    script: "accelerate_saves.py",
+    ranks: 2,
+    arguments: &["2"],
+    // Nothing says what a user registered; of the first save not even the one before it does.
+    between_chairs: |run| {
+        let first = names(&run.join("checkpoints/checkpoint_0"));
+        let only = names(&run.join("checkpoints")).len() == 1;
+        only && first.iter().filter(|name| name.starts_with("random_states")).count() == 2
+            && !first.iter().any(|name| name.starts_with("custom_checkpoint"))
+    },
+    ..ROW
+};
 
 /// Removes the oldest by the directories' mtimes, which a restart with empty memory must give back.
 #[test]
@@ -79,6 +91,25 @@ fn accelerate_killed_before_it_writes_what_was_registered() {
     let events = String::from_utf8(daemon.ctl(&["events"]).stdout).expect("text");
     assert!(events.contains("failed at 5 files, and the version before has 6"), "{events}");
     goes_on_as_before(life, &found);
+}
+
+/// The directory is there, and nothing in it: Accelerate would load from it, and fail.
+#[test]
+fn accelerate_killed_before_it_writes_anything() {
+    let Some(python) = environment() else { return };
+    let daemon = crate::daemon("1GiB");
+    let outside = daemon.scratch("outside");
+    let row = |arguments| Package { arguments, ..ACCELERATE };
+    let (well, stops) = (row(&["2"]), row(&["2", "made", "1"]));
+    let first = daemon.mount().join(ACCELERATE.name).join("checkpoints/checkpoint_0");
+    let life = start(&stops, &python, daemon.mount(), &outside, 3);
+    let (found, killed) = life
+        .killed_when("an empty directory", || fs::read_dir(&first).is_ok_and(|listed| listed.count() == 0));
+    assert_eq!((killed.saved, killed.begun), (None, Some(1)));
+    let mut life = start(&well, &python, daemon.mount(), &outside, 3);
+    assert_eq!(life.resumed(), 0, "{:#?}", daemon.checkpoints());
+    let (again, _) = life.ends();
+    assert!(found.iter().zip(&again).all(|(found, again)| found[&1] == again[&1]), "as it was before");
 }
 
 /// Of a limit of one nothing is left between the two. What was removed is back.

@@ -162,6 +162,12 @@ impl Rules {
         grouping
     }
 
+    /// The checkpoint that a directory is by its name, whatever is in it.
+    #[must_use]
+    pub fn named_by_directory(&self, directory: &RelPath) -> Option<CheckpointId> {
+        id_of(Some(directory)).filter(|_| self.names_tree(directory))
+    }
+
     /// The smallest directory (`None` is the mount) whose files decide about `path`: group all files below it again
     /// when something happened to `path`.
     #[must_use]

@@ -1,0 +1,107 @@
+//! What a stop kept of checkpoints that were not whole: out of sight before anybody looks, as it would have been had this memory
+//! outlived the job, and the trackers beside it name what is whole.
+//!
+//! Owns: which versions those are, waiting for what trackers say. Does not own: keeping it (`rescue`), where the names lie and
+//! the way back (`shield`).
+
+use crate::node::book::{Book, Number};
+use crate::node::recover::{Names, shown};
+use crate::node::run::Engine;
+use crate::node::shield::names_of;
+use std::time::{Duration, Instant};
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::report::EventLevel;
+use tidemark_protocol::shield::Named;
+
+/// Between two looks at trackers that have to be fetched.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// Checkpoints that went out of sight at the start, whose trackers were not looked at yet.
+#[derive(Debug, Default)]
+pub(crate) struct Partial {
+    to_follow: Vec<(CheckpointId, Number)>,
+    not_before: Option<Instant>,
+}
+
+impl Engine {
+    /// Before the mount is there. `Kept` names lie where the last daemon, or a person, wanted them.
+    pub(crate) fn hide_partial(&mut self, names: Names) {
+        if self.shields_nothing() {
+            return;
+        }
+        let is_partial = |book: &Book| {
+            let (number, version) = shown(book, None)?;
+            let checkpoint = &version.checkpoint;
+            let kept = version.record().partial && !checkpoint.is_proven() && !checkpoint.is_committed();
+            kept.then(|| (book.id.clone(), *number))
+        };
+        let partial: Vec<_> = self.ledger.books.values().filter_map(is_partial).collect();
+        for (id, number) in partial {
+            let version = self.version(&id, number);
+            let why = version.record().evidence_detail.clone();
+            let candidates = self.ledger.rules().group(version.contents.keys()).candidates;
+            let Some(candidate) = candidates.into_iter().find(|candidate| candidate.id == id) else {
+                continue;
+            };
+            let in_sight = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
+            match (names_of(&candidate).iter().find(in_sight).is_some(), names) {
+                (true, Names::Kept) => continue,
+                (true, Names::Empty) => {
+                    if let Err(error) = self.hide_names(&candidate) {
+                        tracing::error!(checkpoint = %format_args!("{}/{}", id.run, id.directory), %error, "a part of a checkpoint stays in sight");
+                        continue;
+                    }
+                    let what = format!(
+                        "{} files of it were kept, and are out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts \
+                         them back",
+                        candidate.files.len()
+                    );
+                    self.event(EventLevel::Warn, "hidden", &id, what);
+                    self.partial.to_follow.push((id.clone(), number));
+                }
+                (false, Names::Kept | Names::Empty) => {}
+            }
+            // Nobody removed it.
+            self.shields.add_out_of_sight(id, number);
+        }
+    }
+
+    /// Looks at the trackers beside what went, once what they may name is known.
+    pub(crate) fn follow_partial(&mut self, now: Instant) {
+        if self.partial.to_follow.is_empty() || self.partial.not_before.is_some_and(|at| at > now) {
+            return;
+        }
+        self.partial.not_before = Some(now + ASK_EVERY);
+        for (id, number) in std::mem::take(&mut self.partial.to_follow) {
+            if !self.follow_at_start(&id, number) {
+                self.partial.to_follow.push((id, number));
+            }
+        }
+    }
+
+    /// Whether all trackers could be looked at.
+    fn follow_at_start(&mut self, id: &CheckpointId, number: Number) -> bool {
+        let of_run = self.ledger.books.values().filter(|book| book.id.run == id.run);
+        let is_known = |book: &Book| {
+            book.candidate.is_some()
+                || book.committed().is_none()
+                || self.shared.namespace.node_at(&book.path()).is_none()
+        };
+        if !of_run.clone().all(is_known) {
+            return false;
+        }
+        let record = self.version(id, number).record();
+        let (framework, step) = (record.framework.clone(), record.step.map(|step| step.0));
+        let mut all = true;
+        for (path, view, holds) in self.trackers_of(id, &framework).collect::<Vec<_>>() {
+            if view.host {
+                self.mend(id, Some(Named::of(id, step)), &path, &view, holds);
+            } else {
+                self.fetch(view.node);
+                all = false;
+            }
+        }
+        all
+    }
+}
