@@ -182,7 +182,12 @@ impl Ranks {
     }
 
     /// Looks at what the ranks have printed until `found` gives something; fails when they end, or one fails, without it.
-    pub fn wait_until<T>(&mut self, what: &str, mut found: impl FnMut(&Self) -> Option<T>) -> T {
+    pub fn wait_until<T>(&mut self, what: &str, found: impl FnMut(&Self) -> Option<T>) -> T {
+        self.seen(what, found).unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    /// As [`Ranks::wait_until`], for who has more to say: `Err` is what was waited for and what they said.
+    pub fn seen<T>(&mut self, what: &str, mut found: impl FnMut(&Self) -> Option<T>) -> Result<T, String> {
         let mut over = false;
         let seen = process::until(SCRIPT_LIMIT, || {
             let was_over = over;
@@ -191,9 +196,9 @@ impl Ranks {
             over = ends.iter().all(Option::is_some) || ends.iter().flatten().any(|end| !end.success());
             found(self).map(Some).or_else(|| was_over.then_some(None))
         });
-        seen.flatten().unwrap_or_else(|| {
+        seen.flatten().ok_or_else(|| {
             let said: Vec<_> = (0..self.children.len()).map(|rank| self.said(rank)).collect();
-            panic!("{}: never {what}:\n{}", self.shown, said.join("\n"))
+            format!("{}: never {what}:\n{}", self.shown, said.join("\n"))
         })
     }
 

@@ -10,16 +10,24 @@ use std::sync::Arc;
 use tidemark_protocol::path::RelPath;
 
 /// Directories that wait for the node loop to ask: it does so many times a second.
-const MAKERS_MAX: usize = 1024;
+const MADE_MAX: usize = 1024;
 
 /// Directories below one that were looked at; with more it counts as written.
 const DIRECTORIES_MAX: usize = 64;
 
+/// A directory, and who made it when.
+#[derive(Debug, Clone)]
+pub struct Made {
+    pub directory: NodeId,
+    pub maker: Arc<WriterId>,
+    pub at_ns: i64,
+}
+
 impl Namespace {
-    /// Who made directories since this was asked last; of very many the latest.
+    /// Which directories were made since this was asked last; of very many the latest.
     #[must_use]
-    pub fn take_makers(&self) -> VecDeque<(NodeId, Arc<WriterId>)> {
-        self.look(|state| std::mem::take(&mut state.makers))
+    pub fn take_made(&self) -> VecDeque<Made> {
+        self.look(|state| std::mem::take(&mut state.made))
     }
 
     /// The path of a directory that holds nothing but directories, and theirs; none where there is more, or nothing any more.
@@ -51,10 +59,10 @@ impl Namespace {
 }
 
 impl State {
-    pub(super) fn note_maker(&mut self, directory: NodeId, maker: Arc<WriterId>) {
-        if self.makers.len() == MAKERS_MAX {
-            self.makers.pop_front();
+    pub(super) fn note_made(&mut self, made: Made) {
+        if self.made.len() == MADE_MAX {
+            self.made.pop_front();
         }
-        self.makers.push_back((directory, maker));
+        self.made.push_back(made);
     }
 }

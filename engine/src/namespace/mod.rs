@@ -36,6 +36,7 @@ mod writer;
 mod xattr;
 
 pub use attr::{Attr, Kind, SetAttr, SetTime, Special, Ttl};
+pub use begun::Made;
 pub use cold::{AdoptEntry, AdoptKind, ColdFile};
 pub use error::FsError;
 pub use file::ObjectCopy;
@@ -229,8 +230,8 @@ struct State {
     waiting: u32,
     /// Who took a name of a sealed file away, for the node loop to ask for; the latest.
     removers: VecDeque<(FileId, Arc<WriterId>)>,
-    /// Who made directories, for the same.
-    makers: VecDeque<(NodeId, Arc<WriterId>)>,
+    /// Which directories were made, for the same.
+    made: VecDeque<Made>,
     /// Something that a waiter may wait for has happened.
     woken: bool,
 }
@@ -465,7 +466,7 @@ impl State {
             adopted: BTreeMap::new(),
             waiting: 0,
             removers: VecDeque::new(),
-            makers: VecDeque::new(),
+            made: VecDeque::new(),
             woken: false,
         }
     }

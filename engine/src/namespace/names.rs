@@ -4,6 +4,7 @@
 //! Does not own: the structure they work on (`tree`), creating files (`open`).
 
 use super::attr::{Attr, Kind, Special, attr};
+use super::begun::Made;
 use super::handle::DirEntry;
 use super::node::{Body, Node};
 use super::session::Answer;
@@ -65,7 +66,8 @@ impl Namespace {
         let body = Body::Directory(Box::default());
         let made = self.make(caller, parent, name, mode & MODE_BITS, body)?;
         if let Some(maker) = maker {
-            self.look(|state| state.note_maker(made.node, maker));
+            let made = Made { directory: made.node, maker, at_ns: caller.now_ns };
+            self.look(|state| state.note_made(made));
         }
         Ok(made)
     }

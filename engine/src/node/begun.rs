@@ -6,10 +6,9 @@
 //! Resume code takes the directory with the highest number, and fails on an empty one (Accelerate, HF Trainer). Nothing is lost with
 //! it, so it is not kept out of sight. Nothing of it outlives the daemon: the next one leaves what is there.
 
-use crate::namespace::WriterId;
+use crate::namespace::Made;
 use crate::node::run::Engine;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
@@ -32,18 +31,16 @@ pub(crate) struct Begun {
 
 #[derive(Debug)]
 struct Directory {
-    maker: Arc<WriterId>,
-    made_ns: i64,
+    made: Made,
     /// Not asked again before, unless the process ends that was alive then.
     later: Option<(Instant, Option<u32>)>,
 }
 
 impl Engine {
-    /// Takes down who made what since the last time.
-    pub(crate) fn hear_makers(&mut self) {
-        let made_ns = self.shared.now_ns();
-        for (directory, maker) in self.shared.namespace.take_makers() {
-            self.begun.directories.insert(directory, Directory { maker, made_ns, later: None });
+    /// Takes down what was made since the last time.
+    pub(crate) fn hear_made(&mut self) {
+        for made in self.shared.namespace.take_made() {
+            self.begun.directories.insert(made.directory, Directory { made, later: None });
         }
         while self.begun.directories.len() > DIRECTORIES_MAX {
             self.begun.directories.pop_first();
@@ -77,13 +74,13 @@ impl Engine {
             }
             // One that gets such a name later is still remembered then.
             let Some((id, directories)) = self.begun_at(node) else { continue };
-            let Directory { maker, made_ns, .. } = &self.begun.directories[&node];
+            let Made { maker, at_ns, .. } = &self.begun.directories[&node].made;
             let actor = self.actor(maker, &id.run);
             if actor == Actor::Ended {
                 // Its parent asks within moments, and a job may be started again in a second.
                 continue;
             }
-            let session = || self.session_of(&id.run, &[maker], *made_ns);
+            let session = || self.session_of(&id.run, &[maker], *at_ns);
             match shield::decide_unwritten(actor, session) {
                 Unwritten::Stays => self.begun_ends(node),
                 Unwritten::Waits { process } => {

@@ -272,7 +272,7 @@ impl Engine {
         }
         self.start_seals();
         self.hear_removers();
-        self.hear_makers();
+        self.hear_made();
         for id in std::mem::take(&mut self.ledger.due) {
             self.look_at(&id);
         }

@@ -50,14 +50,14 @@ impl Life {
         Self { ranks, world }
     }
 
-    /// Waits until every rank has said where it goes on. They must agree.
-    pub(super) fn resumed(&mut self) -> u64 {
+    /// Waits until every rank has said where it goes on. They must agree. `Err` is what they said instead.
+    pub(super) fn resumed(&mut self) -> Result<u64, String> {
         let world = self.world;
-        let all = self.ranks.wait_until("RESUMED", |ranks| {
+        let all = self.ranks.seen("RESUMED", |ranks| {
             (0..world).map(|rank| last(&ranks.printed(rank), "RESUMED")).collect::<Option<Vec<u64>>>()
-        });
-        assert!(all.iter().all(|step| *step == all[0]), "the ranks go on from different steps: {all:?}");
-        all[0]
+        })?;
+        let agree = all.iter().all(|step| *step == all[0]);
+        if agree { Ok(all[0]) } else { Err(format!("the ranks go on from different steps: {all:?}")) }
     }
 
     /// Lets it come to its end. Gives its hashes, and how long a save and the time between two took it.

@@ -19,6 +19,7 @@ mod slow_rank;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use life::{Killed, Life, Moment, Pace, Steps};
 use tidemark_tests::campaign::dice::Dice;
@@ -158,6 +159,17 @@ fn start(package: &Package, python: &Python, place: &Path, outside: &Path, steps
     Life::new(ranks, package.ranks)
 }
 
+/// Where a life goes on; where it does not, what lies there and what the daemon did last.
+fn resumed(life: &mut Life, daemon: &Daemon, name: &str) -> u64 {
+    life.resumed().unwrap_or_else(|said| {
+        let found =
+            Command::new("find").arg(daemon.mount().join(name)).args(["-printf", "%p %s %t\\n"]).output();
+        let found = found.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        let events = daemon.ctl(&["events"]);
+        panic!("{said}\n{}\n{}", found.unwrap_or_default(), shown(&events))
+    })
+}
+
 /// What has happened to a job so far.
 struct Told {
     kills: Vec<Killed>,
@@ -167,7 +179,7 @@ struct Told {
 impl Told {
     /// Where the next life goes on: from the newest whole save, or from a newer one that was only not said to be done.
     fn resumes(&mut self, life: &mut Life, package: &Package, seed: u64, daemon: &Daemon) -> u64 {
-        let resumed = life.resumed();
+        let resumed = resumed(life, daemon, package.name);
         let whole = self.kills.iter().filter_map(|killed| killed.saved).max().unwrap_or(0);
         let begun = self.kills.last().and_then(|killed| killed.begun).unwrap_or(0).max(whole);
         assert!(

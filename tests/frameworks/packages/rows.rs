@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
 
 use super::life::{Life, Steps};
-use super::{Package, ROW, comes_back, start};
+use super::{Package, ROW, comes_back, resumed, start};
 use crate::environment;
 
 const ACCELERATE: Package = Package {
@@ -87,7 +87,7 @@ fn accelerate_killed_before_it_writes_what_was_registered() {
     });
     assert_eq!((killed.saved, killed.begun), (Some(2), Some(3)));
     let mut life = start(&well, &python, daemon.mount(), &outside, 4);
-    assert_eq!(life.resumed(), 2, "{:#?}", daemon.checkpoints());
+    assert_eq!(resumed(&mut life, &daemon, ACCELERATE.name), 2);
     let events = String::from_utf8(daemon.ctl(&["events"]).stdout).expect("text");
     assert!(events.contains("failed at 5 files, and the version before has 6"), "{events}");
     goes_on_as_before(life, &found);
@@ -107,7 +107,7 @@ fn accelerate_killed_before_it_writes_anything() {
         .killed_when("an empty directory", || fs::read_dir(&first).is_ok_and(|listed| listed.count() == 0));
     assert_eq!((killed.saved, killed.begun), (None, Some(1)));
     let mut life = start(&well, &python, daemon.mount(), &outside, 3);
-    assert_eq!(life.resumed(), 0, "{:#?}", daemon.checkpoints());
+    assert_eq!(resumed(&mut life, &daemon, ACCELERATE.name), 0);
     let (again, _) = life.ends();
     assert!(found.iter().zip(&again).all(|(found, again)| found[&1] == again[&1]), "as it was before");
 }
@@ -134,7 +134,7 @@ fn accelerate_killed_between_its_delete_and_its_write() {
     });
     assert_eq!((killed.saved, killed.begun), (Some(2), Some(3)));
     let mut life = start(&well, &python, daemon.mount(), &outside, 4);
-    assert_eq!(life.resumed(), 2, "{:#?}", daemon.checkpoints());
+    assert_eq!(resumed(&mut life, &daemon, ACCELERATE.name), 2);
     let events = String::from_utf8(daemon.ctl(&["events"]).stdout).expect("text");
     assert!(events.contains("removed it, and failed before anything else of the run was whole"), "{events}");
     goes_on_as_before(life, &found);

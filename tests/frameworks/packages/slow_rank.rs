@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidemark_tests::{machine, process};
 
-use super::{assert_same, deepspeed, start};
+use super::{assert_same, deepspeed, resumed, start};
 use crate::environment;
 
 /// Rank 1 is late with this one; its two before are whole.
@@ -41,7 +41,7 @@ fn deepspeed_resumes_where_latest_named_a_step_that_lacks_a_rank() {
     assert_eq!((killed.saved, killed.begun), (Some(LATE - 1), Some(LATE)));
 
     let mut life = start(&well, &python, daemon.mount(), &outside, STEPS);
-    assert_eq!(life.resumed(), LATE - 1, "{:#?}", daemon.checkpoints());
+    assert_eq!(resumed(&mut life, &daemon, late.name), LATE - 1);
     let torn = daemon.mount().join(".tidemark/torn").join(late.name).join("global_step3");
     let (found, _) = life.ends();
     assert_same(&well, 0, &found, &truth);
