@@ -78,6 +78,16 @@ impl Bench {
         self.say(&format!("RESULT {line}"))
     }
 
+    /// Prints a figure that nothing is compared with, and its RESULT line.
+    ///
+    /// # Errors
+    /// A closed stdout.
+    pub fn figure(&self, name: &str, unit: &str, value: f64) -> anyhow::Result<()> {
+        self.say(&format!("{name}: {value:.4} {unit}"))?;
+        let line = json!({"name": name, "value": value, "unit": unit, "baseline": null, "ratio": null});
+        self.say(&format!("RESULT {line}"))
+    }
+
     /// One line to stdout.
     ///
     /// # Errors
