@@ -1,14 +1,18 @@
 //! Tier-3 in a directory: `file:///path`, on Lustre or any POSIX mount.
 //!
 //! Owns: [`PosixStore`], its bound on blocking calls, and its errors. Does not own: the system calls (`files`),
-//! the names (`names`), who shares an fsync (`sync`), comparing what was written (`compare`).
+//! the names (`names`), who shares an fsync (`sync`), comparing what was written (`compare`), parts past the page cache
+//! (`direct`, `ring`, `buffers`).
 //!
 //! A file appears under its key only when it is whole and durable: temporary name, fsync of the file, link(2) as
 //! create-if-absent (else renameat2 with RENAME_NOREPLACE), fsync of every directory up to the root.
 
+mod buffers;
 mod compare;
+mod direct;
 mod files;
 mod names;
+mod ring;
 mod sync;
 
 use super::{
@@ -17,6 +21,7 @@ use super::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
+use direct::Direct;
 use files::Staged;
 use futures::{TryStreamExt, stream};
 use names::{STAGING, path_of};
@@ -39,6 +44,7 @@ pub struct PosixStore {
     url: String,
     calls: Arc<Semaphore>,
     syncs: Arc<DirectorySyncs>,
+    direct: Arc<Direct>,
 }
 
 impl PosixStore {
@@ -46,8 +52,11 @@ impl PosixStore {
     pub async fn open(root: &Path) -> Result<Self, StoreError> {
         let url = format!("file://{}", root.display());
         let calls = Arc::new(Semaphore::new(PARALLEL_CALLS));
-        let store = Self { root: root.to_owned(), url, calls, syncs: Arc::default() };
+        let direct = Arc::<Direct>::default();
+        let store =
+            Self { root: root.to_owned(), url, calls, syncs: Arc::default(), direct: Arc::clone(&direct) };
         store.call(Operation::Open, "", files::prepare).await?;
+        store.call(Operation::Open, "", move |root| files::try_direct(root, &direct)).await?;
         Ok(store)
     }
 
@@ -172,9 +181,12 @@ impl Store for PosixStore {
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         self.check(Operation::GetRange, key)?;
         let path = path_of(&self.root, key);
-        let wanted = range.clone();
+        let (wanted, direct) = (range.clone(), Arc::clone(&self.direct));
         let read = self
             .io(move |_| {
+                if let Some(bytes) = direct.read(&path, &wanted) {
+                    return Ok(Ok(bytes));
+                }
                 let file = files::open_object(&path)?;
                 let size_bytes = file.metadata()?.len();
                 if wanted.start > wanted.end || wanted.end > size_bytes {
@@ -250,12 +262,14 @@ impl Store for PosixStore {
         if size_bytes <= limits.part_bytes {
             // One piece: one call to the pool and back, not three.
             let bytes = read_part(key, &source, 0..size_bytes).await?;
-            let upload = move |root: &Path| files::upload(root, &target, &bytes, &syncs);
+            let direct = Arc::clone(&self.direct);
+            let upload = move |root: &Path| files::upload(root, &target, &bytes, &syncs, &direct);
             let other = self.call(Operation::Upload, key, upload).await?;
             return self.uploaded(key, size_bytes, other);
         }
+        let direct = Arc::clone(&self.direct);
         let staged = self
-            .call(Operation::Upload, key, move |root| Staged::new(root, size_bytes))
+            .call(Operation::Upload, key, move |root| Staged::new_direct(root, size_bytes, &direct))
             .await
             .map(Arc::new)?;
         stream::iter(part_ranges(size_bytes, limits.part_bytes).map(Ok))
