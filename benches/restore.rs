@@ -47,7 +47,8 @@ fn main() -> anyhow::Result<()> {
     files::remove(&theirs)?;
     mount.close()?;
     bench.result("restore_cold", "GB/s", medians)?;
-    bench.figure("restore_cold_anonymous_peak", "MiB", footprint.peak_mib())
+    bench.figure("restore_cold_anonymous_peak", "MiB", footprint.peak_mib())?;
+    bench.figure("restore_cold_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }
 
 /// A process of its own writes the file and is killed; then the file is read.

@@ -46,5 +46,6 @@ fn main() -> anyhow::Result<()> {
     files::remove(&theirs)?;
     mount.close()?;
     bench.result("restore_s3", "GB/s", medians)?;
-    bench.figure("restore_s3_anonymous_peak", "MiB", footprint.peak_mib())
+    bench.figure("restore_s3_anonymous_peak", "MiB", footprint.peak_mib())?;
+    bench.figure("restore_s3_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }

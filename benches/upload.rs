@@ -33,5 +33,6 @@ fn main() -> anyhow::Result<()> {
     files::remove(&source)?;
     mount.close()?;
     bench.result("upload_local", "GB/s", medians)?;
-    bench.figure("upload_local_anonymous_peak", "MiB", footprint.peak_mib())
+    bench.figure("upload_local_anonymous_peak", "MiB", footprint.peak_mib())?;
+    bench.figure("upload_local_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }

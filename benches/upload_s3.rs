@@ -37,5 +37,6 @@ fn main() -> anyhow::Result<()> {
     )?;
     mount.close()?;
     bench.result("upload_s3", "GB/s", medians)?;
-    bench.figure("upload_s3_anonymous_peak", "MiB", footprint.peak_mib())
+    bench.figure("upload_s3_anonymous_peak", "MiB", footprint.peak_mib())?;
+    bench.figure("upload_s3_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }

@@ -144,7 +144,14 @@ mod tests {
 
     #[test]
     fn the_first_of_a_round_alternates() {
-        let options = Options { path: None, baseline: PathBuf::new(), size_bytes: 1, rounds: 3, smoke: true };
+        let options = Options {
+            path: None,
+            baseline: PathBuf::new(),
+            size_bytes: 1,
+            tier1_bytes: None,
+            rounds: 3,
+            smoke: true,
+        };
         let order = RefCell::new(String::new());
         let sample = |letter: char| {
             order.borrow_mut().push(letter);

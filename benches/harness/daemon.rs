@@ -84,7 +84,8 @@ impl Mount {
         bucket: Option<Bucket>,
     ) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("tidemark-bench-").tempdir().context("make a folder")?;
-        let tier1_bytes = options.size_bytes.saturating_mul(TIER1_PER_SIZE).max(TIER1_MIN_BYTES);
+        let usual_bytes = options.size_bytes.saturating_mul(TIER1_PER_SIZE).max(TIER1_MIN_BYTES);
+        let tier1_bytes = options.tier1_bytes.unwrap_or(usual_bytes);
         let config = config.map(ToOwned::to_owned);
         let child = launch(folder.path(), config.as_deref(), tier1_bytes, bucket.as_ref())?;
         let mut daemon = Daemon { child, folder, config, tier1_bytes, bucket };
