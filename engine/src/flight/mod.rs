@@ -27,9 +27,8 @@ pub struct Flight {
 #[derive(Debug)]
 struct Counts {
     window: Window,
-    /// Places there are: free, taken, and promised to who waits.
+    /// Places there are: free, taken, and given to who waited and does not know yet.
     places: usize,
-    taken: usize,
 }
 
 /// A place, for as long as its part is on its way.
@@ -49,7 +48,7 @@ impl Flight {
         Arc::new(Self {
             most: most.max(1),
             places: Arc::new(Semaphore::new(places)),
-            counts: Mutex::new(Counts { window, places, taken: 0 }),
+            counts: Mutex::new(Counts { window, places }),
             started: Instant::now(),
         })
     }
@@ -61,7 +60,6 @@ impl Flight {
         }
         // It comes back when the place is dropped, unless there is one too many then.
         self.places.acquire().await.expect("the semaphore is never closed").forget();
-        self.counts().taken += 1;
         Place { flight: Some(Arc::clone(self)), bytes }
     }
 
@@ -90,8 +88,8 @@ impl Flight {
 
     fn end(&self, bytes: u64) {
         let mut counts = self.counts();
-        let full = counts.taken >= counts.window.parts();
-        counts.taken -= 1;
+        // A place that comes back goes to who waits at once, so that a free one says that nobody does.
+        let full = self.places.available_permits() == 0;
         counts.window.ended(self.started.elapsed(), bytes, full);
         // This one's place is given up, and as many made as the window has more than there are.
         counts.places -= 1;
@@ -133,7 +131,7 @@ mod tests {
         held.pop();
         assert!(now(PART_BYTES).is_some(), "one came back");
         held.clear();
-        assert_eq!((flight.counts().taken, flight.places.available_permits()), (0, 3));
+        assert_eq!(flight.places.available_permits(), 3);
     }
 
     #[tokio::test]
@@ -157,7 +155,7 @@ mod tests {
         let peak = peak.load(Ordering::SeqCst);
         assert!(peak > window::START && peak <= most, "{peak} at once");
         let counts = flight.counts();
-        assert_eq!((counts.taken, counts.places), (0, counts.window.parts()));
+        assert_eq!(counts.places, counts.window.parts());
         assert_eq!(flight.places.available_permits(), counts.places);
     }
 }

@@ -95,6 +95,12 @@ impl Drop for Buffer {
 mod tests {
     use super::*;
 
+    /// Lent and idle.
+    fn counts(buffers: &Buffers) -> (usize, usize) {
+        let shelf = buffers.shelf();
+        (shelf.lent, shelf.idle.len())
+    }
+
     #[test]
     fn a_buffer_that_comes_back_is_lent_again_and_the_last_takes_all_along() {
         let buffers = Arc::new(Buffers::default());
@@ -105,13 +111,13 @@ mod tests {
         assert_eq!(&bytes[..], b"abc");
         let part = bytes.slice(1..);
         drop(bytes);
-        assert_eq!((buffers.shelf().lent, buffers.shelf().idle.len()), (2, 0), "a part of it is held");
+        assert_eq!(counts(&buffers), (2, 0), "a part of it is held");
         drop(part);
-        assert_eq!((buffers.shelf().lent, buffers.shelf().idle.len()), (1, 1));
+        assert_eq!(counts(&buffers), (1, 1));
         drop(buffers.lend().unwrap());
         assert_eq!(buffers.shelf().idle.len(), 1, "the same one");
         drop(second);
-        assert_eq!((buffers.shelf().lent, buffers.shelf().idle.len()), (0, 0));
+        assert_eq!(counts(&buffers), (0, 0));
     }
 
     #[test]
