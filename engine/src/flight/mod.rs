@@ -63,10 +63,10 @@ impl Flight {
         Place { flight: Some(Arc::clone(self)), bytes }
     }
 
-    /// The same for a thread that may block; of a runtime's blocking pool only.
+    /// The same for a thread that may block.
     #[must_use]
     pub fn begin_blocking(self: &Arc<Self>, bytes: u64) -> Place {
-        tokio::runtime::Handle::current().block_on(self.begin(bytes))
+        futures::executor::block_on(self.begin(bytes))
     }
 
     /// How many may be on their way now.

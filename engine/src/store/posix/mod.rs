@@ -342,6 +342,41 @@ mod tests {
         assert_eq!(std::fs::read_dir(store.root.join(STAGING)).expect("read").count(), 0);
     }
 
+    /// The pages of a file, as a sealed one gives them: parts of it lie on pages.
+    struct Pages(memmap2::MmapMut);
+
+    impl AsRef<[u8]> for Pages {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    #[tokio::test]
+    async fn an_object_is_whole_whichever_way_its_parts_took() {
+        let (_dir, store) = store().await;
+        // Two parts past the page cache, and a third that begins so and ends within a page.
+        let part_bytes = 2 << 20;
+        let mut pages = memmap2::MmapMut::map_anon(3 * part_bytes - 4099).expect("memory");
+        getrandom::fill(&mut pages).expect("random");
+        let body = Bytes::from_owner(Pages(pages));
+        let limits = UploadLimits { part_bytes: part_bytes as u64, parts_in_flight: 3 };
+        for key in ["k", "k", "whole"] {
+            let limits = if key == "whole" { UploadLimits::default() } else { limits };
+            store.upload(key, Arc::new(body.clone()), &limits).await.expect("upload");
+            assert!(store.get(key, 1 << 30).await.expect("get").is_some_and(|got| got == body), "{key}");
+        }
+        let size_bytes = body.len() as u64;
+        let index = |offset: u64| usize::try_from(offset).expect("it fits");
+        for range in [0..size_bytes, 4096..size_bytes, 1..size_bytes, 0..2 << 20, size_bytes - 5..size_bytes]
+        {
+            let expected = body.slice(index(range.start)..index(range.end));
+            let got = store.get_range("k", range.clone()).await.expect("range");
+            assert!(got == expected, "{range:?}");
+        }
+        let beyond = store.get_range("k", 0..size_bytes + 1).await.expect_err("beyond the end");
+        assert!(matches!(beyond, StoreError::Range { .. }), "{beyond}");
+    }
+
     #[tokio::test]
     async fn a_directory_where_an_object_is_expected_is_named_as_such() {
         let (_dir, store) = store().await;
