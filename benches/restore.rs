@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
-use tidemark_benches::{Bench, Mount, files};
+use tidemark_benches::{Bench, Footprint, Mount, files};
 
 fn main() -> anyhow::Result<()> {
     let bench = Bench::start("restore")?;
@@ -25,12 +25,14 @@ fn main() -> anyhow::Result<()> {
     mount.flush()?;
     let (_, tier3) = mount.folders().context("a daemon that was started here has folders")?;
     let object = object_of(&tier3, size_bytes)?.context("a flushed file has an object of its size")?;
+    let mut footprint = Footprint::default();
     let medians = bench.alternate(
         || {
             // A daemon that ends takes its Tier-1 along, so the next one has to fetch.
             mount.restart()?;
             drop_cached(&object)?;
-            Ok(files::read(&ours, size_bytes)? / 1e9)
+            let pid = mount.serving_pid()?;
+            footprint.during(pid, || Ok(files::read(&ours, size_bytes)? / 1e9))
         },
         || {
             files::remove(&theirs)?;
@@ -44,7 +46,9 @@ fn main() -> anyhow::Result<()> {
     )?;
     files::remove(&theirs)?;
     mount.close()?;
-    bench.result("restore_cold", "GB/s", medians)
+    bench.result("restore_cold", "GB/s", medians)?;
+    bench.figure("restore_cold_anonymous_peak", "MiB", footprint.peak_mib())?;
+    bench.figure("restore_cold_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }
 
 /// A process of its own writes the file and is killed; then the file is read.

@@ -1,12 +1,12 @@
 //! How long does a closed file take to be committed in a local Tier-3?
 //!
-//! Owns: close to the end of `ckptctl flush --wait`, against cp and fsync to the same disk. Does not own: the
-//! write before it, or S3.
+//! Owns: close to the end of `ckptctl flush --wait`, against cp and fsync to the same disk; the
+//! daemon's own memory meanwhile. Does not own: the write before it, or S3.
 
 use anyhow::{Context, ensure};
 use std::fs::{self, File};
 use std::time::Instant;
-use tidemark_benches::{Bench, Mount, files};
+use tidemark_benches::{Bench, Footprint, Mount, files};
 
 fn main() -> anyhow::Result<()> {
     let bench = Bench::start("upload")?;
@@ -18,8 +18,10 @@ fn main() -> anyhow::Result<()> {
     let size_bytes = bench.options.size_bytes;
     files::write_new(&source, size_bytes)?;
     let ours = mount.path().join("bench-upload");
+    let mut footprint = Footprint::default();
+    let pid = mount.serving_pid()?;
     let medians = bench.alternate(
-        || mount.drain_rate(&ours, size_bytes),
+        || footprint.during(pid, || mount.drain_rate(&ours, size_bytes)),
         || {
             files::remove(&copy)?;
             let started = Instant::now();
@@ -30,5 +32,7 @@ fn main() -> anyhow::Result<()> {
     )?;
     files::remove(&source)?;
     mount.close()?;
-    bench.result("upload_local", "GB/s", medians)
+    bench.result("upload_local", "GB/s", medians)?;
+    bench.figure("upload_local_anonymous_peak", "MiB", footprint.peak_mib())?;
+    bench.figure("upload_local_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }

@@ -6,7 +6,7 @@
 use anyhow::ensure;
 use bytes::Bytes;
 use std::time::Instant;
-use tidemark_benches::{Bench, Mount, S3};
+use tidemark_benches::{Bench, Footprint, Mount, S3};
 
 /// The daemon's own defaults, said here for both.
 const PART_BYTES: usize = 8 << 20;
@@ -23,8 +23,10 @@ fn main() -> anyhow::Result<()> {
     let size_bytes = bench.options.size_bytes;
     let bytes = Bytes::from(vec![7; usize::try_from(size_bytes)?]);
     let ours = mount.path().join("bench-upload");
+    let mut footprint = Footprint::default();
+    let pid = mount.serving_pid()?;
     let medians = bench.alternate(
-        || mount.drain_rate(&ours, size_bytes),
+        || footprint.during(pid, || mount.drain_rate(&ours, size_bytes)),
         || {
             let started = Instant::now();
             client.upload("plain-copy", &bytes, PART_BYTES, PARTS_IN_FLIGHT)?;
@@ -34,5 +36,7 @@ fn main() -> anyhow::Result<()> {
         },
     )?;
     mount.close()?;
-    bench.result("upload_s3", "GB/s", medians)
+    bench.result("upload_s3", "GB/s", medians)?;
+    bench.figure("upload_s3_anonymous_peak", "MiB", footprint.peak_mib())?;
+    bench.figure("upload_s3_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }

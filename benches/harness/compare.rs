@@ -78,6 +78,16 @@ impl Bench {
         self.say(&format!("RESULT {line}"))
     }
 
+    /// Prints a figure that nothing is compared with, and its RESULT line.
+    ///
+    /// # Errors
+    /// A closed stdout.
+    pub fn figure(&self, name: &str, unit: &str, value: f64) -> anyhow::Result<()> {
+        self.say(&format!("{name}: {value:.4} {unit}"))?;
+        let line = json!({"name": name, "value": value, "unit": unit, "baseline": null, "ratio": null});
+        self.say(&format!("RESULT {line}"))
+    }
+
     /// One line to stdout.
     ///
     /// # Errors
@@ -134,7 +144,14 @@ mod tests {
 
     #[test]
     fn the_first_of_a_round_alternates() {
-        let options = Options { path: None, baseline: PathBuf::new(), size_bytes: 1, rounds: 3, smoke: true };
+        let options = Options {
+            path: None,
+            baseline: PathBuf::new(),
+            size_bytes: 1,
+            tier1_bytes: None,
+            rounds: 3,
+            smoke: true,
+        };
         let order = RefCell::new(String::new());
         let sample = |letter: char| {
             order.borrow_mut().push(letter);

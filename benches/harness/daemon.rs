@@ -84,7 +84,8 @@ impl Mount {
         bucket: Option<Bucket>,
     ) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("tidemark-bench-").tempdir().context("make a folder")?;
-        let tier1_bytes = options.size_bytes.saturating_mul(TIER1_PER_SIZE).max(TIER1_MIN_BYTES);
+        let usual_bytes = options.size_bytes.saturating_mul(TIER1_PER_SIZE).max(TIER1_MIN_BYTES);
+        let tier1_bytes = options.tier1_bytes.unwrap_or(usual_bytes);
         let config = config.map(ToOwned::to_owned);
         let child = launch(folder.path(), config.as_deref(), tier1_bytes, bucket.as_ref())?;
         let mut daemon = Daemon { child, folder, config, tier1_bytes, bucket };
@@ -156,14 +157,27 @@ impl Mount {
         self.daemon.as_mut().map_or(Ok(()), Daemon::stop)
     }
 
+    /// The process that serves now; another one after [`Mount::restart`].
+    ///
+    /// # Errors
+    /// The status cannot be read.
+    pub fn serving_pid(&self) -> anyhow::Result<u32> {
+        let pid = self.status()?.get("pid").and_then(Value::as_u64).context("status.json names no pid")?;
+        Ok(u32::try_from(pid)?)
+    }
+
+    fn status(&self) -> anyhow::Result<Value> {
+        let path = self.path.join(".tidemark/status.json");
+        let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+        serde_json::from_slice(&text).context("status.json is not JSON")
+    }
+
     /// Waits until the mount's own status says that no memory of its budget is untouched.
     fn wait_warm(&self) -> anyhow::Result<()> {
-        let path = self.path.join(".tidemark/status.json");
         let deadline = Instant::now() + WARM_MAX;
         loop {
-            let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-            let status: Value = serde_json::from_slice(&text).context("status.json is not JSON")?;
-            let warm_fraction = warm_fraction(&status).context("status.json names no warm_fraction")?;
+            let warm_fraction =
+                warm_fraction(&self.status()?).context("status.json names no warm_fraction")?;
             if warm_fraction >= 0.99 {
                 return Ok(());
             }

@@ -8,6 +8,7 @@ pub mod compare;
 pub mod daemon;
 pub mod direct_fuse;
 pub mod files;
+pub mod footprint;
 pub mod memory;
 pub mod options;
 pub mod python;
@@ -15,4 +16,5 @@ pub mod s3;
 
 pub use compare::Bench;
 pub use daemon::Mount;
+pub use footprint::Footprint;
 pub use s3::S3;

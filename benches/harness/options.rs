@@ -13,12 +13,13 @@ const SMOKE_SIZE_BYTES: u64 = 8 << 20;
 const SMOKE_ROUNDS: usize = 2;
 
 /// `--path DIR` (a mounted Tidemark; a daemon is started without it), `--baseline DIR` (default /dev/shm),
-/// `--size BYTES`, `--rounds N`, `--smoke` (or TIDEMARK_BENCH_SMOKE=1).
+/// `--size BYTES`, `--tier1 BYTES` (of a daemon that is started; several times the size without it), `--rounds N`, `--smoke` (or TIDEMARK_BENCH_SMOKE=1).
 #[derive(Clone, Debug)]
 pub struct Options {
     pub path: Option<PathBuf>,
     pub baseline: PathBuf,
     pub size_bytes: u64,
+    pub tier1_bytes: Option<u64>,
     pub rounds: usize,
     pub smoke: bool,
 }
@@ -34,7 +35,8 @@ impl Options {
     }
 
     fn parse(arguments: impl Iterator<Item = String>, mut smoke: bool) -> anyhow::Result<Self> {
-        let (mut path, mut baseline, mut size_bytes, mut rounds) = (None, None, None, None);
+        let (mut path, mut baseline, mut size_bytes, mut tier1_bytes, mut rounds) =
+            (None, None, None, None, None);
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
@@ -42,17 +44,21 @@ impl Options {
                 "--path" => path = Some(PathBuf::from(value()?)),
                 "--baseline" => baseline = Some(PathBuf::from(value()?)),
                 "--size" => size_bytes = Some(positive(&argument, &value()?)?),
+                "--tier1" => tier1_bytes = Some(positive(&argument, &value()?)?),
                 "--rounds" => rounds = Some(usize::try_from(positive(&argument, &value()?)?)?),
                 "--smoke" => smoke = true,
                 // What `cargo bench` adds by itself.
                 "--bench" => {}
-                _ => bail!("unknown option {argument}; known: --path --baseline --size --rounds --smoke"),
+                _ => bail!(
+                    "unknown option {argument}; known: --path --baseline --size --tier1 --rounds --smoke"
+                ),
             }
         }
         Ok(Self {
             path,
             baseline: baseline.unwrap_or_else(|| PathBuf::from("/dev/shm")),
             size_bytes: size_bytes.unwrap_or(if smoke { SMOKE_SIZE_BYTES } else { FULL_SIZE_BYTES }),
+            tier1_bytes,
             rounds: rounds.unwrap_or(if smoke { SMOKE_ROUNDS } else { FULL_ROUNDS }),
             smoke,
         })
@@ -83,7 +89,9 @@ mod tests {
 
     #[test]
     fn a_wrong_option_is_refused() {
-        for wrong in [&["--sice", "1"][..], &["--size"], &["--rounds", "0"], &["--size", "4GiB"]] {
+        for wrong in
+            [&["--sice", "1"][..], &["--size"], &["--tier1", "0"], &["--rounds", "0"], &["--size", "4GiB"]]
+        {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -1,17 +1,19 @@
 //! The S3 server of the tests, as a process of its own, and a bare client for it.
 //!
-//! Owns: starting and ending the server, and uploads of one object as `object_store` makes them. Does not own: the
+//! Owns: starting and ending the server, and uploads and reads of one object as `object_store` makes them. Does not own: the
 //! server (`tests/harness/s3`), what is compared.
 
 use crate::daemon::{Bucket, program};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use object_store::ObjectStoreExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
 /// The server; it ends with this value, since its stdin closes then.
@@ -122,6 +124,48 @@ impl BareClient {
             ensure!(!parts.is_empty(), "nothing to upload");
             self.store.complete_multipart(&key, &id, parts).await?;
             Ok(())
+        })
+    }
+
+    /// Fetches an object into a new file, so many ranges at once, each written at its place as it comes.
+    ///
+    /// # Errors
+    /// The server's; the file's.
+    pub fn download(
+        &self,
+        key: &str,
+        file: &File,
+        size_bytes: u64,
+        range_bytes: u64,
+        ranges_in_flight: usize,
+    ) -> anyhow::Result<()> {
+        let key = Path::from(key);
+        self.runtime.block_on(async {
+            let (store, key) = (&self.store, &key);
+            let ranges = (0..size_bytes.div_ceil(range_bytes)).map(|number| async move {
+                let range = number * range_bytes..((number + 1) * range_bytes).min(size_bytes);
+                let offset = range.start;
+                let (bytes, file) = (store.get_range(key, range).await?, file.try_clone()?);
+                tokio::task::spawn_blocking(move || file.write_all_at(&bytes, offset)).await??;
+                Ok(())
+            });
+            stream::iter(ranges).buffer_unordered(ranges_in_flight).try_collect().await
+        })
+    }
+
+    /// The key of the one object of this size.
+    ///
+    /// # Errors
+    /// The server's; there is none.
+    pub fn key_of(&self, size_bytes: u64) -> anyhow::Result<String> {
+        self.runtime.block_on(async {
+            let mut objects = self.store.list(None);
+            while let Some(object) = objects.try_next().await? {
+                if object.size == size_bytes {
+                    return Ok(object.location.to_string());
+                }
+            }
+            bail!("the bucket has no object of {size_bytes} bytes")
         })
     }
 

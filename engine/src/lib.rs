@@ -3,6 +3,7 @@
 //! save: create → write → seal → upload → commit → reclaim. restore: locate → fetch → verify → serve.
 
 pub mod error;
+pub mod flight;
 pub mod metrics;
 pub mod namespace;
 pub mod node;

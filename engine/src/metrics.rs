@@ -98,6 +98,7 @@ metrics! {
     upload_seconds: Times, seconds, Stable, "Time to upload one file";
     upload_failures: Count, count, Stable, "Uploads of a file that failed and will be tried again";
     upload_parts_in_flight: Level, count, Trial, "Parts being sent to Tier-3 now";
+    upload_window_parts: Level, count, Trial, "Parts that may be on their way to Tier-3 at once, as learnt from its rate";
     prepare_versions: Count, count, Stable, "Versions whose prepared marker was written";
     commit_versions: Count, count, Stable, "Versions committed";
     commit_seconds: Times, seconds, Stable, "Time from complete to committed";
@@ -111,6 +112,7 @@ metrics! {
     fetch_bytes: Count, bytes, Stable, "Bytes fetched from Tier-3";
     fetch_seconds: Times, seconds, Stable, "Time to fetch and verify one file";
     fetch_failures: Count, count, Stable, "Files of which no copy could be fetched whole";
+    fetch_window_chunks: Level, count, Trial, "Chunks that may be on their way from Tier-3 at once, as learnt from its rate";
     verify_mismatches: CountBy, count, Stable, "Chunks that were not what their checksum says, by copy";
     scrub_bytes: Count, bytes, Stable, "Bytes of sealed host copies read again by the scrub";
     scrub_repaired_files: Count, count, Stable, "Host copies replaced after a scrub or a verify found them bad";

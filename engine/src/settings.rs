@@ -112,9 +112,10 @@ pub struct Tier3Settings {
     /// Bytes in one part of a multipart upload. Larger parts cost memory (times `parts_in_flight`), smaller ones
     /// requests. A multiple of the 8 MiB chunk.
     pub part_bytes: u64,
-    /// Parts on their way at once, over all files; `part_bytes` times this is the memory the drain may use.
+    /// Parts on their way at once, over all files, at most: the daemon finds out how many the way holds. `part_bytes` times
+    /// this is the memory the drain may use.
     pub parts_in_flight: u32,
-    /// Chunks fetched at once for one file that is opened cold.
+    /// Chunks of 8 MiB fetched at once, over all files that are opened cold, at most: as above.
     pub fetches_in_flight: u32,
     /// Spread the drain over the time until the next checkpoint is expected.
     pub paced: bool,
@@ -125,8 +126,8 @@ impl Default for Tier3Settings {
         Self {
             url: "file:///var/lib/tidemark/tier3".to_owned(),
             part_bytes: 8 << 20,
-            parts_in_flight: 8,
-            fetches_in_flight: 8,
+            parts_in_flight: 32,
+            fetches_in_flight: 16,
             paced: true,
         }
     }

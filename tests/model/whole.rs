@@ -151,7 +151,7 @@ impl Site {
         settings.save.settle_s = SETTLE_S;
         let (epoch, limits) = (Epoch(self.epoch), UploadLimits::default());
         Arc::new(Shared {
-            fetches_in_flight: 2,
+            fetches: tidemark_engine::flight::Flight::new(2),
             losses: Default::default(),
             settings,
             namespace: Namespace::new(NamespaceSettings::new(incarnation), Arc::clone(&self.tier1)).unwrap(),

@@ -263,7 +263,7 @@ fn shared(drain: &Arc<Drain>) -> Arc<Shared> {
     let metrics = Arc::new(Metrics::new());
     let settings = NamespaceSettings::new(Incarnation(8));
     Arc::new(Shared {
-        fetches_in_flight: 1,
+        fetches: tidemark_engine::flight::Flight::new(1),
         losses: Default::default(),
         settings: Settings::default(),
         namespace: Namespace::new(settings, Arc::clone(&tier1)).expect("a namespace"),

@@ -219,12 +219,11 @@ pub(crate) async fn fetched(
         size_bytes: cold.size_bytes,
         chunks: Arc::clone(chunks),
     };
-    let in_flight = shared.fetches_in_flight;
     fetch(
         Arc::clone(&shared.drain.store),
         plan,
         Arc::clone(&backing),
-        in_flight,
+        Arc::clone(&shared.fetches),
         Arc::clone(&shared.metrics),
     )
     .await?;

@@ -71,6 +71,7 @@ pub use recover::{Names, RecoverError, Recovered, recover};
 pub use run::{Node, NodeParts, QUESTIONS_MAX};
 pub use scrub::{BadAtOpen, NotVerified, heal_at_open, verify_at_open};
 
+use crate::flight::Flight;
 use crate::metrics::Metrics;
 use crate::namespace::{Clock, Namespace};
 use crate::save::drain::Drain;
@@ -92,8 +93,8 @@ pub struct Shared {
     pub sizes: Arc<Sizes>,
     /// Threads that hash one file.
     pub seal_threads: usize,
-    /// Chunks of one cold file on their way at once.
-    pub fetches_in_flight: usize,
+    /// Chunks of cold files on their way.
+    pub fetches: Arc<Flight>,
     /// Files that cannot be read whole any more.
     pub losses: Losses,
 }

@@ -1,9 +1,10 @@
 //! Brings one file's bytes from Tier-3 into Tier-1, several chunks at a time, each verified before it lands.
 //!
-//! Owns: chunks in flight, the second try of a bad or failed chunk. Does not own: which copy is asked (locate),
-//! who waits (the mount), whether the file becomes hot (the namespace).
+//! Owns: the second try of a bad or failed chunk. Does not own: chunks in flight (`flight`),
+//! which copy is asked (locate), who waits (the mount), whether the file becomes hot (the namespace).
 
 use crate::error::ErrorKind;
+use crate::flight::Flight;
 use crate::metrics::Metrics;
 use crate::store::{Store, StoreError};
 use crate::tier1::Backing;
@@ -57,15 +58,15 @@ impl FetchError {
     }
 }
 
-/// Fetches the whole of `plan` into `backing`, which is empty, with `in_flight` chunks on their way.
+/// Fetches the whole of `plan` into `backing`, which is empty, with as many chunks on their way as `flight` has places for.
 ///
-/// Costs `in_flight` chunks of memory and one write into Tier-1 per byte. On error the backing holds nothing that
-/// may be served. Dropping the future leaves at most `in_flight` chunk writes to finish.
+/// Costs a chunk of memory for each place and one write into Tier-1 per byte. On error the backing holds nothing that
+/// may be served. Dropping the future leaves at most one chunk write for each place to finish.
 pub async fn fetch(
     store: Arc<dyn Store>,
     plan: FetchPlan,
     backing: Arc<Backing>,
-    in_flight: usize,
+    flight: Arc<Flight>,
     metrics: Arc<Metrics>,
 ) -> Result<(), FetchError> {
     let expected = chunk_count(plan.size_bytes);
@@ -81,10 +82,11 @@ pub async fn fetch(
                 Arc::clone(&plan),
                 Arc::clone(&backing),
                 chunk,
+                Arc::clone(&flight),
                 Arc::clone(&metrics),
             )
         })
-        .buffer_unordered(in_flight.max(1))
+        .buffer_unordered(flight.most())
         .try_for_each(|()| async { Ok(()) })
         .await
 }
@@ -94,8 +96,12 @@ async fn fetch_chunk(
     plan: Arc<FetchPlan>,
     backing: Arc<Backing>,
     chunk: u64,
+    flight: Arc<Flight>,
     metrics: Arc<Metrics>,
 ) -> Result<(), FetchError> {
+    let range = chunk_range(plan.size_bytes, chunk);
+    let _place = flight.begin(range.end - range.start).await;
+    metrics.fetch_window_chunks.set(i64::try_from(flight.window()).expect("settings allow at most 256"));
     let mut tries = 0;
     loop {
         tries += 1;
@@ -103,7 +109,7 @@ async fn fetch_chunk(
         match result {
             // Our own memory refused: asking Tier-3 again would not help.
             Ok(()) | Err(FetchError::Write { .. }) => return result,
-            Err(_) if tries < TRIES_PER_CHUNK => {}
+            Err(_) if tries < TRIES_PER_CHUNK => flight.disturbed(),
             Err(_) => return result,
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Owns: who writes (node life and epoch), the bound on parts in flight, the pace. Does not own: what is written.
 
+use crate::flight::Flight;
 use crate::metrics::Metrics;
 use crate::save::pace::Pace;
 use crate::store::{Created, Probe, Store, StoreError, UploadLimits, pause};
@@ -19,6 +20,9 @@ const DOUBTS_MAX: u32 = 5;
 /// The pause between two of those, doubled each time.
 const DOUBT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Who waits for the pace looks so often whether it was lifted: the last of the parts in flight may have seconds to wait.
+const PACE_NAP_MAX: Duration = Duration::from_millis(50);
+
 /// Shared by all jobs of one start of the daemon.
 #[derive(Debug)]
 pub struct Drain {
@@ -32,6 +36,8 @@ pub struct Drain {
     /// The store lets exactly one of many creates of one key win.
     pub fencing: bool,
     pub metrics: Arc<Metrics>,
+    /// Parts on their way, over all files.
+    pub flight: Arc<Flight>,
     parts: Arc<Semaphore>,
     pace: Mutex<Pace>,
     started: Instant,
@@ -63,13 +69,15 @@ impl Drain {
             part_checksums: probe.part_checksums,
             fencing: probe.fencing,
             metrics,
+            flight: Flight::new(limits.parts_in_flight),
             parts: Arc::new(Semaphore::new(limits.parts_in_flight)),
             pace: Mutex::new(Pace::new(Duration::ZERO)),
             started: Instant::now(),
         }
     }
 
-    /// The permits of `count` parts, at most all there are; held until the upload ends.
+    /// The permits of `count` parts, at most all there are; held until the upload ends. How many of them are on their way
+    /// at once is the flight's to say.
     pub(crate) async fn parts(&self, count: usize) -> tokio::sync::OwnedSemaphorePermit {
         let count =
             u32::try_from(count.clamp(1, self.limits.parts_in_flight)).expect("settings allow at most 256");
@@ -78,10 +86,26 @@ impl Drain {
 
     /// Takes `bytes` from the pace and blocks this thread for as long as it says. For the blocking pool only.
     pub(crate) fn wait_for_pace(&self, bytes: u64) {
-        let wait = self.with_pace(|pace, now| pace.claim(now, bytes));
-        if !wait.is_zero() {
-            std::thread::sleep(wait);
+        let mut wait = self.with_pace(|pace, now| pace.claim(now, bytes));
+        while let Some(nap) = self.next_nap(&mut wait) {
+            std::thread::sleep(nap);
         }
+    }
+
+    /// The same for a task.
+    pub(crate) async fn paced(&self, bytes: u64) {
+        let mut wait = self.with_pace(|pace, now| pace.claim(now, bytes));
+        while let Some(nap) = self.next_nap(&mut wait) {
+            tokio::time::sleep(nap).await;
+        }
+    }
+
+    /// A piece of `wait`; none at its end, or once the pace is lifted.
+    fn next_nap(&self, wait: &mut Duration) -> Option<Duration> {
+        let nap = PACE_NAP_MAX.min(*wait);
+        *wait -= nap;
+        let goes_on = !nap.is_zero() && self.with_pace(|pace, _| pace.rate_bytes_per_s().is_some());
+        goes_on.then_some(nap)
     }
 
     /// Looks at or changes the pace at the present time.

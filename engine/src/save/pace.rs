@@ -22,6 +22,7 @@ pub struct Pace {
     tokens_bytes: u64,
     refilled_at: Duration,
     last_save: Option<Duration>,
+    /// The time between the last two saves.
     interval: Option<Duration>,
 }
 
@@ -41,15 +42,14 @@ impl Pace {
     /// A version of `bytes` became complete: learn the interval, and set the rate that drains `backlog_bytes`
     /// (this version included) in time.
     pub fn version_completed(&mut self, now: Duration, backlog_bytes: u64) {
-        if let Some(last) = self.last_save {
-            let seen = now.saturating_sub(last);
-            // The shorter of the last two counts: finishing early costs bandwidth, finishing late costs safety.
-            self.interval = Some(self.interval.map_or(seen, |known| known.min(seen).max(seen / 2)));
-        }
+        let seen = self.last_save.map(|last| now.saturating_sub(last));
+        // The shorter of the last two counts: finishing early costs bandwidth, finishing late costs safety.
+        let expected = seen.map(|seen| self.interval.map_or(seen, |before| before.min(seen)));
         self.last_save = Some(now);
-        self.rate_bytes_per_s = self.interval.map(|interval| {
-            let usable_ms =
-                u64::try_from(interval.as_millis()).unwrap_or(u64::MAX) / 1000 * INTERVAL_USED_PERMILLE;
+        self.interval = seen;
+        self.rate_bytes_per_s = expected.map(|interval| {
+            let interval_ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
+            let usable_ms = interval_ms.saturating_mul(INTERVAL_USED_PERMILLE) / 1000;
             (backlog_bytes.saturating_mul(1000) / usable_ms.max(1)).max(RATE_MIN_BYTES_PER_S)
         });
     }
@@ -65,7 +65,8 @@ impl Pace {
         self.rate_bytes_per_s
     }
 
-    /// Takes `bytes` from the budget and says how long to wait before sending them.
+    /// Takes `bytes` from the budget and says how long to wait before sending them. Who claims while others wait comes
+    /// after them, so that any number of claimers together keep to the rate.
     pub fn claim(&mut self, now: Duration, bytes: u64) -> Duration {
         let Some(rate) = self.rate_bytes_per_s else { return Duration::ZERO };
         let elapsed_ms = u64::try_from(now.saturating_sub(self.refilled_at).as_millis()).unwrap_or(u64::MAX);
@@ -80,10 +81,10 @@ impl Pace {
         }
         let short = bytes - self.tokens_bytes;
         self.tokens_bytes = 0;
-        let wait = Duration::from_millis(short.saturating_mul(1000) / rate.max(1));
-        // The wait pays for what was short, so the bucket counts from its end.
-        self.refilled_at = now + wait;
-        wait
+        let pays_for_short = Duration::from_micros(short.saturating_mul(1_000_000) / rate.max(1));
+        // The wait pays for what was short, so the bucket counts from its end; and it begins where the last one ends.
+        self.refilled_at = self.refilled_at.max(now) + pays_for_short;
+        self.refilled_at - now
     }
 }
 
@@ -113,6 +114,50 @@ mod tests {
         }
         assert!(now < S(600), "drained at {now:?}");
         assert!(now > S(300 + 150), "but not in one burst: {now:?}");
+    }
+
+    #[test]
+    fn parts_that_are_sent_side_by_side_keep_to_the_rate_together() {
+        let (mut pace, version, part) = (Pace::new(S(0)), 60 << 30, 8 << 20);
+        pace.version_completed(S(0), version);
+        pace.version_completed(S(300), version);
+        // As the parts in flight do: each claims again when its wait is over.
+        let mut due = [S(300); 32];
+        let mut sent = 0;
+        while sent < version {
+            let next = due.iter_mut().min().expect("there are some");
+            *next += pace.claim(*next, part);
+            sent += part;
+        }
+        let ended = due.into_iter().max().expect("there are some");
+        let most = S(300) + S(300) * 7 / 10;
+        assert!(ended <= most, "{ended:?}, at most {most:?}");
+        assert!(ended >= most - S(5), "32 at once must not take 32 shares: {ended:?}");
+    }
+
+    #[test]
+    fn the_shorter_of_the_last_two_intervals_counts_and_no_older_one() {
+        let mut pace = Pace::new(S(0));
+        let rate = |interval_s: u64| Some((70_u64 << 30) * 1000 / (interval_s * 700));
+        for (at_s, expected_s) in
+            [(0, None), (10, Some(10)), (110, Some(10)), (210, Some(100)), (260, Some(50))]
+        {
+            pace.version_completed(S(at_s), 70 << 30);
+            assert_eq!(pace.rate_bytes_per_s(), expected_s.and_then(rate), "at {at_s} s");
+        }
+    }
+
+    #[test]
+    fn an_interval_is_used_to_the_millisecond_and_none_at_all_does_no_harm() {
+        let mut pace = Pace::new(S(0));
+        pace.version_completed(S(0), 1 << 30);
+        pace.version_completed(Duration::from_millis(1900), 1 << 30);
+        assert_eq!(pace.rate_bytes_per_s(), Some((1 << 30) * 1000 / 1330));
+        pace.version_completed(Duration::from_millis(1900), 1 << 30);
+        assert_eq!(pace.rate_bytes_per_s(), Some((1 << 30) * 1000), "all at once");
+        pace.version_completed(S(10_000_000), 1);
+        pace.version_completed(S(20_000_000), 1);
+        assert_eq!(pace.rate_bytes_per_s(), Some(RATE_MIN_BYTES_PER_S), "never slower");
     }
 
     #[test]

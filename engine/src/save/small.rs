@@ -25,10 +25,7 @@ pub(crate) async fn upload(
 ) -> Result<Option<String>, UploadError> {
     let size_bytes = file.pin.size_bytes;
     assert!(size_bytes <= SMALL_BYTES, "{size_bytes} bytes are not small");
-    let wait = drain.with_pace(|pace, now| pace.claim(now, size_bytes));
-    if !wait.is_zero() {
-        tokio::time::sleep(wait).await;
-    }
+    drain.paced(size_bytes).await;
     let begun = Instant::now();
     let bytes = read(&file.pin.backing, size_bytes)
         .map_err(|source| UploadError::Read { path: file.path.clone(), source })?;

@@ -4,6 +4,7 @@
 //! Does not own: keys (protocol), markers (commit), retry of a whole attempt (the node loop).
 
 use crate::error::ErrorKind;
+use crate::flight::Place;
 use crate::namespace::SealPin;
 use crate::save::drain::Drain;
 use crate::store::{PartSource, StoreError, UploadLimits, Uploaded};
@@ -83,9 +84,15 @@ pub async fn upload(
     let chunks = Arc::clone(&bytes.chunks);
     let source = Arc::new(SealedSource { drain: Arc::clone(drain), bytes, mapping });
     let result = drain.store.upload(key, Arc::clone(&source) as Arc<dyn PartSource>, &limits).await;
-    let uploaded = result.map_err(|error| match source.corrupt_chunk(&error) {
-        Some(corrupt) => corrupt,
-        None => UploadError::Store { path: path.clone(), key: key.to_owned(), source: error },
+    drain
+        .metrics
+        .upload_window_parts
+        .set(i64::try_from(drain.flight.window()).expect("settings allow at most 256"));
+    let uploaded = result.inspect_err(|_| drain.flight.disturbed()).map_err(|error| {
+        match source.corrupt_chunk(&error) {
+            Some(corrupt) => corrupt,
+            None => UploadError::Store { path: path.clone(), key: key.to_owned(), source: error },
+        }
     })?;
     arrived(drain, key, (&path, size_bytes, &chunks), begun, uploaded).await
 }
@@ -188,8 +195,9 @@ impl PartSource for SealedSource {
     fn read_part(&self, range: Range<u64>) -> io::Result<Bytes> {
         self.drain.wait_for_pace(range.end - range.start);
         let index = |offset: u64| usize::try_from(offset).map_err(io::Error::other);
-        let slice =
-            Slice { mapping: Arc::clone(&self.mapping), start: index(range.start)?, end: index(range.end)? };
+        let place = self.drain.flight.begin_blocking(range.end - range.start);
+        let mapping = Arc::clone(&self.mapping);
+        let slice = Slice { mapping, start: index(range.start)?, end: index(range.end)?, _place: place };
         // Parts are whole chunks (settings), so each chunk is checked exactly once, just before it leaves.
         assert!(range.start.is_multiple_of(CHUNK_BYTES), "a part begins with a chunk");
         let first = range.start / CHUNK_BYTES;
@@ -209,6 +217,8 @@ struct Slice {
     mapping: Arc<Mapping>,
     start: usize,
     end: usize,
+    /// The part is on its way for as long as the store holds its bytes.
+    _place: Place,
 }
 
 impl AsRef<[u8]> for Slice {

@@ -27,6 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemark_control::api::NodeApi;
 use tidemark_control::server::Server;
+use tidemark_engine::flight::Flight;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Caller, Clock};
 use tidemark_engine::node::{Losses, Names, Node, NodeParts, Shared, recover};
@@ -253,7 +254,7 @@ impl Start<'_> {
         let drain =
             Arc::new(Drain::new(store, life, tier3.epoch, limits, &tier3.probe, Arc::clone(&metrics)));
         let shared = Arc::new(Shared {
-            fetches_in_flight: usize::try_from(settings.fetches_in_flight).expect("at most 256"),
+            fetches: Flight::new(usize::try_from(settings.fetches_in_flight).expect("at most 256")),
             settings: self.settings.clone(),
             namespace: Arc::clone(&base.namespace),
             tier1: Arc::clone(&base.tier1),

@@ -29,6 +29,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("engine/src/tier1/mapping.rs", "read-only memory mappings of backing files"),
     ("engine/src/tier1/tests.rs", "mappings and leases as another process would hold them"),
     ("engine/src/namespace/pidfd.rs", "the ioctl that tells how a process ended"),
+    ("engine/src/store/posix/ring.rs", "io_uring: the kernel is given addresses"),
     ("engine/src/priority.rs", "the scheduling class of a thread"),
     ("tools/ckptctl/src/sample.rs", "the mapping that `bench mount` times"),
     ("fuse/src/device.rs", "the ioctls of /dev/fuse"),

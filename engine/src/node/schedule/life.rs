@@ -491,7 +491,7 @@ fn shared(store: Arc<dyn Store>, tier1: &Arc<Tier1>, start: u64) -> Arc<Shared> 
         NamespaceSettings { journal_bytes: Some(JOURNAL_BYTES), ..NamespaceSettings::new(incarnation) };
     let limits = UploadLimits::default();
     Arc::new(Shared {
-        fetches_in_flight: 1,
+        fetches: crate::flight::Flight::new(1),
         losses: Default::default(),
         settings: Settings::default(),
         namespace: Namespace::new(names, Arc::clone(tier1)).unwrap(),

@@ -4,6 +4,7 @@
 //! `names`, errors beyond `io::Error`, threads.
 
 use super::compare::write_compared;
+use super::direct::{DIRECT_LEAST_BYTES, Direct};
 use super::names::{Piece, STAGING, path_of, piece_of};
 use super::sync::DirectorySyncs;
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -33,6 +35,8 @@ const COMPARE_BYTES: usize = 1 << 20;
 pub(super) struct Staged {
     path: PathBuf,
     file: File,
+    /// A second descriptor, past the page cache, and what knows how to use it.
+    direct: Option<(Arc<Direct>, File)>,
     /// Written and not on its way to the disk yet.
     dirty_bytes: AtomicU64,
 }
@@ -52,7 +56,7 @@ impl Staged {
         let path =
             root.join(STAGING).join(format!("{}-{:032x}", std::process::id(), u128::from_le_bytes(random)));
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(&path)?;
-        let staged = Self { path, file, dirty_bytes: AtomicU64::new(0) };
+        let staged = Self { path, file, direct: None, dirty_bytes: AtomicU64::new(0) };
         // Without lock support (some network mounts) the age alone protects the file.
         let _ = fs::flock(&staged.file, FlockOperation::NonBlockingLockExclusive);
         if size_bytes > 0 {
@@ -65,9 +69,22 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Writes a part, compares what the file has then, and sends what has gathered to the disk: the last sync finds
-    /// little left, and the page cache is left to others.
+    /// The same for parts that may go past the page cache.
+    pub(super) fn new_direct(root: &Path, size_bytes: u64, direct: &Arc<Direct>) -> io::Result<Self> {
+        let mut staged = Self::new(root, size_bytes)?;
+        staged.direct = direct.open_for_write(&staged.path).map(|file| (Arc::clone(direct), file));
+        Ok(staged)
+    }
+
+    /// Writes a part: to the device what can go there by itself, the rest into the page cache. That is compared with what
+    /// the file has then, and sent to the disk when enough has gathered: the last sync finds little left, and the page
+    /// cache is left to others.
     pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let gone = self.direct.as_ref().map_or(0, |(direct, file)| direct.write(file, bytes, offset));
+        let (bytes, offset) = (&bytes[gone..], offset + gone as u64);
+        if bytes.is_empty() {
+            return Ok(());
+        }
         write_compared(&self.file, bytes, offset)?;
         let written = bytes.len() as u64;
         let dirty = self.dirty_bytes.fetch_add(written, Ordering::Relaxed) + written;
@@ -218,10 +235,23 @@ pub(super) fn upload(
     target: &Path,
     body: &Bytes,
     syncs: &DirectorySyncs,
+    direct: &Arc<Direct>,
 ) -> io::Result<Option<u64>> {
-    let staged = Staged::new(root, 0)?;
+    // Space is set aside only for what is written past the page cache: beyond the end of a file that is slow.
+    let staged = if body.len() < DIRECT_LEAST_BYTES {
+        Staged::new(root, 0)?
+    } else {
+        Staged::new_direct(root, body.len() as u64, direct)?
+    };
     staged.write_at(body, 0)?;
     staged.finish(root, target, syncs)
+}
+
+/// Finds out whether parts can go past the page cache here.
+pub(super) fn try_direct(root: &Path, direct: &Direct) -> io::Result<()> {
+    let staged = Staged::new(root, 0)?;
+    direct.try_out(&staged.path, &staged.file);
+    Ok(())
 }
 
 /// Whether a difference between what was written and what the file has is found: what the probe asks.

@@ -1,14 +1,18 @@
 //! Tier-3 in a directory: `file:///path`, on Lustre or any POSIX mount.
 //!
 //! Owns: [`PosixStore`], its bound on blocking calls, and its errors. Does not own: the system calls (`files`),
-//! the names (`names`), who shares an fsync (`sync`), comparing what was written (`compare`).
+//! the names (`names`), who shares an fsync (`sync`), comparing what was written (`compare`), parts past the page cache
+//! (`direct`, `ring`, `buffers`).
 //!
 //! A file appears under its key only when it is whole and durable: temporary name, fsync of the file, link(2) as
 //! create-if-absent (else renameat2 with RENAME_NOREPLACE), fsync of every directory up to the root.
 
+mod buffers;
 mod compare;
+mod direct;
 mod files;
 mod names;
+mod ring;
 mod sync;
 
 use super::{
@@ -17,6 +21,7 @@ use super::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
+use direct::Direct;
 use files::Staged;
 use futures::{TryStreamExt, stream};
 use names::{STAGING, path_of};
@@ -39,6 +44,7 @@ pub struct PosixStore {
     url: String,
     calls: Arc<Semaphore>,
     syncs: Arc<DirectorySyncs>,
+    direct: Arc<Direct>,
 }
 
 impl PosixStore {
@@ -46,8 +52,11 @@ impl PosixStore {
     pub async fn open(root: &Path) -> Result<Self, StoreError> {
         let url = format!("file://{}", root.display());
         let calls = Arc::new(Semaphore::new(PARALLEL_CALLS));
-        let store = Self { root: root.to_owned(), url, calls, syncs: Arc::default() };
+        let direct = Arc::<Direct>::default();
+        let store =
+            Self { root: root.to_owned(), url, calls, syncs: Arc::default(), direct: Arc::clone(&direct) };
         store.call(Operation::Open, "", files::prepare).await?;
+        store.call(Operation::Open, "", move |root| files::try_direct(root, &direct)).await?;
         Ok(store)
     }
 
@@ -172,9 +181,12 @@ impl Store for PosixStore {
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         self.check(Operation::GetRange, key)?;
         let path = path_of(&self.root, key);
-        let wanted = range.clone();
+        let (wanted, direct) = (range.clone(), Arc::clone(&self.direct));
         let read = self
             .io(move |_| {
+                if let Some(bytes) = direct.read(&path, &wanted) {
+                    return Ok(Ok(bytes));
+                }
                 let file = files::open_object(&path)?;
                 let size_bytes = file.metadata()?.len();
                 if wanted.start > wanted.end || wanted.end > size_bytes {
@@ -250,12 +262,14 @@ impl Store for PosixStore {
         if size_bytes <= limits.part_bytes {
             // One piece: one call to the pool and back, not three.
             let bytes = read_part(key, &source, 0..size_bytes).await?;
-            let upload = move |root: &Path| files::upload(root, &target, &bytes, &syncs);
+            let direct = Arc::clone(&self.direct);
+            let upload = move |root: &Path| files::upload(root, &target, &bytes, &syncs, &direct);
             let other = self.call(Operation::Upload, key, upload).await?;
             return self.uploaded(key, size_bytes, other);
         }
+        let direct = Arc::clone(&self.direct);
         let staged = self
-            .call(Operation::Upload, key, move |root| Staged::new(root, size_bytes))
+            .call(Operation::Upload, key, move |root| Staged::new_direct(root, size_bytes, &direct))
             .await
             .map(Arc::new)?;
         stream::iter(part_ranges(size_bytes, limits.part_bytes).map(Ok))
@@ -326,6 +340,41 @@ mod tests {
         let error = store.upload("k", source, &UploadLimits::default()).await.expect_err("differs");
         assert!(matches!(error, StoreError::Differs { there_bytes: 1, ours_bytes: 5, .. }), "{error}");
         assert_eq!(std::fs::read_dir(store.root.join(STAGING)).expect("read").count(), 0);
+    }
+
+    /// The pages of a file, as a sealed one gives them: parts of it lie on pages.
+    struct Pages(memmap2::MmapMut);
+
+    impl AsRef<[u8]> for Pages {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    #[tokio::test]
+    async fn an_object_is_whole_whichever_way_its_parts_took() {
+        let (_dir, store) = store().await;
+        // Two parts past the page cache, and a third that begins so and ends within a page.
+        let part_bytes = 2 << 20;
+        let mut pages = memmap2::MmapMut::map_anon(3 * part_bytes - 4099).expect("memory");
+        getrandom::fill(&mut pages).expect("random");
+        let body = Bytes::from_owner(Pages(pages));
+        let limits = UploadLimits { part_bytes: part_bytes as u64, parts_in_flight: 3 };
+        for key in ["k", "k", "whole"] {
+            let limits = if key == "whole" { UploadLimits::default() } else { limits };
+            store.upload(key, Arc::new(body.clone()), &limits).await.expect("upload");
+            assert!(store.get(key, 1 << 30).await.expect("get").is_some_and(|got| got == body), "{key}");
+        }
+        let size_bytes = body.len() as u64;
+        let index = |offset: u64| usize::try_from(offset).expect("it fits");
+        for range in [0..size_bytes, 4096..size_bytes, 1..size_bytes, 0..2 << 20, size_bytes - 5..size_bytes]
+        {
+            let expected = body.slice(index(range.start)..index(range.end));
+            let got = store.get_range("k", range.clone()).await.expect("range");
+            assert!(got == expected, "{range:?}");
+        }
+        let beyond = store.get_range("k", 0..size_bytes + 1).await.expect_err("beyond the end");
+        assert!(matches!(beyond, StoreError::Range { .. }), "{beyond}");
     }
 
     #[tokio::test]

@@ -1,0 +1,138 @@
+//! How much memory of its own, and how much of the processors, a daemon takes while something runs.
+//!
+//! Owns: sampling RssAnon of one process, the largest value seen, and its processor time. Does not own: which process, what
+//! runs.
+//!
+//! RssAnon is the daemon's own: heap, stacks, buffers. VmHWM would be wrong here: it counts Tier-1's pages too, for as long
+//! as the daemon has them mapped.
+
+use anyhow::{Context, ensure};
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// A buffer of 8 MiB lives for some milliseconds where the disk is fast.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
+
+/// What was seen so far.
+#[derive(Debug, Default)]
+pub struct Footprint {
+    peak_bytes: u64,
+    cpu_s: f64,
+    runs: u32,
+}
+
+impl Footprint {
+    /// Runs `work` while the process is watched.
+    ///
+    /// # Errors
+    /// `work`'s own; the process ended or cannot be looked at.
+    pub fn during<R>(&mut self, pid: u32, work: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<R> {
+        let ended = AtomicBool::new(false);
+        let before_s = cpu_s(pid)?;
+        let (done, seen_bytes) = thread::scope(|scope| {
+            let sampler = scope.spawn(|| sample_until(&ended, pid));
+            let done = work();
+            ended.store(true, Ordering::Release);
+            (done, sampler.join().expect("sampling does not panic"))
+        });
+        self.peak_bytes = self.peak_bytes.max(seen_bytes?);
+        self.cpu_s += cpu_s(pid)? - before_s;
+        self.runs += 1;
+        done
+    }
+
+    /// In MiB.
+    #[must_use]
+    pub fn peak_mib(&self) -> f64 {
+        self.peak_bytes as f64 / f64::from(1 << 20)
+    }
+}
+
+impl Footprint {
+    /// Seconds of one core, of all threads of the process, for each GB where a run moved `bytes`.
+    #[must_use]
+    pub fn cpu_s_per_gb(&self, bytes: u64) -> f64 {
+        self.cpu_s / f64::from(self.runs.max(1)) / (bytes as f64 / 1e9)
+    }
+}
+
+fn sample_until(ended: &AtomicBool, pid: u32) -> anyhow::Result<u64> {
+    let mut peak_bytes = 0;
+    loop {
+        let last = ended.load(Ordering::Acquire);
+        peak_bytes = peak_bytes.max(anonymous_bytes(pid)?);
+        if last {
+            return Ok(peak_bytes);
+        }
+        thread::sleep(SAMPLE_INTERVAL);
+    }
+}
+
+fn anonymous_bytes(pid: u32) -> anyhow::Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    rss_anon_bytes(&text).with_context(|| format!("{path} has no RssAnon"))
+}
+
+/// User and system time of all threads.
+fn cpu_s(pid: u32) -> anyhow::Result<f64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let ticks = cpu_ticks(&text).with_context(|| format!("{path} names no times"))?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    // The name, in brackets, may hold anything; utime and stime are the 12th and 13th field after it.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(11);
+    Some(times.next()?.parse::<u64>().ok()? + times.next()?.parse::<u64>().ok()?)
+}
+
+fn rss_anon_bytes(status: &str) -> anyhow::Result<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("no such line")?;
+    let mut words = line.split_whitespace();
+    let kib: u64 = words.next().context("no number")?.parse().context("its number")?;
+    ensure!(words.next() == Some("kB"), "not in kB: {line:?}");
+    Ok(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hint::black_box;
+
+    #[test]
+    fn memory_that_was_touched_and_given_back_is_in_the_peak() {
+        let mut footprint = Footprint::default();
+        let before_bytes = anonymous_bytes(std::process::id()).unwrap();
+        let touched_bytes = 64_usize << 20;
+        footprint
+            .during(std::process::id(), || {
+                let bytes = black_box(vec![1_u8; touched_bytes]);
+                thread::sleep(50 * SAMPLE_INTERVAL);
+                drop(bytes);
+                Ok(())
+            })
+            .unwrap();
+        assert!(footprint.peak_bytes >= before_bytes + touched_bytes as u64, "{footprint:?}");
+        assert!(footprint.during(u32::MAX, || Ok(())).is_err(), "no such process");
+    }
+
+    #[test]
+    fn the_time_of_a_process_is_found_behind_its_name() {
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 9 0 0 0 150 50 3 4 20 0 9 0 77";
+        assert_eq!(cpu_ticks(stat), Some(200));
+        assert_eq!(cpu_ticks("7 (a) S 1"), None);
+        assert!(cpu_s(std::process::id()).is_ok());
+    }
+
+    #[test]
+    fn a_status_without_anonymous_memory_is_refused() {
+        assert_eq!(rss_anon_bytes("VmHWM:\t  9 kB\nRssAnon:\t     105 kB\n").unwrap(), 105 << 10);
+        assert!(rss_anon_bytes("RssFile:\t 1 kB\n").is_err());
+        assert!(rss_anon_bytes("RssAnon:\t 1 MB\n").is_err());
+    }
+}
