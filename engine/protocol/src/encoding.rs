@@ -149,7 +149,10 @@ mod tests {
         assert!(matches!(check(&[1, 1, 1]), Err(Flaw::EncodedCount { found: 3, expected: 2, .. })));
         assert!(matches!(check(&[0, 11]), Err(Flaw::EncodedLength { chunk: 0, found: 0, .. })));
         assert!(matches!(check(&[whole + 1, 11]), Err(Flaw::EncodedLength { chunk: 0, .. })));
-        assert!(matches!(check(&[whole, 12]), Err(Flaw::EncodedLength { chunk: 1, found: 12, limit: 11, .. })));
+        assert!(matches!(
+            check(&[whole, 12]),
+            Err(Flaw::EncodedLength { chunk: 1, found: 12, limit: 11, .. })
+        ));
         assert!(matches!(check(&[u32::MAX; 2]), Err(Flaw::EncodedLength { .. })));
         assert_eq!(encoding(&[]).check(&"r/x", 0), Ok(()));
     }

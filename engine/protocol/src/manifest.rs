@@ -267,7 +267,8 @@ impl Document for Manifest {
         if self.files.is_empty() {
             return Err(Flaw::Empty { field: "files" });
         }
-        let Self { format, version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } = self;
+        let Self { format, version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } =
+            self;
         Content { format: *format, chunk_bytes: *chunk_bytes, files, directories, symlinks, hard_links }
             .validate(version, *attempt)
     }
@@ -282,7 +283,8 @@ impl Document for Prepared {
     }
 
     fn validate(&self) -> Result<(), Flaw> {
-        let Self { format, version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } = self;
+        let Self { format, version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } =
+            self;
         Content { format: *format, chunk_bytes: *chunk_bytes, files, directories, symlinks, hard_links }
             .validate(version, *attempt)
     }
