@@ -33,6 +33,9 @@ const KEPT_CHUNKS: usize = 16;
 /// One of so many cores encodes; the others are the training's, whose data is loaded and decoded on them.
 const CORES_PER_ENCODER: usize = 2;
 
+/// More would outrun any network, and each of the files in flight has as many threads waiting for one.
+const ENCODERS_MAX: usize = 8;
+
 /// What became of one upload.
 #[derive(Debug)]
 pub struct Sent {
@@ -237,7 +240,7 @@ impl Coders {
     pub(crate) fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         Self {
-            most: (cores / CORES_PER_ENCODER).max(1),
+            most: (cores / CORES_PER_ENCODER).clamp(1, ENCODERS_MAX),
             kept: Arc::new(Semaphore::new(KEPT_CHUNKS)),
             state: Mutex::default(),
             given_back: Condvar::new(),

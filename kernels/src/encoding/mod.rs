@@ -229,9 +229,15 @@ pub enum DecodeError {
     /// The first byte is none of ours.
     Form(u8),
     /// So many bytes came of it, and the chunk has others.
-    Length { found: usize, expected: usize },
+    Length {
+        found: usize,
+        expected: usize,
+    },
     /// It ends before what its lengths say.
-    Short { found: usize, expected: usize },
+    Short {
+        found: usize,
+        expected: usize,
+    },
     /// zstd's words.
     Frame(String),
 }
@@ -300,7 +306,11 @@ impl Decoder {
             let said = body.len() - bytes.len() + length;
             let (here, after) = bytes.split_at_checked(length).ok_or_else(|| short(said))?;
             let plane = &mut self.planes[index * plane_bytes..(index + 1) * plane_bytes];
-            if head & PLANE_AS_IT_IS != 0 { copy(here, plane)? } else { frame(&mut self.zstd, here, plane)? }
+            if head & PLANE_AS_IT_IS != 0 {
+                copy(here, plane)?
+            } else {
+                frame(&mut self.zstd, here, plane)?
+            }
             bytes = after;
         }
         copy(bytes, rest)?;

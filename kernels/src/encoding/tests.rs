@@ -73,7 +73,8 @@ fn noise_stays_as_it_is_and_costs_one_byte() {
 
 #[test]
 fn text_in_planes_is_left_to_zstd() {
-    let text: Vec<u8> = (0..20_000).flat_map(|i: u32| format!("layer {} of {i}\n", i % 97).into_bytes()).collect();
+    let text: Vec<u8> =
+        (0..20_000).flat_map(|i: u32| format!("layer {} of {i}\n", i % 97).into_bytes()).collect();
     assert_eq!(round_trip(Codec::Planes, &text)[0], ZSTD);
 }
 
@@ -101,7 +102,8 @@ fn the_bytes_of_planes_are_those_of_the_format_note() {
 #[test]
 fn a_chunk_that_says_too_much_or_too_little_is_refused() {
     let bytes = bf16(50_001, 11);
-    let decode = |encoded: &[u8], length: usize| Decoder::new().unwrap().decode(encoded, &mut vec![0; length]);
+    let decode =
+        |encoded: &[u8], length: usize| Decoder::new().unwrap().decode(encoded, &mut vec![0; length]);
     for codec in [Codec::Zstd, Codec::Planes] {
         let encoded = round_trip(codec, &bytes);
         for length in [0, 1, bytes.len() - 1, bytes.len() + 1, bytes.len() * 2] {
@@ -122,7 +124,8 @@ fn a_chunk_that_says_too_much_or_too_little_is_refused() {
         assert!(matches!(decode(&hostile, 8), Err(DecodeError::Short { .. })));
     }
     // A frame that claims 1 TiB of zeros.
-    let bomb = [&[ZSTD][..], &[0x28, 0xb5, 0x2f, 0xfd, 0xe0], &(1_u64 << 40).to_le_bytes(), &[3, 0, 0, 0]].concat();
+    let bomb =
+        [&[ZSTD][..], &[0x28, 0xb5, 0x2f, 0xfd, 0xe0], &(1_u64 << 40).to_le_bytes(), &[3, 0, 0, 0]].concat();
     assert!(matches!(decode(&bomb, 8 << 20), Err(DecodeError::Frame(_))));
 }
 
