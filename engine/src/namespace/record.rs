@@ -271,8 +271,10 @@ impl<'a> Writer<'a> {
         self.u32(device);
     }
 
-    fn chunks(&mut self, id: NodeId, seal: &Seal) {
-        for (piece, values) in seal.chunks.chunks(CHUNKS_PER_RECORD).enumerate() {
+    /// The checksums of a seal's chunks, and where those of its object lie.
+    fn chunks(&mut self, id: NodeId, file: &File) {
+        let sums = file.fate.seal().map_or(&[][..], |seal| &*seal.chunks);
+        for (piece, values) in sums.chunks(CHUNKS_PER_RECORD).enumerate() {
             self.begin(CHUNKS);
             self.u64(id);
             self.u64((piece * CHUNKS_PER_RECORD) as u64);
@@ -282,10 +284,8 @@ impl<'a> Writer<'a> {
             }
             self.end();
         }
-    }
-
-    fn lengths(&mut self, id: NodeId, encoding: &Encoding) {
-        for (piece, values) in encoding.lengths.chunks(CHUNKS_PER_RECORD).enumerate() {
+        let lengths = file.encoding().map_or(&[][..], |encoding| &encoding.lengths);
+        for (piece, values) in lengths.chunks(CHUNKS_PER_RECORD).enumerate() {
             self.begin(LENGTHS);
             self.u64(id);
             self.u64((piece * CHUNKS_PER_RECORD) as u64);
@@ -394,12 +394,7 @@ impl State {
             writer.node(id, node);
         }
         for (id, file) in touched.chunks.iter().filter_map(file) {
-            if let Some(seal) = file.fate.seal() {
-                writer.chunks(id, seal);
-            }
-            if let Some(encoding) = file.encoding() {
-                writer.lengths(id, encoding);
-            }
+            writer.chunks(id, file);
         }
         for (id, file) in touched.writers.iter().filter_map(file) {
             writer.writers(id, &file.writers);
@@ -440,12 +435,7 @@ impl State {
             let mut writer = Writer::new(out);
             writer.node(*id, node);
             if let Body::File(file) = &node.body {
-                if let Some(seal) = file.fate.seal() {
-                    writer.chunks(*id, seal);
-                }
-                if let Some(encoding) = file.encoding() {
-                    writer.lengths(*id, encoding);
-                }
+                writer.chunks(*id, file);
                 if !file.writers.is_empty() {
                     writer.writers(*id, &file.writers);
                 }

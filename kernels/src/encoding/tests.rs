@@ -1,3 +1,7 @@
+//! Does every chunk come back, and is everything else refused?
+//!
+//! Owns: chunks like those of training, and hostile ones. Does not own: ratios and speed over whole tensors (`benches/encode.rs`).
+
 use super::*;
 use proptest::prelude::*;
 
