@@ -284,7 +284,7 @@ impl<'a> Writer<'a> {
             }
             self.end();
         }
-        let lengths = file.encoding().map_or(&[][..], |encoding| &encoding.lengths);
+        let lengths = file.encoding().map_or(&[][..], |encoding| &*encoding.lengths);
         for (piece, values) in lengths.chunks(CHUNKS_PER_RECORD).enumerate() {
             self.begin(LENGTHS);
             self.u64(id);

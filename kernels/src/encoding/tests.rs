@@ -56,7 +56,7 @@ fn noise(count: usize, seed: u64) -> Vec<u8> {
 
 #[test]
 fn weights_shrink_by_their_exponents_and_the_width_is_found() {
-    for (bytes, form, most) in [(bf16(100_000, 3), 2, 0.70), (fp32(100_000, 3), 4, 0.86)] {
+    for (bytes, form, most) in [(bf16(100_000, 3), 2, 0.67), (fp32(100_000, 3), 4, 0.84)] {
         let encoded = round_trip(Codec::Planes, &bytes);
         assert_eq!(encoded[0], form);
         #[expect(clippy::cast_precision_loss, reason = "a ratio")]
