@@ -31,7 +31,7 @@ pub enum Codec {
 }
 
 /// How hard zstd tries where bytes are not in planes. `benches/encode.rs` measures 1 and 3: on weights 3 gains nothing, on
-/// optimizer states up to three parts in a hundred, and it takes half as long again.
+/// optimizer states up to three parts in a hundred, and it takes up to twice as long.
 pub const LEVEL: i32 = 1;
 
 /// What is not made smaller by at least one part in so many stays as it is: reading it back would cost more than the
