@@ -95,6 +95,8 @@ metrics! {
     seal_voided_files: Count, count, Trial, "Seals given up because the file was opened for writing meanwhile";
     upload_files: Count, count, Stable, "Files uploaded to Tier-3";
     upload_bytes: Count, bytes, Stable, "Bytes uploaded to Tier-3";
+    encode_in_bytes: Count, bytes, Trial, "Bytes of files that went to Tier-3 encoded";
+    encode_out_bytes: Count, bytes, Trial, "Bytes that they have there";
     upload_seconds: Times, seconds, Stable, "Time to upload one file";
     upload_failures: Count, count, Stable, "Uploads of a file that failed and will be tried again";
     upload_parts_in_flight: Level, count, Trial, "Parts being sent to Tier-3 now";

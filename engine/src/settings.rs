@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use tidemark_protocol::encoding::Codec;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::{RuleError, RuleSpec, Rules};
 use tidemark_protocol::retention::Policy;
@@ -24,6 +25,7 @@ pub struct Settings {
     pub verify: VerifySettings,
     pub shutdown: ShutdownSettings,
     pub retention: RetentionSettings,
+    pub compression: CompressionSettings,
     /// How other frameworks' checkpoints look, one `[[rules]]` each; they come before our own, so a rule may also correct
     /// one of those.
     pub rules: Vec<RuleSpec>,
@@ -274,6 +276,56 @@ impl RetentionSettings {
     }
 }
 
+/// How checkpoints are made smaller on their way to Tier-3: not at all, unless one of these says how. What is in Tier-3
+/// already stays as it is, and is read whatever stands here. Loose files are never encoded.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CompressionSettings {
+    pub codec: CodecChoice,
+    /// Other words for single runs, by their path below the mount: `[compression.runs."team/run7"]`.
+    pub runs: BTreeMap<String, RunCompression>,
+}
+
+/// See [`CompressionSettings`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunCompression {
+    pub codec: CodecChoice,
+}
+
+/// See [`CompressionSettings`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CodecChoice {
+    /// Objects are the files' bytes, and plain tools can copy a checkpoint out of Tier-3.
+    #[default]
+    None,
+    /// zstd over the bytes as they are: repetitive data, and little of tensors.
+    Zstd,
+    /// Exponents and mantissas of BF16 and FP32 apart, each by zstd where that helps: smaller and faster on tensors.
+    Planes,
+}
+
+impl CodecChoice {
+    fn codec(self) -> Option<Codec> {
+        match self {
+            Self::None => None,
+            Self::Zstd => Some(Codec::Zstd),
+            Self::Planes => Some(Codec::Planes),
+        }
+    }
+}
+
+impl CompressionSettings {
+    /// Of one run.
+    #[must_use]
+    pub fn codec_of(&self, run: &RunPath) -> Option<Codec> {
+        let path = run.path().map_or(&b""[..], |path| path.as_bytes());
+        let own = std::str::from_utf8(path).ok().and_then(|path| self.runs.get(path));
+        own.map_or(self.codec, |own| own.codec).codec()
+    }
+}
+
 /// A setting that cannot be.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -342,6 +394,22 @@ mod tests {
     #[test]
     fn the_defaults_are_valid() {
         Settings::default().validate().unwrap();
+    }
+
+    #[test]
+    fn a_run_is_encoded_as_it_says_and_the_others_as_all_are() {
+        let settings: CompressionSettings = serde_json::from_str(
+            r#"{"codec":"planes","runs":{"team/run7":{"codec":"none"},"logs":{"codec":"zstd"}}}"#,
+        )
+        .unwrap();
+        let of = |path: &str| {
+            settings.codec_of(&RunPath::new(tidemark_protocol::path::RelPath::new(path).unwrap()).unwrap())
+        };
+        assert_eq!((of("team/run7"), of("logs"), of("team")), (None, Some(Codec::Zstd), Some(Codec::Planes)));
+        let default = CompressionSettings::default();
+        assert_eq!(default.codec_of(&RunPath::root()), None, "off unless somebody asks for it");
+        let error = serde_json::from_str::<CompressionSettings>(r#"{"codec":"lz4"}"#).unwrap_err();
+        assert!(error.to_string().contains("lz4"), "{error}");
     }
 
     #[test]

@@ -1,13 +1,15 @@
-//! Arithmetic over large buffers: CRC-64/NVME, whole files at memory speed.
+//! Arithmetic over large buffers: CRC-64/NVME, whole files at memory speed; chunks made smaller, and themselves again.
 //!
 //! Owns: what is computed over bytes, a plain reference for its meaning, and fast back ends that agree with
 //! it bit for bit. Does not own: checksums as values (the protocol crate has their text form and how two of
 //! them combine), files, or what is done when a checksum differs. Depends on no other crate of the
 //! workspace.
 //!
-//! Nothing here allocates by a length that a caller did not hand in as bytes, and nothing fails.
+//! Nothing here allocates by a length that a caller did not hand in as bytes, and nothing fails but reading an encoded
+//! chunk that is none.
 
 mod checksum;
+pub mod encoding;
 
 pub use checksum::backend::Backend;
 pub use checksum::chunks::{THREADS_MAX, hash_chunks};

@@ -10,6 +10,7 @@ mod away;
 mod bytes;
 mod coordinators;
 mod documents;
+mod encoded;
 mod ending;
 mod keeping;
 mod limits;

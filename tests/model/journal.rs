@@ -10,9 +10,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidemark_engine::namespace::{Caller, Namespace, NamespaceError, NamespaceSettings, ROOT};
+use tidemark_engine::namespace::{
+    AdoptEntry, AdoptKind, Caller, Namespace, NamespaceError, NamespaceSettings, ObjectCopy, ROOT,
+};
 use tidemark_engine::tier1::Tier1;
-use tidemark_protocol::id::Incarnation;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::encoding::{Codec, Encoding};
+use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
+use tidemark_protocol::layout::CHUNK_BYTES;
 
 const NAMES: u64 = 60;
 
@@ -145,6 +150,50 @@ fn a_journal_that_is_compacted_again_and_again_replays_to_the_same_tree() {
             world.apply(&Op::Crash);
             world.compare();
         }
+    }
+}
+
+#[test]
+fn where_the_chunks_of_an_encoded_object_lie_is_replayed() {
+    // More than one record of them.
+    const CHUNKS: u32 = 9000;
+    let folder = folder();
+    let tier1 = tier1(folder.path());
+    let settings = NamespaceSettings::new(Incarnation(7));
+    let file = FileId { incarnation: Incarnation(3), counter: FileCounter(1) };
+    let size_bytes = u64::from(CHUNKS) * CHUNK_BYTES;
+    let object = |codec, first: u32| {
+        let encoding = Encoding { codec, lengths: (first..first + CHUNKS).collect() };
+        ObjectCopy { key: "k".into(), size_bytes, encoding: Some(Arc::new(encoding)) }
+    };
+    let adopted = AdoptEntry {
+        path: b"f".to_vec(),
+        kind: AdoptKind::File {
+            file,
+            seal: SealNumber(1),
+            size_bytes,
+            crc: Crc64(0),
+            chunks: vec![Crc64(5); CHUNKS as usize].into(),
+            object: Some(object(Codec::Planes, 1)),
+        },
+        mode: 0o644,
+        uid: 1,
+        gid: 1,
+        mtime_ns: 1,
+        xattrs: Vec::new(),
+    };
+    let mut namespace = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
+    let node = namespace.adopt(adopted).unwrap();
+    let mut expected = object(Codec::Planes, 1);
+    for round in 0..3 {
+        if round == 1 {
+            // Another version's copy of the same bytes takes its place.
+            expected = object(Codec::Zstd, 7);
+            assert!(namespace.note_object(file, SealNumber(1), expected.clone()));
+        }
+        drop(namespace);
+        namespace = Namespace::recover(settings.clone(), Arc::clone(&tier1), true, &mut |_| None).unwrap();
+        assert_eq!(namespace.view(node).unwrap().object, Some(expected.clone()), "round {round}");
     }
 }
 

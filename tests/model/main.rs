@@ -460,7 +460,7 @@ impl World {
                 let Some((_, node, id)) = self.file(*node) else { return };
                 let view = self.namespace.view(node).unwrap();
                 if let FileState::Sealed { seal, size_bytes, .. } = view.state {
-                    let object = ObjectCopy { key: "k".into(), size_bytes };
+                    let object = ObjectCopy { key: "k".into(), size_bytes, encoding: None };
                     assert!(self.namespace.note_object(view.file, seal, object));
                 }
                 let known = &self.reference.nodes[&id];

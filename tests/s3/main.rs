@@ -5,6 +5,7 @@
 
 mod cells;
 mod doubt;
+mod encoded;
 mod matrix;
 mod others;
 mod refusal;

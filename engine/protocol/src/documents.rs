@@ -37,7 +37,7 @@ impl Document for LooseSidecar {
     }
 
     fn validate(&self) -> Result<(), Flaw> {
-        check_file(&self.file)?;
+        check_file(&self.file, self.format)?;
         let expected = Key::loose(&self.file.path, self.generation).0.to_string();
         if self.file.key == expected {
             return Ok(());
@@ -185,6 +185,7 @@ mod tests {
                 size_bytes: 0,
                 crc64nvme: entry.crc64nvme,
                 chunks: Vec::new(),
+                encoding: None,
                 etag: None,
                 file: entry.file,
                 seal: SealNumber(1),

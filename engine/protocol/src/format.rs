@@ -7,12 +7,17 @@ use crate::path::PathProblem;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The format that this build writes, and the newest that it reads. It rises when an old reader would misread.
+/// The format that this build writes, wherever that says all.
 pub const FORMAT: u32 = 1;
+/// The format of what lists an encoded file: whoever reads only format 1 would pass over the encoding, and take what the
+/// object holds for the file's bytes.
+pub const FORMAT_ENCODED: u32 = 2;
+/// The newest format that this build reads. It rises when an old reader would misread.
+pub const FORMAT_NEWEST: u32 = FORMAT_ENCODED;
 
 /// The most bytes in a marker: its names are bounded by the key's length, escaped.
 pub const MAX_MARKER_BYTES: usize = 64 << 10;
-/// The most bytes in a record, a prepared marker, a manifest or a tree: 100 TB at 20 bytes per 8 MiB chunk.
+/// The most bytes in a record, a prepared marker, a manifest or a tree: 100 TB at 20 bytes per 8 MiB chunk, 70 TB encoded.
 pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
 
 /// A document of ours.
@@ -43,8 +48,8 @@ pub trait Document: Serialize + DeserializeOwned {
         }
         // The number is read alone first: the fields of a newer format may not be ours at all.
         let head: Head = serde_json::from_slice(bytes).map_err(|source| FormatError::json(what, source))?;
-        if head.format == 0 || head.format > FORMAT {
-            return Err(FormatError::Newer { what, found: head.format, supported: FORMAT });
+        if head.format == 0 || head.format > FORMAT_NEWEST {
+            return Err(FormatError::Newer { what, found: head.format, supported: FORMAT_NEWEST });
         }
         let document: Self =
             serde_json::from_slice(bytes).map_err(|source| FormatError::json(what, source))?;
@@ -119,6 +124,12 @@ pub enum Flaw {
     Size { path: String, size_bytes: u64, limit: u64 },
     #[error("{path} has {found} chunk checksums, and {size_bytes} bytes make {expected}")]
     ChunkCount { path: String, size_bytes: u64, found: u64, expected: u64 },
+    #[error("{path} has {found} lengths of encoded chunks, and {size_bytes} bytes make {expected}")]
+    EncodedCount { path: String, size_bytes: u64, found: u64, expected: u64 },
+    #[error("chunk {chunk} of {path} has {found} bytes encoded, and has 1 to {limit}")]
+    EncodedLength { path: String, chunk: u64, found: u64, limit: u64 },
+    #[error("{path} is encoded, and a document of format {format} cannot say so")]
+    EncodedFormat { path: String, format: u32 },
     #[error("the chunks of {path} combine to {combined}, and the whole is said to be {whole}")]
     ChunkSum { path: String, combined: String, whole: String },
     #[error("chunks of {found} bytes, and this build cuts at {expected}")]

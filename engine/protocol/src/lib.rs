@@ -6,6 +6,7 @@
 pub mod checkpoint;
 pub mod checksum;
 pub mod documents;
+pub mod encoding;
 pub mod evidence;
 pub mod file;
 pub mod format;

@@ -4,7 +4,8 @@
 //! Owns: their fields, the checks on them, how they join. Does not own: who writes them and when (`checkpoint`).
 
 use crate::checksum::Crc64;
-use crate::format::{Document, Flaw, FormatError, MAX_DOCUMENT_BYTES, expect_same};
+use crate::encoding::Encoding;
+use crate::format::{Document, FORMAT_ENCODED, Flaw, FormatError, MAX_DOCUMENT_BYTES, expect_same};
 use crate::id::{AttemptId, ContentHash, Epoch, FileId, SealNumber, Step};
 use crate::key::{Key, NodeLife, Part, PathOrHash, VersionId};
 use crate::layout::{CHUNK_BYTES, chunk_count};
@@ -49,6 +50,9 @@ pub struct ManifestFile {
     pub crc64nvme: Crc64,
     /// One for each chunk of `chunk_bytes`.
     pub chunks: Vec<Crc64>,
+    /// Left out where the object is the file's bytes as they are. Checksums are always of those.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<Encoding>,
     pub etag: Option<String>,
     pub file: FileId,
     pub seal: SealNumber,
@@ -214,7 +218,7 @@ impl Manifest {
         }
         listed.sort_by(|a, b| a.path.cmp(&b.path));
         let manifest = Self {
-            format: record.format,
+            format: format_of(&listed, record.format),
             version: record.version.clone(),
             attempt: record.attempt,
             step: record.step,
@@ -263,8 +267,9 @@ impl Document for Manifest {
         if self.files.is_empty() {
             return Err(Flaw::Empty { field: "files" });
         }
-        let Self { version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } = self;
-        Content { chunk_bytes: *chunk_bytes, files, directories, symlinks, hard_links }
+        let Self { format, version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } =
+            self;
+        Content { format: *format, chunk_bytes: *chunk_bytes, files, directories, symlinks, hard_links }
             .validate(version, *attempt)
     }
 }
@@ -278,14 +283,16 @@ impl Document for Prepared {
     }
 
     fn validate(&self) -> Result<(), Flaw> {
-        let Self { version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } = self;
-        Content { chunk_bytes: *chunk_bytes, files, directories, symlinks, hard_links }
+        let Self { format, version, attempt, chunk_bytes, files, directories, symlinks, hard_links, .. } =
+            self;
+        Content { format: *format, chunk_bytes: *chunk_bytes, files, directories, symlinks, hard_links }
             .validate(version, *attempt)
     }
 }
 
 /// What manifests and prepared markers share.
 struct Content<'a> {
+    format: u32,
     chunk_bytes: u64,
     files: &'a [ManifestFile],
     directories: &'a [Directory],
@@ -300,7 +307,7 @@ impl Content<'_> {
         }
         let mut keys = BTreeSet::new();
         for file in self.files {
-            check_file(file)?;
+            check_file(file, self.format)?;
             check_key(file, version, attempt)?;
             if !keys.insert(&file.key) {
                 return Err(Flaw::KeyTwice { key: file.key.clone() });
@@ -337,9 +344,21 @@ impl Content<'_> {
     }
 }
 
-/// Size, seal and the sum of the chunks, which is a check that costs no bytes.
-pub(crate) fn check_file(file: &ManifestFile) -> Result<(), Flaw> {
+/// The format in which a document can list these files; no older than `least`.
+#[must_use]
+pub fn format_of(files: &[ManifestFile], least: u32) -> u32 {
+    if files.iter().any(|file| file.encoding.is_some()) { least.max(FORMAT_ENCODED) } else { least }
+}
+
+/// Size, seal and the sum of the chunks, which is a check that costs no bytes; and where encoded chunks may lie.
+pub(crate) fn check_file(file: &ManifestFile, format: u32) -> Result<(), Flaw> {
     let path = || file.path.to_string();
+    if let Some(encoding) = &file.encoding {
+        if format < FORMAT_ENCODED {
+            return Err(Flaw::EncodedFormat { path: path(), format });
+        }
+        encoding.check(&file.path, file.size_bytes)?;
+    }
     check_size(&file.path, file.size_bytes)?;
     if file.seal == SealNumber(0) {
         return Err(Flaw::NeverSealed { path: path() });
@@ -378,6 +397,7 @@ fn check_key(file: &ManifestFile, version: &VersionId, attempt: AttemptId) -> Re
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::encoding::Codec;
     use crate::format::FORMAT;
     use crate::record::tests::{life, path, record, version};
 
@@ -388,6 +408,7 @@ pub(crate) mod tests {
             size_bytes: entry.size_bytes,
             crc64nvme: entry.crc64nvme,
             chunks: Vec::new(),
+            encoding: None,
             etag: None,
             file: entry.file,
             seal: entry.seal,
@@ -437,6 +458,32 @@ pub(crate) mod tests {
         let mut stranger = prepared(&record());
         stranger.attempt = AttemptId(6);
         assert!(matches!(Manifest::join(&record(), &[stranger]), Err(Flaw::Mismatch { .. })));
+    }
+
+    #[test]
+    fn an_encoded_file_raises_the_format_and_only_that_format_may_list_one() {
+        let plain = String::from_utf8(manifest().encode().unwrap()).unwrap();
+        assert!(plain.starts_with("{\"format\":1,") && !plain.contains("encoding"), "as it always was");
+
+        let mut marker = prepared(&record());
+        let encoding = Encoding { codec: Codec::Planes, lengths: Vec::new() };
+        marker.files[0].encoding = Some(encoding);
+        assert!(matches!(marker.validate(), Err(Flaw::EncodedFormat { format: 1, .. })));
+        marker.format = format_of(&marker.files, FORMAT);
+        assert_eq!(Prepared::parse(&marker.encode().unwrap()).unwrap(), marker);
+        let joined = Manifest::join(&record(), &[marker.clone()]).unwrap();
+        assert_eq!((joined.format, &joined.files[0].encoding), (FORMAT_ENCODED, &marker.files[0].encoding));
+        let (bytes, hash) = joined.encode_named().unwrap();
+        assert_eq!(*ValidatedManifest::parse(&bytes, &hash).unwrap().manifest(), joined);
+
+        let mut lies = joined.clone();
+        lies.files[0].encoding = Some(Encoding { codec: Codec::Zstd, lengths: vec![1] });
+        assert!(matches!(lies.encode(), Err(FormatError::Meaning { flaw: Flaw::EncodedCount { .. }, .. })));
+        let older = String::from_utf8(bytes).unwrap().replace("{\"format\":2,", "{\"format\":1,");
+        assert!(matches!(
+            Manifest::parse(older.as_bytes()),
+            Err(FormatError::Meaning { flaw: Flaw::EncodedFormat { .. }, .. })
+        ));
     }
 
     #[test]

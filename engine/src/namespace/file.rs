@@ -7,8 +7,10 @@ use super::writer::WriterId;
 use crate::tier1::Backing;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
+use tidemark_protocol::encoding::{Encoding, ObjectLayout};
 use tidemark_protocol::file::{FileEvent, FileFate};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::manifest::ManifestFile;
 use tidemark_protocol::residency::ReclaimClass;
 
 /// Processes remembered per file: forked writers of one shard, never a crowd. Later ones are left out.
@@ -18,7 +20,24 @@ pub(super) const MAX_WRITERS: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectCopy {
     pub key: String,
+    /// The file's size; the object's own is another where it is encoded.
     pub size_bytes: u64,
+    pub encoding: Option<Arc<Encoding>>,
+}
+
+impl ObjectCopy {
+    /// As a manifest lists it.
+    #[must_use]
+    pub fn of(file: &ManifestFile) -> Self {
+        let encoding = file.encoding.clone().map(Arc::new);
+        Self { key: file.key.clone(), size_bytes: file.size_bytes, encoding }
+    }
+
+    /// Where its chunks lie.
+    #[must_use]
+    pub fn layout(&self) -> ObjectLayout {
+        ObjectLayout::new(self.size_bytes, self.encoding.as_deref())
+    }
 }
 
 /// While one lives, someone reads a seal's bytes (to hash or to upload them): they are copied, not changed.
@@ -63,6 +82,11 @@ pub(super) struct File {
 }
 
 impl File {
+    /// Of its object, whichever seal that has.
+    pub(super) fn encoding(&self) -> Option<&Encoding> {
+        self.object.as_ref()?.1.encoding.as_deref()
+    }
+
     /// A new, empty, closed file.
     pub(super) fn new(
         id: FileId,

@@ -67,8 +67,12 @@ impl Namespace {
             {
                 return Err(FsError::Stale);
             }
+            let encoded = object.encoding.is_some();
             known.object = Some(Box::new((seal, object)));
             state.tree.touched.node(node);
+            if encoded {
+                state.tree.touched.chunks.push(node);
+            }
             state.mark(node);
             Ok(())
         });

@@ -17,14 +17,15 @@ use super::writer::{SessionKey, WriterId};
 use super::{MAX_NAME_BYTES, NodeId, State};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::encoding::{Codec, Encoding};
 use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 
 /// The journal's format. Raised with any change of a record.
-pub(super) const FORMAT_VERSION: u32 = 4;
+pub(super) const FORMAT_VERSION: u32 = 5;
 /// The longest record: an xattr of 64 KiB, or a piece of a seal's chunk checksums.
 pub(super) const MAX_RECORD_BYTES: usize = 72 << 10;
-/// Chunk checksums in one record; a file of 1 TiB has 131,072 in 16 records.
+/// Chunk checksums, or lengths of encoded chunks, in one record; a file of 1 TiB has 131,072 in 16 records.
 const CHUNKS_PER_RECORD: usize = 8192;
 /// The longest key of an object: S3 allows 1024 bytes, escapes may triple it.
 const MAX_KEY_BYTES: usize = 4096;
@@ -47,6 +48,11 @@ pub(super) enum Record {
         node: NodeId,
         first: u64,
         values: Vec<Crc64>,
+    },
+    Lengths {
+        node: NodeId,
+        first: u64,
+        values: Vec<u32>,
     },
     Writers {
         node: NodeId,
@@ -73,6 +79,8 @@ pub(super) enum Record {
 pub(super) struct Bytes {
     pub(super) backing: Option<u64>,
     pub(super) chunk_count: u64,
+    /// Lengths of encoded chunks that its object has; 0 where it is not encoded.
+    pub(super) length_count: u64,
     /// Someone had it open for writing.
     pub(super) was_open: bool,
 }
@@ -93,6 +101,12 @@ const BACKING_ID: u8 = 13;
 const ANSWER: u8 = 14;
 const SPECIAL: u8 = 15;
 const SESSION_ENDED: u8 = 16;
+const LENGTHS: u8 = 17;
+
+/// How an object is encoded.
+const PLAIN: u8 = 0;
+const ENCODED_ZSTD: u8 = 1;
+const ENCODED_PLANES: u8 = 2;
 
 /// What a [`SPECIAL`] record says its node is.
 const PIPE: u8 = 1;
@@ -236,6 +250,13 @@ impl<'a> Writer<'a> {
             self.u64(noted.0.0);
             self.u64(noted.1.size_bytes);
             self.bytes(&noted.1.key.as_bytes()[..noted.1.key.len().min(MAX_KEY_BYTES)]);
+            let encoding = noted.1.encoding.as_deref();
+            self.u8(match encoding.map(|encoding| encoding.codec) {
+                None => PLAIN,
+                Some(Codec::Zstd) => ENCODED_ZSTD,
+                Some(Codec::Planes) => ENCODED_PLANES,
+            });
+            self.u64(encoding.map_or(0, |encoding| encoding.lengths.len() as u64));
         }
     }
 
@@ -250,14 +271,27 @@ impl<'a> Writer<'a> {
         self.u32(device);
     }
 
-    fn chunks(&mut self, id: NodeId, seal: &Seal) {
-        for (piece, values) in seal.chunks.chunks(CHUNKS_PER_RECORD).enumerate() {
+    /// The checksums of a seal's chunks, and where those of its object lie.
+    fn chunks(&mut self, id: NodeId, file: &File) {
+        let sums = file.fate.seal().map_or(&[][..], |seal| &*seal.chunks);
+        for (piece, values) in sums.chunks(CHUNKS_PER_RECORD).enumerate() {
             self.begin(CHUNKS);
             self.u64(id);
             self.u64((piece * CHUNKS_PER_RECORD) as u64);
             self.u32(u32::try_from(values.len()).expect("at most CHUNKS_PER_RECORD"));
             for value in values {
                 self.crc(*value);
+            }
+            self.end();
+        }
+        let lengths = file.encoding().map_or(&[][..], |encoding| &*encoding.lengths);
+        for (piece, values) in lengths.chunks(CHUNKS_PER_RECORD).enumerate() {
+            self.begin(LENGTHS);
+            self.u64(id);
+            self.u64((piece * CHUNKS_PER_RECORD) as u64);
+            self.u32(u32::try_from(values.len()).expect("at most CHUNKS_PER_RECORD"));
+            for value in values {
+                self.u32(*value);
             }
             self.end();
         }
@@ -360,9 +394,7 @@ impl State {
             writer.node(id, node);
         }
         for (id, file) in touched.chunks.iter().filter_map(file) {
-            if let Some(seal) = file.fate.seal() {
-                writer.chunks(id, seal);
-            }
+            writer.chunks(id, file);
         }
         for (id, file) in touched.writers.iter().filter_map(file) {
             writer.writers(id, &file.writers);
@@ -403,9 +435,7 @@ impl State {
             let mut writer = Writer::new(out);
             writer.node(*id, node);
             if let Body::File(file) = &node.body {
-                if let Some(seal) = file.fate.seal() {
-                    writer.chunks(*id, seal);
-                }
+                writer.chunks(*id, file);
                 if !file.writers.is_empty() {
                     writer.writers(*id, &file.writers);
                 }
@@ -515,6 +545,12 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
             let count = usize::try_from(count).ok().filter(|count| *count <= CHUNKS_PER_RECORD)?;
             let values = (0..count).map(|_| reader.crc()).collect::<Option<_>>()?;
             Record::Chunks { node, first, values }
+        }
+        LENGTHS => {
+            let (node, first, count) = (reader.u64()?, reader.u64()?, reader.u32()?);
+            let count = usize::try_from(count).ok().filter(|count| *count <= CHUNKS_PER_RECORD)?;
+            let values = (0..count).map(|_| reader.u32()).collect::<Option<_>>()?;
+            Record::Lengths { node, first, values }
         }
         WRITERS => {
             let (node, count) = (reader.u64()?, reader.u32()?);
@@ -636,10 +672,23 @@ fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {
         seal = Some(Seal { number, size_bytes, crc, chunks: Arc::new([]) });
     }
     file.fate = FileFate::found(seal, last_seal, flag(1), false, flag(2));
+    let mut length_count = 0;
     if flag(4) {
         let (seal, size_bytes) = (SealNumber(reader.u64()?), reader.u64()?);
         let key = reader.text(MAX_KEY_BYTES)?;
-        file.object = Some(Box::new((seal, ObjectCopy { key, size_bytes })));
+        let codec = match reader.u8()? {
+            PLAIN => None,
+            ENCODED_ZSTD => Some(Codec::Zstd),
+            ENCODED_PLANES => Some(Codec::Planes),
+            _ => return None,
+        };
+        length_count = reader.u64()?;
+        if length_count > MAX_CHUNKS {
+            return None;
+        }
+        // The lengths are in records of their own; the replay puts them in.
+        let encoding = codec.map(|codec| Arc::new(Encoding { codec, lengths: Vec::new() }));
+        file.object = Some(Box::new((seal, ObjectCopy { key, size_bytes, encoding })));
     }
-    Some((file, Bytes { backing, chunk_count, was_open: flag(0) }))
+    Some((file, Bytes { backing, chunk_count, length_count, was_open: flag(0) }))
 }

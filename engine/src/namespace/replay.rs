@@ -16,6 +16,7 @@ use crate::tier1::Backing;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::encoding::Encoding;
 use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::Incarnation;
 
@@ -25,6 +26,7 @@ struct Raw {
     next: u64,
     nodes: BTreeMap<NodeId, (Box<Node>, Option<Bytes>)>,
     chunks: BTreeMap<NodeId, Vec<Crc64>>,
+    lengths: BTreeMap<NodeId, Vec<u32>>,
     entries: BTreeMap<(NodeId, u64), (Name, NodeId)>,
     handles: BTreeMap<u64, Handle>,
     last_handle: u64,
@@ -50,6 +52,9 @@ impl Raw {
                 if bytes.is_none_or(|bytes| bytes.chunk_count == 0) {
                     self.chunks.remove(&id); // A seal of no bytes has no record of chunks to say so.
                 }
+                if bytes.is_none_or(|bytes| bytes.length_count == 0) {
+                    self.lengths.remove(&id);
+                }
                 self.nodes.insert(id, (node, bytes));
             }
             Record::Entry { link, name, node } => {
@@ -65,6 +70,15 @@ impl Raw {
                 }
                 if chunks.len() as u64 == first {
                     chunks.extend(values);
+                }
+            }
+            Record::Lengths { node, first, values } => {
+                let lengths = self.lengths.entry(node).or_default();
+                if first == 0 {
+                    lengths.clear();
+                }
+                if lengths.len() as u64 == first {
+                    lengths.extend(values);
                 }
             }
             Record::Writers { node, writers } => {
@@ -94,6 +108,7 @@ impl Raw {
                 self.next = self.next.max(node + 1);
                 self.nodes.remove(&node);
                 self.chunks.remove(&node);
+                self.lengths.remove(&node);
             }
             Record::Handle(fh, handle) => {
                 self.last_handle = self.last_handle.max(fh);
@@ -166,6 +181,7 @@ pub(super) fn rebuild(
         let chunks = raw.chunks.remove(&id).unwrap_or_default();
         let Ok(file) = node.file_mut() else { continue };
         let writing = writers.get(&id).copied().unwrap_or(0);
+        put_lengths(id, file, raw.lengths.remove(&id).unwrap_or_default());
         revive(id, file, bytes, chunks, writing, backing);
         let identity = file.id;
         let size_bytes =
@@ -241,6 +257,20 @@ fn drop_unreachable(tree: &mut Tree, open: BTreeSet<NodeId>) {
         }
     }
     tree.nodes.retain(|id, _| reached.contains(id));
+}
+
+/// Gives an encoded object the lengths of its chunks back. Without them nothing of it can be read: it is no copy then.
+fn put_lengths(id: NodeId, file: &mut File, lengths: Vec<u32>) {
+    let Some(noted) = &mut file.object else { return };
+    let Some(encoding) = &noted.1.encoding else { return };
+    let encoding = Encoding { codec: encoding.codec, lengths };
+    match encoding.check(&noted.1.key, noted.1.size_bytes) {
+        Ok(()) => noted.1.encoding = Some(Arc::new(encoding)),
+        Err(flaw) => {
+            tracing::error!(node = id, %flaw, "a journaled object cannot be read");
+            file.object = None;
+        }
+    }
 }
 
 /// Gives a file its bytes and its state back.

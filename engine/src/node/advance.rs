@@ -224,8 +224,7 @@ impl Engine {
         let seconds = (self.shared.now_ns() - manifest.completed_at_ns).max(0) as f64 / 1e9;
         self.shared.metrics.commit_seconds.observe(seconds);
         for file in &manifest.files {
-            let object = ObjectCopy { key: file.key.clone(), size_bytes: file.size_bytes };
-            self.shared.namespace.note_object(file.file, file.seal, object);
+            self.shared.namespace.note_object(file.file, file.seal, ObjectCopy::of(file));
         }
         if let Some(book) = self.ledger.books.get_mut(id) {
             book.told_of = None;

@@ -30,7 +30,7 @@ impl Engine {
             Done::Loose { path, of, generation, size_bytes, tries, result } => {
                 self.loose_in_flight -= 1;
                 self.loose_in_flight_bytes -= size_bytes;
-                let result = result.map(|key| ObjectCopy { key, size_bytes });
+                let result = result.map(|key| ObjectCopy { key, size_bytes, encoding: None });
                 self.loose_done(&path, of, (generation, tries), result, now);
             }
             Done::Fetched { node, result } => {

@@ -218,6 +218,7 @@ pub(crate) async fn fetched(
         key: object.key.clone(),
         size_bytes: cold.size_bytes,
         chunks: Arc::clone(chunks),
+        layout: object.layout(),
     };
     fetch(
         Arc::clone(&shared.drain.store),

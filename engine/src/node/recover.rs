@@ -425,9 +425,8 @@ fn note(shared: &Shared, file: &ManifestFile) {
     if shared.namespace.has_object(file.file, file.seal) {
         return;
     }
-    let object = ObjectCopy { key: file.key.clone(), size_bytes: file.size_bytes };
     // False where the file is gone or has other bytes by now.
-    let _ = shared.namespace.note_object(file.file, file.seal, object);
+    let _ = shared.namespace.note_object(file.file, file.seal, ObjectCopy::of(file));
 }
 
 /// Makes a directory that a manifest lists, or gives it its attributes.
@@ -466,7 +465,7 @@ fn file_entry(file: &ManifestFile) -> AdoptEntry {
         size_bytes: file.size_bytes,
         crc: file.crc64nvme,
         chunks: file.chunks.clone().into(),
-        object: Some(ObjectCopy { key: file.key.clone(), size_bytes: file.size_bytes }),
+        object: Some(ObjectCopy::of(file)),
     };
     entry(&file.path, kind, &file.attributes)
 }

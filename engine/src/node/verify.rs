@@ -5,10 +5,10 @@
 use crate::namespace::ObjectCopy;
 use crate::node::run::{Node, error_text};
 use crate::node::scrub::{Scrubbed, Target, scrub};
+use crate::restore::decode;
 use crate::store::StoreError;
 use futures::stream::{self, StreamExt};
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::layout::{chunk_count, chunk_range};
 use tidemark_protocol::report::{Progress, Unrecoverable, Verify, VerifyRepair};
 
 /// Files checked at once: one hashes while another waits for Tier-3.
@@ -147,11 +147,12 @@ async fn check_object(
         }
         error => ObjectProblem::Away(error_text(&error)),
     };
+    let layout = std::sync::Arc::new(object.layout());
+    let object_bytes = layout.object_bytes();
     match store.head(&object.key).await.map_err(away)? {
         None => return Err(ObjectProblem::Bad(format!("{} is not there", object.key))),
-        Some(head) if head.size_bytes != target.size_bytes => {
-            let what =
-                format!("{} has {} bytes, expected {}", object.key, head.size_bytes, target.size_bytes);
+        Some(head) if head.size_bytes != object_bytes => {
+            let what = format!("{} has {} bytes, expected {object_bytes}", object.key, head.size_bytes);
             return Err(ObjectProblem::Bad(what));
         }
         Some(_) => {}
@@ -159,15 +160,22 @@ async fn check_object(
     if !deep {
         return Ok(());
     }
-    for chunk in 0..chunk_count(target.size_bytes) {
-        let bytes =
-            store.get_range(&object.key, chunk_range(target.size_bytes, chunk)).await.map_err(away)?;
-        let found = tokio::task::spawn_blocking(move || Crc64(tidemark_kernels::crc64(&bytes)))
-            .await
-            .expect("hashing does not panic");
+    let mismatch = || node.shared().metrics.verify_mismatches.get_or_create(&[("copy", "object")]).inc();
+    for chunk in 0..layout.chunks() {
+        let bytes = store.get_range(&object.key, layout.object_range(chunk)).await.map_err(away)?;
+        let layout = std::sync::Arc::clone(&layout);
+        let found = tokio::task::spawn_blocking(move || {
+            decode::stored(&layout, chunk, bytes).map(|bytes| Crc64(tidemark_kernels::crc64(&bytes)))
+        })
+        .await
+        .expect("hashing does not panic")
+        .map_err(|why| {
+            mismatch();
+            ObjectProblem::Bad(format!("chunk {chunk} of {} is no encoded chunk: {why}", object.key))
+        })?;
         let expected = target.chunks[usize::try_from(chunk).expect("a chunk index fits an address space")];
         if found != expected {
-            node.shared().metrics.verify_mismatches.get_or_create(&[("copy", "object")]).inc();
+            mismatch();
             let what = format!("chunk {chunk} of {} has checksum {found}, expected {expected}", object.key);
             return Err(ObjectProblem::Bad(what));
         }

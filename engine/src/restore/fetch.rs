@@ -3,6 +3,7 @@
 //! Owns: the second try of a bad or failed chunk. Does not own: chunks in flight (`flight`),
 //! which copy is asked (locate), who waits (the mount), whether the file becomes hot (the namespace).
 
+use super::decode;
 use crate::error::ErrorKind;
 use crate::flight::Flight;
 use crate::metrics::Metrics;
@@ -10,8 +11,10 @@ use crate::store::{Store, StoreError};
 use crate::tier1::Backing;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::sync::Arc;
+use tidemark_kernels::encoding::DecodeError;
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::layout::{chunk_count, chunk_range};
+use tidemark_protocol::encoding::ObjectLayout;
+use tidemark_protocol::layout::chunk_count;
 
 /// How often one chunk is asked for. A flipped bit on the wire is gone the second time; one at rest is not, and a
 /// third try would only delay the next copy.
@@ -25,6 +28,7 @@ pub struct FetchPlan {
     pub key: String,
     pub size_bytes: u64,
     pub chunks: Arc<[Crc64]>,
+    pub layout: ObjectLayout,
 }
 
 /// Why a file could not be brought in whole.
@@ -39,6 +43,8 @@ pub enum FetchError {
         "chunk {chunk} of {path} ({key}) has {found} bytes in Tier-3, expected {expected}; it is not served"
     )]
     Short { path: String, key: String, chunk: u64, expected: u64, found: u64 },
+    #[error("chunk {chunk} of {path} ({key}) is corrupt in Tier-3; it is not served")]
+    Encoded { path: String, key: String, chunk: u64, source: DecodeError },
     #[error("chunk {chunk} of {path} cannot be read from Tier-3")]
     Store { path: String, chunk: u64, source: StoreError },
     #[error("chunk {chunk} of {path} cannot be written to Tier-1")]
@@ -51,7 +57,9 @@ impl FetchError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Corrupt { .. } | Self::Short { .. } | Self::Geometry { .. } => ErrorKind::Corrupt,
+            Self::Corrupt { .. } | Self::Encoded { .. } | Self::Short { .. } | Self::Geometry { .. } => {
+                ErrorKind::Corrupt
+            }
             Self::Store { source, .. } => source.kind(),
             Self::Write { .. } => ErrorKind::Unavailable,
         }
@@ -71,7 +79,7 @@ pub async fn fetch(
 ) -> Result<(), FetchError> {
     let expected = chunk_count(plan.size_bytes);
     let chunks = u64::try_from(plan.chunks.len()).expect("a count fits 64 bits");
-    if chunks != expected {
+    if chunks != expected || plan.layout.chunks() != expected {
         return Err(FetchError::Geometry { path: plan.path, chunks, size_bytes: plan.size_bytes, expected });
     }
     let plan = Arc::new(plan);
@@ -122,7 +130,7 @@ async fn try_chunk(
     chunk: u64,
     metrics: &Arc<Metrics>,
 ) -> Result<(), FetchError> {
-    let range = chunk_range(plan.size_bytes, chunk);
+    let range = plan.layout.object_range(chunk);
     let bytes = store.get_range(&plan.key, range.clone()).await.map_err(|source| FetchError::Store {
         path: plan.path.clone(),
         chunk,
@@ -142,6 +150,11 @@ async fn try_chunk(
     let (plan, backing, metrics) = (Arc::clone(plan), Arc::clone(backing), Arc::clone(metrics));
     // Hashing and the copy into Tier-1 keep a core busy for milliseconds: not on a runtime thread.
     tokio::task::spawn_blocking(move || {
+        let bytes = decode::stored(&plan.layout, chunk, bytes).map_err(|source| {
+            metrics.verify_mismatches.get_or_create(&[("copy", "object")]).inc();
+            let (path, key) = (plan.path.clone(), plan.key.clone());
+            FetchError::Encoded { path, key, chunk, source }
+        })?;
         let index = usize::try_from(chunk).expect("a chunk index fits an address space");
         let (expected, found) = (plan.chunks[index], Crc64(tidemark_kernels::crc64(&bytes)));
         if found != expected {
@@ -155,7 +168,7 @@ async fn try_chunk(
             });
         }
         metrics.fetch_bytes.inc_by(u64::try_from(bytes.len()).expect("a length fits 64 bits"));
-        write_all(&backing, &bytes, range.start).map_err(|source| FetchError::Write {
+        write_all(&backing, &bytes, plan.layout.file_range(chunk).start).map_err(|source| FetchError::Write {
             path: plan.path.clone(),
             chunk,
             source,

@@ -1,7 +1,8 @@
 //! The way back: **locate → fetch → verify → serve**.
 //!
-//! `locate` reads what Tier-3 holds when the daemon starts; `fetch` brings one file in and verifies each chunk before
-//! it lands; the namespace serves what has landed.
+//! `locate` reads what Tier-3 holds when the daemon starts; `fetch` brings one file in, has each chunk decoded
+//! where it is encoded (`decode`), and verifies it before it lands; the namespace serves what has landed.
 
+pub(crate) mod decode;
 pub mod fetch;
 pub mod locate;

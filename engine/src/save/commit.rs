@@ -7,7 +7,8 @@
 use crate::error::ErrorKind;
 use crate::namespace::SealPin;
 use crate::save::drain::{Drain, Stored};
-use crate::save::upload::{self, SealedBytes, UploadError};
+use crate::save::encode;
+use crate::save::upload::{SealedBytes, UploadError};
 use crate::step_point::{StepPoint, reach};
 use crate::store::{StoreError, current_epoch};
 use futures::stream::{self, StreamExt};
@@ -20,7 +21,7 @@ use tidemark_protocol::id::{AttemptId, Epoch, Step};
 use tidemark_protocol::key::{Key, Label, Part, Series, VersionId, VersionRef};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::{
-    Attributes, Directory, HardLink, Manifest, ManifestFile, Prepared, Symlink, ValidatedManifest,
+    Attributes, Directory, HardLink, Manifest, ManifestFile, Prepared, Symlink, ValidatedManifest, format_of,
 };
 use tidemark_protocol::marker::{Decision, Marker, MarkerOutcome, Retired, doubt};
 use tidemark_protocol::path::RelPath;
@@ -206,15 +207,15 @@ impl Attempt {
                 SealedBytes { path: file.entry.path.to_string(), pin, chunks: Arc::clone(&file.chunks) };
             todo.push((file.entry.path.clone(), key, bytes));
         }
+        let codec = drain.codec_of(&version.run);
         let mut running = stream::iter(todo.into_iter().map(|(path, key, bytes)| async move {
-            let etag = upload::upload(drain, &key, bytes).await;
-            (path, key, etag)
+            (path, encode::upload(drain, &key, bytes, codec).await, key)
         }))
         .buffer_unordered(FILES_IN_FLIGHT);
         let mut first_error = None;
-        while let Some((path, key, result)) = running.next().await {
+        while let Some((path, result, key)) = running.next().await {
             match result {
-                Ok(etag) => {
+                Ok(sent) => {
                     let file = self
                         .files
                         .iter_mut()
@@ -227,7 +228,8 @@ impl Attempt {
                         size_bytes: file.entry.size_bytes,
                         crc64nvme: file.entry.crc64nvme,
                         chunks: file.chunks.to_vec(),
-                        etag,
+                        encoding: sent.encoding,
+                        etag: sent.etag,
                         file: file.entry.file,
                         seal: file.entry.seal,
                         attributes: file.attributes.clone(),
@@ -242,15 +244,16 @@ impl Attempt {
     }
 
     fn describe(&self, drain: &Drain) -> Prepared {
+        let files: Vec<_> = self.uploaded.values().cloned().collect();
         Prepared {
-            format: self.record.format,
+            format: format_of(&files, self.record.format),
             version: self.record.version.clone(),
             attempt: self.record.attempt,
             epoch: drain.epoch,
             life: drain.life.clone(),
             by: None,
             chunk_bytes: CHUNK_BYTES,
-            files: self.uploaded.values().cloned().collect(),
+            files,
             directories: self.directories.clone(),
             symlinks: self.symlinks.clone(),
             hard_links: self.hard_links.clone(),

@@ -69,6 +69,7 @@ fn prepared(record: &Record) -> Prepared {
         size_bytes: entry.size_bytes,
         crc64nvme: entry.crc64nvme,
         chunks: Vec::new(),
+        encoding: None,
         etag: None,
         file: entry.file,
         seal: entry.seal,

@@ -1,16 +1,20 @@
 //! What every job that writes to Tier-3 shares.
 //!
-//! Owns: who writes (node life and epoch), the bound on parts in flight, the pace. Does not own: what is written.
+//! Owns: who writes (node life and epoch), the bound on parts in flight, the pace, which runs are encoded. Does not own: what is written.
 
 use crate::flight::Flight;
 use crate::metrics::Metrics;
+use crate::save::encode::Coders;
 use crate::save::pace::Pace;
+use crate::settings::CompressionSettings;
 use crate::store::{Created, Probe, Store, StoreError, UploadLimits, pause};
 use bytes::Bytes;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tidemark_protocol::encoding::Codec;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::path::RunPath;
 use tokio::sync::Semaphore;
 
 /// How often a doubtful create of one of our own objects is asked again before the job gives up and the loop
@@ -38,6 +42,8 @@ pub struct Drain {
     pub metrics: Arc<Metrics>,
     /// Parts on their way, over all files.
     pub flight: Arc<Flight>,
+    compression: CompressionSettings,
+    pub(crate) coders: Coders,
     parts: Arc<Semaphore>,
     pace: Mutex<Pace>,
     started: Instant,
@@ -70,10 +76,23 @@ impl Drain {
             fencing: probe.fencing,
             metrics,
             flight: Flight::new(limits.parts_in_flight),
+            compression: CompressionSettings::default(),
+            coders: Coders::new(),
             parts: Arc::new(Semaphore::new(limits.parts_in_flight)),
             pace: Mutex::new(Pace::new(Duration::ZERO)),
             started: Instant::now(),
         }
+    }
+
+    /// The same, with runs encoded as these say.
+    #[must_use]
+    pub fn with_compression(self, compression: CompressionSettings) -> Self {
+        Self { compression, ..self }
+    }
+
+    /// How the checkpoints of a run are encoded.
+    pub(crate) fn codec_of(&self, run: &RunPath) -> Option<Codec> {
+        self.compression.codec_of(run)
     }
 
     /// The permits of `count` parts, at most all there are; held until the upload ends. How many of them are on their way

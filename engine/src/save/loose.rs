@@ -88,6 +88,8 @@ pub async fn upload(drain: &Arc<Drain>, upload: LooseUpload) -> Result<String, L
             size_bytes: upload.size_bytes,
             crc64nvme: upload.crc,
             chunks: upload.chunks.to_vec(),
+            // A loose file belongs to no run, and is seldom large.
+            encoding: None,
             etag,
             file: upload.file,
             seal: upload.seal,

@@ -13,6 +13,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::encoding::ObjectLayout;
 
 /// A file up to this size is small. The loop has at most 128 loose files on their way, so these take 32 MiB at most.
 pub(crate) const SMALL_BYTES: u64 = 256 << 10;
@@ -38,7 +39,7 @@ pub(crate) async fn upload(
     let failed = |source| UploadError::Store { path: file.path.clone(), key: key.to_owned(), source };
     let uploaded =
         drain.store.upload(key, Arc::new(Bytes::from(bytes)), &drain.limits).await.map_err(failed)?;
-    arrived(drain, key, (&file.path, size_bytes, &file.chunks), begun, uploaded).await
+    arrived(drain, key, (&file.path, &ObjectLayout::plain(size_bytes), &file.chunks), begun, uploaded).await
 }
 
 /// All bytes of a small file at rest. A copy out of memory keeps a core for microseconds only; mapping so few would cost

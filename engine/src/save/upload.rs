@@ -6,6 +6,7 @@
 use crate::error::ErrorKind;
 use crate::flight::Place;
 use crate::namespace::SealPin;
+use crate::restore::decode;
 use crate::save::drain::Drain;
 use crate::store::{PartSource, StoreError, UploadLimits, Uploaded};
 use crate::tier1::Mapping;
@@ -14,8 +15,10 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+use tidemark_kernels::encoding::DecodeError;
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::layout::{CHUNK_BYTES, chunk_count, chunk_range};
+use tidemark_protocol::encoding::ObjectLayout;
+use tidemark_protocol::layout::CHUNK_BYTES;
 
 /// One sealed file on its way; the pin keeps its bytes as they are.
 #[derive(Debug)]
@@ -36,6 +39,8 @@ pub enum UploadError {
          it is not uploaded; save it again"
     )]
     HostCorrupt { path: String, chunk: u64, expected: Crc64, found: Crc64 },
+    #[error("{path} was not encoded")]
+    Encode { path: String, source: io::Error },
     #[error("{path} did not reach {key}")]
     Store { path: String, key: String, source: StoreError },
     #[error("{key} holds {found} bytes after its upload, expected {expected}; it is not prepared")]
@@ -44,19 +49,23 @@ pub enum UploadError {
         "chunk {chunk} of {key} reads back with checksum {found}, expected {expected}; it is not prepared"
     )]
     ReadBack { key: String, chunk: u64, expected: Crc64, found: Crc64 },
+    #[error("chunk {chunk} of {key} reads back as no encoded chunk; it is not prepared")]
+    ReadBackEncoded { key: String, chunk: u64, source: DecodeError },
 }
 
 impl UploadError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Read { .. } => ErrorKind::Unavailable,
+            Self::Read { .. } | Self::Encode { .. } => ErrorKind::Unavailable,
             Self::HostCorrupt { .. } => ErrorKind::Corrupt,
             // Also what was read back and did not come whole.
             Self::Store { source: StoreError::Damaged { .. }, .. } => ErrorKind::Unavailable,
             Self::Store { source, .. } => source.kind(),
             // The store took other bytes than were sent; sending them again is what helps.
-            Self::Size { .. } | Self::ReadBack { .. } => ErrorKind::Unavailable,
+            Self::Size { .. } | Self::ReadBack { .. } | Self::ReadBackEncoded { .. } => {
+                ErrorKind::Unavailable
+            }
         }
     }
 }
@@ -70,31 +79,51 @@ pub async fn upload(
     key: &str,
     bytes: SealedBytes,
 ) -> Result<Option<String>, UploadError> {
-    let size_bytes = bytes.pin.size_bytes;
+    let layout = ObjectLayout::plain(bytes.pin.size_bytes);
+    let mapping = map(&bytes)?;
+    let (path, chunks) = (bytes.path.clone(), Arc::clone(&bytes.chunks));
+    let source = Arc::new(SealedSource { drain: Arc::clone(drain), bytes, mapping });
+    send(drain, key, source, (&path, &layout, &chunks)).await
+}
+
+/// The pages of a sealed file.
+pub(crate) fn map(bytes: &SealedBytes) -> Result<Arc<Mapping>, UploadError> {
     let failed = |source| UploadError::Read { path: bytes.path.clone(), source };
-    let mapping = Arc::new(bytes.pin.backing.map().map_err(failed)?);
+    let mapping = bytes.pin.backing.map().map_err(failed)?;
     let mapped = u64::try_from(mapping.len()).expect("a length fits 64 bits");
-    assert_eq!(mapped, size_bytes, "a pinned seal keeps its size");
-    let parts = usize::try_from(size_bytes.div_ceil(drain.limits.part_bytes)).unwrap_or(usize::MAX);
-    let permits = drain.parts(parts).await;
+    assert_eq!(mapped, bytes.pin.size_bytes, "a pinned seal keeps its size");
+    Ok(Arc::new(mapping))
+}
+
+/// Uploads what `source` gives, as many parts at a time as the drain permits, and has it read back where that is needed.
+pub(crate) async fn send(
+    drain: &Arc<Drain>,
+    key: &str,
+    source: Arc<dyn PartSource>,
+    (path, layout, chunks): (&str, &ObjectLayout, &[Crc64]),
+) -> Result<Option<String>, UploadError> {
+    let parts = layout.object_bytes().div_ceil(drain.limits.part_bytes);
+    let permits = drain.parts(usize::try_from(parts).unwrap_or(usize::MAX)).await;
     let limits = UploadLimits { parts_in_flight: permits.num_permits(), ..drain.limits };
     let begun = Instant::now();
     let _in_flight = InFlight::new(drain, permits.num_permits());
-    let path = bytes.path.clone();
-    let chunks = Arc::clone(&bytes.chunks);
-    let source = Arc::new(SealedSource { drain: Arc::clone(drain), bytes, mapping });
-    let result = drain.store.upload(key, Arc::clone(&source) as Arc<dyn PartSource>, &limits).await;
+    let result = drain.store.upload(key, source, &limits).await;
     drain
         .metrics
         .upload_window_parts
         .set(i64::try_from(drain.flight.window()).expect("settings allow at most 256"));
     let uploaded = result.inspect_err(|_| drain.flight.disturbed()).map_err(|error| {
-        match source.corrupt_chunk(&error) {
-            Some(corrupt) => corrupt,
-            None => UploadError::Store { path: path.clone(), key: key.to_owned(), source: error },
-        }
+        let corrupt = match &error {
+            StoreError::Source { source, .. } => corrupt_chunk(path, source),
+            _ => None,
+        };
+        corrupt.unwrap_or_else(|| UploadError::Store {
+            path: path.to_owned(),
+            key: key.to_owned(),
+            source: error,
+        })
     })?;
-    arrived(drain, key, (&path, size_bytes, &chunks), begun, uploaded).await
+    arrived(drain, key, (path, layout, chunks), begun, uploaded).await
 }
 
 /// What follows from an upload that the store took: counted, its size checked, and, where the store checks no parts, read
@@ -102,19 +131,20 @@ pub async fn upload(
 pub(crate) async fn arrived(
     drain: &Drain,
     key: &str,
-    (path, size_bytes, chunks): (&str, u64, &[Crc64]),
+    (path, layout, chunks): (&str, &ObjectLayout, &[Crc64]),
     begun: Instant,
     uploaded: Uploaded,
 ) -> Result<Option<String>, UploadError> {
-    drain.metrics.upload_bytes.inc_by(size_bytes);
+    let object_bytes = layout.object_bytes();
+    drain.metrics.upload_bytes.inc_by(object_bytes);
     drain.metrics.upload_files.inc();
     drain.metrics.upload_seconds.observe(begun.elapsed().as_secs_f64());
-    if uploaded.size_bytes != size_bytes {
+    if uploaded.size_bytes != object_bytes {
         let key = key.to_owned();
-        return Err(UploadError::Size { key, expected: size_bytes, found: uploaded.size_bytes });
+        return Err(UploadError::Size { key, expected: object_bytes, found: uploaded.size_bytes });
     }
     if !drain.part_checksums {
-        read_back(drain, key, path, size_bytes, chunks).await?;
+        read_back(drain, key, path, layout, chunks).await?;
     }
     Ok(uploaded.etag)
 }
@@ -143,17 +173,22 @@ async fn read_back(
     drain: &Drain,
     key: &str,
     path: &str,
-    size_bytes: u64,
+    layout: &ObjectLayout,
     chunks: &[Crc64],
 ) -> Result<(), UploadError> {
-    for chunk in 0..chunk_count(size_bytes) {
-        let found =
-            drain.store.get_range(key, chunk_range(size_bytes, chunk)).await.map_err(|source| {
+    let layout = Arc::new(layout.clone());
+    for chunk in 0..layout.chunks() {
+        let bytes =
+            drain.store.get_range(key, layout.object_range(chunk)).await.map_err(|source| {
                 UploadError::Store { path: path.to_owned(), key: key.to_owned(), source }
             })?;
-        let found = tokio::task::spawn_blocking(move || Crc64(tidemark_kernels::crc64(&found)))
-            .await
-            .expect("hashing does not panic");
+        let layout = Arc::clone(&layout);
+        let found = tokio::task::spawn_blocking(move || {
+            decode::stored(&layout, chunk, bytes).map(|bytes| Crc64(tidemark_kernels::crc64(&bytes)))
+        })
+        .await
+        .expect("hashing does not panic")
+        .map_err(|source| UploadError::ReadBackEncoded { key: key.to_owned(), chunk, source })?;
         let expected = chunks[usize::try_from(chunk).expect("a chunk index fits an address space")];
         if found != expected {
             return Err(UploadError::ReadBack { key: key.to_owned(), chunk, expected, found });
@@ -178,13 +213,20 @@ struct ChangedChunk {
     found: Crc64,
 }
 
-impl SealedSource {
-    fn corrupt_chunk(&self, error: &StoreError) -> Option<UploadError> {
-        let StoreError::Source { source, .. } = error else { return None };
-        let changed = source.get_ref()?.downcast_ref::<ChangedChunk>()?.clone();
-        let ChangedChunk { chunk, expected, found } = changed;
-        Some(UploadError::HostCorrupt { path: self.bytes.path.clone(), chunk, expected, found })
+/// What is wrong with the host's memory, where that is why a source failed.
+pub(crate) fn corrupt_chunk(path: &str, error: &io::Error) -> Option<UploadError> {
+    let ChangedChunk { chunk, expected, found } = error.get_ref()?.downcast_ref::<ChangedChunk>()?.clone();
+    Some(UploadError::HostCorrupt { path: path.to_owned(), chunk, expected, found })
+}
+
+/// Refuses a chunk that is not what was sealed.
+pub(crate) fn check_chunk(chunks: &[Crc64], chunk: u64, bytes: &[u8]) -> io::Result<()> {
+    let expected = chunks[usize::try_from(chunk).map_err(io::Error::other)?];
+    let found = Crc64(tidemark_kernels::crc64(bytes));
+    if found == expected {
+        return Ok(());
     }
+    Err(io::Error::other(ChangedChunk { chunk, expected, found }))
 }
 
 impl PartSource for SealedSource {
@@ -203,10 +245,7 @@ impl PartSource for SealedSource {
         let first = range.start / CHUNK_BYTES;
         let chunk_bytes = index(CHUNK_BYTES)?;
         for (chunk, bytes) in (first..).zip(slice.as_ref().chunks(chunk_bytes)) {
-            let (expected, found) = (self.bytes.chunks[index(chunk)?], Crc64(tidemark_kernels::crc64(bytes)));
-            if found != expected {
-                return Err(io::Error::other(ChangedChunk { chunk, expected, found }));
-            }
+            check_chunk(&self.bytes.chunks, chunk, bytes)?;
         }
         Ok(Bytes::from_owner(slice))
     }

@@ -251,14 +251,14 @@ impl Start<'_> {
         };
         let metrics = Arc::new(Metrics::new());
         let store = Arc::clone(&tier3.store);
-        let drain =
-            Arc::new(Drain::new(store, life, tier3.epoch, limits, &tier3.probe, Arc::clone(&metrics)));
+        let drain = Drain::new(store, life, tier3.epoch, limits, &tier3.probe, Arc::clone(&metrics))
+            .with_compression(self.settings.compression.clone());
         let shared = Arc::new(Shared {
             fetches: Flight::new(usize::try_from(settings.fetches_in_flight).expect("at most 256")),
             settings: self.settings.clone(),
             namespace: Arc::clone(&base.namespace),
             tier1: Arc::clone(&base.tier1),
-            drain,
+            drain: Arc::new(drain),
             metrics,
             events: tidemark_engine::node::Events::default(),
             clock: Clock::system(),

@@ -1,0 +1,35 @@
+//! One chunk as it lies in Tier-3, made the chunk of the file again.
+//!
+//! Owns: that this takes memory by the chunk's length alone. Does not own: where a chunk lies (`protocol::encoding`), that
+//! it is the right one: whoever reads it compares its checksum.
+
+use bytes::Bytes;
+use tidemark_kernels::encoding::{DecodeError, Decoder};
+use tidemark_protocol::encoding::ObjectLayout;
+use tidemark_protocol::layout::CHUNK_BYTES;
+
+/// The bytes of `chunk` in the file, from those that its range in the object gave; no copy where they are the same. Keeps
+/// a core busy for milliseconds.
+///
+/// # Errors
+/// The bytes are no encoded chunk of this length.
+pub(crate) fn stored(layout: &ObjectLayout, number: u64, bytes: Bytes) -> Result<Bytes, DecodeError> {
+    if !layout.is_encoded() {
+        return Ok(bytes);
+    }
+    let range = layout.file_range(number);
+    let length = usize::try_from(range.end - range.start).expect("a chunk fits an address space");
+    chunk(&bytes, length).map(Bytes::from)
+}
+
+/// The `plain_bytes` of one encoded chunk.
+///
+/// # Errors
+/// As [`stored`].
+pub(crate) fn chunk(encoded: &[u8], plain_bytes: usize) -> Result<Vec<u8>, DecodeError> {
+    assert!(plain_bytes as u64 <= CHUNK_BYTES, "{plain_bytes} bytes are more than a chunk");
+    let mut plain = vec![0; plain_bytes];
+    let mut decoder = Decoder::new().map_err(|error| DecodeError::Frame(error.to_string()))?;
+    decoder.decode(encoded, &mut plain)?;
+    Ok(plain)
+}

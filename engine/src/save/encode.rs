@@ -1,0 +1,296 @@
+//! Makes the chunks of a sealed file smaller on their way to Tier-3, where its run asks for it.
+//!
+//! Owns: which files are encoded, the two passes over one, what is kept between them, how many cores that takes. Does not
+//! own: the bytes of an encoded chunk (the kernels crate), sending them (`upload`, the store), reading them back
+//! (`restore::decode`).
+//!
+//! A store is told an object's size before its first byte. So a first pass encodes every chunk to learn its length, and a
+//! second makes what is sent. What the first made is kept as far as [`KEPT_CHUNKS`] go; of a file that fits, each chunk is
+//! encoded once. No chunk leaves before it has been decoded again and has the checksum that was sealed: what is committed
+//! can be read.
+
+use crate::flight::Place;
+use crate::restore::decode;
+use crate::save::drain::Drain;
+use crate::save::upload::{self, SealedBytes, UploadError, check_chunk};
+use crate::store::PartSource;
+use crate::tier1::Mapping;
+use bytes::{Bytes, BytesMut};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex};
+use tidemark_kernels::encoding::{self as kernel, Encoder};
+use tidemark_protocol::encoding::{Codec, Encoding, ObjectLayout};
+use tidemark_protocol::layout::chunk_count;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// A smaller file is not encoded: what it saves is less than what its request costs.
+const ENCODED_FILE_BYTES_MIN: u64 = 64 << 10;
+
+/// Encoded chunks kept from the first pass, over all files: 128 MiB at most, since none is longer than its chunk.
+const KEPT_CHUNKS: usize = 16;
+
+/// One of so many cores encodes; the others are the training's, whose data is loaded and decoded on them.
+const CORES_PER_ENCODER: usize = 2;
+
+/// More would outrun any network, and each of the files in flight has as many threads waiting for one.
+const ENCODERS_MAX: usize = 8;
+
+/// What became of one upload.
+#[derive(Debug)]
+pub struct Sent {
+    pub etag: Option<String>,
+    /// None where the object is the file's bytes.
+    pub encoding: Option<Encoding>,
+}
+
+/// Uploads one file to `key`, encoded where a codec is given and the file gets smaller by it.
+///
+/// Costs one or two encodings and one decoding of each chunk on [`Coders`], and up to three chunks of memory for each part
+/// in flight, beside what is kept.
+pub async fn upload(
+    drain: &Arc<Drain>,
+    key: &str,
+    bytes: SealedBytes,
+    codec: Option<Codec>,
+) -> Result<Sent, UploadError> {
+    let size_bytes = bytes.pin.size_bytes;
+    let Some(codec) = codec.filter(|_| size_bytes >= ENCODED_FILE_BYTES_MIN) else {
+        return plain(drain, key, bytes).await;
+    };
+    let mapping = upload::map(&bytes)?;
+    let work = Arc::new(Work { drain: Arc::clone(drain), bytes, mapping, codec });
+    let slots = first_pass(&work).await?;
+    let lengths = slots.iter().map(|slot| slot.length);
+    let encoding = Encoding { codec, lengths: lengths.collect() };
+    encoding.check(&work.bytes.path, size_bytes).expect("no encoded chunk is longer than its bound");
+    let object_bytes = encoding.object_bytes();
+    if object_bytes > size_bytes - size_bytes / kernel::LEAST_GAIN as u64 {
+        drop(slots);
+        let work = Arc::into_inner(work).expect("the first pass has ended");
+        return plain(drain, key, work.bytes).await;
+    }
+    let layout = ObjectLayout::new(size_bytes, Some(&encoding));
+    let slots = slots.into_iter().map(Mutex::new).collect();
+    let source = Arc::new(EncodedSource { work: Arc::clone(&work), layout: layout.clone(), slots });
+    let etag = upload::send(drain, key, source, (&work.bytes.path, &layout, &work.bytes.chunks)).await?;
+    drain.metrics.encode_in_bytes.inc_by(size_bytes);
+    drain.metrics.encode_out_bytes.inc_by(object_bytes);
+    Ok(Sent { etag, encoding: Some(encoding) })
+}
+
+async fn plain(drain: &Arc<Drain>, key: &str, bytes: SealedBytes) -> Result<Sent, UploadError> {
+    Ok(Sent { etag: upload::upload(drain, key, bytes).await?, encoding: None })
+}
+
+/// One file to encode.
+struct Work {
+    drain: Arc<Drain>,
+    bytes: SealedBytes,
+    mapping: Arc<Mapping>,
+    codec: Codec,
+}
+
+impl Work {
+    /// A chunk as it was sealed; one that changed in memory since is an error.
+    fn chunk(&self, chunk: u64) -> io::Result<&[u8]> {
+        let range = tidemark_protocol::layout::chunk_range(self.bytes.pin.size_bytes, chunk);
+        let index = |offset: u64| usize::try_from(offset).map_err(io::Error::other);
+        let plain = &self.mapping[index(range.start)?..index(range.end)?];
+        check_chunk(&self.bytes.chunks, chunk, plain)?;
+        Ok(plain)
+    }
+
+    fn encode(&self, chunk: u64) -> io::Result<Vec<u8>> {
+        let plain = self.chunk(chunk)?;
+        self.drain.coders.with(|encoder| {
+            let mut encoded = Vec::new();
+            encoder.encode(kernel_codec(self.codec), plain, &mut encoded)?;
+            encoded.shrink_to_fit();
+            Ok(encoded)
+        })
+    }
+
+    /// An encoded chunk that was proven to be the sealed one.
+    fn encode_to_send(&self, chunk: u64) -> io::Result<Vec<u8>> {
+        let encoded = self.encode(chunk)?;
+        let plain_bytes = self.chunk(chunk)?.len();
+        let decoded = decode::chunk(&encoded, plain_bytes).map_err(io::Error::other)?;
+        check_chunk(&self.bytes.chunks, chunk, &decoded)?;
+        Ok(encoded)
+    }
+}
+
+fn kernel_codec(codec: Codec) -> kernel::Codec {
+    match codec {
+        Codec::Zstd => kernel::Codec::Zstd,
+        Codec::Planes => kernel::Codec::Planes,
+    }
+}
+
+/// One encoded chunk between the passes, and while parts take their pieces of it.
+struct Slot {
+    length: u32,
+    /// Bytes of it that no part has taken yet; all of them again once it is dropped.
+    left: usize,
+    encoded: Option<(Vec<u8>, Option<OwnedSemaphorePermit>)>,
+}
+
+impl Slot {
+    fn new(encoded: Vec<u8>, kept: Option<OwnedSemaphorePermit>) -> io::Result<Self> {
+        let length = u32::try_from(encoded.len()).map_err(io::Error::other)?;
+        let left = encoded.len();
+        Ok(Self { length, left, encoded: kept.map(|permit| (encoded, Some(permit))) })
+    }
+}
+
+async fn first_pass(work: &Arc<Work>) -> Result<Vec<Slot>, UploadError> {
+    let chunks = chunk_count(work.bytes.pin.size_bytes);
+    let pass = stream::iter(0..chunks).map(|chunk| {
+        let work = Arc::clone(work);
+        async move {
+            let kept = Arc::clone(&work.drain.coders.kept).try_acquire_owned().ok();
+            tokio::task::spawn_blocking(move || {
+                let encoded = if kept.is_some() { work.encode_to_send(chunk) } else { work.encode(chunk) }?;
+                Slot::new(encoded, kept)
+            })
+            .await
+            .expect("encoding a chunk does not panic")
+        }
+    });
+    let result = pass.buffered(work.drain.coders.most).try_collect().await;
+    result.map_err(|source| match upload::corrupt_chunk(&work.bytes.path, &source) {
+        Some(corrupt) => corrupt,
+        None => UploadError::Encode { path: work.bytes.path.clone(), source },
+    })
+}
+
+/// Encoded chunks one after the other, as an upload's source.
+struct EncodedSource {
+    work: Arc<Work>,
+    layout: ObjectLayout,
+    slots: Vec<Mutex<Slot>>,
+}
+
+impl EncodedSource {
+    /// Appends a piece of an encoded chunk, which is made if it is not there. A neighbour that needs the other piece
+    /// waits here, and finds it made.
+    fn take(&self, chunk: u64, piece: Range<usize>, part: &mut BytesMut) -> io::Result<()> {
+        let index = usize::try_from(chunk).map_err(io::Error::other)?;
+        let mut slot =
+            self.slots[index].lock().map_err(|_| io::Error::other("encoding this chunk failed"))?;
+        let length = usize::try_from(slot.length).map_err(io::Error::other)?;
+        if slot.encoded.is_none() {
+            let encoded = self.work.encode_to_send(chunk)?;
+            if encoded.len() != length {
+                let found = encoded.len();
+                let what = format!("chunk {chunk} has {found} bytes encoded, and had {length} before");
+                return Err(io::Error::other(what));
+            }
+            (slot.encoded, slot.left) = (Some((encoded, None)), length);
+        }
+        let (encoded, _) = slot.encoded.as_ref().expect("it was just made");
+        part.extend_from_slice(&encoded[piece.clone()]);
+        slot.left = slot.left.saturating_sub(piece.len());
+        if slot.left == 0 {
+            slot.encoded = None;
+        }
+        Ok(())
+    }
+}
+
+impl PartSource for EncodedSource {
+    fn size_bytes(&self) -> u64 {
+        self.layout.object_bytes()
+    }
+
+    fn read_part(&self, range: Range<u64>) -> io::Result<Bytes> {
+        self.work.drain.wait_for_pace(range.end - range.start);
+        let place = self.work.drain.flight.begin_blocking(range.end - range.start);
+        let index = |offset: u64| usize::try_from(offset).map_err(io::Error::other);
+        let mut part = BytesMut::with_capacity(index(range.end - range.start)?);
+        let mut at = range.start;
+        while at < range.end {
+            let chunk = self.layout.chunk_at(at);
+            let lies = self.layout.object_range(chunk);
+            let until = range.end.min(lies.end);
+            self.take(chunk, index(at - lies.start)?..index(until - lies.start)?, &mut part)?;
+            at = until;
+        }
+        Ok(Bytes::from_owner(Part { bytes: part.freeze(), _place: place }))
+    }
+}
+
+/// A part of encoded chunks, on its way for as long as the store holds its bytes.
+struct Part {
+    bytes: Bytes,
+    _place: Place,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The encoders of a drain: as many as cores may be taken from the training. Who needs one waits for it.
+#[derive(Debug)]
+pub(crate) struct Coders {
+    most: usize,
+    kept: Arc<Semaphore>,
+    state: Mutex<Idle>,
+    given_back: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Idle {
+    made: usize,
+    encoders: Vec<Encoder>,
+}
+
+impl Coders {
+    /// None is made before one is needed.
+    pub(crate) fn new() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        Self {
+            most: (cores / CORES_PER_ENCODER).clamp(1, ENCODERS_MAX),
+            kept: Arc::new(Semaphore::new(KEPT_CHUNKS)),
+            state: Mutex::default(),
+            given_back: Condvar::new(),
+        }
+    }
+
+    /// Runs `f` with one of the encoders. Blocks until one is free: for the blocking pool only.
+    fn with<R>(&self, f: impl FnOnce(&mut Encoder) -> io::Result<R>) -> io::Result<R> {
+        let mut idle = self.state.lock().expect("counting does not panic");
+        let encoder = loop {
+            if let Some(encoder) = idle.encoders.pop() {
+                break encoder;
+            }
+            if idle.made < self.most {
+                let encoder = Encoder::new()?;
+                idle.made += 1;
+                break encoder;
+            }
+            idle = self.given_back.wait(idle).expect("counting does not panic");
+        };
+        drop(idle);
+        let mut lent = Lent { coders: self, encoder: Some(encoder) };
+        f(lent.encoder.as_mut().expect("it goes back when this is dropped"))
+    }
+}
+
+/// An encoder that goes back however its use ends.
+struct Lent<'a> {
+    coders: &'a Coders,
+    encoder: Option<Encoder>,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let mut idle = self.coders.state.lock().expect("counting does not panic");
+        idle.encoders.extend(self.encoder.take());
+        self.coders.given_back.notify_one();
+    }
+}
