@@ -193,7 +193,8 @@ fn where_the_chunks_of_an_encoded_object_lie_is_replayed() {
         }
         drop(namespace);
         namespace = Namespace::recover(settings.clone(), Arc::clone(&tier1), true, &mut |_| None).unwrap();
-        assert_eq!(namespace.view(node).unwrap().object, Some(expected.clone()), "round {round}");
+        let found = namespace.view(node).unwrap().object;
+        assert!(found.as_ref() == Some(&expected), "round {round}: another copy, or none");
     }
 }
 
