@@ -107,7 +107,7 @@ async fn fetch_chunk(
     flight: Arc<Flight>,
     metrics: Arc<Metrics>,
 ) -> Result<(), FetchError> {
-    let range = chunk_range(plan.size_bytes, chunk);
+    let range = plan.layout.object_range(chunk);
     let _place = flight.begin(range.end - range.start).await;
     metrics.fetch_window_chunks.set(i64::try_from(flight.window()).expect("settings allow at most 256"));
     let mut tries = 0;
