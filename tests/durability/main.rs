@@ -21,4 +21,5 @@ mod removed;
 mod scavenge;
 mod shield;
 mod site;
+mod spill;
 mod wishes;

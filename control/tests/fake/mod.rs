@@ -12,7 +12,7 @@ use tidemark_control::api::{
 use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount,
-    Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, Gc, GcRow, MountStatus, Node, NodeState,
+    Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, Gc, GcRow, Marks, MountStatus, Node, NodeState,
     Pending, PendingReason, Pin, Problem, Progress, Recovery, Removal, RunRecovery, RunStatus, Show, Status,
     TierState, TierStatus, Undelete, Unrecoverable, Verify, VerifyRepair,
 };
@@ -171,6 +171,8 @@ impl NodeApi for FakeNode {
             queued_bytes: 0,
             fencing: None,
             part_checksums: None,
+            marks: Some(Marks { high_bytes: 3, low_bytes: 2 }),
+            held_by: [("open".to_owned(), 1)].into(),
             notes: vec!["commits do not survive this machine".into()],
         }])
     }

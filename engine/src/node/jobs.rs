@@ -238,14 +238,11 @@ async fn make_backing(
 ) -> Result<Arc<crate::tier1::Backing>, crate::tier1::Tier1Error> {
     let mut wait = shared.namespace.room_wait();
     loop {
-        match shared.tier1.create(Some(size_bytes)) {
-            Err(error @ crate::tier1::Tier1Error::NoSpace { .. }) => {
-                shared.namespace.make_room(size_bytes);
-                match wait.pause() {
-                    Some(pause) => tokio::time::sleep(pause).await,
-                    None => return Err(error),
-                }
-            }
+        match shared.namespace.backing_for(Some(size_bytes)) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => match wait.pause() {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(error),
+            },
             result => return result,
         }
     }

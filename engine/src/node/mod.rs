@@ -54,6 +54,7 @@ mod run;
 mod schedule;
 mod scrub;
 mod shield;
+mod tiers;
 mod tree;
 mod verify;
 

@@ -19,7 +19,7 @@ pub use checkpoint::{Checkpoint, CheckpointRef, CheckpointState, Copies, CopyCou
 pub use exit::{ApiError, ErrorCode, ExitCode};
 pub use keeping::{Gc, GcRow, Pin, Recovery, RecoveryRow, Removal, RunRecovery, Undelete};
 pub use status::{
-    Check, CheckVerdict, Doctor, FuseMode, MountStatus, Node, NodeState, Problem, RunStatus, Status,
+    Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, Problem, RunStatus, Status,
     TierState, TierStatus,
 };
 pub use work::{
