@@ -15,6 +15,7 @@ mod keeping;
 mod limits;
 mod lost;
 mod memory;
+mod prefetch;
 mod questions;
 mod refusals;
 mod removed;

@@ -44,6 +44,7 @@ mod jobs;
 mod keeping;
 mod ledger;
 mod lost;
+mod prefetch;
 mod proof;
 mod recover;
 mod recovery;

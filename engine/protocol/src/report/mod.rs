@@ -23,8 +23,8 @@ pub use status::{
     TierState, TierStatus,
 };
 pub use work::{
-    BrokenInvariant, Commit, Event, EventLevel, Flush, Pending, PendingReason, Progress, StreamLine,
-    Unrecoverable, Verify, VerifyRepair,
+    BrokenInvariant, Commit, Event, EventLevel, Flush, Pending, PendingReason, Prefetch, Progress,
+    StreamLine, Unfetched, Unrecoverable, Verify, VerifyRepair,
 };
 
 /// Text for people and JSON from the bytes of a path: what is not UTF-8 becomes U+FFFD, so the text is always valid
