@@ -253,8 +253,9 @@ impl Namespace {
         // What is written anew becomes about as large as it was, or as its name was the last time.
         let expected_bytes = if truncates { self.expected_bytes(node).max(size_bytes) } else { 0 };
         if let (true, Change::InPlace, Some(old)) = (truncates && self.tier1.has_spill(), change, &old)
-            && self.tier1.admit(expected_bytes.saturating_sub(old.held_bytes())).is_err()
             && !old.is_spilled()
+            && (self.tier1.is_outgrown(Some(expected_bytes))
+                || self.tier1.admit(expected_bytes.saturating_sub(old.held_bytes())).is_err())
         {
             change = Change::NewBacking { keep_bytes: 0 };
         }

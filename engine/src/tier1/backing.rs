@@ -405,11 +405,11 @@ impl File {
         growth.writers -= 1;
         if growth.writers == 0 {
             growth.write_fd = None;
-            let short = growth.planned_to.max(growth.allowed_to) + SLICE_BYTES < growth.held_bytes
-                && self.space.is_short();
+            let expected = growth.planned_to.max(growth.allowed_to);
             growth.planned_to = 0;
             growth.allowed_to = 0;
             self.settle(&mut growth);
+            let short = expected + SLICE_BYTES < growth.held_bytes && self.space.is_short();
             drop(growth);
             self.space.run_ahead.forget(self.number);
             let size_bytes = self.look().map_or(0, |stat| stat.st_size.cast_unsigned());

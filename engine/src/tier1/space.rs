@@ -105,7 +105,9 @@ impl Space {
 
     /// Whether a file that grows now meets the wall, or has met it.
     pub(super) fn is_short(&self) -> bool {
-        lock(&self.budget).available() < SLICE_BYTES
+        let budget = lock(&self.budget);
+        // The pool's files stand on the same tmpfs, and a writer that meets its wall does not ask them to give way.
+        budget.available().saturating_sub(budget.held(User::Pool)) < 2 * SLICE_BYTES
     }
 
     /// A file was closed for writing; `short`: because there was no more.
