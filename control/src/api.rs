@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Flush, Gc, Node, Pin, Progress, Recovery,
-    Removal, Show, Status, TierStatus, Undelete, Verify,
+    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Flush, Gc, Node, Pin, Prefetch, Progress,
+    Recovery, Removal, Show, Status, TierStatus, Undelete, Verify,
 };
 use tidemark_protocol::selector::{Place, Selector};
 use tokio::sync::mpsc;
@@ -40,6 +40,7 @@ pub mod path {
     pub const NODES: &str = "/v1/nodes";
     pub const DOCTOR: &str = "/v1/doctor";
     pub const VERIFY: &str = "/v1/verify";
+    pub const PREFETCH: &str = "/v1/prefetch";
     pub const FLUSH: &str = "/v1/flush";
     pub const COMMIT: &str = "/v1/commit";
     pub const EVENTS: &str = "/v1/events";
@@ -83,6 +84,15 @@ pub struct VerifyRequest {
     pub checkpoint: Option<Selector>,
     /// Read the copies in Tier-3 too, which costs their transfer.
     pub deep: bool,
+}
+
+/// `prefetch`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefetchRequest {
+    pub checkpoint: Selector,
+    /// Answer when all that fits is here, instead of when it is known what is to be done.
+    pub wait: bool,
 }
 
 /// `flush`.
@@ -169,6 +179,7 @@ pub trait NodeApi: Send + Sync + 'static {
     async fn nodes(&self) -> Result<Vec<Node>, ApiError>;
     async fn doctor(&self) -> Result<Doctor, ApiError>;
     async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError>;
+    async fn prefetch(&self, request: PrefetchRequest, progress: ProgressSink) -> Result<Prefetch, ApiError>;
     async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError>;
     async fn commit(&self, request: CommitRequest) -> Result<Commit, ApiError>;
     async fn gc(&self, request: GcRequest, progress: ProgressSink) -> Result<Gc, ApiError>;

@@ -14,8 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Flush, Gc, Node, Pin, Progress, Recovery, Removal,
-    Show, Status, StreamLine, TierStatus, Undelete, Verify,
+    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Flush, Gc, Node, Pin, Prefetch, Progress,
+    Recovery, Removal, Show, Status, StreamLine, TierStatus, Undelete, Verify,
 };
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -110,6 +110,15 @@ impl Client {
         progress: impl FnMut(Progress),
     ) -> Result<Verify, ClientError> {
         self.work(path::VERIFY, request, progress).await
+    }
+
+    /// Dropping the future stops it where it waits for the end.
+    pub async fn prefetch(
+        &self,
+        request: &api::PrefetchRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Prefetch, ClientError> {
+        self.work(path::PREFETCH, request, progress).await
     }
 
     /// Dropping the future ends the waiting, not the uploads that are queued.

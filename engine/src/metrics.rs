@@ -122,6 +122,8 @@ metrics! {
     tier1_used_bytes: Level, bytes, Stable, "Tier-1 in use, all users of the budget together";
     tier1_size_bytes: Level, bytes, Stable, "The Tier-1 budget";
     tier1_warm_ratios: Fraction, ratios, Stable, "The part of Tier-1 whose pages are there already";
+    spill_used_bytes: Level, bytes, Stable, "The spill in use; 0 without one";
+    spill_size_bytes: Level, bytes, Stable, "The spill's budget; 0 without one";
     lag_versions: Level, count, Stable, "Complete versions that are not committed yet";
     lag_bytes: Level, bytes, Stable, "Their bytes that are not in Tier-3 yet";
     lag_seconds: Fraction, seconds, Stable, "How long the oldest of them has been complete";

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use tidemark_protocol::encoding::Codec;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::{RuleError, RuleSpec, Rules};
+use tidemark_protocol::report::Marks;
 use tidemark_protocol::retention::Policy;
 
 /// The whole of `ckptd.toml`. An unknown key is refused, so that a typing error is not a silent default.
@@ -18,6 +19,7 @@ pub struct Settings {
     pub node: NodeSettings,
     pub mount: MountSettings,
     pub tier1: Tier1Settings,
+    pub spill: SpillSettings,
     pub tier3: Tier3Settings,
     pub save: SaveSettings,
     pub torn: TornSettings,
@@ -97,11 +99,52 @@ pub struct Tier1Settings {
     pub ballast: bool,
     /// Without privileges Tier-1 is a directory; on a memory file system, please.
     pub directory: Option<PathBuf>,
+    #[serde(flatten)]
+    pub marks: MarkSettings,
 }
 
 impl Default for Tier1Settings {
     fn default() -> Self {
-        Self { size: None, ballast: true, directory: None }
+        Self { size: None, ballast: true, directory: None, marks: MarkSettings::default() }
+    }
+}
+
+/// A local disk for files that find no room in memory. Without both keys there is none.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SpillSettings {
+    /// An existing directory on a disk of this machine, e.g. `"/local/nvme/tidemark"`; not a network or stacked file system. The
+    /// daemon makes a private folder in it and touches nothing else.
+    pub directory: Option<PathBuf>,
+    /// How much of the disk it may take, e.g. `"200GiB"`.
+    pub budget: Option<String>,
+    #[serde(flatten)]
+    pub marks: MarkSettings,
+}
+
+/// When host copies give way in a tier before somebody needs the room, in percent of its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MarkSettings {
+    /// Reclaiming begins when more is in use. Lower leaves more room for a save of unknown size, higher keeps more
+    /// checkpoints where they open at once.
+    pub high_percent: u64,
+    /// It ends when less is in use, and begins here while some file grows.
+    pub low_percent: u64,
+}
+
+impl Default for MarkSettings {
+    fn default() -> Self {
+        Self { high_percent: 85, low_percent: 75 }
+    }
+}
+
+impl MarkSettings {
+    /// Both marks in bytes of a tier's size.
+    #[must_use]
+    pub fn of(self, size_bytes: u64) -> Marks {
+        let part = |percent: u64| size_bytes / 100 * percent;
+        Marks { high_bytes: part(self.high_percent), low_bytes: part(self.low_percent) }
     }
 }
 
@@ -352,6 +395,18 @@ impl Settings {
                 "a multiple of 8 MiB up to 512 MiB",
             );
         }
+        for (key, marks) in
+            [("tier1.high_percent", self.tier1.marks), ("spill.high_percent", self.spill.marks)]
+        {
+            if marks.high_percent > 100 || marks.low_percent >= marks.high_percent {
+                let value = format!("{} with a low_percent of {}", marks.high_percent, marks.low_percent);
+                return refuse(key, value, "more than low_percent, and at most 100");
+            }
+        }
+        if self.spill.directory.is_some() != self.spill.budget.is_some() {
+            let which = if self.spill.budget.is_some() { "spill.directory" } else { "spill.budget" };
+            return refuse(which, "not set".to_owned(), "given together with the other key of [spill]");
+        }
         if !(1..=256).contains(&self.tier3.parts_in_flight) {
             return refuse("tier3.parts_in_flight", self.tier3.parts_in_flight.to_string(), "1 to 256");
         }
@@ -410,6 +465,24 @@ mod tests {
         assert_eq!(default.codec_of(&RunPath::root()), None, "off unless somebody asks for it");
         let error = serde_json::from_str::<CompressionSettings>(r#"{"codec":"lz4"}"#).unwrap_err();
         assert!(error.to_string().contains("lz4"), "{error}");
+    }
+
+    #[test]
+    fn marks_that_cross_and_half_a_spill_are_refused() {
+        let refused = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.validate().unwrap_err().to_string()
+        };
+        let crossed = refused(|settings| settings.spill.marks.low_percent = 85);
+        assert!(crossed.contains("spill.high_percent is 85 with a low_percent of 85"), "{crossed}");
+        let half = refused(|settings| settings.spill.directory = Some("/mnt".into()));
+        assert!(half.contains("spill.budget is not set"), "{half}");
+        let text = r#"{"tier1": {"high_percent": 90, "low_percent": 40}, "spill": {"directory": "/mnt", "budget": "1GiB"}}"#;
+        let settings: Settings = serde_json::from_str(text).unwrap();
+        settings.validate().unwrap();
+        assert_eq!(settings.tier1.marks.of(1000), Marks { high_bytes: 900, low_bytes: 400 });
+        assert_eq!(settings.spill.marks, MarkSettings::default());
     }
 
     #[test]

@@ -43,6 +43,11 @@ pub enum MountError {
     Fusermount { path: PathBuf, message: String },
     #[error("passthrough was asked for, but is not possible here: {reason}; use mode auto or fallback")]
     NoPassthrough { reason: String },
+    #[error(
+        "the spill's directory cannot be written past the daemon, as memory can: {reason}; name one on a plain file system \
+         (ext4, xfs), set mount.mode to fallback, or do without [spill]"
+    )]
+    Spill { reason: String },
     #[error("{path}: the kernel and this daemon did not agree on the protocol (FUSE_INIT)")]
     Handshake { path: PathBuf, source: io::Error },
     #[error("{path}: a thread of the mount could not be started")]
@@ -62,6 +67,7 @@ impl MountError {
             | Self::NotEmpty { .. }
             | Self::Occupied { .. }
             | Self::NoPassthrough { .. }
+            | Self::Spill { .. }
             | Self::MakeDirectory { .. } => ErrorKind::Invalid,
             Self::NoDevice { .. } | Self::NoFusermount { .. } => ErrorKind::NotFound,
             Self::DeviceRefused { .. }

@@ -187,6 +187,21 @@ pub fn probe_mode(tier1: &Arc<Tier1>) -> (Mode, String) {
 }
 
 fn choose(choice: ModeChoice, tier1: &Arc<Tier1>) -> Result<(Mode, String), MountError> {
+    let chosen = choose_by_memory(choice, tier1)?;
+    if chosen.0 == Mode::Passthrough && tier1.has_spill() {
+        probe_spill(tier1).map_err(|reason| MountError::Spill { reason })?;
+    }
+    Ok(chosen)
+}
+
+/// One mount has one mode, so what works for memory must work for the spill too.
+fn probe_spill(tier1: &Arc<Tier1>) -> Result<(), String> {
+    let backing = tier1.create_spilled(Some(0)).map_err(|error| error.to_string())?;
+    let descriptor = backing.read_fd().map_err(|error| error.to_string())?;
+    probe::passthrough(descriptor.as_fd())
+}
+
+fn choose_by_memory(choice: ModeChoice, tier1: &Arc<Tier1>) -> Result<(Mode, String), MountError> {
     match choice {
         ModeChoice::Fallback => Ok((Mode::Fallback, "asked for by the settings".to_owned())),
         ModeChoice::Auto => Ok(probe_mode(tier1)),

@@ -50,6 +50,7 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .route(path::GC, post(gc))
         .route(path::REMOVE, post(remove))
         .route(path::VERIFY, post(verify))
+        .route(path::PREFETCH, post(prefetch))
         .route(path::FLUSH, post(flush))
         .route(path::EVENTS, post(events))
         .with_state(shared);
@@ -150,6 +151,10 @@ async fn remove(State(shared): State<Shared>, body: Bytes) -> Response {
 
 async fn verify(State(shared): State<Shared>, body: Bytes) -> Response {
     work(shared, &body, |node, request, progress| async move { node.verify(request, progress).await })
+}
+
+async fn prefetch(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.prefetch(request, progress).await })
 }
 
 async fn flush(State(shared): State<Shared>, body: Bytes) -> Response {

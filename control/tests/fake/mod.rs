@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, FlushRequest, GcRequest, ListRequest, NodeApi, PinRequest,
-    ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
+    PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest,
+    VerifyRequest,
 };
 use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount,
-    Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, Gc, GcRow, MountStatus, Node, NodeState,
-    Pending, PendingReason, Pin, Problem, Progress, Recovery, Removal, RunRecovery, RunStatus, Show, Status,
-    TierState, TierStatus, Undelete, Unrecoverable, Verify, VerifyRepair,
+    Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, Gc, GcRow, Marks, MountStatus, Node,
+    NodeState, Pending, PendingReason, Pin, Prefetch, Problem, Progress, Recovery, Removal, RunRecovery,
+    RunStatus, Show, Status, TierState, TierStatus, Undelete, Unfetched, Unrecoverable, Verify, VerifyRepair,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -171,6 +172,8 @@ impl NodeApi for FakeNode {
             queued_bytes: 0,
             fencing: None,
             part_checksums: None,
+            marks: Some(Marks { high_bytes: 3, low_bytes: 2 }),
+            held_by: [("open".to_owned(), 1)].into(),
             notes: vec!["commits do not survive this machine".into()],
         }])
     }
@@ -197,6 +200,22 @@ impl NodeApi for FakeNode {
         Ok(Doctor {
             checks: vec![Check { name: "fuse_device".into(), verdict, what: "/dev/fuse".into(), fix }],
         })
+    }
+
+    async fn prefetch(&self, request: PrefetchRequest, progress: ProgressSink) -> Result<Prefetch, ApiError> {
+        let path = text(&request.checkpoint);
+        progress.tell(Progress { done_bytes: 1, total_bytes: 2, ..Progress::default() });
+        let prefetch =
+            Prefetch { waited: request.wait, total_files: 2, total_bytes: 9, ..Prefetch::default() };
+        match path.as_str() {
+            "absent" => Err(absent("absent")),
+            "large" if request.wait => {
+                let large =
+                    Unfetched { path: "large/a".into(), size_bytes: 8, what: "8 wanted, 7 available".into() };
+                Ok(Prefetch { no_room: vec![large], fetched_files: 1, fetched_bytes: 1, ..prefetch })
+            }
+            _ => Ok(prefetch),
+        }
     }
 
     async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError> {

@@ -79,6 +79,8 @@ pub(super) struct File {
     pub(super) unverified: bool,
     /// Just restored for an open that has not come yet.
     pub(super) kept_until: Option<Instant>,
+    /// Restored, or found here, for opens that somebody foresaw.
+    pub(super) prefetched_until: Option<Instant>,
 }
 
 impl File {
@@ -115,6 +117,7 @@ impl File {
             hold: Weak::new(),
             unverified: false,
             kept_until: None,
+            prefetched_until: None,
         }
     }
 

@@ -289,13 +289,16 @@ impl Namespace {
         })
     }
 
-    /// Tier-1's budget, and how many more nodes the journal can hold.
+    /// Tier-1's budget with the spill's, and how many more nodes the journal can hold.
     pub fn statfs(&self) -> Statfs {
         let usage = self.tier1.usage();
         let (nodes, weight) = self.look(|state| (state.tree.nodes.len() as u64, state.tree.weight_bytes));
+        let spill = self.tier1.spill_usage();
+        let (spill_bytes, spill_free) =
+            spill.map_or((0, 0), |spill| (spill.size_bytes, spill.available_bytes));
         Statfs {
-            size_bytes: usage.size_bytes,
-            free_bytes: usage.size_bytes.saturating_sub(usage.used_bytes),
+            size_bytes: usage.size_bytes + spill_bytes,
+            free_bytes: usage.size_bytes.saturating_sub(usage.used_bytes) + spill_free,
             nodes,
             nodes_free: self.weight_limit().saturating_sub(weight) / 400,
         }

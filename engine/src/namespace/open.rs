@@ -12,10 +12,11 @@ use super::cold::ColdFile;
 use super::file::File;
 use super::handle::OpenFile;
 use super::node::{Body, Node};
-use super::reclaim::Candidate;
+use super::reclaim::{Candidate, Place};
 use super::session::Answer;
 use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State};
-use crate::tier1::Backing;
+use crate::error::ErrorKind;
+use crate::tier1::{Backing, Tier1Error};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -215,7 +216,7 @@ impl Namespace {
         }
         let writer = self.writers.identify(caller.pid);
         let started = Instant::now();
-        let (size_bytes, change) = loop {
+        let (size_bytes, mut change, old) = loop {
             let mut state = self.settle(node)?;
             let target = state.tree.node(node)?;
             let file = target.file()?;
@@ -244,11 +245,20 @@ impl Namespace {
                 }
                 continue;
             }
-            state.file_mut(node)?.busy = true;
-            break (size_bytes, change);
+            let file = state.file_mut(node)?;
+            file.busy = true;
+            // Where nobody has it open, it may be begun anew elsewhere.
+            break (size_bytes, change, file.backing.clone().filter(|_| file.opens == 0));
         };
         // What is written anew becomes about as large as it was, or as its name was the last time.
         let expected_bytes = if truncates { self.expected_bytes(node).max(size_bytes) } else { 0 };
+        if let (true, Change::InPlace, Some(old)) = (truncates && self.tier1.has_spill(), change, &old)
+            && !old.is_spilled()
+            && (self.tier1.is_outgrown(Some(expected_bytes))
+                || self.tier1.admit(expected_bytes.saturating_sub(old.held_bytes())).is_err())
+        {
+            change = Change::NewBacking { keep_bytes: 0 };
+        }
         let prepared = if truncates && change != Change::InPlace {
             self.prepare_overwrite(expected_bytes)
         } else {
@@ -328,14 +338,54 @@ impl Namespace {
 
     /// A backing file from the pool; makes room once when there is none.
     pub(super) fn new_backing(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, FsError> {
-        match self.tier1.create(predicted_bytes).map_err(FsError::from) {
-            Err(FsError::NoSpace) => {
-                self.make_room(
-                    predicted_bytes.unwrap_or(UNKNOWN_SIZE_ROOM_BYTES).max(UNKNOWN_SIZE_ROOM_BYTES),
-                );
-                Ok(self.tier1.create(predicted_bytes)?)
+        Ok(self.backing_for(predicted_bytes)?)
+    }
+
+    /// A backing file in memory, for which others give way; else in the spill, where there is one.
+    ///
+    /// # Errors
+    /// [`Tier1Error::NoSpace`], [`Tier1Error::SpillFull`] when neither has room now: see [`Namespace::room_wait`].
+    pub fn backing_for(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, Tier1Error> {
+        self.backing_from(predicted_bytes, |bytes| self.make_room(bytes))
+    }
+
+    /// The same for a prefetch, for which nothing that was prefetched gives way.
+    ///
+    /// # Errors
+    /// As [`Namespace::backing_for`].
+    pub fn backing_for_prefetch(&self, size_bytes: u64) -> Result<Arc<Backing>, Tier1Error> {
+        self.backing_from(Some(size_bytes), |bytes| self.make_room_gently(bytes))
+    }
+
+    fn backing_from(
+        &self,
+        predicted_bytes: Option<u64>,
+        make_room: impl FnOnce(u64) -> u64,
+    ) -> Result<Arc<Backing>, Tier1Error> {
+        let is_full = |error: &Tier1Error| error.kind() == ErrorKind::NoSpace;
+        let spills = self.tier1.has_spill();
+        if self.tier1.is_outgrown(predicted_bytes) {
+            match self.tier1.create_spilled(predicted_bytes) {
+                Err(error) if is_full(&error) => {}
+                made => return made,
             }
-            created => created,
+        }
+        match self.tier1.create(predicted_bytes) {
+            Err(error) if is_full(&error) => {}
+            made => return made,
+        }
+        let wanted = predicted_bytes.unwrap_or_else(|| self.tier1.unknown_bytes());
+        make_room(wanted.max(UNKNOWN_SIZE_ROOM_BYTES));
+        match self.tier1.create(predicted_bytes) {
+            Err(error) if is_full(&error) && spills => {}
+            made => return made,
+        }
+        match self.tier1.create_spilled(predicted_bytes) {
+            Err(error) if is_full(&error) => {
+                self.make_room_in(Place::Spill, wanted.max(UNKNOWN_SIZE_ROOM_BYTES));
+                self.tier1.create_spilled(predicted_bytes)
+            }
+            made => made,
         }
     }
 
@@ -365,7 +415,7 @@ impl Namespace {
             match backing.reserve(bytes) {
                 Ok(()) => return,
                 Err(error) => {
-                    self.make_room(bytes);
+                    self.make_room_in(Place::of(backing), bytes);
                     if !wait.again() {
                         tracing::warn!(%error, "an overwritten file begins without the room that it had");
                         return;
@@ -383,13 +433,25 @@ impl Namespace {
         new_size_bytes: u64,
         old_size_bytes: u64,
     ) -> Result<Option<Arc<Backing>>, FsError> {
-        let old = self.look(|state| state.tree.node(node)?.file().map(|file| file.backing.clone()))?;
+        let (old, opens) =
+            self.look(|state| state.tree.node(node)?.file().map(|file| (file.backing.clone(), file.opens)))?;
         match change {
             Change::InPlace => {
                 if new_size_bytes != old_size_bytes {
                     let old = old.ok_or(FsError::Stale)?;
                     self.look(|state| freeze(state.tree.node_mut(node)?))?;
-                    self.grow(&old, old_size_bytes, new_size_bytes)?;
+                    return match self.grow(&old, old_size_bytes, new_size_bytes) {
+                        // While it is open the kernel allows it no other backing file.
+                        Err(FsError::NoSpace)
+                            if opens == 0 && !old.is_spilled() && self.tier1.has_spill() =>
+                        {
+                            let fresh = self.tier1.create_spilled(Some(new_size_bytes))?;
+                            copy(&old, &fresh, old_size_bytes)?;
+                            fresh.set_len(new_size_bytes)?;
+                            Ok(Some(fresh))
+                        }
+                        grown => grown.map(|()| None),
+                    };
                 }
                 Ok(None)
             }
@@ -410,7 +472,7 @@ impl Namespace {
     fn grow(&self, backing: &Arc<Backing>, old_bytes: u64, new_bytes: u64) -> Result<(), FsError> {
         match backing.set_len(new_bytes).map_err(FsError::from) {
             Err(FsError::NoSpace) if new_bytes > old_bytes => {
-                self.make_room(new_bytes - old_bytes);
+                self.make_room_in(Place::of(backing), new_bytes - old_bytes);
                 Ok(backing.set_len(new_bytes)?)
             }
             set => set,

@@ -4,8 +4,30 @@
 
 use super::file::{File, ObjectCopy};
 use super::{FsError, Namespace, NodeId, ReclaimClass, State};
-use std::time::Instant;
+use crate::tier1::Backing;
+use std::time::{Duration, Instant};
 use tidemark_protocol::id::{FileId, SealNumber};
+
+/// Where host copies lie. Each has its own room, and making room in one does not help the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    Memory,
+    Spill,
+}
+
+impl Place {
+    pub(super) fn of(backing: &Backing) -> Self {
+        if backing.is_spilled() { Self::Spill } else { Self::Memory }
+    }
+}
+
+/// Which copies a round of reclaiming takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// All but those that were just prefetched.
+    Any,
+    Prefetched,
+}
 
 /// Files examined in one hold of the lock.
 const EXAMINED_AT_ONCE: usize = 1024;
@@ -99,6 +121,25 @@ impl Namespace {
     /// Reclaims host copies in class order, longest closed first, until `bytes` are free or nothing is left to
     /// take; returns the bytes freed. Open, held and just restored files are passed over.
     pub fn make_room(&self, bytes: u64) -> u64 {
+        self.make_room_in(Place::Memory, bytes)
+    }
+
+    /// The same, of the files that lie in one of the two places. What was prefetched goes last.
+    pub fn make_room_in(&self, place: Place, bytes: u64) -> u64 {
+        let freed = self.make_room_from(place, bytes, Wanted::Any);
+        if freed < bytes {
+            freed + self.make_room_from(place, bytes - freed, Wanted::Prefetched)
+        } else {
+            freed
+        }
+    }
+
+    /// The same for a prefetch, which takes nothing from one.
+    pub(super) fn make_room_gently(&self, bytes: u64) -> u64 {
+        self.make_room_from(Place::Memory, bytes, Wanted::Any)
+    }
+
+    fn make_room_from(&self, place: Place, bytes: u64, wanted: Wanted) -> u64 {
         let mut freed = 0;
         let mut after: Option<Candidate> = None;
         while freed < bytes {
@@ -115,7 +156,9 @@ impl Namespace {
                     if freed + taken >= bytes {
                         break;
                     }
-                    taken += state.evict(candidate.node).unwrap_or(0);
+                    if state.may_take(candidate.node, place, wanted) {
+                        taken += state.evict(candidate.node).unwrap_or(0);
+                    }
                 }
                 Ok((batch.last().copied(), taken))
             });
@@ -129,6 +172,17 @@ impl Namespace {
         freed
     }
 
+    /// What is here of a file gives way last for so long, and to no prefetch: somebody is about to open it.
+    pub fn hold_prefetched(&self, node: NodeId, hold: Duration) {
+        self.look(|state| {
+            if let Ok(file) = state.file_mut(node)
+                && file.backing.is_some()
+            {
+                file.prefetched_until = Some(Instant::now() + hold);
+            }
+        });
+    }
+
     /// Reclaims one host copy; returns its bytes. The caller has decided; the class is not asked.
     ///
     /// # Errors
@@ -139,6 +193,13 @@ impl Namespace {
 }
 
 impl State {
+    fn may_take(&mut self, node: NodeId, place: Place, wanted: Wanted) -> bool {
+        let Ok(file) = self.file_mut(node) else { return false };
+        let here = file.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
+        let prefetched = file.prefetched_until.is_some_and(|until| Instant::now() < until);
+        here && (!prefetched || wanted == Wanted::Prefetched)
+    }
+
     /// Drops a host copy whose bytes Tier-3 has. By dropping, never by truncating: a mapping of the old bytes
     /// keeps them, where a truncation would be its SIGBUS.
     fn evict(&mut self, node: NodeId) -> Result<u64, FsError> {

@@ -61,7 +61,8 @@ impl RoomWait<'_> {
 
     /// How long to wait before the next try, for a caller that sleeps itself; none once waiting longer is in vain.
     pub fn pause(&mut self) -> Option<Duration> {
-        let released = self.tier1.usage().released_bytes.saturating_add(1);
+        let spilled = self.tier1.spill_usage().map_or(0, |spill| spill.released_bytes);
+        let released = self.tier1.usage().released_bytes.saturating_add(spilled).saturating_add(1);
         let now = Instant::now();
         let until = match self.until {
             Some(until) => until,

@@ -21,7 +21,7 @@ use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::Candidate;
 use tidemark_protocol::report::{
     Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, File, Problem, RunStatus, Show,
-    TierState, TierStatus,
+    TierStatus,
 };
 
 /// Who answers.
@@ -568,63 +568,5 @@ impl Engine {
             add("unnameable", what, "use shorter paths");
         }
         problems
-    }
-
-    fn tiers(&self) -> Vec<TierStatus> {
-        let usage = self.shared.tier1.usage();
-        let warm = usage.warm_fraction();
-        let full = usage.available_bytes < 64 << 20;
-        let state = match (full, warm < 0.95 && self.shared.settings.tier1.ballast) {
-            (true, _) => TierState::Full,
-            (false, true) => TierState::Warming,
-            (false, false) => TierState::Ok,
-        };
-        let users = [
-            ("journal", usage.journal_bytes),
-            ("files", usage.files_bytes),
-            ("lingering", usage.lingering_bytes),
-        ];
-        let copies = self.ledger.copies;
-        let private = &self.shared.tier1.capabilities().private_tmpfs;
-        let tier1 = TierStatus {
-            name: "tier1".to_owned(),
-            used_bytes: usage.used_bytes,
-            size_bytes: Some(usage.size_bytes),
-            warm_fraction: Some(warm),
-            state,
-            medium: if private.works {
-                "private tmpfs".to_owned()
-            } else {
-                format!("directory ({})", private.reason)
-            },
-            files: copies.host_files,
-            used_by: users.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect(),
-            queued_bytes: 0,
-            fencing: None,
-            part_checksums: None,
-            notes: Vec::new(),
-        };
-        let store = &self.shared.drain.store;
-        let mut notes = Vec::new();
-        if store.describe().starts_with("file://") {
-            notes.push(
-                "Tier-3 is a local directory: commits do not survive the loss of this machine".to_owned(),
-            );
-        }
-        let tier3 = TierStatus {
-            name: "tier3".to_owned(),
-            used_bytes: copies.object_bytes,
-            size_bytes: None,
-            warm_fraction: None,
-            state: if self.tier3_away.is_away() { TierState::Away } else { TierState::Ok },
-            medium: store.describe(),
-            files: copies.object_files,
-            used_by: BTreeMap::new(),
-            queued_bytes: self.lag(None).bytes,
-            fencing: Some(self.shared.drain.fencing),
-            part_checksums: Some(self.shared.drain.part_checksums),
-            notes,
-        };
-        vec![tier1, tier3]
     }
 }

@@ -182,8 +182,28 @@ impl RestoreError {
 ///
 /// Costs the file's size in Tier-1, for which host copies with an object copy give way.
 pub async fn restore(shared: &Shared, path: String, cold: ColdFile) -> Result<(), RestoreError> {
+    restore_when(Room::Awaited, shared, path, cold).await
+}
+
+/// The same, refused at once where there is no room now.
+pub(crate) async fn restore_at_once(
+    shared: &Shared,
+    path: String,
+    cold: ColdFile,
+) -> Result<(), RestoreError> {
+    restore_when(Room::Now, shared, path, cold).await
+}
+
+/// Whether memory that is on its way back is waited for, as an open does and a prefetch does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Awaited,
+    Now,
+}
+
+async fn restore_when(room: Room, shared: &Shared, path: String, cold: ColdFile) -> Result<(), RestoreError> {
     let begun = Instant::now();
-    let backing = fetched(shared, &path, &cold).await.inspect_err(|error| {
+    let backing = fetched_when(room, shared, &path, &cold).await.inspect_err(|error| {
         shared.metrics.fetch_failures.inc();
         if error.is_loss() {
             shared.losses.note(cold.file, cold.seal, error_text(error));
@@ -205,13 +225,20 @@ pub(crate) async fn fetched(
     path: &str,
     cold: &ColdFile,
 ) -> Result<Arc<crate::tier1::Backing>, RestoreError> {
+    fetched_when(Room::Awaited, shared, path, cold).await
+}
+
+async fn fetched_when(
+    room: Room,
+    shared: &Shared,
+    path: &str,
+    cold: &ColdFile,
+) -> Result<Arc<crate::tier1::Backing>, RestoreError> {
     let (Some(object), Some((_, chunks))) = (&cold.object, &cold.checksums) else {
         return Err(RestoreError::NoCopy { path: path.to_owned() });
     };
-    let backing = make_backing(shared, cold.size_bytes).await.map_err(|source| RestoreError::NoSpace {
-        path: path.to_owned(),
-        size_bytes: cold.size_bytes,
-        source,
+    let backing = make_backing(room, shared, cold.size_bytes).await.map_err(|source| {
+        RestoreError::NoSpace { path: path.to_owned(), size_bytes: cold.size_bytes, source }
     })?;
     let plan = FetchPlan {
         path: path.to_owned(),
@@ -231,21 +258,22 @@ pub(crate) async fn fetched(
     Ok(backing)
 }
 
-/// Waits, bounded, while memory is on its way back.
+/// A backing file; waits for one, bounded, while memory is on its way back.
 async fn make_backing(
+    room: Room,
     shared: &Shared,
     size_bytes: u64,
 ) -> Result<Arc<crate::tier1::Backing>, crate::tier1::Tier1Error> {
+    if room == Room::Now {
+        return shared.namespace.backing_for_prefetch(size_bytes);
+    }
     let mut wait = shared.namespace.room_wait();
     loop {
-        match shared.tier1.create(Some(size_bytes)) {
-            Err(error @ crate::tier1::Tier1Error::NoSpace { .. }) => {
-                shared.namespace.make_room(size_bytes);
-                match wait.pause() {
-                    Some(pause) => tokio::time::sleep(pause).await,
-                    None => return Err(error),
-                }
-            }
+        match shared.namespace.backing_for(Some(size_bytes)) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => match wait.pause() {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(error),
+            },
             result => return result,
         }
     }

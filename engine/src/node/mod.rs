@@ -48,6 +48,7 @@ mod keeping;
 mod ledger;
 mod lost;
 mod partial;
+mod prefetch;
 mod proof;
 mod recover;
 mod recovery;
@@ -58,6 +59,7 @@ mod run;
 mod schedule;
 mod scrub;
 mod shield;
+mod tiers;
 mod tree;
 mod verify;
 

@@ -420,6 +420,10 @@ impl Engine {
         metrics.tier1_used_bytes.set(gauge(usage.used_bytes));
         metrics.tier1_size_bytes.set(gauge(usage.size_bytes));
         metrics.tier1_warm_ratios.set(usage.warm_fraction());
+        if let Some(spill) = self.shared.tier1.spill_usage() {
+            metrics.spill_used_bytes.set(gauge(spill.used_bytes));
+            metrics.spill_size_bytes.set(gauge(spill.size_bytes));
+        }
         let lag = self.lag(None);
         metrics.lag_versions.set(gauge(lag.versions));
         metrics.lag_bytes.set(gauge(lag.bytes));

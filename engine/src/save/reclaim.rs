@@ -6,31 +6,34 @@
 //! A passthrough write asks nobody before it takes a page, so room must be there before it is needed. This is a thread
 //! and not a part of the loop: a writer at memory speed fills a small Tier-1 within one of the loop's ticks.
 
+use crate::namespace::Place;
 use crate::node::Shared;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tidemark_protocol::report::Marks;
 
 /// Between two looks while some file grows. At 10 GB/s a writer takes 20 MB in this time.
 const LOOK_GROWING: Duration = Duration::from_millis(2);
 /// Between two looks while none does.
 const LOOK_IDLE: Duration = Duration::from_millis(20);
 
-/// The room that is kept free of files, in percent of Tier-1: reclaiming begins below the first and goes up to the
-/// second. Host copies are a cache, and a cache that leaves no room for the next save is worth less than that save.
-const ROOM_LOW_PERCENT: u64 = 15;
-const ROOM_HIGH_PERCENT: u64 = 25;
+/// How much must give way for a tier of `size` bytes of which `available` are left: once more than the high mark is in use,
+/// as much as brings it down to the low one. While a file grows the whole room is kept ahead of it.
+fn lacking(marks: Marks, size_bytes: u64, available_bytes: u64, growing: bool) -> u64 {
+    let used = size_bytes.saturating_sub(available_bytes);
+    let begins = if growing { marks.low_bytes } else { marks.high_bytes };
+    if used > begins { used - marks.low_bytes } else { 0 }
+}
 
-/// Runs until `stop`. Costs one short lock for each look; evicts only what has a recorded copy in Tier-3.
+/// Runs until `stop`. Host copies are a cache, and one that leaves no room for the next save is worth less than that save. Costs one short lock for each look; evicts only what has a recorded copy in Tier-3.
 pub fn run(shared: &Shared, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         let usage = shared.tier1.usage();
         let growing = usage.growing_files > 0;
-        let high = usage.size_bytes / 100 * ROOM_HIGH_PERCENT;
-        // While a file grows the whole room is kept ahead of it.
-        let low = if growing { high } else { usage.size_bytes / 100 * ROOM_LOW_PERCENT };
-        if usage.available_bytes < low {
+        let marks = shared.settings.tier1.marks.of(usage.size_bytes);
+        let lacking = lacking(marks, usage.size_bytes, usage.available_bytes, growing);
+        if lacking > 0 {
             shared.tier1.let_go();
-            let lacking = high - usage.available_bytes;
             let freed = shared.namespace.make_room(lacking);
             shared.metrics.reclaim_bytes.inc_by(freed);
             let waited_for = shared.namespace.waiting_for_room() > 0;
@@ -42,6 +45,35 @@ pub fn run(shared: &Shared, stop: &AtomicBool) {
                 shared.drain.with_pace(|pace, _| pace.lift());
             }
         }
+        let growing = reclaim_spill(shared) || growing;
         std::thread::sleep(if growing { LOOK_GROWING } else { LOOK_IDLE });
+    }
+}
+
+/// The same for the spill, whose files are counted here while they grow; whether one does.
+fn reclaim_spill(shared: &Shared) -> bool {
+    let Some(usage) = shared.tier1.spill_usage() else { return false };
+    let marks = shared.settings.spill.marks.of(usage.size_bytes);
+    let growing = usage.growing_files > 0;
+    let available = usage.size_bytes.saturating_sub(usage.used_bytes);
+    let lacking = lacking(marks, usage.size_bytes, available, growing);
+    if lacking > 0 {
+        shared.tier1.let_go();
+        shared.metrics.reclaim_bytes.inc_by(shared.namespace.make_room_in(Place::Spill, lacking));
+    }
+    growing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reclaiming_begins_above_the_high_mark_and_ends_below_the_low_one() {
+        let marks = Marks { high_bytes: 85, low_bytes: 75 };
+        assert_eq!(lacking(marks, 100, 15, false), 0, "at the mark, not above it");
+        assert_eq!(lacking(marks, 100, 14, false), 11, "down to the low one");
+        assert_eq!(lacking(marks, 100, 20, true), 5, "ahead of a file that grows");
+        assert_eq!(lacking(marks, 100, 25, true), 0);
     }
 }

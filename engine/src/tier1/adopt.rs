@@ -21,6 +21,7 @@ use super::ballast::SLICE_BYTES;
 use super::budget::User;
 use super::pool::{ReadyFile, TINY_BYTES};
 use super::space::Space;
+use super::spill::KeptSpill;
 use super::{Tier1, Tier1Error, lock};
 
 /// What a daemon's Tier-1 lives in, and what its successor needs to go on with it.
@@ -31,6 +32,7 @@ pub struct KeptMounts {
     pub journal: OwnedFd,
     /// The folder and its lock, where there is no tmpfs of our own.
     pub folder: Option<(PathBuf, OwnedFd)>,
+    pub spill: Option<KeptSpill>,
 }
 
 /// Files found and not yet claimed, by number.
@@ -108,12 +110,16 @@ impl Tier1 {
     /// # Errors
     /// When this process may open no more.
     pub fn kept_mounts(&self) -> io::Result<KeptMounts> {
-        self.space.medium.keep()
+        let spill = self.space.spill.get().map(|spill| spill.keep()).transpose()?;
+        Ok(KeptMounts { spill, ..self.space.medium.keep()? })
     }
 
     /// The file of a number, found where a daemon before this one left it; once. None when it is not there.
     #[must_use]
     pub fn adopt(&self, number: u64) -> Option<Arc<Backing>> {
+        if let Some(spilled) = self.space.spill.get().and_then(|spill| spill.adopt(number)) {
+            return Some(Arc::new(Backing::spilled(spilled)));
+        }
         let found = lock(&self.space.found.files).remove(&number)?;
         lock(&self.space.budget).shift(User::Pool, User::Files, found.held_bytes);
         let ready = ReadyFile { number, ready_bytes: found.held_bytes, held_bytes: found.held_bytes };
@@ -122,6 +128,9 @@ impl Tier1 {
 
     /// Nobody claims the rest: ready files are ready again, the others are given back.
     pub fn adopt_rest(&self) {
+        if let Some(spill) = self.space.spill.get() {
+            spill.adopt_rest();
+        }
         let rest = std::mem::take(&mut *lock(&self.space.found.files));
         for (number, found) in rest {
             let ready = ReadyFile { number, ready_bytes: found.held_bytes, held_bytes: found.held_bytes };
@@ -143,7 +152,7 @@ impl Tier1 {
 }
 
 /// The numbers of the files that are called `<prefix><number>`.
-fn numbers(directory: &OwnedFd, prefix: &str) -> io::Result<Vec<u64>> {
+pub(super) fn numbers(directory: &OwnedFd, prefix: &str) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;

@@ -17,6 +17,7 @@ use super::budget::User;
 use super::mapping::Mapping;
 use super::pool::ReadyFile;
 use super::space::{BATCH_BYTES, PAGE_BYTES, RUN_AHEAD_MIN_BYTES, Space};
+use super::spill::SpillFile;
 use super::{Tier1Error, lease, lock};
 use crate::error::ErrorKind;
 
@@ -46,7 +47,14 @@ const LEAD_TIMES_SIZE: u64 = 32;
 /// may have 20,000 files open can hold 100,000 of these (`engine/design/0008-small-files.md`).
 #[derive(Debug)]
 pub struct Backing {
-    file: Arc<File>,
+    place: Place,
+}
+
+/// Where a file lies, from its creation to its end.
+#[derive(Debug)]
+enum Place {
+    Memory(Arc<File>),
+    Spill(Arc<SpillFile>),
 }
 
 /// Size, times and space as the file system gives them.
@@ -83,7 +91,9 @@ struct Growth {
     led_to: u64,
     /// The size that was predicted or announced; 0 when none.
     planned_to: u64,
-    /// The part of the plan that the budget still promises.
+    /// How far a file of unknown size may count on room; not made ready before it grows. 0 where there is no spill.
+    allowed_to: u64,
+    /// The part of the plan, or of what is allowed, that the budget still promises.
     promised_bytes: u64,
     last_size: u64,
     last_look: Instant,
@@ -91,35 +101,61 @@ struct Growth {
 
 impl Backing {
     pub(super) fn new(file: Arc<File>) -> Self {
-        Self { file }
+        Self { place: Place::Memory(file) }
+    }
+
+    pub(super) fn spilled(file: Arc<SpillFile>) -> Self {
+        Self { place: Place::Spill(file) }
+    }
+
+    /// Whether it lies in the spill and not in memory.
+    #[must_use]
+    pub fn is_spilled(&self) -> bool {
+        matches!(self.place, Place::Spill(_))
+    }
+
+    fn look(&self) -> io::Result<Stat> {
+        match &self.place {
+            Place::Memory(file) => file.look(),
+            Place::Spill(file) => file.look(),
+        }
     }
 
     /// Unique in this Tier-1, never used again. The file is called `f-<number>`.
     #[must_use]
     pub fn number(&self) -> u64 {
-        self.file.number
+        match &self.place {
+            Place::Memory(file) => file.number,
+            Place::Spill(file) => file.number(),
+        }
     }
 
     /// A new O_RDONLY descriptor, for FUSE's registration. Close it soon; one that outlives the `Backing` keeps the
     /// bytes counted as lingering.
     pub fn read_fd(&self) -> io::Result<OwnedFd> {
-        self.file.read_fd()
+        match &self.place {
+            Place::Memory(file) => file.read_fd(),
+            Place::Spill(file) => file.read_fd(),
+        }
     }
 
     /// Where this machine's root can open the file without the mount, for as long as this process lives and has it.
     #[must_use]
     pub fn host_path(&self) -> String {
-        self.file.space.host_path(self.file.number)
+        match &self.place {
+            Place::Memory(file) => file.space.host_path(file.number),
+            Place::Spill(file) => file.host_path(),
+        }
     }
 
     /// What the file system has allocated for it, space made ready beyond its end included.
     pub fn allocated_bytes(&self) -> io::Result<u64> {
-        Ok(self.file.look()?.st_blocks.cast_unsigned() * 512)
+        Ok(self.look()?.st_blocks.cast_unsigned() * 512)
     }
 
     /// One look at the file by its name.
     pub fn stat(&self) -> io::Result<BackingStat> {
-        let stat = self.file.look()?;
+        let stat = self.look()?;
         let size_bytes = stat.st_size.cast_unsigned();
         let time_ns = |seconds: i64, nanoseconds: u64| {
             seconds.saturating_mul(1_000_000_000).saturating_add_unsigned(nanoseconds)
@@ -134,7 +170,7 @@ impl Backing {
 
     /// Reads up to `buffer.len()` bytes; 0 at the end of the file. Opens a descriptor for the call.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        Ok(rustix::io::pread(self.file.read_fd()?, buffer, offset)?)
+        Ok(rustix::io::pread(self.read_fd()?, buffer, offset)?)
     }
 
     /// Fills `buffer`, with one descriptor for all of it.
@@ -142,7 +178,7 @@ impl Backing {
     /// # Errors
     /// `UnexpectedEof` when the file ends before.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        std::fs::File::from(self.file.read_fd()?).read_exact_at(buffer, offset)
+        std::fs::File::from(self.read_fd()?).read_exact_at(buffer, offset)
     }
 
     /// Writes up to `bytes.len()` bytes, with space made ready first. Opens a descriptor for the call unless
@@ -151,13 +187,19 @@ impl Backing {
     /// # Errors
     /// `StorageFull` when the budget has no room.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        self.file.write_at(bytes, offset)
+        match &self.place {
+            Place::Memory(file) => file.write_at(bytes, offset),
+            Place::Spill(file) => file.write_at(bytes, offset),
+        }
     }
 
     /// Sets the size. Growing is admitted and made ready in the background; shrinking gives pages back at
     /// once; the present size changes nothing, so O_TRUNC of a fresh file keeps its ready space.
     pub fn set_len(&self, bytes: u64) -> Result<(), Tier1Error> {
-        self.file.set_len(bytes)
+        match &self.place {
+            Place::Memory(file) => file.set_len(bytes),
+            Place::Spill(file) => file.set_len(bytes),
+        }
     }
 
     /// Promises, as a prediction does, that the file may reach `bytes`.
@@ -165,17 +207,23 @@ impl Backing {
     /// # Errors
     /// [`Tier1Error::NoSpace`] when that is not available; nothing is promised then.
     pub fn reserve(&self, bytes: u64) -> Result<(), Tier1Error> {
-        self.file.plan(bytes)
+        match &self.place {
+            Place::Memory(file) => file.plan(bytes),
+            Place::Spill(file) => file.plan(bytes),
+        }
     }
 
     /// `fallocate(2)` with no flag, `KEEP_SIZE`, `PUNCH_HOLE | KEEP_SIZE` or `ZERO_RANGE` (with or without `KEEP_SIZE`).
     pub fn allocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Tier1Error> {
-        self.file.allocate(mode, offset, len)
+        match &self.place {
+            Place::Memory(file) => file.allocate(mode, offset, len),
+            Place::Spill(file) => file.allocate(mode, offset, len),
+        }
     }
 
     /// Gives back `offset..offset + len`, which then reads as zeros; the size stays.
     pub fn punch(&self, offset: u64, len: u64) -> Result<(), Tier1Error> {
-        self.file.allocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+        self.allocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
     }
 
     /// Maps exactly the present size, read-only. See [`Mapping`] for the one hazard. Holes are filled first: reading one
@@ -184,33 +232,45 @@ impl Backing {
     /// # Errors
     /// `StorageFull` when the budget has no room for the holes.
     pub fn map(&self) -> io::Result<Mapping> {
-        let fd = self.file.read_fd()?;
+        let fd = self.read_fd()?;
         let stat = fstat(&fd)?;
         let size_bytes = stat.st_size.cast_unsigned();
+        let file = match &self.place {
+            Place::Memory(file) => file,
+            // On a disk a hole is read as zeros that need no block.
+            Place::Spill(file) => return Mapping::new(Arc::clone(file) as _, &fd, size_bytes),
+        };
         let sparse = stat.st_blocks.cast_unsigned() * 512 < size_bytes;
-        if sparse && self.file.space.capabilities.preallocation.works {
-            self.file.allocate(FallocateFlags::KEEP_SIZE, 0, size_bytes).map_err(|error| {
+        if sparse && file.space.capabilities.preallocation.works {
+            file.allocate(FallocateFlags::KEEP_SIZE, 0, size_bytes).map_err(|error| {
                 let full = error.kind() == ErrorKind::NoSpace;
                 let kind = if full { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
                 io::Error::new(kind, error)
             })?;
         }
-        Mapping::new(Arc::clone(&self.file), &fd, size_bytes)
+        Mapping::new(Arc::clone(file) as _, &fd, size_bytes)
     }
 
     /// True while any writable handle or writable shared mapping lives, in any process; a write through this
     /// type and growth that has begun count too.
     pub fn writable_elsewhere(&self) -> io::Result<bool> {
-        let growth = self.file.growth();
+        let file = match &self.place {
+            Place::Memory(file) => file,
+            Place::Spill(file) => return file.writable_elsewhere(),
+        };
+        let growth = file.growth();
         if growth.write_fd.is_some() {
             return Ok(true);
         }
-        lease::writable_elsewhere(self.file.read_fd()?.as_fd())
+        lease::writable_elsewhere(file.read_fd()?.as_fd())
     }
 
     /// The file was opened for writing: space is made ready ahead of its end until as many ends. Nests.
     pub fn begin_growth(&self) {
-        self.file.begin_growth();
+        match &self.place {
+            Place::Memory(file) => file.begin_growth(),
+            Place::Spill(file) => file.begin_growth(),
+        }
     }
 
     /// One writer is gone. After the last, nothing touches the file's times any more.
@@ -218,7 +278,10 @@ impl Backing {
     /// # Panics
     /// When more ends than begins: our own error.
     pub fn end_growth(&self) {
-        self.file.end_growth();
+        match &self.place {
+            Place::Memory(file) => file.end_growth(),
+            Place::Spill(file) => file.end_growth(),
+        }
     }
 
     /// Gives back what lies beyond the end. For a file at rest (the seal), live mappings do no harm.
@@ -226,13 +289,19 @@ impl Backing {
     /// # Errors
     /// `ResourceBusy` while growth is in force: the end could move into what is given back.
     pub fn trim(&self) -> io::Result<()> {
-        self.file.trim()
+        match &self.place {
+            Place::Memory(file) => file.trim(),
+            Place::Spill(file) => file.trim(),
+        }
     }
 
     /// What the budget counts for this file, in bytes.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.file.growth().held_bytes
+        match &self.place {
+            Place::Memory(file) => file.growth().held_bytes,
+            Place::Spill(file) => file.held_bytes(),
+        }
     }
 }
 
@@ -262,6 +331,7 @@ impl File {
             ready_to: ready.ready_bytes,
             led_to: ready.ready_bytes,
             planned_to: 0,
+            allowed_to: 0,
             promised_bytes: 0,
             last_size: 0,
             last_look: Instant::now(),
@@ -306,6 +376,16 @@ impl File {
         Ok(())
     }
 
+    /// Keeps room for a file of unknown size until it is closed: others are not admitted onto it.
+    pub(super) fn allow(&self, bytes: u64) -> Result<(), Tier1Error> {
+        let mut growth = self.growth();
+        let planned_to = growth.planned_to;
+        self.plan_locked(&mut growth, bytes)?;
+        growth.planned_to = planned_to;
+        growth.allowed_to = bytes;
+        Ok(())
+    }
+
     fn begin_growth(self: &Arc<Self>) {
         let mut growth = self.growth();
         growth.writers += 1;
@@ -325,10 +405,15 @@ impl File {
         growth.writers -= 1;
         if growth.writers == 0 {
             growth.write_fd = None;
+            let expected = growth.planned_to.max(growth.allowed_to);
             growth.planned_to = 0;
+            growth.allowed_to = 0;
             self.settle(&mut growth);
+            let short = expected + SLICE_BYTES < growth.held_bytes && self.space.is_short();
             drop(growth);
             self.space.run_ahead.forget(self.number);
+            let size_bytes = self.look().map_or(0, |stat| stat.st_size.cast_unsigned());
+            self.space.closed(size_bytes, short);
         }
     }
 
@@ -341,7 +426,7 @@ impl File {
             }
             Err(error) => tracing::error!(number = self.number, %error, "a backing file cannot be looked at"),
         }
-        let lacking = growth.planned_to.saturating_sub(growth.held_bytes);
+        let lacking = growth.planned_to.max(growth.allowed_to).saturating_sub(growth.held_bytes);
         if growth.promised_bytes > lacking {
             lock(&self.space.budget).withdraw(growth.promised_bytes - lacking);
             growth.promised_bytes = lacking;
@@ -384,7 +469,7 @@ impl File {
         let to = if planned {
             growth.planned_to
         } else if grew && size > growth.led_to / 2 {
-            let available = lock(&self.space.budget).available();
+            let available = lock(&self.space.budget).available() + growth.promised_bytes;
             let share = available / (RUN_AHEAD_SHARE * files.max(1));
             let usual = RUN_AHEAD_STEP_BYTES.min(LEAD_TIMES_SIZE.saturating_mul(size));
             let lead = per_look.saturating_mul(LEAD_LOOKS).max(usual).min(share);
@@ -485,7 +570,7 @@ impl File {
             return Ok(());
         }
         if bytes > size {
-            self.plan_locked(&mut growth, bytes)?;
+            self.plan_locked(&mut growth, bytes).inspect_err(|_| self.space.outgrown(bytes))?;
         } else {
             growth.planned_to = growth.planned_to.min(bytes);
             growth.end_at(bytes.next_multiple_of(PAGE_BYTES));

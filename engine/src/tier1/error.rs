@@ -36,6 +36,18 @@ pub enum Tier1Error {
          reclaim host copies or raise --tier1"
     )]
     NoSpace { wanted_bytes: u64, available_bytes: u64, size_bytes: u64 },
+    /// The spill's directory cannot be used.
+    #[error(
+        "the spill: {step} {path} failed: {source}; give an existing directory of this daemon's own file system, or none",
+        path = path.display()
+    )]
+    Spill { step: &'static str, path: PathBuf, source: io::Error },
+    /// Memory has no room, and the spill neither.
+    #[error(
+        "the spill: {wanted_bytes} bytes wanted, {available_bytes} of {size_bytes} available: raise spill.budget, or free \
+         the disk"
+    )]
+    SpillFull { wanted_bytes: u64, available_bytes: u64, size_bytes: u64 },
     /// A backing file could not be made.
     #[error("tier-1: creating backing file {number} failed: {source}")]
     Create { number: u64, source: io::Error },
@@ -70,10 +82,12 @@ impl Tier1Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::TooSmall { .. } => ErrorKind::Invalid,
-            Self::Mount { .. } | Self::Directory { .. } | Self::Thread { .. } | Self::Adopt { .. } => {
-                ErrorKind::Unavailable
-            }
-            Self::NoSpace { .. } => ErrorKind::NoSpace,
+            Self::Mount { .. }
+            | Self::Directory { .. }
+            | Self::Thread { .. }
+            | Self::Adopt { .. }
+            | Self::Spill { .. } => ErrorKind::Unavailable,
+            Self::NoSpace { .. } | Self::SpillFull { .. } => ErrorKind::NoSpace,
             Self::Create { source, .. } | Self::Resize { source, .. } => match source.raw_os_error() {
                 Some(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => ErrorKind::NoSpace,
                 Some(code) if code == rustix::io::Errno::INVAL.raw_os_error() => ErrorKind::Invalid,

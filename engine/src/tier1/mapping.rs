@@ -3,13 +3,12 @@
 //! Owns: the mapping and the one hazard of it. One of the modules with unsafe code (memory mapping).
 //! Does not own: the file; the view keeps it alive.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-
-use super::backing::File;
 
 /// Maps exactly the bytes the file had when it was made; an empty file gives an empty slice.
 ///
@@ -21,12 +20,12 @@ use super::backing::File;
 pub struct Mapping {
     map: Option<memmap2::Mmap>,
     /// Dropped after the map: the last holder gives the pages away.
-    _file: Arc<File>,
+    _file: Arc<dyn Any + Send + Sync>,
 }
 
 impl Mapping {
     /// `fd` is of `file`; the map keeps what it needs of it.
-    pub(super) fn new(file: Arc<File>, fd: &OwnedFd, len_bytes: u64) -> io::Result<Self> {
+    pub(super) fn new(file: Arc<dyn Any + Send + Sync>, fd: &OwnedFd, len_bytes: u64) -> io::Result<Self> {
         if len_bytes == 0 {
             return Ok(Self { map: None, _file: file });
         }

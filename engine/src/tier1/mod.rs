@@ -12,6 +12,7 @@
 //! | `run_ahead` | thread `tm-run-ahead`: space ready ahead of writers |
 //! | `worker` | thread `tm-ballast`: everything that happens in the background |
 //! | `pressure` | whether the machine wants memory back |
+//! | `spill` | files on a local disk, where memory had no room |
 //! | `lease`, `mapping` | the two modules with unsafe code |
 //!
 //! Does not own: names, handles, times (`namespace`); which copies may be dropped (retention).
@@ -29,6 +30,7 @@ mod pool;
 mod pressure;
 mod run_ahead;
 mod space;
+mod spill;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -36,7 +38,7 @@ mod worker;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 pub use self::adopt::KeptMounts;
@@ -44,6 +46,7 @@ pub use self::backing::{Backing, BackingStat};
 pub use self::error::{Tier1Error, is_descriptor_limit};
 pub use self::mapping::Mapping;
 pub use self::mount::{Capabilities, Capability};
+pub use self::spill::{KeptSpill, SpillPlace, SpillUsage};
 
 use self::adopt::Found;
 use self::ballast::Ballast;
@@ -52,6 +55,7 @@ use self::mount::Medium;
 use self::pool::Pool;
 use self::run_ahead::RunAhead;
 use self::space::Space;
+use self::spill::Spill;
 use self::worker::Wake;
 
 /// Below this, the journal and the space made ready for single files leave no room to work.
@@ -159,8 +163,12 @@ impl Tier1 {
             / space::PAGE_BYTES
             * space::PAGE_BYTES;
         let found = kept.is_some();
+        let mut spill = None;
         let (medium, capabilities) = match kept {
-            Some(kept) => Medium::take_over(kept)?,
+            Some(mut kept) => {
+                spill = kept.spill.take().map(Spill::take_over).transpose()?;
+                Medium::take_over(kept)?
+            }
             None => Medium::open(&settings.medium, size_bytes, journal_bytes)?,
         };
         let ballast_directory = medium.ballast.try_clone().map_err(adopt::failed)?;
@@ -179,9 +187,15 @@ impl Tier1 {
             next_number: AtomicU64::new(1),
             found: Found::default(),
             unnamed: AtomicU64::new(0),
+            spill: OnceLock::new(),
         });
         if found {
             space.find().map_err(adopt::failed)?;
+        }
+        if let Some((spill, highest)) = spill {
+            // Before the threads make files: a number is used once, in memory and in the spill together.
+            space.next_number.fetch_max(highest + 1, Ordering::Relaxed);
+            assert!(space.spill.set(Arc::new(spill)).is_ok(), "nobody else has the space yet");
         }
         let mut tier1 = Self { space: Arc::clone(&space), run_ahead: None, worker: None };
         let shared = Arc::clone(&space);
@@ -200,6 +214,62 @@ impl Tier1 {
     /// [`Tier1Error::NoSpace`] when the prediction, or a page, is not available.
     pub fn create(self: &Arc<Self>, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, Tier1Error> {
         self.space.create(predicted_bytes).map(|file| Arc::new(Backing::new(file)))
+    }
+
+    /// Gives it a place on a local disk for what finds no room. Before anything is made, once.
+    ///
+    /// # Errors
+    /// [`Tier1Error::Spill`] when the directory is missing, cannot be written, or cannot hold backing files.
+    pub fn add_spill(&self, place: &SpillPlace) -> Result<(), Tier1Error> {
+        let spill = Spill::make(place)?;
+        assert!(self.space.spill.set(Arc::new(spill)).is_ok(), "there is one spill, and it comes first");
+        Ok(())
+    }
+
+    /// The node's life ends in order, and its memory with it: nobody will look for what lies in the spill. A process that
+    /// ends need not come to drop the last of its files.
+    pub fn remove_spill(&self) {
+        if let Some(spill) = self.space.spill.get() {
+            spill.remove();
+        }
+    }
+
+    /// The spill at this moment; none where there is none. A look at each of its files that is open for writing.
+    #[must_use]
+    pub fn spill_usage(&self) -> Option<SpillUsage> {
+        self.space.spill.get().map(|spill| spill.usage())
+    }
+
+    #[must_use]
+    pub fn has_spill(&self) -> bool {
+        self.space.spill.get().is_some()
+    }
+
+    /// Whether a file of this size, or of one that nobody knows, is better not begun in memory: one like it met the wall.
+    #[must_use]
+    pub fn is_outgrown(&self, predicted_bytes: Option<u64>) -> bool {
+        self.space.spill.get().is_some_and(|spill| spill.is_outgrown(predicted_bytes))
+    }
+
+    /// Room that [`Tier1::create`] asks for a file of unknown size beyond its first piece.
+    #[must_use]
+    pub fn unknown_bytes(&self) -> u64 {
+        let tier1_bytes = lock(&self.space.budget).size();
+        self.space.spill.get().map_or(0, |spill| spill.unknown_bytes(tier1_bytes))
+    }
+
+    /// A fresh, empty file in the spill; with a size all of it is allocated. Some tens of µs.
+    ///
+    /// # Errors
+    /// [`Tier1Error::SpillFull`]; [`Tier1Error::NoSpace`] where there is no spill.
+    pub fn create_spilled(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, Tier1Error> {
+        let unknown_bytes = self.unknown_bytes();
+        let Some(spill) = self.space.spill.get() else {
+            return Err(self.space.no_space(predicted_bytes.unwrap_or(space::PAGE_BYTES)));
+        };
+        let number = self.space.next_number.fetch_add(1, Ordering::Relaxed);
+        let file = spill.create(number, predicted_bytes, unknown_bytes)?;
+        Ok(Arc::new(Backing::spilled(file)))
     }
 
     /// Whether `bytes` more could be held now. A question only: [`Backing::set_len`] makes the promise.
@@ -240,6 +310,9 @@ impl Tier1 {
     /// every 50 ms; who waits for room asks more often.
     pub fn let_go(&self) {
         self.space.let_go();
+        if let Some(spill) = self.space.spill.get() {
+            spill.let_go();
+        }
     }
 
     #[must_use]

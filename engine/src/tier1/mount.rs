@@ -87,7 +87,7 @@ impl Medium {
 
     /// Goes on with kept directories. What the mounts were given they have still.
     pub(super) fn take_over(kept: KeptMounts) -> Result<(Self, Capabilities), Tier1Error> {
-        let KeptMounts { files, ballast, journal, folder } = kept;
+        let KeptMounts { files, ballast, journal, folder, spill: _ } = kept;
         for directory in [&files, &ballast, &journal] {
             adopt::is_alive(directory).map_err(adopt::failed)?;
         }
@@ -114,7 +114,7 @@ impl Medium {
             None => None,
         };
         let (files, ballast) = (self.files.try_clone()?, self.ballast.try_clone()?);
-        Ok(KeptMounts { files, ballast, journal: self.journal.try_clone()?, folder })
+        Ok(KeptMounts { files, ballast, journal: self.journal.try_clone()?, folder, spill: None })
     }
 
     fn private(size_bytes: u64, journal_bytes: u64) -> Result<(Self, Capabilities), Tier1Error> {
@@ -182,9 +182,12 @@ fn private_tmpfs(size_bytes: u64) -> Result<(OwnedFd, MountOptions), Tier1Error>
     Ok((root, MountOptions { huge, noswap }))
 }
 
+/// The file that is tried with.
+pub(super) const PROBE_NAME: &str = "probe";
+
 /// Tries a lease with and without a writer, and space beyond the end of a file.
-fn probe(files: &OwnedFd) -> (Capability, Capability) {
-    const NAME: &str = "probe";
+pub(super) fn probe(files: &OwnedFd) -> (Capability, Capability) {
+    const NAME: &str = PROBE_NAME;
     // A daemon that was killed here left its own behind; otherwise there is none.
     let _ = unlinkat(files, NAME, rustix::fs::AtFlags::empty());
     let made = openat(

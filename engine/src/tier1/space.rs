@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, fallocate, fstat, openat, statat, unlinkat};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -20,6 +20,7 @@ use super::budget::{Budget, User};
 use super::mount::{Capabilities, Medium};
 use super::pool::{LingeringFile, Pool, ReadyFile, SMALL_FILES_READY, SpentFile, TINY_FILES_READY};
 use super::run_ahead::RunAhead;
+use super::spill::Spill;
 use super::worker::{Wake, headroom_bytes};
 use super::{Tier1Error, lease, lock};
 
@@ -55,6 +56,8 @@ pub(super) struct Space {
     pub(super) found: Found,
     /// Bytes without a name that were there when this daemon began; counted as lingering.
     pub(super) unnamed: AtomicU64,
+    /// Where files go that find no room here; set once, before anything is made.
+    pub(super) spill: OnceLock<Arc<Spill>>,
 }
 
 impl Space {
@@ -89,11 +92,34 @@ impl Space {
             None => self.make_file(User::Files, ready_bytes.min(FIRST_PIECE_BYTES))?,
         };
         let file = File::new(Arc::clone(self), ready);
-        if let Some(bytes) = predicted_bytes {
-            // Dropping the file on the way out gives its space back.
-            file.plan(bytes)?;
+        // Dropping the file on the way out gives its space back.
+        let unknown_bytes = self.spill.get().map(|spill| spill.unknown_bytes(lock(&self.budget).size()));
+        match (predicted_bytes, unknown_bytes) {
+            (Some(bytes), _) => file.plan(bytes)?,
+            // Where it could have gone elsewhere, it must not begin here and meet the wall.
+            (None, Some(bytes)) => file.allow(bytes)?,
+            (None, None) => {}
         }
         Ok(file)
+    }
+
+    /// Whether a file that grows now meets the wall, or has met it.
+    pub(super) fn is_short(&self) -> bool {
+        let budget = lock(&self.budget);
+        // The pool's files stand on the same tmpfs, and a writer that meets its wall does not ask them to give way.
+        budget.available().saturating_sub(budget.held(User::Pool)) < 2 * SLICE_BYTES
+    }
+
+    /// A file was closed for writing; `short`: because there was no more.
+    pub(super) fn closed(&self, size_bytes: u64, short: bool) {
+        if let Some(spill) = self.spill.get() {
+            spill.closed(size_bytes, false, short);
+        }
+    }
+
+    /// A file that is open wanted so much, and cannot be moved any more.
+    pub(super) fn outgrown(&self, bytes: u64) {
+        self.closed(bytes, true);
     }
 
     pub(super) fn no_space(&self, wanted_bytes: u64) -> Tier1Error {

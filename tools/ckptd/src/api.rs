@@ -10,14 +10,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, FlushRequest, GcRequest, ListRequest, NodeApi, PinRequest,
-    ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
+    PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest,
+    VerifyRequest,
 };
 use tidemark_engine::node::{Identity, Node, Wanted};
 use tidemark_fuse::{Mode, Mounted};
 use tidemark_protocol::id::{Incarnation, StartId};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Flush, FuseMode, Gc, MountStatus,
-    NodeState, Pin, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify, path_text,
+    NodeState, Pin, Prefetch, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify, path_text,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -259,6 +260,22 @@ impl NodeApi for Daemon {
             }
         };
         self.node.verify(place, request.deep, move |now| progress.tell(now)).await.ok_or_else(stopped)
+    }
+
+    async fn prefetch(&self, request: PrefetchRequest, progress: ProgressSink) -> Result<Prefetch, ApiError> {
+        let what = described(&request.checkpoint);
+        let place = match request.checkpoint {
+            Selector::At(place) => {
+                let place = place.as_bytes().to_vec();
+                let is_in_tree = self.node.is_in_tree(place.clone()).await;
+                known(place, is_in_tree)?
+            }
+            selector => {
+                let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)?;
+                found.ok_or_else(|| not_found(&what))?
+            }
+        };
+        self.node.prefetch(place, request.wait, move |now| progress.tell(now)).await.ok_or_else(stopped)
     }
 
     async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError> {

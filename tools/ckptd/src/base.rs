@@ -8,7 +8,7 @@ use anyhow::Context;
 use std::sync::Arc;
 use tidemark_engine::namespace::{Namespace, NamespaceSettings};
 use tidemark_engine::settings::Settings;
-use tidemark_engine::tier1::{KeptMounts, MediumChoice, Tier1, Tier1Settings};
+use tidemark_engine::tier1::{KeptMounts, MediumChoice, SpillPlace, Tier1, Tier1Settings};
 use tidemark_protocol::id::Incarnation;
 
 /// Tier-1 and the tree in it.
@@ -25,14 +25,32 @@ fn tier1_settings(settings: &Settings, size_bytes: u64) -> Tier1Settings {
     Tier1Settings { size_bytes, ballast: settings.tier1.ballast, medium }
 }
 
+/// Where the settings put the spill of this life of the node.
+fn spill_place(
+    settings: &Settings,
+    node: &str,
+    incarnation: Incarnation,
+) -> anyhow::Result<Option<SpillPlace>> {
+    let (Some(directory), Some(budget)) = (&settings.spill.directory, &settings.spill.budget) else {
+        return Ok(None);
+    };
+    let budget_bytes =
+        tidemark_protocol::size::parse(budget).map_err(|error| anyhow::anyhow!("spill.budget: {error}"))?;
+    let name = format!("{node}-{incarnation}");
+    Ok(Some(SpillPlace { directory: directory.clone(), name, budget_bytes }))
+}
+
 impl Base {
     /// Empty memory and an empty tree: a new life of this node.
-    pub(crate) fn fresh(settings: &Settings, tier1_bytes: u64) -> Result<Self, Failure> {
+    pub(crate) fn fresh(settings: &Settings, node: &str, tier1_bytes: u64) -> Result<Self, Failure> {
         let random = getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?;
         let incarnation = Incarnation(random);
         let tier1 = Tier1::open(tier1_settings(settings, tier1_bytes))
             .context("Tier-1 cannot be made")
             .map_err(Failure::failed)?;
+        if let Some(place) = spill_place(settings, node, incarnation).map_err(Failure::usage)? {
+            tier1.add_spill(&place).context("the spill cannot be used").map_err(Failure::failed)?;
+        }
         let namespace = Namespace::new(NamespaceSettings::new(incarnation), Arc::clone(&tier1))
             .context("the namespace cannot be made")
             .map_err(Failure::failed)?;

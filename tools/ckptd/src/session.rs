@@ -13,19 +13,22 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
-use tidemark_engine::tier1::KeptMounts;
+use tidemark_engine::tier1::{KeptMounts, KeptSpill};
 use tidemark_fuse::{InitExchange, KeptMount, Mode, MountRecord};
 use tidemark_keeper::{Answered, Keeper, names};
 use tidemark_protocol::id::Incarnation;
 
 /// Raised when a field changes its meaning. A daemon refuses a newer record than it knows, and an upgrade is rolled back.
-const RECORD_VERSION: u32 = 1;
+const RECORD_VERSION: u32 = 2;
+/// Of a record without a spill: an older daemon reads it, and loses nothing.
+const RECORD_VERSION_WITHOUT_SPILL: u32 = 1;
 
 /// The longest record: some hundred bytes and three paths.
 const RECORD_MAX_BYTES: u64 = 64 << 10;
 
 const JOURNAL: &str = "journal";
 const FOLDER_LOCK: &str = "folder-lock";
+const SPILL: &str = "spill";
 const RECORD: &str = "session";
 
 /// Everything that a start decided and its successors keep.
@@ -37,11 +40,20 @@ pub(crate) struct Record {
     pub(crate) tier1_bytes: u64,
     /// The folder of Tier-1 where it is no tmpfs of its own.
     folder: Option<Vec<u8>>,
+    /// The spill's folder, where there is one.
+    #[serde(default)]
+    spill: Option<SavedSpill>,
     /// With the ports that were free then.
     pub(crate) listen: String,
     pub(crate) http: String,
     /// None: it could not be gone on with and is gone; the memory is there still.
     mount: Option<SavedMount>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedSpill {
+    folder: Vec<u8>,
+    budget_bytes: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -105,14 +117,22 @@ pub(crate) fn hand_over(keeper: &Keeper, serving: &Serving<'_>) -> anyhow::Resul
     if let Some((_, lock)) = &mounts.folder {
         keeper.put(FOLDER_LOCK, lock.as_fd())?;
     }
+    if let Some(spill) = &mounts.spill {
+        // Its lock too, which says for as long as the keeper lives that these files are somebody's.
+        keeper.put(SPILL, spill.directory.as_fd())?;
+    }
     keeper.put(names::DEVICE, serving.mounted.device())?;
     let mount = serving.mounted.record();
     let record = Record {
-        version: RECORD_VERSION,
+        version: if mounts.spill.is_some() { RECORD_VERSION } else { RECORD_VERSION_WITHOUT_SPILL },
         node: serving.node.to_owned(),
         incarnation: serving.incarnation.0,
         tier1_bytes: serving.tier1_bytes,
         folder: mounts.folder.as_ref().map(|(path, _)| path.as_os_str().as_bytes().to_vec()),
+        spill: mounts.spill.as_ref().map(|spill| SavedSpill {
+            folder: spill.folder.as_os_str().as_bytes().to_vec(),
+            budget_bytes: spill.budget_bytes,
+        }),
         listen: serving.listen.to_owned(),
         http: serving.http.to_owned(),
         mount: Some(SavedMount {
@@ -159,11 +179,20 @@ pub(crate) fn find(
         Some(path) => Some((PathBuf::from(std::ffi::OsString::from_vec(path.clone())), take(FOLDER_LOCK)?)),
         None => None,
     };
+    let spill = match &record.spill {
+        Some(saved) => Some(KeptSpill {
+            folder: PathBuf::from(std::ffi::OsString::from_vec(saved.folder.clone())),
+            directory: take(SPILL)?,
+            budget_bytes: saved.budget_bytes,
+        }),
+        None => None,
+    };
     let mounts = KeptMounts {
         files: take(names::FILES)?,
         ballast: take(names::BALLAST)?,
         journal: take(JOURNAL)?,
         folder,
+        spill,
     };
     let mount = match &record.mount {
         Some(saved) => Some(KeptMount { device: take(names::DEVICE)?, record: saved.record() }),
@@ -189,7 +218,9 @@ pub(crate) fn let_mount_go(keeper: &Keeper, mut record: Record) -> anyhow::Resul
 
 /// This is the end: nobody is to go on with anything. The record first, without which the rest is nothing.
 pub(crate) fn let_all_go(keeper: &Keeper) -> anyhow::Result<()> {
-    for name in [RECORD, names::DEVICE, names::ANSWERED, names::FILES, names::BALLAST, JOURNAL, FOLDER_LOCK] {
+    for name in
+        [RECORD, names::DEVICE, names::ANSWERED, names::FILES, names::BALLAST, JOURNAL, FOLDER_LOCK, SPILL]
+    {
         keeper.remove(name)?;
     }
     Ok(())
@@ -205,8 +236,8 @@ fn read(mut file: File) -> anyhow::Result<Record> {
         version: u32,
     }
     let Version { version } = serde_json::from_slice(&text).context("it is no record")?;
-    if version != RECORD_VERSION {
-        bail!("it has version {version}, this ckptd reads {RECORD_VERSION}: run the one that wrote it");
+    if !(RECORD_VERSION_WITHOUT_SPILL..=RECORD_VERSION).contains(&version) {
+        bail!("it has version {version}, this ckptd reads up to {RECORD_VERSION}: run the one that wrote it");
     }
     Ok(serde_json::from_slice(&text)?)
 }

@@ -156,7 +156,7 @@ impl Start<'_> {
         let setting = self.settings.tier1.size.as_deref();
         let tier1_bytes = memory::tier1_bytes(setting).map_err(Failure::usage)?;
         let tier3 = Tier3::open(self.settings, self.state_dir, self.name.as_str()).await?;
-        let base = Base::fresh(self.settings, tier1_bytes)?;
+        let base = Base::fresh(self.settings, self.name.as_str(), tier1_bytes)?;
         let host = self.host(&base);
         let (shared, node) = self.engine(&base, Names::Empty, &tier3).await?;
         Ok(Serves { base, tier3, host, shared, node, mounted: None })
@@ -386,6 +386,7 @@ impl Start<'_> {
             }
             Err(error) => tracing::error!(%error, "serving commands panicked"),
         }
+        base.tier1.remove_spill();
         Ok(durable)
     }
 

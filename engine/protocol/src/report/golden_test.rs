@@ -56,6 +56,8 @@ fn status_keeps_its_shape() {
             queued_bytes: 0,
             fencing: None,
             part_checksums: None,
+            marks: Some(Marks { high_bytes: 3, low_bytes: 2 }),
+            held_by: [("open".to_owned(), 1)].into(),
             notes: vec![],
         }],
         runs: vec![RunStatus {
@@ -79,7 +81,8 @@ fn status_keeps_its_shape() {
             "mount": {"path": "/ckpt", "mode": "passthrough", "reason": "probed", "requests": {"create": 2}},
             "tiers": [{"name": "tier1", "used_bytes": 1, "size_bytes": 4, "warm_fraction": 0.5,
                 "state": "warming", "medium": "private tmpfs", "files": 1, "used_by": {"own files": 1},
-                "queued_bytes": 0, "fencing": null, "part_checksums": null, "notes": []}],
+                "queued_bytes": 0, "fencing": null, "part_checksums": null, "marks": {"high_bytes": 3, "low_bytes": 2},
+                "held_by": {"open": 1}, "notes": []}],
             "runs": [{"run": "run7",
                 "latest": {"timeline": 0, "step": 1200, "version": 1, "path": "run7/step-1200"},
                 "watermark": null,

@@ -19,12 +19,12 @@ pub use checkpoint::{Checkpoint, CheckpointRef, CheckpointState, Copies, CopyCou
 pub use exit::{ApiError, ErrorCode, ExitCode};
 pub use keeping::{Gc, GcRow, Pin, Recovery, RecoveryRow, Removal, RunRecovery, Undelete};
 pub use status::{
-    Check, CheckVerdict, Doctor, FuseMode, MountStatus, Node, NodeState, Problem, RunStatus, Status,
+    Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, Problem, RunStatus, Status,
     TierState, TierStatus,
 };
 pub use work::{
-    BrokenInvariant, Commit, Event, EventLevel, Flush, Pending, PendingReason, Progress, StreamLine,
-    Unrecoverable, Verify, VerifyRepair,
+    BrokenInvariant, Commit, Event, EventLevel, Flush, Pending, PendingReason, Prefetch, Progress,
+    StreamLine, Unfetched, Unrecoverable, Verify, VerifyRepair,
 };
 
 /// Text for people and JSON from the bytes of a path: what is not UTF-8 becomes U+FFFD, so the text is always valid

@@ -116,7 +116,7 @@ impl FuseMode {
 /// One place where copies live.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TierStatus {
-    /// `tier1`, `tier2`, `tier3`.
+    /// `tier1`, `spill`, `tier2`, `tier3`.
     pub name: String,
     pub used_bytes: u64,
     /// Null where the tier has no size of its own, as an object store.
@@ -135,8 +135,22 @@ pub struct TierStatus {
     pub fencing: Option<bool>,
     /// Whether the store was seen to refuse a damaged part; null where it was not asked.
     pub part_checksums: Option<bool>,
+    /// Where reclaiming begins and ends; null where nothing is reclaimed.
+    #[serde(default)]
+    pub marks: Option<Marks>,
+    /// While more than the low mark is in use: what keeps it there, by reason, in bytes. `may give way` is what nobody has
+    /// needed the room of yet.
+    #[serde(default)]
+    pub held_by: BTreeMap<String, u64>,
     /// Facts a person should know, such as that commits do not survive this machine.
     pub notes: Vec<String>,
+}
+
+/// Reclaiming begins when more than `high_bytes` are in use, and goes on until less than `low_bytes` are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marks {
+    pub high_bytes: u64,
+    pub low_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -25,6 +25,40 @@ pub struct Progress {
     pub now: Option<String>,
 }
 
+/// `ckptctl prefetch`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Prefetch {
+    /// False when it goes on after this answer; then only the totals are known.
+    pub waited: bool,
+    pub total_files: u64,
+    pub total_bytes: u64,
+    pub fetched_files: u64,
+    pub fetched_bytes: u64,
+    /// What did not have to be fetched.
+    pub here_files: u64,
+    pub here_bytes: u64,
+    /// What did not fit beside what may not give way.
+    pub no_room: Vec<Unfetched>,
+    /// What could not be fetched whole.
+    pub failed: Vec<Unfetched>,
+}
+
+impl Prefetch {
+    /// Done when all of it is here, or is being fetched.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        if self.no_room.is_empty() && self.failed.is_empty() { ExitCode::Done } else { ExitCode::Failed }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unfetched {
+    pub path: String,
+    pub size_bytes: u64,
+    /// Why, with the numbers.
+    pub what: String,
+}
+
 /// `ckptctl verify`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Verify {

@@ -9,6 +9,7 @@ mod gc;
 mod ls;
 mod nodes;
 mod pin;
+mod prefetch;
 mod recover;
 mod rm;
 mod show;
@@ -28,6 +29,7 @@ pub(crate) enum Command {
     Tiers(tiers::Args),
     Nodes(nodes::Args),
     Verify(verify::Args),
+    Prefetch(prefetch::Args),
     Flush(flush::Args),
     Commit(commit::Args),
     Pin(pin::Args),
@@ -51,6 +53,7 @@ pub(crate) async fn run(command: Option<Command>, context: &mut Context) -> Resu
         Command::Tiers(args) => args.run(context).await,
         Command::Nodes(args) => args.run(context).await,
         Command::Verify(args) => args.run(context).await,
+        Command::Prefetch(args) => args.run(context).await,
         Command::Flush(args) => args.run(context).await,
         Command::Commit(args) => args.run(context).await,
         Command::Pin(args) => args.run(true, context).await,

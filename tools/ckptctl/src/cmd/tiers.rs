@@ -25,6 +25,20 @@ fn print(tiers: &Vec<TierStatus>, out: &mut dyn Write) -> io::Result<()> {
         for (user, bytes) in &tier.used_by {
             writeln!(out, "   {:>11}  {}", Shown(*bytes), clean(user))?;
         }
+        if let Some(marks) = tier.marks {
+            let (high, low) = (Shown(marks.high_bytes), Shown(marks.low_bytes));
+            writeln!(out, "   gives way above {high}, down to {low}")?;
+        }
+        if !tier.held_by.is_empty() {
+            writeln!(
+                out,
+                "   not below {} because of",
+                Shown(tier.marks.map_or(0, |marks| marks.low_bytes))
+            )?;
+        }
+        for (reason, bytes) in &tier.held_by {
+            writeln!(out, "   {:>11}  {}", Shown(*bytes), clean(reason))?;
+        }
         for (fact, known) in [("fencing", tier.fencing), ("part checksums", tier.part_checksums)] {
             if let Some(known) = known {
                 writeln!(out, "   {fact}: {}", if known { "yes" } else { "no" })?;

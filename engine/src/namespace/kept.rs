@@ -1,0 +1,100 @@
+//! Why host copies stay: what each that is here waits for before it may give way.
+//!
+//! Owns: the reasons, and counting bytes by them. Does not own: making room (`reclaim`), when it is made (the node loop).
+
+use super::file::File;
+use super::node::Body;
+use super::reclaim::Place;
+use super::view::NODES_AT_ONCE;
+use super::{FileState, Namespace, NodeId, ReclaimClass};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// What a host copy waits for; the first that holds, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KeptBy {
+    /// Somebody has it open, for reading or writing.
+    Open,
+    /// A writable mapping of it lives.
+    Mapped,
+    /// Its writer died, and nobody has said what becomes of it.
+    Cut,
+    /// Closed, and not hashed yet.
+    NotSealed,
+    /// Sealed, and of no committed version nor recorded as a loose file.
+    NotCommitted,
+    /// Just fetched for an open that has not come yet, or being hashed, uploaded or looked at.
+    InUse,
+    /// Nothing: it gives way as soon as somebody needs its room.
+    Nothing,
+}
+
+impl KeptBy {
+    /// As `ckptctl tiers` says it.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Mapped => "mapped for writing",
+            Self::Cut => "cut, its writer died",
+            Self::NotSealed => "closed, not sealed yet",
+            Self::NotCommitted => "not committed yet",
+            Self::InUse => "being read by the daemon, or just fetched",
+            Self::Nothing => "may give way",
+        }
+    }
+
+    fn of(file: &File, now: Instant) -> Self {
+        let seal = file.fate.seal().map(|seal| seal.number);
+        let elsewhere = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
+        match file.fate.state() {
+            _ if file.opens > 0 => Self::Open,
+            FileState::Open { .. } => Self::Open,
+            FileState::Mapped => Self::Mapped,
+            FileState::Cut => Self::Cut,
+            FileState::Closed => Self::NotSealed,
+            FileState::Sealed { .. } if !elsewhere || file.class == ReclaimClass::Never => Self::NotCommitted,
+            FileState::Sealed { .. }
+                if file.busy || file.is_held() || file.kept_until.is_some_and(|until| now < until) =>
+            {
+                Self::InUse
+            }
+            FileState::Sealed { .. } => Self::Nothing,
+        }
+    }
+}
+
+/// Bytes here by what they wait for.
+pub type Kept = BTreeMap<KeptBy, u64>;
+
+impl Namespace {
+    /// The host copies that lie in `place`, by what they wait for. Costs a look at every node, in slices: 10 ms for 100,000.
+    #[must_use]
+    pub fn kept_in(&self, place: Place) -> Kept {
+        let mut kept = Kept::new();
+        let mut after: Option<NodeId> = None;
+        let now = Instant::now();
+        loop {
+            let last = self.look(|state| {
+                let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+                let mut last = None;
+                for (id, node) in
+                    state.tree.nodes.range((from, std::ops::Bound::Unbounded)).take(NODES_AT_ONCE)
+                {
+                    last = Some(*id);
+                    let Body::File(file) = &node.body else { continue };
+                    let Some(backing) = file.backing.as_ref().filter(|backing| Place::of(backing) == place)
+                    else {
+                        continue;
+                    };
+                    *kept.entry(KeptBy::of(file, now)).or_default() += backing.held_bytes();
+                }
+                last
+            });
+            if last.is_none() {
+                return kept;
+            }
+            after = last;
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Brings a checkpoint back into memory before somebody opens it.
+//!
+//! Owns: which files are fetched, what is done about room, the sum of what came of it. Does not own: fetching one file
+//! (`jobs`), which copies may give way for it (the namespace: never what is not committed).
+
+use crate::error::ErrorKind;
+use crate::namespace::NodeId;
+use crate::node::Shared;
+use crate::node::jobs::{RestoreError, restore_at_once};
+use crate::node::run::{Node, error_text};
+use futures::stream::{self, StreamExt};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemark_protocol::report::{Prefetch, Progress, Unfetched};
+
+/// Files fetched at once; each has up to `tier3.fetches_in_flight` chunks on their way.
+const FILES_IN_FLIGHT: usize = 4;
+
+/// How long what is here gives way last, to saves, and to no other prefetch: a job that is started after its checkpoint was
+/// fetched imports its packages first. Later it is like any other copy.
+const HOLD: Duration = Duration::from_secs(10 * 60);
+
+/// What is wanted of one file.
+#[derive(Debug, Clone)]
+struct Wanted {
+    node: NodeId,
+    path: String,
+    size_bytes: u64,
+}
+
+/// What came of one file.
+enum Came {
+    /// It was here.
+    Here,
+    Fetched,
+    /// There is no room for it that others may give.
+    NoRoom(String),
+    Failed(String),
+}
+
+impl Node {
+    /// Makes every file at or below `place` openable without a fetch. With `wait` it returns what came of it, and dropping
+    /// the future stops it between two files; without, it returns what is to be done, and goes on by itself.
+    pub async fn prefetch(
+        &self,
+        place: Vec<u8>,
+        wait: bool,
+        progress: impl Fn(Progress),
+    ) -> Option<Prefetch> {
+        let targets = self.ask(move |engine| engine.targets(&place)).await?;
+        let mut wanted: Vec<_> = targets
+            .into_iter()
+            .map(|listed| listed.target)
+            .map(|target| Wanted { node: target.node, path: target.path, size_bytes: target.size_bytes })
+            .collect();
+        // In the order of their names, as most loaders open them.
+        wanted.sort_by(|a, b| a.path.cmp(&b.path));
+        let shared = Arc::clone(self.shared());
+        if wait {
+            return Some(fetch_all(shared, wanted, progress).await);
+        }
+        let planned = Prefetch {
+            total_files: wanted.len() as u64,
+            total_bytes: wanted.iter().map(|file| file.size_bytes).sum(),
+            ..Prefetch::default()
+        };
+        tokio::spawn(async move {
+            let came = fetch_all(shared, wanted, |_| ()).await;
+            for file in came.no_room.iter().chain(&came.failed) {
+                tracing::warn!(path = file.path, what = file.what, "a file was not prefetched");
+            }
+            tracing::info!(
+                fetched_files = came.fetched_files,
+                fetched_bytes = came.fetched_bytes,
+                here_files = came.here_files,
+                "prefetched"
+            );
+        });
+        Some(planned)
+    }
+}
+
+async fn fetch_all(shared: Arc<Shared>, wanted: Vec<Wanted>, progress: impl Fn(Progress)) -> Prefetch {
+    let total_bytes = wanted.iter().map(|file| file.size_bytes).sum();
+    let total_files = wanted.len() as u64;
+    let mut result = Prefetch { waited: true, total_files, total_bytes, ..Prefetch::default() };
+    // What is here already must not give way to the rest.
+    for file in &wanted {
+        shared.namespace.hold_prefetched(file.node, HOLD);
+    }
+    let shared = &shared;
+    let fetched = wanted.into_iter().map(|file| async move {
+        let came = fetch_one(shared, &file).await;
+        (file, came)
+    });
+    let mut fetched = stream::iter(fetched).buffer_unordered(FILES_IN_FLIGHT);
+    let (mut done_files, mut done_bytes) = (0, 0);
+    while let Some((file, came)) = fetched.next().await {
+        done_files += 1;
+        done_bytes += file.size_bytes;
+        let now = Some(file.path.clone());
+        match came {
+            Came::Here => {
+                result.here_files += 1;
+                result.here_bytes += file.size_bytes;
+            }
+            Came::Fetched => {
+                result.fetched_files += 1;
+                result.fetched_bytes += file.size_bytes;
+            }
+            Came::NoRoom(what) => {
+                result.no_room.push(Unfetched { path: file.path, size_bytes: file.size_bytes, what });
+            }
+            Came::Failed(what) => {
+                result.failed.push(Unfetched { path: file.path, size_bytes: file.size_bytes, what });
+            }
+        }
+        progress(Progress { done_bytes, total_bytes, done_files, total_files, now });
+    }
+    result.no_room.sort_by(|a, b| a.path.cmp(&b.path));
+    result.failed.sort_by(|a, b| a.path.cmp(&b.path));
+    result
+}
+
+async fn fetch_one(shared: &Shared, file: &Wanted) -> Came {
+    let Some(cold) = shared.namespace.cold(file.node) else { return Came::Here };
+    if cold.size_bytes == 0 {
+        // An empty file has nothing to fetch.
+        return Came::Here;
+    }
+    match restore_at_once(shared, file.path.clone(), cold).await {
+        Ok(()) => {
+            shared.namespace.hold_prefetched(file.node, HOLD);
+            Came::Fetched
+        }
+        Err(RestoreError::NoSpace { source, .. }) if source.kind() == ErrorKind::NoSpace => {
+            Came::NoRoom(source.to_string())
+        }
+        Err(error) => Came::Failed(error_text(&error)),
+    }
+}
