@@ -24,7 +24,7 @@ use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel, GcRow};
-use tidemark_protocol::retention::{Committed, Keep, Policy, Retirement, retain};
+use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, retain};
 
 /// Between two looks at what may go: nobody waits for it, and a look asks the tree about every committed file.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -171,7 +171,12 @@ impl Engine {
             let policy = self.shared.settings.retention.policy_of(run);
             let rows =
                 versions.iter().map(|(book, number, version)| self.standing_of(book, *number, version));
-            let (shown, rows): (Vec<bool>, Vec<Committed>) = rows.unzip();
+            let (shown, mut rows): (Vec<bool>, Vec<Committed>) = rows.unzip();
+            if policy.keep_best.is_some() {
+                for (row, (book, number, version)) in rows.iter_mut().zip(&versions) {
+                    row.metric = self.metric_of(book, *number, version);
+                }
+            }
             let now_ns = self.shared.now_ns();
             let mut keeps = retain(&policy, &rows, now_ns);
             let of = |(book, number, _): &(&Book, Number, _)| (book.id.clone(), *number);
@@ -216,6 +221,7 @@ impl Engine {
             pinned: self.gc.pins.contains(&of),
             held,
             removed: superseded || wished || !leads.names && !leads.copies,
+            metric: Metric::Unsaid,
         };
         (shown, row)
     }
@@ -273,6 +279,7 @@ impl Engine {
                 self.gc.waiting.remove(&of);
                 self.gc.wishes.remove(&of);
                 self.gc.begun.remove(&of);
+                self.said_later.forget(&of);
                 self.tier3_away.ended(&Cause::Retirement);
                 self.shared.metrics.retire_versions.inc();
                 let what = format!("version {} was given up: {}", number.1, leave.reason());

@@ -22,6 +22,7 @@
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `gc` | which committed versions are given up |
+//! | `metric` | what jobs say of their checkpoints |
 //! | `keeping` | pins, and what people remove and bring back |
 //! | `proof` | looking at what commits rest on |
 //! | `answer` | reports for people |
@@ -44,6 +45,7 @@ mod jobs;
 mod keeping;
 mod ledger;
 mod lost;
+mod metric;
 mod proof;
 mod recover;
 mod recovery;

@@ -6,6 +6,7 @@
 use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
 use crate::node::Shared;
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
+use crate::node::metric;
 use crate::node::run::error_text;
 use crate::restore::locate::{self, Catalog, CommittedVersion, PassedOver, UndecidedAttempt};
 use crate::save::commit::{self, Attempt, CommitError};
@@ -14,7 +15,7 @@ use crate::store::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointEvent, Found};
-use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
+use tidemark_protocol::documents::{LooseSidecar, TreeDocument, VersionMetric};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef};
 use tidemark_protocol::lineage::watermark;
@@ -36,6 +37,8 @@ pub struct Recovered {
     pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
     /// Versions that the tree should show and could not be made to: nobody removed them.
     pub(crate) unshown: BTreeSet<(CheckpointId, Number)>,
+    /// What was said of versions after they were committed.
+    pub(crate) metrics: Vec<VersionMetric>,
     /// What an unfinished upload can never matter to.
     decided: Decided,
 }
@@ -191,6 +194,14 @@ impl Recovered {
         unshown
     }
 
+    /// Whether the tree shows the version that a metric is about.
+    fn shows(&self, metric: &VersionMetric, wishes: &Wishes<'_>) -> bool {
+        let VersionId { run, directory, timeline, version } = metric.version.clone();
+        let book = self.books.get(&CheckpointId { run, directory });
+        let shown = book.and_then(|book| wishes.shown(book));
+        shown.is_some_and(|(number, _)| *number == (timeline, version))
+    }
+
     /// The versions of which a pin stands.
     fn pinned(&self, pinned: &BTreeSet<Series>) -> BTreeSet<(CheckpointId, Number)> {
         let versions = self.books.values().flat_map(|book| {
@@ -336,6 +347,12 @@ impl Recovered {
         // Last, so that what was made inside them has not moved their times.
         for directory in directories {
             adopt_directory(shared, &directory);
+        }
+        self.metrics = tree.map_or_else(Vec::new, |tree| tree.metrics.clone());
+        if names == Names::Empty {
+            self.metrics.iter().filter(|metric| self.shows(metric, &wishes)).for_each(|metric| {
+                metric::show(shared, &metric.path, &metric.value.0);
+            });
         }
     }
 }

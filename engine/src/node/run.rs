@@ -12,6 +12,7 @@ use crate::node::flush::Flushes;
 use crate::node::gc::Gc;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::Ledger;
+use crate::node::metric::SaidLater;
 use crate::node::recover::Recovered;
 use crate::node::removed::Removals;
 use crate::node::scrub::Scrub;
@@ -91,6 +92,7 @@ pub(crate) struct Engine {
     pub(crate) tree: TreeState,
     pub(crate) scrub: Scrub,
     pub(crate) gc: Gc,
+    pub(crate) said_later: SaidLater,
     pub(crate) shields: Shields,
     pub(crate) removals: Removals,
     /// Books whose candidate is not covered by a version: looked at again as time passes.
@@ -214,6 +216,7 @@ impl Engine {
             tree: TreeState::new(recovered.tree_number),
             scrub: Scrub::new(now),
             gc: Gc::new(recovered.pins, recovered.unshown, now),
+            said_later: SaidLater::of(recovered.metrics),
             shields: Shields::default(),
             removals: Removals::default(),
             shared,
@@ -323,6 +326,7 @@ impl Engine {
             return;
         }
         self.note_removal(id);
+        self.note_metric(id);
         let book = &self.ledger.books[id];
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
