@@ -11,10 +11,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Flush, Gc, Node, Pin, Progress, Recovery,
+    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Export, Flush, Gc, Node, Pin, Progress, Recovery,
     Removal, Show, Status, TierStatus, Undelete, Verify,
 };
-use tidemark_protocol::selector::{Place, Selector};
+use tidemark_protocol::selector::{Place, Selector, VersionNumber};
 use tokio::sync::mpsc;
 
 /// The socket's name in the state directory.
@@ -47,6 +47,7 @@ pub mod path {
     pub const PIN: &str = "/v1/pin";
     pub const REMOVE: &str = "/v1/remove";
     pub const UNDELETE: &str = "/v1/undelete";
+    pub const EXPORT: &str = "/v1/export";
     pub const RECOVER: &str = "/v1/recover";
     /// Also on TCP: Prometheus text.
     pub const METRICS: &str = "/metrics";
@@ -135,6 +136,17 @@ pub struct UndeleteRequest {
     pub checkpoint: Selector,
 }
 
+/// `export`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExportRequest {
+    pub checkpoint: Selector,
+    /// None: the newest committed.
+    pub version: Option<VersionNumber>,
+    /// Absolute, on the daemon's machine; it must not be there.
+    pub directory: String,
+}
+
 /// `recover --plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -175,6 +187,8 @@ pub trait NodeApi: Send + Sync + 'static {
     async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError>;
     async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError>;
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError>;
+    /// Dropping it leaves nothing at the directory.
+    async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError>;
     /// Changes nothing.
     async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError>;
     /// Sends what `request` asks for, oldest first; with `follow` it returns only on an error or when dropped.

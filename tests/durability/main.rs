@@ -11,6 +11,7 @@ mod bytes;
 mod coordinators;
 mod documents;
 mod ending;
+mod export;
 mod keeping;
 mod limits;
 mod lost;

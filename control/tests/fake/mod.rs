@@ -6,15 +6,15 @@ use async_trait::async_trait;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidemark_control::api::{
-    CommitRequest, EventSink, EventsRequest, FlushRequest, GcRequest, ListRequest, NodeApi, PinRequest,
-    ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
+    CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ListRequest, NodeApi,
+    PinRequest, ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
 };
 use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount,
-    Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, Gc, GcRow, MountStatus, Node, NodeState,
-    Pending, PendingReason, Pin, Problem, Progress, Recovery, Removal, RunRecovery, RunStatus, Show, Status,
-    TierState, TierStatus, Undelete, Unrecoverable, Verify, VerifyRepair,
+    Doctor, ErrorCode, Event, EventLevel, Export, File, Flush, FuseMode, Gc, GcRow, MountStatus, Node,
+    NodeState, Pending, PendingReason, Pin, Problem, Progress, Recovery, Removal, RunRecovery, RunStatus,
+    Show, Status, TierState, TierStatus, Undelete, Unrecoverable, Verify, VerifyRepair,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -285,6 +285,22 @@ impl NodeApi for FakeNode {
 
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError> {
         Ok(Undelete { checkpoint: reference(&text(&request.checkpoint)), files: 3 })
+    }
+
+    async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError> {
+        progress.tell(Progress::default());
+        match text(&request.checkpoint).as_str() {
+            "absent" => Err(absent("absent")),
+            "lost" => Err(ApiError::new(ErrorCode::NotRecoverable, "no copy of lost verifies", "")),
+            path => Ok(Export {
+                checkpoint: reference(path),
+                directory: request.directory,
+                files: 2,
+                bytes: 3 << 29,
+                host_files: 1,
+                left_out: vec!["owners: Operation not permitted".into()],
+            }),
+        }
     }
 
     async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError> {

@@ -148,7 +148,9 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
             return kept("it is pinned");
         }
         if version.held {
-            return kept("a program has it open, or a file in the tree needs its bytes");
+            return kept(
+                "a program has it open, a file in the tree needs its bytes, or it is being exported",
+            );
         }
         if version.removed && policy.honour_removals {
             return retired("the job removed it, and newer ones are committed".to_owned());

@@ -17,7 +17,7 @@ use crate::node::recover::above;
 use crate::node::run::{Engine, error_text, retry_pause};
 use crate::save::commit::CommitError;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::Manifest;
@@ -41,6 +41,8 @@ pub(crate) struct Gc {
     begun: BTreeSet<(CheckpointId, Number)>,
     /// Those that could not be given up, and wait a while.
     waiting: BTreeMap<(CheckpointId, Number), Waiting>,
+    /// Versions that somebody reads without the tree; each for as long as that one keeps its end.
+    held: Vec<((CheckpointId, Number), Weak<()>)>,
     running: bool,
     next: Instant,
 }
@@ -64,6 +66,7 @@ impl Gc {
             wishes: BTreeSet::new(),
             begun: BTreeSet::new(),
             waiting: BTreeMap::new(),
+            held: Vec::new(),
             running: false,
             next: now + LOOK_EVERY,
         }
@@ -104,6 +107,18 @@ impl Gc {
         }
         let what = format!("version {} is being given up", of.1.1);
         Err(ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls` shows what there is"))
+    }
+
+    /// Keeps a version while what this gives lives.
+    pub(crate) fn hold(&mut self, of: (CheckpointId, Number)) -> Arc<()> {
+        let hold = Arc::new(());
+        self.held.retain(|(_, held)| held.strong_count() > 0);
+        self.held.push((of, Arc::downgrade(&hold)));
+        hold
+    }
+
+    fn is_held(&self, of: &(CheckpointId, Number)) -> bool {
+        self.held.iter().any(|(held, end)| held == of && end.strong_count() > 0)
     }
 
     /// Somebody wants the checkpoint after all.
@@ -210,6 +225,7 @@ impl Engine {
         // Names that a newer version holds too are that one's.
         let shown = leads.names && !superseded;
         let held = leads.needs
+            || self.gc.is_held(&of)
             || self.gc.unshown.contains(&of)
             || if superseded { leads.copies } else { shown && !self.is_all_there_is(book, number) };
         let row = Committed {

@@ -22,6 +22,7 @@
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `gc` | which committed versions are given up |
+//! | `export` | a version written out of the mount |
 //! | `metric` | what jobs say of their checkpoints |
 //! | `keeping` | pins, and what people remove and bring back |
 //! | `proof` | looking at what commits rest on |
@@ -39,6 +40,7 @@ mod book;
 mod decide;
 mod due;
 mod events;
+mod export;
 mod flush;
 mod gc;
 mod jobs;

@@ -1,4 +1,4 @@
-//! Brings one file's bytes from Tier-3 into Tier-1, several chunks at a time, each verified before it lands.
+//! Brings one file's bytes from Tier-3 into Tier-1, or into an ordinary file, several chunks at a time, each verified before it lands.
 //!
 //! Owns: chunks in flight, the second try of a bad or failed chunk. Does not own: which copy is asked (locate),
 //! who waits (the mount), whether the file becomes hot (the namespace).
@@ -26,6 +26,27 @@ pub struct FetchPlan {
     pub chunks: Arc<[Crc64]>,
 }
 
+/// Where verified chunks go.
+pub trait Landing: Send + Sync + 'static {
+    /// As pwrite(2): how much was written.
+    ///
+    /// # Errors
+    /// Those of pwrite(2).
+    fn write_at(&self, bytes: &[u8], offset: u64) -> std::io::Result<usize>;
+}
+
+impl Landing for Backing {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> std::io::Result<usize> {
+        Self::write_at(self, bytes, offset)
+    }
+}
+
+impl Landing for std::fs::File {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> std::io::Result<usize> {
+        std::os::unix::fs::FileExt::write_at(self, bytes, offset)
+    }
+}
+
 /// Why a file could not be brought in whole.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
@@ -40,7 +61,7 @@ pub enum FetchError {
     Short { path: String, key: String, chunk: u64, expected: u64, found: u64 },
     #[error("chunk {chunk} of {path} cannot be read from Tier-3")]
     Store { path: String, chunk: u64, source: StoreError },
-    #[error("chunk {chunk} of {path} cannot be written to Tier-1")]
+    #[error("chunk {chunk} of {path} cannot be written on this node")]
     Write { path: String, chunk: u64, source: std::io::Error },
     #[error("{path} is described by {chunks} checksums, but {size_bytes} bytes have {expected} chunks")]
     Geometry { path: String, chunks: u64, size_bytes: u64, expected: u64 },
@@ -57,14 +78,14 @@ impl FetchError {
     }
 }
 
-/// Fetches the whole of `plan` into `backing`, which is empty, with `in_flight` chunks on their way.
+/// Fetches the whole of `plan` into `landing`, which is empty, with `in_flight` chunks on their way.
 ///
-/// Costs `in_flight` chunks of memory and one write into Tier-1 per byte. On error the backing holds nothing that
+/// Costs `in_flight` chunks of memory and one write per byte. On error it holds nothing that
 /// may be served. Dropping the future leaves at most `in_flight` chunk writes to finish.
-pub async fn fetch(
+pub async fn fetch<L: Landing>(
     store: Arc<dyn Store>,
     plan: FetchPlan,
-    backing: Arc<Backing>,
+    landing: Arc<L>,
     in_flight: usize,
     metrics: Arc<Metrics>,
 ) -> Result<(), FetchError> {
@@ -79,7 +100,7 @@ pub async fn fetch(
             fetch_chunk(
                 Arc::clone(&store),
                 Arc::clone(&plan),
-                Arc::clone(&backing),
+                Arc::clone(&landing),
                 chunk,
                 Arc::clone(&metrics),
             )
@@ -89,17 +110,17 @@ pub async fn fetch(
         .await
 }
 
-async fn fetch_chunk(
+async fn fetch_chunk<L: Landing>(
     store: Arc<dyn Store>,
     plan: Arc<FetchPlan>,
-    backing: Arc<Backing>,
+    landing: Arc<L>,
     chunk: u64,
     metrics: Arc<Metrics>,
 ) -> Result<(), FetchError> {
     let mut tries = 0;
     loop {
         tries += 1;
-        let result = try_chunk(&store, &plan, &backing, chunk, &metrics).await;
+        let result = try_chunk(&store, &plan, &landing, chunk, &metrics).await;
         match result {
             // Our own memory refused: asking Tier-3 again would not help.
             Ok(()) | Err(FetchError::Write { .. }) => return result,
@@ -109,10 +130,10 @@ async fn fetch_chunk(
     }
 }
 
-async fn try_chunk(
+async fn try_chunk<L: Landing>(
     store: &Arc<dyn Store>,
     plan: &Arc<FetchPlan>,
-    backing: &Arc<Backing>,
+    landing: &Arc<L>,
     chunk: u64,
     metrics: &Arc<Metrics>,
 ) -> Result<(), FetchError> {
@@ -133,7 +154,7 @@ async fn try_chunk(
             found,
         });
     }
-    let (plan, backing, metrics) = (Arc::clone(plan), Arc::clone(backing), Arc::clone(metrics));
+    let (plan, landing, metrics) = (Arc::clone(plan), Arc::clone(landing), Arc::clone(metrics));
     // Hashing and the copy into Tier-1 keep a core busy for milliseconds: not on a runtime thread.
     tokio::task::spawn_blocking(move || {
         let index = usize::try_from(chunk).expect("a chunk index fits an address space");
@@ -149,7 +170,7 @@ async fn try_chunk(
             });
         }
         metrics.fetch_bytes.inc_by(u64::try_from(bytes.len()).expect("a length fits 64 bits"));
-        write_all(&backing, &bytes, range.start).map_err(|source| FetchError::Write {
+        write_all(landing.as_ref(), &bytes, range.start).map_err(|source| FetchError::Write {
             path: plan.path.clone(),
             chunk,
             source,
@@ -159,9 +180,9 @@ async fn try_chunk(
     .expect("verifying a chunk does not panic")
 }
 
-fn write_all(backing: &Backing, mut bytes: &[u8], mut offset: u64) -> std::io::Result<()> {
+fn write_all<L: Landing>(landing: &L, mut bytes: &[u8], mut offset: u64) -> std::io::Result<()> {
     while !bytes.is_empty() {
-        let written = backing.write_at(bytes, offset)?;
+        let written = landing.write_at(bytes, offset)?;
         if written == 0 {
             return Err(std::io::ErrorKind::WriteZero.into());
         }

@@ -1,4 +1,5 @@
-//! What is kept and what is not, and what a job comes back to: `gc`, `pin`, `rm`, `undelete`, `recover`.
+//! What is kept and what is not, and what a job comes back to: `gc`, `pin`, `rm`, `undelete`,
+//! `export`, `recover`.
 //!
 //! Owns: the shapes, and the exit code each result deserves. Does not own: what may go (`retention`).
 
@@ -83,6 +84,20 @@ pub struct Undelete {
     pub checkpoint: CheckpointRef,
     /// Names that are in the tree again; their bytes come when they are opened.
     pub files: u64,
+}
+
+/// `ckptctl export`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Export {
+    pub checkpoint: CheckpointRef,
+    /// Absolute, on the daemon's machine.
+    pub directory: String,
+    pub files: u64,
+    pub bytes: u64,
+    /// Of the files, those whose bytes were in the node's memory.
+    pub host_files: u64,
+    /// What the file system there, or the daemon's rights, did not take.
+    pub left_out: Vec<String>,
 }
 
 /// `ckptctl recover --plan`.

@@ -4,6 +4,7 @@ mod bench;
 mod commit;
 mod doctor;
 mod events;
+mod export;
 mod flush;
 mod gc;
 mod ls;
@@ -36,6 +37,7 @@ pub(crate) enum Command {
     Gc(gc::Args),
     Rm(rm::Args),
     Undelete(undelete::Args),
+    Export(export::Args),
     Recover(recover::Args),
     Events(events::Args),
     Doctor(doctor::Args),
@@ -58,6 +60,7 @@ pub(crate) async fn run(command: Option<Command>, context: &mut Context) -> Resu
         Command::Gc(args) => args.run(context).await,
         Command::Rm(args) => args.run(context).await,
         Command::Undelete(args) => args.run(context).await,
+        Command::Export(args) => args.run(context).await,
         Command::Recover(args) => args.run(context).await,
         Command::Events(args) => args.run(context).await,
         Command::Doctor(args) => args.run(context).await,
