@@ -12,6 +12,7 @@ mod coordinators;
 mod documents;
 mod ending;
 mod export;
+mod import;
 mod keeping;
 mod limits;
 mod lost;
@@ -19,6 +20,7 @@ mod memory;
 mod questions;
 mod refusals;
 mod removed;
+
 mod scavenge;
 mod shield;
 mod site;

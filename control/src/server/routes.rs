@@ -50,6 +50,7 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .route(path::GC, post(gc))
         .route(path::REMOVE, post(remove))
         .route(path::EXPORT, post(export))
+        .route(path::IMPORT, post(import))
         .route(path::VERIFY, post(verify))
         .route(path::FLUSH, post(flush))
         .route(path::EVENTS, post(events))
@@ -151,6 +152,10 @@ async fn remove(State(shared): State<Shared>, body: Bytes) -> Response {
 
 async fn export(State(shared): State<Shared>, body: Bytes) -> Response {
     work(shared, &body, |node, request, progress| async move { node.export(request, progress).await })
+}
+
+async fn import(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.import(request, progress).await })
 }
 
 async fn verify(State(shared): State<Shared>, body: Bytes) -> Response {

@@ -6,15 +6,16 @@ use async_trait::async_trait;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidemark_control::api::{
-    CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ListRequest, NodeApi,
-    PinRequest, ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
+    CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
+    ListRequest, NodeApi, PinRequest, ProgressSink, RecoverRequest, RemoveRequest, ShowRequest,
+    UndeleteRequest, VerifyRequest,
 };
 use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount,
-    Doctor, ErrorCode, Event, EventLevel, Export, File, Flush, FuseMode, Gc, GcRow, MountStatus, Node,
-    NodeState, Pending, PendingReason, Pin, Problem, Progress, Recovery, Removal, RunRecovery, RunStatus,
-    Show, Status, TierState, TierStatus, Undelete, Unrecoverable, Verify, VerifyRepair,
+    Doctor, ErrorCode, Event, EventLevel, Export, File, Flush, FuseMode, Gc, GcRow, Import, MountStatus,
+    Node, NodeState, Pending, PendingReason, Pin, Problem, Progress, Recovery, Removal, RunRecovery,
+    RunStatus, Show, Status, TierState, TierStatus, Undelete, Unrecoverable, Verify, VerifyRepair,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -300,6 +301,14 @@ impl NodeApi for FakeNode {
                 host_files: 1,
                 left_out: vec!["owners: Operation not permitted".into()],
             }),
+        }
+    }
+
+    async fn import(&self, request: ImportRequest, progress: ProgressSink) -> Result<Import, ApiError> {
+        progress.tell(Progress::default());
+        match request.from.as_str() {
+            "absent" => Err(absent("absent")),
+            from => Ok(Import { from: from.into(), rows: vec![], loose: 2 }),
         }
     }
 

@@ -23,6 +23,7 @@
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `gc` | which committed versions are given up |
 //! | `export` | a version written out of the mount |
+//! | `import` | checkpoints that others wrote into Tier-3 |
 //! | `metric` | what jobs say of their checkpoints |
 //! | `keeping` | pins, and what people remove and bring back |
 //! | `proof` | looking at what commits rest on |
@@ -43,6 +44,7 @@ mod events;
 mod export;
 mod flush;
 mod gc;
+mod import;
 mod jobs;
 mod keeping;
 mod ledger;

@@ -23,7 +23,7 @@ use tidemark_protocol::manifest::{Attributes, Directory, Manifest, ManifestFile,
 use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::record::{Record, RecordFile};
+use tidemark_protocol::record::Record;
 
 /// What the loop starts with.
 #[derive(Debug, Default)]
@@ -490,7 +490,7 @@ fn link_entry(path: &RelPath, to: &RelPath) -> AdoptEntry {
     entry(path, AdoptKind::HardLink { to: to.as_bytes().to_vec() }, &Attributes::default())
 }
 
-fn contents_of(files: &[ManifestFile], manifest: &Manifest) -> crate::node::ledger::Contents {
+pub(crate) fn contents_of(files: &[ManifestFile], manifest: &Manifest) -> crate::node::ledger::Contents {
     let mut contents: crate::node::ledger::Contents =
         files.iter().map(|file| (file.path.clone(), (file.file, file.seal))).collect();
     for link in &manifest.hard_links {
@@ -501,14 +501,7 @@ fn contents_of(files: &[ManifestFile], manifest: &Manifest) -> crate::node::ledg
     contents
 }
 
-fn record_of(manifest: &Manifest) -> Record {
-    let entry = |file: &ManifestFile| RecordFile {
-        path: file.path.clone(),
-        file: file.file,
-        seal: file.seal,
-        size_bytes: file.size_bytes,
-        crc64nvme: file.crc64nvme,
-    };
+pub(crate) fn record_of(manifest: &Manifest) -> Record {
     Record {
         format: manifest.format,
         version: manifest.version.clone(),
@@ -520,13 +513,13 @@ fn record_of(manifest: &Manifest) -> Record {
         epoch: manifest.epoch,
         completed_at_ns: manifest.completed_at_ns,
         participants: manifest.participants.clone(),
-        files: manifest.files.iter().map(entry).collect(),
+        files: manifest.files.iter().map(ManifestFile::entry).collect(),
         partial: false,
     }
 }
 
 /// Stands for a version of which only the number matters any more.
-fn empty_record(version: &VersionId, shared: &Shared) -> Record {
+pub(crate) fn empty_record(version: &VersionId, shared: &Shared) -> Record {
     Record {
         format: tidemark_protocol::format::FORMAT,
         version: version.clone(),

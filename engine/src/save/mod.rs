@@ -6,6 +6,7 @@ pub mod commit;
 #[cfg(test)]
 mod commit_test;
 pub mod drain;
+pub mod foreign;
 pub mod loose;
 pub mod pace;
 pub mod predict;

@@ -9,15 +9,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
-    CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ListRequest, NodeApi,
-    PinRequest, ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
+    CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
+    ListRequest, NodeApi, PinRequest, ProgressSink, RecoverRequest, RemoveRequest, ShowRequest,
+    UndeleteRequest, VerifyRequest,
 };
 use tidemark_engine::node::{Identity, Node, Wanted};
 use tidemark_fuse::{Mode, Mounted};
 use tidemark_protocol::id::{Incarnation, StartId};
+use tidemark_protocol::key::is_foreign;
+use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Export, Flush, FuseMode, Gc,
-    MountStatus, NodeState, Pin, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify, path_text,
+    Import, MountStatus, NodeState, Pin, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify,
+    path_text,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -101,6 +105,22 @@ async fn outside_of_the_mount(mount: &Path, target: PathBuf) -> Result<PathBuf, 
         return Err(usage(format!("{shown} is in the mount itself")));
     }
     Ok(real.join(name))
+}
+
+/// Where an import reads in Tier-3, whose URL is `url`, and where it is on the mount.
+fn import_places(url: &str, request: &ImportRequest) -> Result<(String, RelPath), ApiError> {
+    let action = format!("name a directory or a file below {url}");
+    let usage = |what: String| ApiError::new(ErrorCode::Usage, what, action.clone());
+    let from = request.from.strip_prefix(url.trim_end_matches('/')).unwrap_or(&request.from);
+    let from = from.trim_matches('/');
+    if from.contains("://") || !is_foreign(from) {
+        return Err(usage(format!("{:?} is nothing that others can have in Tier-3", request.from)));
+    }
+    let last = from.rsplit('/').next().unwrap_or(from).as_bytes();
+    let to = request.to.as_ref().map_or(last, Place::as_bytes);
+    let to = RelPath::new(to)
+        .map_err(|problem| usage(format!("{} is no place on the mount: {problem}", path_text(to))))?;
+    Ok((from.to_owned(), to))
 }
 
 fn now_ms() -> i64 {
@@ -316,6 +336,11 @@ impl NodeApi for Daemon {
         let target = outside_of_the_mount(&self.mountpoint, PathBuf::from(request.directory)).await?;
         let number = request.version.map(|number| (number.timeline, number.version));
         self.node.export(wanted(request.checkpoint), number, target, move |now| progress.tell(now)).await
+    }
+
+    async fn import(&self, request: ImportRequest, progress: ProgressSink) -> Result<Import, ApiError> {
+        let (from, to) = import_places(&self.node.shared().drain.store.describe(), &request)?;
+        self.node.import(&from, &to, move |now| progress.tell(now)).await
     }
 
     async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError> {
