@@ -20,6 +20,10 @@ pub const SETTLE_NS: i64 = 5_000_000_000;
 /// The most bytes of an index that are read.
 pub const MAX_INDEX_BYTES: usize = 256 << 20;
 
+/// The most files that an index may name. A checkpoint of 100,000 ranks has a few each; an index of the size that is read, of
+/// names as short as they can be, would take gigabytes of the daemon's memory.
+pub const MAX_INDEX_FILES: usize = 1 << 20;
+
 /// What an index lists, relative to its directory, with the exact size where the index gives it.
 pub type Covered = BTreeMap<RelPath, Option<u64>>;
 
@@ -43,6 +47,8 @@ pub enum IndexError {
     Path { problem: PathProblem },
     #[error("the index names no file")]
     Empty,
+    #[error("the index names more than {MAX_INDEX_FILES} files")]
+    Files,
 }
 
 /// Reads a framework's index.
@@ -60,11 +66,35 @@ pub fn parse_index(kind: IndexKind, bytes: &[u8]) -> Result<Covered, IndexError>
     }
 }
 
-/// The files that an index names.
-fn covered<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Covered, IndexError> {
-    let paths = names.into_iter().map(|name| RelPath::new(name.as_bytes()).map(|path| (path, None)));
-    let covered = paths.collect::<Result<Covered, _>>().map_err(|problem| IndexError::Path { problem })?;
-    if covered.is_empty() { Err(IndexError::Empty) } else { Ok(covered) }
+/// The files that an index in JSON names; each is noted when it is read, and nothing else of the index is kept.
+#[derive(Debug, Default)]
+struct NamedFiles {
+    covered: Covered,
+    problem: Option<IndexError>,
+}
+
+impl NamedFiles {
+    fn note(&mut self, name: &str) {
+        match RelPath::new(name.as_bytes()) {
+            _ if self.problem.is_some() => {}
+            Ok(path) => {
+                self.covered.insert(path, None);
+                if self.covered.len() > MAX_INDEX_FILES {
+                    self.problem = Some(IndexError::Files);
+                    self.covered.clear();
+                }
+            }
+            Err(problem) => self.problem = Some(IndexError::Path { problem }),
+        }
+    }
+
+    fn into_covered(self) -> Result<Covered, IndexError> {
+        match self.problem {
+            Some(problem) => Err(problem),
+            None if self.covered.is_empty() => Err(IndexError::Empty),
+            None => Ok(self.covered),
+        }
+    }
 }
 
 /// What is known of one file.
