@@ -21,6 +21,7 @@ mod questions;
 mod refusals;
 mod removed;
 
+mod saves;
 mod scavenge;
 mod shield;
 mod site;
