@@ -4,7 +4,7 @@
 //! were written), the verdict (`super`). Format: megatron/core/dist_checkpointing/integrity.py,
 //! `{"algorithm": "sha256", "files": {"<name>": "<hex>"}}`, every file of the directory but itself.
 
-use super::{Covered, IndexError, NamedFiles};
+use super::index::{Covered, IndexError, NamedFiles};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;

@@ -3,7 +3,7 @@
 //! Owns: reading `weight_map`, bounded. Does not own: the tensors, the verdict (`super`).
 //! Format: the `*.safetensors.index.json` of Hugging Face, `{"weight_map": {"<tensor>": "<file>"}}`.
 
-use super::{Covered, IndexError, NamedFiles};
+use super::index::{Covered, IndexError, NamedFiles};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
