@@ -11,10 +11,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Flush, Gc, Node, Pin, Prefetch, Progress,
-    Recovery, Removal, Show, Status, TierStatus, Undelete, Verify,
+    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Export, Flush, Gc, Import, Node, Pin, Prefetch,
+    Progress, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify,
 };
-use tidemark_protocol::selector::{Place, Selector};
+use tidemark_protocol::selector::{Place, Selector, VersionNumber};
 use tokio::sync::mpsc;
 
 /// The socket's name in the state directory.
@@ -48,6 +48,8 @@ pub mod path {
     pub const PIN: &str = "/v1/pin";
     pub const REMOVE: &str = "/v1/remove";
     pub const UNDELETE: &str = "/v1/undelete";
+    pub const EXPORT: &str = "/v1/export";
+    pub const IMPORT: &str = "/v1/import";
     pub const RECOVER: &str = "/v1/recover";
     /// Also on TCP: Prometheus text.
     pub const METRICS: &str = "/metrics";
@@ -145,6 +147,27 @@ pub struct UndeleteRequest {
     pub checkpoint: Selector,
 }
 
+/// `export`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExportRequest {
+    pub checkpoint: Selector,
+    /// None: the newest committed.
+    pub version: Option<VersionNumber>,
+    /// Absolute, on the daemon's machine; it must not be there.
+    pub directory: String,
+}
+
+/// `import`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportRequest {
+    /// Below the URL of Tier-3, relative to it or with it.
+    pub from: String,
+    /// None: the last part of `from`, in the mount's root.
+    pub to: Option<Place>,
+}
+
 /// `recover --plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -186,6 +209,10 @@ pub trait NodeApi: Send + Sync + 'static {
     async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError>;
     async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError>;
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError>;
+    /// Dropping it leaves nothing at the directory.
+    async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError>;
+    /// Dropping it leaves what was imported; one that is not committed yet may still be, by the next start.
+    async fn import(&self, request: ImportRequest, progress: ProgressSink) -> Result<Import, ApiError>;
     /// Changes nothing.
     async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError>;
     /// Sends what `request` asks for, oldest first; with `follow` it returns only on an error or when dropped.

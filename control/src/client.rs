@@ -14,8 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Flush, Gc, Node, Pin, Prefetch, Progress,
-    Recovery, Removal, Show, Status, StreamLine, TierStatus, Undelete, Verify,
+    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Export, Flush, Gc, Import, Node, Pin, Prefetch,
+    Progress, Recovery, Removal, Show, Status, StreamLine, TierStatus, Undelete, Verify,
 };
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -101,6 +101,24 @@ impl Client {
         progress: impl FnMut(Progress),
     ) -> Result<Removal, ClientError> {
         self.work(path::REMOVE, request, progress).await
+    }
+
+    /// Dropping the future cancels the work, and nothing of it is left.
+    pub async fn export(
+        &self,
+        request: &api::ExportRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Export, ClientError> {
+        self.work(path::EXPORT, request, progress).await
+    }
+
+    /// Dropping the future ends it after the checkpoint in hand.
+    pub async fn import(
+        &self,
+        request: &api::ImportRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Import, ClientError> {
+        self.work(path::IMPORT, request, progress).await
     }
 
     /// Dropping the future cancels the work.

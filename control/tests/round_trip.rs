@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tidemark_control::api::{
-    CommitRequest, EventsRequest, FlushRequest, GcRequest, ListRequest, PinRequest, REQUEST_BYTES_MAX,
-    RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest, VerifyRequest,
+    CommitRequest, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest, ListRequest,
+    PinRequest, REQUEST_BYTES_MAX, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest,
+    VerifyRequest,
 };
 use tidemark_control::client::{Client, ClientError};
 use tidemark_control::server::{REQUESTS_MAX, ServeError, Server};
@@ -100,6 +101,12 @@ async fn every_command_comes_back_as_it_was_answered() {
     assert_eq!((removal.exit_code(), removal.versions), (ExitCode::Done, 2));
     let request = UndeleteRequest { checkpoint: at("run7/y") };
     assert_eq!(client.undelete(&request).await.unwrap().files, 3);
+    let version = Some("0.1".parse().unwrap());
+    let request = ExportRequest { checkpoint: at("run7/y"), version, directory: "/tmp/out".into() };
+    assert_eq!(client.export(&request, |_| ()).await.unwrap().directory, "/tmp/out");
+    let request = ImportRequest { from: "old/run".into(), to: Some(Place::relative(b"run8").unwrap()) };
+    let import = client.import(&request, |_| ()).await.unwrap();
+    assert_eq!((import.exit_code(), import.loose), (ExitCode::Done, 2));
     let recovery = client.recover(&RecoverRequest::default()).await.unwrap();
     assert_eq!(recovery.exit_code(), ExitCode::NotRecoverable, "nothing is chosen");
     assert_eq!(client.metrics_text().await.unwrap(), "# EOF\n");

@@ -10,7 +10,7 @@ use tidemark_protocol::encoding::Codec;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::{RuleError, RuleSpec, Rules};
 use tidemark_protocol::report::Marks;
-use tidemark_protocol::retention::Policy;
+use tidemark_protocol::retention::{Best, Policy};
 
 /// The whole of `ckptd.toml`. An unknown key is refused, so that a typing error is not a silent default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
@@ -285,6 +285,12 @@ pub struct RunRetention {
     pub keep_every_s: Option<u64>,
     /// Versions younger than so many seconds.
     pub ttl_s: Option<u64>,
+    /// So many of those whose `user.tidemark.metric` is best; of equal ones the newer. The job, or whoever evaluates it, sets
+    /// that attribute to a number, on the checkpoint's directory or on a file of it, before the other rules let it go: where
+    /// an evaluation takes as long as three saves, keep the last four too.
+    pub keep_best: Option<u64>,
+    /// Whether the `lowest` is the best, as of a loss, or the `highest`.
+    pub best: Best,
     /// Whether what the job removed, or saved anew under the same name, goes from Tier-3 too once two newer versions are
     /// committed. Without it such a version stays, and `ckptctl undelete` brings it back.
     pub follow_removals: bool,
@@ -298,6 +304,8 @@ impl RunRetention {
             keep_every_steps: self.keep_every_steps,
             keep_every_ns: self.keep_every_s.map(ns),
             ttl_ns: self.ttl_s.map(ns),
+            keep_best: self.keep_best,
+            best: self.best,
             honour_removals: self.follow_removals,
         }
     }
@@ -315,7 +323,9 @@ impl RetentionSettings {
     /// Whether nothing is ever given up.
     #[must_use]
     pub fn keeps_everything(&self) -> bool {
-        self.runs.values().chain([&self.all]).all(|run| run.policy() == Policy::default())
+        let nothing =
+            |run: &RunRetention| Policy { best: Best::default(), ..run.policy() } == Policy::default();
+        self.runs.values().chain([&self.all]).all(nothing)
     }
 }
 

@@ -8,7 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
+use rustix::fs::XattrFlags;
 use serde_json::Value;
+use tidemark_protocol::retention::METRIC_XATTR as METRIC;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{process, tier3};
 
@@ -159,6 +161,68 @@ fn a_job_that_removes_its_old_ones_is_followed_when_told_to() {
     }
     let gone = daemon.ctl(&["undelete", "@1"]);
     assert_eq!(gone.status.code(), Some(3), "{}", shown(&gone));
+}
+
+/// Says how good a checkpoint is, as an evaluation does long after the save.
+fn say_metric(daemon: &Daemon, path: &str, value: &str) {
+    let place = daemon.mount().join(path);
+    rustix::fs::setxattr(&place, METRIC, value.as_bytes(), XattrFlags::empty())
+        .unwrap_or_else(|error| panic!("{METRIC} of {}: {error}", place.display()));
+}
+
+fn metric(daemon: &Daemon, path: &str) -> Option<String> {
+    let mut value = [0; 64];
+    let len = rustix::fs::getxattr(daemon.mount().join(path), METRIC, &mut value).ok()?;
+    Some(String::from_utf8(value[..len].to_vec()).unwrap())
+}
+
+/// The best of a file, set after the commit, and the best of a directory, on the directory and on a file in it.
+#[test]
+fn the_best_by_the_jobs_own_number_stay_also_after_a_restart_with_empty_memory() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    for (step, value) in [(1, "0.7"), (2, "0.1"), (3, "none yet"), (4, "0.2")] {
+        saved(&daemon, step..=step);
+        say_metric(&daemon, &path(step), value);
+    }
+    saved(&daemon, 5..=7);
+    for (run, on) in [("by-directory", ""), ("by-file", "/a.pt")] {
+        for step in 1..=4 {
+            save(&daemon, &format!("{run}/step-{step}/a.pt"), &bytes(step));
+            daemon.flush();
+            say_metric(&daemon, &format!("{run}/step-{step}{on}"), &format!("{step}"));
+        }
+    }
+    // Said once more, and taken back: the last word counts.
+    say_metric(&daemon, &path(1), "0.05");
+    rustix::fs::removexattr(daemon.mount().join(path(4)), METRIC).unwrap();
+    daemon.flush();
+    daemon.stop();
+    let keep_best = format!("{CONFIG}[retention]\nkeep_best = 2\n");
+    let highest = "[retention.runs.by-file]\nkeep_best = 1\nbest = \"highest\"\n";
+    daemon.set_config(&format!("{keep_best}{highest}"));
+    daemon.start_again();
+    for (path, value) in [(path(1), Some("0.05")), (path(4), None), ("by-file/step-2/a.pt".into(), Some("2"))]
+    {
+        assert_eq!(metric(&daemon, &path).as_deref(), value, "{path} in the tree again");
+    }
+    let gc = daemon.ctl_json(&["gc"]);
+    let of = |run: &str, given_up: bool| -> Vec<u64> {
+        let rows = gc["rows"].as_array().unwrap().iter();
+        let rows = rows.filter(|row| row["run"] == run && row["given_up"] == given_up);
+        rows.map(|row| row["checkpoint"]["step"].as_u64().unwrap()).collect()
+    };
+    assert_eq!((of("run", false), of("run", true)), (vec![1, 2, 6, 7], vec![3, 4, 5]), "{gc:#}");
+    assert_eq!((of("by-directory", false), of("by-directory", true)), (vec![1, 2, 3, 4], vec![]), "{gc:#}");
+    assert_eq!((of("by-file", false), of("by-file", true)), (vec![3, 4], vec![1, 2]), "{gc:#}");
+    let reason = |step: u64| {
+        let mut rows = gc["rows"].as_array().unwrap().iter();
+        let row = rows.find(|row| row["run"] == "run" && row["checkpoint"]["step"] == step).unwrap();
+        row["reason"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(reason(1), "its metric 0.05 is one of the 2 lowest");
+    assert!(reason(3).contains(r#""none yet" is no number"#), "{}", reason(3));
+    assert_eq!(objects(&daemon, 3), 0);
+    assert_holds(&daemon, &path(1), &bytes(1), "the best");
 }
 
 /// Two checkpoints that are one file, a name that was moved, and a copy that another version has: none is a removal.

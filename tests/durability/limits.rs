@@ -88,7 +88,7 @@ fn the_longest_names_and_names_that_are_no_text_come_back() {
 }
 
 /// Anonymous resident memory of a process, KiB.
-fn anonymous_kib(pid: u32) -> u64 {
+pub(crate) fn anonymous_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon runs");
     let line =
         status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel tells RssAnon");

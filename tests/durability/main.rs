@@ -12,6 +12,8 @@ mod coordinators;
 mod documents;
 mod encoded;
 mod ending;
+mod export;
+mod import;
 mod keeping;
 mod limits;
 mod lost;
@@ -20,6 +22,8 @@ mod prefetch;
 mod questions;
 mod refusals;
 mod removed;
+
+mod saves;
 mod scavenge;
 mod shield;
 mod site;

@@ -21,7 +21,7 @@ const SHIELD_LIMIT: Duration = Duration::from_secs(20);
 const STAYS: Duration = Duration::from_millis(2500);
 
 /// One rank of a job: a shell that does what it is told and says when it has.
-struct Rank {
+pub(crate) struct Rank {
     shell: Child,
     orders: ChildStdin,
     done: BufReader<std::process::ChildStdout>,
@@ -29,7 +29,7 @@ struct Rank {
 
 impl Rank {
     /// `rendezvous` names the launch; none is a process that nobody launched.
-    fn start(directory: &Path, rendezvous: Option<(&str, u32, u32)>) -> Self {
+    pub(crate) fn start(directory: &Path, rendezvous: Option<(&str, u32, u32)>) -> Self {
         let mut command = Command::new("setsid");
         command.args(["sh"]).current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
         if let Some((port, rank, world)) = rendezvous {
@@ -45,14 +45,14 @@ impl Rank {
         Self { shell, orders, done }
     }
 
-    fn does(&mut self, order: &str) {
+    pub(crate) fn does(&mut self, order: &str) {
         writeln!(self.orders, "{order}; echo done").unwrap();
         let mut line = String::new();
         self.done.read_line(&mut line).unwrap();
         assert_eq!(line.trim(), "done", "{order}");
     }
 
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.shell.kill().unwrap();
         self.shell.wait().unwrap();
     }

@@ -223,6 +223,11 @@ impl Daemon {
         Some(status)
     }
 
+    /// Another configuration for the next start.
+    pub fn set_config(&mut self, text: &str) {
+        self.options.config = Some(text.to_owned());
+    }
+
     /// The environment variable set or, with `None`, removed for the next start.
     pub fn set_env(&mut self, name: &str, value: Option<&str>) {
         self.options.env.retain(|(known, _)| known != name);

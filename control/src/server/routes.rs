@@ -49,6 +49,8 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .route(path::RECOVER, post(recover))
         .route(path::GC, post(gc))
         .route(path::REMOVE, post(remove))
+        .route(path::EXPORT, post(export))
+        .route(path::IMPORT, post(import))
         .route(path::VERIFY, post(verify))
         .route(path::PREFETCH, post(prefetch))
         .route(path::FLUSH, post(flush))
@@ -147,6 +149,14 @@ async fn gc(State(shared): State<Shared>, body: Bytes) -> Response {
 
 async fn remove(State(shared): State<Shared>, body: Bytes) -> Response {
     work(shared, &body, |node, request, progress| async move { node.remove(request, progress).await })
+}
+
+async fn export(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.export(request, progress).await })
+}
+
+async fn import(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.import(request, progress).await })
 }
 
 async fn verify(State(shared): State<Shared>, body: Bytes) -> Response {

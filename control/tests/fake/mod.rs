@@ -6,16 +6,17 @@ use async_trait::async_trait;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidemark_control::api::{
-    CommitRequest, EventSink, EventsRequest, FlushRequest, GcRequest, ListRequest, NodeApi, PinRequest,
-    PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest,
-    VerifyRequest,
+    CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
+    ListRequest, NodeApi, PinRequest, PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest,
+    ShowRequest, UndeleteRequest, VerifyRequest,
 };
 use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount,
-    Doctor, ErrorCode, Event, EventLevel, File, Flush, FuseMode, Gc, GcRow, Marks, MountStatus, Node,
-    NodeState, Pending, PendingReason, Pin, Prefetch, Problem, Progress, Recovery, Removal, RunRecovery,
-    RunStatus, Show, Status, TierState, TierStatus, Undelete, Unfetched, Unrecoverable, Verify, VerifyRepair,
+    Doctor, ErrorCode, Event, EventLevel, Export, File, Flush, FuseMode, Gc, GcRow, Import, Marks,
+    MountStatus, Node, NodeState, Pending, PendingReason, Pin, Prefetch, Problem, Progress, Recovery,
+    Removal, RunRecovery, RunStatus, Show, Status, TierState, TierStatus, Undelete, Unfetched, Unrecoverable,
+    Verify, VerifyRepair,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -304,6 +305,30 @@ impl NodeApi for FakeNode {
 
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError> {
         Ok(Undelete { checkpoint: reference(&text(&request.checkpoint)), files: 3 })
+    }
+
+    async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError> {
+        progress.tell(Progress::default());
+        match text(&request.checkpoint).as_str() {
+            "absent" => Err(absent("absent")),
+            "lost" => Err(ApiError::new(ErrorCode::NotRecoverable, "no copy of lost verifies", "")),
+            path => Ok(Export {
+                checkpoint: reference(path),
+                directory: request.directory,
+                files: 2,
+                bytes: 3 << 29,
+                host_files: 1,
+                left_out: vec!["owners: Operation not permitted".into()],
+            }),
+        }
+    }
+
+    async fn import(&self, request: ImportRequest, progress: ProgressSink) -> Result<Import, ApiError> {
+        progress.tell(Progress::default());
+        match request.from.as_str() {
+            "absent" => Err(absent("absent")),
+            from => Ok(Import { from: from.into(), rows: vec![], loose: 2 }),
+        }
     }
 
     async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError> {

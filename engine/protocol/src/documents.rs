@@ -5,7 +5,7 @@
 use crate::format::{Document, Flaw, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
 use crate::id::{Epoch, FileId, Generation, SealNumber, Step, Timeline, Version};
 use crate::key::{Key, NodeLife, VersionId, VersionRef};
-use crate::manifest::{Directory, HardLink, ManifestFile, Symlink, check_file};
+use crate::manifest::{Base64, Directory, HardLink, ManifestFile, Symlink, check_file};
 use crate::path::{RelPath, RunPath};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -66,6 +66,20 @@ pub struct TreeDocument {
     pub removed_files: Vec<RemovedFile>,
     /// Loose files that the job removed, with the last generation that the removal meant.
     pub removed_loose: Vec<RemovedLoose>,
+    /// What was said of committed versions otherwise than their manifests have it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub metrics: Vec<VersionMetric>,
+}
+
+/// A value of `user.tidemark.metric`, which may be set long after the commit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionMetric {
+    #[serde(flatten)]
+    pub version: VersionId,
+    /// Which name of the checkpoint has the attribute.
+    pub path: RelPath,
+    /// Empty where it was taken away.
+    pub value: Base64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -214,7 +228,17 @@ mod tests {
                 seal: SealNumber(1),
             }],
             removed_loose: vec![removed.clone()],
+            metrics: Vec::new(),
         };
+        assert!(
+            !String::from_utf8(tree.encode().unwrap()).unwrap().contains("metrics"),
+            "where there are some"
+        );
+        tree.metrics.push(VersionMetric {
+            version: record().version,
+            path: path("r/step-1"),
+            value: Base64(b"0.5".to_vec()),
+        });
         assert_eq!(TreeDocument::parse(&tree.encode().unwrap()).unwrap(), tree);
         tree.removed_loose.push(removed);
         assert!(tree.encode().is_err());

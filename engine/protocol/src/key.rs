@@ -557,6 +557,19 @@ fn escape_first(text: &str) -> String {
     escaped
 }
 
+/// Whether an object of others may be named by a manifest: it lies where no key of ours ever is. What is given up or swept is
+/// deleted by keys below `v<n>.<n>/` and `.tidemark/`, so that none of it reaches such an object.
+#[must_use]
+pub fn is_foreign(key: &str) -> bool {
+    let fits = |component: &str| {
+        !matches!(component, "" | "." | "..")
+            && component.len() <= MAX_COMPONENT_BYTES
+            && !is_our_name(component)
+            && !looks_like_version(component)
+    };
+    key.len() <= MAX_KEY_BYTES && !key.contains('\0') && key.split('/').all(fits)
+}
+
 /// A short name of a version for people and for requests: `<run>/<directory>` and, when asked, the numbers.
 #[must_use]
 pub fn checkpoint_path(run: &RunPath, directory: &CheckpointName) -> Vec<u8> {

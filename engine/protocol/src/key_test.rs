@@ -159,3 +159,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_object_of_others_lies_where_no_key_of_ours_is() {
+    for foreign in ["a", "old/run/checkpoint-5/model.safetensors", "v1/x", "a-5/x", "r/step.pt"] {
+        assert!(is_foreign(foreign), "{foreign}");
+        assert!(foreign.parse::<Key>().is_err(), "{foreign}");
+    }
+    let long = "x/".repeat(MAX_KEY_BYTES / 2) + "x";
+    for ours in [
+        "",
+        "a//b",
+        "a/../b",
+        "./a",
+        "/a",
+        "a/",
+        "r/s/v0.1/a-5/x",
+        "r/v1.2.3/x",
+        ".tidemark/nonce",
+        "a/.tidemark/x",
+        "a/_COMMITTED",
+        "a\0b",
+        &long,
+    ] {
+        assert!(!is_foreign(ours), "{ours}");
+    }
+}

@@ -7,10 +7,10 @@ use crate::checksum::Crc64;
 use crate::encoding::Encoding;
 use crate::format::{Document, FORMAT_ENCODED, Flaw, FormatError, MAX_DOCUMENT_BYTES, expect_same};
 use crate::id::{AttemptId, ContentHash, Epoch, FileId, SealNumber, Step};
-use crate::key::{Key, NodeLife, Part, PathOrHash, VersionId};
+use crate::key::{Key, NodeLife, Part, PathOrHash, VersionId, is_foreign};
 use crate::layout::{CHUNK_BYTES, chunk_count};
 use crate::path::{RawText, RelPath};
-use crate::record::{Evidence, Record, check_size};
+use crate::record::{Evidence, Record, RecordFile, check_size};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -44,7 +44,7 @@ pub struct Manifest {
 pub struct ManifestFile {
     /// Below the mount.
     pub path: RelPath,
-    /// Below the prefix of the store's URL.
+    /// Below the prefix of the store's URL: the one that the path makes, or, of what was imported, an object of others.
     pub key: String,
     pub size_bytes: u64,
     pub crc64nvme: Crc64,
@@ -58,6 +58,20 @@ pub struct ManifestFile {
     pub seal: SealNumber,
     #[serde(flatten)]
     pub attributes: Attributes,
+}
+
+impl ManifestFile {
+    /// The file as a record lists it.
+    #[must_use]
+    pub fn entry(&self) -> RecordFile {
+        RecordFile {
+            path: self.path.clone(),
+            file: self.file,
+            seal: self.seal,
+            size_bytes: self.size_bytes,
+            crc64nvme: self.crc64nvme,
+        }
+    }
 }
 
 /// What the tree shows of a file or directory besides its bytes.
@@ -248,6 +262,12 @@ impl Manifest {
         Ok((bytes, hash))
     }
 
+    /// Whether its bytes are in objects that others wrote.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.files.iter().any(|file| is_foreign(&file.key))
+    }
+
     /// The sum over all files.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
@@ -378,7 +398,8 @@ pub(crate) fn check_file(file: &ManifestFile, format: u32) -> Result<(), Flaw> {
     Ok(())
 }
 
-/// A file's key is the one its path makes, in this attempt, possibly in a stand-in's part of it.
+/// A file's key is the one its path makes, in this attempt, possibly in a stand-in's part of it; or no key of ours at all:
+/// what was imported stays where others put it, out of the reach of every delete.
 fn check_key(file: &ManifestFile, version: &VersionId, attempt: AttemptId) -> Result<(), Flaw> {
     let stand_in = match file.key.parse() {
         Ok(Key::Data { part, relative: PathOrHash::Path(_) | PathOrHash::Hash(_), .. }) => part.stand_in,
@@ -388,7 +409,7 @@ fn check_key(file: &ManifestFile, version: &VersionId, attempt: AttemptId) -> Re
         return Err(Flaw::Outside { path: file.path.to_string(), version: version.to_string() });
     };
     let expected = expected.to_string();
-    if expected != file.key {
+    if expected != file.key && !is_foreign(&file.key) {
         return Err(Flaw::WrongKey { path: file.path.to_string(), found: file.key.clone(), expected });
     }
     Ok(())
@@ -487,9 +508,21 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn bytes_of_others_are_named_where_they_are() {
+        let mut imported = manifest();
+        assert!(!imported.is_foreign());
+        imported.files[0].key = "old/run/checkpoint-1/model.safetensors".to_owned();
+        assert!(imported.is_foreign());
+        let (bytes, hash) = imported.encode_named().unwrap();
+        assert_eq!(*ValidatedManifest::parse(&bytes, &hash).unwrap().manifest(), imported);
+        imported.files[1].key = imported.files[0].key.clone();
+        assert!(imported.validate().unwrap_err().to_string().contains("used twice"));
+    }
+
+    #[test]
     fn a_manifest_that_contradicts_itself_is_refused() {
         type Break = fn(&mut Manifest);
-        let breaks: [(Break, &str); 8] = [
+        let breaks: [(Break, &str); 11] = [
             (|m| m.files[0].size_bytes = 1, "0 chunk checksums"),
             (
                 |m| {
@@ -500,6 +533,9 @@ pub(crate) mod tests {
             ),
             (|m| m.files[1].key = m.files[0].key.clone(), "belongs under"),
             (|m| m.files[1] = m.files[0].clone(), "used twice"),
+            (|m| m.files[1].key = "r/step-1/v0.2/a-x/of-another-version".to_owned(), "belongs under"),
+            (|m| m.files[1].key = "old/../r/x".to_owned(), "belongs under"),
+            (|m| m.files[1].key = ".tidemark/loose/r/x/g-1".to_owned(), "belongs under"),
             (|m| m.directories[0].path = m.files[0].path.clone(), "named twice"),
             (|m| m.directories[0].path = path("elsewhere"), "outside"),
             (

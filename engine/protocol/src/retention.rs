@@ -5,11 +5,65 @@
 
 use crate::id::Step;
 use crate::key::VersionId;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Committed and verified versions that are always kept, whatever the policy says: the newest, and one to fall back
 /// to when it turns out to be bad.
 pub const ALWAYS_KEPT: usize = 2;
+
+/// The user attribute by which a job says how good a checkpoint is: a number as text, on the checkpoint's directory or on
+/// one of its files.
+pub const METRIC_XATTR: &str = "user.tidemark.metric";
+
+/// No number needs more text; a longer value is none.
+pub const METRIC_BYTES_MAX: usize = 64;
+
+/// Which end of the metric is the good one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Best {
+    /// As of a loss.
+    #[default]
+    Lowest,
+    /// As of an accuracy.
+    Highest,
+}
+
+impl Best {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Lowest => "lowest",
+            Self::Highest => "highest",
+        }
+    }
+}
+
+/// What the job said of a version.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub enum Metric {
+    #[default]
+    Unsaid,
+    /// Finite.
+    Number(f64),
+    /// What it said instead, for people.
+    NoNumber(String),
+}
+
+impl Metric {
+    /// Reads the attribute's value; spaces around the number are allowed, since `echo` and `setfattr` leave some.
+    #[must_use]
+    pub fn parse(value: &[u8]) -> Self {
+        let text = std::str::from_utf8(value).map(str::trim).ok().filter(|_| value.len() <= METRIC_BYTES_MAX);
+        match text.map(|text| (text, text.parse::<f64>())) {
+            Some(("", _)) => Self::Unsaid,
+            Some((_, Ok(number))) if number.is_finite() => Self::Number(number),
+            _ => Self::NoNumber(
+                String::from_utf8_lossy(value).chars().take(METRIC_BYTES_MAX).collect::<String>(),
+            ),
+        }
+    }
+}
 
 /// What to keep. Everything, unless one of these says less; a version is kept when any of them keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,12 +75,15 @@ pub struct Policy {
     pub keep_every_ns: Option<i64>,
     /// Versions younger than this.
     pub ttl_ns: Option<i64>,
+    /// So many of those whose metric is best; of equal ones the newer.
+    pub keep_best: Option<u64>,
+    pub best: Best,
     /// Whether a version that the job removed from the tree is given up without another reason.
     pub honour_removals: bool,
 }
 
 /// A committed version of one lineage.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Committed {
     pub version: VersionId,
     pub step: Option<Step>,
@@ -38,6 +95,7 @@ pub struct Committed {
     pub held: bool,
     /// The job removed its names.
     pub removed: bool,
+    pub metric: Metric,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +136,7 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
         .nth(ALWAYS_KEPT - 1)
         .map_or(0, |(index, _)| index);
     let firsts = firsts_of_periods(policy, lineage);
+    let best = best_of(policy, lineage);
     let verdict = |(index, version): (usize, &Committed)| {
         let from_end = (lineage.len() - index) as u64;
         let kept = |reason: &str| Keep::Kept { reason: reason.to_owned() };
@@ -89,15 +148,21 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
             return kept("it is pinned");
         }
         if version.held {
-            return kept("a program has it open, or a file in the tree needs its bytes");
+            return kept(
+                "a program has it open, a file in the tree needs its bytes, or it is being exported",
+            );
         }
         if version.removed && policy.honour_removals {
             return retired("the job removed it, and newer ones are committed".to_owned());
         }
-        let limits = [policy.keep_last.is_some(), policy.keep_every_steps.is_some()];
-        let limits =
-            limits.iter().chain(&[policy.keep_every_ns.is_some(), policy.ttl_ns.is_some()]).any(|on| *on);
-        if !limits {
+        let limits = [
+            policy.keep_last.is_some(),
+            policy.keep_every_steps.is_some(),
+            policy.keep_every_ns.is_some(),
+            policy.ttl_ns.is_some(),
+            policy.keep_best.is_some(),
+        ];
+        if !limits.contains(&true) {
             return kept("everything is kept");
         }
         if policy.keep_last.is_some_and(|last| from_end <= last) {
@@ -107,6 +172,10 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
         if every.zip(version.step).is_some_and(|(every, step)| step.0.is_multiple_of(every)) {
             return kept("its step is a multiple of the interval to keep");
         }
+        if let (Metric::Number(metric), true) = (&version.metric, best.contains(&index)) {
+            let (count, end) = (best.len(), policy.best.word());
+            return Keep::Kept { reason: format!("its metric {metric} is one of the {count} {end}") };
+        }
         if firsts.contains(&index) {
             return kept("it is the first of its period");
         }
@@ -114,7 +183,13 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
         if policy.ttl_ns.is_some_and(|ttl_ns| age_ns < ttl_ns) {
             return kept("it is younger than the time to live");
         }
-        retired(format!("{from_end} from the newest, and no rule keeps it"))
+        let ignored = match &version.metric {
+            Metric::NoNumber(text) if policy.keep_best.is_some() => {
+                format!("; its {METRIC_XATTR} {text:?} is no number, and is ignored")
+            }
+            Metric::Unsaid | Metric::Number(_) | Metric::NoNumber(_) => String::new(),
+        };
+        retired(format!("{from_end} from the newest, and no rule keeps it{ignored}"))
     };
     lineage.iter().enumerate().map(verdict).collect()
 }
@@ -128,6 +203,24 @@ fn firsts_of_periods(policy: &Policy, lineage: &[Committed]) -> BTreeSet<usize> 
         seen.insert(version.completed_at_ns.div_euclid(period_ns)).then_some(index)
     };
     lineage.iter().enumerate().filter_map(first).collect()
+}
+
+/// The versions whose metric is among the best. What has no number is not compared.
+fn best_of(policy: &Policy, lineage: &[Committed]) -> BTreeSet<usize> {
+    let number = |(index, version): (usize, &Committed)| match version.metric {
+        Metric::Number(metric) => Some((metric, index)),
+        Metric::Unsaid | Metric::NoNumber(_) => None,
+    };
+    let mut ranked: Vec<_> = lineage.iter().enumerate().filter_map(number).collect();
+    ranked.sort_by(|a, b| {
+        let better = match policy.best {
+            Best::Lowest => a.0.total_cmp(&b.0),
+            Best::Highest => b.0.total_cmp(&a.0),
+        };
+        better.then(b.1.cmp(&a.1))
+    });
+    let count = usize::try_from(policy.keep_best.unwrap_or(0)).unwrap_or(usize::MAX);
+    ranked.into_iter().take(count).map(|(_, index)| index).collect()
 }
 
 #[cfg(test)]
@@ -146,6 +239,7 @@ mod tests {
             pinned: false,
             held: false,
             removed: false,
+            metric: Metric::Unsaid,
         };
         (1..=count).map(one).collect()
     }
@@ -179,12 +273,51 @@ mod tests {
         assert_eq!(kept(&honour, &versions), [0, 1, 3, 4]);
     }
 
+    #[test]
+    fn the_best_by_the_jobs_own_number_are_kept() {
+        let mut versions = lineage(8);
+        for (version, metric) in versions.iter_mut().zip(["0.5", "0.1", "nan", " 0.3\n", "1e400", "0.1", "x"])
+        {
+            version.metric = Metric::parse(metric.as_bytes());
+        }
+        let best = |keep_best, best| Policy { keep_best: Some(keep_best), best, ..Policy::default() };
+        assert_eq!(kept(&best(1, Best::Lowest), &versions), [5, 6, 7], "of equal ones the newer");
+        assert_eq!(kept(&best(3, Best::Lowest), &versions), [1, 3, 5, 6, 7]);
+        assert_eq!(kept(&best(1, Best::Highest), &versions), [0, 6, 7]);
+        assert_eq!(kept(&best(0, Best::Highest), &versions), [6, 7]);
+        let last = Policy { keep_last: Some(4), ..best(1, Best::Highest) };
+        assert_eq!(kept(&last, &versions), [0, 4, 5, 6, 7], "what any rule keeps stays");
+        let reasons: Vec<_> = retain(&best(1, Best::Highest), &versions, 100)
+            .into_iter()
+            .map(|verdict| match verdict {
+                Keep::Kept { reason } => reason,
+                Keep::Retired(leave) => leave.reason().to_owned(),
+            })
+            .collect();
+        assert_eq!(reasons[0], "its metric 0.5 is one of the 1 highest");
+        assert!(
+            reasons[2].contains(r#""nan" is no number"#) && reasons[4].contains(r#""1e400""#),
+            "{reasons:?}"
+        );
+        assert!(!reasons[1].contains("metric"), "{reasons:?}");
+    }
+
+    #[test]
+    fn what_a_job_says_is_a_number_or_is_shown() {
+        assert_eq!(Metric::parse(b""), Metric::Unsaid);
+        assert_eq!(Metric::parse(b"-1.25e-3"), Metric::Number(-0.00125));
+        for none in [&b"inf"[..], b"NaN", b"0,5", b"\xff\xfe", &[b'1'; METRIC_BYTES_MAX + 1]] {
+            assert!(matches!(Metric::parse(none), Metric::NoNumber(_)), "{none:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_policy_gives_up_the_newest_verified(
             flags in prop::collection::vec((any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()), 0..12),
             keep_last in prop::option::of(0_u64..4), every in prop::option::of(0_u64..50),
             period in prop::option::of(0_i64..5), ttl in prop::option::of(-5_i64..200), honour_removals: bool,
+            keep_best in prop::option::of(0_u64..4), highest: bool,
         ) {
             let mut versions = lineage(i64::try_from(flags.len()).unwrap());
             for (version, (verified, pinned, held, removed)) in versions.iter_mut().zip(flags) {
@@ -192,8 +325,12 @@ mod tests {
                 (version.held, version.removed) = (held, removed);
             }
             let policy = Policy {
-                keep_last, keep_every_steps: every, keep_every_ns: period, ttl_ns: ttl, honour_removals,
+                keep_last, keep_every_steps: every, keep_every_ns: period, ttl_ns: ttl, honour_removals, keep_best,
+                best: if highest { Best::Highest } else { Best::Lowest },
             };
+            for (index, version) in versions.iter_mut().enumerate() {
+                version.metric = Metric::parse(["", "x", "1", "-2"][index % 4].as_bytes());
+            }
             let verdicts = retain(&policy, &versions, 100);
             prop_assert_eq!(the_newest_verified_versions_are_kept(&versions, &verdicts), Ok(()));
         }

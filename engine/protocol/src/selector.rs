@@ -3,6 +3,7 @@
 //! Owns: the grammar of CHECKPOINT on the command line, and turning a path as typed into one relative to the mount.
 //! Does not own: finding the checkpoint (the catalog), following symbolic links (the caller, who has a file system).
 
+use crate::id::{Timeline, Version};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// No path on Linux is longer (PATH_MAX, with its final zero).
@@ -208,6 +209,41 @@ impl<'a> Typed<'a> {
     }
 }
 
+/// One version of a checkpoint, as `ckptctl ls` shows it: `TIMELINE.VERSION`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct VersionNumber {
+    pub timeline: Timeline,
+    pub version: Version,
+}
+
+impl std::str::FromStr for VersionNumber {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Self, SelectorError> {
+        let read = || {
+            let (timeline, version) = text.split_once('.')?;
+            let digits = |text: &str| all_digits(text.as_bytes()).then(|| text.parse::<u64>().ok()).flatten();
+            Some(Self { timeline: Timeline(digits(timeline)?), version: Version(digits(version)?) })
+        };
+        read().ok_or_else(|| SelectorError::Version { text: text.chars().take(64).collect() })
+    }
+}
+
+impl TryFrom<String> for VersionNumber {
+    type Error = SelectorError;
+
+    fn try_from(text: String) -> Result<Self, SelectorError> {
+        text.parse()
+    }
+}
+
+impl From<VersionNumber> for String {
+    fn from(number: VersionNumber) -> Self {
+        format!("{}.{}", number.timeline, number.version)
+    }
+}
+
 fn all_digits(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(u8::is_ascii_digit)
 }
@@ -219,6 +255,8 @@ pub enum SelectorError {
     Empty,
     #[error("step {step} does not fit 64 bits")]
     StepTooLarge { step: String },
+    #[error("{text:?} is no version; write TIMELINE.VERSION, such as 0.2, as `ckptctl ls --all` shows it")]
+    Version { text: String },
 }
 
 #[cfg(test)]

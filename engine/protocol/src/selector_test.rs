@@ -82,3 +82,14 @@ proptest! {
         let _ = Place::typed(b"/ckpt", b"/ckpt/x", &bytes);
     }
 }
+
+#[test]
+fn a_version_is_two_numbers() {
+    let number: VersionNumber = "0.12".parse().unwrap();
+    assert_eq!((number.timeline, number.version), (Timeline(0), Version(12)));
+    assert_eq!(serde_json::to_string(&number).unwrap(), r#""0.12""#);
+    assert_eq!(serde_json::from_str::<VersionNumber>(r#""0.12""#).unwrap(), number);
+    for none in ["", "1", "0.", ".1", "0.+1", "0.1.2", "v0.1", "0.99999999999999999999"] {
+        assert!(none.parse::<VersionNumber>().is_err(), "{none}");
+    }
+}

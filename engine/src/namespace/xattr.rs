@@ -1,4 +1,4 @@
-//! Extended attributes: `user.*` is stored, `user.tidemark.*` is computed.
+//! Extended attributes: `user.*` is stored, `user.tidemark.*` is computed, but for the metric, which is the job's own.
 //!
 //! Owns: their storage and bounds. Does not own: what the computed ones say ([`XattrSource`]).
 
@@ -8,6 +8,7 @@ use super::{Caller, FsError, Namespace, NodeId};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use tidemark_protocol::retention::METRIC_XATTR;
 
 /// XATTR_NAME_MAX of Linux.
 const MAX_XATTR_NAME_BYTES: usize = 255;
@@ -22,6 +23,10 @@ const XATTR_REPLACE: u32 = 2;
 
 const STORED: &[u8] = b"user.";
 const COMPUTED: &[u8] = b"user.tidemark.";
+
+fn is_computed(name: &[u8]) -> bool {
+    name.starts_with(COMPUTED) && name != METRIC_XATTR.as_bytes()
+}
 
 /// What answers for `user.tidemark.*`. Called without any lock held; may look at the namespace.
 pub trait XattrSource: Send + Sync + fmt::Debug {
@@ -91,7 +96,7 @@ impl Namespace {
     }
 
     fn source(&self, name: &[u8]) -> Option<Arc<dyn XattrSource>> {
-        if !name.starts_with(COMPUTED) {
+        if !is_computed(name) {
             return None;
         }
         self.xattr_source.read().expect(super::UNPOISONED).clone()
@@ -126,7 +131,7 @@ impl Namespace {
         if let Some(source) = self.source(name) {
             return source.set(node, name, value);
         }
-        if name.starts_with(COMPUTED) {
+        if is_computed(name) {
             return Err(FsError::NotPermitted);
         }
         let limit = self.weight_limit();
@@ -174,7 +179,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::NoAttribute`]; [`FsError::NotPermitted`] for a computed one.
     pub fn removexattr(&self, node: NodeId, name: &[u8], caller: &Caller) -> Result<(), FsError> {
-        if name.starts_with(COMPUTED) {
+        if is_computed(name) {
             return Err(FsError::NotPermitted);
         }
         self.change(|state| {

@@ -271,7 +271,7 @@ impl Engine {
     }
 
     /// The committed version of the run that a new one follows.
-    fn previous(&self, run: &RunPath) -> Option<VersionRef> {
+    pub(crate) fn previous(&self, run: &RunPath) -> Option<VersionRef> {
         self.watermark(run).map(reference)
     }
 

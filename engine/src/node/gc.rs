@@ -17,14 +17,14 @@ use crate::node::recover::above;
 use crate::node::run::{Engine, error_text, retry_pause};
 use crate::save::commit::CommitError;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel, GcRow};
-use tidemark_protocol::retention::{Committed, Keep, Policy, Retirement, retain};
+use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, retain};
 
 /// Between two looks at what may go: nobody waits for it, and a look asks the tree about every committed file.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -41,6 +41,8 @@ pub(crate) struct Gc {
     begun: BTreeSet<(CheckpointId, Number)>,
     /// Those that could not be given up, and wait a while.
     waiting: BTreeMap<(CheckpointId, Number), Waiting>,
+    /// Versions that somebody reads without the tree; each for as long as that one keeps its end.
+    held: Vec<((CheckpointId, Number), Weak<()>)>,
     running: bool,
     next: Instant,
 }
@@ -64,6 +66,7 @@ impl Gc {
             wishes: BTreeSet::new(),
             begun: BTreeSet::new(),
             waiting: BTreeMap::new(),
+            held: Vec::new(),
             running: false,
             next: now + LOOK_EVERY,
         }
@@ -104,6 +107,18 @@ impl Gc {
         }
         let what = format!("version {} is being given up", of.1.1);
         Err(ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls` shows what there is"))
+    }
+
+    /// Keeps a version while what this gives lives.
+    pub(crate) fn hold(&mut self, of: (CheckpointId, Number)) -> Arc<()> {
+        let hold = Arc::new(());
+        self.held.retain(|(_, held)| held.strong_count() > 0);
+        self.held.push((of, Arc::downgrade(&hold)));
+        hold
+    }
+
+    fn is_held(&self, of: &(CheckpointId, Number)) -> bool {
+        self.held.iter().any(|(held, end)| held == of && end.strong_count() > 0)
     }
 
     /// Somebody wants the checkpoint after all.
@@ -171,7 +186,12 @@ impl Engine {
             let policy = self.shared.settings.retention.policy_of(run);
             let rows =
                 versions.iter().map(|(book, number, version)| self.standing_of(book, *number, version));
-            let (shown, rows): (Vec<bool>, Vec<Committed>) = rows.unzip();
+            let (shown, mut rows): (Vec<bool>, Vec<Committed>) = rows.unzip();
+            if policy.keep_best.is_some() {
+                for (row, (book, number, version)) in rows.iter_mut().zip(&versions) {
+                    row.metric = self.metric_of(book, *number, version);
+                }
+            }
             let now_ns = self.shared.now_ns();
             let mut keeps = retain(&policy, &rows, now_ns);
             let of = |(book, number, _): &(&Book, Number, _)| (book.id.clone(), *number);
@@ -205,6 +225,7 @@ impl Engine {
         // Names that a newer version holds too are that one's.
         let shown = leads.names && !superseded;
         let held = leads.needs
+            || self.gc.is_held(&of)
             || self.gc.unshown.contains(&of)
             || if superseded { leads.copies } else { shown && !self.is_all_there_is(book, number) };
         let row = Committed {
@@ -216,6 +237,7 @@ impl Engine {
             pinned: self.gc.pins.contains(&of),
             held,
             removed: superseded || wished || !leads.names && !leads.copies,
+            metric: Metric::Unsaid,
         };
         (shown, row)
     }
@@ -273,6 +295,7 @@ impl Engine {
                 self.gc.waiting.remove(&of);
                 self.gc.wishes.remove(&of);
                 self.gc.begun.remove(&of);
+                self.said_later.forget(&of);
                 self.tier3_away.ended(&Cause::Retirement);
                 self.shared.metrics.retire_versions.inc();
                 let what = format!("version {} was given up: {}", number.1, leave.reason());

@@ -23,6 +23,9 @@
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `gc` | which committed versions are given up |
+//! | `export` | a version written out of the mount |
+//! | `import` | checkpoints that others wrote into Tier-3 |
+//! | `metric` | what jobs say of their checkpoints |
 //! | `keeping` | pins, and what people remove and bring back |
 //! | `begun` | directories of checkpoints of which nothing was written |
 //! | `proof` | looking at what commits rest on |
@@ -41,12 +44,15 @@ mod book;
 mod decide;
 mod due;
 mod events;
+mod export;
 mod flush;
 mod gc;
+mod import;
 mod jobs;
 mod keeping;
 mod ledger;
 mod lost;
+mod metric;
 mod partial;
 mod prefetch;
 mod proof;

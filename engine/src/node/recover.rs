@@ -6,6 +6,7 @@
 use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
 use crate::node::Shared;
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
+use crate::node::metric;
 use crate::node::run::error_text;
 use crate::restore::locate::{self, Catalog, CommittedVersion, PassedOver, UndecidedAttempt};
 use crate::save::commit::{self, Attempt, CommitError};
@@ -14,7 +15,7 @@ use crate::store::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointEvent, Found};
-use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
+use tidemark_protocol::documents::{LooseSidecar, TreeDocument, VersionMetric};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef};
 use tidemark_protocol::lineage::watermark;
@@ -22,7 +23,7 @@ use tidemark_protocol::manifest::{Attributes, Directory, Manifest, ManifestFile,
 use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::record::{Record, RecordFile};
+use tidemark_protocol::record::Record;
 
 /// What the loop starts with.
 #[derive(Debug, Default)]
@@ -37,6 +38,8 @@ pub struct Recovered {
     pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
     /// Versions that the tree should show and could not be made to: nobody removed them.
     pub(crate) unshown: BTreeSet<(CheckpointId, Number)>,
+    /// What was said of versions after they were committed.
+    pub(crate) metrics: Vec<VersionMetric>,
     /// What an unfinished upload can never matter to.
     decided: Decided,
 }
@@ -193,6 +196,14 @@ impl Recovered {
         unshown
     }
 
+    /// Whether the tree shows the version that a metric is about.
+    fn shows(&self, metric: &VersionMetric, wishes: &Wishes<'_>) -> bool {
+        let VersionId { run, directory, timeline, version } = metric.version.clone();
+        let book = self.books.get(&CheckpointId { run, directory });
+        let shown = book.and_then(|book| wishes.shown(book));
+        shown.is_some_and(|(number, _)| *number == (timeline, version))
+    }
+
     /// The versions of which a pin stands.
     fn pinned(&self, pinned: &BTreeSet<Series>) -> BTreeSet<(CheckpointId, Number)> {
         let versions = self.books.values().flat_map(|book| {
@@ -339,6 +350,12 @@ impl Recovered {
         for directory in directories {
             adopt_directory(shared, &directory);
         }
+        self.metrics = tree.map_or_else(Vec::new, |tree| tree.metrics.clone());
+        if names == Names::Empty {
+            self.metrics.iter().filter(|metric| self.shows(metric, &wishes)).for_each(|metric| {
+                metric::show(shared, &metric.path, &metric.value.0);
+            });
+        }
     }
 }
 
@@ -474,7 +491,7 @@ fn link_entry(path: &RelPath, to: &RelPath) -> AdoptEntry {
     entry(path, AdoptKind::HardLink { to: to.as_bytes().to_vec() }, &Attributes::default())
 }
 
-fn contents_of(files: &[ManifestFile], manifest: &Manifest) -> crate::node::ledger::Contents {
+pub(crate) fn contents_of(files: &[ManifestFile], manifest: &Manifest) -> crate::node::ledger::Contents {
     let mut contents: crate::node::ledger::Contents =
         files.iter().map(|file| (file.path.clone(), (file.file, file.seal))).collect();
     for link in &manifest.hard_links {
@@ -485,14 +502,7 @@ fn contents_of(files: &[ManifestFile], manifest: &Manifest) -> crate::node::ledg
     contents
 }
 
-fn record_of(manifest: &Manifest) -> Record {
-    let entry = |file: &ManifestFile| RecordFile {
-        path: file.path.clone(),
-        file: file.file,
-        seal: file.seal,
-        size_bytes: file.size_bytes,
-        crc64nvme: file.crc64nvme,
-    };
+pub(crate) fn record_of(manifest: &Manifest) -> Record {
     Record {
         format: manifest.format,
         version: manifest.version.clone(),
@@ -504,13 +514,13 @@ fn record_of(manifest: &Manifest) -> Record {
         epoch: manifest.epoch,
         completed_at_ns: manifest.completed_at_ns,
         participants: manifest.participants.clone(),
-        files: manifest.files.iter().map(entry).collect(),
+        files: manifest.files.iter().map(ManifestFile::entry).collect(),
         partial: false,
     }
 }
 
 /// Stands for a version of which only the number matters any more.
-fn empty_record(version: &VersionId, shared: &Shared) -> Record {
+pub(crate) fn empty_record(version: &VersionId, shared: &Shared) -> Record {
     Record {
         format: tidemark_protocol::format::FORMAT,
         version: version.clone(),

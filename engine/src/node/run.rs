@@ -13,6 +13,7 @@ use crate::node::flush::Flushes;
 use crate::node::gc::Gc;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::Ledger;
+use crate::node::metric::SaidLater;
 use crate::node::partial::Partial;
 use crate::node::recover::Recovered;
 use crate::node::removed::Removals;
@@ -93,6 +94,7 @@ pub(crate) struct Engine {
     pub(crate) tree: TreeState,
     pub(crate) scrub: Scrub,
     pub(crate) gc: Gc,
+    pub(crate) said_later: SaidLater,
     pub(crate) shields: Shields,
     pub(crate) removals: Removals,
     pub(crate) begun: Begun,
@@ -218,6 +220,7 @@ impl Engine {
             tree: TreeState::new(recovered.tree_number),
             scrub: Scrub::new(now),
             gc: Gc::new(recovered.pins, recovered.unshown, now),
+            said_later: SaidLater::of(recovered.metrics),
             shields: Shields::default(),
             removals: Removals::default(),
             begun: Begun::default(),
@@ -333,6 +336,7 @@ impl Engine {
             return;
         }
         self.note_removal(id);
+        self.note_metric(id);
         let book = &self.ledger.books[id];
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);

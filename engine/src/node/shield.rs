@@ -222,6 +222,7 @@ impl Engine {
         let Some(manifest) = self.version(id, number).manifest().map(Arc::clone) else { return (0, 0) };
         adopt_files(&self.shared, &manifest, &Wishes::default());
         manifest.directories.iter().for_each(|directory| adopt_directory(&self.shared, directory));
+        self.show_metric(id, number);
         self.classify_run(&id.run);
         let names = manifest.files.iter().map(|file| &file.path);
         let names = names.chain(manifest.hard_links.iter().map(|link| &link.path));

@@ -223,6 +223,7 @@ impl Engine {
             removed_versions,
             removed_files,
             removed_loose,
+            metrics: self.metrics(),
         };
         (document, withheld)
     }

@@ -1,4 +1,4 @@
-//! Brings one file's bytes from Tier-3 into Tier-1, several chunks at a time, each verified before it lands.
+//! Brings one file's bytes from Tier-3 into Tier-1, or into an ordinary file, several chunks at a time, each verified before it lands.
 //!
 //! Owns: the second try of a bad or failed chunk. Does not own: chunks in flight (`flight`),
 //! which copy is asked (locate), who waits (the mount), whether the file becomes hot (the namespace).
@@ -31,6 +31,27 @@ pub struct FetchPlan {
     pub layout: ObjectLayout,
 }
 
+/// Where verified chunks go.
+pub trait Landing: Send + Sync + 'static {
+    /// As pwrite(2): how much was written.
+    ///
+    /// # Errors
+    /// Those of pwrite(2).
+    fn write_at(&self, bytes: &[u8], offset: u64) -> std::io::Result<usize>;
+}
+
+impl Landing for Backing {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> std::io::Result<usize> {
+        Self::write_at(self, bytes, offset)
+    }
+}
+
+impl Landing for std::fs::File {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> std::io::Result<usize> {
+        std::os::unix::fs::FileExt::write_at(self, bytes, offset)
+    }
+}
+
 /// Why a file could not be brought in whole.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
@@ -47,7 +68,7 @@ pub enum FetchError {
     Encoded { path: String, key: String, chunk: u64, source: DecodeError },
     #[error("chunk {chunk} of {path} cannot be read from Tier-3")]
     Store { path: String, chunk: u64, source: StoreError },
-    #[error("chunk {chunk} of {path} cannot be written to Tier-1")]
+    #[error("chunk {chunk} of {path} cannot be written on this node")]
     Write { path: String, chunk: u64, source: std::io::Error },
     #[error("{path} is described by {chunks} checksums, but {size_bytes} bytes have {expected} chunks")]
     Geometry { path: String, chunks: u64, size_bytes: u64, expected: u64 },
@@ -66,14 +87,14 @@ impl FetchError {
     }
 }
 
-/// Fetches the whole of `plan` into `backing`, which is empty, with as many chunks on their way as `flight` has places for.
+/// Fetches the whole of `plan` into `landing`, which is empty, with as many chunks on their way as `flight` has places for.
 ///
-/// Costs a chunk of memory for each place and one write into Tier-1 per byte. On error the backing holds nothing that
-/// may be served. Dropping the future leaves at most one chunk write for each place to finish.
-pub async fn fetch(
+/// Costs a chunk of memory for each place and one write per byte. On error it holds nothing that may be served. Dropping the
+/// future leaves at most one chunk write for each place to finish.
+pub async fn fetch<L: Landing>(
     store: Arc<dyn Store>,
     plan: FetchPlan,
-    backing: Arc<Backing>,
+    landing: Arc<L>,
     flight: Arc<Flight>,
     metrics: Arc<Metrics>,
 ) -> Result<(), FetchError> {
@@ -88,7 +109,7 @@ pub async fn fetch(
             fetch_chunk(
                 Arc::clone(&store),
                 Arc::clone(&plan),
-                Arc::clone(&backing),
+                Arc::clone(&landing),
                 chunk,
                 Arc::clone(&flight),
                 Arc::clone(&metrics),
@@ -99,10 +120,10 @@ pub async fn fetch(
         .await
 }
 
-async fn fetch_chunk(
+async fn fetch_chunk<L: Landing>(
     store: Arc<dyn Store>,
     plan: Arc<FetchPlan>,
-    backing: Arc<Backing>,
+    landing: Arc<L>,
     chunk: u64,
     flight: Arc<Flight>,
     metrics: Arc<Metrics>,
@@ -113,7 +134,7 @@ async fn fetch_chunk(
     let mut tries = 0;
     loop {
         tries += 1;
-        let result = try_chunk(&store, &plan, &backing, chunk, &metrics).await;
+        let result = try_chunk(&store, &plan, &landing, chunk, &metrics).await;
         match result {
             // Our own memory refused: asking Tier-3 again would not help.
             Ok(()) | Err(FetchError::Write { .. }) => return result,
@@ -123,10 +144,10 @@ async fn fetch_chunk(
     }
 }
 
-async fn try_chunk(
+async fn try_chunk<L: Landing>(
     store: &Arc<dyn Store>,
     plan: &Arc<FetchPlan>,
-    backing: &Arc<Backing>,
+    landing: &Arc<L>,
     chunk: u64,
     metrics: &Arc<Metrics>,
 ) -> Result<(), FetchError> {
@@ -147,7 +168,7 @@ async fn try_chunk(
             found,
         });
     }
-    let (plan, backing, metrics) = (Arc::clone(plan), Arc::clone(backing), Arc::clone(metrics));
+    let (plan, landing, metrics) = (Arc::clone(plan), Arc::clone(landing), Arc::clone(metrics));
     // Hashing and the copy into Tier-1 keep a core busy for milliseconds: not on a runtime thread.
     tokio::task::spawn_blocking(move || {
         let bytes = decode::stored(&plan.layout, chunk, bytes).map_err(|source| {
@@ -168,19 +189,16 @@ async fn try_chunk(
             });
         }
         metrics.fetch_bytes.inc_by(u64::try_from(bytes.len()).expect("a length fits 64 bits"));
-        write_all(&backing, &bytes, plan.layout.file_range(chunk).start).map_err(|source| FetchError::Write {
-            path: plan.path.clone(),
-            chunk,
-            source,
-        })
+        write_all(landing.as_ref(), &bytes, plan.layout.file_range(chunk).start)
+            .map_err(|source| FetchError::Write { path: plan.path.clone(), chunk, source })
     })
     .await
     .expect("verifying a chunk does not panic")
 }
 
-fn write_all(backing: &Backing, mut bytes: &[u8], mut offset: u64) -> std::io::Result<()> {
+fn write_all<L: Landing>(landing: &L, mut bytes: &[u8], mut offset: u64) -> std::io::Result<()> {
     while !bytes.is_empty() {
-        let written = backing.write_at(bytes, offset)?;
+        let written = landing.write_at(bytes, offset)?;
         if written == 0 {
             return Err(std::io::ErrorKind::WriteZero.into());
         }

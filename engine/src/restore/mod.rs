@@ -2,7 +2,9 @@
 //!
 //! `locate` reads what Tier-3 holds when the daemon starts; `fetch` brings one file in, has each chunk decoded
 //! where it is encoded (`decode`), and verifies it before it lands; the namespace serves what has landed.
+//! `export` writes a version out beside all of that.
 
 pub(crate) mod decode;
+pub mod export;
 pub mod fetch;
 pub mod locate;

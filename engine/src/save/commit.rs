@@ -296,6 +296,26 @@ pub async fn decide(
     Ok(manifest)
 }
 
+/// Commits a version whose bytes are in Tier-3 already, in objects of others: the same documents in the same order, without
+/// any upload. Whoever finds it half done goes on as with any other.
+pub async fn adopt(
+    drain: &Arc<Drain>,
+    record: &Record,
+    prepared: &Prepared,
+    previous: Option<VersionRef>,
+) -> Result<Manifest, CommitError> {
+    let version = &record.version;
+    check_epoch(drain, version).await?;
+    let key = Key::Record { version: version.clone(), attempt: record.attempt };
+    write_document(drain, "the record", version, &key, record).await?;
+    reach(StepPoint::CommitAfterAttempt);
+    let (life, by) = (prepared.life.clone(), prepared.by.clone());
+    let key = Key::Prepared { version: version.clone(), attempt: record.attempt, life, by };
+    write_document(drain, "the prepared marker", version, &key, prepared).await?;
+    reach(StepPoint::CommitAfterPrepared);
+    decide(drain, record, std::slice::from_ref(prepared), previous).await
+}
+
 /// Decides that a version is never committed, so that what its attempts left may be swept.
 pub async fn abort(drain: &Arc<Drain>, record: &Record) -> Result<(), CommitError> {
     check_epoch(drain, &record.version).await?;

@@ -22,7 +22,7 @@ use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
-use tidemark_protocol::retention::{Committed, Keep, Policy, Retirement, retain};
+use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, retain};
 
 fn life() -> NodeLife {
     NodeLife { node: "n1".parse().unwrap(), incarnation: Incarnation(7) }
@@ -158,6 +158,7 @@ fn leave(manifest: &Manifest) -> Retirement {
         pinned: false,
         held: false,
         removed: false,
+        metric: Metric::Unsaid,
     };
     let policy = Policy { keep_last: Some(1), ..Policy::default() };
     match retain(&policy, &[at(1), at(2), at(3)], 4).swap_remove(0) {

@@ -7,6 +7,7 @@ pub mod commit;
 mod commit_test;
 pub mod drain;
 pub mod encode;
+pub mod foreign;
 pub mod loose;
 pub mod pace;
 pub mod predict;

@@ -97,6 +97,10 @@ pub(crate) enum Failure {
     Client(ClientError),
     Place(PlaceError),
     Selector(SelectorError),
+    /// A directory that cannot be named to the daemon.
+    Directory {
+        directory: PathBuf,
+    },
     /// A measurement that could not be taken.
     Bench(anyhow::Error),
     Output {
@@ -111,7 +115,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Client(error) => error.exit_code(),
-            Self::Place(_) | Self::Selector(_) => ExitCode::Usage,
+            Self::Place(_) | Self::Selector(_) | Self::Directory { .. } => ExitCode::Usage,
             Self::Output { source } if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::Done,
             Self::Bench(_) | Self::Output { .. } | Self::Runtime { .. } => ExitCode::Failed,
         }
@@ -124,6 +128,9 @@ impl std::fmt::Display for Failure {
             Self::Client(error) => error.fmt(f),
             Self::Place(error) => error.fmt(f),
             Self::Selector(error) => error.fmt(f),
+            Self::Directory { directory } => {
+                write!(f, "{:?} is no directory that can be said in text", directory.as_os_str())
+            }
             Self::Bench(error) => error.fmt(f),
             Self::Output { .. } => f.write_str("cannot write the answer"),
             Self::Runtime { .. } => f.write_str("cannot start; this process may not open more files"),
@@ -135,7 +142,7 @@ impl std::error::Error for Failure {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Client(error) => error.source(),
-            Self::Place(_) | Self::Selector(_) => None,
+            Self::Place(_) | Self::Selector(_) | Self::Directory { .. } => None,
             Self::Bench(error) => error.source(),
             Self::Output { source } | Self::Runtime { source } => Some(source),
         }

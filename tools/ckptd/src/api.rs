@@ -5,20 +5,23 @@
 use crate::descriptors;
 use async_trait::async_trait;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
-    CommitRequest, EventSink, EventsRequest, FlushRequest, GcRequest, ListRequest, NodeApi, PinRequest,
-    PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest,
-    VerifyRequest,
+    CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
+    ListRequest, NodeApi, PinRequest, PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest,
+    ShowRequest, UndeleteRequest, VerifyRequest,
 };
 use tidemark_engine::node::{Identity, Node, Wanted};
 use tidemark_fuse::{Mode, Mounted};
 use tidemark_protocol::id::{Incarnation, StartId};
+use tidemark_protocol::key::is_foreign;
+use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{
-    ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Flush, FuseMode, Gc, MountStatus,
-    NodeState, Pin, Prefetch, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify, path_text,
+    ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Export, Flush, FuseMode, Gc,
+    Import, MountStatus, NodeState, Pin, Prefetch, Recovery, Removal, Show, Status, TierStatus, Undelete,
+    Verify, path_text,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -81,6 +84,43 @@ fn wanted(selector: Selector) -> Wanted {
         Selector::StepOf(run, step) => Wanted::Step { run: Some(run.as_bytes().to_vec()), step },
         Selector::At(place) => Wanted::Path(place.as_bytes().to_vec()),
     }
+}
+
+/// The target of an export, as the kernel sees it. What the daemon wrote into its own mount would be one more save, and one
+/// that its own threads wait for.
+async fn outside_of_the_mount(mount: &Path, target: PathBuf) -> Result<PathBuf, ApiError> {
+    let usage =
+        |what: String| ApiError::new(ErrorCode::Usage, what, "give a new name in a directory that is there");
+    let shown = target.display().to_string();
+    let named = target.file_name().map(ToOwned::to_owned).filter(|_| target.is_absolute());
+    let (Some(name), Some(above)) = (named, target.parent().map(Path::to_owned)) else {
+        return Err(usage(format!("{shown} is no new name in a directory")));
+    };
+    let real = tokio::task::spawn_blocking(move || above.canonicalize())
+        .await
+        .expect("looking at a path does not panic");
+    let real =
+        real.map_err(|error| usage(format!("the directory of {shown} cannot be looked at: {error}")))?;
+    if real.starts_with(mount) {
+        return Err(usage(format!("{shown} is in the mount itself")));
+    }
+    Ok(real.join(name))
+}
+
+/// Where an import reads in Tier-3, whose URL is `url`, and where it is on the mount.
+fn import_places(url: &str, request: &ImportRequest) -> Result<(String, RelPath), ApiError> {
+    let action = format!("name a directory or a file below {url}");
+    let usage = |what: String| ApiError::new(ErrorCode::Usage, what, action.clone());
+    let from = request.from.strip_prefix(url.trim_end_matches('/')).unwrap_or(&request.from);
+    let from = from.trim_matches('/');
+    if from.contains("://") || !is_foreign(from) {
+        return Err(usage(format!("{:?} is nothing that others can have in Tier-3", request.from)));
+    }
+    let last = from.rsplit('/').next().unwrap_or(from).as_bytes();
+    let to = request.to.as_ref().map_or(last, Place::as_bytes);
+    let to = RelPath::new(to)
+        .map_err(|problem| usage(format!("{} is no place on the mount: {problem}", path_text(to))))?;
+    Ok((from.to_owned(), to))
 }
 
 fn now_ms() -> i64 {
@@ -306,6 +346,17 @@ impl NodeApi for Daemon {
 
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError> {
         self.node.undelete(wanted(request.checkpoint)).await
+    }
+
+    async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError> {
+        let target = outside_of_the_mount(&self.mountpoint, PathBuf::from(request.directory)).await?;
+        let number = request.version.map(|number| (number.timeline, number.version));
+        self.node.export(wanted(request.checkpoint), number, target, move |now| progress.tell(now)).await
+    }
+
+    async fn import(&self, request: ImportRequest, progress: ProgressSink) -> Result<Import, ApiError> {
+        let (from, to) = import_places(&self.node.shared().drain.store.describe(), &request)?;
+        self.node.import(&from, &to, move |now| progress.tell(now)).await
     }
 
     async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError> {

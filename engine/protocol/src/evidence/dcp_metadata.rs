@@ -8,8 +8,10 @@
 use super::{Covered, IndexError};
 use crate::path::RelPath;
 
-/// The most values on the stack or in the memo: a state of 100,000 ranks and tensors stays below.
-const MAX_VALUES: usize = 1 << 24;
+/// The most values on the stack: pickle fills containers a thousand items at a time, so that it stays shallow.
+const MAX_STACK: usize = 1 << 20;
+/// The most values in the memo, where every object of a state of 100,000 ranks has some.
+const MAX_MEMO: usize = 1 << 24;
 /// The longest string that is kept; longer ones cannot be a path.
 const MAX_STRING_BYTES: usize = crate::path::MAX_PATH_BYTES;
 
@@ -24,6 +26,19 @@ enum Value<'a> {
     /// A dictionary with the fields of a `_StorageInfo` seen so far.
     Fields(Fields<'a>),
 }
+
+/// What the memo keeps of a value. A dictionary is memoized when it is made, and so is empty.
+#[derive(Debug, Clone, Copy)]
+enum Slot {
+    Text { at: u32, length: u16 },
+    Number(u64),
+    Other,
+    Dictionary,
+}
+
+// A hostile index fills the memo with one byte a slot: what that costs is bounded here.
+const _: () = assert!(size_of::<Slot>() * MAX_MEMO <= 256 << 20);
+const _: () = assert!(super::MAX_INDEX_BYTES <= u32::MAX as usize && MAX_STRING_BYTES <= u16::MAX as usize);
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Fields<'a> {
@@ -46,7 +61,7 @@ struct Walk<'a> {
     input: &'a [u8],
     at: usize,
     stack: Vec<Value<'a>>,
-    memo: Vec<Value<'a>>,
+    memo: Vec<Slot>,
     covered: Covered,
 }
 
@@ -151,6 +166,9 @@ impl<'a> Walk<'a> {
             let end = offset.checked_add(length).ok_or(IndexError::Extent { offset, length })?;
             let known = self.covered.entry(path).or_insert(Some(0));
             *known = (*known).max(Some(end));
+            if self.covered.len() > super::MAX_INDEX_FILES {
+                return Err(IndexError::Files);
+            }
         }
         Ok(())
     }
@@ -211,7 +229,7 @@ impl<'a> Walk<'a> {
     }
 
     fn push(&mut self, value: Value<'a>) -> Result<(), IndexError> {
-        if self.stack.len() >= MAX_VALUES {
+        if self.stack.len() >= MAX_STACK {
             return Err(IndexError::Pickle { at: self.at, problem: "more values than are read" });
         }
         self.stack.push(value);
@@ -241,21 +259,48 @@ impl<'a> Walk<'a> {
     fn remember(&mut self, index: usize) -> Result<(), IndexError> {
         let at = self.at;
         let top = *self.stack.last().ok_or(IndexError::Pickle { at, problem: "an empty stack" })?;
-        if index >= MAX_VALUES || index > self.memo.len() {
-            return Err(IndexError::Pickle { at, problem: "a memo slot out of order" });
+        if index >= MAX_MEMO || index > self.memo.len() {
+            return Err(IndexError::Pickle {
+                at,
+                problem: "a memo slot out of order, or more than are kept",
+            });
         }
+        let new = match top {
+            Value::Text(text) => self.place_of(text),
+            Value::Number(number) => Slot::Number(number),
+            Value::Fields(_) => Slot::Dictionary,
+            Value::Mark | Value::Other => Slot::Other,
+        };
         match self.memo.get_mut(index) {
-            Some(slot) => *slot = top,
-            None => self.memo.push(top),
+            Some(slot) => *slot = new,
+            None => self.memo.push(new),
         }
         Ok(())
+    }
+
+    /// Every text is a part of the input.
+    fn place_of(&self, text: &[u8]) -> Slot {
+        let at = text.as_ptr().addr().wrapping_sub(self.input.as_ptr().addr());
+        match (u32::try_from(at), u16::try_from(text.len())) {
+            (Ok(at), Ok(length)) => Slot::Text { at, length },
+            _ => Slot::Other,
+        }
     }
 
     fn recall(&mut self, width: usize) -> Result<(), IndexError> {
         let at = self.at;
         let index = self.length(width)?;
-        let value = self.memo.get(index).copied();
-        self.push(value.ok_or(IndexError::Pickle { at, problem: "a memo slot that was never filled" })?)
+        let slot = self.memo.get(index).copied();
+        let slot = slot.ok_or(IndexError::Pickle { at, problem: "a memo slot that was never filled" })?;
+        self.push(match slot {
+            Slot::Text { at, length } => {
+                let at = at as usize;
+                Value::Text(&self.input[at..at + usize::from(length)])
+            }
+            Slot::Number(number) => Value::Number(number),
+            Slot::Dictionary => Value::Fields(Fields::default()),
+            Slot::Other => Value::Other,
+        })
     }
 }
 
@@ -358,6 +403,19 @@ mod tests {
         assert!(matches!(parse(&object("a", &huge)), Err(IndexError::Extent { .. })));
         let negative = [0x8a, 1, 0xff];
         assert!(matches!(parse(&object("a", &negative)), Err(IndexError::Empty)));
+    }
+
+    #[test]
+    fn an_index_that_is_a_bomb_ends_where_its_bounds_are() {
+        for bomb in [vec![b'}'; MAX_STACK + 1], [&b"N"[..], &vec![0x94; MAX_MEMO + 1]].concat()] {
+            assert!(matches!(parse(&bomb), Err(IndexError::Pickle { .. })));
+        }
+        let far = b"Nr\xff\xff\xff\x7f.";
+        assert!(
+            matches!(parse(far), Err(IndexError::Pickle { problem, .. }) if problem.contains("out of order"))
+        );
+        let long = [&b"X\xff\xff\xff\xff"[..], &[b'x'; 100]].concat();
+        assert!(matches!(parse(&long), Err(IndexError::Pickle { problem: "an early end", .. })));
     }
 
     proptest! {

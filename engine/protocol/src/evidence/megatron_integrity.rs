@@ -4,23 +4,50 @@
 //! were written), the verdict (`super`). Format: megatron/core/dist_checkpointing/integrity.py,
 //! `{"algorithm": "sha256", "files": {"<name>": "<hex>"}}`, every file of the directory but itself.
 
-use super::{Covered, IndexError, covered};
-use serde::Deserialize;
+use super::index::{Covered, IndexError, NamedFiles};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 /// # Errors
 /// When the bytes are no such list, or name a file outside their directory.
 pub(super) fn parse(bytes: &[u8]) -> Result<Covered, IndexError> {
     #[derive(Deserialize)]
-    struct Integrity<'a> {
-        #[serde(borrow)]
-        files: BTreeMap<Cow<'a, str>, serde::de::IgnoredAny>,
+    struct Integrity {
+        files: Files,
     }
-    let integrity: Integrity<'_> =
-        serde_json::from_slice(bytes).map_err(|source| IndexError::Json { source })?;
-    covered(integrity.files.keys().map(Cow::as_ref))
+    let integrity: Integrity = serde_json::from_slice(bytes).map_err(|source| IndexError::Json { source })?;
+    integrity.files.0.into_covered()
 }
+
+struct Files(NamedFiles);
+
+impl<'de> Deserialize<'de> for Files {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Names;
+
+        impl<'de> Visitor<'de> for Names {
+            type Value = Files;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a map from files to their hashes")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Files, A::Error> {
+                let mut files = NamedFiles::default();
+                while let Some((Name(file), _)) = map.next_entry::<Name<'_>, IgnoredAny>()? {
+                    files.note(&file);
+                }
+                Ok(Files(files))
+            }
+        }
+
+        deserializer.deserialize_map(Names)
+    }
+}
+
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
 mod tests {

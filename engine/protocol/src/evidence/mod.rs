@@ -6,67 +6,20 @@
 //! Trackers are not evidence: DeepSpeed's `latest` was seen before a rank's file existed.
 
 mod dcp_metadata;
+mod index;
 mod megatron_integrity;
 mod safetensors_index;
 
+pub use index::{Covered, IndexError, MAX_INDEX_BYTES, MAX_INDEX_FILES, parse_index};
+
 use crate::file::FileState;
-use crate::path::{PathProblem, RelPath};
+use crate::path::RelPath;
 use crate::recognise::{Candidate, IndexKind, MarkerBy, Role, Rule, Rules, Shape};
 use crate::record::Evidence;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long nothing must have happened before a checkpoint without better evidence counts as settled.
 pub const SETTLE_NS: i64 = 5_000_000_000;
-/// The most bytes of an index that are read.
-pub const MAX_INDEX_BYTES: usize = 256 << 20;
-
-/// What an index lists, relative to its directory, with the exact size where the index gives it.
-pub type Covered = BTreeMap<RelPath, Option<u64>>;
-
-/// Why an index cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum IndexError {
-    #[error("the index has {bytes} bytes, and {MAX_INDEX_BYTES} are read at most")]
-    TooLarge { bytes: usize },
-    #[error("the index is not the JSON that it should be")]
-    Json {
-        #[source]
-        source: serde_json::Error,
-    },
-    #[error("the pickle has {problem} at byte {at}")]
-    Pickle { at: usize, problem: &'static str },
-    #[error("the pickle has opcode {opcode:#04x} at byte {at}, which no checkpoint index has")]
-    Opcode { at: usize, opcode: u8 },
-    #[error("the index gives an extent of {length} bytes at {offset}")]
-    Extent { offset: u64, length: u64 },
-    #[error("the index names a file that cannot be: {problem}")]
-    Path { problem: PathProblem },
-    #[error("the index names no file")]
-    Empty,
-}
-
-/// Reads a framework's index.
-///
-/// # Errors
-/// [`IndexError`]; such an index proves nothing, and the checkpoint waits for other evidence.
-pub fn parse_index(kind: IndexKind, bytes: &[u8]) -> Result<Covered, IndexError> {
-    if bytes.len() > MAX_INDEX_BYTES {
-        return Err(IndexError::TooLarge { bytes: bytes.len() });
-    }
-    match kind {
-        IndexKind::Dcp => dcp_metadata::parse(bytes),
-        IndexKind::Safetensors => safetensors_index::parse(bytes),
-        IndexKind::Megatron => megatron_integrity::parse(bytes),
-    }
-}
-
-/// The files that an index names.
-fn covered<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Covered, IndexError> {
-    let paths = names.into_iter().map(|name| RelPath::new(name.as_bytes()).map(|path| (path, None)));
-    let covered = paths.collect::<Result<Covered, _>>().map_err(|problem| IndexError::Path { problem })?;
-    if covered.is_empty() { Err(IndexError::Empty) } else { Ok(covered) }
-}
-
 /// What is known of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileFact {

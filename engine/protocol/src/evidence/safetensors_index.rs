@@ -3,22 +3,51 @@
 //! Owns: reading `weight_map`, bounded. Does not own: the tensors, the verdict (`super`).
 //! Format: the `*.safetensors.index.json` of Hugging Face, `{"weight_map": {"<tensor>": "<file>"}}`.
 
-use super::{Covered, IndexError, covered};
-use serde::Deserialize;
+use super::index::{Covered, IndexError, NamedFiles};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 /// # Errors
 /// When the bytes are no such index, or name a file outside their directory.
 pub(super) fn parse(bytes: &[u8]) -> Result<Covered, IndexError> {
     #[derive(Deserialize)]
-    struct Index<'a> {
-        #[serde(borrow)]
-        weight_map: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
+    struct Index {
+        weight_map: WeightMap,
     }
-    let index: Index<'_> = serde_json::from_slice(bytes).map_err(|source| IndexError::Json { source })?;
-    covered(index.weight_map.values().map(Cow::as_ref))
+    let index: Index = serde_json::from_slice(bytes).map_err(|source| IndexError::Json { source })?;
+    index.weight_map.0.into_covered()
 }
+
+/// Its values: there are far more tensors than files.
+struct WeightMap(NamedFiles);
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Files;
+
+        impl<'de> Visitor<'de> for Files {
+            type Value = WeightMap;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a map from tensors to files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
+                let mut files = NamedFiles::default();
+                while let Some((_, Name(file))) = map.next_entry::<IgnoredAny, Name<'_>>()? {
+                    files.note(&file);
+                }
+                Ok(WeightMap(files))
+            }
+        }
+
+        deserializer.deserialize_map(Files)
+    }
+}
+
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
 mod tests {

@@ -460,3 +460,15 @@ fn a_job_that_is_killed_after_its_marker_leaves_a_whole_checkpoint() {
     let half = killed(World::new(&files(None)[..2]));
     assert!(matches!(half.at(8), Verdict::Incomplete { .. } | Verdict::Torn { .. }), "{:?}", half.at(8));
 }
+
+#[test]
+fn an_index_names_no_more_files_than_are_kept() {
+    let names: Vec<_> = (0..=MAX_INDEX_FILES).map(|file| format!("\"{file:x}\":\"{file:x}\"")).collect();
+    for (kind, field) in [(IndexKind::Safetensors, "weight_map"), (IndexKind::Megatron, "files")] {
+        let index = |names: &[String]| format!("{{\"{field}\":{{{}}}}}", names.join(","));
+        assert!(matches!(parse_index(kind, index(&names).as_bytes()), Err(IndexError::Files)));
+        assert_eq!(parse_index(kind, index(&names[1..]).as_bytes()).unwrap().len(), MAX_INDEX_FILES);
+        let deep = format!("{{\"{field}\":{}", "[".repeat(100_000));
+        assert!(matches!(parse_index(kind, deep.as_bytes()), Err(IndexError::Json { .. })));
+    }
+}

@@ -222,6 +222,33 @@ fn what_is_kept_and_given_up_keeps_its_shape() {
     is_golden(&removal, &json!({"path": "p", "versions": 1, "left": 2, "trouble": "t"}));
     let undelete = Undelete { checkpoint: reference(Some(7)), files: 3 };
     is_golden(&undelete, &json!({"checkpoint": checkpoint(), "files": 3}));
+    let export = Export {
+        checkpoint: reference(Some(7)),
+        directory: "/d".into(),
+        files: 3,
+        bytes: 4,
+        host_files: 1,
+        left_out: vec!["owners".into()],
+    };
+    is_golden(
+        &export,
+        &json!({"checkpoint": checkpoint(), "directory": "/d", "files": 3, "bytes": 4, "host_files": 1,
+            "left_out": ["owners"]}),
+    );
+    let row = ImportRow {
+        path: "p".into(),
+        checkpoint: Some(reference(Some(7))),
+        files: 1,
+        bytes: 2,
+        outcome: ImportOutcome::Imported,
+        reason: "r".into(),
+    };
+    let import = Import { from: "f".into(), rows: vec![row], loose: 3 };
+    is_golden(
+        &import,
+        &json!({"from": "f", "rows": [{"path": "p", "checkpoint": checkpoint(), "files": 1, "bytes": 2,
+            "outcome": "imported", "reason": "r"}], "loose": 3}),
+    );
 }
 
 #[test]

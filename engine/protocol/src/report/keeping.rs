@@ -1,4 +1,5 @@
-//! What is kept and what is not, and what a job comes back to: `gc`, `pin`, `rm`, `undelete`, `recover`.
+//! What is kept and what is not, and what a job comes back to: `gc`, `pin`, `rm`, `undelete`,
+//! `export`, `import`, `recover`.
 //!
 //! Owns: the shapes, and the exit code each result deserves. Does not own: what may go (`retention`).
 
@@ -83,6 +84,78 @@ pub struct Undelete {
     pub checkpoint: CheckpointRef,
     /// Names that are in the tree again; their bytes come when they are opened.
     pub files: u64,
+}
+
+/// `ckptctl export`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Export {
+    pub checkpoint: CheckpointRef,
+    /// Absolute, on the daemon's machine.
+    pub directory: String,
+    pub files: u64,
+    pub bytes: u64,
+    /// Of the files, those whose bytes were in the node's memory.
+    pub host_files: u64,
+    /// What the file system there, or the daemon's rights, did not take.
+    pub left_out: Vec<String>,
+}
+
+/// `ckptctl import`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Import {
+    /// Below the URL of Tier-3.
+    pub from: String,
+    /// Every checkpoint that was recognised, and objects that cannot be files.
+    pub rows: Vec<ImportRow>,
+    /// Files that belong to no checkpoint, and stay as they are.
+    pub loose: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportRow {
+    /// Relative to the mount.
+    pub path: String,
+    /// The version that it became.
+    pub checkpoint: Option<CheckpointRef>,
+    pub files: u64,
+    pub bytes: u64,
+    pub outcome: ImportOutcome,
+    /// One sentence.
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImportOutcome {
+    Imported,
+    /// By an import before this one.
+    Already,
+    /// Nothing was done.
+    Refused,
+    /// Also a word that this build does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+impl ImportOutcome {
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Imported => "imported",
+            Self::Already => "already",
+            Self::Refused => "refused",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl Import {
+    /// Done when every checkpoint there is one of ours now.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        let ours = |row: &ImportRow| matches!(row.outcome, ImportOutcome::Imported | ImportOutcome::Already);
+        if self.rows.iter().all(ours) { ExitCode::Done } else { ExitCode::Failed }
+    }
 }
 
 /// `ckptctl recover --plan`.

@@ -17,7 +17,10 @@ mod work;
 
 pub use checkpoint::{Checkpoint, CheckpointRef, CheckpointState, Copies, CopyCount, File, Show};
 pub use exit::{ApiError, ErrorCode, ExitCode};
-pub use keeping::{Gc, GcRow, Pin, Recovery, RecoveryRow, Removal, RunRecovery, Undelete};
+pub use keeping::{
+    Export, Gc, GcRow, Import, ImportOutcome, ImportRow, Pin, Recovery, RecoveryRow, Removal, RunRecovery,
+    Undelete,
+};
 pub use status::{
     Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, Problem, RunStatus, Status,
     TierState, TierStatus,

@@ -35,7 +35,7 @@ use tidemark_protocol::manifest::{Attributes, Manifest};
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
-use tidemark_protocol::retention::{Committed, Keep, Policy, retain};
+use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, retain};
 
 /// Two checkpoints of one run: few, so that two starts want the same number.
 const CHECKPOINTS: [&str; 2] = ["a", "b"];
@@ -474,6 +474,7 @@ fn row(record: &Record) -> Committed {
         pinned: false,
         held: false,
         removed: false,
+        metric: Metric::Unsaid,
     }
 }
 

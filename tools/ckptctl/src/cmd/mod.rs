@@ -4,8 +4,10 @@ mod bench;
 mod commit;
 mod doctor;
 mod events;
+mod export;
 mod flush;
 mod gc;
+mod import;
 mod ls;
 mod nodes;
 mod pin;
@@ -38,6 +40,8 @@ pub(crate) enum Command {
     Gc(gc::Args),
     Rm(rm::Args),
     Undelete(undelete::Args),
+    Export(export::Args),
+    Import(import::Args),
     Recover(recover::Args),
     Events(events::Args),
     Doctor(doctor::Args),
@@ -61,6 +65,8 @@ pub(crate) async fn run(command: Option<Command>, context: &mut Context) -> Resu
         Command::Gc(args) => args.run(context).await,
         Command::Rm(args) => args.run(context).await,
         Command::Undelete(args) => args.run(context).await,
+        Command::Export(args) => args.run(context).await,
+        Command::Import(args) => args.run(context).await,
         Command::Recover(args) => args.run(context).await,
         Command::Events(args) => args.run(context).await,
         Command::Doctor(args) => args.run(context).await,

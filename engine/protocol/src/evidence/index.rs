@@ -1,0 +1,91 @@
+//! What an index of a framework lists, whichever it is.
+//!
+//! Owns: the bounds on an index, what is kept of one, the ways in which one cannot be used. Does not own: the formats (beside
+//! this file), what follows for the checkpoint (`super`).
+//!
+//! Whoever may write to the mount writes these, and a daemon reads them: nothing of an index costs more than its bound.
+
+use super::{dcp_metadata, megatron_integrity, safetensors_index};
+use crate::path::{PathProblem, RelPath};
+use crate::recognise::IndexKind;
+use std::collections::BTreeMap;
+
+/// The most bytes of an index that are read.
+pub const MAX_INDEX_BYTES: usize = 256 << 20;
+
+/// The most files that an index may name. A checkpoint of 100,000 ranks has a few each; an index of the size that is read, of
+/// names as short as they can be, would take gigabytes of the daemon's memory.
+pub const MAX_INDEX_FILES: usize = 1 << 20;
+
+/// What an index lists, relative to its directory, with the exact size where the index gives it.
+pub type Covered = BTreeMap<RelPath, Option<u64>>;
+
+/// Why an index cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexError {
+    #[error("the index has {bytes} bytes, and {MAX_INDEX_BYTES} are read at most")]
+    TooLarge { bytes: usize },
+    #[error("the index is not the JSON that it should be")]
+    Json {
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("the pickle has {problem} at byte {at}")]
+    Pickle { at: usize, problem: &'static str },
+    #[error("the pickle has opcode {opcode:#04x} at byte {at}, which no checkpoint index has")]
+    Opcode { at: usize, opcode: u8 },
+    #[error("the index gives an extent of {length} bytes at {offset}")]
+    Extent { offset: u64, length: u64 },
+    #[error("the index names a file that cannot be: {problem}")]
+    Path { problem: PathProblem },
+    #[error("the index names no file")]
+    Empty,
+    #[error("the index names more than {MAX_INDEX_FILES} files")]
+    Files,
+}
+
+/// Reads a framework's index.
+///
+/// # Errors
+/// [`IndexError`]; such an index proves nothing, and the checkpoint waits for other evidence.
+pub fn parse_index(kind: IndexKind, bytes: &[u8]) -> Result<Covered, IndexError> {
+    if bytes.len() > MAX_INDEX_BYTES {
+        return Err(IndexError::TooLarge { bytes: bytes.len() });
+    }
+    match kind {
+        IndexKind::Dcp => dcp_metadata::parse(bytes),
+        IndexKind::Safetensors => safetensors_index::parse(bytes),
+        IndexKind::Megatron => megatron_integrity::parse(bytes),
+    }
+}
+
+/// The files that an index in JSON names; each is noted when it is read, and nothing else of the index is kept.
+#[derive(Debug, Default)]
+pub(super) struct NamedFiles {
+    covered: Covered,
+    problem: Option<IndexError>,
+}
+
+impl NamedFiles {
+    pub(super) fn note(&mut self, name: &str) {
+        match RelPath::new(name.as_bytes()) {
+            _ if self.problem.is_some() => {}
+            Ok(path) => {
+                self.covered.insert(path, None);
+                if self.covered.len() > MAX_INDEX_FILES {
+                    self.problem = Some(IndexError::Files);
+                    self.covered.clear();
+                }
+            }
+            Err(problem) => self.problem = Some(IndexError::Path { problem }),
+        }
+    }
+
+    pub(super) fn into_covered(self) -> Result<Covered, IndexError> {
+        match self.problem {
+            Some(problem) => Err(problem),
+            None if self.covered.is_empty() => Err(IndexError::Empty),
+            None => Ok(self.covered),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! `ckptctl import`: checkpoints that others wrote into Tier-3.
+
+use crate::context::{Context, Failure};
+use crate::progress::Bar;
+use crate::table::{self, Tone};
+use crate::text::clean;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use tidemark_control::api::ImportRequest;
+use tidemark_protocol::report::{ExitCode, Import, ImportOutcome};
+
+/// Adopt checkpoints that are in Tier-3 and that Tidemark did not write
+///
+/// Everything below PATH that is recognised as a checkpoint becomes a committed version, and is on the mount below --as. No byte is
+/// copied: every byte is read once and hashed, and verified at each read from then on. What others wrote is never changed or
+/// deleted, not by `rm` and not by retention, which only forget it. Exits 1 where a checkpoint was refused, and says why: one
+/// that lacks files its index lists, or one whose name or run is in use. Saying it again imports what is left.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A directory or file below the daemon's Tier-3 URL, relative to it or with it
+    path: String,
+    /// Where it is on the mount: a run, or a checkpoint in one. Without it: the last part of PATH, in the mount's root
+    #[arg(long = "as", value_name = "RUN/NAME")]
+    name: Option<OsString>,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
+        let to = match &self.name {
+            Some(name) => Some(context.place(name).await?),
+            None => None,
+        };
+        let request = ImportRequest { from: self.path, to };
+        let mut bar = Bar::new("import");
+        let result = context.client.import(&request, |progress| bar.show(&progress)).await;
+        drop(bar);
+        let import = result?;
+        context.print(&import, print)?;
+        Ok(import.exit_code())
+    }
+}
+
+fn print(import: &Import, out: &mut dyn Write) -> io::Result<()> {
+    let mut table = table::new(["PATH", "FILES", "SIZE", "", "REASON"]);
+    for row in &import.rows {
+        let tone = match row.outcome {
+            ImportOutcome::Imported | ImportOutcome::Already => Tone::Good,
+            ImportOutcome::Refused | ImportOutcome::Unknown => Tone::Bad,
+        };
+        table.add_row([
+            table::text(&row.path),
+            table::number(row.files),
+            table::bytes(row.bytes),
+            table::word(row.outcome.word(), tone),
+            table::text(&row.reason),
+        ]);
+    }
+    table::write(&table, out)?;
+    let count = |outcome| import.rows.iter().filter(|row| row.outcome == outcome).count();
+    let (imported, refused) = (count(ImportOutcome::Imported), count(ImportOutcome::Refused));
+    writeln!(
+        out,
+        "{imported} imported from {}, {refused} refused, {} there before; {} files belong to no checkpoint",
+        clean(&import.from),
+        count(ImportOutcome::Already),
+        import.loose
+    )
+}
