@@ -161,9 +161,20 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
             && event["what"].as_str().is_some_and(|what| what.contains("failed before it wrote into it"))
     });
     assert!(said, "{:#?}", crate::site::events(&daemon));
+    // With a file in flight, as safetensors writes it: it may be all that there is of something.
+    let mut trainer = Rank::start(&run, Some(("29504", 0, 1)));
+    trainer.does(
+        "exec perl -e '$| = 1; mkdir \"step_2\"; open(F, \">step_2/.tmpAb12Cd\"); syswrite(F, \"x\"); \
+         print \"done\\n\"; <STDIN>'",
+    );
+    trainer.kill();
+    wait_hidden(&daemon, "run/step_2/.tmpAb12Cd");
+    assert_eq!(names(&run), ["logs", "step_1"]);
     // The name is free for the job that comes back.
     save(&daemon, "run/step_2/model.pt", &noise(2, MIB));
     assert_holds(&daemon, "run/step_2/model.pt", &noise(2, MIB), "saved anew");
+    daemon.flush();
+    assert!(!daemon.mount().join(".tidemark/torn/run/step_2").exists(), "it is of no use any more");
     fs::remove_dir_all(run.join("step_2")).unwrap();
 
     // The whole node dies at such a moment.

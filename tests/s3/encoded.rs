@@ -7,6 +7,7 @@ use super::save::{self, Content, Sealer};
 use super::{fault, settings, start};
 use std::sync::Arc;
 use tidemark_engine::error::ErrorKind;
+use tidemark_engine::flight::Flight;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::restore::fetch::{FetchPlan, fetch};
 use tidemark_engine::restore::locate;
@@ -40,7 +41,9 @@ async fn fetched(store: &Arc<dyn Store>, file: &ManifestFile) -> Vec<u8> {
         layout: ObjectLayout::new(file.size_bytes, file.encoding.as_ref()),
     };
     let metrics = Arc::new(Metrics::new());
-    fetch(Arc::clone(store), plan, Arc::clone(&backing), FETCHES, metrics).await.expect("fetched");
+    fetch(Arc::clone(store), plan, Arc::clone(&backing), Flight::new(FETCHES), metrics)
+        .await
+        .expect("fetched");
     backing.map().expect("mapped").to_vec()
 }
 

@@ -12,8 +12,8 @@ use tidemark_protocol::path::RelPath;
 /// Directories that wait for the node loop to ask: it does so many times a second.
 const MADE_MAX: usize = 1024;
 
-/// Directories below one that were looked at; with more it counts as written.
-const DIRECTORIES_MAX: usize = 64;
+/// Entries of one directory that are looked at, or of all directories below; with more it counts as written.
+const ENTRIES_MAX: usize = 64;
 
 /// A directory, and who made it when.
 #[derive(Debug, Clone)]
@@ -23,6 +23,17 @@ pub struct Made {
     pub at_ns: i64,
 }
 
+/// What is in a directory into which nothing was written that counts.
+#[derive(Debug, Clone)]
+pub struct Unwritten {
+    /// It and those below it.
+    pub directories: Vec<RelPath>,
+    /// Files in flight.
+    pub temporaries: usize,
+    /// Somebody has one of them open.
+    pub open: bool,
+}
+
 impl Namespace {
     /// Which directories were made since this was asked last; of very many the latest.
     #[must_use]
@@ -30,26 +41,38 @@ impl Namespace {
         self.look(|state| std::mem::take(&mut state.made))
     }
 
-    /// The path of a directory that holds nothing but directories, and theirs; none where there is more, or nothing any more.
+    /// What is in a directory that holds nothing but directories, and files in flight under a temporary name; none where
+    /// there is more, or nothing any more.
     #[must_use]
-    pub fn unwritten(&self, directory: NodeId) -> Option<Vec<RelPath>> {
+    pub fn unwritten(&self, directory: NodeId, is_temporary: impl Fn(&RelPath) -> bool) -> Option<Unwritten> {
         self.look(|state| {
             let link = state.tree.nodes.get(&directory)?.first_link()?;
             let path = state.tree.path(link)?;
             if is_hidden(&path) {
                 return None;
             }
-            let mut found = vec![RelPath::new(path).ok()?];
+            let mut found =
+                Unwritten { directories: vec![RelPath::new(path).ok()?], temporaries: 0, open: false };
             let mut nodes = vec![directory];
             let mut at = 0;
             while let Some(node) = nodes.get(at) {
                 let Body::Directory(directory) = &state.tree.nodes.get(node)?.body else { return None };
-                if nodes.len() + directory.by_cookie.len() > DIRECTORIES_MAX {
+                if nodes.len() + directory.by_cookie.len() > ENTRIES_MAX {
                     return None;
                 }
                 for entry in directory.by_cookie.values() {
-                    found.push(found[at].join(&RelPath::new(entry.name.to_vec()).ok()?).ok()?);
-                    nodes.push(entry.node);
+                    let path = found.directories[at].join(&RelPath::new(entry.name.to_vec()).ok()?).ok()?;
+                    match &state.tree.nodes.get(&entry.node)?.body {
+                        Body::Directory(_) => {
+                            found.directories.push(path);
+                            nodes.push(entry.node);
+                        }
+                        Body::File(file) if is_temporary(&path) => {
+                            found.temporaries += 1;
+                            found.open |= file.opens > 0;
+                        }
+                        Body::File(_) | Body::Symlink(_) | Body::Special(_) => return None,
+                    }
                 }
                 at += 1;
             }

@@ -37,7 +37,7 @@ mod writer;
 mod xattr;
 
 pub use attr::{Attr, Kind, SetAttr, SetTime, Special, Ttl};
-pub use begun::Made;
+pub use begun::{Made, Unwritten};
 pub use cold::{AdoptEntry, AdoptKind, ColdFile};
 pub use error::FsError;
 pub use file::ObjectCopy;

@@ -3,10 +3,10 @@
 //! Owns: who made which directory, asking how they ended, carrying the decision out. Does not own: the decision
 //! (`protocol::shield`), checkpoints with files (`shield`).
 //!
-//! Resume code takes the directory with the highest number, and fails on an empty one (Accelerate, HF Trainer). Nothing is lost with
-//! it, so it is not kept out of sight. Nothing of it outlives the daemon: the next one leaves what is there.
+//! Resume code takes the directory with the highest number, and fails on one without files (Accelerate, HF Trainer). An empty one goes:
+//! nothing is lost with it. One with a file in flight, under its temporary name, goes out of sight. Nothing of it outlives the daemon: the next one leaves what is there.
 
-use crate::namespace::Made;
+use crate::namespace::{self, Made};
 use crate::node::run::Engine;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -49,31 +49,34 @@ impl Engine {
 
     /// The directories of checkpoints in which nothing is yet, while it is not clear that they are meant to be empty.
     pub(crate) fn begun(&self) -> impl Iterator<Item = RelPath> + '_ {
-        let found = self.begun.directories.keys().filter_map(|node| self.begun_at(*node));
-        found.flat_map(|(_, directories)| directories)
+        let found = self.begun.directories.keys().filter_map(|node| self.unwritten(*node));
+        let named =
+            found.filter(|found| self.ledger.rules().named_by_directory(&found.directories[0]).is_some());
+        named.flat_map(|found| found.directories)
     }
 
-    fn begun_at(&self, directory: u64) -> Option<(CheckpointId, Vec<RelPath>)> {
-        let directories = self.shared.namespace.unwritten(directory)?;
-        Some((self.ledger.rules().named_by_directory(&directories[0])?, directories))
+    fn unwritten(&self, directory: u64) -> Option<namespace::Unwritten> {
+        let rules = self.ledger.rules();
+        self.shared.namespace.unwritten(directory, |path| rules.is_temporary(path))
     }
 
     /// Looks what has become of who made them.
     pub(crate) fn drop_begun(&mut self, now: Instant) {
         let nodes: Vec<u64> = self.begun.directories.keys().copied().collect();
         for node in nodes {
-            if self.shared.namespace.unwritten(node).is_none() {
+            let Some(found) = self.unwritten(node) else {
                 self.begun.directories.remove(&node);
                 continue;
-            }
+            };
             let waits = |(until, process): (Instant, Option<u32>)| {
                 until > now && process.is_none_or(crate::node::decide::is_running)
             };
-            if self.shields_nothing() || self.begun.directories[&node].later.is_some_and(waits) {
+            if found.open || self.shields_nothing() || self.begun.directories[&node].later.is_some_and(waits)
+            {
                 continue;
             }
             // One that gets such a name later is still remembered then.
-            let Some((id, directories)) = self.begun_at(node) else { continue };
+            let Some(id) = self.ledger.rules().named_by_directory(&found.directories[0]) else { continue };
             let Made { maker, at_ns, .. } = &self.begun.directories[&node].made;
             let actor = self.actor(maker, &id.run);
             if actor == Actor::Ended {
@@ -88,12 +91,20 @@ impl Engine {
                     remembered.later = Some((now + ASK_EVERY, process));
                 }
                 Unwritten::Goes { why } => {
-                    match self.shared.namespace.withdraw(&[], &directories) {
-                        Ok(_) => {
-                            self.event(EventLevel::Warn, "hidden", &id, format!("it held no file: {why}"))
+                    // A file in flight may be all that there is of something: it stays to be looked at.
+                    let gone = if found.temporaries == 0 {
+                        self.shared.namespace.withdraw(&[], &found.directories).map(drop)
+                    } else {
+                        self.shared.namespace.hide(&found.directories[0])
+                    };
+                    match gone {
+                        Ok(()) => {
+                            let what =
+                                format!("it held {} files in flight and no other: {why}", found.temporaries);
+                            self.event(EventLevel::Warn, "hidden", &id, what);
                         }
                         Err(error) => {
-                            tracing::error!(path = %directories[0], %error, "an empty checkpoint stays")
+                            tracing::error!(path = %found.directories[0], %error, "an empty checkpoint stays");
                         }
                     }
                     self.begun_ends(node);

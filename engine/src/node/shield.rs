@@ -421,7 +421,10 @@ impl Engine {
         self.shields.returned.remove(id);
         self.shields.later.remove(id);
         let found = self.torn().into_iter().find(|(candidate, _)| candidate.id == *id);
-        for name in found.iter().flat_map(|(candidate, _)| names_of(candidate)) {
+        // Files in flight make no checkpoint.
+        let unwritten = id.path().filter(|path| self.ledger.rules().named_by_directory(path).is_some());
+        let names = found.map_or_else(|| Vec::from_iter(unwritten), |(candidate, _)| names_of(&candidate));
+        for name in names {
             if let Err(error) = self.shared.namespace.drop_torn(&name) {
                 tracing::error!(%name, %error, "what was torn under this name stays out of sight");
             }
