@@ -11,7 +11,6 @@ use crate::node::run::Engine;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::removal::Actor;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::{self, Unwritten};
