@@ -409,11 +409,15 @@ impl File {
             growth.planned_to = 0;
             growth.allowed_to = 0;
             self.settle(&mut growth);
-            let short = expected + SLICE_BYTES < growth.held_bytes && self.space.is_short();
+            let held_bytes = growth.held_bytes;
             drop(growth);
             self.space.run_ahead.forget(self.number);
-            let size_bytes = self.look().map_or(0, |stat| stat.st_size.cast_unsigned());
-            self.space.closed(size_bytes, short);
+            // Small files are closed very often, and only a spill wants to know.
+            if self.space.spill.get().is_some() {
+                let short = expected + SLICE_BYTES < held_bytes && self.space.is_short();
+                let size_bytes = self.look().map_or(0, |stat| stat.st_size.cast_unsigned());
+                self.space.closed(size_bytes, short);
+            }
         }
     }
 

@@ -118,7 +118,7 @@ impl Ring {
             }
         }
         let all = lengths.iter().map(|&len| len as usize).sum();
-        failed.map_or(Ok(short_at.unwrap_or(all)), Err)
+        failed.map_or_else(|| Ok(short_at.unwrap_or(all)), Err)
     }
 }
 
