@@ -152,7 +152,7 @@ impl MarkSettings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tier3Settings {
-    /// `s3://bucket/prefix` or `file:///directory`.
+    /// `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or `file:///directory`.
     pub url: String,
     /// Bytes in one part of a multipart upload. Larger parts cost memory (times `parts_in_flight`), smaller ones
     /// requests. A multiple of the 8 MiB chunk.

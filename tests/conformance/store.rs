@@ -1,4 +1,4 @@
-//! The contract of a Tier-3 store, run over a directory, memory, and S3 over real HTTP.
+//! The contract of a Tier-3 store, run over a directory, memory, and S3, Google's and Azure's stores over real HTTP.
 //!
 //! Owns: what every store promises. Does not own: what only one of them can do wrong (its own tests, and suite s3).
 
@@ -10,12 +10,14 @@ use tidemark_engine::store::{
     Created, MemoryStore, Store, StoreError, StoreSettings, UploadLimits, open_with, probe, raise_epoch,
 };
 use tidemark_protocol::id::Epoch;
+use tidemark_tests::cloud::{Cloud, CloudServer};
 use tidemark_tests::s3::{S3Options, S3Server};
 
 /// A store, and what must live as long as it.
 struct Subject {
     store: Arc<dyn Store>,
     _server: Option<S3Server>,
+    _cloud: Option<CloudServer>,
     _directory: Option<TempDir>,
 }
 
@@ -23,11 +25,11 @@ async fn posix() -> Subject {
     let directory = tempfile::tempdir().expect("tempdir");
     let url = format!("file://{}/tier3", directory.path().display());
     let store = open_with(&url, &StoreSettings::default()).await.expect("open");
-    Subject { store, _server: None, _directory: Some(directory) }
+    Subject { store, _server: None, _cloud: None, _directory: Some(directory) }
 }
 
 async fn memory() -> Subject {
-    Subject { store: Arc::new(MemoryStore::new()), _server: None, _directory: None }
+    Subject { store: Arc::new(MemoryStore::new()), _server: None, _cloud: None, _directory: None }
 }
 
 async fn s3() -> Subject {
@@ -36,7 +38,41 @@ async fn s3() -> Subject {
     let settings =
         StoreSettings { variables: Some(server.env()), least_part_bytes: 1, ..StoreSettings::default() };
     let store = open_with(&server.url("some/prefix"), &settings).await.expect("open");
-    Subject { store, _server: Some(server), _directory: None }
+    Subject { store, _server: Some(server), _cloud: None, _directory: None }
+}
+
+async fn cloud(cloud: Cloud) -> Subject {
+    let server = CloudServer::start(cloud).expect("server");
+    let settings =
+        StoreSettings { variables: Some(server.env()), least_part_bytes: 1, ..StoreSettings::default() };
+    let store = open_with(&server.url("some/prefix"), &settings).await.expect("open");
+    Subject { store, _server: None, _cloud: Some(server), _directory: None }
+}
+
+async fn google() -> Subject {
+    cloud(Cloud::Google).await
+}
+
+async fn azure() -> Subject {
+    cloud(Cloud::Azure).await
+}
+
+/// The servers did what the contract is about: conditions refused, parts put together.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_clouds_were_asked_for_conditions_and_parts() {
+    for kind in [Cloud::Google, Cloud::Azure] {
+        let subject = cloud(kind).await;
+        probe(&*subject.store).await.expect("probe");
+        let limits = UploadLimits { part_bytes: 4, parts_in_flight: 2 };
+        let body = Bytes::from_static(b"three parts");
+        subject.store.upload("parts", Arc::new(body), &limits).await.expect("upload");
+        let (refused, uploads) = subject._cloud.as_ref().expect("a server").met();
+        assert_eq!(
+            (refused, uploads),
+            (8 * 15, 1),
+            "{kind:?}: eight rounds of sixteen creates, one winner each"
+        );
+    }
 }
 
 /// One test per check and implementation, so that a failure names both.
@@ -45,6 +81,8 @@ macro_rules! contract {
         contract!(@store posix, $($check),+);
         contract!(@store memory, $($check),+);
         contract!(@store s3, $($check),+);
+        contract!(@store google, $($check),+);
+        contract!(@store azure, $($check),+);
     };
     (@store $subject:ident, $($check:ident),+) => {
         mod $subject {

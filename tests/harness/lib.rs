@@ -5,6 +5,7 @@
 pub mod audit;
 pub mod campaign;
 pub mod cgroup;
+pub mod cloud;
 pub mod daemon;
 pub mod machine;
 pub mod moto;

@@ -231,7 +231,7 @@ impl fmt::Debug for StoreSettings {
     }
 }
 
-/// Opens `file:///path` or `s3://bucket/prefix` with the environment of this process.
+/// Opens `file:///path`, `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix` with the environment of this process.
 pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     open_with(url, &StoreSettings::default()).await
 }
@@ -240,7 +240,9 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
 pub async fn open_with(url: &str, settings: &StoreSettings) -> Result<Arc<dyn Store>, StoreError> {
     let parsed = Url::parse(url).map_err(|error| StoreError::Url {
         url: without_secrets(url),
-        reason: format!("{error}; write file:///path or s3://bucket/prefix"),
+        reason: format!(
+            "{error}; write file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+        ),
     })?;
     let refused = |reason: &str| StoreError::Url { url: without_secrets(url), reason: reason.to_owned() };
     if !parsed.username().is_empty() || parsed.password().is_some() {
@@ -253,8 +255,10 @@ pub async fn open_with(url: &str, settings: &StoreSettings) -> Result<Arc<dyn St
                 .map_err(|()| refused("a file URL names an absolute path: file:///path"))?;
             Ok(Arc::new(PosixStore::open(&root).await?))
         }
-        "s3" => Ok(Arc::new(S3Store::open(&parsed, settings)?)),
-        other => Err(refused(&format!("the scheme {other:?} is not supported; use file:// or s3://"))),
+        "s3" | "gs" | "az" => Ok(Arc::new(S3Store::open(&parsed, settings)?)),
+        other => Err(refused(&format!(
+            "the scheme {other:?} is not supported; use file://, s3://, gs:// or az://"
+        ))),
     }
 }
 

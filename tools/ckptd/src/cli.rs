@@ -50,7 +50,7 @@ pub(crate) struct Up {
     /// Memory for checkpoints: bytes, or K, M, G, T with optional iB, powers of 1024 [default: half of what is free].
     #[arg(long, value_name = "SIZE")]
     pub(crate) tier1: Option<String>,
-    /// The durable tier: s3://BUCKET/PREFIX or file:///DIRECTORY [default: file:///var/lib/tidemark/tier3].
+    /// The durable tier: s3://BUCKET/PREFIX, gs://…, az://CONTAINER/PREFIX or file:///DIRECTORY [default: file:///var/lib/tidemark/tier3].
     #[arg(long, value_name = "URL")]
     pub(crate) tier3: Option<String>,
     /// Socket, lock and last known status; nothing durable [default: /run/tidemark].

@@ -4,12 +4,14 @@
 //! web-identity credentials, which `object_store` fetches and renews.
 
 use super::wire::Connector;
+use super::{Aws, Client, Target};
 use crate::store::{StoreError, StoreSettings, without_secrets};
-use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, Checksum};
-use object_store::client::{HttpClient, HttpConnector};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
+use object_store::client::HttpConnector;
 use object_store::{BackoffConfig, ClientOptions, HeaderMap, HeaderValue, RetryConfig};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use url::Url;
 
@@ -18,18 +20,8 @@ const DEFAULT_REGION: &str = "us-east-1";
 /// A credentials file has a few profiles; more than this is not one.
 const CREDENTIALS_FILE_BYTES: u64 = 1 << 20;
 
-/// Where one client sends its requests.
-pub(super) struct Target {
-    pub(super) client: AmazonS3,
-    /// The same, but every part it sends is damaged.
-    pub(super) damaging: AmazonS3,
-    /// Sends what carries its signature in its URL; adds no header, since none but `host` is signed there.
-    pub(super) plain: HttpClient,
-    /// `bucket/prefix` and endpoint, without secrets.
-    pub(super) description: String,
-    /// Ends with `/` unless empty.
-    pub(super) prefix: String,
-}
+const REFUSED: &str = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (or the role), the clock, and that \
+                       they may list the bucket and get, put and delete objects below the prefix";
 
 /// Reads the environment and builds the client. Asks the network nothing.
 pub(super) fn target(url: &Url, settings: &StoreSettings) -> Result<Target, StoreError> {
@@ -71,12 +63,15 @@ pub(super) fn target(url: &Url, settings: &StoreSettings) -> Result<Target, Stor
             .map_err(|error| refuse(error.to_string()))
     };
     let at = endpoint.as_ref().map_or_else(String::new, |endpoint| format!(" at {endpoint}"));
+    let client = Arc::new(build(false)?);
+    let plain = Connector { damage_parts: false }
+        .connect(&client_options(&variables, plain_http, settings))
+        .map_err(|error| refuse(error.to_string()))?;
     Ok(Target {
-        client: build(false)?,
-        damaging: build(true)?,
-        plain: Connector { damage_parts: false }
-            .connect(&client_options(&variables, plain_http, settings))
-            .map_err(|error| refuse(error.to_string()))?,
+        client: Arc::clone(&client) as Arc<dyn Client>,
+        aws: Some(Aws { client, damaging: build(true)?, plain }),
+        refused: REFUSED,
+        lists_exact: true,
         description: format!("s3://{bucket}/{path}{at}"),
         prefix,
     })
@@ -144,7 +139,7 @@ fn client_options(
 }
 
 /// Non-empty variables by name.
-fn variables(settings: &StoreSettings) -> BTreeMap<String, String> {
+pub(super) fn variables(settings: &StoreSettings) -> BTreeMap<String, String> {
     let all: BTreeMap<String, String> = match &settings.variables {
         Some(given) => given.iter().cloned().collect(),
         None => std::env::vars_os()

@@ -1,11 +1,12 @@
-//! Tier-3 in an S3 bucket: `s3://bucket/prefix`.
+//! Tier-3 in a bucket: `s3://bucket/prefix`, and with the same care `gs://bucket/prefix` and `az://container/prefix`.
 //!
 //! Owns: [`S3Store`], single requests, their repetition, and what a doubtful create comes to. Does not own: the
-//! environment (`config`), multipart uploads (`upload`, `unfinished`), HTTP answers (`wire`).
+//! environment (`config`, `cloud`), multipart uploads (`upload`, `unfinished`), HTTP answers (`wire`).
 //!
 //! `object_store` never repeats a request here: its own repetition of a conditional put can turn a success into
 //! "already exists", and only this layer knows which requests may be sent twice.
 
+mod cloud;
 mod config;
 mod unfinished;
 mod upload;
@@ -42,12 +43,40 @@ const PROBE_PART_BYTES: usize = 1024;
 /// A page without entries is allowed, an endless chain of them is not.
 const MAX_PAGES: usize = MAX_LISTED;
 
+/// What is asked of a client, whoever's it is.
+trait Client: ObjectStore + MultipartStore + PaginatedListStore {}
+
+impl<T: ObjectStore + MultipartStore + PaginatedListStore> Client for T {}
+
+/// What only S3 has.
+struct Aws {
+    client: Arc<AmazonS3>,
+    /// The same, but every part it sends is damaged.
+    damaging: AmazonS3,
+    /// Sends what carries its signature in its URL; adds no header, since none but `host` is signed there.
+    plain: HttpClient,
+}
+
+/// Where a store sends its requests.
+struct Target {
+    client: Arc<dyn Client>,
+    aws: Option<Aws>,
+    /// What to do where the store refuses a request.
+    refused: &'static str,
+    /// Whether a listing has an object whose key is the prefix itself; the client of Azure's leaves it out.
+    lists_exact: bool,
+    /// `bucket/prefix` and endpoint, without secrets.
+    description: String,
+    /// Ends with `/` unless empty.
+    prefix: String,
+}
+
 /// Objects in a bucket, below a prefix.
 pub struct S3Store {
-    client: Arc<AmazonS3>,
-    damaging: AmazonS3,
-    /// For requests that are signed by their URL.
-    plain: HttpClient,
+    client: Arc<dyn Client>,
+    aws: Option<Aws>,
+    refused: &'static str,
+    lists_exact: bool,
     description: String,
     prefix: String,
     settings: StoreSettings,
@@ -69,15 +98,9 @@ struct Failed {
 impl S3Store {
     /// Builds the client from the URL and the environment; asks the network nothing.
     pub fn open(url: &Url, settings: &StoreSettings) -> Result<Self, StoreError> {
-        let target = config::target(url, settings)?;
-        Ok(Self {
-            client: Arc::new(target.client),
-            damaging: target.damaging,
-            plain: target.plain,
-            description: target.description,
-            prefix: target.prefix,
-            settings: settings.clone(),
-        })
+        let make = if url.scheme() == "s3" { config::target } else { cloud::target };
+        let Target { client, aws, refused, lists_exact, description, prefix } = make(url, settings)?;
+        Ok(Self { client, aws, refused, lists_exact, description, prefix, settings: settings.clone() })
     }
 
     fn path(&self, operation: Operation, key: &str) -> Result<Path, StoreError> {
@@ -158,11 +181,10 @@ impl S3Store {
             }
             Trouble::Absent => return StoreError::NotFound { operation, key, store },
             Trouble::Damaged => return StoreError::Damaged { operation, key, store, attempts, reason },
+            Trouble::NoBucket if self.aws.is_none() => "create the bucket or container, or correct the URL",
             Trouble::NoBucket => "create the bucket, or correct the URL or AWS_ENDPOINT_URL",
-            Trouble::Denied => {
-                "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (or the role), the clock, and \
-                 that they may list the bucket and get, put and delete objects below the prefix"
-            }
+            Trouble::Denied => self.refused,
+            Trouble::Range | Trouble::Malformed if self.aws.is_none() => "check the URL and the endpoint",
             Trouble::Range | Trouble::Malformed => "check the URL, AWS_REGION and AWS_ENDPOINT_URL",
         };
         StoreError::Refused { operation, key, store, reason, action: action.to_owned() }
@@ -320,6 +342,9 @@ impl Store for S3Store {
         let full = format!("{}{prefix}", self.prefix);
         let mut listing = Listing::default();
         let mut prefixes = BTreeSet::new();
+        if !self.lists_exact && !prefix.is_empty() && !prefix.ends_with('/') {
+            listing.keys.extend(self.head(prefix).await?);
+        }
         let mut page_token: Option<String> = None;
         for _ in 0..MAX_PAGES {
             let options = || PaginatedListOptions {
@@ -374,7 +399,11 @@ impl Store for S3Store {
     }
 
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>, StoreError> {
-        self.list_unfinished().await
+        match &self.aws {
+            Some(aws) => self.list_unfinished(aws).await,
+            // Azure drops blocks that nobody put into a blob by itself; of Google a lifecycle rule has to be asked for.
+            None => Ok(Vec::new()),
+        }
     }
 
     async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
@@ -383,6 +412,10 @@ impl Store for S3Store {
 
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
         let path = self.path(Operation::Probe, key)?;
+        let Some(aws) = &self.aws else {
+            let reason = "no checksum is sent with a part to this kind of store".to_owned();
+            return Ok(Damage::Accepted { reason });
+        };
         let id = self.repeat(Operation::Probe, key, 0, || self.client.create_multipart(&path)).await?;
         let part = || PutPayload::from(vec![b'x'; PROBE_PART_BYTES]);
         // A good part first: a store that refuses every part has not proved that it checks.
@@ -391,7 +424,7 @@ impl Store for S3Store {
         // Whether it was refused. Not `repeat`: there a refusal for the checksum is a reason to send it again.
         let refused = self
             .repeat_attempts(Operation::Probe, key, || async {
-                match self.attempt(0, self.damaging.put_part(&path, &id, 1, part())).await {
+                match self.attempt(0, aws.damaging.put_part(&path, &id, 1, part())).await {
                     Ok(_) => Ok(false),
                     Err(Failed {
                         trouble: Trouble::Damaged | Trouble::Malformed | Trouble::Denied, ..

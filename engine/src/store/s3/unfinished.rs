@@ -4,11 +4,10 @@
 //! which of them are dead (`save::sweep`).
 
 use super::wire::{Trouble, element};
-use super::{Failed, MAX_PAGES, S3Store, no_answer};
+use super::{Aws, Failed, MAX_PAGES, S3Store, no_answer};
 use crate::store::{MAX_LISTED, Operation, StoreError, UnfinishedUpload};
 use futures::StreamExt;
 use object_store::client::{HttpRequest, HttpRequestBody};
-use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions, Signer};
 use std::time::Duration;
@@ -35,12 +34,13 @@ struct Page {
 }
 
 impl S3Store {
-    pub(super) async fn list_unfinished(&self) -> Result<Vec<UnfinishedUpload>, StoreError> {
+    pub(super) async fn list_unfinished(&self, aws: &Aws) -> Result<Vec<UnfinishedUpload>, StoreError> {
         let mut found = Vec::new();
         let mut marker = Marker::default();
         for _ in 0..MAX_PAGES {
-            let page =
-                self.repeat_attempts(Operation::List, "?uploads", || self.unfinished_page(&marker)).await?;
+            let page = self
+                .repeat_attempts(Operation::List, "?uploads", || self.unfinished_page(aws, &marker))
+                .await?;
             found.extend(page.uploads.into_iter().filter_map(|(key, upload_id)| {
                 Some(UnfinishedUpload { key: key.strip_prefix(&self.prefix)?.to_owned(), upload_id })
             }));
@@ -55,7 +55,7 @@ impl S3Store {
         Err(StoreError::TooMany { prefix, store, limit: MAX_LISTED })
     }
 
-    async fn unfinished_page(&self, marker: &Marker) -> Result<Page, Failed> {
+    async fn unfinished_page(&self, aws: &Aws, marker: &Marker) -> Result<Page, Failed> {
         let mut query = vec![("uploads", String::new()), ("prefix", self.prefix.clone())];
         if !marker.key.is_empty() {
             query.push(("key-marker", marker.key.clone()));
@@ -64,13 +64,13 @@ impl S3Store {
         let options = SignedUrlOptions::default().with_query(query);
         let root = Path::default();
         let url =
-            self.attempt(0, self.client.signed_url_opts(Method::GET, &root, URL_LIVES, &options)).await?;
+            self.attempt(0, aws.client.signed_url_opts(Method::GET, &root, URL_LIVES, &options)).await?;
         let malformed = |cause: String| Failed { trouble: Trouble::Malformed, cause: cause.into() };
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.uri_mut() = url.as_str().parse().map_err(|_| malformed("its URL is none".to_owned()))?;
         let deadline = self.deadline(0);
         let read = async {
-            let response = self.plain.execute(request).await.map_err(|error| {
+            let response = aws.plain.execute(request).await.map_err(|error| {
                 let error = object_store::Error::Generic { store: "S3", source: Box::new(error) };
                 Failed { trouble: super::wire::trouble(&error), cause: Box::new(error) }
             })?;

@@ -3,11 +3,10 @@
 //! Owns: part sizes, the order of calls, aborting. Does not own: single requests and their repetition (`mod`).
 
 use super::wire::Trouble;
-use super::{Failed, S3Store};
+use super::{Client, Failed, S3Store};
 use crate::store::{Operation, PartSource, StoreError, UploadLimits, Uploaded, part_ranges, read_part};
 use futures::{StreamExt, TryStreamExt, stream};
-use object_store::aws::AmazonS3;
-use object_store::multipart::{MultipartStore, PartId};
+use object_store::multipart::PartId;
 use object_store::path::Path;
 use object_store::{MultipartId, ObjectStore, PutOptions, PutPayload};
 use std::ops::Range;
@@ -18,7 +17,7 @@ const MAX_PARTS: u64 = 10_000;
 
 /// Aborts the upload when it is dropped before it was completed, also when the caller gave up.
 struct Unfinished {
-    client: Arc<AmazonS3>,
+    client: Arc<dyn Client>,
     path: Path,
     id: MultipartId,
     done: bool,
@@ -31,11 +30,11 @@ impl Drop for Unfinished {
         }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (client, path, id) = (Arc::clone(&self.client), self.path.clone(), std::mem::take(&mut self.id));
-        runtime.spawn(async move { abort(&client, &path, &id).await });
+        runtime.spawn(async move { abort(client.as_ref(), &path, &id).await });
     }
 }
 
-async fn abort(client: &AmazonS3, path: &Path, id: &MultipartId) {
+async fn abort(client: &dyn Client, path: &Path, id: &MultipartId) {
     if let Err(error) = client.abort_multipart(path, id).await
         && super::wire::trouble(&error) != Trouble::Absent
     {
@@ -68,7 +67,9 @@ impl S3Store {
         if result.is_err() {
             let id = std::mem::take(&mut unfinished.id);
             // Bounded: a store that is away must not hold the caller's error back.
-            let _ = tokio::time::timeout(self.settings.request_timeout, abort(&self.client, path, &id)).await;
+            let _ =
+                tokio::time::timeout(self.settings.request_timeout, abort(self.client.as_ref(), path, &id))
+                    .await;
         }
         unfinished.done = true;
         result

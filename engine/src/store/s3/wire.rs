@@ -179,7 +179,7 @@ pub(super) fn trouble(error: &object_store::Error) -> Trouble {
 
 fn sort(answer: &Answer) -> Trouble {
     match (answer.status, answer.code.as_str()) {
-        (_, "NoSuchBucket") => Trouble::NoBucket,
+        (_, "NoSuchBucket" | "ContainerNotFound") => Trouble::NoBucket,
         (
             400,
             "BadDigest" | "InvalidDigest" | "XAmzContentSHA256Mismatch" | "XAmzContentChecksumMismatch",
