@@ -226,3 +226,15 @@ async fn a_probe_survives_one_fault_in_any_of_its_requests() {
         }
     }
 }
+
+/// Each part was checked on its way, and the object is short: no checksum of a part tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_of_which_the_store_lost_a_part_is_not_taken_for_one() {
+    let (_server, store) = start(S3Options { loses_parts: true, ..S3Options::default() }).await;
+    let limits = UploadLimits { part_bytes: 5 << 20, parts_in_flight: 2 };
+    let body = Bytes::from(vec![7_u8; (11 << 20) + 3]);
+    let error = store.upload("run/step/data", Arc::new(body), &limits).await.expect_err("a part is lost");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "sending it again is what helps: {error}");
+    let text = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    assert!(text.contains("11534339 bytes") && text.contains("10485760 bytes"), "both sizes: {text}");
+}

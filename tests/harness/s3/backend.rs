@@ -470,7 +470,8 @@ impl S3 for Backend {
                 chosen.push(stored.clone());
             }
         }
-        let whole = self.join(&chosen).await.map_err(internal)?;
+        let kept = chosen.len() - usize::from(self.options.loses_parts);
+        let whole = self.join(&chosen[..kept]).await.map_err(internal)?;
         let tag = format!("{}-{}", whole.etag, chosen.len());
         self.place(input.key.clone(), Stored { etag: tag.clone(), ..whole }, input.if_none_match.as_ref())?;
         self.index().uploads.remove(&input.upload_id);

@@ -43,6 +43,8 @@ pub struct S3Options {
     pub lists_uploads: bool,
     /// `true`: every write is refused with 403.
     pub read_only: bool,
+    /// `true`: the last part of each upload is lost when it is completed, and the answer says that all is well.
+    pub loses_parts: bool,
 }
 
 impl Default for S3Options {
@@ -57,6 +59,7 @@ impl Default for S3Options {
             checks_checksums: true,
             lists_uploads: true,
             read_only: false,
+            loses_parts: false,
         }
     }
 }

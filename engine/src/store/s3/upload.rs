@@ -4,7 +4,9 @@
 
 use super::wire::Trouble;
 use super::{Client, Failed, S3Store};
-use crate::store::{Operation, PartSource, StoreError, UploadLimits, Uploaded, part_ranges, read_part};
+use crate::store::{
+    Operation, PartSource, Store, StoreError, UploadLimits, Uploaded, part_ranges, read_part,
+};
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::multipart::PartId;
 use object_store::path::Path;
@@ -116,7 +118,16 @@ impl S3Store {
             .try_collect()
             .await?;
         let etag = self.complete(key, unfinished, parts, size_bytes).await?;
-        Ok(Uploaded { etag, size_bytes })
+        // A store that checks each part can lose one all the same, and nobody reads the object before it is needed.
+        match self.head(key).await? {
+            Some(there) if there.size_bytes == size_bytes => Ok(Uploaded { etag, size_bytes }),
+            there => {
+                let found =
+                    there.map_or_else(|| "nothing".to_owned(), |there| format!("{} bytes", there.size_bytes));
+                let cause = format!("the upload of {size_bytes} bytes was completed, and {found} came of it");
+                Err(self.unavailable(Operation::Upload, key, 1, cause.into()))
+            }
+        }
     }
 
     /// Completes the upload; where the answer does not say, looks whether the object is there.
