@@ -80,7 +80,7 @@ const DAMAGES: &[(&str, Damage)] = &[
         v.marker.clone()
     }),
     ("a truncated marker", |v| truncate(&v.marker)),
-    ("a marker of a newer format", |v| v.change_marker(|m| m["format"] = json!(2))),
+    ("a marker of a newer format", |v| v.change_marker(|m| m["format"] = json!(99))),
     ("a marker larger than any", |v| {
         fs::write(&v.marker, vec![b' '; 8 << 20]).unwrap();
         v.marker.clone()
@@ -108,7 +108,7 @@ const DAMAGES: &[(&str, Damage)] = &[
         let bytes = fs::read(&v.manifest).unwrap();
         v.replace_manifest(&bytes[..bytes.len() / 2])
     }),
-    ("a manifest of a newer format", |v| v.change_manifest(|m| m["format"] = json!(2))),
+    ("a manifest of a newer format", |v| v.change_manifest(|m| m["format"] = json!(99))),
     ("a file that leaves the mount", |v| {
         v.change_manifest(|m| m["files"][0]["path"] = json!("run/../../../etc/passwd"))
     }),
