@@ -18,9 +18,37 @@ use crate::site::{MIB, NEVER_SETTLES, assert_holds, noise, options, save, start,
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A directory on this machine's disk, with something in it that is not ours.
-fn disk() -> TempDir {
-    let disk = tempfile::Builder::new().prefix("tidemark-spill-test-").tempdir_in("/var/tmp").unwrap();
+/// linux/magic.h
+const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
+
+/// A directory on a disk, or on a tmpfs where this machine's disk is stacked, as in most containers: no spill can be there.
+struct Disk {
+    directory: TempDir,
+    is_tmpfs: bool,
+}
+
+impl Disk {
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.is_tmpfs {
+            let _ = unmount(self.path(), UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// A disk with something on it that is not ours.
+fn disk() -> Disk {
+    let directory = tempfile::Builder::new().prefix("tidemark-spill-test-").tempdir_in("/var/tmp").unwrap();
+    let is_tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == OVERLAYFS;
+    if is_tmpfs {
+        mount("tidemark-tests", directory.path(), "tmpfs", MountFlags::NOSUID, None).unwrap();
+    }
+    let disk = Disk { directory, is_tmpfs };
     fs::write(disk.path().join("not-ours"), b"stays").unwrap();
     fs::create_dir(disk.path().join("tidemark-spill-but-not-ours")).unwrap();
     fs::write(disk.path().join("tidemark-spill-but-not-ours/a"), b"stays").unwrap();
@@ -28,7 +56,7 @@ fn disk() -> TempDir {
 }
 
 /// What is not the daemon's is there still, whatever it swept.
-fn assert_untouched(disk: &TempDir) {
+fn assert_untouched(disk: &Disk) {
     for name in ["not-ours", "tidemark-spill-but-not-ours/a"] {
         assert_eq!(fs::read(disk.path().join(name)).unwrap(), b"stays", "{name}");
     }
@@ -41,7 +69,7 @@ fn with_spill(tier1: &str, directory: &Path, budget: &str) -> DaemonOptions {
 }
 
 /// The folders of lives of a node.
-fn folders(disk: &TempDir) -> Vec<PathBuf> {
+fn folders(disk: &Disk) -> Vec<PathBuf> {
     let entries = fs::read_dir(disk.path()).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.is_dir() && !path.ends_with("tidemark-spill-but-not-ours")).collect()
 }
