@@ -556,14 +556,7 @@ impl File {
         offset: u64,
         len: u64,
     ) -> impl Fn(E) -> Tier1Error + use<E> {
-        let number = self.number;
-        move |source| Tier1Error::Resize {
-            step,
-            number,
-            offset_bytes: offset,
-            len_bytes: len,
-            source: source.into(),
-        }
+        Tier1Error::resize(self.number, step, offset, len)
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), Tier1Error> {

@@ -68,6 +68,16 @@ pub fn is_descriptor_limit(error: &io::Error) -> bool {
 }
 
 impl Tier1Error {
+    /// What makes a [`Tier1Error::Resize`] of a system call's error, in memory and in the spill.
+    pub(super) fn resize<E: Into<io::Error>>(
+        number: u64,
+        step: &'static str,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> impl Fn(E) -> Self {
+        move |source| Self::Resize { step, number, offset_bytes, len_bytes, source: source.into() }
+    }
+
     /// See [`is_descriptor_limit`].
     #[must_use]
     pub fn is_descriptor_limit(&self) -> bool {

@@ -7,12 +7,11 @@
 use super::wire::Connector;
 use super::{Client, Target, config};
 use crate::store::{StoreError, StoreSettings, without_secrets};
+use object_store::ClientOptions;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 use url::Url;
 
 const GOOGLE_REFUSED: &str = "check GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT (or the role), the clock, and that \
@@ -71,7 +70,7 @@ fn google(
     let client = builder
         .with_bucket_name(bucket)
         .with_client_options(options(endpoint.as_deref(), settings))
-        .with_retry(no_repetition())
+        .with_retry(config::no_repetition())
         .with_http_connector(Connector { damage_parts: false })
         .build()
         .map_err(|error| error.to_string())?;
@@ -98,7 +97,7 @@ fn azure(
     let client = builder
         .with_container_name(container)
         .with_client_options(options(endpoint.as_deref(), settings))
-        .with_retry(no_repetition())
+        .with_retry(config::no_repetition())
         .with_http_connector(Connector { damage_parts: false })
         .build()
         .map_err(|error| error.to_string())?;
@@ -107,16 +106,7 @@ fn azure(
 
 fn options(endpoint: Option<&str>, settings: &StoreSettings) -> ClientOptions {
     let plain_http = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-    // Time is bounded around each request, by its size.
-    ClientOptions::new()
-        .with_timeout_disabled()
-        .with_connect_timeout(settings.connect_timeout)
-        .with_allow_http(plain_http)
-}
-
-/// A conditional create repeated inside the client would turn its own success into "already exists".
-fn no_repetition() -> RetryConfig {
-    RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, backoff: BackoffConfig::default() }
+    config::bounded(ClientOptions::new(), plain_http, settings)
 }
 
 #[cfg(test)]

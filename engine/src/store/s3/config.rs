@@ -112,14 +112,14 @@ fn builder(
     }
     builder
         .with_client_options(options)
-        // A conditional put repeated inside the client would turn its own success into "already exists".
-        .with_retry(RetryConfig {
-            max_retries: 0,
-            retry_timeout: Duration::ZERO,
-            backoff: BackoffConfig::default(),
-        })
+        .with_retry(no_repetition())
         // Plain DELETE is idempotent and known to every store; the bulk call is not.
         .with_disable_bulk_delete(true)
+}
+
+/// A conditional create repeated inside the client would turn its own success into "already exists".
+pub(super) fn no_repetition() -> RetryConfig {
+    RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, backoff: BackoffConfig::default() }
 }
 
 /// How connections are made; the same for every client.
@@ -134,7 +134,11 @@ fn client_options(
             options = options.with_config(key, value);
         }
     }
-    // Time is bounded around each request, by its size; the client's own limit would cut large parts.
+    bounded(options, plain_http, settings)
+}
+
+/// Time is bounded around each request, by its size; the client's own limit would cut large parts.
+pub(super) fn bounded(options: ClientOptions, plain_http: bool, settings: &StoreSettings) -> ClientOptions {
     options.with_timeout_disabled().with_connect_timeout(settings.connect_timeout).with_allow_http(plain_http)
 }
 

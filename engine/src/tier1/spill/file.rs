@@ -68,14 +68,7 @@ impl SpillFile {
         offset: u64,
         len: u64,
     ) -> impl Fn(E) -> Tier1Error + use<E> {
-        let number = self.number;
-        move |source| Tier1Error::Resize {
-            step,
-            number,
-            offset_bytes: offset,
-            len_bytes: len,
-            source: source.into(),
-        }
+        Tier1Error::resize(self.number, step, offset, len)
     }
 
     fn writer(&self, growth: &mut Growth) -> io::Result<Arc<OwnedFd>> {
