@@ -1,0 +1,17 @@
+//! The bytes of files, on connections of their own, so that words never wait behind them.
+//!
+//! It owns the map: `wire` (what is asked for and confirmed), `halves` (bytes between a socket and a file), `carry`
+//! (pushing and pulling), `serve` (the other end), `pool` (connections that wait for the next transfer).
+//!
+//! One connection carries pieces of any number of files, one after another. Each piece is asked for under a token and
+//! signed with it, and confirmed when it is in the file; some are on the way at a time.
+
+mod carry;
+mod halves;
+mod pool;
+mod serve;
+mod wire;
+
+pub(crate) use self::carry::{pull, push};
+pub(crate) use self::pool::Pool;
+pub(crate) use self::serve::serve;

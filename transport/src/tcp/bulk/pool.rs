@@ -1,0 +1,78 @@
+//! Bulk connections that wait for the next transfer, so that a small file does not pay for opening one.
+//!
+//! It owns how many wait and for how long. Time is an argument.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::halves::{Receiving, Sending};
+use super::wire::Series;
+use crate::link::Address;
+use crate::tcp::BULK_STREAMS_MAX;
+
+/// How long one waits. Shorter than the other end's patience (`serve`), so that it is we who close it.
+const WAITS: Duration = Duration::from_secs(10);
+
+/// Connections that wait for one address: as many as one transfer uses.
+const WAITING_MAX: usize = BULK_STREAMS_MAX;
+
+/// A bulk connection at the end that opened it.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) receiving: Receiving,
+    pub(crate) sending: Sending,
+    pub(crate) series: Series,
+}
+
+/// The connections that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Pool(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    of: HashMap<Address, Vec<(Instant, Connection)>>,
+    closed: bool,
+}
+
+impl Pool {
+    pub(crate) fn take(&self, to: &Address) -> Option<Connection> {
+        let mut pool = self.waiting();
+        let waiting = pool.of.get_mut(to)?;
+        while let Some((_, connection)) = waiting.pop() {
+            if connection.receiving.is_quiet() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn put(&self, to: &Address, connection: Connection, now: Instant) {
+        let mut pool = self.waiting();
+        if pool.closed {
+            return;
+        }
+        let waiting = pool.of.entry(to.clone()).or_default();
+        if waiting.len() < WAITING_MAX {
+            waiting.push((now, connection));
+        }
+    }
+
+    pub(crate) fn sweep(&self, now: Instant) {
+        self.waiting().of.retain(|_, waiting| {
+            waiting.retain(|(since, connection)| {
+                now.saturating_duration_since(*since) < WAITS && connection.receiving.is_quiet()
+            });
+            !waiting.is_empty()
+        });
+    }
+
+    /// Closes all, and each that is put here later.
+    pub(crate) fn close(&self) {
+        *self.waiting() = Waiting { closed: true, ..Waiting::default() };
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

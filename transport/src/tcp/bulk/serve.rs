@@ -1,0 +1,224 @@
+//! The answering end of a bulk connection: takes pieces in and gives pieces out, each under a token.
+//!
+//! It owns the order of steps for one piece and the patience with its sender. It does not own the tokens.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::time::timeout;
+
+use super::halves::{Failure, Receiving, Sending, split};
+use super::wire::{REPLY_BYTES, REQUEST_BYTES, Reply, Request, Series};
+use crate::error::TokenRefusal;
+use crate::link::Grant;
+use crate::tcp::greeting::Hello;
+use crate::tcp::stream::Stream;
+use crate::tcp::{Node, listen};
+
+/// How long a connection may take to show that it holds a token. Anybody may open one.
+const FIRST: Duration = Duration::from_secs(30);
+
+/// How long one that did may wait for its next request: a pace may hold bytes back for minutes. That the other machine is
+/// gone is noticed long before.
+const IDLE: Duration = Duration::from_secs(600);
+
+/// How long one piece may take. A MiB over a bad 1 Mbit/s link fits.
+pub(crate) const PIECE: Duration = Duration::from_secs(30);
+
+/// Refusals in a row after which a connection is no use. Those of a token that was revoked under way are as many as
+/// pieces are on the way.
+const REFUSALS_MAX: usize = 64;
+
+/// Serves one connection until it ends.
+pub(crate) async fn serve(
+    node: &Arc<Node>,
+    mut stream: Stream,
+    hello: Hello,
+    nonce: [u8; 32],
+) -> io::Result<()> {
+    listen::welcome(node, &mut stream, nonce).await?;
+    let (mut receiving, mut sending) = split(stream);
+    let mut series = Series::new(nonce);
+    let (mut refusals, mut patience) = (0, FIRST);
+    while refusals < REFUSALS_MAX {
+        let request = timeout(patience, receiving.header::<REQUEST_BYTES>()).await;
+        let Ok(Some(signed)) = request.unwrap_or(Ok(None)) else { return Ok(()) };
+        let request = Request::decode(&signed)?;
+        let token = node.tokens.find(request.token_id);
+        let is_signed = Request::is_signed(&signed, token.ok(), &mut series);
+        let checked = token.and_then(|token| {
+            if !is_signed {
+                return Err(TokenRefusal::Unknown);
+            }
+            node.tokens.check(token, &hello.identity.node, request.direction, &request.range)
+        });
+        let (request, piece) =
+            (&request, timeout(PIECE, answer(checked, &request, &mut receiving, &mut sending)));
+        let said = piece.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        if let Err(why) = said {
+            tracing::debug!(peer = hello.identity.node, ?request, %why, "a piece was refused");
+        }
+        match said {
+            Ok(()) => (refusals, patience) = (0, IDLE),
+            Err(_) => refusals += 1,
+        }
+    }
+    Ok(())
+}
+
+/// Moves one piece, or says why not. An error ends the connection.
+async fn answer(
+    checked: Result<Arc<Grant>, TokenRefusal>,
+    request: &Request,
+    receiving: &mut Receiving,
+    sending: &mut Sending,
+) -> io::Result<Result<(), TokenRefusal>> {
+    let range = &request.range;
+    let said = match checked.as_deref() {
+        Ok(Grant::Receive { into, .. }) => {
+            into.landing(range.clone());
+            match receiving.piece(into.as_ref(), range).await {
+                Ok(()) => {
+                    into.landed(range.clone());
+                    Ok(())
+                }
+                Err(Failure::Connection(error)) => return Err(error),
+                Err(Failure::File { missing_bytes, source, .. }) => {
+                    receiving.discard(missing_bytes).await?;
+                    Err(refusal_of(&source, request))
+                }
+            }
+        }
+        Ok(Grant::Send { from, .. }) => {
+            sending.header(&reply(request, Ok(())), true).await?;
+            return match sending.piece(from.as_ref(), range).await {
+                Ok(()) => Ok(Ok(())),
+                Err(Failure::Connection(error)) => Err(error),
+                Err(Failure::File { source, .. }) => {
+                    // The bytes were promised; only the end of the connection says that they do not come.
+                    refusal_of(&source, request);
+                    Err(source)
+                }
+            };
+        }
+        Err(why) => {
+            if request.direction == crate::token::Direction::Receive {
+                receiving.discard(range.end - range.start).await?;
+            }
+            Err(*why)
+        }
+    };
+    sending.header(&reply(request, said), false).await?;
+    Ok(said)
+}
+
+fn reply(request: &Request, said: Result<(), TokenRefusal>) -> [u8; REPLY_BYTES] {
+    Reply { range: request.range.clone(), said }.encode()
+}
+
+/// What the other end hears of our file's failure; we log the rest.
+fn refusal_of(error: &io::Error, request: &Request) -> TokenRefusal {
+    if Errno::from_io_error(error) == Some(Errno::NOSPC) {
+        return TokenRefusal::NoSpace;
+    }
+    tracing::warn!(%error, ?request, "moving a piece failed at this node's file");
+    TokenRefusal::File
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{Address, BytesSink, Identity, Link, Peer, Service};
+    use crate::range::PIECE_BYTES;
+    use crate::tcp::greeting::Purpose;
+    use crate::tcp::{Security, Settings, Tcp, dial};
+    use crate::token::{Direction, Token};
+    use bytes::Bytes;
+    use std::fs::File;
+    use std::os::fd::{AsFd, BorrowedFd};
+    use std::os::unix::fs::FileExt;
+
+    struct Silent;
+
+    #[async_trait::async_trait]
+    impl Service for Silent {
+        async fn call(&self, _from: Peer, body: Bytes) -> Result<Bytes, crate::Refusal> {
+            Ok(body)
+        }
+
+        fn tell(&self, _from: Peer, _body: Bytes) {}
+
+        fn epoch(&self) -> u64 {
+            0
+        }
+
+        fn saw_epoch(&self, _from: &Peer, _epoch: u64) {}
+
+        fn connected(&self, _peer: &Peer) {}
+
+        fn disconnected(&self, _peer: &Peer) {}
+    }
+
+    struct Sink(File);
+
+    impl BytesSink for Sink {
+        fn file(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+    }
+
+    async fn node(name: &str) -> Tcp {
+        let settings = Settings {
+            listen: "127.0.0.1:0".parse().expect("an address"),
+            security: Security::Insecure { off_loopback: false },
+            encrypt_bulk: false,
+            bulk_streams: 1,
+        };
+        let identity = Identity { cluster: "blue".into(), node: name.into(), incarnation: 1, start: 1 };
+        Tcp::listen(identity, settings, Arc::new(Silent)).await.expect("it listens")
+    }
+
+    #[tokio::test]
+    async fn what_follows_a_refused_piece_on_its_connection_is_understood() {
+        // Goal: a refusal is said in order, and costs nobody else anything. Method: one connection, pieces of four kinds.
+        let (a, b) = (node("a").await, node("b").await);
+        let to = Address { node: "b".into(), address: b.local_address().to_string() };
+        let full = Arc::new(Sink(File::options().write(true).open("/dev/full").expect("every Linux has it")));
+        let good = Arc::new(Sink(tempfile::tempfile().expect("a file")));
+        let limit_bytes = PIECE_BYTES;
+        let full = b.grant("a", Grant::Receive { into: full, limit_bytes });
+        let receive =
+            b.grant("a", Grant::Receive { into: Arc::clone(&good) as Arc<dyn BytesSink>, limit_bytes });
+        let (stream, welcome) = dial::dial(&a.node, &to, Purpose::Bulk).await.expect("welcome");
+        let (mut receiving, mut sending) = split(stream);
+        let mut series = Series::new(welcome.nonce);
+        let bytes = vec![9; usize::try_from(PIECE_BYTES).expect("small")];
+        for (token, expected) in [
+            (Token::random(), Err(TokenRefusal::Unknown)),
+            (full, Err(TokenRefusal::NoSpace)),
+            (receive, Ok(())),
+        ] {
+            let range = 0..PIECE_BYTES;
+            let request = Request::encode(Direction::Receive, token, &range, &mut series);
+            let (sent, reply) = tokio::join!(
+                async {
+                    sending.header(&request, false).await?;
+                    let (first, second) = bytes.split_at(bytes.len() / 3);
+                    sending.header(first, false).await?;
+                    // The file has failed by then, in the middle of the piece.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    sending.header(second, false).await
+                },
+                receiving.header::<REPLY_BYTES>()
+            );
+            sent.expect("sent");
+            let reply = reply.expect("a reply").expect("not the end");
+            assert_eq!(Reply::decode(&reply).expect("a reply"), Reply { range, said: expected });
+        }
+        let mut landed = vec![0; bytes.len()];
+        good.0.read_exact_at(&mut landed, 0).expect("it landed");
+        assert_eq!(landed, bytes);
+    }
+}

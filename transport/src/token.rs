@@ -1,0 +1,279 @@
+//! Tokens: what lets a peer move the bytes of one file, and the table of those that were given.
+//!
+//! It owns their making, whom they are good for and when they are forgotten. It does not own how they are shown on a
+//! connection (`tcp/bulk`) nor the bytes. Time is an argument.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::TokenRefusal;
+use crate::link::Grant;
+
+/// How long a token outlives its peer's last control connection. Long enough for a daemon that is restarted or a
+/// switch that reboots, short enough that the files behind dead peers' tokens are let go.
+pub const TOKEN_ORPHANED_MS: u64 = 60_000;
+
+/// The most tokens that one node has given at a time; a grant beyond it takes back the oldest one, whose holder asks
+/// again. A node takes in some thousand files at once, and an entry is about 200 bytes.
+pub const TOKENS_MAX: usize = 65_536;
+
+/// A secret that lets one node move the bytes of one file. Shown as 64 hexadecimal digits, which belong in a call
+/// and in no log; `Debug` shows its public number only.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token([u8; 32]);
+
+impl Token {
+    /// A new one. 24 of its bytes are secret.
+    pub(crate) fn random() -> Self {
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).expect("the kernel has random numbers");
+        Self(bytes)
+    }
+
+    /// The 32 bytes, to be put in a call.
+    pub fn to_bytes(self) -> [u8; 32] {
+        self.0
+    }
+
+    /// A token that came in a call.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Names the token without giving it away.
+    pub(crate) fn id(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({:016x})", self.id())
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// The text is not 64 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a token is 64 hexadecimal digits")]
+pub struct NotAToken;
+
+impl FromStr for Token {
+    type Err = NotAToken;
+
+    fn from_str(text: &str) -> Result<Self, NotAToken> {
+        let mut bytes = [0; 32];
+        if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(NotAToken);
+        }
+        for (byte, index) in bytes.iter_mut().zip((0..64).step_by(2)) {
+            *byte = u8::from_str_radix(&text[index..index + 2], 16).map_err(|_| NotAToken)?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// Which way bytes move, seen from the node that gave the token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Receive,
+    Send,
+}
+
+/// The tokens that this node has given.
+#[derive(Debug, Default)]
+pub(crate) struct Tokens(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    given: HashMap<u64, Given>,
+    /// Ids by age, for the limit. May name tokens that are gone.
+    oldest: VecDeque<u64>,
+    /// Peers without a control connection, and since when.
+    away: HashMap<String, Instant>,
+}
+
+#[derive(Debug)]
+struct Given {
+    token: Token,
+    peer: String,
+    grant: Arc<Grant>,
+}
+
+impl Tokens {
+    pub(crate) fn grant(&self, peer: &str, grant: Grant) -> Token {
+        let token = Token::random();
+        let mut table = self.table();
+        while table.given.len() >= TOKENS_MAX {
+            let Some(id) = table.oldest.pop_front() else { break };
+            table.given.remove(&id);
+        }
+        table.given.insert(token.id(), Given { token, peer: peer.to_owned(), grant: Arc::new(grant) });
+        table.oldest.push_back(token.id());
+        if table.oldest.len() > 2 * TOKENS_MAX {
+            let Table { given, oldest, .. } = &mut *table;
+            oldest.retain(|id| given.contains_key(id));
+        }
+        token
+    }
+
+    pub(crate) fn revoke(&self, token: Token) {
+        let mut table = self.table();
+        // The number alone does not revoke: it is no secret.
+        if table.given.get(&token.id()).is_some_and(|given| given.token == token) {
+            table.given.remove(&token.id());
+        }
+    }
+
+    /// Forgets all, and lets go of their files.
+    pub(crate) fn clear(&self) {
+        *self.table() = Table::default();
+    }
+
+    /// The token with this number, to check what was made with its secret.
+    pub(crate) fn find(&self, id: u64) -> Result<Token, TokenRefusal> {
+        self.table().given.get(&id).map(|given| given.token).ok_or(TokenRefusal::Unknown)
+    }
+
+    /// Whether `peer` may move these bytes, and the file.
+    pub(crate) fn check(
+        &self,
+        token: Token,
+        peer: &str,
+        direction: Direction,
+        range: &Range<u64>,
+    ) -> Result<Arc<Grant>, TokenRefusal> {
+        let table = self.table();
+        let given =
+            table.given.get(&token.id()).filter(|given| given.token == token).ok_or(TokenRefusal::Unknown)?;
+        if given.peer != peer {
+            return Err(TokenRefusal::OtherNode);
+        }
+        let limit_bytes = match (&*given.grant, direction) {
+            (Grant::Receive { limit_bytes, .. }, Direction::Receive) => *limit_bytes,
+            (Grant::Send { size_bytes, .. }, Direction::Send) => *size_bytes,
+            _ => return Err(TokenRefusal::OtherDirection),
+        };
+        if range.start > range.end || range.end > limit_bytes {
+            return Err(TokenRefusal::BeyondLimit);
+        }
+        Ok(Arc::clone(&given.grant))
+    }
+
+    pub(crate) fn peer_left(&self, peer: &str, now: Instant) {
+        let mut table = self.table();
+        // Peers without tokens are not remembered: strangers must not fill the table.
+        if table.given.values().any(|given| given.peer == peer) {
+            table.away.insert(peer.to_owned(), now);
+        }
+    }
+
+    pub(crate) fn peer_came(&self, peer: &str) {
+        self.table().away.remove(peer);
+    }
+
+    /// Forgets the tokens of peers that have been away too long; to be called every second or so.
+    pub(crate) fn sweep(&self, now: Instant) {
+        let mut table = self.table();
+        let Table { given, away, oldest } = &mut *table;
+        let orphaned = Duration::from_millis(TOKEN_ORPHANED_MS);
+        let gone: Vec<String> = away
+            .iter()
+            .filter(|(_, since)| now.saturating_duration_since(**since) >= orphaned)
+            .map(|(peer, _)| peer.clone())
+            .collect();
+        for peer in gone {
+            away.remove(&peer);
+            given.retain(|_, given| given.peer != peer);
+            oldest.retain(|id| given.contains_key(id));
+        }
+    }
+
+    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn null() -> Arc<std::fs::File> {
+        Arc::new(std::fs::File::open("/dev/null").expect("/dev/null"))
+    }
+
+    fn source() -> Grant {
+        Grant::Send { from: null(), size_bytes: 100 }
+    }
+
+    #[test]
+    fn a_token_is_for_one_node_one_direction_and_no_byte_beyond_the_limit() {
+        let tokens = Tokens::default();
+        let token = tokens.grant("a", source());
+        assert!(tokens.check(token, "a", Direction::Send, &(0..100)).is_ok());
+        let refused = |peer, direction, range| tokens.check(token, peer, direction, &range).err();
+        assert_eq!(refused("b", Direction::Send, 0..1), Some(TokenRefusal::OtherNode));
+        assert_eq!(refused("a", Direction::Receive, 0..1), Some(TokenRefusal::OtherDirection));
+        assert_eq!(refused("a", Direction::Send, 100..101), Some(TokenRefusal::BeyondLimit));
+        let mut forged = token.to_bytes();
+        forged[31] ^= 1;
+        let forged = Token::from_bytes(forged);
+        assert_eq!(tokens.check(forged, "a", Direction::Send, &(0..1)).err(), Some(TokenRefusal::Unknown));
+        tokens.revoke(forged);
+        assert!(tokens.check(token, "a", Direction::Send, &(0..1)).is_ok());
+        tokens.revoke(token);
+        assert_eq!(refused("a", Direction::Send, 0..1), Some(TokenRefusal::Unknown));
+    }
+
+    #[test]
+    fn tokens_outlive_a_short_absence_and_not_a_long_one() {
+        let tokens = Tokens::default();
+        let (of_a, of_b) = (tokens.grant("a", source()), tokens.grant("b", source()));
+        let start = Instant::now();
+        let later = |ms| start + Duration::from_millis(ms);
+        tokens.peer_left("a", start);
+        tokens.sweep(later(TOKEN_ORPHANED_MS - 1));
+        assert!(tokens.find(of_a.id()).is_ok());
+        tokens.peer_came("a");
+        tokens.sweep(later(2 * TOKEN_ORPHANED_MS));
+        assert!(tokens.find(of_a.id()).is_ok());
+        tokens.peer_left("a", start);
+        tokens.sweep(later(TOKEN_ORPHANED_MS));
+        assert!(tokens.find(of_a.id()).is_err());
+        assert!(tokens.find(of_b.id()).is_ok());
+    }
+
+    #[test]
+    fn the_oldest_token_makes_room_for_one_too_many() {
+        let (tokens, null) = (Tokens::default(), null());
+        let grant = || tokens.grant("a", Grant::Send { from: null.clone(), size_bytes: 100 });
+        let (first, second) = (grant(), grant());
+        tokens.revoke(second);
+        for _ in 1..TOKENS_MAX {
+            grant();
+        }
+        assert!(tokens.find(first.id()).is_ok());
+        grant();
+        assert!(tokens.find(first.id()).is_err());
+        assert_eq!(tokens.table().given.len(), TOKENS_MAX);
+    }
+
+    #[test]
+    fn a_token_reads_back_as_it_was_written_and_hides_in_debug() {
+        let token = Token::random();
+        assert_eq!(token.to_string().parse(), Ok(token));
+        assert_eq!("12".parse::<Token>(), Err(NotAToken));
+        assert_eq!("é".repeat(32).parse::<Token>(), Err(NotAToken));
+        assert!(!format!("{token:?}").contains(&token.to_string()[16..]));
+    }
+}
