@@ -112,12 +112,23 @@ impl fmt::Display for Crc64 {
 
 impl Serialize for Crc64 {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Between nodes a seal's list of chunks is long, and nobody reads it.
+        if !serializer.is_human_readable() {
+            return serializer.serialize_bytes(&self.0.to_le_bytes());
+        }
         serializer.collect_str(self)
     }
 }
 
 impl<'de> Deserialize<'de> for Crc64 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if !deserializer.is_human_readable() {
+            let bytes = <&[u8]>::deserialize(deserializer)?;
+            let bytes = bytes.try_into();
+            return bytes
+                .map(|bytes| Self(u64::from_le_bytes(bytes)))
+                .map_err(|_| serde::de::Error::custom("a CRC-64 has 8 bytes"));
+        }
         let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
         Self::from_hex(&text)
             .ok_or_else(|| serde::de::Error::custom(format!("a CRC-64 is 16 hex digits, not {text:?}")))

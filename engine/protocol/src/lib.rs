@@ -5,6 +5,7 @@
 
 pub mod checkpoint;
 pub mod checksum;
+pub mod cluster;
 pub mod documents;
 pub mod encoding;
 pub mod evidence;
@@ -13,15 +14,19 @@ pub mod format;
 pub mod id;
 pub mod invariants;
 pub mod key;
+pub mod label;
 pub mod layout;
 pub mod lineage;
 pub mod manifest;
 pub mod marker;
+pub mod membership;
 pub mod path;
+pub mod placement;
 pub mod recognise;
 pub mod record;
 pub mod recovery;
 pub mod removal;
+pub mod replication;
 pub mod report;
 pub mod residency;
 pub mod retention;

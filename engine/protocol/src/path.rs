@@ -13,6 +13,21 @@ pub const MAX_PATH_BYTES: usize = 4096;
 /// The most bytes in one component: Linux's NAME_MAX.
 pub const MAX_COMPONENT_BYTES: usize = 255;
 
+/// The directory of a path of the mount, empty for the root, and the last component.
+#[must_use]
+pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&[], path),
+    }
+}
+
+/// The path of a name in a directory, which is empty for the root.
+#[must_use]
+pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    if directory.is_empty() { name.to_vec() } else { [directory, name].join(&b'/') }
+}
+
 /// A path below the mount: not empty, components separated by one `/`, none of them `.` or `..`, no NUL. It can
 /// therefore never name anything outside the directory that it is joined to.
 ///

@@ -69,6 +69,7 @@ fn status_keeps_its_shape() {
             lag_bytes: 10,
             lag_seconds: 0.25,
         }],
+        replication: Some(ReplicationStatus { lacking_files: 2, ..ReplicationStatus::default() }),
         written_ms: 1_700_000_000_000,
     };
     is_golden(
@@ -88,6 +89,7 @@ fn status_keeps_its_shape() {
                 "watermark": null,
                 "recoverable": {"timeline": 0, "step": null, "version": 1, "path": "run7/step-1200"},
                 "lag_versions": 1, "lag_bytes": 10, "lag_seconds": 0.25}],
+            "replication": {"partner": null, "lacking_files": 2, "lacking_bytes": 0, "since_ms": null, "why": null},
             "written_ms": 1_700_000_000_000_i64,
         }),
     );
@@ -277,18 +279,67 @@ fn events_nodes_and_checks_keep_their_shape() {
         this: true,
         tier1_used_bytes: 4,
         tier1_size_bytes: 5,
+        standing: "cut_off".into(),
+        since_ms: Some(6),
+        why: Some("w".into()),
+        heard_ago_seconds: Some(0.5),
+        labels: [("rack".to_owned(), "r1".to_owned())].into(),
+        partner: Some("n1".into()),
     };
     is_golden(
         &node,
         &json!({"name": "n0", "incarnation": "0000000000000001", "start": "0000000000000002",
             "state": "serving", "listen": "l", "version": "0.1.0", "epoch": 3, "coordinator": true,
-            "this": true, "tier1_used_bytes": 4, "tier1_size_bytes": 5}),
+            "this": true, "tier1_used_bytes": 4, "tier1_size_bytes": 5, "standing": "cut_off", "since_ms": 6,
+            "why": "w", "heard_ago_seconds": 0.5, "labels": {"rack": "r1"}, "partner": "n1"}),
     );
     let check = Check { name: "fuse".into(), verdict: CheckVerdict::Warn, what: "w".into(), fix: None };
     is_golden(
         &Doctor { checks: vec![check] },
         &json!({"checks": [{"name": "fuse", "verdict": "warn", "what": "w", "fix": null}]}),
     );
+}
+
+#[test]
+fn a_placement_keeps_its_shape_and_says_what_the_nodes_say() {
+    use crate::id::Epoch;
+    use crate::placement::{Candidate, Rules, Scheme, Scope, place};
+    let labelled = |rack: Option<&str>| {
+        rack.map(|rack| json!({"rack": rack}))
+            .map_or_else(Default::default, |rack| serde_json::from_value(rack).unwrap())
+    };
+    let member = |(node, rack): (&str, Option<&str>)| Candidate {
+        name: node.parse().unwrap(),
+        labels: labelled(rack),
+    };
+    let members: Vec<_> =
+        [("a", Some("r1")), ("b", Some("r1")), ("c", None)].into_iter().map(member).collect();
+    let rules = Rules { scheme: Scheme::Pair, scope: Scope::default() };
+    let placed = place(None, &members, &rules, Epoch(3));
+    is_golden(
+        &Placement::of(&placed.placement, &members, &placed.notes),
+        &json!({"epoch": 3, "number": 1, "scheme": "pair", "label": "rack", "within": false,
+            "nodes": [
+                {"node": "a", "domain": "r1", "partner": "c", "partner_domain": null, "keeps": "b"},
+                {"node": "b", "domain": "r1", "partner": "a", "partner_domain": "r1", "keeps": "c"},
+                {"node": "c", "domain": null, "partner": "b", "partner_domain": "r1", "keeps": "a"},
+            ],
+            "survival": [
+                {"lost": 1, "of": "node", "combinations": 3, "fatal": 0, "worst": [], "worst_loses": 0},
+                {"lost": 2, "of": "node", "combinations": 3, "fatal": 3, "worst": ["a", "c"], "worst_loses": 1},
+                {"lost": 3, "of": "node", "combinations": 1, "fatal": 1, "worst": ["a", "c", "b"], "worst_loses": 3},
+                {"lost": 1, "of": "rack", "combinations": 2, "fatal": 1, "worst": ["r1"], "worst_loses": 1},
+            ],
+            "warnings": [
+                "node b has no partner in another rack: its copies are at a, and the loss of rack r1 loses both; add nodes in other racks",
+                "node c has no label rack, and counts as a rack of its own; start it with --label rack=NAME",
+            ],
+            "more_warnings": 0}),
+    );
+    let many: Vec<_> = (0..20).map(|at| member((&format!("n{at:02}"), Some("r1")))).collect();
+    let placed = place(None, &many, &rules, Epoch(3));
+    let report = Placement::of(&placed.placement, &many, &placed.notes);
+    assert_eq!((report.warnings.len(), report.more_warnings), (WARNINGS_MAX, 4));
 }
 
 #[test]

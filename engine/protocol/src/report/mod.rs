@@ -12,6 +12,7 @@
 mod checkpoint;
 mod exit;
 mod keeping;
+mod placement;
 mod status;
 mod work;
 
@@ -21,9 +22,10 @@ pub use keeping::{
     Export, Gc, GcRow, Import, ImportOutcome, ImportRow, Pin, Recovery, RecoveryRow, Removal, RunRecovery,
     Undelete,
 };
+pub use placement::{Placement, PlacementRow, SurvivalRow, WARNINGS_MAX};
 pub use status::{
-    Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, Problem, RunStatus, Status,
-    TierState, TierStatus,
+    Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, Problem, ReplicationStatus,
+    RunStatus, Status, TierState, TierStatus,
 };
 pub use work::{
     BrokenInvariant, Commit, Event, EventLevel, Flush, Pending, PendingReason, Prefetch, Progress,

@@ -31,6 +31,9 @@ pub struct Status {
     pub mount: MountStatus,
     pub tiers: Vec<TierStatus>,
     pub runs: Vec<RunStatus>,
+    /// How this node's files are copied to another one; null for a node that is alone.
+    #[serde(default)]
+    pub replication: Option<ReplicationStatus>,
     /// When this was written, which says how old a `status.json` is.
     pub written_ms: i64,
 }
@@ -184,6 +187,20 @@ impl TierState {
     }
 }
 
+/// How a node's sealed files are copied to its partner.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ReplicationStatus {
+    /// Who keeps the copies; null where nobody does now.
+    pub partner: Option<String>,
+    /// Files that nobody who lives has a whole copy of.
+    pub lacking_files: u64,
+    pub lacking_bytes: u64,
+    /// Since when there are such files; null when there are none.
+    pub since_ms: Option<i64>,
+    /// Why they lack it; null while they are on their way.
+    pub why: Option<String>,
+}
+
 /// Where one run stands.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunStatus {
@@ -204,7 +221,7 @@ pub struct RunStatus {
 }
 
 /// One row of `ckptctl nodes`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     pub name: String,
     #[serde(with = "super::hex16")]
@@ -221,6 +238,23 @@ pub struct Node {
     pub this: bool,
     pub tier1_used_bytes: u64,
     pub tier1_size_bytes: u64,
+    /// What the coordinator makes of it: `awaited`, `alive`, `suspect`, `cut_off` or `gone`. Empty from an older daemon.
+    #[serde(default)]
+    pub standing: String,
+    /// Since when it stands so, for one that is not alive.
+    #[serde(default)]
+    pub since_ms: Option<i64>,
+    /// Why, for one that is not alive.
+    #[serde(default)]
+    pub why: Option<String>,
+    /// How long ago it was last heard; null for the coordinator's own.
+    #[serde(default)]
+    pub heard_ago_seconds: Option<f64>,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Who keeps its copies; null where nobody does.
+    #[serde(default)]
+    pub partner: Option<String>,
 }
 
 /// `ckptctl doctor`.

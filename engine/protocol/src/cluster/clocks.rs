@@ -1,0 +1,80 @@
+//! One node's times on another's clock.
+//!
+//! Owns: the estimate. Does not own: when messages come (the engine).
+//!
+//! A message is sent before it is received: the difference of the two clocks, seen over many messages, is never below the true
+//! one, and its least value is above it by the quickest delivery only. So a time that came from elsewhere is read late by that
+//! much and never early. What a node does because it heard of an event elsewhere (a barrier before the index is written) took at
+//! least one delivery, too: the order of the two is kept.
+
+use crate::id::Incarnation;
+use std::collections::BTreeMap;
+
+/// Differences remembered; the lives of a few clusters. Beyond it the oldest life goes.
+const LIVES_MAX: usize = 65_536;
+
+/// How far other nodes' clocks are from ours.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Clocks {
+    /// Ours minus theirs, the least seen, in nanoseconds.
+    offsets: BTreeMap<Incarnation, i64>,
+}
+
+impl Clocks {
+    /// A message that was sent at `theirs_ns` by its node's clock came at `ours_ns` by ours.
+    pub fn heard(&mut self, life: Incarnation, theirs_ns: i64, ours_ns: i64) {
+        let seen = ours_ns.saturating_sub(theirs_ns);
+        if self.offsets.len() >= LIVES_MAX && !self.offsets.contains_key(&life) {
+            self.offsets.pop_first();
+        }
+        self.offsets.entry(life).and_modify(|least| *least = (*least).min(seen)).or_insert(seen);
+    }
+
+    /// A time of that node on our clock, no later than `now_ns`: it told us of something that has happened.
+    #[must_use]
+    pub fn read(&self, life: Incarnation, theirs_ns: i64, now_ns: i64) -> i64 {
+        let offset = self.offsets.get(&life).copied().unwrap_or(0);
+        theirs_ns.saturating_add(offset).min(now_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIFE: Incarnation = Incarnation(1);
+
+    proptest! {
+        /// A node closes a file and tells another, which then writes an index and tells the coordinator: however wrong the
+        /// clocks and however long the messages take, the index is not read as the earlier of the two.
+        #[test]
+        fn cause_and_effect_keep_their_order(
+            skews in proptest::collection::vec(-3_600_000_000_000_i64..3_600_000_000_000, 2),
+            deliveries in proptest::collection::vec(1_000_i64..50_000_000, 3..20),
+            barrier_ns in 0_i64..50_000_000,
+        ) {
+            let quickest = *deliveries.iter().min().unwrap();
+            let mut clocks = Clocks::default();
+            let (a, b) = (Incarnation(1), Incarnation(2));
+            for (n, delivery) in deliveries.iter().enumerate() {
+                let at = i64::try_from(n).unwrap() * 100_000_000;
+                clocks.heard(a, at + skews[0], at + delivery);
+                clocks.heard(b, at + skews[1], at + delivery);
+            }
+            let closed = 1_000_000_000_000;
+            // The barrier is a message, too.
+            let indexed = closed + quickest + barrier_ns;
+            let now = indexed + 1_000_000_000;
+            prop_assert!(clocks.read(a, closed + skews[0], now) <= clocks.read(b, indexed + skews[1], now));
+            // And against a clock of our own.
+            prop_assert!(clocks.read(a, closed + skews[0], now) <= indexed);
+        }
+    }
+
+    #[test]
+    fn nothing_is_read_as_of_the_future() {
+        let clocks = Clocks::default();
+        assert_eq!(clocks.read(LIFE, 500, 100), 100);
+    }
+}

@@ -1,0 +1,338 @@
+//! Which node may answer for a directory.
+//!
+//! Owns: who may change names in a directory without asking, who asks about each, and which single names are promised to whom.
+//! Does not own: the names (the catalog), the messages, what time it is.
+//!
+//! A directory is at rest, or of one node, or of all. Whoever first changes something in it has it alone, and needs not ask
+//! again; when a second comes, the first gives it back, and from then on each asks for each name. A directory that a node has
+//! just made is its own.
+
+use crate::cluster::wire::NameOperation;
+use crate::id::NodeName;
+use crate::path::split;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long a name stays promised: far longer than the creation and its publication take. Then somebody else may have it.
+pub const PROMISE: Duration = Duration::from_secs(10);
+
+/// Names promised at a time, over all nodes: every rank of a large job makes a few at once. Beyond it a name is refused, to be
+/// asked for again.
+pub const PROMISES_MAX: usize = 1 << 20;
+
+/// Who answers for a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Lease {
+    Alone(NodeName),
+    Shared,
+}
+
+/// What has to happen before an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Answer from the catalog.
+    Answer,
+    /// This node is to publish what it knows; it keeps the directory.
+    PublishFirst(NodeName),
+    /// This node is to publish and to give the directory back; then ask again.
+    RecallFirst(NodeName),
+    /// The asker has the directory to itself from now on.
+    Alone,
+    /// The name is promised to the asker; it is one of many that change this directory.
+    Promised,
+    /// Another was promised the name, and has to publish first.
+    Busy(NodeName),
+    /// Too many names are promised.
+    TooMany,
+}
+
+/// A promise of one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Promise {
+    node: NodeName,
+    until: Duration,
+}
+
+/// All leases of one epoch. Paths are relative to the mount.
+#[derive(Debug, Clone, Default)]
+pub struct Leases {
+    directories: BTreeMap<Vec<u8>, Lease>,
+    promises: BTreeMap<(Vec<u8>, Vec<u8>), Promise>,
+}
+
+impl Leases {
+    /// `from` wants to see what is in a directory.
+    #[must_use]
+    pub fn read(&self, from: &NodeName, directory: &[u8], name: Option<&[u8]>, now: Duration) -> Verdict {
+        match self.directories.get(directory) {
+            Some(Lease::Alone(holder)) if holder != from => return Verdict::PublishFirst(holder.clone()),
+            _ => {}
+        }
+        // What was promised may be there by now.
+        let promised = name.and_then(|name| self.promise(directory, name, now));
+        match promised {
+            Some(promise) if promise.node != *from => Verdict::PublishFirst(promise.node.clone()),
+            _ => Verdict::Answer,
+        }
+    }
+
+    /// `from` wants to change a name. After [`Verdict::RecallFirst`] and [`Verdict::Busy`] nothing has changed.
+    pub fn change(&mut self, from: &NodeName, directory: &[u8], name: &[u8], now: Duration) -> Verdict {
+        match self.directories.get(directory) {
+            Some(Lease::Alone(holder)) if holder == from => return Verdict::Alone,
+            Some(Lease::Alone(holder)) => return Verdict::RecallFirst(holder.clone()),
+            // Its promises are of a time before it was given back by everybody.
+            None if !self.has_promises(directory, from, now) => {
+                self.directories.insert(directory.to_vec(), Lease::Alone(from.clone()));
+                return Verdict::Alone;
+            }
+            None => {
+                self.directories.insert(directory.to_vec(), Lease::Shared);
+            }
+            Some(Lease::Shared) => {}
+        }
+        match self.promise(directory, name, now) {
+            Some(promise) if promise.node != *from => return Verdict::Busy(promise.node.clone()),
+            _ => {}
+        }
+        if self.promises.len() >= PROMISES_MAX {
+            self.promises.retain(|_, promise| promise.until > now);
+            if self.promises.len() >= PROMISES_MAX {
+                return Verdict::TooMany;
+            }
+        }
+        let promise = Promise { node: from.clone(), until: now + PROMISE };
+        self.promises.insert((directory.to_vec(), name.to_vec()), promise);
+        Verdict::Promised
+    }
+
+    /// The holder gave a directory back: from now on it is everybody's.
+    pub fn released(&mut self, from: &NodeName, directory: &[u8]) {
+        if let Some(lease) = self.directories.get_mut(directory)
+            && *lease == Lease::Alone(from.clone())
+        {
+            *lease = Lease::Shared;
+        }
+    }
+
+    /// A name is as its node published it: the promise is kept.
+    pub fn published(&mut self, from: &NodeName, directory: &[u8], name: &[u8]) {
+        let key = (directory.to_vec(), name.to_vec());
+        if self.promises.get(&key).is_some_and(|promise| promise.node == *from) {
+            self.promises.remove(&key);
+        }
+    }
+
+    /// What an operation that `from` published means for leases and promises. False where it made a directory that somebody had
+    /// before.
+    pub fn follow(&mut self, from: &NodeName, operation: &NameOperation) -> bool {
+        let mut is_its_own = true;
+        match operation {
+            NameOperation::Directory { path, .. } => is_its_own = self.made(from, path),
+            NameOperation::Symlink { .. } | NameOperation::File { .. } | NameOperation::Linked { .. } => {}
+            NameOperation::Removed { path } => self.removed(path),
+            NameOperation::Renamed { from: old, to, exchange: false } => self.renamed(from, old, to),
+            NameOperation::Renamed { from: old, to, exchange: true } => {
+                self.removed(old);
+                self.removed(to);
+            }
+        }
+        if let NameOperation::Renamed { from: old, .. } = operation {
+            self.published_at(from, old);
+        }
+        self.published_at(from, operation.path());
+        is_its_own
+    }
+
+    /// [`Leases::published`] for a path.
+    pub fn published_at(&mut self, from: &NodeName, path: &[u8]) {
+        let (directory, name) = split(path);
+        self.published(from, directory, name);
+    }
+
+    /// A node made this directory: it is alone in it. False where somebody came before.
+    pub fn made(&mut self, from: &NodeName, directory: &[u8]) -> bool {
+        let lease = self.directories.entry(directory.to_vec()).or_insert_with(|| Lease::Alone(from.clone()));
+        *lease == Lease::Alone(from.clone())
+    }
+
+    /// Nodes that were promised names in a directory, besides `but`.
+    #[must_use]
+    pub fn promised_in(&self, directory: &[u8], but: &NodeName, now: Duration) -> BTreeSet<NodeName> {
+        let here = self.promises_in(directory);
+        let others = here.filter(|promise| promise.node != *but && promise.until > now);
+        others.map(|promise| promise.node.clone()).collect()
+    }
+
+    /// `by` gave a directory another name, and has taken everybody else out of it before. It does not know the directory by its
+    /// path: what it has alone it goes on having, and that must be known under the new path too.
+    pub fn renamed(&mut self, by: &NodeName, from: &[u8], to: &[u8]) {
+        self.removed(to);
+        let moved = self.below(from).into_iter().filter_map(|path| {
+            let lease = self.directories.get(&path)?.clone();
+            let stays = lease == Lease::Shared || lease == Lease::Alone(by.clone());
+            stays.then(|| ([to, &path[from.len()..]].concat(), lease))
+        });
+        let moved: Vec<_> = moved.collect();
+        self.removed(from);
+        self.directories.extend(moved);
+    }
+
+    /// A directory and all below it are gone: their leases end.
+    pub fn removed(&mut self, directory: &[u8]) {
+        for path in self.below(directory) {
+            self.directories.remove(&path);
+        }
+        self.promises.retain(|(path, _), _| !is_below(path, directory));
+    }
+
+    /// Whoever holds a directory at or below this one, besides `from`: to be recalled before it gets another name.
+    #[must_use]
+    pub fn holders_below(&self, from: &NodeName, directory: &[u8]) -> Vec<(NodeName, Vec<u8>)> {
+        let below = self.below(directory).into_iter();
+        below
+            .filter_map(|path| match &self.directories[&path] {
+                Lease::Alone(holder) if holder != from => Some((holder.clone(), path)),
+                Lease::Alone(_) | Lease::Shared => None,
+            })
+            .collect()
+    }
+
+    /// The nodes besides `but` that may know of names at or below `directory` that nobody else knows of yet.
+    #[must_use]
+    pub fn knowing_below(&self, but: &NodeName, directory: &[u8], now: Duration) -> BTreeSet<NodeName> {
+        let holders = self.holders_below(but, directory).into_iter().map(|(holder, _)| holder);
+        let promised = self.promises.iter().filter(|((path, _), promise)| {
+            promise.until > now && promise.node != *but && is_below(path, directory)
+        });
+        holders.chain(promised.map(|(_, promise)| promise.node.clone())).collect()
+    }
+
+    /// A node is gone: what it held alone is at rest again, and its promises are void.
+    pub fn gone(&mut self, node: &NodeName) {
+        self.directories.retain(|_, lease| *lease != Lease::Alone(node.clone()));
+        self.promises.retain(|_, promise| promise.node != *node);
+    }
+
+    fn below(&self, directory: &[u8]) -> Vec<Vec<u8>> {
+        let from = self.directories.range(directory.to_vec()..);
+        let near = from.take_while(|(path, _)| path.starts_with(directory));
+        near.filter(|(path, _)| is_below(path, directory)).map(|(path, _)| path.clone()).collect()
+    }
+
+    fn promise(&self, directory: &[u8], name: &[u8], now: Duration) -> Option<&Promise> {
+        let promise = self.promises.get(&(directory.to_vec(), name.to_vec()))?;
+        (promise.until > now).then_some(promise)
+    }
+
+    fn has_promises(&self, directory: &[u8], but: &NodeName, now: Duration) -> bool {
+        self.promises_in(directory).any(|promise| promise.node != *but && promise.until > now)
+    }
+
+    fn promises_in(&self, directory: &[u8]) -> impl Iterator<Item = &Promise> {
+        let from = self.promises.range((directory.to_vec(), Vec::new())..);
+        from.take_while(move |((path, _), _)| path == directory).map(|(_, promise)| promise)
+    }
+}
+
+/// Whether a path is that directory or lies below it.
+fn is_below(path: &[u8], directory: &[u8]) -> bool {
+    directory.is_empty()
+        || path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn the_first_is_alone_until_a_second_comes() {
+        let (a, b) = (node("a"), node("b"));
+        let mut leases = Leases::default();
+        assert_eq!(leases.change(&a, b"run", b"x", NOW), Verdict::Alone);
+        assert_eq!(leases.change(&a, b"run", b"y", NOW), Verdict::Alone);
+        assert_eq!(leases.read(&b, b"run", Some(b"x"), NOW), Verdict::PublishFirst(a.clone()));
+        assert_eq!(leases.change(&b, b"run", b"z", NOW), Verdict::RecallFirst(a.clone()));
+        leases.released(&a, b"run");
+        assert_eq!(leases.change(&b, b"run", b"z", NOW), Verdict::Promised);
+        assert_eq!(leases.change(&a, b"run", b"w", NOW), Verdict::Promised);
+    }
+
+    #[test]
+    fn of_two_that_want_one_name_the_second_waits_for_the_first() {
+        let (a, b) = (node("a"), node("b"));
+        let mut leases = Leases::default();
+        assert_eq!(leases.change(&a, b"d", b"first", NOW), Verdict::Alone);
+        leases.released(&a, b"d");
+        assert_eq!(leases.change(&a, b"d", b"x", NOW), Verdict::Promised);
+        assert_eq!(leases.change(&b, b"d", b"x", NOW), Verdict::Busy(a.clone()));
+        assert_eq!(leases.read(&b, b"d", Some(b"x"), NOW), Verdict::PublishFirst(a.clone()));
+        leases.published(&a, b"d", b"x");
+        assert_eq!(leases.change(&b, b"d", b"x", NOW), Verdict::Promised);
+        // A promise that nobody kept does not last.
+        assert_eq!(leases.change(&a, b"d", b"x", NOW + PROMISE), Verdict::Promised);
+    }
+
+    #[test]
+    fn what_a_node_held_is_free_when_it_is_gone() {
+        let (a, b) = (node("a"), node("b"));
+        let mut leases = Leases::default();
+        assert_eq!(leases.change(&a, b"run", b"x", NOW), Verdict::Alone);
+        leases.made(&a, b"run/step");
+        assert_eq!(leases.change(&b, b"run/step", b"f", NOW), Verdict::RecallFirst(a.clone()));
+        leases.gone(&a);
+        assert_eq!(leases.change(&b, b"run/step", b"f", NOW), Verdict::Alone);
+    }
+
+    #[test]
+    fn who_renames_a_directory_goes_on_having_it_alone() {
+        let (a, b) = (node("a"), node("b"));
+        let mut leases = Leases::default();
+        for directory in [&b"run/.new"[..], b"run/.new/below", b"run/.newer"] {
+            assert!(leases.made(&a, directory));
+        }
+        leases.renamed(&a, b"run/.new", b"run/last");
+        assert_eq!(leases.change(&b, b"run/last", b"x", NOW), Verdict::RecallFirst(a.clone()));
+        assert_eq!(leases.change(&b, b"run/last/below", b"x", NOW), Verdict::RecallFirst(a.clone()));
+        assert_eq!(leases.change(&b, b"run/.newer", b"x", NOW), Verdict::RecallFirst(a.clone()));
+        // The old name is a new directory.
+        assert_eq!(leases.change(&b, b"run/.new", b"x", NOW), Verdict::Alone);
+        // What b holds, a did not wait for: b is asked again.
+        leases.renamed(&a, b"run/.new", b"run/other");
+        assert_eq!(leases.change(&a, b"run/other", b"x", NOW), Verdict::Alone);
+    }
+
+    #[test]
+    fn who_may_know_more_of_a_directory_holds_it_or_was_promised_a_name_there() {
+        let (a, b, c) = (node("a"), node("b"), node("c"));
+        let mut leases = Leases::default();
+        assert!(leases.made(&a, b"run/step/part"));
+        assert!(leases.made(&c, b"run/other"));
+        leases.change(&a, b"run/step", b"x", NOW);
+        leases.released(&a, b"run/step");
+        leases.change(&b, b"run/step", b"y", NOW);
+        let knowing = leases.knowing_below(&c, b"run/step", NOW);
+        assert_eq!(knowing, BTreeSet::from([a.clone(), b.clone()]));
+        leases.published(&b, b"run/step", b"y");
+        assert_eq!(leases.knowing_below(&c, b"run/step", NOW), BTreeSet::from([a.clone()]));
+        assert_eq!(leases.knowing_below(&a, b"run/step", NOW), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_directory_that_moves_takes_everybody_out_of_it() {
+        let (a, b) = (node("a"), node("b"));
+        let mut leases = Leases::default();
+        leases.made(&a, b"run/step");
+        leases.made(&b, b"run/step/deep");
+        leases.made(&b, b"run/step2");
+        assert_eq!(leases.holders_below(&a, b"run/step"), vec![(b.clone(), b"run/step/deep".to_vec())]);
+        leases.removed(b"run/step");
+        assert_eq!(leases.holders_below(&a, b"run"), vec![(b, b"run/step2".to_vec())]);
+    }
+}

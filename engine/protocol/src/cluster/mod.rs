@@ -1,0 +1,14 @@
+//! One tree over many nodes: what nodes tell each other of names, and who may change a directory without asking.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `wire` | the words between a node and the coordinator |
+//! | `leases` | which node may answer for a directory |
+//! | `clocks` | one node's times on another's clock |
+//!
+//! Does not own: the tree itself (each node's namespace; the coordinator's is the catalog), the links, membership. The
+//! argument: `engine/design/0018-one-tree.md`.
+
+pub mod clocks;
+pub mod leases;
+pub mod wire;

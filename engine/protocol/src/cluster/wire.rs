@@ -1,0 +1,697 @@
+//! The words between a node and the coordinator, and their bounds.
+//!
+//! Owns: the messages and their bytes. Does not own: frames and who is at the other end (transport), what follows from a
+//! message (the engine's cluster).
+//!
+//! Postcard, because chunk checksums are most of the bytes. The format has no self-description: [`WIRE_VERSION`] stands
+//! before each message, and two builds that differ in it do not talk.
+
+use crate::checksum::Crc64;
+use crate::encoding::Encoding;
+use crate::file::FileState;
+use crate::id::{Epoch, FileId, Generation, Incarnation, NodeName, SealNumber, StartId};
+use crate::key::NodeLife;
+use crate::manifest::Prepared;
+use crate::membership::{Admit, Ask, Echo};
+use crate::placement::PlacementVersion;
+use crate::record::Record;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Raised with every change of a message.
+pub const WIRE_VERSION: u8 = 2;
+
+/// The largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// Operations on names and states of nodes in one publication: some MiB, and some milliseconds of the coordinator's lock.
+pub const BATCH_ITEMS_MAX: usize = 4096;
+
+/// Checksums of chunks in one publication, beyond those of its last file, so that it stays below what a message may have: up to
+/// ten bytes each.
+pub const CHUNKS_MAX: usize = MESSAGE_BYTES_MAX / 64;
+
+/// Of a build's version in a join: as `ckptd --version` prints it.
+pub const VERSION_BYTES_MAX: usize = 64;
+
+/// Of the reason for a member's standing: a sentence with two names in it.
+pub const WHY_BYTES_MAX: usize = 512;
+
+/// What a node asks of the coordinator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToCoordinator {
+    Join(Join),
+    Publish(Publication),
+    /// What a name stands for, or leave to change it.
+    Look(Look),
+    /// All names of a directory.
+    List {
+        path: Vec<u8>,
+    },
+    /// Where the bytes of a file are. Waits, within the call's deadline, while it is closed and not sealed yet.
+    Where {
+        file: FileId,
+    },
+    /// The node is alive.
+    Beat(Beat),
+    /// Who is a member: asked by a node that missed a change.
+    Members,
+    /// Copies of others' files that are kept here now, or not any more.
+    Copies(Copies),
+    /// How a file stands, and where: its node was told that a name of it is gone.
+    Find {
+        file: FileId,
+    },
+    /// All that this node knew when it joined has been published.
+    Reported,
+}
+
+impl ToCoordinator {
+    /// Every [`ToCoordinator::word`].
+    pub const WORDS: [&str; 10] =
+        ["join", "publish", "look", "list", "where", "beat", "members", "copies", "find", "reported"];
+
+    /// What is asked, in one word, for counters.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        Self::WORDS[self.kind()]
+    }
+
+    /// The index of its word.
+    #[must_use]
+    pub const fn kind(&self) -> usize {
+        match self {
+            Self::Join(_) => 0,
+            Self::Publish(_) => 1,
+            Self::Look(_) => 2,
+            Self::List { .. } => 3,
+            Self::Where { .. } => 4,
+            Self::Beat(_) => 5,
+            Self::Members => 6,
+            Self::Copies(_) => 7,
+            Self::Find { .. } => 8,
+            Self::Reported => 9,
+        }
+    }
+}
+
+/// What the coordinator asks of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToNode {
+    /// Publish what is known of names, once nothing is at work on `name`; and give the directory back where `release`.
+    Recall { epoch: Epoch, path: Vec<u8>, name: Option<Vec<u8>>, release: bool },
+    /// The members, as they are from now on.
+    Members(Members),
+    /// Whether this node hears another one; answered with what it found out.
+    Ask(Ask),
+    /// Who is there: another node was asked whether this one lives. Answered with its life.
+    Knock,
+    /// Phase 1 of an attempt for the files that are here; asked again until it is done.
+    Prepare(Box<Prepare>),
+    /// Copies in Tier-3 of files that are here.
+    Objects { epoch: Epoch, objects: Vec<(FileId, SealNumber, Object)> },
+    /// Files that have no name any more; at most [`BATCH_ITEMS_MAX`].
+    Removed { epoch: Epoch, files: Vec<FileId> },
+    /// What changed in the catalog, for the deputy to keep.
+    Catalog(Box<CatalogPart>),
+}
+
+/// An answer that only a coordinator can give that has heard all nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer<T> {
+    Known(T),
+    /// It is new, and some have not said yet what they know.
+    NotYet,
+}
+
+/// A part of the catalog as the coordinator's deputy keeps it, in case that the coordinator is lost.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CatalogPart {
+    pub epoch: Epoch,
+    /// Counts the parts; 0 begins anew, and what was kept before is forgotten.
+    pub number: u64,
+    /// The coordinator's clock, to read the times with.
+    pub now_ns: i64,
+    /// Nodes that changed, as they stand.
+    pub nodes: Vec<CatalogNode>,
+    /// Nodes that have no name any more.
+    pub gone: Vec<u64>,
+    /// The last publication of each life that these parts contain, where that changed.
+    pub published: Vec<(NodeLife, u64)>,
+    /// What became of processes.
+    pub fates: Vec<ProcessFate>,
+    /// Nothing was left to tell: the parts up to this one are the whole catalog.
+    pub all: bool,
+}
+
+/// What became of a process, and when it was seen to have failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessFate {
+    /// The life of its node.
+    pub home: Incarnation,
+    pub process: (u32, u64),
+    pub fate: WireFate,
+    pub failed_at_ns: Option<i64>,
+}
+
+/// A node of the catalog.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CatalogNode {
+    /// The coordinator's number of it.
+    pub id: u64,
+    /// Its directories, and what it is called there.
+    pub names: Vec<(u64, Vec<u8>)>,
+    /// How it stands. The path says nothing: it follows from the names.
+    pub state: NodeState,
+}
+
+/// What a node says of itself when it comes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    pub life: NodeLife,
+    pub start: StartId,
+    /// Where its peers reach it.
+    pub address: String,
+    pub labels: BTreeMap<String, String>,
+    /// The highest epoch it has followed.
+    pub epoch: Epoch,
+    /// Its last publication; a daemon that began again counts anew.
+    pub publication: u64,
+    /// Directories that it had alone under the coordinator before; at most [`BATCH_ITEMS_MAX`].
+    pub alone: Vec<Vec<u8>>,
+    /// Of its daemon, at most [`VERSION_BYTES_MAX`].
+    pub version: String,
+}
+
+/// "I am here", from whoever the link says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beat {
+    pub start: StartId,
+    /// The epoch that the node follows.
+    pub epoch: Epoch,
+    /// Counts the beats of a start.
+    pub number: u64,
+    pub tier1_used_bytes: u64,
+    pub tier1_size_bytes: u64,
+}
+
+/// What a beat is answered with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beaten {
+    pub echo: Echo,
+    /// Of the members as they are now: who has an older list asks for it.
+    pub members_number: u64,
+}
+
+/// What a node that came is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    pub admit: Admit,
+    pub members: Members,
+    /// The last publication of this life that the coordinator has; none: it knows nothing, and needs everything.
+    pub published: Option<u64>,
+    /// Directories that it goes on having alone.
+    pub alone: Vec<Vec<u8>>,
+}
+
+/// Who is a member.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Members {
+    pub epoch: Epoch,
+    /// Rises with each change within an epoch.
+    pub number: u64,
+    /// By which the partners were chosen.
+    pub placement: PlacementVersion,
+    /// By name; after them the last lives that are over, so that what they wrote has a name.
+    pub members: Vec<Member>,
+}
+
+/// One member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    pub life: NodeLife,
+    pub address: String,
+    pub labels: BTreeMap<String, String>,
+    /// Nothing is expected from it: it does not answer, its copies cannot be had, its processes have ended.
+    pub gone: bool,
+    /// Who keeps copies of its files.
+    pub partners: Vec<NodeName>,
+    pub standing: Standing,
+    /// Since when it stands so, by the coordinator's wall clock, for people; 0 for one that lives.
+    pub since_ms: i64,
+    /// Why, in words, at most [`WHY_BYTES_MAX`]; empty for one that lives.
+    pub why: String,
+}
+
+/// What the coordinator makes of a node; `membership` has the reasons.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Standing {
+    /// A member of before that has not come yet.
+    Awaited,
+    #[default]
+    Alive,
+    Suspect,
+    /// Others hear it, and the coordinator does not.
+    CutOff,
+    Gone,
+    /// No member any more.
+    Over,
+}
+
+impl Standing {
+    /// As it is written for people.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Awaited => "awaited",
+            Self::Alive => "alive",
+            Self::Suspect => "suspect",
+            Self::CutOff => "cut_off",
+            Self::Gone => "gone",
+            Self::Over => "over",
+        }
+    }
+}
+
+/// What changed on a node, in order; and how it stands now.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Publication {
+    /// The number of this one; the first of a life is 1.
+    pub number: u64,
+    /// The publisher's clock, to read its times with.
+    pub now_ns: i64,
+    /// Everything the node holds, for a coordinator that knows nothing: may be many; the last has `last`.
+    pub whole: bool,
+    pub last: bool,
+    pub operations: Vec<NameOperation>,
+    pub states: Vec<NodeState>,
+    /// What became of processes that wrote.
+    pub fates: Vec<WriterFact>,
+}
+
+/// What a publication came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Published {
+    /// Publications of this life are missing: everything is to be told.
+    pub whole_wanted: bool,
+    /// Directories that the node made and does not have alone.
+    pub shared: Vec<Vec<u8>>,
+}
+
+/// An operation on names. Paths are relative to the mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NameOperation {
+    Directory { path: Vec<u8>, attributes: NodeAttributes },
+    Symlink { path: Vec<u8>, target: Vec<u8>, attributes: NodeAttributes },
+    File { path: Vec<u8>, file: FileId, attributes: NodeAttributes },
+    Linked { from: Vec<u8>, path: Vec<u8> },
+    Removed { path: Vec<u8> },
+    Renamed { from: Vec<u8>, to: Vec<u8>, exchange: bool },
+}
+
+/// How a node of the tree stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeState {
+    /// One of its names.
+    pub path: Vec<u8>,
+    pub attributes: NodeAttributes,
+    pub kind: NodeKind,
+}
+
+/// What it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeKind {
+    Directory,
+    Symlink { target: Vec<u8> },
+    File(Box<FileFacts>),
+}
+
+/// Mode, owner, time and extended attributes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeAttributes {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime_ns: i64,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What its home knows of a file. Times are of the clock of whoever says it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileFacts {
+    pub file: FileId,
+    pub size_bytes: u64,
+    pub state: WireState,
+    /// Of the last seal, present or not.
+    pub seal: SealNumber,
+    pub opened_ns: i64,
+    pub closed_ns: i64,
+    pub published_ns: i64,
+    pub vouched: bool,
+    pub generation: Generation,
+    pub writers: Vec<WriterFact>,
+    /// Its bytes are in the memory of whoever says this.
+    pub host: bool,
+    pub object: Option<Object>,
+}
+
+/// [`FileState`] with its checksums by value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WireState {
+    Open { writers: u32 },
+    Closed,
+    Cut,
+    Mapped,
+    Sealed { crc: Crc64, chunks: Arc<[Crc64]> },
+}
+
+/// A copy in Tier-3.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Object {
+    pub key: String,
+    pub size_bytes: u64,
+    pub encoding: Option<Encoding>,
+}
+
+/// A process that wrote, as its node sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriterFact {
+    pub session: String,
+    pub process: (u32, u64),
+    pub environment_seen: bool,
+    pub world_size: Option<u64>,
+    pub rank: Option<u64>,
+    pub fate: WireFate,
+    pub failed_at_ns: Option<i64>,
+}
+
+/// What became of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WireFate {
+    Alive,
+    Exited,
+    Killed,
+    Gone,
+}
+
+/// Why a node asks for a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Intent {
+    /// Only to see it.
+    Read,
+    /// To make it, or to change what it stands for.
+    Change,
+    /// To give a directory another name.
+    Move,
+}
+
+/// Asks for one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Look {
+    /// The directory, relative to the mount.
+    pub directory: Vec<u8>,
+    pub name: Vec<u8>,
+    pub intent: Intent,
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Looked {
+    pub found: Option<NodeState>,
+    /// The directory is there.
+    pub directory: bool,
+    pub leave: Leave,
+}
+
+/// What the asker may do without asking again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Leave {
+    /// Nothing.
+    None,
+    /// Change this name, once, soon.
+    Name,
+    /// Everything in this directory, until it is recalled. These are its names now.
+    Directory { entries: Vec<NodeState> },
+}
+
+/// Where a file's bytes are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whereabouts {
+    pub facts: Option<FileFacts>,
+    /// Nodes that have them, the best first.
+    pub suppliers: Vec<Member>,
+}
+
+/// Copies of others' files that a node keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copies {
+    /// Everything it keeps; else only what changed.
+    pub whole: bool,
+    pub kept: Vec<NodeState>,
+    pub dropped: Vec<(FileId, SealNumber)>,
+}
+
+/// Phase 1 for one participant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prepare {
+    pub epoch: Epoch,
+    /// JSON: the record keeps one form wherever it is.
+    pub record: String,
+    /// For whom: the participant itself, or one that is lost and whose copies are here.
+    pub life: NodeLife,
+    pub by: Option<NodeLife>,
+    /// The record's files that are asked for, by their index in it.
+    pub files: Vec<u32>,
+    /// Hard links in the checkpoint: path and first path.
+    pub hard_links: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// How phase 1 stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Preparing {
+    Working {
+        bytes_left: u64,
+    },
+    /// JSON, as for the record.
+    Done {
+        prepared: String,
+    },
+    Failed {
+        why: String,
+    },
+    /// It does not have these bytes.
+    NotHere {
+        path: Vec<u8>,
+    },
+}
+
+/// Why a message is not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    #[error(
+        "a message of {bytes} bytes; at most {MESSAGE_BYTES_MAX} are taken: the other side is no node of ours"
+    )]
+    TooLarge { bytes: usize },
+    #[error(
+        "a message of version {found}; this build speaks {WIRE_VERSION}: run the same version on all nodes"
+    )]
+    Version { found: u8 },
+    #[error("an empty message")]
+    Empty,
+    #[error("a message that is not understood: {source}")]
+    Malformed { source: postcard::Error },
+}
+
+/// The bytes of a message.
+///
+/// # Errors
+/// [`WireError::TooLarge`] for what no peer would take.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
+    let bytes =
+        postcard::to_extend(message, vec![WIRE_VERSION]).map_err(|source| WireError::Malformed { source })?;
+    if bytes.len() > MESSAGE_BYTES_MAX { Err(WireError::TooLarge { bytes: bytes.len() }) } else { Ok(bytes) }
+}
+
+/// A message from its bytes. Never allocates more than a small multiple of what came.
+///
+/// # Errors
+/// See [`WireError`].
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        return Err(WireError::TooLarge { bytes: bytes.len() });
+    }
+    match bytes.split_first() {
+        None => Err(WireError::Empty),
+        Some((&WIRE_VERSION, body)) => {
+            postcard::from_bytes(body).map_err(|source| WireError::Malformed { source })
+        }
+        Some((&found, _)) => Err(WireError::Version { found }),
+    }
+}
+
+impl NameOperation {
+    /// The path that it is about; of a rename the new one.
+    #[must_use]
+    pub fn path(&self) -> &[u8] {
+        match self {
+            Self::Directory { path, .. }
+            | Self::Symlink { path, .. }
+            | Self::File { path, .. }
+            | Self::Linked { path, .. }
+            | Self::Removed { path }
+            | Self::Renamed { to: path, .. } => path,
+        }
+    }
+}
+
+impl NodeState {
+    /// The same with its times as `read` has them, which came by another node's clock.
+    #[must_use]
+    pub fn with_times(mut self, read: impl Fn(i64) -> i64) -> Self {
+        if let NodeKind::File(facts) = &mut self.kind {
+            facts.opened_ns = read(facts.opened_ns);
+            facts.closed_ns = read(facts.closed_ns);
+            facts.published_ns = read(facts.published_ns);
+        }
+        self
+    }
+}
+
+impl FileFacts {
+    /// The state as the rules know it.
+    #[must_use]
+    pub fn file_state(&self) -> FileState {
+        match &self.state {
+            WireState::Open { writers } => FileState::Open { writers: *writers },
+            WireState::Closed => FileState::Closed,
+            WireState::Cut => FileState::Cut,
+            WireState::Mapped => FileState::Mapped,
+            WireState::Sealed { crc, chunks } => FileState::Sealed {
+                seal: self.seal,
+                size_bytes: self.size_bytes,
+                crc: *crc,
+                chunks: Arc::clone(chunks),
+            },
+        }
+    }
+}
+
+impl From<&FileState> for WireState {
+    fn from(state: &FileState) -> Self {
+        match state {
+            FileState::Open { writers } => Self::Open { writers: *writers },
+            FileState::Closed => Self::Closed,
+            FileState::Cut => Self::Cut,
+            FileState::Mapped => Self::Mapped,
+            FileState::Sealed { crc, chunks, .. } => Self::Sealed { crc: *crc, chunks: Arc::clone(chunks) },
+        }
+    }
+}
+
+impl Prepare {
+    /// The record in it.
+    ///
+    /// # Errors
+    /// When it is not one.
+    pub fn record(&self) -> Result<Record, crate::format::FormatError> {
+        crate::format::Document::parse(self.record.as_bytes())
+    }
+}
+
+/// What a participant prepared, as it came over the wire.
+///
+/// # Errors
+/// When it is not one.
+pub fn prepared(text: &str) -> Result<Prepared, crate::format::FormatError> {
+    crate::format::Document::parse(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{FileCounter, Incarnation};
+    use proptest::prelude::*;
+
+    fn facts() -> FileFacts {
+        FileFacts {
+            file: FileId { incarnation: Incarnation(7), counter: FileCounter(9) },
+            size_bytes: 1 << 33,
+            state: WireState::Sealed { crc: Crc64(1), chunks: vec![Crc64(3); 1024].into() },
+            seal: SealNumber(2),
+            opened_ns: 1,
+            closed_ns: 2,
+            published_ns: 3,
+            vouched: true,
+            generation: Generation(4),
+            writers: Vec::new(),
+            host: true,
+            object: Some(Object { key: "k".to_owned(), size_bytes: 1, encoding: None }),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let state = NodeState {
+            path: b"run/step".to_vec(),
+            attributes: NodeAttributes {
+                xattrs: vec![(b"user.a".to_vec(), vec![0, 255])],
+                ..Default::default()
+            },
+            kind: NodeKind::File(Box::new(facts())),
+        };
+        let message = ToCoordinator::Publish(Publication {
+            number: 1,
+            operations: vec![NameOperation::Removed { path: b"x".to_vec() }],
+            states: vec![state],
+            ..Publication::default()
+        });
+        let bytes = encode(&message).unwrap();
+        assert_eq!(decode::<ToCoordinator>(&bytes).unwrap(), message);
+    }
+
+    #[test]
+    fn members_and_questions_about_them_are_read_as_they_were_written() {
+        let life = NodeLife { node: "n1".parse().unwrap(), incarnation: Incarnation(7) };
+        let member = Member {
+            life: life.clone(),
+            address: "10.0.0.1:7070".to_owned(),
+            labels: BTreeMap::from([("rack".to_owned(), "r1".to_owned())]),
+            gone: false,
+            partners: vec!["n2".parse().unwrap()],
+            standing: Standing::CutOff,
+            since_ms: 9,
+            why: "n2 hears it".to_owned(),
+        };
+        let members = Members { epoch: Epoch(3), number: 2, members: vec![member], ..Members::default() };
+        let message = ToNode::Members(members);
+        assert_eq!(decode::<ToNode>(&encode(&message).unwrap()).unwrap(), message);
+        let about =
+            crate::membership::Life { node: life.node, incarnation: life.incarnation, start: StartId(1) };
+        let ask = ToNode::Ask(Ask { epoch: Epoch(3), question: 4, about, within_ms: 300 });
+        assert_eq!(decode::<ToNode>(&encode(&ask).unwrap()).unwrap(), ask);
+    }
+
+    #[test]
+    fn another_version_is_said_and_not_guessed() {
+        let mut bytes = encode(&ToCoordinator::List { path: Vec::new() }).unwrap();
+        bytes[0] = WIRE_VERSION + 1;
+        assert!(
+            matches!(decode::<ToCoordinator>(&bytes), Err(WireError::Version { found }) if found == WIRE_VERSION + 1)
+        );
+        assert!(matches!(decode::<ToCoordinator>(&[]), Err(WireError::Empty)));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused_and_never_panics(body in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let mut bytes = vec![WIRE_VERSION];
+            bytes.extend(body);
+            let _ = decode::<ToCoordinator>(&bytes);
+            let _ = decode::<ToNode>(&bytes);
+            let _ = decode::<Looked>(&bytes);
+            let _ = decode::<Whereabouts>(&bytes);
+        }
+    }
+}

@@ -1,0 +1,635 @@
+//! Who is in, who is alive, and how sure that is: the state that the coordinator keeps of every node.
+//!
+//! ```text
+//!              3 beats missed,                 2 neighbours asked,
+//!              connection died                 none heard it in 300 ms            for_good_ms
+//! alive ─────────────────────────► suspect ─────────────────────────► gone ─────────────────► no member
+//!   ▲                                 │ one heard it                    ▲     or an operator
+//!   └── a beat, a join ── cut off ◄───┘     ── cutoff_ms ───────────────┘
+//! ```
+//!
+//! Owns: joins, beats, verdicts with their reasons, and which messages count for nothing. Does not own: sending and
+//! timers (the control plane's loop), the node's own side (`view`), partners (`placement`).
+//!
+//! Time is an argument: milliseconds of one monotonic clock, the coordinator's. No other clock is ever compared with it.
+
+mod refuse;
+mod verdict;
+mod view;
+mod wire;
+
+pub use refuse::{Cure, Refusal};
+pub use verdict::{Change, Command, Farewell, Proof, Suspicion, Verdict};
+pub use view::{Coordinator, View};
+pub use wire::{
+    ADDRESS_BYTES_MAX, Admit, Ask, Beat, Echo, Heard, JOIN_BYTES_MAX, Join, Life, MESSAGE_BYTES_MAX,
+};
+
+use crate::id::{Epoch, Incarnation, NodeName, StartId};
+use crate::label::Labels;
+use crate::placement::{Candidate, MEMBERS_MAX};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+
+/// How often the owner calls with [`Event::Tick`]. A verdict is late by so much at most.
+pub const TICK_MS: u64 = 50;
+/// Between two beats of a node: a third of what a verdict may take.
+pub const BEAT_MS: u64 = 150;
+/// What one core of a coordinator takes in; with more nodes than fit into it each beats more rarely.
+pub const BEATS_PER_SECOND_MAX: u64 = 100_000;
+/// Missed before a node is suspect: one lost datagram, or two, is nothing.
+pub const SUSPECT_BEATS: u64 = 3;
+/// Missed before a node is gone that nobody else could hear.
+pub const ALONE_BEATS: u64 = 5;
+/// How many neighbours are asked: one of them may be dying too.
+pub const NEIGHBOURS: usize = 2;
+/// So long they have, to try and to answer.
+pub const ANSWER_MS: u64 = 300;
+/// Between two calls beyond the tick: then it was the coordinator that was away. As long as the shortest beat.
+pub const LATE_MS: u64 = 150;
+/// A new coordinator waits so long for the members of before to join it: as long as a node may take to notice it.
+pub const RESTORE_MS: u64 = 3_000;
+/// How often neighbours are asked again about a node that is cut off, so that its death is found.
+pub const REASK_MS: u64 = 1_000;
+/// Lives and starts of one name that are remembered as over.
+const OLD_MAX: usize = 8;
+
+/// Between two beats, with so many nodes.
+#[must_use]
+pub fn interval_ms(nodes: usize) -> u64 {
+    (nodes as u64).saturating_mul(1000).div_ceil(BEATS_PER_SECOND_MAX).max(BEAT_MS)
+}
+
+/// How long patience lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// A node that others hear and the coordinator does not counts as gone after this.
+    pub cutoff_ms: u64,
+    /// A node that is surely gone is given up after this, and its copies are made again. Shorter: saves are replicated again
+    /// sooner. Longer: a node that only restarts is still a member, and nothing is copied for it.
+    pub for_good_ms: u64,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { cutoff_ms: 30_000, for_good_ms: 60_000 }
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Nothing: time passed.
+    Tick,
+    Join(Join),
+    Beat(Beat),
+    Heard(Heard),
+    /// The connection of that very life died.
+    Disconnected(Life),
+    /// An operator gives a node up.
+    Forget {
+        node: NodeName,
+        by: String,
+    },
+    /// A node leaves, having handed over what it held.
+    Leave(Life),
+}
+
+/// Where a member stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// In the list of before; has not joined this coordinator yet.
+    Awaited,
+    Alive,
+    Suspect(Inquiry),
+    CutOff {
+        since_ms: u64,
+        heard_by: NodeName,
+        confirmed_ms: u64,
+        /// Whether it is still heard.
+        inquiry: Option<Inquiry>,
+    },
+    Gone {
+        since_ms: u64,
+        proof: Proof,
+    },
+}
+
+/// An open question about a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inquiry {
+    question: u64,
+    asked: Vec<NodeName>,
+    unheard: Vec<NodeName>,
+    until_ms: u64,
+}
+
+/// One node, as the coordinator knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    pub life: Life,
+    pub address: String,
+    pub labels: Labels,
+    pub standing: Standing,
+    /// The last beat that counted.
+    pub beat: Option<Beat>,
+    /// It has joined this coordinator.
+    has_come: bool,
+    /// On the clock that stands still while the coordinator does.
+    heard_ms: u64,
+    interval_ms: u64,
+    old_incarnations: VecDeque<Incarnation>,
+    old_starts: VecDeque<StartId>,
+}
+
+/// A member as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    #[serde(flatten)]
+    pub life: Life,
+    pub address: String,
+    pub labels: Labels,
+}
+
+/// All members, as they are stored where the lease is. About 150 bytes each as JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MemberList {
+    /// Of the coordinator that wrote it.
+    pub epoch: Epoch,
+    /// At most [`MEMBERS_MAX`] are read.
+    pub members: Vec<Listed>,
+}
+
+/// The members of one coordinator's term.
+#[derive(Debug)]
+pub struct Membership {
+    epoch: Epoch,
+    /// The coordinator's name, and that of the node it is embedded in, which is never judged; none of a standalone one.
+    coordinator: NodeName,
+    is_embedded: bool,
+    patience: Patience,
+    members: BTreeMap<NodeName, Member>,
+    questions: u64,
+    /// When it was last called.
+    last_ms: u64,
+    /// How long it was away, in all. What it did not hear then is nobody's fault.
+    slept_ms: u64,
+    /// No verdict before: after a sleep every node has a round to be heard.
+    withheld_until_ms: u64,
+}
+
+impl Membership {
+    /// A term with the members that were stored, each awaited for [`RESTORE_MS`]. `epoch` is the lease's.
+    #[must_use]
+    pub fn new(
+        epoch: Epoch,
+        coordinator: NodeName,
+        is_embedded: bool,
+        stored: MemberList,
+        patience: Patience,
+        now_ms: u64,
+    ) -> Self {
+        let interval_ms = interval_ms(stored.members.len());
+        let member = |listed: Listed| {
+            let Listed { life, address, labels } = listed;
+            let member = Member {
+                life,
+                address,
+                labels,
+                standing: Standing::Awaited,
+                beat: None,
+                has_come: false,
+                heard_ms: now_ms,
+                interval_ms,
+                old_incarnations: VecDeque::new(),
+                old_starts: VecDeque::new(),
+            };
+            (member.life.node.clone(), member)
+        };
+        Self {
+            epoch,
+            coordinator,
+            is_embedded,
+            patience,
+            members: stored.members.into_iter().take(MEMBERS_MAX).map(member).collect(),
+            questions: 0,
+            last_ms: now_ms,
+            slept_ms: 0,
+            withheld_until_ms: 0,
+        }
+    }
+
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Every member, by name.
+    pub fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.values()
+    }
+
+    #[must_use]
+    pub fn member(&self, node: &NodeName) -> Option<&Member> {
+        self.members.get(node)
+    }
+
+    /// For how long a member has not been heard, on the clock that stands still while the coordinator does.
+    #[must_use]
+    pub fn silent_ms(&self, node: &NodeName) -> Option<u64> {
+        let member = self.members.get(node)?;
+        Some((self.last_ms - self.slept_ms).saturating_sub(member.heard_ms))
+    }
+
+    /// Members of before that have neither come nor been declared gone: while there are any, nobody knows all names (P8).
+    pub fn unreported(&self) -> impl Iterator<Item = &NodeName> {
+        let open = |member: &&Member| !member.has_come && !matches!(member.standing, Standing::Gone { .. });
+        self.members.values().filter(open).map(|member| &member.life.node)
+    }
+
+    /// What is to be stored on [`Command::Keep`].
+    #[must_use]
+    pub fn list(&self) -> MemberList {
+        let listed = |member: &Member| Listed {
+            life: member.life.clone(),
+            address: member.address.clone(),
+            labels: member.labels.clone(),
+        };
+        MemberList { epoch: self.epoch, members: self.members.values().map(listed).collect() }
+    }
+
+    /// Who is placed: every member. One that is gone keeps its place until it is gone for good.
+    #[must_use]
+    pub fn candidates(&self) -> Vec<Candidate> {
+        let one =
+            |member: &Member| Candidate { name: member.life.node.clone(), labels: member.labels.clone() };
+        self.members.values().map(one).collect()
+    }
+
+    /// Takes an event in, at `now_ms`. What follows is added to `todo`. A repeated message changes nothing.
+    ///
+    /// # Errors
+    /// When the message counts for nothing: its sender is to be told why. What is in `todo` is to be done all the same.
+    pub fn step(&mut self, event: Event, now_ms: u64, todo: &mut Vec<Command>) -> Result<(), Refusal> {
+        let now_ms = self.awake(now_ms);
+        match event {
+            Event::Tick => {
+                self.judge(now_ms, todo);
+                Ok(())
+            }
+            Event::Join(join) => self.join(join, now_ms, todo),
+            Event::Beat(beat) => self.beat(beat, now_ms, todo),
+            Event::Heard(heard) => self.heard(&heard, now_ms, todo),
+            Event::Disconnected(life) => {
+                let is_up = |member: &&Member| matches!(member.standing, Standing::Alive | Standing::Awaited);
+                let is_current =
+                    self.members.get(&life.node).filter(is_up).is_some_and(|member| member.life == life);
+                if is_current && !self.is_own(&life.node) {
+                    self.suspect(&life.node, Suspicion::ConnectionDied, now_ms, todo);
+                }
+                Ok(())
+            }
+            Event::Forget { node, by } => {
+                let farewell = Farewell::Operator { by };
+                self.remove(&node, farewell, todo).ok_or(Refusal::Stranger { node })
+            }
+            Event::Leave(life) => {
+                self.known(&life)?;
+                let node = life.node;
+                self.remove(&node, Farewell::Left, todo).ok_or(Refusal::Stranger { node })
+            }
+        }
+    }
+
+    /// The time without that in which the coordinator did not run: what nobody listened to was not missed.
+    fn awake(&mut self, now_ms: u64) -> u64 {
+        let now_ms = now_ms.max(self.last_ms);
+        let away_ms = now_ms - self.last_ms;
+        self.last_ms = now_ms;
+        if away_ms > TICK_MS + LATE_MS {
+            self.slept_ms = self.slept_ms.saturating_add(away_ms - TICK_MS);
+            // What was sent meanwhile may have been dropped where it queued: each has the full time again.
+            let round_ms = SUSPECT_BEATS * interval_ms(self.members.len());
+            self.withheld_until_ms = now_ms - self.slept_ms + round_ms;
+        }
+        now_ms - self.slept_ms
+    }
+
+    fn is_own(&self, node: &NodeName) -> bool {
+        self.is_embedded && *node == self.coordinator
+    }
+
+    /// That a message is of this epoch.
+    fn check_epoch(&self, by: &NodeName, theirs: Epoch, todo: &mut Vec<Command>) -> Result<(), Refusal> {
+        let ours = self.epoch;
+        if theirs > ours {
+            todo.push(Command::Doubt { by: by.clone(), theirs });
+            return Err(Refusal::Superseded { theirs, ours });
+        }
+        if theirs < ours { Err(Refusal::OldEpoch { theirs, ours }) } else { Ok(()) }
+    }
+
+    /// That it is the present life of a member.
+    fn known(&self, life: &Life) -> Result<&Member, Refusal> {
+        let node = &life.node;
+        let stranger = || Refusal::Stranger { node: node.clone() };
+        let member = self.members.get(node).ok_or_else(stranger)?;
+        if member.old_incarnations.contains(&life.incarnation) {
+            return Err(Refusal::replaced(node, life.incarnation));
+        }
+        if member.old_starts.contains(&life.start) {
+            return Err(Refusal::old_start(node, life.start));
+        }
+        if member.life == *life { Ok(member) } else { Err(stranger()) }
+    }
+
+    fn join(&mut self, join: Join, now_ms: u64, todo: &mut Vec<Command>) -> Result<(), Refusal> {
+        let Join { from: life, epoch, address, labels } = join;
+        if address.len() > ADDRESS_BYTES_MAX {
+            return Err(Refusal::Address { found: address.len(), limit: ADDRESS_BYTES_MAX });
+        }
+        // An older one is why it joins.
+        if epoch > self.epoch {
+            self.check_epoch(&life.node, epoch, todo)?;
+        }
+        let interval_ms = interval_ms(self.members.len() + 1);
+        let admit =
+            Admit { epoch: self.epoch, to: life.clone(), coordinator: self.coordinator.clone(), interval_ms };
+        let Some(member) = self.members.get_mut(&life.node) else {
+            let (members, limit) = (self.members.len(), MEMBERS_MAX);
+            if members >= limit {
+                return Err(Refusal::Full { members, limit });
+            }
+            let member = Member {
+                life: life.clone(),
+                address,
+                labels,
+                standing: Standing::Alive,
+                beat: None,
+                has_come: true,
+                heard_ms: now_ms,
+                interval_ms,
+                old_incarnations: VecDeque::new(),
+                old_starts: VecDeque::new(),
+            };
+            self.members.insert(life.node.clone(), member);
+            todo.extend([Command::Keep, Command::Admit(admit)]);
+            todo.extend([Command::Tell(Change { life, verdict: Verdict::Joined }), Command::Place]);
+            return Ok(());
+        };
+        let verdict = member.welcome(&life, now_ms)?;
+        let is_listed = member.life == life && member.address == address && member.labels == labels;
+        let is_placed = member.labels == labels;
+        (member.life, member.address, member.labels) = (life.clone(), address, labels);
+        (member.standing, member.heard_ms, member.interval_ms) = (Standing::Alive, now_ms, interval_ms);
+        member.has_come = true;
+        if !is_listed {
+            todo.push(Command::Keep);
+        }
+        todo.push(Command::Admit(admit));
+        todo.extend(verdict.map(|verdict| Command::Tell(Change { life, verdict })));
+        if !is_placed {
+            todo.push(Command::Place);
+        }
+        Ok(())
+    }
+
+    fn beat(&mut self, beat: Beat, now_ms: u64, todo: &mut Vec<Command>) -> Result<(), Refusal> {
+        self.check_epoch(&beat.from.node, beat.epoch, todo)?;
+        self.known(&beat.from)?;
+        let node = beat.from.node.clone();
+        let Some(member) = self.members.get_mut(&node) else { return Err(Refusal::Stranger { node }) };
+        if let Some(ours) = member.beat.as_ref().map(|last| last.number).filter(|ours| *ours >= beat.number) {
+            return Err(Refusal::OldBeat { node, theirs: beat.number, ours });
+        }
+        match member.standing {
+            Standing::Gone { .. } => return Err(Refusal::WasGone { node }),
+            Standing::Awaited => return Err(Refusal::Stranger { node }),
+            Standing::Alive | Standing::Suspect(_) | Standing::CutOff { .. } => {}
+        }
+        let echo = Echo { epoch: self.epoch, coordinator: self.coordinator.clone(), number: beat.number };
+        todo.push(Command::Echo { to: node, echo });
+        if matches!(member.standing, Standing::Suspect(_) | Standing::CutOff { .. }) {
+            let verdict = Verdict::Back { after_ms: now_ms.saturating_sub(member.heard_ms) };
+            todo.push(Command::Tell(Change { life: beat.from.clone(), verdict }));
+        }
+        (member.standing, member.heard_ms, member.beat) = (Standing::Alive, now_ms, Some(beat));
+        Ok(())
+    }
+
+    fn heard(&mut self, heard: &Heard, now_ms: u64, todo: &mut Vec<Command>) -> Result<(), Refusal> {
+        self.check_epoch(&heard.from.node, heard.epoch, todo)?;
+        self.known(&heard.from)?;
+        let closed = || Refusal::NoQuestion { node: heard.about.clone(), question: heard.question };
+        let member = self.members.get_mut(&heard.about).ok_or_else(closed)?;
+        let (inquiry, cut_off_ms) = match &mut member.standing {
+            Standing::Suspect(inquiry) => (inquiry, None),
+            Standing::CutOff { inquiry: Some(inquiry), since_ms, .. } => (inquiry, Some(*since_ms)),
+            _ => return Err(closed()),
+        };
+        let by = &heard.from.node;
+        if inquiry.question != heard.question || !inquiry.asked.contains(by) {
+            return Err(closed());
+        }
+        if !heard.heard {
+            if !inquiry.unheard.contains(by) {
+                inquiry.unheard.push(by.clone());
+            }
+            return Ok(());
+        }
+        member.standing = Standing::CutOff {
+            since_ms: cut_off_ms.unwrap_or(now_ms),
+            heard_by: by.clone(),
+            confirmed_ms: now_ms,
+            inquiry: None,
+        };
+        if cut_off_ms.is_none() {
+            let verdict = Verdict::CutOff { heard_by: by.clone() };
+            todo.push(Command::Tell(Change { life: member.life.clone(), verdict }));
+        }
+        Ok(())
+    }
+
+    /// Looks at every member once.
+    fn judge(&mut self, now_ms: u64, todo: &mut Vec<Command>) {
+        if now_ms < self.withheld_until_ms {
+            return;
+        }
+        let two_alone = self.is_embedded && self.members.len() == 2;
+        let patience = self.patience;
+        let due =
+            |member: &Member| Some((member.life.node.clone(), member.due(now_ms, patience, two_alone)?));
+        let judged = self.members.values().filter(|member| !self.is_own(&member.life.node));
+        for (node, due) in judged.filter_map(due).collect::<Vec<_>>() {
+            match due {
+                Due::Suspect(why) => self.suspect(&node, why, now_ms, todo),
+                Due::Ask => {
+                    let inquiry = self.ask(&node, now_ms, todo);
+                    if let Some(Standing::CutOff { inquiry: open, confirmed_ms, .. }) =
+                        self.members.get_mut(&node).map(|member| &mut member.standing)
+                    {
+                        (*open, *confirmed_ms) = (inquiry, now_ms);
+                    }
+                }
+                Due::Gone(proof) => {
+                    let Some(member) = self.members.get_mut(&node) else { continue };
+                    member.standing = Standing::Gone { since_ms: now_ms, proof: proof.clone() };
+                    let change = Change { life: member.life.clone(), verdict: Verdict::Gone(proof) };
+                    todo.push(Command::Tell(change));
+                }
+                Due::ForGood(farewell) => {
+                    let _was_there = self.remove(&node, farewell, todo);
+                }
+            }
+        }
+    }
+
+    fn suspect(&mut self, node: &NodeName, why: Suspicion, now_ms: u64, todo: &mut Vec<Command>) {
+        let Some(life) = self.members.get(node).map(|member| member.life.clone()) else { return };
+        todo.push(Command::Tell(Change { life, verdict: Verdict::Suspect(why) }));
+        let nobody = Inquiry { question: 0, asked: vec![], unheard: vec![], until_ms: now_ms };
+        let inquiry = self.ask(node, now_ms, todo).unwrap_or(nobody);
+        if let Some(member) = self.members.get_mut(node) {
+            member.standing = Standing::Suspect(inquiry);
+        }
+    }
+
+    /// Asks the next members by name that are alive.
+    fn ask(&mut self, about: &NodeName, now_ms: u64, todo: &mut Vec<Command>) -> Option<Inquiry> {
+        let life = self.members.get(about)?.life.clone();
+        let after = self.members.range((Bound::Excluded(about.clone()), Bound::Unbounded));
+        let before = self.members.range(..about.clone());
+        let can_answer = |node: &&NodeName, member: &Member| {
+            matches!(member.standing, Standing::Alive) && !self.is_own(node) && *node != about
+        };
+        let able = after.chain(before).filter(|(node, member)| can_answer(node, member));
+        let asked: Vec<NodeName> = able.map(|(node, _)| node.clone()).take(NEIGHBOURS).collect();
+        if asked.is_empty() {
+            return None;
+        }
+        self.questions += 1;
+        let question = self.questions;
+        let ask = Ask { epoch: self.epoch, question, about: life, within_ms: ANSWER_MS };
+        todo.extend(asked.iter().map(|to| Command::Ask { to: to.clone(), ask: ask.clone() }));
+        Some(Inquiry { question, asked, unheard: vec![], until_ms: now_ms + ANSWER_MS })
+    }
+
+    fn remove(&mut self, node: &NodeName, farewell: Farewell, todo: &mut Vec<Command>) -> Option<()> {
+        let member = self.members.remove(node)?;
+        todo.push(Command::Keep);
+        todo.push(Command::Tell(Change { life: member.life, verdict: Verdict::ForGood(farewell) }));
+        todo.push(Command::Place);
+        Some(())
+    }
+}
+
+/// What is due for a member.
+enum Due {
+    Suspect(Suspicion),
+    Ask,
+    Gone(Proof),
+    ForGood(Farewell),
+}
+
+impl Member {
+    /// Whether a life may take this place, and what it is then; nothing when it has it.
+    fn welcome(&mut self, life: &Life, now_ms: u64) -> Result<Option<Verdict>, Refusal> {
+        let node = &life.node;
+        if self.old_incarnations.contains(&life.incarnation) {
+            return Err(Refusal::replaced(node, life.incarnation));
+        }
+        let was_away =
+            matches!(self.standing, Standing::Suspect(_) | Standing::CutOff { .. } | Standing::Gone { .. });
+        if self.life == *life {
+            let after_ms = now_ms.saturating_sub(self.heard_ms);
+            return Ok(was_away.then_some(Verdict::Back { after_ms }));
+        }
+        let second = || Refusal::second(node, self.life.incarnation, &self.address);
+        if self.life.incarnation == life.incarnation {
+            if self.old_starts.contains(&life.start) {
+                return Err(Refusal::old_start(node, life.start));
+            }
+            // A start is another one's successor when that one has died, and then its connection has. A join that was
+            // delayed on its way must not take the place of the one that came after it.
+            if matches!(self.standing, Standing::Alive) && self.missed(now_ms) < SUSPECT_BEATS {
+                return Err(second());
+            }
+            let was = self.life.start;
+            remember(&mut self.old_starts, was);
+            self.beat = None;
+            return Ok(Some(Verdict::Restarted { was }));
+        }
+        if !matches!(self.standing, Standing::Gone { .. }) {
+            return Err(second());
+        }
+        let was = self.life.incarnation;
+        remember(&mut self.old_incarnations, was);
+        self.old_starts.clear();
+        self.beat = None;
+        Ok(Some(Verdict::Replaced { was }))
+    }
+
+    /// Beats that should have come since the last one.
+    fn missed(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(self.heard_ms) / self.interval_ms.max(1)
+    }
+
+    fn due(&self, now_ms: u64, patience: Patience, two_alone: bool) -> Option<Due> {
+        let silent_ms = now_ms.saturating_sub(self.heard_ms);
+        let beats = self.missed(now_ms);
+        match &self.standing {
+            Standing::Awaited => (silent_ms >= RESTORE_MS)
+                .then_some(Due::Suspect(Suspicion::NeverCame { waited_ms: silent_ms })),
+            Standing::Alive => {
+                (beats >= SUSPECT_BEATS).then_some(Due::Suspect(Suspicion::Missed { beats, silent_ms }))
+            }
+            Standing::Suspect(inquiry) => {
+                if let Some(proof) = inquiry.proof(now_ms) {
+                    return Some(Due::Gone(proof));
+                }
+                let nobody = inquiry.unheard.is_empty() && now_ms >= inquiry.until_ms && beats >= ALONE_BEATS;
+                nobody.then_some(Due::Gone(Proof::Silence { beats, silent_ms, two_alone }))
+            }
+            Standing::CutOff { since_ms, confirmed_ms, inquiry, .. } => {
+                let for_ms = now_ms.saturating_sub(*since_ms);
+                if for_ms >= patience.cutoff_ms {
+                    return Some(Due::Gone(Proof::CutOffTooLong { for_ms }));
+                }
+                if let Some(proof) = inquiry.as_ref().and_then(|inquiry| inquiry.proof(now_ms)) {
+                    return Some(Due::Gone(proof));
+                }
+                (now_ms.saturating_sub(*confirmed_ms) >= REASK_MS).then_some(Due::Ask)
+            }
+            Standing::Gone { since_ms, proof } => {
+                let gone_ms = now_ms.saturating_sub(*since_ms);
+                let is_over = proof.is_certain() && gone_ms >= patience.for_good_ms;
+                is_over.then_some(Due::ForGood(Farewell::TimeOut { gone_ms }))
+            }
+        }
+    }
+}
+
+impl Inquiry {
+    /// That neighbours did not hear it: all of them, or those that answered in time.
+    fn proof(&self, now_ms: u64) -> Option<Proof> {
+        let all = self.unheard.len() == self.asked.len();
+        let proven = !self.unheard.is_empty() && (all || now_ms >= self.until_ms);
+        proven.then(|| Proof::Neighbours {
+            asked: self.asked.len(),
+            unheard: self.unheard.clone(),
+            within_ms: ANSWER_MS,
+        })
+    }
+}
+
+/// Adds to those that are over; the oldest is forgotten.
+fn remember<T>(old: &mut VecDeque<T>, one: T) {
+    if old.len() == OLD_MAX {
+        old.pop_front();
+    }
+    old.push_back(one);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! The node's own side: which epoch it follows, whether the coordinator hears it, and when its next beat is due.
+//!
+//! Owns: following, and refusing lower epochs. Does not own: finding the coordinator, sending (the control plane).
+
+use super::wire::{Admit, Ask, Beat, Echo, Heard, Life};
+use super::{BEAT_MS, Refusal, SUSPECT_BEATS};
+use crate::id::{Epoch, NodeName};
+
+/// Whether somebody decides for this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Coordinator {
+    /// None has admitted it yet.
+    Unknown,
+    /// It answered a beat so long ago.
+    Heard { name: NodeName, ago_ms: u64 },
+    /// It has not for so long: everything local goes on, and who has the lease is asked. With two nodes alone this is all
+    /// that can be known: not whether the other is dead or the network is.
+    Silent { name: NodeName, for_ms: u64 },
+}
+
+/// One node's view of the coordinator. Time is milliseconds of the node's own monotonic clock.
+#[derive(Debug, Clone)]
+pub struct View {
+    me: Life,
+    epoch: Epoch,
+    coordinator: Option<NodeName>,
+    heard_ms: u64,
+    interval_ms: u64,
+    next_beat_ms: u64,
+    number: u64,
+}
+
+impl View {
+    /// `epoch` is the highest that the node's journal knows of.
+    #[must_use]
+    pub fn new(me: Life, epoch: Epoch) -> Self {
+        Self { me, epoch, coordinator: None, heard_ms: 0, interval_ms: BEAT_MS, next_beat_ms: 0, number: 0 }
+    }
+
+    /// The highest epoch heard of. Whatever has a lower one is refused.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// That an order of `epoch` may be carried out. A higher one is followed from now on.
+    ///
+    /// # Errors
+    /// When a newer coordinator decides.
+    pub fn follow(&mut self, theirs: Epoch) -> Result<(), Refusal> {
+        if theirs < self.epoch {
+            return Err(Refusal::OldEpoch { theirs, ours: self.epoch });
+        }
+        if theirs > self.epoch {
+            // Whose it is, its admission says: until then no beat is sent.
+            (self.epoch, self.coordinator) = (theirs, None);
+        }
+        Ok(())
+    }
+
+    /// The coordinator let it in.
+    ///
+    /// # Errors
+    /// When it is an older one, not for this life, or two claim one epoch.
+    pub fn admitted(&mut self, admit: &Admit, now_ms: u64) -> Result<(), Refusal> {
+        self.follow(admit.epoch)?;
+        if admit.to != self.me {
+            return Err(Refusal::old_start(&admit.to.node, admit.to.start));
+        }
+        self.check_coordinator(&admit.coordinator)?;
+        self.coordinator = Some(admit.coordinator.clone());
+        (self.heard_ms, self.next_beat_ms) = (now_ms, now_ms);
+        self.interval_ms = admit.interval_ms.max(BEAT_MS);
+        Ok(())
+    }
+
+    fn check_coordinator(&self, theirs: &NodeName) -> Result<(), Refusal> {
+        match &self.coordinator {
+            Some(ours) if ours != theirs => {
+                let (ours, theirs) = (ours.clone(), theirs.clone());
+                Err(Refusal::TwoCoordinators { epoch: self.epoch, ours, theirs })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The next beat, when it is due. None while nobody has admitted this life.
+    pub fn beat(&mut self, tier1_used_bytes: u64, tier1_size_bytes: u64, now_ms: u64) -> Option<Beat> {
+        self.coordinator.as_ref()?;
+        if now_ms < self.next_beat_ms {
+            return None;
+        }
+        // Not caught up with: after a sleep one beat says as much as ten.
+        self.next_beat_ms = now_ms + self.interval_ms;
+        self.number += 1;
+        let (from, epoch, number) = (self.me.clone(), self.epoch, self.number);
+        Some(Beat { from, epoch, number, tier1_used_bytes, tier1_size_bytes })
+    }
+
+    /// The coordinator answered a beat.
+    ///
+    /// # Errors
+    /// When it is an older one, or another of the same epoch.
+    pub fn echoed(&mut self, echo: &Echo, now_ms: u64) -> Result<(), Refusal> {
+        self.follow(echo.epoch)?;
+        self.check_coordinator(&echo.coordinator)?;
+        if self.coordinator.is_some() {
+            self.heard_ms = self.heard_ms.max(now_ms);
+        }
+        Ok(())
+    }
+
+    /// The coordinator answered something else: it lives.
+    pub fn heard(&mut self, now_ms: u64) {
+        self.heard_ms = self.heard_ms.max(now_ms);
+    }
+
+    /// It was refused, and is to join again: no beat until then.
+    pub fn rejoin(&mut self) {
+        self.coordinator = None;
+    }
+
+    /// The answer to a coordinator's question, where `heard` says whether that very life was heard since.
+    ///
+    /// # Errors
+    /// When an older coordinator asks.
+    pub fn answer(&mut self, ask: &Ask, heard: bool) -> Result<Heard, Refusal> {
+        self.follow(ask.epoch)?;
+        let (from, epoch) = (self.me.clone(), self.epoch);
+        Ok(Heard { from, epoch, question: ask.question, about: ask.about.node.clone(), heard })
+    }
+
+    /// Whether somebody decides for this node.
+    #[must_use]
+    pub fn coordinator(&self, now_ms: u64) -> Coordinator {
+        let Some(name) = self.coordinator.clone() else { return Coordinator::Unknown };
+        let ago_ms = now_ms.saturating_sub(self.heard_ms);
+        if ago_ms < self.interval_ms * SUSPECT_BEATS {
+            Coordinator::Heard { name, ago_ms }
+        } else {
+            Coordinator::Silent { name, for_ms: ago_ms }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What two nodes say to each other about copies, and the bytes it travels as.
+//!
+//! Owns: the messages, their bounds, [`encode`] and [`decode`]. Does not own: frames and connections (the transport), what
+//! follows from a message (`sender`, `landing`).
+
+use crate::checksum::Crc64;
+use crate::file::Seal;
+use crate::id::{ContentHash, FileId, Incarnation, SealNumber};
+use crate::layout::chunk_count;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The longest message. The checksums of a file of 4 TiB (524,288 chunks of nine bytes) fit with its attributes; the
+/// transport's frames carry twice that.
+pub const MESSAGE_BYTES_MAX: usize = 6 << 20;
+/// A file up to this size travels inside its message: one round trip instead of four.
+pub const SMALL_BYTES: u64 = 256 << 10;
+/// What the one who publishes may attach to a copy: a line or two of its catalog.
+pub const FACTS_BYTES_MAX: usize = 4 << 10;
+/// Extended attributes of one file, names and values together: as many as a node of the tree may have.
+pub const XATTRS_BYTES_MAX: usize = 128 << 10;
+
+const _: () =
+    assert!(SMALL_BYTES < MESSAGE_BYTES_MAX as u64 / 4, "a small file leaves room for its attributes");
+
+/// The one-time token of a bulk transfer, as the link made it. Its `Debug` says nothing: who knows it may move bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BulkToken(pub [u8; 32]);
+
+impl std::fmt::Debug for BulkToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("BulkToken")
+    }
+}
+
+/// What a copy is a copy of, besides its bytes: enough to put the file back under its name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyMeta {
+    /// Relative to the mount, in bytes.
+    pub path: Vec<u8>,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime_ns: i64,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The node whose file it is.
+    pub home: String,
+    /// When close(2) or rename(2) put these bytes under this name.
+    pub published_at_ns: i64,
+    /// What the publisher attached, at most [`FACTS_BYTES_MAX`]; opaque here.
+    pub facts: Vec<u8>,
+}
+
+impl CopyMeta {
+    /// Whether its parts are within their bounds.
+    #[must_use]
+    pub fn is_lawful(&self) -> bool {
+        let xattrs: usize = self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        !self.path.is_empty()
+            && self.path.len() <= crate::path::MAX_PATH_BYTES
+            && self.home.len() <= crate::id::MAX_NODE_NAME_BYTES
+            && self.facts.len() <= FACTS_BYTES_MAX
+            && xattrs <= XATTRS_BYTES_MAX
+    }
+}
+
+/// A sealed file, whole: what its bytes must be, and what it is called.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedCopy {
+    pub file: FileId,
+    pub seal: SealNumber,
+    pub size_bytes: u64,
+    pub crc: Crc64,
+    pub chunks: Vec<Crc64>,
+    pub meta: CopyMeta,
+}
+
+impl SealedCopy {
+    #[must_use]
+    pub fn new(file: FileId, seal: &Seal, meta: CopyMeta) -> Self {
+        let (size_bytes, crc, chunks) = (seal.size_bytes, seal.crc, seal.chunks.to_vec());
+        Self { file, seal: seal.number, size_bytes, crc, chunks, meta }
+    }
+
+    #[must_use]
+    pub fn sealed(&self) -> Seal {
+        let (size_bytes, crc) = (self.size_bytes, self.crc);
+        Seal { number: self.seal, size_bytes, crc, chunks: Arc::from(self.chunks.as_slice()) }
+    }
+
+    /// Whether its numbers agree with each other; what comes from another node is asked first.
+    #[must_use]
+    pub fn is_lawful(&self) -> bool {
+        i64::try_from(self.size_bytes).is_ok()
+            && self.seal != SealNumber(0)
+            && Crc64::combine_all(&self.chunks, self.size_bytes) == Some(self.crc)
+            && self.meta.is_lawful()
+    }
+}
+
+/// What a home asks of a partner, and a node of one that may have a copy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Leave to send up to `until_bytes` of a file, and what of it is there already. `sealed` once it is: then the answer
+    /// may be that the copy is there, or that something alike is (unless `differs`: that was tried).
+    Begin { file: FileId, until_bytes: u64, sealed: Option<(SealNumber, u64, Crc64)>, differs: bool },
+    /// These chunks were sent and should have these checksums; leave is asked to go on up to `until_bytes`.
+    Landed { file: FileId, chunks: Vec<(u64, Crc64)>, until_bytes: u64 },
+    /// The whole has been sent: verify it and keep it.
+    Keep(SealedCopy),
+    /// The whole of a small file.
+    Small(SealedCopy, Vec<u8>),
+    /// You have a file of this size and checksum; if its bytes have this hash too, keep them as this copy.
+    Prove(SealedCopy, ContentHash),
+    /// The home does not want this copy kept any more.
+    Drop { file: FileId, seal: SealNumber },
+    /// I hold this copy no longer.
+    Withdrawn { file: FileId, seal: SealNumber, why: String },
+    /// Leave to read the sealed bytes that you hold.
+    Pull { file: FileId, seal: SealNumber },
+    /// They were read, or are not wanted any more.
+    Pulled { file: FileId, seal: SealNumber, token: BulkToken },
+}
+
+/// Which life of the holder's memory has the copy: another one has it no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Holder(pub Incarnation);
+
+/// Chunks that are missing, or are not what they should be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Need {
+    pub chunks: Vec<u64>,
+    pub token: BulkToken,
+}
+
+/// What is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// Send. `have`: chunks that lie here, with the checksums that they have here.
+    Ready { have: Vec<(u64, Crc64)>, token: BulkToken },
+    /// There is a file of that size and checksum here: prove that it is the same.
+    Alike,
+    /// What is alike has other bytes: send.
+    Differs,
+    /// Chunks that do not have the checksums that they should; the others do. Go on.
+    Checked(Need),
+    /// Not a copy yet: these chunks are missing or differ.
+    Needs(Need),
+    /// It is a copy.
+    Acknowledged { file: FileId, seal: SealNumber, by: Holder },
+    /// Nothing of this file has been begun here: begin again.
+    Unknown,
+    /// Bytes of an earlier try may still be on their way: ask again in a moment.
+    Moving,
+    /// The memory has no room now.
+    NoRoom { wanted_bytes: u64, free_bytes: u64 },
+    /// These bytes can be read with the token.
+    Granted { token: BulkToken, size_bytes: u64 },
+    /// They are not here, or not good.
+    NotHere,
+    /// Taken note of.
+    Noted,
+}
+
+/// Why bytes are no message, or a message would be none.
+#[derive(Debug, thiserror::Error)]
+pub enum MessageError {
+    #[error(
+        "a message of {bytes} bytes, and {MESSAGE_BYTES_MAX} are allowed; a file of more than 4 TiB has no peer copy"
+    )]
+    TooLong { bytes: usize },
+    #[error("{bytes} bytes are no message of this version; both nodes must run the same one")]
+    Malformed { bytes: usize, source: postcard::Error },
+    #[error("{left} bytes follow after a message of {bytes}; both nodes must run the same version")]
+    Trailing { bytes: usize, left: usize },
+    #[error("a message names {file} seal {seal} with numbers that do not agree with each other")]
+    Unlawful { file: FileId, seal: SealNumber },
+}
+
+/// The bytes of a message.
+///
+/// # Errors
+/// [`MessageError::TooLong`].
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, MessageError> {
+    let bytes =
+        postcard::to_allocvec(message).map_err(|source| MessageError::Malformed { bytes: 0, source })?;
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        return Err(MessageError::TooLong { bytes: bytes.len() });
+    }
+    Ok(bytes)
+}
+
+/// Reads [`encode`]. A length inside the message that is more than what follows it is an error and takes no memory: lists
+/// grow as their items are read.
+///
+/// # Errors
+/// [`MessageError`] for anything but one whole message.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        return Err(MessageError::TooLong { bytes: bytes.len() });
+    }
+    let (message, rest) = postcard::take_from_bytes(bytes)
+        .map_err(|source| MessageError::Malformed { bytes: bytes.len(), source })?;
+    if !rest.is_empty() {
+        return Err(MessageError::Trailing { bytes: bytes.len(), left: rest.len() });
+    }
+    Ok(message)
+}
+
+impl Request {
+    /// Refuses what no honest node says.
+    ///
+    /// # Errors
+    /// [`MessageError::Unlawful`].
+    pub fn check(&self) -> Result<(), MessageError> {
+        let (Self::Keep(copy) | Self::Small(copy, _) | Self::Prove(copy, _)) = self else { return Ok(()) };
+        let whole = !matches!(self, Self::Small(_, bytes) if bytes.len() as u64 != copy.size_bytes);
+        if copy.is_lawful() && whole && copy.chunks.len() as u64 == chunk_count(copy.size_bytes) {
+            return Ok(());
+        }
+        Err(MessageError::Unlawful { file: copy.file, seal: copy.seal })
+    }
+}
