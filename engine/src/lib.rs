@@ -1,13 +1,15 @@
 //! The engine of one node: Tier-1 memory, the namespace over it, the save and restore flows, Tier-3.
 //!
-//! save: create → write → seal → upload → commit → reclaim. restore: locate → fetch → verify → serve.
+//! save: create → write → seal → replicate → upload → commit → reclaim. restore: locate → fetch → verify → serve.
 
+pub mod cluster;
 pub mod error;
 pub mod flight;
 pub mod metrics;
 pub mod namespace;
 pub mod node;
 pub mod priority;
+pub mod replicate;
 pub mod restore;
 pub mod save;
 pub mod settings;

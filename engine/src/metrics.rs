@@ -93,6 +93,11 @@ metrics! {
     seal_bytes: Count, bytes, Stable, "Bytes hashed to seal files";
     seal_seconds: Times, seconds, Stable, "Time to hash one file at its seal";
     seal_voided_files: Count, count, Trial, "Seals given up because the file was opened for writing meanwhile";
+    replica_sent_bytes: Count, bytes, Stable, "Bytes sent to partners, those sent again included";
+    replica_received_bytes: Count, bytes, Stable, "Bytes of peer copies that were verified and kept";
+    replica_spared_bytes: Count, bytes, Stable, "Bytes of peer copies that were not sent because the partner proved to have them";
+    replica_acknowledged_files: Count, count, Stable, "Copies of files of this node that a partner acknowledged";
+    replica_withdrawn_files: Count, count, Stable, "Acknowledged copies that their holder has no longer";
     upload_files: Count, count, Stable, "Files uploaded to Tier-3";
     upload_bytes: Count, bytes, Stable, "Bytes uploaded to Tier-3";
     encode_in_bytes: Count, bytes, Trial, "Bytes of files that went to Tier-3 encoded";
@@ -110,14 +115,18 @@ metrics! {
     retire_versions: Count, count, Stable, "Committed versions given up in Tier-3";
     reclaim_bytes: Count, bytes, Stable, "Bytes of host copies reclaimed";
     // restore: locate → fetch → verify → serve
-    fetch_files: Count, count, Stable, "Files fetched from Tier-3 because they were opened";
+    fetch_files: Count, count, Stable, "Files fetched because they were opened";
     fetch_bytes: Count, bytes, Stable, "Bytes fetched from Tier-3";
     fetch_seconds: Times, seconds, Stable, "Time to fetch and verify one file";
+    fetch_peer_bytes: Count, bytes, Stable, "Bytes fetched from peers";
     fetch_failures: Count, count, Stable, "Files of which no copy could be fetched whole";
     fetch_window_chunks: Level, count, Trial, "Chunks that may be on their way from Tier-3 at once, as learnt from its rate";
     verify_mismatches: CountBy, count, Stable, "Chunks that were not what their checksum says, by copy";
     scrub_bytes: Count, bytes, Stable, "Bytes of sealed host copies read again by the scrub";
     scrub_repaired_files: Count, count, Stable, "Host copies replaced after a scrub or a verify found them bad";
+    // names over nodes
+    coordinator_calls: CountBy, count, Stable, "What this node asked of the coordinator over the network, by call";
+    catalog_calls: CountBy, count, Stable, "What the coordinator answered, and the times that it had a node publish first, by call";
     // what is
     tier1_used_bytes: Level, bytes, Stable, "Tier-1 in use, all users of the budget together";
     tier1_size_bytes: Level, bytes, Stable, "The Tier-1 budget";

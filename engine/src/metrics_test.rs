@@ -69,6 +69,8 @@ fn names_end_with_their_unit_and_are_said_once() {
     let metrics = Metrics::new();
     metrics.verify_mismatches.get_or_create(&[("copy", "host")]).inc();
     metrics.fuse_requests.get_or_create(&[("opcode", "create")]).inc();
+    metrics.coordinator_calls.get_or_create(&[("call", "look")]).inc();
+    metrics.catalog_calls.get_or_create(&[("call", "look")]).inc();
     let text = metrics.encode();
     for row in TABLE {
         let unit = if row.unit == "count" { String::new() } else { format!("_{}", row.unit) };

@@ -91,6 +91,12 @@ impl Namespace {
         })
     }
 
+    /// The same by the file's identity.
+    pub fn cold_file(&self, file: FileId) -> Option<ColdFile> {
+        let node = self.look(|state| state.node_of(file, self.incarnation))?;
+        self.cold(node)
+    }
+
     /// Opens a file whose bytes were just fetched.
     ///
     /// # Errors
@@ -183,6 +189,7 @@ impl Namespace {
             state.trash.extend(bad);
             state.tree.touched.node(node);
             state.mark(node);
+            state.withdraw_copy(node, "it was found bad, and there was no other to replace it with");
             Ok(())
         })
     }
@@ -292,7 +299,7 @@ impl State {
     }
 
     /// The directory of `parts`, made where it is missing with what the entry below it has.
-    fn make_parents(&mut self, parts: &[&[u8]], entry: &AdoptEntry) -> Result<NodeId, FsError> {
+    pub(super) fn make_parents(&mut self, parts: &[&[u8]], entry: &AdoptEntry) -> Result<NodeId, FsError> {
         let mut at = ROOT;
         for part in parts {
             at = match self.tree.child(at, part) {
@@ -321,7 +328,7 @@ impl State {
         Ok(node)
     }
 
-    fn adopt_node(
+    pub(super) fn adopt_node(
         &mut self,
         parent: NodeId,
         name: &[u8],

@@ -3,6 +3,7 @@
 //! Owns: [`File`], and what follows in it from each event. Does not own: the rules from one state to the next
 //! (`protocol::file`), where its bytes are moved (`open`, `cold`, `reclaim`), when it is sealed (the node loop).
 
+use super::mirror::Remote;
 use super::writer::WriterId;
 use crate::tier1::Backing;
 use std::sync::{Arc, Weak};
@@ -79,6 +80,8 @@ pub(super) struct File {
     pub(super) unverified: bool,
     /// Just restored for an open that has not come yet.
     pub(super) kept_until: Option<Instant>,
+    /// Its writers are on another node.
+    pub(super) remote: Option<Box<Remote>>,
     /// Restored, or found here, for opens that somebody foresaw.
     pub(super) prefetched_until: Option<Instant>,
 }
@@ -117,6 +120,7 @@ impl File {
             hold: Weak::new(),
             unverified: false,
             kept_until: None,
+            remote: None,
             prefetched_until: None,
         }
     }
@@ -155,6 +159,7 @@ impl File {
         self.object = None;
         self.class = ReclaimClass::Never;
         self.unverified = false;
+        self.remote = None;
         self.changes += 1;
         if self.id != own {
             self.id = own;

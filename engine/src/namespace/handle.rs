@@ -171,7 +171,10 @@ impl Namespace {
             handle.closing = if cut { Closing::Cut } else { Closing::Closed };
             handle.flushed_ns = caller.now_ns;
             if handle.writable {
+                let node = handle.node;
                 state.session.touched.handles.insert(fh);
+                // Close-to-open over nodes: RELEASE may come after somebody elsewhere has looked.
+                state.tell_size(node);
             }
             Ok(())
         })

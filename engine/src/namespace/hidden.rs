@@ -18,7 +18,7 @@ use tidemark_protocol::path::RelPath;
 /// The name in the root; the adapter's virtual directory stands in front of it.
 pub const HIDDEN: &[u8] = b".tidemark";
 /// Torn checkpoints, each at its own path.
-const TORN: &[u8] = b"torn";
+pub(super) const TORN: &[u8] = b"torn";
 /// A file that is being made for a place in the tree.
 const NEW: &[u8] = b"new";
 /// Nodes removed in one hold of the lock.
@@ -148,8 +148,10 @@ impl Namespace {
         if files == 0 {
             return;
         }
-        match self.remove_below(&[HIDDEN, TORN].join(&b'/')) {
+        let torn = [HIDDEN, TORN].join(&b'/');
+        match self.remove_below(&torn) {
             Ok(()) => {
+                self.tell_gone(&torn);
                 tracing::warn!(
                     files,
                     "torn checkpoints that were out of sight were dropped: memory is short"
@@ -232,7 +234,7 @@ impl State {
     }
 
     /// The directory and the name of a path.
-    fn split<'a>(&self, path: &'a [u8]) -> Result<(NodeId, &'a [u8]), FsError> {
+    pub(super) fn split<'a>(&self, path: &'a [u8]) -> Result<(NodeId, &'a [u8]), FsError> {
         match path.iter().rposition(|byte| *byte == b'/') {
             Some(at) => Ok((self.tree.resolve(&path[..at])?, &path[at + 1..])),
             None => Ok((ROOT, path)),
@@ -279,13 +281,13 @@ impl State {
         Ok(id)
     }
 
-    fn first_entry(&self, node: NodeId) -> Option<(Vec<u8>, NodeId)> {
+    pub(super) fn first_entry(&self, node: NodeId) -> Option<(Vec<u8>, NodeId)> {
         let directory = self.tree.node(node).ok()?.directory().ok()?;
         directory.by_cookie.values().next().map(|entry| (entry.name.to_vec(), entry.node))
     }
 
     /// Makes a hidden directory and those above it; gives the last.
-    fn make_hidden(&mut self, path: &[u8], now_ns: i64) -> Result<NodeId, FsError> {
+    pub(super) fn make_hidden(&mut self, path: &[u8], now_ns: i64) -> Result<NodeId, FsError> {
         let mut at = ROOT;
         for name in path.split(|byte| *byte == b'/') {
             at = match self.tree.child(at, name) {

@@ -9,18 +9,23 @@
 //! file from the pool, a copy, ftruncate, /proc, the journal's write, dropping a backing file) happens outside,
 //! with the file marked busy where its bytes are about to change. See `engine/design/0004-namespace.md`.
 
+mod aside;
 mod attr;
 mod begun;
 mod cold;
+mod copies;
+mod deputy;
 mod error;
 mod file;
 mod handle;
 mod hidden;
 mod journal;
 mod kept;
+mod mirror;
 mod names;
 mod node;
 mod open;
+mod outgoing;
 mod pidfd;
 mod reclaim;
 mod record;
@@ -39,12 +44,17 @@ mod xattr;
 pub use attr::{Attr, Kind, SetAttr, SetTime, Special, Ttl};
 pub use begun::{Made, Unwritten};
 pub use cold::{AdoptEntry, AdoptKind, ColdFile};
+pub use copies::{CopiesUsage, CopyView, Present, WithdrawnCopy};
+pub(crate) use deputy::REMOVED_MAX;
+pub use deputy::{Moment, NamedNode, Untold};
 pub use error::FsError;
 pub use file::ObjectCopy;
 pub use handle::{DirEntry, OpenFile, Statfs};
 pub use hidden::{HIDDEN, HiddenDirectory, is_hidden, path_of_torn, torn_path};
+pub use mirror::{FateOf, Remote, object_copy, object_of};
 pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use open::OpenOutcome;
+pub use outgoing::{OutgoingBody, OutgoingNode, Told};
 pub use room::RoomWait;
 pub use seal::{NotSealable, SealPin, SealTicket, Voided};
 pub use session::{Answer, RequestId};
@@ -57,12 +67,15 @@ pub use writer::{Failure, Peers, SessionKey, WriterId};
 pub use xattr::XattrSource;
 
 use crate::tier1::{Backing, Tier1};
+use deputy::Removed;
 use file::File;
 use handle::HandleTable;
 use journal::Journal;
 pub use kept::{Kept, KeptBy};
+use mirror::Fates;
 use node::{Body, Node};
 use open::StaleCallers;
+use outgoing::Outgoing;
 use reclaim::Candidate;
 pub use reclaim::Place;
 use room::Room;
@@ -74,7 +87,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, RwLock};
 use std::time::{Duration, Instant};
 use tidemark_protocol::file::FileEvent;
-use tidemark_protocol::id::{FileId, Incarnation};
+use tidemark_protocol::id::{FileId, Generation, Incarnation};
 use tree::Tree;
 use writer::WriterCache;
 
@@ -209,6 +222,12 @@ pub struct Namespace {
     withdrawn: OnceLock<Withdrawn>,
     xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
     room: Room,
+    /// Wakes whoever tells other nodes.
+    told: tokio::sync::Notify,
+    /// Wakes whoever tells the coordinator's deputy.
+    catalog_told: tokio::sync::Notify,
+    /// What became of processes of other nodes.
+    fates: Mutex<Fates>,
     /// The daemon is ending: no new files.
     closed: AtomicBool,
 }
@@ -230,6 +249,7 @@ struct State {
     /// Files that carry another identity than their node's: another incarnation's, or that of one of our own that was
     /// removed and brought back.
     adopted: BTreeMap<FileId, NodeId>,
+    copies: copies::Copies,
     waiting: u32,
     /// Who took a name of a sealed file away, for the node loop to ask for; the latest.
     removers: VecDeque<(FileId, Arc<WriterId>)>,
@@ -237,6 +257,12 @@ struct State {
     made: VecDeque<Made>,
     /// Something that a waiter may wait for has happened.
     woken: bool,
+    /// What other nodes are to be told; none where there are none.
+    outgoing: Option<Outgoing>,
+    /// Nodes that the coordinator's deputy has not been told of; none where there is no deputy.
+    untold: Option<BTreeSet<NodeId>>,
+    /// Files of other nodes that were removed; none where this tree is not the catalog.
+    removed: Option<Removed>,
 }
 
 impl fmt::Debug for Namespace {
@@ -278,7 +304,10 @@ impl Namespace {
     ) -> Result<Arc<Self>, NamespaceError> {
         let size_bytes = journal_bytes(&settings, &tier1);
         let (journal, image) = Journal::open(tier1.journal_dir(), size_bytes, settings.incarnation)?;
-        let state = replay::rebuild(image, settings.incarnation, session_goes_on, backing)?;
+        // A peer copy and a file may have one backing file between them, and a number is found only once.
+        let mut found: BTreeMap<u64, Option<Arc<Backing>>> = BTreeMap::new();
+        let mut once = |number| found.entry(number).or_insert_with(|| backing(number)).clone();
+        let state = replay::rebuild(image, settings.incarnation, session_goes_on, &mut once)?;
         Ok(Self::assemble(settings, tier1, state, journal))
     }
 
@@ -303,6 +332,9 @@ impl Namespace {
             withdrawn: OnceLock::new(),
             xattr_source: RwLock::new(None),
             room: Room::default(),
+            told: tokio::sync::Notify::new(),
+            catalog_told: tokio::sync::Notify::new(),
+            fates: Mutex::default(),
             closed: AtomicBool::new(false),
         });
         if namespace.commit().is_err() {
@@ -381,6 +413,8 @@ impl Namespace {
         let journals = !state.pending.is_empty();
         let woken = std::mem::take(&mut state.woken) && state.waiting > 0;
         let dirty = !state.dirty.is_empty();
+        let tells = state.tells();
+        let tells_deputy = state.untold.as_ref().is_some_and(|untold| !untold.is_empty());
         let trash = std::mem::take(&mut state.trash);
         drop(state);
         if woken {
@@ -388,6 +422,12 @@ impl Namespace {
         }
         if dirty {
             self.dirtied.notify_all();
+        }
+        if tells {
+            self.told.notify_one();
+        }
+        if tells_deputy {
+            self.catalog_told.notify_one();
         }
         let journaled = if journals { self.commit() } else { Ok(()) };
         drop(trash);
@@ -467,10 +507,14 @@ impl State {
             stale: StaleCallers::default(),
             candidates: BTreeSet::new(),
             adopted: BTreeMap::new(),
+            copies: copies::Copies::default(),
             waiting: 0,
             removers: VecDeque::new(),
             made: VecDeque::new(),
             woken: false,
+            outgoing: None,
+            untold: None,
+            removed: None,
         }
     }
 
@@ -514,6 +558,9 @@ impl State {
             }
             self.trash.extend(file.backing.take());
             file.happens(FileEvent::Changed);
+            if let (Some(removed), Some(_)) = (&mut self.removed, &file.remote) {
+                removed.note(file.id);
+            }
             let key = Candidate::of(id, file);
             self.candidates.remove(&key);
             self.dirty.insert(id);

@@ -7,8 +7,10 @@ use super::attr::{Attr, Kind, Special, attr};
 use super::begun::Made;
 use super::handle::DirEntry;
 use super::node::{Body, Node};
+use super::outgoing::attributes;
 use super::session::Answer;
 use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State};
+use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::Generation;
 
@@ -128,6 +130,8 @@ impl Namespace {
             node.lookups = 1;
             state.tree.insert(id, node);
             state.tree.attach(parent, name, id, caller.now_ns);
+            state.tell(|state| state.made(parent, name, id));
+            state.note_name(parent, name);
             state.answer(caller.request, Answer::Entered(id));
             attr(id, state.tree.node(id)?)
         })
@@ -143,7 +147,12 @@ impl Namespace {
             if state.tree.weight_bytes >= limit {
                 return Err(FsError::NoSpace);
             }
+            state.tell(|state| {
+                let from = state.tree.path(state.tree.node(node).ok()?.first_link()?)?;
+                Some(NameOperation::Linked { from, path: state.path_in(parent, name)? })
+            });
             state.tree.link(node, parent, name, caller.now_ns)?;
+            state.note_name(parent, name);
             state.renamed(node, caller.now_ns);
             state.answer(caller.request, Answer::Entered(node));
             let linked = state.tree.node_mut(node)?;
@@ -164,6 +173,8 @@ impl Namespace {
         let remover = sealed.and_then(|file| Some((file, self.writers.identify(caller.pid)?)));
         self.change(|state| {
             let node = state.tree.unlink(parent, name, caller.now_ns)?;
+            state.tell(|state| Some(NameOperation::Removed { path: state.path_in(parent, name)? }));
+            state.note_name(parent, name);
             if let Some((file, remover)) = remover {
                 state.note_remover(file, remover);
             }
@@ -181,6 +192,8 @@ impl Namespace {
     pub fn rmdir(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
         self.change(|state| {
             let node = state.tree.rmdir(parent, name, caller.now_ns)?;
+            state.tell(|state| Some(NameOperation::Removed { path: state.path_in(parent, name)? }));
+            state.note_name(parent, name);
             state.answer(caller.request, Answer::Done);
             state.mark(node);
             state.release_unreachable(node);
@@ -200,6 +213,7 @@ impl Namespace {
         flags: u32,
     ) -> Result<(), FsError> {
         self.change(|state| {
+            let told = state.moves(from, to, flags == RENAME_EXCHANGE);
             match flags {
                 0 | RENAME_NOREPLACE => {
                     let no_replace = flags == RENAME_NOREPLACE;
@@ -217,6 +231,9 @@ impl Namespace {
                 }
                 _ => return Err(FsError::Invalid),
             }
+            state.tell(|_| told);
+            state.note_name(from.0, from.1);
+            state.note_name(to.0, to.1);
             state.answer(caller.request, Answer::Done);
             Ok(())
         })
@@ -290,6 +307,27 @@ impl Namespace {
 }
 
 impl State {
+    /// What is told of a node that was just made.
+    pub(super) fn made(&self, parent: NodeId, name: &[u8], id: NodeId) -> Option<NameOperation> {
+        let node = self.tree.node(id).ok()?;
+        let (path, attributes) = (self.path_in(parent, name)?, attributes(node));
+        match &node.body {
+            Body::Directory(_) => Some(NameOperation::Directory { path, attributes }),
+            Body::Symlink(target) => {
+                Some(NameOperation::Symlink { path, target: target.to_vec(), attributes })
+            }
+            Body::File(file) => Some(NameOperation::File { path, file: file.id, attributes }),
+            Body::Special(_) => None,
+        }
+    }
+
+    /// What is told of a rename, before it is carried out: the paths are as they were.
+    fn moves(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) -> Option<NameOperation> {
+        self.outgoing.as_ref()?;
+        let (from, to) = (self.path_in(from.0, from.1)?, self.path_in(to.0, to.1)?);
+        Some(NameOperation::Renamed { from, to, exchange })
+    }
+
     /// Group and sgid bit of what is made in `parent`.
     pub(super) fn inherited(&self, parent: NodeId, caller: &Caller) -> Result<(u32, u32), FsError> {
         let parent = self.tree.node(parent)?;

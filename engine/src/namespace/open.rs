@@ -165,6 +165,8 @@ impl Namespace {
                 state.tree.free(id);
             })?;
             state.tree.attach(parent, name, id, caller.now_ns);
+            state.tell(|state| state.made(parent, name, id));
+            state.note_name(parent, name);
             state.mark(id);
             state.answer(caller.request, Answer::Created(id, open.fh));
             Ok((attr(id, state.tree.node(id)?)?, open))

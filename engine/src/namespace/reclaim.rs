@@ -5,6 +5,7 @@
 use super::file::{File, ObjectCopy};
 use super::{FsError, Namespace, NodeId, ReclaimClass, State};
 use crate::tier1::Backing;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::id::{FileId, SealNumber};
 
@@ -211,12 +212,14 @@ impl State {
             return Err(FsError::Busy);
         }
         let Some(backing) = file.backing.take() else { return Ok(0) };
-        let freed = file.size_bytes;
+        // What a peer copy shares with a file stays until both are gone.
+        let freed = if Arc::strong_count(&backing) == 1 { file.size_bytes } else { 0 };
         let key = Candidate::of(node, file);
         self.candidates.remove(&key);
         self.trash.push(backing);
         self.tree.touched.node(node);
         self.mark(node);
+        self.withdraw_copy(node, "its memory was needed, and Tier-3 has the bytes");
         Ok(freed)
     }
 }

@@ -381,6 +381,7 @@ impl<'a> Writer<'a> {
 impl State {
     /// Turns what was touched into records of what now is.
     pub(super) fn note_touched(&mut self) {
+        self.collect_touched();
         if self.tree.touched.is_empty() && self.session.touched.is_empty() {
             return;
         }
@@ -603,6 +604,7 @@ fn answer(reader: &mut Reader<'_>) -> Option<Answer> {
 
 fn writer(reader: &mut Reader<'_>) -> Option<WriterId> {
     Some(WriterId {
+        home: None,
         session: SessionKey(reader.text(MAX_KEY_BYTES)?),
         world_size: reader.optional()?,
         rank: reader.optional()?,

@@ -205,6 +205,7 @@ pub(super) fn rebuild(
         file.opens += 1;
         state.handles.put(fh, handle);
     }
+    state.find_copies();
     state.dirty = state.tree.nodes.keys().copied().collect();
     // The journal holds all this already; what was cut, dropped or lost is written by the next compaction.
     state.tree.touched = super::tree::Touched::default();

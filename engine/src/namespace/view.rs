@@ -4,6 +4,7 @@
 
 use super::attr::observe;
 use super::file::ObjectCopy;
+use super::mirror::Remote;
 use super::node::{Body, Node};
 use super::writer::WriterId;
 use super::{FileState, HIDDEN, ROOT, ReclaimClass};
@@ -42,6 +43,10 @@ pub struct FileView {
     pub published_ns: i64,
     /// rename came since it was last opened for writing.
     pub renamed: bool,
+    /// Of the present seal, or the last there was.
+    pub last_seal: SealNumber,
+    /// Its writers are on another node, which says the rest.
+    pub remote: Option<Box<Remote>>,
 }
 
 impl FileView {
@@ -59,6 +64,11 @@ impl Namespace {
     /// A file; none for what is no file, has no name left, or is gone.
     pub fn view(&self, node: NodeId) -> Option<FileView> {
         self.look(|state| state.view(node))
+    }
+
+    /// A file by its identity.
+    pub fn view_of(&self, file: FileId) -> Option<FileView> {
+        self.look(|state| state.view(state.node_of(file, self.incarnation)?))
     }
 
     /// All files below a path, itself included where it is one, in no order; those out of sight only when the path is one of
@@ -127,6 +137,7 @@ impl State {
         }
         let observed = observe(node, file).ok()?;
         let seal = file.fate.last_seal();
+        let remote = file.remote.as_deref();
         Some(FileView {
             node: id,
             file: file.id,
@@ -139,7 +150,7 @@ impl State {
             mtime_ns: observed.mtime_ns,
             xattrs: node.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.pairs()),
             generation: file.generation,
-            state: file.fate.state(),
+            state: remote.map_or_else(|| file.fate.state(), |remote| remote.state.clone()),
             writers: file.writers.iter().map(|writer| WriterId::clone(writer)).collect(),
             links: node.link_count(),
             opens: file.opens,
@@ -148,8 +159,11 @@ impl State {
             reclaim: file.class,
             opened_ns: file.opened_ns,
             closed_ns: file.closed_ns,
-            published_ns: file.flushed_ns.max(file.named_ns),
-            renamed: file.fate.is_vouched(),
+            published_ns: remote
+                .map_or_else(|| file.flushed_ns.max(file.named_ns), |remote| remote.published_ns),
+            renamed: remote.map_or_else(|| file.fate.is_vouched(), |remote| remote.vouched),
+            last_seal: seal,
+            remote: file.remote.clone(),
         })
     }
 }

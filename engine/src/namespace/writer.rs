@@ -14,6 +14,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tidemark_protocol::id::Incarnation;
 
 /// The launch that a group of writers shares, as text: `torchelastic:ID#RESTART`, `slurm:JOB.STEP#RESTART`,
 /// `master:ADDR:PORT#RESTART`, or `session:SID@START` for processes that were not launched together.
@@ -29,6 +30,8 @@ pub struct WriterId {
     /// Whether its environment could be read; without it nothing is known of the size of its job.
     pub environment_seen: bool,
     pub tgid: u32,
+    /// The node whose process it is, where that is another.
+    pub home: Option<Incarnation>,
     /// Field 22 of /proc/<pid>/stat, in clock ticks since boot; with `tgid` it names a process for good.
     pub start_time_ticks: u64,
 }
@@ -37,7 +40,8 @@ impl WriterId {
     /// Which process it is, for good: a number that is used again starts at another moment.
     #[must_use]
     pub fn process(&self) -> (u32, u64) {
-        (self.tgid, self.start_time_ticks)
+        // Two nodes count their processes alike.
+        (self.tgid, self.start_time_ticks ^ self.home.map_or(0, |home| home.0))
     }
 }
 
@@ -271,6 +275,7 @@ fn identify(proc_root: &Path, tid: u32) -> Option<WriterId> {
         format!("session:{}@{}", stat.session, leader.map_or(0, |leader| leader.start_time_ticks))
     };
     Some(WriterId {
+        home: None,
         session: SessionKey(bounded(session)),
         world_size: number("WORLD_SIZE").or_else(|| number("SLURM_NTASKS")),
         rank: number("RANK").or_else(|| number("SLURM_PROCID")),

@@ -20,7 +20,7 @@ use tidemark_protocol::id::FileId;
 use tidemark_protocol::invariants;
 use tidemark_protocol::key::VersionRef;
 use tidemark_protocol::lineage;
-use tidemark_protocol::manifest::Manifest;
+use tidemark_protocol::manifest::{Manifest, ManifestFile};
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::RecordFile;
@@ -33,11 +33,12 @@ pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
 impl Engine {
     /// Opens a version and queues its attempt.
     pub(crate) fn start_version(&mut self, id: &CheckpointId, plan: Plan) {
-        let Plan { record, contents, files, directories, hard_links } = plan;
+        let Plan { record, contents, files, directories, hard_links, shares } = plan;
         let previous = self.previous(&id.run);
         let mut attempt = Attempt::new(record.clone(), files, previous.clone());
         attempt.directories = directories;
         attempt.hard_links = hard_links;
+        attempt.shares = shares;
         let queued = self.backlog.queue.iter().map(|(id, number)| self.version(id, *number).bytes_left());
         let backlog_bytes = queued.sum::<u64>() + attempt.bytes_left();
         if self.shared.settings.tier3.paced && self.flushes.is_empty() && !self.draining {
@@ -118,7 +119,7 @@ impl Engine {
 
     /// Begins attempts while there is a place.
     pub(crate) fn give_turns(&mut self) {
-        while self.backlog.in_flight < ATTEMPTS_IN_FLIGHT_MAX && self.fenced.is_none() {
+        while self.backlog.in_flight < ATTEMPTS_IN_FLIGHT_MAX && self.may_write() {
             let Some((id, number)) = self.backlog.queue.pop_front() else { return };
             self.happens(&id, number, CheckpointEvent::TurnCame);
         }
@@ -159,7 +160,7 @@ impl Engine {
         match result {
             Ok(manifest) => {
                 self.tier3_away.ended(&Cause::Version(id.clone(), number));
-                let epoch = self.shared.drain.epoch;
+                let epoch = self.shared.drain.epoch();
                 self.version_mut(id, number).committed = Some((Arc::new(*manifest), epoch));
                 self.happens(id, number, CheckpointEvent::Committed);
                 self.drop_torn(id);
@@ -225,6 +226,10 @@ impl Engine {
         self.shared.metrics.commit_seconds.observe(seconds);
         for file in &manifest.files {
             self.shared.namespace.note_object(file.file, file.seal, ObjectCopy::of(file));
+        }
+        if let Some(cluster) = self.shared.cluster.get() {
+            let of = |file: &ManifestFile| (file.file, file.seal, ObjectCopy::of(file));
+            cluster.tell_objects(manifest.files.iter().map(of).collect());
         }
         if let Some(book) = self.ledger.books.get_mut(id) {
             book.told_of = None;

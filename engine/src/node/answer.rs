@@ -231,13 +231,17 @@ impl Engine {
             let one =
                 |sum: CopyCount| CopyCount { files: sum.files + 1, bytes: sum.bytes + entry.size_bytes };
             let view = self.ledger.file(&entry.path).filter(|view| view.file == entry.file);
-            if view.is_some_and(|view| view.host) {
+            if view.is_some_and(|view| self.is_at_home(view)) {
                 copies.host = one(copies.host);
+            }
+            if self.shared.is_copied(entry.file, entry.seal) {
+                copies.peer = one(copies.peer);
             }
             if version.checkpoint.is_prepared() {
                 copies.object = one(copies.object);
             }
         }
+        let files = u64::try_from(seen.len()).expect("a count fits 64 bits");
         Checkpoint {
             run: Some(book.id.run.to_string()),
             timeline: number.0,
@@ -247,11 +251,22 @@ impl Engine {
             bytes: record.size_bytes(),
             files: u64::try_from(record.files.len()).expect("a count fits 64 bits"),
             framework: Some(record.framework.clone()),
-            state: version.checkpoint.state(),
+            state: match version.checkpoint.state() {
+                CheckpointState::Complete if copies.peer.files == files => CheckpointState::Replicated,
+                state => state,
+            },
             evidence: Some(version.checkpoint.evidence().0.to_string()),
             copies,
             pinned: self.gc.pins.contains(&(book.id.clone(), number)),
             closed_ms: Some(record.completed_at_ns / 1_000_000),
+        }
+    }
+
+    /// Its bytes are in the memory of the node that wrote it.
+    fn is_at_home(&self, view: &FileView) -> bool {
+        match &view.remote {
+            Some(remote) => remote.host && !self.shared.is_gone(remote.home),
+            None => view.host,
         }
     }
 
@@ -272,7 +287,11 @@ impl Engine {
             framework: None,
             state: CheckpointState::Loose,
             evidence: None,
-            copies: Copies { host: one(view.host), object: one(object), ..Copies::default() },
+            copies: Copies {
+                host: one(self.is_at_home(view)),
+                peer: one(view.sealed().is_some_and(|seal| self.shared.is_copied(view.file, seal))),
+                object: one(object),
+            },
             pinned: false,
             closed_ms: Some(view.closed_ns / 1_000_000),
         })

@@ -33,6 +33,7 @@ impl Engine {
                 let result = result.map(|key| ObjectCopy { key, size_bytes, encoding: None });
                 self.loose_done(&path, of, (generation, tries), result, now);
             }
+            Done::Heard { id, contents, heard } => self.others_heard(id, contents, heard),
             Done::Fetched { node, result } => {
                 self.fetching.remove(&node);
                 if let Err(error) = result {
@@ -95,6 +96,9 @@ impl Engine {
                 self.tier3_away.ended(&Cause::Loose(path.clone()));
                 book.stage = LooseStage::Uploaded { of };
                 // The bytes are those of the file that was uploaded, whatever has its name by now.
+                if let Some(cluster) = self.shared.cluster.get() {
+                    cluster.tell_objects(vec![(of.0, of.1, object.clone())]);
+                }
                 self.shared.namespace.note_object(of.0, of.1, object);
                 if let Some(view) = self.ledger.file(path).filter(|view| view.file == of.0) {
                     let known = self.shared.namespace.view(view.node).map(|view| view.reclaim);

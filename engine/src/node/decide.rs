@@ -3,23 +3,24 @@
 //! Owns: the facts a verdict needs, and what follows from it. Does not own: the verdict (protocol), carrying it out
 //! (`run`). Nothing is changed here: a decision is a value.
 
-use crate::namespace::{FileState, FileView, NodeId, WriterId};
+use crate::namespace::{FileState, FileView, Namespace, NodeId, WriterId};
 use crate::node::Shared;
 use crate::node::book::{Book, LooseStage, Number, ParsedIndex};
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::node::run::TICK;
 use crate::save::commit::AttemptFile;
 use crate::save::loose::LooseUpload;
+use crate::save::share::Share;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::evidence::{
     Covered, Facts, Fate, FileFact, IndexError, Told, Verdict, Writer, complete, parse_index,
 };
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, Generation};
-use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink};
 use tidemark_protocol::path::{RawText, RelPath, RunPath};
@@ -62,6 +63,8 @@ pub(crate) struct Plan {
     pub(crate) files: Vec<AttemptFile>,
     pub(crate) directories: Vec<Directory>,
     pub(crate) hard_links: Vec<HardLink>,
+    /// What other nodes have of it.
+    pub(crate) shares: Vec<Share>,
 }
 
 /// Indices read in one look; a checkpoint has one or two.
@@ -72,11 +75,23 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let mut outcome =
         Outcome { verdict: None, action: Action::None, unsettled: false, indices: BTreeMap::new() };
     let Some(candidate) = &book.candidate else { return outcome };
-    let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
+    let mut files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
     if files.len() != candidate.files.len() {
         // The scope is being grouped again; it becomes due then.
         return outcome;
     }
+    // Names without bytes make nothing whole: they count as not there.
+    let lost: BTreeSet<RelPath> =
+        files.iter().filter(|(_, view)| shared.has_lost(view)).map(|(path, _)| (*path).clone()).collect();
+    let mut left;
+    let candidate = if lost.is_empty() {
+        candidate
+    } else {
+        left = candidate.clone();
+        left.files.retain(|path, _| !lost.contains(path));
+        files.retain(|(path, _)| !lost.contains(*path));
+        &left
+    };
     let present = contents(files.iter().copied());
     let covering = present.as_ref().and_then(|present| {
         book.versions.iter().rev().find(|(_, version)| is_covered(present, &version.contents))
@@ -97,6 +112,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let fact = |view| fact(shared, view);
     let file_facts: BTreeMap<_, _> = files.iter().map(|(path, view)| ((*path).clone(), fact(view))).collect();
     let settle_ns = settle_ns(shared);
+    let mut fetch = None;
     let verdict = loop {
         let indices: BTreeMap<RelPath, Result<Covered, IndexError>> =
             known_indices(book, &outcome.indices, &files);
@@ -115,8 +131,10 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
                     Some(index) => {
                         outcome.indices.insert(path, index);
                     }
-                    // Not sealed yet: its seal makes the book due.
+                    // Not sealed yet, or on its way from another node: that makes the book due.
                     None => {
+                        let found = files.iter().find(|(found, _)| **found == path);
+                        fetch = found.filter(|(_, view)| !view.host).map(|(_, view)| view.node);
                         break Verdict::Open { why: format!("{path} is being sealed"), again_at_ns: None };
                     }
                 }
@@ -140,7 +158,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
             let cut = files.iter().find(|(_, view)| matches!(view.state, FileState::Cut));
             cut.map_or(Action::None, |(_, view)| Action::Accept(view.node))
         }
-        _ => Action::None,
+        _ => fetch.map_or(Action::None, Action::Fetch),
     };
     outcome.verdict = Some(verdict);
     outcome
@@ -170,13 +188,29 @@ fn fact(shared: &Shared, view: &Arc<FileView>) -> FileFact {
     }
 }
 
-fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
-    let failed_at_ns = shared.namespace.failure(writer).map(|failure| failure.at_ns);
-    let fate = match (is_alive(writer), cut || failed_at_ns.is_some()) {
+/// What became of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.
+pub(crate) fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (Fate, Option<i64>) {
+    if let Some((fate, failed_at_ns)) = namespace.fate_elsewhere(writer) {
+        let fate = match fate {
+            WireFate::Alive => Fate::Alive,
+            WireFate::Exited => Fate::Exited,
+            WireFate::Killed => Fate::Killed,
+            WireFate::Gone if cut => Fate::Killed,
+            WireFate::Gone => Fate::Gone,
+        };
+        return (fate, failed_at_ns);
+    }
+    let failed_at_ns = namespace.failure(writer).map(|failure| failure.at_ns);
+    let fate = match (is_alive(namespace, writer), cut || failed_at_ns.is_some()) {
         (true, _) => Fate::Alive,
         (false, true) => Fate::Killed,
         (false, false) => Fate::Gone,
     };
+    (fate, failed_at_ns)
+}
+
+fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
+    let (fate, failed_at_ns) = fate_of(&shared.namespace, writer, cut);
     Writer {
         session: writer.session.0.clone(),
         process: writer.process(),
@@ -189,7 +223,10 @@ fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
 }
 
 /// Whether the very process still runs: same number, same start.
-pub(crate) fn is_alive(writer: &WriterId) -> bool {
+pub(crate) fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
+    if let Some((fate, _)) = namespace.fate_elsewhere(writer) {
+        return fate == WireFate::Alive;
+    }
     running_since(writer.tgid) == Some(writer.start_time_ticks)
 }
 
@@ -288,6 +325,7 @@ pub(crate) fn start(
     let mut entries = Vec::with_capacity(files.len());
     let mut attempt_files: Vec<AttemptFile> = Vec::with_capacity(files.len());
     let mut hard_links = Vec::new();
+    let mut shares: Vec<Share> = Vec::new();
     for (path, view) in files {
         let FileState::Sealed { seal, size_bytes, crc, chunks } = &view.state else {
             unreachable!("contents are present only when every file is sealed")
@@ -299,14 +337,30 @@ pub(crate) fn start(
             size_bytes: *size_bytes,
             crc64nvme: *crc,
         };
-        // Bytes that an earlier life of this node wrote, found again in Tier-3.
-        let life = NodeLife { node: shared.drain.life.node.clone(), incarnation: view.file.incarnation };
+        // Bytes that another node wrote, or an earlier life of this one, found again in Tier-3.
+        let life = shared.life_of(view.file.incarnation);
         if !participants.contains(&life) {
-            participants.push(life);
+            participants.push(life.clone());
         }
         entries.push(entry.clone());
         if let Some(first) = attempt_files.iter().find(|file| file.entry.file == view.file) {
             hard_links.push(HardLink { path: (*path).clone(), to: first.entry.path.clone() });
+            continue;
+        }
+        if let Some(first) = shares.iter_mut().find_map(|share| {
+            let first = share.files.iter().find(|file| file.entry.file == view.file)?.entry.path.clone();
+            Some((share, first))
+        }) {
+            first.0.hard_links.push(HardLink { path: (*path).clone(), to: first.1 });
+            continue;
+        }
+        if view.remote.as_ref().is_some_and(|remote| remote.host) && !shared.is_gone(view.file.incarnation) {
+            let file =
+                AttemptFile { entry, attributes: attributes(view), chunks: Arc::clone(chunks), pin: None };
+            match shares.iter_mut().find(|share| share.life == life) {
+                Some(share) => share.files.push(file),
+                None => shares.push(Share::new(life, vec![file], Vec::new())),
+            }
             continue;
         }
         let Some(pin) = shared.namespace.pin_seal(view.file, *seal) else {
@@ -327,7 +381,7 @@ pub(crate) fn start(
         framework: candidate.framework.clone(),
         evidence,
         evidence_detail: detail,
-        epoch: shared.drain.epoch,
+        epoch: shared.drain.epoch(),
         completed_at_ns: stamp(shared, ledger, book, files),
         participants,
         files: entries,
@@ -340,6 +394,7 @@ pub(crate) fn start(
         files: attempt_files,
         directories,
         hard_links,
+        shares,
     }))
 }
 
@@ -359,7 +414,7 @@ pub(crate) fn run_of<'ledger, 'run>(
     ledger.books.values().filter(move |book| book.id.run == *run).flat_map(Book::checkpoints)
 }
 
-fn attributes(view: &FileView) -> Attributes {
+pub(crate) fn attributes(view: &FileView) -> Attributes {
     let xattrs = view.xattrs.iter().map(|(name, value)| (RawText(name.clone()), Base64(value.clone())));
     Attributes {
         mode: view.mode,

@@ -149,7 +149,7 @@ fn listed(manifest: &Manifest) -> Vec<Listed<'_>> {
 impl Engine {
     /// Looks when it is time, and begins to give up at most one version.
     pub(crate) fn collect(&mut self, now: Instant) {
-        let idle = self.fenced.is_none() && !self.draining && !self.gc.running;
+        let idle = self.may_write() && !self.draining && !self.gc.running;
         if !idle || now < self.gc.next {
             return;
         }

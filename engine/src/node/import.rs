@@ -224,7 +224,7 @@ fn describe(
         format: FORMAT,
         version: reserved.version.clone(),
         attempt: AttemptId(random()),
-        epoch: drain.epoch,
+        epoch: drain.epoch(),
         life: life.clone(),
         by: None,
         chunk_bytes: CHUNK_BYTES,
@@ -243,7 +243,7 @@ fn describe(
         framework: checkpoint.candidate.framework.clone(),
         evidence,
         evidence_detail: detail.to_owned(),
-        epoch: drain.epoch,
+        epoch: drain.epoch(),
         completed_at_ns: reserved.completed_at_ns,
         participants: vec![life],
         files: prepared.files.iter().map(ManifestFile::entry).collect(),
@@ -260,6 +260,9 @@ impl Engine {
         let id = &checkpoint.candidate.id;
         if let Some(why) = &self.fenced {
             return refused(why.clone());
+        }
+        if !self.may_write() {
+            return refused("Tier-3 has not been read by this coordinator yet; try again".to_owned());
         }
         // Our objects would lie among the others', or where one of those is a file.
         let (ours, theirs) = (format!("{}/{}/", id.run, id.directory), format!("{from}/"));
@@ -343,7 +346,7 @@ impl Engine {
         let reference = checkpoint_ref(&checkpoint);
         let mut version = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
         version.previous = self.previous(&id.run);
-        version.committed = Some((Arc::new(manifest), self.shared.drain.epoch));
+        version.committed = Some((Arc::new(manifest), self.shared.drain.epoch()));
         let book = self.ledger.books.get_mut(id).expect("its number was reserved");
         book.versions.insert(number, version);
         let (names, back) = self.put_back(id, number);

@@ -8,8 +8,10 @@ use crate::error::ErrorKind;
 use crate::namespace::{ColdFile, FsError, Namespace, NodeId, SealTicket};
 use crate::node::Shared;
 use crate::node::book::Number;
+use crate::node::ledger::Contents;
 use crate::node::run::error_text;
 use crate::restore::fetch::{FetchError, FetchPlan, fetch};
+use crate::restore::peer::{PeerError, PeerPlan, Suppliers, fetch_from_peers};
 use crate::save::commit::{self, Attempt, CommitError};
 use crate::save::loose::{self, LooseError, LooseUpload};
 use crate::save::seal::{self, SealSums};
@@ -18,12 +20,15 @@ use crate::step_point::{StepPoint, reach};
 use crate::store::StoreError;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::retention::Retirement;
+
+/// Before a node that could not be asked is asked again: it comes back, or is declared gone.
+const HEAR_AGAIN: Duration = Duration::from_millis(200);
 
 /// How a job ended.
 #[derive(Debug)]
@@ -50,6 +55,12 @@ pub(crate) enum Done {
         tries: u32,
         /// The key of the bytes.
         result: Result<String, LooseError>,
+    },
+    /// Everybody was asked who may know more of a checkpoint with these contents.
+    Heard {
+        id: CheckpointId,
+        contents: Contents,
+        heard: bool,
     },
     Fetched {
         node: NodeId,
@@ -97,7 +108,7 @@ pub(crate) async fn prepare(
     number: Number,
     mut attempt: Box<Attempt>,
 ) -> Done {
-    let result = attempt.prepare(&shared.drain).await;
+    let result = attempt.prepare_over_nodes(&shared).await;
     Done::Prepared { id, number, attempt, result }
 }
 
@@ -132,6 +143,19 @@ pub(crate) async fn upload_loose(shared: Arc<Shared>, upload: LooseUpload, tries
     Done::Loose { path, of, generation, size_bytes, tries, result }
 }
 
+/// Has other nodes say what they know of a checkpoint before it is taken for whole: its marker may be told before a file that was
+/// closed earlier elsewhere.
+pub(crate) async fn hear(shared: Arc<Shared>, id: CheckpointId, path: Vec<u8>, contents: Contents) -> Done {
+    let heard = match shared.cluster.get() {
+        Some(cluster) => cluster.hear_below(&path).await,
+        None => true,
+    };
+    if !heard {
+        tokio::time::sleep(HEAR_AGAIN).await;
+    }
+    Done::Heard { id, contents, heard }
+}
+
 /// A cold file whose bytes the loop itself needs.
 pub(crate) async fn fetch_cold(shared: Arc<Shared>, path: String, cold: ColdFile) -> Done {
     let node = cold.node;
@@ -150,6 +174,8 @@ pub enum RestoreError {
     NoSpace { path: String, size_bytes: u64, source: crate::tier1::Tier1Error },
     #[error(transparent)]
     Fetch(#[from] FetchError),
+    #[error(transparent)]
+    Peer(#[from] PeerError),
     #[error("{path} changed while it was fetched")]
     Changed { path: String, source: FsError },
 }
@@ -163,7 +189,8 @@ impl RestoreError {
             // An object that is too short does not have the range.
             Self::Fetch(FetchError::Store { source: StoreError::Range { .. }, .. }) => true,
             Self::Fetch(error) => matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound),
-            Self::NoSpace { .. } | Self::Changed { .. } => false,
+            // Another node may have it again when it is back.
+            Self::Peer(_) | Self::NoSpace { .. } | Self::Changed { .. } => false,
         }
     }
 
@@ -172,7 +199,7 @@ impl RestoreError {
     pub fn errno(&self) -> FsError {
         match self {
             Self::NoSpace { .. } => FsError::NoSpace,
-            Self::NoCopy { .. } | Self::Fetch(_) => FsError::Io,
+            Self::NoCopy { .. } | Self::Fetch(_) | Self::Peer(_) => FsError::Io,
             Self::Changed { source, .. } => *source,
         }
     }
@@ -203,12 +230,23 @@ enum Room {
 
 async fn restore_when(room: Room, shared: &Shared, path: String, cold: ColdFile) -> Result<(), RestoreError> {
     let begun = Instant::now();
-    let backing = fetched_when(room, shared, &path, &cold).await.inspect_err(|error| {
-        shared.metrics.fetch_failures.inc();
-        if error.is_loss() {
-            shared.losses.note(cold.file, cold.seal, error_text(error));
+    if shared.namespace.warm_from_copy(cold.file, cold.seal) {
+        shared.losses.mend(cold.file, cold.seal);
+        return Ok(());
+    }
+    let (backing, cold) = match fetched_when(room, shared, &path, &cold).await {
+        Ok(fetched) => fetched,
+        // A copy of it came to this node meanwhile.
+        Err(_) if shared.namespace.cold(cold.node).is_none() => return Ok(()),
+        Err(error) => {
+            shared.metrics.fetch_failures.inc();
+            // Where there are other nodes, one of them may come back with it.
+            if error.is_loss() && shared.cluster.get().is_none() {
+                shared.losses.note(cold.file, cold.seal, error_text(&error));
+            }
+            return Err(error);
         }
-    })?;
+    };
     shared.losses.mend(cold.file, cold.seal);
     shared
         .namespace
@@ -225,7 +263,7 @@ pub(crate) async fn fetched(
     path: &str,
     cold: &ColdFile,
 ) -> Result<Arc<crate::tier1::Backing>, RestoreError> {
-    fetched_when(Room::Awaited, shared, path, cold).await
+    fetched_when(Room::Awaited, shared, path, cold).await.map(|(backing, _)| backing)
 }
 
 async fn fetched_when(
@@ -233,13 +271,33 @@ async fn fetched_when(
     shared: &Shared,
     path: &str,
     cold: &ColdFile,
-) -> Result<Arc<crate::tier1::Backing>, RestoreError> {
-    let (Some(object), Some((_, chunks))) = (&cold.object, &cold.checksums) else {
+) -> Result<(Arc<crate::tier1::Backing>, ColdFile), RestoreError> {
+    let found = match shared.nearby.get() {
+        Some(peers) => Some(peers.find(cold).await),
+        None => None,
+    };
+    let cold = found.as_ref().unwrap_or(cold);
+    let Some((_, chunks)) = &cold.checksums else {
         return Err(RestoreError::NoCopy { path: path.to_owned() });
     };
+    let peers = shared.nearby.get().filter(|peers| !suppliers_of(shared, peers.as_ref(), cold).is_empty());
+    if cold.object.is_none() && peers.is_none() {
+        return Err(RestoreError::NoCopy { path: path.to_owned() });
+    }
     let backing = make_backing(room, shared, cold.size_bytes).await.map_err(|source| {
         RestoreError::NoSpace { path: path.to_owned(), size_bytes: cold.size_bytes, source }
     })?;
+    if let Some(peers) = peers {
+        let (file, seal) = home_of(shared, cold);
+        let (path, chunks) = (path.to_owned(), Arc::clone(chunks));
+        let plan = PeerPlan { path, file, seal, size_bytes: cold.size_bytes, chunks };
+        match fetch_from_peers(peers, plan, Arc::clone(&backing), Arc::clone(&shared.metrics)).await {
+            Ok(()) => return Ok((backing, cold.clone())),
+            Err(error) if cold.object.is_none() => return Err(error.into()),
+            Err(error) => tracing::warn!(why = %error_text(&error), "Tier-3 is asked instead of other nodes"),
+        }
+    }
+    let Some(object) = &cold.object else { return Err(RestoreError::NoCopy { path: path.to_owned() }) };
     let plan = FetchPlan {
         path: path.to_owned(),
         key: object.key.clone(),
@@ -255,7 +313,17 @@ async fn fetched_when(
         Arc::clone(&shared.metrics),
     )
     .await?;
-    Ok(backing)
+    Ok((backing, cold.clone()))
+}
+
+/// The file and the seal that other nodes know the bytes by: a copy that is kept here has an identity of its own.
+fn home_of(shared: &Shared, cold: &ColdFile) -> (FileId, SealNumber) {
+    shared.namespace.copy_at(cold.node).map_or((cold.file, cold.seal), |copy| (copy.file, copy.sealed.number))
+}
+
+fn suppliers_of(shared: &Shared, peers: &dyn Suppliers, cold: &ColdFile) -> Vec<tidemark_transport::Address> {
+    let (file, seal) = home_of(shared, cold);
+    peers.suppliers(file, seal)
 }
 
 /// A backing file; waits for one, bounded, while memory is on its way back.

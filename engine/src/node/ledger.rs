@@ -171,10 +171,13 @@ impl Ledger {
             _ => self.cut.remove(&view.node),
         };
         match view.state {
-            FileState::Closed | FileState::Mapped => self.unsealed.insert(view.node),
-            FileState::Open { .. } | FileState::Cut | FileState::Sealed { .. } => {
-                self.unsealed.remove(&view.node)
-            }
+            // Those of other nodes are sealed there.
+            FileState::Closed | FileState::Mapped if view.remote.is_none() => self.unsealed.insert(view.node),
+            FileState::Open { .. }
+            | FileState::Cut
+            | FileState::Sealed { .. }
+            | FileState::Closed
+            | FileState::Mapped => self.unsealed.remove(&view.node),
         };
         let node = view.node;
         let before = self.paths.remove(&node).unwrap_or_default();
@@ -424,6 +427,8 @@ mod tests {
             closed_ns: 0,
             published_ns: 0,
             renamed: false,
+            last_seal: SealNumber(0),
+            remote: None,
         }
     }
 

@@ -71,22 +71,28 @@ mod verify;
 
 pub use advance::ATTEMPTS_IN_FLIGHT_MAX;
 pub use answer::{Identity, Standing, Wanted};
+pub(crate) use decide::{attributes, fate_of};
 pub use events::Events;
 pub use flush::FlushOutcome;
 pub use jobs::{RestoreError, restore};
 pub use lost::Losses;
 pub use recover::{Names, RecoverError, Recovered, recover};
+pub(crate) use run::error_text;
 pub use run::{Node, NodeParts, QUESTIONS_MAX};
 pub use scrub::{BadAtOpen, NotVerified, heal_at_open, verify_at_open};
 
+use crate::cluster::Cluster;
 use crate::flight::Flight;
 use crate::metrics::Metrics;
-use crate::namespace::{Clock, Namespace};
+use crate::namespace::{Clock, FileView, Namespace};
+use crate::replicate::Replicator;
 use crate::save::drain::Drain;
 use crate::save::predict::Sizes;
 use crate::settings::Settings;
 use crate::tier1::Tier1;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use tidemark_protocol::id::{FileId, Incarnation, SealNumber};
+use tidemark_protocol::key::NodeLife;
 
 /// What the loop, its jobs and those who ask all use; each part takes care of its own threads.
 #[derive(Debug)]
@@ -105,9 +111,45 @@ pub struct Shared {
     pub fetches: Arc<Flight>,
     /// Files that cannot be read whole any more.
     pub losses: Losses,
+    /// The other nodes, where this one is told of them.
+    pub cluster: OnceLock<Arc<Cluster>>,
+    /// Who sees to copies of this node's files, where there are other nodes.
+    pub replicator: OnceLock<Arc<Replicator>>,
+    /// Other nodes' memory; none of it while nobody has said so.
+    pub nearby: crate::restore::peer::Nearby,
 }
 
 impl Shared {
+    /// Whether a life of a node is known to be over.
+    pub(crate) fn is_gone(&self, life: Incarnation) -> bool {
+        let member = self.cluster.get().and_then(|cluster| cluster.member_of(life));
+        member.is_none_or(|member| member.gone)
+    }
+
+    /// Whether another node that lives keeps a copy of these bytes.
+    pub(crate) fn is_copied(&self, file: FileId, seal: SealNumber) -> bool {
+        self.cluster.get().is_some_and(|cluster| cluster.is_copied(file, seal))
+    }
+
+    /// Whether nobody has the bytes of a file any more: its node is gone, and no copy is known of, here, elsewhere or in Tier-3.
+    pub(crate) fn has_lost(&self, view: &FileView) -> bool {
+        let (Some(cluster), Some(remote)) = (self.cluster.get(), &view.remote) else { return false };
+        let is_somewhere = view.host || view.object.is_some() || !self.is_gone(remote.home);
+        !is_somewhere && cluster.is_settled() && !cluster.is_copied(view.file, view.last_seal)
+    }
+
+    /// The life that wrote a file; of one that nobody knows any more this node speaks.
+    pub(crate) fn life_of(&self, incarnation: Incarnation) -> NodeLife {
+        let member = self.cluster.get().and_then(|cluster| cluster.member_of(incarnation));
+        let node = member.map_or_else(|| self.drain.life.node.clone(), |member| member.life.node);
+        NodeLife { node, incarnation }
+    }
+
+    /// Whether this node decides over checkpoints: it is alone, or the coordinator.
+    pub fn decides(&self) -> bool {
+        self.cluster.get().is_none_or(|cluster| cluster.is_coordinator())
+    }
+
     pub(crate) fn now_ns(&self) -> i64 {
         (self.clock.0)()
     }

@@ -96,7 +96,7 @@ impl Engine {
         let mut all = true;
         for (path, view, holds) in self.trackers_of(id, &framework).collect::<Vec<_>>() {
             if view.host {
-                self.mend(id, Some(Named::of(id, step)), &path, &view, holds);
+                all &= self.mend(id, Some(Named::of(id, step)), &path, &view, holds);
             } else {
                 self.fetch(view.node);
                 all = false;

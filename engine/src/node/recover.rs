@@ -25,9 +25,21 @@ use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::Record;
 
-/// What the loop starts with.
+/// What a node knows of checkpoints, and so what it may decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Knows {
+    /// Nothing: another node decides, or this one is about to.
+    #[default]
+    Nothing,
+    /// The names, and not what Tier-3 holds: nothing is written there.
+    Names,
+    All,
+}
+
+/// What the loop starts with. Empty: nothing is decided with it.
 #[derive(Debug, Default)]
 pub struct Recovered {
+    pub(crate) knows: Knows,
     pub(crate) names: Names,
     pub(crate) books: BTreeMap<CheckpointId, Book>,
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
@@ -73,7 +85,7 @@ pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, Re
     let (tree_number, tree) = locate::newest::<TreeDocument>(store, &Series::Tree, &mut passed_over).await?;
     let loose = locate::loose(store, &mut passed_over).await?;
     let pinned = locate::pins(store, &mut passed_over).await?;
-    let mut recovered = Recovered { names, tree_number, ..Recovered::default() };
+    let mut recovered = Recovered { knows: Knows::All, names, tree_number, ..Recovered::default() };
     let undecided = std::mem::take(&mut catalog.undecided);
     recovered.decided(shared, catalog);
     for attempt in worth_most(undecided) {
@@ -116,6 +128,13 @@ fn worth_most(undecided: Vec<UndecidedAttempt>) -> Vec<UndecidedAttempt> {
 }
 
 impl Recovered {
+    /// Of a coordinator that has the names of the one before, and cannot reach Tier-3: it looks after names and copies, and writes
+    /// nothing to Tier-3 before it has read it.
+    #[must_use]
+    pub fn names_only() -> Self {
+        Self { knows: Knows::Names, names: Names::Kept, ..Self::default() }
+    }
+
     /// Takes up what has a decision.
     fn decided(&mut self, shared: &Shared, catalog: Catalog) {
         for dead in catalog.aborted {
@@ -248,7 +267,7 @@ impl Recovered {
                         let told = checkpoint.step(CheckpointEvent::Committed, &mut Vec::new());
                         debug_assert_eq!(told, Ok(()));
                         let mut book = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
-                        book.committed = Some((Arc::new(manifest), shared.drain.epoch));
+                        book.committed = Some((Arc::new(manifest), shared.drain.epoch()));
                         book
                     }
                     Err(CommitError::Lost { .. }) => {
@@ -529,7 +548,7 @@ pub(crate) fn empty_record(version: &VersionId, shared: &Shared) -> Record {
         framework: String::new(),
         evidence: tidemark_protocol::record::Evidence::Quiescence,
         evidence_detail: String::new(),
-        epoch: shared.drain.epoch,
+        epoch: shared.drain.epoch(),
         completed_at_ns: 0,
         participants: Vec::new(),
         files: Vec::new(),

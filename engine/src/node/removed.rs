@@ -75,7 +75,7 @@ impl Engine {
 
     /// Decides about what was removed, the newest first.
     pub(crate) fn undo_removals(&mut self, now: Instant) {
-        let idle = self.draining || self.fenced.is_some();
+        let idle = self.draining || !self.may_write();
         if idle || self.removals.asked_again_at.is_some_and(|at| at > now) {
             return;
         }
@@ -119,7 +119,7 @@ impl Engine {
     /// How a process stands that removed names of a run, or made some.
     pub(crate) fn actor(&self, who: &WriterId, run: &RunPath) -> Actor {
         let namespace = &self.shared.namespace;
-        if is_alive(who) {
+        if is_alive(namespace, who) {
             return Actor::Alive { process: who.tgid };
         }
         match namespace.failure(who) {

@@ -3,25 +3,26 @@
 //! Owns: what the loop waits for, which seals, fetches and loose uploads run. Does not own: decisions about a checkpoint
 //! (`decide`, protocol), its versions' jobs (`advance`), the jobs' bodies (`jobs`).
 
-use crate::namespace::{NodeId, NotSealable, SealTicket};
+use crate::namespace::{NodeId, NotSealable, ROOT, SealTicket};
 use crate::node::away::{Away, Cause};
 use crate::node::backlog::Backlog;
 use crate::node::begun::Begun;
 use crate::node::book::LooseStage;
 use crate::node::decide::Action;
+use crate::node::due::Due;
 use crate::node::flush::Flushes;
 use crate::node::gc::Gc;
 use crate::node::jobs::{self, Done};
-use crate::node::ledger::Ledger;
+use crate::node::ledger::{Contents, Ledger};
 use crate::node::metric::SaidLater;
 use crate::node::partial::Partial;
-use crate::node::recover::Recovered;
+use crate::node::recover::{Knows, Recovered};
 use crate::node::removed::Removals;
 use crate::node::scrub::Scrub;
 use crate::node::shield::Shields;
 use crate::node::tree::TreeState;
 use crate::node::{Shared, decide, rescue};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ use tidemark_protocol::checkpoint::CheckpointEvent;
 use tidemark_protocol::evidence::{History, masked_names};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
+use tidemark_protocol::replication::Priority;
 use tidemark_protocol::report::EventLevel;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -105,6 +107,8 @@ pub(crate) struct Engine {
     pub(crate) sealing: BTreeSet<NodeId>,
     pub(crate) seals_in_flight: usize,
     pub(crate) fetching: BTreeSet<NodeId>,
+    /// Checkpoints of which other nodes are asked what they know, and with which contents they were whole when all had said it.
+    hearing: BTreeMap<CheckpointId, Option<Contents>>,
     pub(crate) loose_in_flight: usize,
     pub(crate) loose_in_flight_bytes: u64,
     /// What Tier-3 does not take.
@@ -112,6 +116,8 @@ pub(crate) struct Engine {
     /// Another coordinator took over: nothing is decided here any more.
     pub(crate) fenced: Option<String>,
     pub(crate) draining: bool,
+    /// What it may decide.
+    pub(crate) knows: Knows,
     pub(crate) passed_over: Vec<String>,
     last_tick: Instant,
 }
@@ -161,6 +167,18 @@ impl Node {
         answered.await.ok()
     }
 
+    /// This node is the coordinator from now on: it decides over what its tree and `recovered` hold.
+    pub async fn decide_from_now_on(&self, recovered: Recovered) {
+        // A loop that has stopped decides nothing.
+        let _ = self.ask(|engine| engine.decide_from_now_on(recovered)).await;
+    }
+
+    /// Another node is the coordinator, or is about to be: this one forgets what it knew of checkpoints.
+    pub async fn decide_no_more(&self) {
+        // A loop that has stopped decides nothing either.
+        let _ = self.ask(|engine| engine.decide_no_more()).await;
+    }
+
     /// Another coordinator took over: nothing is decided here any more. What is in memory goes on being served.
     pub async fn fence(&self, why: String) {
         // A loop that has stopped decides nothing either.
@@ -195,7 +213,10 @@ async fn run(
     while !stop.load(Ordering::Acquire) {
         let pause = engine.pause(Instant::now());
         tokio::select! {
-            Some(nodes) = dirtied.recv() => engine.ledger.refresh(&engine.shared.namespace, &nodes),
+            Some(nodes) = dirtied.recv() => {
+                engine.ledger.refresh(&engine.shared.namespace, &nodes);
+                engine.copy(&nodes);
+            }
             Some(done) = engine.jobs.join_next(), if !engine.jobs.is_empty() => {
                 engine.apply(done.expect("a job does not panic"));
             }
@@ -233,11 +254,13 @@ impl Engine {
             sealing: BTreeSet::new(),
             seals_in_flight: 0,
             fetching: BTreeSet::new(),
+            hearing: BTreeMap::new(),
             loose_in_flight: 0,
             loose_in_flight_bytes: 0,
             tier3_away: Away::default(),
             fenced: None,
             draining: false,
+            knows: recovered.knows,
             passed_over: recovered.passed_over,
             last_tick: now,
         };
@@ -249,14 +272,69 @@ impl Engine {
         engine
     }
 
+    /// Files that changed are copied to other nodes.
+    fn copy(&self, nodes: &[NodeId]) {
+        if let Some(replicator) = self.shared.replicator.get() {
+            nodes.iter().for_each(|node| replicator.look_at_node(*node, Priority::Base));
+        }
+    }
+
     /// How long the loop may wait for an event.
     fn pause(&self, now: Instant) -> Duration {
         let tick = TICK.saturating_sub(now.saturating_duration_since(self.last_tick));
         self.ledger.next_regroup(now).map_or(tick, |held| held.min(tick)).max(Duration::from_millis(1))
     }
 
+    /// What a node does that does not decide: it seals what is closed, and looks after its bytes.
+    fn step_of_member(&mut self, now: Instant) {
+        self.ledger.regroup(now);
+        self.ledger.due.clear();
+        self.ledger.loose_due = Due::new();
+        if now.saturating_duration_since(self.last_tick) >= TICK {
+            self.last_tick = now;
+            self.measure();
+            self.shared.namespace.forget_ended_writers();
+            self.ledger.seals_again();
+            let _ = self.shared.namespace.take_removers();
+        }
+        self.start_seals();
+        self.start_scrub(now);
+    }
+
+    /// What it decided about others go on with. Jobs that run are dropped: what they wrote is found again.
+    fn decide_no_more(&mut self) {
+        self.jobs.abort_all();
+        let rules = self.ledger.rules().clone();
+        let draining = self.draining;
+        *self = Self::new(Arc::clone(&self.shared), rules, Recovered::default());
+        self.draining = draining;
+        self.ledger.refresh(&self.shared.namespace, &[ROOT]);
+    }
+
+    /// From now on this node decides: it looks at everything anew.
+    pub(crate) fn decide_from_now_on(&mut self, recovered: Recovered) {
+        let rules = self.ledger.rules().clone();
+        let mut fresh = Self::new(Arc::clone(&self.shared), rules, recovered);
+        fresh.jobs = std::mem::take(&mut self.jobs);
+        fresh.sealing = std::mem::take(&mut self.sealing);
+        fresh.seals_in_flight = self.seals_in_flight;
+        fresh.fetching = std::mem::take(&mut self.fetching);
+        fresh.flushes = std::mem::take(&mut self.flushes);
+        fresh.draining = self.draining;
+        *self = fresh;
+        self.ledger.refresh(&self.shared.namespace, &[ROOT]);
+    }
+
+    /// Whether Tier-3 may be written to.
+    pub(crate) fn may_write(&self) -> bool {
+        self.fenced.is_none() && self.knows == Knows::All
+    }
+
     /// Everything that is due, after whatever happened.
     fn step(&mut self, now: Instant) {
+        if self.knows == Knows::Nothing || !self.shared.decides() {
+            return self.step_of_member(now);
+        }
         self.ledger.regroup(now);
         let tick = now.saturating_duration_since(self.last_tick) >= TICK;
         if tick {
@@ -271,6 +349,7 @@ impl Engine {
             self.undo_removals(now);
             self.drop_begun(now);
             self.follow_partial(now);
+            self.follow_later(now);
             self.hide_lost();
         }
         self.start_seals();
@@ -365,7 +444,11 @@ impl Engine {
                 self.shared.namespace.accept_cut(node);
             }
             Action::Fetch(node) => self.fetch(node),
-            Action::Start(plan) => self.start_version(id, *plan),
+            Action::Start(plan) => {
+                if self.has_heard_others(id, &plan.contents) {
+                    self.start_version(id, *plan);
+                }
+            }
             Action::Raise { number, evidence, detail } => {
                 self.event(EventLevel::Info, "complete", id, detail.clone());
                 self.happens(id, number, CheckpointEvent::Proven { evidence, detail });
@@ -373,6 +456,38 @@ impl Engine {
         }
         if self.ledger.books[id].is_torn() {
             self.shield(id, Instant::now());
+        }
+    }
+
+    /// Whether nobody can know more of a checkpoint that is whole with these contents; asks where that is not known.
+    fn has_heard_others(&mut self, id: &CheckpointId, contents: &Contents) -> bool {
+        if self.shared.cluster.get().is_none() {
+            return true;
+        }
+        match self.hearing.get(id) {
+            Some(Some(heard)) if heard == contents => {
+                self.hearing.remove(id);
+                return true;
+            }
+            Some(None) => return false,
+            Some(Some(_)) | None => {}
+        }
+        self.hearing.insert(id.clone(), None);
+        let path = self.ledger.books[id].path();
+        self.jobs.spawn(jobs::hear(Arc::clone(&self.shared), id.clone(), path, contents.clone()));
+        false
+    }
+
+    pub(crate) fn others_heard(&mut self, id: CheckpointId, contents: Contents, heard: bool) {
+        if heard {
+            self.hearing.insert(id.clone(), Some(contents));
+        } else {
+            self.hearing.remove(&id);
+        }
+        if self.ledger.books.contains_key(&id) {
+            self.ledger.due.insert(id);
+        } else {
+            self.hearing.remove(&id);
         }
     }
 
@@ -449,7 +564,7 @@ impl Engine {
     fn start_loose(&mut self, now: Instant) {
         self.ledger.loose_due.ripen(now);
         let urgent = !self.flushes.is_empty() || self.draining;
-        while self.fenced.is_none()
+        while self.may_write()
             && self.loose_in_flight < LOOSE_IN_FLIGHT_MAX
             && self.loose_in_flight_bytes < LOOSE_IN_FLIGHT_BYTES
         {

@@ -106,6 +106,7 @@ impl Engine {
         if self.scrub.left.is_empty() {
             let nodes: BTreeSet<_> = self.ledger.files().map(|(_, view)| view.node).collect();
             self.scrub.left.extend(nodes);
+            self.scrub.left.extend(self.shared.namespace.copies().iter().map(|copy| copy.node));
         }
         let mut next = None;
         while next.is_none()
@@ -113,6 +114,7 @@ impl Engine {
         {
             let found = self.ledger.node(node).filter(|(_, view)| view.host && view.opens == 0);
             next = found.and_then(|(path, view)| target(path.to_string(), view));
+            next = next.or_else(|| self.shared.namespace.copy_at(node).map(copy_target));
         }
         let Some(next) = next else {
             self.scrub.not_before = now + REST;
@@ -195,6 +197,21 @@ pub(crate) fn target(path: String, view: &crate::namespace::FileView) -> Option<
         host: view.host,
         object: view.object.clone(),
     })
+}
+
+/// What there is to check of another node's file that is kept here.
+fn copy_target(copy: crate::namespace::CopyView) -> Target {
+    Target {
+        node: copy.node,
+        file: copy.own,
+        seal: copy.sealed.number,
+        path: format!("{} (a copy for {})", String::from_utf8_lossy(&copy.meta.path), copy.meta.home),
+        size_bytes: copy.sealed.size_bytes,
+        crc: copy.sealed.crc,
+        chunks: copy.sealed.chunks,
+        host: true,
+        object: copy.object,
+    }
 }
 
 /// Checks one host copy and heals it. A file that changed meanwhile was not bad.

@@ -8,7 +8,7 @@
 use crate::namespace::{FileState, FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
 use crate::node::decide::{is_alive, is_running, look, run_of, verdict_text};
-use crate::node::recover::{Wishes, adopt_directory, adopt_files};
+use crate::node::recover::{Knows, Wishes, adopt_directory, adopt_files};
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,6 +43,9 @@ pub(crate) struct Shields {
     later: BTreeMap<CheckpointId, Later>,
     /// Committed versions whose names are still to be put back, because what was torn under them is open.
     owed: BTreeMap<CheckpointId, (Number, Instant)>,
+    /// Checkpoints that went out of sight while somebody had a tracker beside them open.
+    to_follow: BTreeMap<CheckpointId, Candidate>,
+    follow_at: Option<Instant>,
     /// Cut trackers are not looked at before.
     trackers_at: Option<Instant>,
     /// An administrator wants these to be seen. The next daemon hides them again.
@@ -100,6 +103,12 @@ impl Engine {
             return;
         }
         let Some(candidate) = self.ledger.books[id].candidate.clone() else { return };
+        // What is of a committed version Tier-3 knows.
+        let mut files = self.ledger.files_of(&candidate, &self.ledger.books[id].scope);
+        if self.knows == Knows::Names && files.any(|(_, view)| view.object.is_some()) {
+            return;
+        }
+        drop(files);
         let sessions = self.sessions_of(id, &candidate);
         let stays = match shield::decide(&sessions) {
             Shield::Stay { why } => Some(why),
@@ -138,6 +147,17 @@ impl Engine {
             let why = format!("the environment of process {} was not seen", writer.tgid);
             return Session::Doubtful { why };
         }
+        if let Some(home) = first.home {
+            // What runs on a node that is gone is nobody's to wait for; who wrote elsewhere was looked for above.
+            return if self.shared.is_gone(home) {
+                Session::Gone
+            } else {
+                let home = home.0;
+                Session::Doubtful {
+                    why: format!("whether its node, life {home:016x}, runs more of it is not known here"),
+                }
+            };
+        }
         match self.shared.namespace.peers(first, before_ns) {
             Peers::None => Session::Gone,
             Peers::Some { process } => Session::Alive { process },
@@ -153,7 +173,7 @@ impl Engine {
         let of_run = self.ledger.files().filter(|(path, _)| run.is_none_or(|run| path.is_below(run)));
         let mut asked = BTreeSet::new();
         for writer in of_run.flat_map(|(_, view)| &view.writers).filter(|writer| writer.session == *session) {
-            if asked.insert(writer.process()) && is_alive(writer) {
+            if asked.insert(writer.process()) && is_alive(&self.shared.namespace, writer) {
                 return Some(writer.tgid);
             }
         }
@@ -233,9 +253,29 @@ impl Engine {
     /// The trackers beside a checkpoint that went out of sight.
     pub(crate) fn follow(&mut self, hidden: &CheckpointId, candidate: &Candidate) {
         let trackers: Vec<_> = self.trackers_of(hidden, &candidate.framework).collect();
+        let mut all = true;
         for (path, view, holds) in trackers {
             let torn = Named::of(hidden, candidate.step.map(|step| step.0));
-            self.mend(hidden, Some(torn), &path, &view, holds);
+            all &= self.mend(hidden, Some(torn), &path, &view, holds);
+        }
+        if all {
+            self.shields.to_follow.remove(hidden);
+        } else {
+            self.shields.to_follow.insert(hidden.clone(), candidate.clone());
+        }
+    }
+
+    /// Looks again at trackers that somebody was reading. Those of checkpoints that are in sight again are left alone.
+    pub(crate) fn follow_later(&mut self, now: Instant) {
+        if self.shields.to_follow.is_empty() || self.shields.follow_at.is_some_and(|at| at > now) {
+            return;
+        }
+        self.shields.follow_at = Some(now + ASK_EVERY);
+        for (id, candidate) in std::mem::take(&mut self.shields.to_follow) {
+            let back = self.ledger.books.get(&id).is_some_and(|book| book.candidate.is_some());
+            if !back {
+                self.follow(&id, &candidate);
+            }
         }
     }
 
@@ -267,7 +307,8 @@ impl Engine {
         }
     }
 
-    /// Lets a tracker beside `beside` name what is whole, where it does not.
+    /// Lets a tracker beside `beside` name what is whole, where it does not. False while somebody has it open: what is exchanged
+    /// under a reader is for later.
     pub(crate) fn mend(
         &mut self,
         beside: &CheckpointId,
@@ -275,22 +316,26 @@ impl Engine {
         path: &RelPath,
         view: &FileView,
         holds: TrackerHolds,
-    ) {
-        if view.opens > 0 || view.writers.iter().any(is_alive) {
+    ) -> bool {
+        if view.writers.iter().any(|writer| is_alive(&self.shared.namespace, writer)) {
             // Another job's: it says what that one knows.
-            return;
+            return true;
+        }
+        // A reader that came or went since changed nothing that the loop would have been told of.
+        if self.shared.namespace.view(view.node).is_some_and(|now| now.opens > 0) {
+            return false;
         }
         let cut = matches!(view.state, FileState::Cut);
         let content = if cut { None } else { self.content(view) };
         if content.is_none() && !cut {
             tracing::error!(%path, "a tracker that cannot be read may name what is torn");
-            return;
+            return true;
         }
         let whole = self.fit_to_be_named(beside);
         let whole = whole.as_ref().map(|(id, step)| Named::of(id, *step));
         let namespace = &self.shared.namespace;
         let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
-            Tracker::Stays => return,
+            Tracker::Stays => return true,
             Tracker::Says(says) => {
                 let put = namespace.replace(path, &says);
                 let text = String::from_utf8_lossy(&says).into_owned();
@@ -304,6 +349,7 @@ impl Engine {
             Ok(what) => self.event(EventLevel::Warn, "tracker", beside, what),
             Err(error) => tracing::error!(%path, %error, "a tracker still names what is torn"),
         }
+        true
     }
 
     pub(crate) fn trackers_of<'a>(

@@ -20,6 +20,8 @@ impl Engine {
         let usage = self.shared.tier1.usage();
         let warm = usage.warm_fraction();
         let full = usage.available_bytes < FULL_BYTES;
+        // A part of the files, not beside them.
+        let copies_of_peers = self.shared.namespace.copies_usage();
         let state = match (full, warm < 0.95 && self.shared.settings.tier1.ballast) {
             (true, _) => TierState::Full,
             (false, true) => TierState::Warming,
@@ -27,7 +29,8 @@ impl Engine {
         };
         let users = [
             ("journal", usage.journal_bytes),
-            ("files", usage.files_bytes),
+            ("files", usage.files_bytes.saturating_sub(copies_of_peers.bytes)),
+            ("peer copies", copies_of_peers.bytes),
             ("lingering", usage.lingering_bytes),
         ];
         let copies = self.ledger.copies;
@@ -75,8 +78,8 @@ impl Engine {
             files: copies.object_files,
             used_by: BTreeMap::new(),
             queued_bytes: self.lag(None).bytes,
-            fencing: Some(self.shared.drain.fencing),
-            part_checksums: Some(self.shared.drain.part_checksums),
+            fencing: Some(self.shared.drain.fencing()),
+            part_checksums: Some(self.shared.drain.part_checksums()),
             marks: None,
             held_by: BTreeMap::new(),
             notes,

@@ -76,7 +76,7 @@ impl Engine {
         let early =
             self.tree.written.is_some_and(|written| now.saturating_duration_since(written) < WRITE_EVERY);
         let held = [self.tree.retry_at, self.tree.not_before].iter().flatten().any(|at| *at > now);
-        if self.tree.running || self.fenced.is_some() || !wanted || held || (early && !urgent) {
+        if self.tree.running || !self.may_write() || !wanted || held || (early && !urgent) {
             return;
         }
         self.ledger.tree_changed = false;
@@ -216,7 +216,7 @@ impl Engine {
         }
         let document = TreeDocument {
             format: FORMAT,
-            epoch: self.shared.drain.epoch,
+            epoch: self.shared.drain.epoch(),
             directories,
             symlinks: symlinks.collect(),
             hard_links: hard_links.collect(),

@@ -6,8 +6,10 @@
 
 use crate::error::ErrorKind;
 use crate::namespace::SealPin;
-use crate::save::drain::{Drain, Stored};
+use crate::node::Shared;
+use crate::save::drain::{Drain, Raised, Stored};
 use crate::save::encode;
+use crate::save::share::{Share, ShareError};
 use crate::save::upload::{SealedBytes, UploadError};
 use crate::step_point::{StepPoint, reach};
 use crate::store::{StoreError, current_epoch};
@@ -18,7 +20,7 @@ use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::BoundaryDocument;
 use tidemark_protocol::format::{Document, FORMAT, Flaw, FormatError, MAX_MARKER_BYTES};
 use tidemark_protocol::id::{AttemptId, Epoch, Step};
-use tidemark_protocol::key::{Key, Label, Part, Series, VersionId, VersionRef};
+use tidemark_protocol::key::{Key, Label, NodeLife, Part, Series, VersionId, VersionRef};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::{
     Attributes, Directory, HardLink, Manifest, ManifestFile, Prepared, Symlink, ValidatedManifest, format_of,
@@ -58,10 +60,21 @@ pub struct Attempt {
     pub hard_links: Vec<HardLink>,
     /// The committed version of the lineage before this one, named in the marker.
     pub previous: Option<VersionRef>,
+    /// What other nodes have of it.
+    pub shares: Vec<Share>,
+    /// Whose files these are, where that node is lost and this one does its part.
+    pub(super) stands_for: Option<NodeLife>,
     recorded: bool,
     uploaded: BTreeMap<RelPath, ManifestFile>,
+    /// This node's own marker.
     prepared: Option<Prepared>,
     failures: u32,
+}
+
+impl From<ShareError> for CommitError {
+    fn from(error: ShareError) -> Self {
+        Self::Share(Box::new(error))
+    }
 }
 
 /// Why an attempt is where it is.
@@ -75,6 +88,8 @@ pub enum CommitError {
     Taken { key: String },
     #[error(transparent)]
     Upload(#[from] UploadError),
+    #[error(transparent)]
+    Share(Box<ShareError>),
     #[error("version {version} cannot be described")]
     Format { version: VersionId, source: FormatError },
     #[error("the prepared files of {version} do not make its record")]
@@ -102,6 +117,13 @@ impl CommitError {
             Self::Write { source: StoreError::Damaged { .. }, .. } => ErrorKind::Unavailable,
             Self::Write { source, .. } => source.kind(),
             Self::Upload(error) => error.kind(),
+            Self::Share(error) => match &**error {
+                ShareError::NotHere { .. } | ShareError::Changed { .. } => ErrorKind::Corrupt,
+                ShareError::Garbled { .. } => ErrorKind::Invalid,
+                ShareError::Away { .. } | ShareError::Failed { .. } | ShareError::Lost { .. } => {
+                    ErrorKind::Unavailable
+                }
+            },
             Self::Taken { .. } | Self::Lost { .. } => ErrorKind::Invalid,
             Self::Format { .. } | Self::Join { .. } => ErrorKind::Invalid,
             Self::Fenced { .. } => ErrorKind::Fenced,
@@ -122,6 +144,8 @@ impl Attempt {
             symlinks: Vec::new(),
             hard_links: Vec::new(),
             previous,
+            shares: Vec::new(),
+            stands_for: None,
             recorded: false,
             uploaded: BTreeMap::new(),
             prepared: None,
@@ -135,15 +159,30 @@ impl Attempt {
         Self { recorded: true, prepared: Some(prepared), ..Self::new(record, Vec::new(), previous) }
     }
 
+    /// A participant's part of an attempt: its coordinator has written the record.
+    #[must_use]
+    pub(super) fn of_participant(record: Record, files: Vec<AttemptFile>) -> Self {
+        Self { recorded: true, ..Self::new(record, files, None) }
+    }
+
     /// What the version is, once it is prepared.
     pub fn manifest(&self) -> Result<Manifest, Flaw> {
-        Manifest::join(&self.record, self.prepared.as_slice())
+        Manifest::join(&self.record, &self.markers())
     }
 
     /// Phase 1 is done.
     #[must_use]
     pub fn is_prepared(&self) -> bool {
-        self.prepared.is_some()
+        self.prepared.is_some() && self.shares.iter().all(|share| share.prepared.is_some())
+    }
+
+    pub(super) fn own_marker(&self) -> Option<&Prepared> {
+        self.prepared.as_ref()
+    }
+
+    fn markers(&self) -> Vec<Prepared> {
+        let others = self.shares.iter().filter_map(|share| share.prepared.as_ref());
+        self.prepared.iter().chain(others).cloned().collect()
     }
 
     /// Better evidence than the record was written with; the manifest carries it, the record stays as it is.
@@ -163,13 +202,38 @@ impl Attempt {
     /// Bytes that still have to leave.
     #[must_use]
     pub fn bytes_left(&self) -> u64 {
-        self.files.iter().filter(|file| file.pin.is_some()).map(|file| file.entry.size_bytes).sum()
+        let own = self.files.iter().filter(|file| file.pin.is_some()).map(|file| file.entry.size_bytes);
+        own.chain(self.shares.iter().map(Share::bytes_left)).sum()
     }
 
     /// Phase 1: the record, then every file, then the prepared marker. Repeats only what is not done.
     pub async fn prepare(&mut self, drain: &Arc<Drain>) -> Result<(), CommitError> {
+        debug_assert!(self.shares.is_empty(), "what other nodes have is theirs to upload");
+        self.write_record(drain).await?;
+        self.prepare_own(drain).await
+    }
+
+    /// The same where other nodes have some of the files.
+    pub async fn prepare_over_nodes(&mut self, shared: &Shared) -> Result<(), CommitError> {
+        let drain = &shared.drain;
+        if self.shares.is_empty() {
+            return self.prepare(drain).await;
+        }
+        self.write_record(drain).await?;
+        let (record, mut shares) = (self.record.clone(), std::mem::take(&mut self.shares));
+        let (own, others) = {
+            let others = shares.iter_mut().map(|share| share.prepare(&record, shared));
+            futures::join!(self.prepare_own(drain), futures::future::join_all(others))
+        };
+        self.shares = shares;
+        own?;
+        others.into_iter().collect()
+    }
+
+    async fn write_record(&mut self, drain: &Drain) -> Result<(), CommitError> {
         let version = self.record.version.clone();
         if !self.recorded {
+            make_sure_of_epoch(drain, &version).await?;
             reach(StepPoint::CommitBeforeAttempt);
             // A provisional record is written too: it says what the data below it is.
             let key = Key::Record { version: version.clone(), attempt: self.record.attempt };
@@ -177,6 +241,12 @@ impl Attempt {
             self.recorded = true;
             reach(StepPoint::CommitAfterAttempt);
         }
+        Ok(())
+    }
+
+    /// What of phase 1 this node has: its files, then its marker.
+    pub(super) async fn prepare_own(&mut self, drain: &Arc<Drain>) -> Result<(), CommitError> {
+        let version = self.record.version.clone();
         self.upload(drain).await?;
         if self.prepared.is_none() {
             reach(StepPoint::CommitBeforePrepared);
@@ -184,8 +254,8 @@ impl Attempt {
             let key = Key::Prepared {
                 version: version.clone(),
                 attempt: self.record.attempt,
-                life: drain.life.clone(),
-                by: None,
+                life: prepared.life.clone(),
+                by: prepared.by.clone(),
             };
             write_document(drain, "the prepared marker", &version, &key, &prepared).await?;
             self.prepared = Some(prepared);
@@ -196,7 +266,8 @@ impl Attempt {
 
     async fn upload(&mut self, drain: &Arc<Drain>) -> Result<(), CommitError> {
         let version = self.record.version.clone();
-        let part = Part::from(self.record.attempt);
+        let stand_in = self.stands_for.as_ref().map(|_| drain.life.incarnation);
+        let part = Part { attempt: self.record.attempt, stand_in };
         let mut todo = Vec::new();
         for file in &self.files {
             let Some(pin) = file.pin.clone() else { continue };
@@ -249,9 +320,9 @@ impl Attempt {
             format: format_of(&files, self.record.format),
             version: self.record.version.clone(),
             attempt: self.record.attempt,
-            epoch: drain.epoch,
-            life: drain.life.clone(),
-            by: None,
+            epoch: drain.epoch(),
+            life: self.stands_for.clone().unwrap_or_else(|| drain.life.clone()),
+            by: self.stands_for.as_ref().map(|_| drain.life.clone()),
             chunk_bytes: CHUNK_BYTES,
             files,
             directories: self.directories.clone(),
@@ -264,8 +335,8 @@ impl Attempt {
     ///
     /// Panics when phase 1 is not done: the loop asks for it only then.
     pub async fn commit(&self, drain: &Arc<Drain>) -> Result<Manifest, CommitError> {
-        let prepared = self.prepared.as_ref().expect("a version is prepared before it is committed");
-        decide(drain, &self.record, std::slice::from_ref(prepared), self.previous.clone()).await
+        assert!(self.is_prepared(), "a version is prepared before it is committed");
+        decide(drain, &self.record, &self.markers(), self.previous.clone()).await
     }
 }
 
@@ -290,7 +361,7 @@ pub async fn decide(
     write(drain, "the manifest", &version, &key, &bytes).await?;
     check_epoch(drain, &version).await?;
     reach(StepPoint::CommitBeforeMarker);
-    let marker = Marker::commit(version.clone(), record.attempt, hash, record.step, drain.epoch, previous);
+    let marker = Marker::commit(version.clone(), record.attempt, hash, record.step, drain.epoch(), previous);
     create_marker(drain, &marker).await?;
     reach(StepPoint::CommitAfterMarker);
     Ok(manifest)
@@ -319,23 +390,38 @@ pub async fn adopt(
 /// Decides that a version is never committed, so that what its attempts left may be swept.
 pub async fn abort(drain: &Arc<Drain>, record: &Record) -> Result<(), CommitError> {
     check_epoch(drain, &record.version).await?;
-    let marker = Marker::abort(record.version.clone(), record.attempt, record.step, drain.epoch);
+    let marker = Marker::abort(record.version.clone(), record.attempt, record.step, drain.epoch());
     create_marker(drain, &marker).await
 }
 
 /// Refuses to decide anything once a newer coordinator has raised the epoch. The marker's conditional create is what
 /// makes a late decision harmless; this makes an old coordinator notice.
 pub async fn check_epoch(drain: &Drain, version: &VersionId) -> Result<(), CommitError> {
+    make_sure_of_epoch(drain, version).await?;
     let newest = current_epoch(drain.store.as_ref()).await.map_err(|source| CommitError::Write {
         what: "the decision",
         version: version.clone(),
         source,
     })?;
     match newest {
-        Some(newer) if newer > drain.epoch => {
-            Err(CommitError::Fenced { version: version.clone(), ours: drain.epoch, newer })
+        Some(newer) if newer > drain.epoch() => {
+            Err(CommitError::Fenced { version: version.clone(), ours: drain.epoch(), newer })
         }
         _ => Ok(()),
+    }
+}
+
+async fn make_sure_of_epoch(drain: &Drain, version: &VersionId) -> Result<(), CommitError> {
+    let raised = drain.make_sure_of_epoch().await.map_err(|source| CommitError::Write {
+        what: "the epoch",
+        version: version.clone(),
+        source,
+    })?;
+    match raised {
+        Raised::Ours => Ok(()),
+        Raised::Newer(newer) => {
+            Err(CommitError::Fenced { version: version.clone(), ours: drain.epoch(), newer })
+        }
     }
 }
 
@@ -368,7 +454,7 @@ pub async fn retire(
         version: version.clone(),
         attempt: manifest.attempt,
         manifest_hash: hash,
-        epoch: drain.epoch,
+        epoch: drain.epoch(),
         reason: leave.reason().to_owned(),
         retired_at_ns: now_ns,
     };
@@ -419,7 +505,7 @@ async fn move_boundary(drain: &Drain, version: &VersionId, step: Option<Step>) -
     let document = BoundaryDocument {
         format: FORMAT,
         run: version.run.clone(),
-        epoch: drain.epoch,
+        epoch: drain.epoch(),
         retired: vec![VersionRef {
             directory: version.directory.clone(),
             timeline: version.timeline,

@@ -7,8 +7,9 @@ use crate::metrics::Metrics;
 use crate::save::encode::Coders;
 use crate::save::pace::Pace;
 use crate::settings::CompressionSettings;
-use crate::store::{Created, Probe, Store, StoreError, UploadLimits, pause};
+use crate::store::{Created, Probe, Store, StoreError, UploadLimits, pause, raise_epoch};
 use bytes::Bytes;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidemark_protocol::encoding::Codec;
@@ -32,13 +33,15 @@ const PACE_NAP_MAX: Duration = Duration::from_millis(50);
 pub struct Drain {
     pub store: Arc<dyn Store>,
     pub life: NodeLife,
-    pub epoch: Epoch,
+    epoch: AtomicU64,
+    /// The epoch is in Tier-3, where a newer coordinator would have raised it.
+    raised: AtomicBool,
     pub limits: UploadLimits,
     /// The store refuses a damaged part, or compares each with what it holds; otherwise every object is read back before it
     /// is prepared.
-    pub part_checksums: bool,
+    part_checksums: AtomicBool,
     /// The store lets exactly one of many creates of one key win.
-    pub fencing: bool,
+    fencing: AtomicBool,
     pub metrics: Arc<Metrics>,
     /// Parts on their way, over all files.
     pub flight: Arc<Flight>,
@@ -57,6 +60,13 @@ pub enum Stored {
     Theirs,
 }
 
+/// Whose epoch Tier-3 has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Raised {
+    Ours,
+    Newer(Epoch),
+}
+
 impl Drain {
     /// A drain that nothing has used yet.
     pub fn new(
@@ -70,10 +80,11 @@ impl Drain {
         Self {
             store,
             life,
-            epoch,
+            epoch: AtomicU64::new(epoch.0),
+            raised: AtomicBool::new(true),
             limits,
-            part_checksums: probe.part_checksums,
-            fencing: probe.fencing,
+            part_checksums: AtomicBool::new(probe.part_checksums),
+            fencing: AtomicBool::new(probe.fencing),
             metrics,
             flight: Flight::new(limits.parts_in_flight),
             compression: CompressionSettings::default(),
@@ -88,6 +99,50 @@ impl Drain {
     #[must_use]
     pub fn with_compression(self, compression: CompressionSettings) -> Self {
         Self { compression, ..self }
+    }
+
+    /// The store has been tried by this node, and can be trusted with this.
+    pub fn learn(&self, probe: &Probe) {
+        self.part_checksums.store(probe.part_checksums, Ordering::Release);
+        self.fencing.store(probe.fencing, Ordering::Release);
+    }
+
+    /// See the field.
+    pub fn part_checksums(&self) -> bool {
+        self.part_checksums.load(Ordering::Acquire)
+    }
+
+    /// See the field.
+    pub fn fencing(&self) -> bool {
+        self.fencing.load(Ordering::Acquire)
+    }
+
+    /// The coordinator's epoch that writes are made in.
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::Acquire))
+    }
+
+    /// From now on writes are of this epoch, the coordinator's. `raised`: Tier-3 has it.
+    pub fn set_epoch(&self, epoch: Epoch, raised: bool) {
+        self.epoch.fetch_max(epoch.0, Ordering::AcqRel);
+        self.raised.store(raised, Ordering::Release);
+    }
+
+    /// Sees to it that Tier-3 has the epoch before anything of it is written there.
+    ///
+    /// # Errors
+    /// The store is away. [`Raised::Newer`] is no error: who asks must stop.
+    pub async fn make_sure_of_epoch(&self) -> Result<Raised, StoreError> {
+        if self.raised.load(Ordering::Acquire) {
+            return Ok(Raised::Ours);
+        }
+        let epoch = self.epoch();
+        let highest = raise_epoch(self.store.as_ref(), epoch).await?;
+        if highest > epoch {
+            return Ok(Raised::Newer(highest));
+        }
+        self.raised.store(true, Ordering::Release);
+        Ok(Raised::Ours)
     }
 
     /// How the checkpoints of a run are encoded.
@@ -142,7 +197,7 @@ impl Drain {
         let mut doubts = 0;
         loop {
             match self.store.create(key, Bytes::copy_from_slice(body)).await {
-                Ok(Created::Created) if self.part_checksums => return Ok(Stored::Ours),
+                Ok(Created::Created) if self.part_checksums() => return Ok(Stored::Ours),
                 Ok(Created::Created) => return self.whose(key, body).await,
                 Ok(Created::AlreadyExists) => return self.whose(key, body).await,
                 Err(error) if error.is_doubtful() => {

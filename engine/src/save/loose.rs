@@ -79,7 +79,7 @@ pub async fn upload(drain: &Arc<Drain>, upload: LooseUpload) -> Result<String, L
     let sidecar = LooseSidecar {
         format: FORMAT,
         generation: upload.generation,
-        epoch: drain.epoch,
+        epoch: drain.epoch(),
         session: upload.session,
         closed_at_ns: upload.closed_at_ns,
         file: ManifestFile {

@@ -13,6 +13,7 @@ pub mod pace;
 pub mod predict;
 pub mod reclaim;
 pub mod seal;
+pub mod share;
 pub(crate) mod small;
 pub mod sweep;
 pub mod upload;

@@ -143,7 +143,7 @@ pub(crate) async fn arrived(
         let key = key.to_owned();
         return Err(UploadError::Size { key, expected: object_bytes, found: uploaded.size_bytes });
     }
-    if !drain.part_checksums {
+    if !drain.part_checksums() {
         read_back(drain, key, path, layout, chunks).await?;
     }
     Ok(uploaded.etag)

@@ -9,6 +9,7 @@
 mod epoch;
 mod error;
 mod faulty;
+mod later;
 mod memory;
 mod posix;
 mod probe;
@@ -18,6 +19,7 @@ mod s3;
 pub use epoch::{current_epoch, raise_epoch};
 pub use error::{Cause, Operation, StoreError};
 pub use faulty::{Effect, Fault, FaultyStore};
+pub use later::LaterStore;
 pub use memory::MemoryStore;
 pub use posix::PosixStore;
 pub use probe::{Probe, probe};

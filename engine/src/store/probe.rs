@@ -26,6 +26,20 @@ pub struct Probe {
     pub part_checksums_reason: String,
 }
 
+impl Probe {
+    /// Of a store that was not tried by this node: what it is not known for is not relied on.
+    #[must_use]
+    pub fn unknown() -> Self {
+        let reason = "this node has not tried it; the coordinator has".to_owned();
+        Self {
+            fencing: false,
+            fencing_reason: reason.clone(),
+            part_checksums: false,
+            part_checksums_reason: reason,
+        }
+    }
+}
+
 /// Tries the store: writes, reads back, races and damages objects below `.tidemark/probe/`, then removes them.
 ///
 /// Costs about 160 small requests. A store that cannot be reached, read or written is an error that names its URL

@@ -494,6 +494,9 @@ fn shared(store: Arc<dyn Store>, tier1: &Arc<Tier1>, start: u64) -> Arc<Shared> 
     Arc::new(Shared {
         fetches: crate::flight::Flight::new(1),
         losses: Default::default(),
+        nearby: Default::default(),
+        cluster: Default::default(),
+        replicator: Default::default(),
         settings: Settings::default(),
         namespace: Namespace::new(names, Arc::clone(tier1)).unwrap(),
         tier1: Arc::clone(tier1),

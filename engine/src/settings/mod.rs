@@ -3,10 +3,15 @@
 //! Owns: the keys of `ckptd.toml`, their defaults and their limits. Does not own: flags and the environment
 //! (`ckptd`), which win over the file.
 
+mod cluster;
+
+pub use cluster::{MembersSettings, PlacementSettings};
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tidemark_protocol::encoding::Codec;
+use tidemark_protocol::label::Labels;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::{RuleError, RuleSpec, Rules};
 use tidemark_protocol::report::Marks;
@@ -17,6 +22,8 @@ use tidemark_protocol::retention::{Best, Policy};
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     pub node: NodeSettings,
+    pub placement: PlacementSettings,
+    pub members: MembersSettings,
     pub mount: MountSettings,
     pub tier1: Tier1Settings,
     pub spill: SpillSettings,
@@ -48,6 +55,19 @@ pub struct NodeSettings {
     /// The coordinator's lease: `file:PATH` (one machine, released by death) or `tier3` (conditional puts).
     /// Default: a lock file in the state directory.
     pub lease: Option<String>,
+    /// The cluster that this node is of; its certificate says so, too.
+    pub cluster: String,
+    /// Where the coordinator is: `embedded` (this node, or whoever has the lease), or where to find it, as
+    /// `NODE@HOST:PORT[,…]`.
+    pub coordinator: String,
+    /// Where peers reach this node, when that is not what it listens on.
+    pub advertise: Option<String>,
+    /// The directory with `ca.pem` and this node's certificate and key; see `ckptctl certs`.
+    pub certs: Option<PathBuf>,
+    /// Links without certificates, for one machine only: nothing is proved and nothing hidden.
+    pub insecure: bool,
+    /// What this node is called by for placement: `rack = "r1"`, `switch = "s3"`.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl Default for NodeSettings {
@@ -58,6 +78,12 @@ impl Default for NodeSettings {
             listen: "127.0.0.1:7070".to_owned(),
             http: "127.0.0.1:7071".to_owned(),
             lease: None,
+            cluster: "tidemark".to_owned(),
+            coordinator: "embedded".to_owned(),
+            advertise: None,
+            certs: None,
+            insecure: false,
+            labels: BTreeMap::new(),
         }
     }
 }
@@ -395,6 +421,12 @@ impl Settings {
     pub fn validate(&self) -> Result<(), SettingsError> {
         let refuse = |key, value: String, rule| Err(SettingsError::Value { key, value, rule });
         let chunk = tidemark_protocol::layout::CHUNK_BYTES;
+        if let Err(error) = Labels::try_from(self.node.labels.clone()) {
+            let value = format!("{:?} ({error})", self.node.labels);
+            return refuse("node.labels", value, "a few short words each");
+        }
+        self.placement.validate()?;
+        self.members.validate()?;
         if self.tier3.part_bytes == 0
             || !self.tier3.part_bytes.is_multiple_of(chunk)
             || self.tier3.part_bytes > 512 << 20

@@ -1,0 +1,47 @@
+//! Asking the coordinator about files of this node that lost their names to others.
+//!
+//! Owns: when that is asked. Does not own: putting files aside (`namespace::aside`).
+
+use super::{ANSWER_DEADLINE, Away, Cluster, Seat};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemark_protocol::cluster::wire::{Answer, NodeState, ToCoordinator};
+
+/// A rename is rare, and what is put aside can be read by others meanwhile.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Looks after what was put aside, until dropped.
+pub(super) async fn watch(cluster: Arc<Cluster>) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if matches!(cluster.seat(), Seat::Unknown) {
+            continue;
+        }
+        if let Err(away) = look(&cluster).await {
+            tracing::debug!(
+                error = &away as &dyn std::error::Error,
+                "what was put aside is asked about later"
+            );
+        }
+    }
+}
+
+async fn look(cluster: &Cluster) -> Result<(), Away> {
+    let files = cluster.namespace.put_aside();
+    if files.is_empty() {
+        return Ok(());
+    }
+    // The coordinator is to know what was made here before it says that it does not.
+    cluster.publish().await?;
+    for file in files {
+        let answer: Answer<Option<NodeState>> =
+            cluster.ask(&ToCoordinator::Find { file }, ANSWER_DEADLINE).await?;
+        let Answer::Known(found) = answer else { return Err(Away::New) };
+        let known_at = found.as_ref().map(|state| String::from_utf8_lossy(&state.path).into_owned());
+        match cluster.namespace.end_aside(file, found.as_ref()) {
+            Ok(()) => tracing::debug!(%file, ?known_at, "no longer aside"),
+            Err(error) => tracing::warn!(%file, ?known_at, %error, "a file stays aside"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Which copies this node keeps for others, told to the coordinator; and who keeps which, as the coordinator knows it.
+//!
+//! Owns: finding out what changed and telling it, the table of holders. Does not own: the copies (`namespace::copies`), sending and
+//! receiving (`replicate`).
+
+use super::{ANSWER_DEADLINE, Cluster};
+use crate::namespace::{CopyView, ObjectCopy, object_of};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tidemark_protocol::cluster::wire::{
+    BATCH_ITEMS_MAX, Copies, FileFacts, NodeAttributes, NodeKind, NodeState, ToCoordinator, ToNode, WireState,
+};
+use tidemark_protocol::id::{FileId, Generation, NodeName, SealNumber};
+use tokio::sync::Notify;
+
+/// A copy is told of at most so often: a checkpoint's are told together.
+const TELL_PAUSE: Duration = Duration::from_millis(10);
+
+/// How often what is kept is looked at without a reason.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Who keeps copies of what.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    by_seal: Mutex<BTreeMap<(FileId, SealNumber), BTreeSet<NodeName>>>,
+    /// What is kept here may have changed.
+    pub(super) changed: Notify,
+}
+
+impl Cluster {
+    /// Something that is kept for others came or went.
+    pub fn copies_changed(&self) {
+        self.holders.changed.notify_one();
+    }
+
+    /// These bytes are in Tier-3 from now on: who has them may give them up under pressure.
+    pub fn tell_objects(&self, objects: Vec<(FileId, SealNumber, ObjectCopy)>) {
+        let objects: Vec<_> =
+            objects.into_iter().map(|(file, seal, object)| (file, seal, object_of(&object))).collect();
+        let members = self.members();
+        for objects in objects.chunks(BATCH_ITEMS_MAX) {
+            let message = ToNode::Objects { epoch: self.epoch(), objects: objects.to_vec() };
+            // Who misses it keeps the bytes in memory for longer than it needs to.
+            self.tell_others(&members, &message, ANSWER_DEADLINE, "what is in Tier-3");
+        }
+    }
+
+    /// The nodes that keep a copy of these bytes, as the coordinator knows them.
+    #[must_use]
+    pub fn holders(&self, file: FileId, seal: SealNumber) -> BTreeSet<NodeName> {
+        let holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.get(&(file, seal)).cloned().unwrap_or_default()
+    }
+
+    /// The nodes that keep a copy of a file, whichever seal.
+    #[must_use]
+    pub fn holders_of(&self, file: FileId) -> BTreeSet<NodeName> {
+        let holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = (file, SealNumber(0))..=(file, SealNumber(u64::MAX));
+        holders.range(all).flat_map(|(_, names)| names).cloned().collect()
+    }
+
+    /// Whether a member that lives, besides its home, keeps a copy of these bytes.
+    #[must_use]
+    pub fn is_copied(&self, file: FileId, seal: SealNumber) -> bool {
+        let holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(names) = holders.get(&(file, seal)) else { return false };
+        let members = self.members.borrow();
+        members.members.iter().any(|member| !member.gone && names.contains(&member.life.node))
+    }
+
+    /// Takes in what a node says that it keeps.
+    pub fn take_copies(&self, from: &NodeName, copies: &Copies) {
+        let mut holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
+        if copies.whole {
+            for names in holders.values_mut() {
+                names.remove(from);
+            }
+        }
+        for state in &copies.kept {
+            if let NodeKind::File(facts) = &state.kind {
+                holders.entry((facts.file, facts.seal)).or_default().insert(from.clone());
+            }
+        }
+        for key in &copies.dropped {
+            if let Some(names) = holders.get_mut(key) {
+                names.remove(from);
+            }
+        }
+        holders.retain(|_, names| !names.is_empty());
+    }
+}
+
+/// Tells the coordinator what is kept here, until dropped.
+pub async fn tell_copies(cluster: Arc<Cluster>) {
+    let mut told: BTreeSet<(FileId, SealNumber)> = BTreeSet::new();
+    let mut seats = cluster.seat_changed.subscribe();
+    let mut epoch = None;
+    loop {
+        tokio::select! {
+            () = cluster.holders.changed.notified() => {}
+            _ = seats.changed() => {}
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+        tokio::time::sleep(TELL_PAUSE).await;
+        // A coordinator that has just begun, with us or at all, knows nothing.
+        let now = (cluster.joined_number(), cluster.epoch());
+        let whole = epoch != Some(now);
+        if whole {
+            told.clear();
+        }
+        let kept = cluster.namespace.copies();
+        let present: BTreeSet<_> = kept.iter().map(|copy| (copy.file, copy.sealed.number)).collect();
+        let gone: Vec<_> = told.difference(&present).copied().collect();
+        let fresh = kept.iter().filter(|copy| !told.contains(&(copy.file, copy.sealed.number)));
+        let states: Vec<_> = fresh.take(BATCH_ITEMS_MAX).map(state_of).collect();
+        if states.is_empty() && gone.is_empty() && !whole {
+            continue;
+        }
+        let more = states.len() == BATCH_ITEMS_MAX;
+        let keys: Vec<_> = states.iter().filter_map(key_of).collect();
+        let copies = Copies { whole, kept: states, dropped: gone.clone() };
+        match cluster.ask::<()>(&ToCoordinator::Copies(copies), ANSWER_DEADLINE).await {
+            Ok(()) => {
+                epoch = Some(now);
+                told.extend(keys);
+                told.retain(|key| !gone.contains(key));
+                if more {
+                    cluster.holders.changed.notify_one();
+                }
+            }
+            Err(away) => {
+                tracing::debug!(error = &away as &dyn std::error::Error, "what is kept here is told later");
+                cluster.holders.changed.notify_one();
+                tokio::time::sleep(LOOK_EVERY / 10).await;
+            }
+        }
+    }
+}
+
+fn key_of(state: &NodeState) -> Option<(FileId, SealNumber)> {
+    match &state.kind {
+        NodeKind::File(facts) => Some((facts.file, facts.seal)),
+        NodeKind::Directory | NodeKind::Symlink { .. } => None,
+    }
+}
+
+fn state_of(copy: &CopyView) -> NodeState {
+    let meta = &copy.meta;
+    NodeState {
+        path: meta.path.clone(),
+        attributes: NodeAttributes {
+            mode: meta.mode,
+            uid: meta.uid,
+            gid: meta.gid,
+            mtime_ns: meta.mtime_ns,
+            xattrs: meta.xattrs.clone(),
+        },
+        kind: NodeKind::File(Box::new(FileFacts {
+            file: copy.file,
+            size_bytes: copy.sealed.size_bytes,
+            state: WireState::Sealed { crc: copy.sealed.crc, chunks: Arc::clone(&copy.sealed.chunks) },
+            seal: copy.sealed.number,
+            opened_ns: meta.published_at_ns,
+            closed_ns: meta.published_at_ns,
+            published_ns: meta.published_at_ns,
+            vouched: true,
+            generation: Generation(0),
+            writers: Vec::new(),
+            host: true,
+            object: copy.object.as_ref().map(object_of),
+        })),
+    }
+}

@@ -1,0 +1,55 @@
+//! The tree's nodes as others are told of them.
+//!
+//! Owns: the translation, and what became of the processes that wrote. Does not own: the message (protocol), the tree.
+
+use crate::namespace::{FileView, Namespace, OutgoingBody, OutgoingNode, WriterId, object_of};
+use crate::node::fate_of;
+use tidemark_protocol::cluster::wire::{FileFacts, NodeKind, NodeState, WireFate, WriterFact};
+use tidemark_protocol::evidence::Fate;
+
+/// A node as others are told of it. Reads /proc for each process that wrote it.
+#[must_use]
+pub fn state_of(namespace: &Namespace, node: OutgoingNode) -> NodeState {
+    let kind = match node.body {
+        OutgoingBody::Directory => NodeKind::Directory,
+        OutgoingBody::Symlink(target) => NodeKind::Symlink { target },
+        OutgoingBody::File(view) => NodeKind::File(Box::new(facts(namespace, &view))),
+    };
+    NodeState { path: node.path, attributes: node.attributes, kind }
+}
+
+fn facts(namespace: &Namespace, view: &FileView) -> FileFacts {
+    let cut = matches!(view.state, crate::namespace::FileState::Cut);
+    FileFacts {
+        file: view.file,
+        size_bytes: view.size_bytes,
+        state: (&view.state).into(),
+        seal: view.last_seal,
+        opened_ns: view.opened_ns,
+        closed_ns: view.closed_ns,
+        published_ns: view.published_ns,
+        vouched: view.renamed,
+        generation: view.generation,
+        writers: view.writers.iter().map(|writer| writer_fact(namespace, writer, cut)).collect(),
+        host: view.remote.as_ref().map_or(view.host, |remote| remote.host),
+        object: view.object.as_ref().map(object_of),
+    }
+}
+
+pub(super) fn writer_fact(namespace: &Namespace, writer: &WriterId, cut: bool) -> WriterFact {
+    let (fate, failed_at_ns) = fate_of(namespace, writer, cut);
+    WriterFact {
+        session: writer.session.0.clone(),
+        process: (writer.tgid, writer.start_time_ticks),
+        environment_seen: writer.environment_seen,
+        world_size: writer.world_size,
+        rank: writer.rank,
+        fate: match fate {
+            Fate::Alive => WireFate::Alive,
+            Fate::Exited => WireFate::Exited,
+            Fate::Killed => WireFate::Killed,
+            Fate::Gone => WireFate::Gone,
+        },
+        failed_at_ns,
+    }
+}

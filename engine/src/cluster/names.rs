@@ -1,0 +1,464 @@
+//! Which directories this node may answer for, and asking the coordinator about the rest.
+//!
+//! Owns: the directories that are this node's alone, who works in them now, what is done while the coordinator is away.
+//! Does not own: who gets a directory (the coordinator), the names themselves (`namespace`).
+//!
+//! In a directory of its own a node asks nobody. Elsewhere it publishes what it knows, asks for the one name, brings it to what
+//! it was told, and lets the call go on. A directory is given back only when no call is at work in it: what such a call does is
+//! published before another node may look.
+
+use super::{ANSWER_DEADLINE, Away, Cluster};
+use crate::namespace::{FsError, Namespace, NodeId};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tidemark_protocol::cluster::wire::{
+    Answer, BATCH_ITEMS_MAX, Intent, Leave, Look, Looked, NodeState, ToCoordinator,
+};
+
+/// Directories held at a time. One that is forgotten costs a question; about 200 bytes each.
+const HELD_MAX: usize = 65_536;
+
+/// Directories remembered that were recalled: far more than answers are on their way at a time.
+const GIVEN_BACK_MAX: usize = 4096;
+
+/// For so long an answer may be on its way that still says that a directory is this node's alone: what the coordinator waits for a
+/// recall, and some more. After that the coordinator did not hear that it was given back, and means it.
+const GIVEN_BACK_FOR: Duration = Duration::from_secs(6);
+
+/// How long a call at work in a directory is waited for before the directory is given back: creating a file may wait for room.
+const WORK_MAX: Duration = Duration::from_secs(35);
+
+/// How long a name waits for a coordinator that is away, once an outage.
+const OUTAGE_WAIT: Duration = Duration::from_millis(200);
+
+/// How long a look-up waits for a coordinator that is away, or that does not know yet, before it fails: a new one is there in
+/// four seconds.
+const MISS_WAIT: Duration = Duration::from_secs(20);
+
+/// Between two tries.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// What a call is about to do with a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access<'a> {
+    /// See what it stands for.
+    Look { parent: NodeId, name: &'a [u8] },
+    /// Make it, change what it stands for, or take it away. `sure`: somebody else's must not be replaced unseen.
+    Change { parent: NodeId, name: &'a [u8], sure: bool },
+    /// Give a directory another name.
+    Move { parent: NodeId, name: &'a [u8] },
+    /// See everything in a directory.
+    List { directory: NodeId },
+}
+
+/// Leave for one call; the directory is not given back before it is dropped.
+#[derive(Debug)]
+pub struct Guard {
+    cluster: Arc<Cluster>,
+    held: Option<NodeId>,
+    /// A name of a directory that others change, too.
+    name: Option<(NodeId, Vec<u8>)>,
+}
+
+impl Guard {
+    /// The directory is this node's alone: what the call does may be published later.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.held.is_some()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(node) = self.held {
+            self.cluster.names.leave(node);
+        }
+        if let Some(name) = self.name.take() {
+            self.cluster.names.done(&name);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    held: Mutex<Held>,
+    left: Condvar,
+    /// When the coordinator was first found to be away; none while it answers.
+    outage: Mutex<Option<Instant>>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    directories: HashMap<NodeId, Holding>,
+    /// Calls at work on single names of directories that are not held, from before they ask.
+    at_work: HashMap<(NodeId, Vec<u8>), u32>,
+    /// Directories that were recalled: an answer on its way may still say that they are this node's alone.
+    given_back: GivenBack,
+    /// How many held directories lie below each.
+    above: HashMap<NodeId, u32>,
+}
+
+/// The last that were recalled, the oldest first.
+#[derive(Debug, Default)]
+struct GivenBack {
+    nodes: HashMap<NodeId, Instant>,
+    order: VecDeque<NodeId>,
+}
+
+impl GivenBack {
+    fn note(&mut self, node: NodeId) {
+        if self.nodes.insert(node, Instant::now()).is_some() {
+            return;
+        }
+        self.order.push_back(node);
+        if self.order.len() > GIVEN_BACK_MAX
+            && let Some(old) = self.order.pop_front()
+        {
+            self.nodes.remove(&old);
+        }
+    }
+
+    /// Whether it was recalled just now.
+    fn is_recent(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_some_and(|at| at.elapsed() < GIVEN_BACK_FOR)
+    }
+}
+
+#[derive(Debug)]
+struct Holding {
+    at_work: u32,
+    /// It is being given back: no new call may begin.
+    recalled: bool,
+    /// The directories above it, which cannot move while it is held.
+    above: Vec<NodeId>,
+}
+
+impl Names {
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The directory is this node's alone; false where it was recalled before that was heard.
+    pub(super) fn hold(&self, namespace: &Namespace, node: NodeId) -> bool {
+        let mut above = Vec::new();
+        let mut at = node;
+        while let Ok(parent) = namespace.parent(at)
+            && parent != at
+        {
+            above.push(parent);
+            at = parent;
+        }
+        let mut held = self.lock();
+        if held.given_back.is_recent(node) {
+            return false;
+        }
+        if held.directories.len() >= HELD_MAX
+            && let Some(idle) =
+                held.directories.iter().find(|(_, holding)| holding.at_work == 0).map(|(node, _)| *node)
+        {
+            held.forget(idle);
+        }
+        if held.directories.contains_key(&node) {
+            return true;
+        }
+        for parent in &above {
+            *held.above.entry(*parent).or_insert(0) += 1;
+        }
+        held.directories.insert(node, Holding { at_work: 0, recalled: false, above });
+        true
+    }
+
+    /// Begins a call in a directory that is held.
+    fn enter(&self, node: NodeId) -> bool {
+        match self.lock().directories.get_mut(&node) {
+            Some(holding) if !holding.recalled => {
+                holding.at_work += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn leave(&self, node: NodeId) {
+        if let Some(holding) = self.lock().directories.get_mut(&node) {
+            holding.at_work = holding.at_work.saturating_sub(1);
+        }
+        self.left.notify_all();
+    }
+
+    fn is_at_or_above_held(&self, node: NodeId) -> bool {
+        let held = self.lock();
+        held.above.contains_key(&node) || held.directories.contains_key(&node)
+    }
+
+    /// Lets no new call begin in a directory, and waits, bounded, for those at work.
+    pub(super) fn recall(&self, node: NodeId) {
+        let until = Instant::now() + WORK_MAX;
+        let mut held = self.lock();
+        held.given_back.note(node);
+        if let Some(holding) = held.directories.get_mut(&node) {
+            holding.recalled = true;
+        }
+        loop {
+            let at_work = held.directories.get(&node).is_some_and(|holding| holding.at_work > 0)
+                || held.at_work.keys().any(|(directory, _)| *directory == node);
+            let left = until.checked_duration_since(Instant::now());
+            let (true, Some(left)) = (at_work, left) else { return };
+            held = self.left.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// A call begins to work on a name.
+    fn begin(&self, name: (NodeId, Vec<u8>)) {
+        *self.lock().at_work.entry(name).or_insert(0) += 1;
+    }
+
+    fn done(&self, name: &(NodeId, Vec<u8>)) {
+        let mut held = self.lock();
+        if let Some(count) = held.at_work.get_mut(name) {
+            *count -= 1;
+            if *count == 0 {
+                held.at_work.remove(name);
+            }
+        }
+        drop(held);
+        self.left.notify_all();
+    }
+
+    /// Waits, bounded, until no call works on a name.
+    pub(super) fn settle(&self, name: &(NodeId, Vec<u8>)) {
+        let until = Instant::now() + WORK_MAX;
+        let mut held = self.lock();
+        while held.at_work.contains_key(name)
+            && let Some(left) = until.checked_duration_since(Instant::now())
+        {
+            held = self.left.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The directory is not this node's alone any more.
+    pub(super) fn forget(&self, node: NodeId) {
+        self.lock().forget(node);
+    }
+
+    /// The directories that are held, some of very many.
+    pub(super) fn alone(&self, namespace: &Namespace) -> Vec<Vec<u8>> {
+        let held: Vec<_> = self.lock().directories.keys().copied().take(BATCH_ITEMS_MAX).collect();
+        held.into_iter().filter_map(|node| namespace.path_of(node)).collect()
+    }
+
+    /// Only these are held from now on: what another coordinator lets this node have.
+    pub(super) fn keep_alone(&self, namespace: &Namespace, paths: &[Vec<u8>]) {
+        let kept: HashSet<NodeId> = paths.iter().filter_map(|path| namespace.node_at(path)).collect();
+        let mut held = self.lock();
+        let lost: Vec<_> = held.directories.keys().filter(|node| !kept.contains(node)).copied().collect();
+        for node in lost {
+            held.forget(node);
+        }
+        held.given_back = GivenBack::default();
+    }
+
+    fn outage_begun(&self) -> Instant {
+        *self.outage.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now)
+    }
+
+    pub(super) fn outage_over(&self) {
+        *self.outage.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl Held {
+    fn forget(&mut self, node: NodeId) {
+        let Some(holding) = self.directories.remove(&node) else { return };
+        for parent in holding.above {
+            if let Some(count) = self.above.get_mut(&parent) {
+                *count -= 1;
+                if *count == 0 {
+                    self.above.remove(&parent);
+                }
+            }
+        }
+    }
+}
+
+impl Cluster {
+    /// Leave at once, where nobody has to be asked.
+    #[must_use]
+    pub fn try_enter(self: &Arc<Self>, access: Access<'_>) -> Option<Guard> {
+        let directory = access.directory();
+        if self.names.enter(directory) {
+            return Some(self.guard(Some(directory), None));
+        }
+        if let Access::Look { parent, name } = access
+            && let Some(child) = self.namespace.child_directory(parent, name)
+            && self.names.is_at_or_above_held(child)
+        {
+            // What leads to a directory that is held stays where it is.
+            return Some(self.guard(None, None));
+        }
+        None
+    }
+
+    /// Leave after asking. Blocks; not for a thread of the runtime.
+    ///
+    /// # Errors
+    /// [`FsError::Io`] where only the coordinator could say, and it is away for longer than is waited.
+    pub fn enter(self: &Arc<Self>, access: Access<'_>) -> Result<Guard, FsError> {
+        let give_up = Instant::now() + MISS_WAIT;
+        loop {
+            if let Some(guard) = self.try_enter(access) {
+                return Ok(guard);
+            }
+            let directory = access.directory();
+            let path = self.namespace.path_of(directory).ok_or(FsError::Stale)?;
+            // Before it is asked for: once it is promised, whoever is next waits until this call is done.
+            let name = access.changed().map(|name| (directory, name.to_vec()));
+            if let Some(name) = &name {
+                self.names.begin(name.clone());
+            }
+            let guard = self.guard(None, name);
+            let asked = self.runtime.block_on(self.ask_about(&path, access));
+            match asked {
+                Ok(alone) => {
+                    self.names.outage_over();
+                    if !alone {
+                        return Ok(guard);
+                    }
+                    if !self.names.hold(&self.namespace, directory) {
+                        // It was recalled while the answer was on its way: the answer promises nothing any more.
+                        drop(guard);
+                        if Instant::now() >= give_up {
+                            return Err(FsError::Io);
+                        }
+                        std::thread::sleep(ASK_AGAIN);
+                    }
+                }
+                Err(Asked::Gone) => return Err(FsError::NotFound),
+                Err(Asked::Away(away)) => {
+                    // A coordinator that waits for another node's word is not away: what goes on without that word may be
+                    // made twice.
+                    if !matches!(away, Away::Refused(_)) {
+                        let begun = self.names.outage_begun();
+                        if self.goes_on(access) && (begun.elapsed() >= OUTAGE_WAIT || !self.is_reachable()) {
+                            return Ok(guard);
+                        }
+                    }
+                    drop(guard);
+                    if Instant::now() >= give_up {
+                        let path = String::from_utf8_lossy(&path).into_owned();
+                        tracing::error!(%path, error = &away as &dyn std::error::Error, "a name is not known here, and the coordinator cannot be asked");
+                        return Err(FsError::Io);
+                    }
+                    std::thread::sleep(ASK_AGAIN);
+                }
+            }
+        }
+    }
+
+    fn guard(self: &Arc<Self>, held: Option<NodeId>, name: Option<(NodeId, Vec<u8>)>) -> Guard {
+        Guard { cluster: Arc::clone(self), held, name }
+    }
+
+    /// Whether the call may go on without the coordinator: what it finds here is this node's to say, or is made here and
+    /// published later.
+    fn goes_on(&self, access: Access<'_>) -> bool {
+        match access {
+            Access::Look { parent, name } => self.namespace.has_name(parent, name),
+            Access::Change { sure, .. } => !sure,
+            Access::Move { .. } | Access::List { .. } => false,
+        }
+    }
+
+    /// Whether the directory is this node's alone from now on.
+    async fn ask_about(&self, path: &[u8], access: Access<'_>) -> Result<bool, Asked> {
+        // The coordinator is to know what we know before it says what is there; what is done from here on it does not know.
+        let asked_at = self.namespace.names_number();
+        self.publish_soon().await?;
+        if let Access::List { .. } = access {
+            let message = ToCoordinator::List { path: path.to_vec() };
+            let found: Option<Vec<NodeState>> = known(self.ask_soon(&message).await?)?;
+            let found = found.ok_or(Asked::Gone)?;
+            if self.is_coordinator() {
+                // The answer is from this very tree, which may be further by now.
+                return Ok(false);
+            }
+            self.namespace.settle_directory(path, &found, asked_at).map_err(|_| Asked::Gone)?;
+            return Ok(false);
+        }
+        let (name, intent) = match access {
+            Access::Look { name, .. } => (name, Intent::Read),
+            Access::Change { name, .. } => (name, Intent::Change),
+            Access::Move { name, .. } => (name, Intent::Move),
+            Access::List { .. } => unreachable!("answered above"),
+        };
+        let message = ToCoordinator::Look(Look { directory: path.to_vec(), name: name.to_vec(), intent });
+        let looked: Looked = known(self.ask_soon(&message).await?)?;
+        if !looked.directory {
+            return Err(Asked::Gone);
+        }
+        if self.is_coordinator() {
+            return Ok(matches!(looked.leave, Leave::Directory { .. }));
+        }
+        if let Leave::Directory { entries } = &looked.leave {
+            self.namespace.settle_directory(path, entries, asked_at).map_err(|_| Asked::Gone)?;
+            return Ok(true);
+        }
+        self.namespace.settle_name(path, name, looked.found.as_ref(), asked_at).map_err(|_| Asked::Gone)?;
+        Ok(false)
+    }
+
+    async fn publish_soon(&self) -> Result<(), Asked> {
+        self.unless_silent(self.publish_unkept()).await
+    }
+
+    async fn ask_soon<T: serde::de::DeserializeOwned>(&self, message: &ToCoordinator) -> Result<T, Asked> {
+        self.unless_silent(self.ask(message, ANSWER_DEADLINE)).await
+    }
+
+    /// Waits for an answer while the coordinator shows that it lives.
+    async fn unless_silent<T>(&self, answer: impl Future<Output = Result<T, Away>>) -> Result<T, Asked> {
+        let silence = async {
+            tokio::time::sleep(OUTAGE_WAIT).await;
+            while self.is_reachable() {
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+        };
+        tokio::select! {
+            answer = answer => answer.map_err(Asked::Away),
+            () = silence => Err(Asked::Away(Away::Late(OUTAGE_WAIT))),
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+enum Asked {
+    /// The directory is not there any more.
+    Gone,
+    Away(Away),
+}
+
+fn known<T>(answer: Answer<T>) -> Result<T, Asked> {
+    match answer {
+        Answer::Known(answer) => Ok(answer),
+        Answer::NotYet => Err(Asked::Away(Away::New)),
+    }
+}
+
+impl Access<'_> {
+    /// The name that is about to change.
+    fn changed(&self) -> Option<&[u8]> {
+        match self {
+            Self::Change { name, .. } | Self::Move { name, .. } => Some(name),
+            Self::Look { .. } | Self::List { .. } => None,
+        }
+    }
+
+    fn directory(&self) -> NodeId {
+        match self {
+            Self::Look { parent, .. } | Self::Change { parent, .. } | Self::Move { parent, .. } => *parent,
+            Self::List { directory } => *directory,
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What other nodes ask of this one.
+//!
+//! Owns: sorting calls by what they are about, recalls, news of members. Does not own: what the coordinator answers
+//! ([`Authority`](super::Authority)), moving bytes (`replicate`), phase 1 (`save`).
+
+use super::{Cluster, Seat, tag, witness};
+use bytes::Bytes;
+use std::sync::{Arc, OnceLock};
+use tidemark_protocol::cluster::wire::{self, Prepare, Preparing, ToCoordinator, ToNode};
+use tidemark_protocol::id::{Epoch, Incarnation, NodeName, StartId};
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::membership::Life;
+use tidemark_transport::{LinkErrorKind, Peer, Refusal, Service};
+
+/// What is done with messages that are not about names.
+#[async_trait::async_trait]
+pub trait Inbox: Send + Sync {
+    /// A word about copies.
+    async fn replication(&self, from: Peer, body: Bytes) -> Result<Bytes, Refusal>;
+    /// Phase 1 of an attempt; called again until it is done.
+    async fn prepare(&self, prepare: Prepare) -> Preparing;
+    /// Copies in Tier-3 of files that are here.
+    fn objects(
+        &self,
+        objects: Vec<(tidemark_protocol::id::FileId, tidemark_protocol::id::SealNumber, wire::Object)>,
+    );
+    /// A command of a person, as it came to another node.
+    async fn command(&self, body: Bytes) -> Result<Bytes, Refusal>;
+    /// A node's connections are there, or not any more.
+    fn connection(&self, peer: &Peer, there: bool);
+}
+
+/// One for each node.
+pub struct NodeService {
+    cluster: Arc<Cluster>,
+    inbox: OnceLock<Arc<dyn Inbox>>,
+}
+
+impl std::fmt::Debug for NodeService {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeService").finish_non_exhaustive()
+    }
+}
+
+impl NodeService {
+    /// Answers for a node that has nothing yet besides names.
+    #[must_use]
+    pub fn new(cluster: Arc<Cluster>) -> Arc<Self> {
+        Arc::new(Self { cluster, inbox: OnceLock::new() })
+    }
+
+    /// Sets who answers for the rest. Once.
+    pub fn deliver_to(&self, inbox: Arc<dyn Inbox>) {
+        assert!(self.inbox.set(inbox).is_ok(), "a node has one inbox");
+    }
+
+    fn inbox(&self) -> Result<&Arc<dyn Inbox>, Refusal> {
+        self.inbox.get().ok_or_else(|| {
+            Refusal::new(LinkErrorKind::Unavailable, "this node is starting; ask again in a moment")
+        })
+    }
+
+    async fn to_node(&self, from: &Peer, message: ToNode) -> Result<Vec<u8>, Refusal> {
+        let cluster = &self.cluster;
+        let answer = match message {
+            ToNode::Recall { epoch, path, name, release } => {
+                self.check(epoch)?;
+                recall(cluster, &path, name, release).await?;
+                wire::encode(&())
+            }
+            ToNode::Members(members) => {
+                self.check(members.epoch)?;
+                cluster.take_members(members);
+                wire::encode(&())
+            }
+            ToNode::Ask(ask) => wire::encode(&witness::look(cluster, ask).await?),
+            ToNode::Knock => wire::encode(&cluster.own_life()),
+            ToNode::Prepare(prepare) => {
+                self.check(prepare.epoch)?;
+                wire::encode(&self.inbox()?.prepare(*prepare).await)
+            }
+            ToNode::Objects { epoch, objects } => {
+                self.check(epoch)?;
+                self.inbox()?.objects(objects);
+                wire::encode(&())
+            }
+            ToNode::Removed { epoch, files } => {
+                self.check(epoch)?;
+                let namespace = Arc::clone(&cluster.namespace);
+                tokio::task::spawn_blocking(move || namespace.end_removed(&files))
+                    .await
+                    .expect("removing does not panic");
+                cluster.copies_changed();
+                wire::encode(&())
+            }
+            ToNode::Catalog(part) => {
+                self.check(part.epoch)?;
+                wire::encode(&cluster.keep_catalog(Incarnation(from.incarnation), *part))
+            }
+        };
+        answer.map_err(|error| Refusal::new(LinkErrorKind::Invalid, error.to_string()))
+    }
+
+    /// Only the newest coordinator may command.
+    fn check(&self, epoch: Epoch) -> Result<(), Refusal> {
+        if self.cluster.saw_epoch(epoch) {
+            return Ok(());
+        }
+        let ours = self.cluster.epoch();
+        Err(Refusal::new(
+            LinkErrorKind::Fenced,
+            format!("epoch {epoch} commands, and epoch {ours} was seen: another coordinator took over"),
+        ))
+    }
+}
+
+/// Publishes, and gives a directory back where `release`.
+async fn recall(
+    cluster: &Arc<Cluster>,
+    path: &[u8],
+    name: Option<Vec<u8>>,
+    release: bool,
+) -> Result<(), Refusal> {
+    let node = cluster.namespace.node_at(path);
+    if let Some(node) = node
+        && (release || name.is_some())
+    {
+        let cluster = Arc::clone(cluster);
+        // Calls at work in the directory, or on the name, are waited for.
+        let waited = tokio::task::spawn_blocking(move || {
+            if let Some(name) = name {
+                cluster.names.settle(&(node, name));
+            }
+            if release {
+                cluster.names.recall(node);
+            }
+        });
+        waited.await.expect("waiting does not panic");
+    }
+    cluster
+        .publish_unkept()
+        .await
+        .map_err(|away| Refusal::new(LinkErrorKind::Unavailable, format!("it cannot publish: {away}")))?;
+    if let (true, Some(node)) = (release, node) {
+        cluster.names.forget(node);
+    }
+    Ok(())
+}
+
+#[async_trait::async_trait]
+impl Service for NodeService {
+    async fn call(&self, from: Peer, body: Bytes) -> Result<Bytes, Refusal> {
+        let invalid = |what: String| Refusal::new(LinkErrorKind::Invalid, what);
+        let Some((&kind, _)) = body.split_first() else { return Err(invalid("an empty call".to_owned())) };
+        let rest = body.slice(1..);
+        match kind {
+            tag::COORDINATOR => {
+                let message: ToCoordinator =
+                    wire::decode(&rest).map_err(|error| invalid(error.to_string()))?;
+                let Seat::Here(authority) = self.cluster.seat() else {
+                    let why = "this node is not the coordinator; ask the one that the lease names";
+                    return Err(Refusal::new(LinkErrorKind::Unavailable, why));
+                };
+                let node: NodeName =
+                    from.node.parse().map_err(|_| invalid(format!("{} is no name", from.node)))?;
+                let life = NodeLife { node, incarnation: Incarnation(from.incarnation) };
+                authority.answer(life, message).await.map(Bytes::from)
+            }
+            tag::NODE => {
+                let message: ToNode = wire::decode(&rest).map_err(|error| invalid(error.to_string()))?;
+                self.to_node(&from, message).await.map(Bytes::from)
+            }
+            tag::REPLICATION => self.inbox()?.replication(from, rest).await,
+            tag::COMMAND => self.inbox()?.command(rest).await,
+            other => Err(invalid(format!("a call of kind {other:#04x} is not known to this build"))),
+        }
+    }
+
+    fn tell(&self, _: Peer, _: Bytes) {}
+
+    fn epoch(&self) -> u64 {
+        self.cluster.epoch().0
+    }
+
+    fn saw_epoch(&self, _: &Peer, epoch: u64) {
+        // Only what a coordinator says in its own name counts; a peer's word is a hint that there is a newer one.
+        tracing::debug!(epoch, "a peer follows this epoch");
+    }
+
+    fn connected(&self, peer: &Peer) {
+        if let Ok(inbox) = self.inbox() {
+            inbox.connection(peer, true);
+        }
+    }
+
+    fn disconnected(&self, peer: &Peer) {
+        if let (Seat::Here(authority), Ok(node)) = (self.cluster.seat(), peer.node.parse()) {
+            let (incarnation, start) = (Incarnation(peer.incarnation), StartId(peer.start));
+            authority.disconnected(Life { node, incarnation, start });
+        }
+        if let Ok(inbox) = self.inbox() {
+            inbox.connection(peer, false);
+        }
+    }
+}
+
+impl Cluster {
+    /// Waits for what is at work on a name, and gives up a directory that this node has alone where `release`: what the
+    /// coordinator does to its own node.
+    ///
+    /// # Errors
+    /// Never for the coordinator's own node.
+    pub async fn give_back(
+        self: &Arc<Self>,
+        path: &[u8],
+        name: Option<Vec<u8>>,
+        release: bool,
+    ) -> Result<(), Refusal> {
+        recall(self, path, name, release).await
+    }
+}

@@ -1,0 +1,94 @@
+//! Where a file's bytes can be had.
+//!
+//! Owns: asking, and taking what was learnt into the tree. Does not own: fetching (`restore`), who has what (the coordinator).
+
+use super::{ANSWER_DEADLINE, Away, Cluster, address_of};
+use crate::namespace::ColdFile;
+use crate::restore::peer::Suppliers;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use tidemark_protocol::cluster::wire::{NodeKind, NodeState, ToCoordinator, Whereabouts};
+use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_transport::{Address, Link};
+
+impl Cluster {
+    /// What is to be fetched for `node` now, and the nodes that have it; waits, bounded, for a file that is being sealed
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// The coordinator is away.
+    pub async fn whereabouts(&self, cold: &ColdFile) -> Result<(ColdFile, Vec<Address>), Away> {
+        let found: Whereabouts = self.ask(&ToCoordinator::Where { file: cold.file }, ANSWER_DEADLINE).await?;
+        if let (Some(facts), None) = (found.facts, &cold.checksums)
+            && let Some(node) = self.namespace.outgoing_file(cold.file)
+        {
+            let home = facts.file.incarnation;
+            let state = NodeState {
+                path: node.path,
+                attributes: node.attributes,
+                kind: NodeKind::File(Box::new(facts)),
+            };
+            if home != self.life.incarnation {
+                self.namespace.take_states(&[state], home);
+            }
+        }
+        let now = self.namespace.cold(cold.node).unwrap_or_else(|| cold.clone());
+        let others = found.suppliers.iter().filter(|member| member.life != self.life);
+        Ok((now, others.map(address_of).collect()))
+    }
+}
+
+/// Other nodes' memory, as restores see it: who has a file was asked just before.
+#[derive(Debug)]
+pub struct Near {
+    cluster: Arc<Cluster>,
+    link: Arc<dyn Link>,
+    asked: Mutex<BTreeMap<(FileId, SealNumber), Vec<Address>>>,
+}
+
+/// Answers remembered until they are used: restores at once, and some that were given up.
+const ASKED_MAX: usize = 4096;
+
+impl Near {
+    /// Asked over `link`, whose calls are about copies.
+    #[must_use]
+    pub fn new(cluster: Arc<Cluster>, link: Arc<dyn Link>) -> Arc<Self> {
+        Arc::new(Self { cluster, link, asked: Mutex::default() })
+    }
+}
+
+#[async_trait::async_trait]
+impl Suppliers for Near {
+    async fn find(&self, cold: &ColdFile) -> ColdFile {
+        let (now, suppliers) = match self.cluster.whereabouts(cold).await {
+            Ok(found) => found,
+            Err(away) => {
+                tracing::warn!(file = %cold.file, error = &away as &dyn std::error::Error, "who has a file cannot be asked");
+                return cold.clone();
+            }
+        };
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.len() >= ASKED_MAX {
+            asked.pop_first();
+        }
+        asked.insert((now.file, now.seal), suppliers);
+        now
+    }
+
+    fn suppliers(&self, file: FileId, seal: SealNumber) -> Vec<Address> {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.get(&(file, seal)).cloned().unwrap_or_default()
+    }
+
+    fn link(&self) -> Arc<dyn Link> {
+        Arc::clone(&self.link)
+    }
+
+    fn is_bad(&self, node: &str, file: FileId, seal: SealNumber, chunk: u64) {
+        tracing::error!(node, %file, %seal, chunk, "a node sent bytes that are not what was sealed");
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(suppliers) = asked.get_mut(&(file, seal)) {
+            suppliers.retain(|supplier| supplier.node != node);
+        }
+    }
+}

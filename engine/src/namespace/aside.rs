@@ -1,0 +1,97 @@
+//! Files of this node whose names somebody else took away, until the coordinator has said whether they have others.
+//!
+//! Owns: putting them aside, out of sight, and ending that. Does not own: asking (`cluster::aside`), what a name stands for (`mirror`).
+//!
+//! A node hears of a rename elsewhere when it looks at one of the two names: the old one is gone, and the new one is not there yet.
+//! Its bytes may be the only ones there are.
+
+use super::{FsError, HIDDEN, Namespace, NodeId, State};
+use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
+use tidemark_protocol::id::FileId;
+
+/// Below [`HIDDEN`], one name for each file.
+const ASIDE: &[u8] = b"aside";
+
+/// Files asked about at a time.
+const ASIDE_AT_ONCE: usize = 256;
+
+impl Namespace {
+    /// Some of the files that were put aside.
+    #[must_use]
+    pub fn put_aside(&self) -> Vec<FileId> {
+        self.look(|state| {
+            let Ok(directory) = state.tree.resolve(&place()) else { return Vec::new() };
+            let Ok(found) = state.tree.node(directory).and_then(|node| node.directory()) else {
+                return Vec::new();
+            };
+            let files = found.by_cookie.values().take(ASIDE_AT_ONCE);
+            files.filter_map(|entry| Some(state.tree.node(entry.node).ok()?.file().ok()?.id)).collect()
+        })
+    }
+
+    /// Ends it for one: it gets the name under which the coordinator knows it, if any, and is gone otherwise.
+    ///
+    /// # Errors
+    /// Those of the journal; an unlawful path.
+    pub fn end_aside(&self, file: FileId, found: Option<&NodeState>) -> Result<(), FsError> {
+        let now_ns = self.clock.now_ns();
+        self.change(|state| {
+            state.mute();
+            let Some(node) = state.node_of(file, self.incarnation) else { return Ok(()) };
+            let directory = state.tree.resolve(&place())?;
+            if let Some(found) =
+                found.filter(|found| matches!(&found.kind, NodeKind::File(facts) if facts.file == file))
+            {
+                state.name_again(node, found, now_ns)?;
+            }
+            let gone = state.tree.unlink(directory, &name_of(node), now_ns)?;
+            state.mark(gone);
+            state.release_unreachable(gone);
+            Ok(())
+        })
+    }
+}
+
+impl State {
+    /// Puts a file aside that is about to lose its last name, where its bytes are this node's to lose; false where they are not.
+    pub(super) fn put_aside(
+        &mut self,
+        node: NodeId,
+        from: (NodeId, &[u8]),
+        now_ns: i64,
+    ) -> Result<bool, FsError> {
+        // The catalog's own word is the last.
+        if self.removed.is_some() || self.outgoing.is_none() {
+            return Ok(false);
+        }
+        let found = self.tree.node(node)?;
+        let is_last = found.link_count() == 1;
+        let only_here = found.file().is_ok_and(|file| file.remote.is_none() && file.backing.is_some());
+        if !(is_last && only_here) {
+            return Ok(false);
+        }
+        let directory = self.make_hidden(&place(), now_ns)?;
+        let (moved, _) = self.tree.rename(from, (directory, &name_of(node)), true, now_ns)?;
+        self.mark(moved);
+        Ok(true)
+    }
+
+    fn name_again(&mut self, node: NodeId, found: &NodeState, now_ns: i64) -> Result<(), FsError> {
+        let (parent, name) = self.make_directories_of(found)?;
+        match self.tree.child(parent, &name) {
+            Ok(there) if there == node => return Ok(()),
+            Ok(_) => self.drop_name(parent, &name, now_ns)?,
+            Err(_) => {}
+        }
+        self.tree.link(node, parent, &name, now_ns)?;
+        Ok(())
+    }
+}
+
+fn place() -> Vec<u8> {
+    [HIDDEN, ASIDE].join(&b'/')
+}
+
+fn name_of(node: NodeId) -> Vec<u8> {
+    node.to_string().into_bytes()
+}

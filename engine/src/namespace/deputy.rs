@@ -1,0 +1,244 @@
+//! The catalog's nodes for the coordinator's deputy; and becoming the catalog from what a deputy kept.
+//!
+//! Owns: which nodes and fates the deputy has not been told of, bringing this tree to what the last coordinator's was. Does not
+//! own: sending (control's catalog), keeping (`cluster::deputy`), what members are told (`outgoing`).
+//!
+//! Told are states and not operations: what is told twice, or in another order, comes to the same.
+
+use super::hidden::TORN;
+use super::{
+    FileState, FsError, HIDDEN, Namespace, NodeId, OutgoingBody, OutgoingNode, ROOT, State, is_hidden,
+    path_of_torn,
+};
+use std::collections::{BTreeSet, VecDeque};
+use tidemark_protocol::cluster::wire::{NodeState, ProcessFate};
+use tidemark_protocol::id::FileId;
+
+/// A node with the directories that have it, and what it is called there.
+pub type NamedNode = (OutgoingNode, Vec<(NodeId, Vec<u8>)>);
+
+/// What the deputy has not been told of, taken to be told.
+#[derive(Debug, Default)]
+pub struct Untold {
+    pub nodes: Vec<NamedNode>,
+    /// Nodes without a name.
+    pub gone: Vec<NodeId>,
+    pub fates: Vec<ProcessFate>,
+    /// Nothing is left.
+    pub all: bool,
+}
+
+/// A moment of this node's tree, to tell what was made since.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// Operations on names until then.
+    names: u64,
+    /// The next node's number then.
+    next: NodeId,
+}
+
+/// Files of other nodes that lost their last name here are remembered, so that a node that was away and knows nothing of that does
+/// not bring them back. More than a job removes while a node is cut off.
+pub(crate) const REMOVED_MAX: usize = 1 << 16;
+
+/// The last of them.
+#[derive(Debug, Default)]
+pub(super) struct Removed {
+    files: BTreeSet<FileId>,
+    order: VecDeque<FileId>,
+    /// Of which the nodes that have them have not been told.
+    untold: Vec<FileId>,
+}
+
+impl Removed {
+    pub(super) fn note(&mut self, file: FileId) {
+        if self.files.insert(file) {
+            self.order.push_back(file);
+            // Beyond that they keep what they have until they are asked for it.
+            if self.untold.len() < REMOVED_MAX {
+                self.untold.push(file);
+            }
+        }
+        if self.order.len() > REMOVED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.files.remove(&oldest);
+        }
+    }
+
+    pub(super) fn contains(&self, file: FileId) -> bool {
+        self.files.contains(&file)
+    }
+}
+
+impl Namespace {
+    /// This tree is the catalog from now on; `before`: files that were removed when another one was.
+    pub fn remember_removed(&self, before: &[FileId]) {
+        let mut removed = Removed::default();
+        before.iter().for_each(|file| removed.note(*file));
+        self.look(|state| state.removed = Some(removed));
+    }
+
+    /// This tree is not the catalog any more.
+    pub fn forget_removed(&self) {
+        self.look(|state| state.removed = None);
+    }
+
+    /// Takes the files that were removed since this was asked last.
+    #[must_use]
+    pub fn take_removed(&self) -> Vec<FileId> {
+        self.look(|state| {
+            state.removed.as_mut().map_or_else(Vec::new, |removed| std::mem::take(&mut removed.untold))
+        })
+    }
+
+    /// The coordinator says that these files have no name any more: their names here go, and copies of them.
+    pub fn end_removed(&self, files: &[FileId]) {
+        let now_ns = self.clock.now_ns();
+        for file in files {
+            let ended = self.change(|state| {
+                state.mute();
+                state.forget_copies_of(*file);
+                let Some(node) = state.node_of(*file, self.incarnation) else { return Ok(()) };
+                for link in state.tree.node(node)?.links().collect::<Vec<_>>() {
+                    let Some(name) = state.tree.entry_at(link).map(|entry| entry.name.to_vec()) else {
+                        continue;
+                    };
+                    state.tree.unlink(link.parent, &name, now_ns)?;
+                }
+                state.mark(node);
+                state.release_unreachable(node);
+                Ok(())
+            });
+            if let Err(error) = ended {
+                tracing::error!(%file, %error, "a file that another node removed stays here");
+            }
+        }
+    }
+
+    /// From now on changes are collected for [`Namespace::take_untold`]; first of all everything that is there.
+    pub fn tell_deputy(&self) {
+        self.look(|state| state.untold = Some(state.tree.nodes.keys().copied().collect()));
+        let mut fates = self.fates.lock().expect(super::UNPOISONED);
+        fates.untold = Some(fates.known.keys().copied().collect());
+    }
+
+    /// There is no deputy any more.
+    pub fn forget_deputy(&self) {
+        self.look(|state| state.untold = None);
+        self.fates.lock().expect(super::UNPOISONED).untold = None;
+    }
+
+    /// Resolves when there may be something to tell the deputy.
+    pub async fn untold_changed(&self) {
+        self.catalog_told.notified().await;
+    }
+
+    /// Wakes whoever waits for that.
+    pub fn wake_teller(&self) {
+        self.catalog_told.notify_one();
+    }
+
+    /// Takes up to `most` of what the deputy has not been told, with up to `chunks_most` checksums beyond those of its last file.
+    #[must_use]
+    pub fn take_untold(&self, most: usize, chunks_most: usize) -> Untold {
+        let mut told = self.look(|state| {
+            let mut told = Untold::default();
+            let mut chunks = 0;
+            while told.nodes.len() + told.gone.len() < most
+                && chunks < chunks_most
+                && let Some(id) = state.untold.as_mut().and_then(BTreeSet::pop_first)
+            {
+                match state.untold_node(id) {
+                    _ if id == ROOT => {}
+                    Some(node) => {
+                        chunks += chunks_of(&node.0);
+                        told.nodes.push(node);
+                    }
+                    None => told.gone.push(id),
+                }
+            }
+            told.all = state.untold.as_ref().is_none_or(BTreeSet::is_empty);
+            told
+        });
+        let mut fates = self.fates.lock().expect(super::UNPOISONED);
+        while told.nodes.len() + told.gone.len() + told.fates.len() < most
+            && let Some(process) = fates.untold.as_mut().and_then(BTreeSet::pop_first)
+        {
+            let Some(&(fate, failed_at_ns)) = fates.known.get(&process) else { continue };
+            let (home, number, start) = process;
+            told.fates.push(ProcessFate { home, process: (number, start), fate, failed_at_ns });
+        }
+        told.all &= fates.untold.as_ref().is_none_or(BTreeSet::is_empty);
+        told
+    }
+
+    /// This moment.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        self.look(|state| Moment { names: state.outgoing_number(), next: state.tree.next })
+    }
+
+    /// Brings the tree to what the last coordinator's was: `directories` with what is in them, parents first. What was done here after
+    /// `told` that coordinator did not know, and it stays.
+    pub fn become_catalog(
+        &self,
+        directories: &[(Vec<u8>, Vec<NodeState>)],
+        fates: &[ProcessFate],
+        told: Moment,
+    ) {
+        let mut known = self.fates.lock().expect(super::UNPOISONED);
+        for fate in fates.iter().filter(|fate| fate.home != self.incarnation) {
+            known.set((fate.home, fate.process.0, fate.process.1), (fate.fate, fate.failed_at_ns));
+        }
+        drop(known);
+        for (path, found) in directories {
+            let settled = if path == HIDDEN {
+                // What else this node hides, copies above all, is no other's.
+                found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), told.names))
+            } else {
+                self.settle_names(path, found, told.names, told.next)
+            };
+            match settled {
+                Ok(()) => {}
+                // Removed here since, with all that was in it.
+                Err(FsError::NotFound) => {}
+                Err(error) => {
+                    let path = String::from_utf8_lossy(path);
+                    tracing::error!(%path, %error, "a directory of the catalog cannot be made here");
+                }
+            }
+        }
+    }
+}
+
+fn chunks_of(node: &OutgoingNode) -> usize {
+    match &node.body {
+        OutgoingBody::File(view) => match &view.state {
+            FileState::Sealed { chunks, .. } => chunks.len(),
+            FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => 0,
+        },
+        OutgoingBody::Directory | OutgoingBody::Symlink(_) => 0,
+    }
+}
+
+/// Copies for other nodes are hidden too, and no other node's.
+fn is_torn(path: &[u8]) -> bool {
+    path_of_torn(path).is_some() || path == [HIDDEN, TORN].join(&b'/')
+}
+
+impl State {
+    fn untold_node(&self, id: NodeId) -> Option<NamedNode> {
+        let node = self.tree.nodes.get(&id)?;
+        let is_told = |path: &[u8]| !is_hidden(path) || path == HIDDEN || is_torn(path);
+        let names: Vec<_> = node
+            .links()
+            .filter(|link| self.tree.path(*link).is_some_and(|path| is_told(&path)))
+            .filter_map(|link| Some((link.parent, self.tree.entry_at(link)?.name.to_vec())))
+            .collect();
+        if names.is_empty() {
+            return None;
+        }
+        Some((self.outgoing_under(id, Vec::new())?, names))
+    }
+}

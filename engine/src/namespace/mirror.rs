@@ -1,0 +1,619 @@
+//! What other nodes say of names and files, taken into this node's tree.
+//!
+//! Owns: carrying out others' operations, bringing a name or a directory to what the coordinator says of it, what is known of a
+//! file whose writers are elsewhere ([`Remote`]). Does not own: asking and telling (`cluster`), bytes (`cold`).
+//!
+//! On the coordinator the tree is the catalog: it has everything that was published. On other nodes it has what was made there
+//! and what was asked for. A file of another node is cold here until somebody opens it.
+
+use super::attr::rebase;
+use super::cold::AdoptEntry;
+use super::file::{File, ObjectCopy};
+use super::node::Body;
+use super::reclaim::Candidate;
+use super::writer::{SessionKey, WriterId};
+use super::xattr::Xattrs;
+use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, MODE_BITS, Namespace, NodeId, ROOT, State};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemark_protocol::cluster::wire::{
+    FileFacts, NameOperation, NodeAttributes, NodeKind, NodeState, Object, WireFate, WireState, WriterFact,
+};
+use tidemark_protocol::file::{FileFate, FileState, Seal};
+use tidemark_protocol::id::{FileId, Incarnation};
+
+/// What is known of a file whose writers are on another node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Remote {
+    /// The life that says so.
+    pub home: Incarnation,
+    pub state: FileState,
+    pub published_ns: i64,
+    pub vouched: bool,
+    /// The bytes of the present seal are in its memory.
+    pub host: bool,
+}
+
+/// What became of a process on another node, and when it was seen to have failed.
+pub type FateOf = (WireFate, Option<i64>);
+
+/// Fates remembered: the writers of a large job over a few of its lives. Beyond it the oldest go, and count as gone.
+const FATES_MAX: usize = 1 << 18;
+
+/// A process: the life of its node, its number there, and when it started.
+pub(super) type Process = (Incarnation, u32, u64);
+
+/// What became of processes of other nodes.
+#[derive(Debug, Default)]
+pub(super) struct Fates {
+    pub(super) known: BTreeMap<Process, FateOf>,
+    /// Those that the deputy has not been told of; none where there is no deputy.
+    pub(super) untold: Option<BTreeSet<Process>>,
+}
+
+impl Fates {
+    pub(super) fn set(&mut self, process: Process, fate: FateOf) {
+        if self.known.len() >= FATES_MAX
+            && let Some((oldest, _)) = self.known.pop_first()
+            && let Some(untold) = &mut self.untold
+        {
+            untold.remove(&oldest);
+        }
+        if self.known.insert(process, fate) != Some(fate)
+            && let Some(untold) = &mut self.untold
+        {
+            untold.insert(process);
+        }
+    }
+}
+
+/// Names settled in one hold of the lock.
+const SETTLED_AT_ONCE: usize = 256;
+
+impl Namespace {
+    /// Carries out what another node did to names, in order; what cannot be done is passed over and said, since the other has
+    /// done it. Directories that were made are returned with the paths that are changed.
+    pub fn follow(&self, operations: &[NameOperation], home: Incarnation) {
+        let now_ns = self.clock.now_ns();
+        for operations in operations.chunks(SETTLED_AT_ONCE) {
+            let followed = self.change(|state| {
+                state.mute();
+                for operation in operations {
+                    if let Err(error) = state.follow(operation, home, now_ns) {
+                        tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
+                    }
+                }
+                Ok(())
+            });
+            if let Err(error) = followed {
+                tracing::error!(%error, "the journal did not take what another node did");
+            }
+        }
+    }
+
+    /// Takes in how nodes stand, as `home` says; what is not here yet is made.
+    pub fn take_states(&self, states: &[NodeState], home: Incarnation) {
+        for states in states.chunks(SETTLED_AT_ONCE) {
+            let taken = self.change(|state| {
+                state.mute();
+                for told in states {
+                    if let Err(error) = state.take_state(told, home, self.incarnation) {
+                        let path = String::from_utf8_lossy(&told.path);
+                        tracing::debug!(%path, %error, "what another node says of a name does not fit here");
+                    }
+                }
+                Ok(())
+            });
+            if let Err(error) = taken {
+                tracing::error!(%error, "the journal did not take how nodes stand elsewhere");
+            }
+        }
+    }
+
+    /// Brings one name of a directory to what the coordinator says of it. What changed here after `asked_at` operations it does not
+    /// know, and stays.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`] where the directory itself is not here; those of the journal.
+    pub fn settle_name(
+        &self,
+        directory: &[u8],
+        name: &[u8],
+        found: Option<&NodeState>,
+        asked_at: u64,
+    ) -> Result<(), FsError> {
+        let now_ns = self.clock.now_ns();
+        self.change(|state| {
+            state.mute();
+            let parent = state.tree.resolve(directory)?;
+            if state.is_newer(parent, name, asked_at) {
+                return Ok(());
+            }
+            state.settle_name(parent, name, found, self.incarnation, now_ns)
+        })
+    }
+
+    /// Brings a whole directory to what the coordinator says of it.
+    ///
+    /// # Errors
+    /// As [`Namespace::settle_name`].
+    pub fn settle_directory(
+        &self,
+        directory: &[u8],
+        found: &[NodeState],
+        asked_at: u64,
+    ) -> Result<(), FsError> {
+        self.settle_names(directory, found, asked_at, NodeId::MAX)
+    }
+
+    /// The same; a node with a number from `made_since` on was made here since, and stays under its name too.
+    pub(super) fn settle_names(
+        &self,
+        directory: &[u8],
+        found: &[NodeState],
+        asked_at: u64,
+        made_since: NodeId,
+    ) -> Result<(), FsError> {
+        let now_ns = self.clock.now_ns();
+        let name_of = |state: &NodeState| state.path.rsplit(|b| *b == b'/').next().unwrap_or(&[]).to_vec();
+        let names: BTreeSet<Vec<u8>> = found.iter().map(name_of).collect();
+        for states in found.chunks(SETTLED_AT_ONCE) {
+            self.change(|state| {
+                state.mute();
+                let parent = state.tree.resolve(directory)?;
+                for told in states {
+                    let name = name_of(told);
+                    if !state.is_newer(parent, &name, asked_at) {
+                        state.settle_name(parent, &name, Some(told), self.incarnation, now_ns)?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        self.change(|state| {
+            state.mute();
+            let parent = state.tree.resolve(directory)?;
+            let here = state.tree.node(parent)?.directory()?.by_name.keys();
+            let surplus: Vec<_> = here.filter(|name| !names.contains(&***name)).cloned().collect();
+            for name in surplus {
+                if state.is_newer(parent, &name, asked_at)
+                    || state.drop_before(parent, &name, made_since, now_ns)?
+                {
+                    continue;
+                }
+                state.settle_name(parent, &name, None, self.incarnation, now_ns)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// What became of processes on another node.
+    pub fn take_fates(&self, fates: &[WriterFact], home: Incarnation) {
+        let mut known = self.fates.lock().expect(super::UNPOISONED);
+        for fact in fates {
+            known.set((home, fact.process.0, fact.process.1), (fact.fate, fact.failed_at_ns));
+        }
+        drop(known);
+        self.catalog_told.notify_one();
+    }
+
+    /// A node is gone, and its processes with it.
+    pub fn end_fates(&self, home: Incarnation, now_ns: i64) {
+        let mut known = self.fates.lock().expect(super::UNPOISONED);
+        let lives = known.known.range((home, 0, 0)..=(home, u32::MAX, u64::MAX));
+        let alive = lives.filter(|(_, fate)| fate.0 == WireFate::Alive).map(|(process, _)| *process);
+        for process in alive.collect::<Vec<_>>() {
+            known.set(process, (WireFate::Killed, Some(now_ns)));
+        }
+        drop(known);
+        self.catalog_told.notify_one();
+    }
+
+    /// What became of a writer of another node.
+    #[must_use]
+    pub fn fate_elsewhere(&self, writer: &WriterId) -> Option<FateOf> {
+        let home = writer.home?;
+        let known = self.fates.lock().expect(super::UNPOISONED);
+        let fate = known.known.get(&(home, writer.tgid, writer.start_time_ticks));
+        Some(fate.copied().unwrap_or((WireFate::Gone, None)))
+    }
+}
+
+impl State {
+    fn follow(&mut self, operation: &NameOperation, home: Incarnation, now_ns: i64) -> Result<(), FsError> {
+        match operation {
+            NameOperation::Directory { path, attributes } => {
+                self.make_mirror(path, attributes, Body::Directory(Box::default())).map(drop)
+            }
+            NameOperation::Symlink { path, target, attributes } => {
+                self.make_mirror(path, attributes, Body::Symlink(target.as_slice().into())).map(drop)
+            }
+            NameOperation::File { path, file, attributes } => {
+                self.make_file(path, *file, attributes, home, now_ns).map(drop)
+            }
+            NameOperation::Linked { from, path } => {
+                let node = self.tree.resolve(from)?;
+                let (parent, name) = self.split(path)?;
+                self.tree.link(node, parent, name, now_ns)?;
+                self.renamed(node, now_ns);
+                Ok(())
+            }
+            NameOperation::Removed { path } => {
+                let (parent, name) = self.split(path)?;
+                let node = self.tree.child(parent, name)?;
+                let gone = if self.tree.node(node)?.is_directory() {
+                    self.tree.rmdir(parent, name, now_ns)?
+                } else {
+                    self.tree.unlink(parent, name, now_ns)?
+                };
+                self.mark(gone);
+                self.release_unreachable(gone);
+                Ok(())
+            }
+            NameOperation::Renamed { from, to, exchange } => {
+                let (from, to) = (self.split(from)?, self.split(to)?);
+                if *exchange {
+                    let (one, other) = self.tree.exchange(from, to, now_ns)?;
+                    self.renamed(one, now_ns);
+                    self.renamed(other, now_ns);
+                    return Ok(());
+                }
+                let (moved, replaced) = self.tree.rename(from, to, false, now_ns)?;
+                self.renamed(moved, now_ns);
+                if let Some(replaced) = replaced {
+                    self.mark(replaced);
+                    self.release_unreachable(replaced);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn take_state(&mut self, told: &NodeState, home: Incarnation, own: Incarnation) -> Result<(), FsError> {
+        let node = match &told.kind {
+            NodeKind::Directory => {
+                self.make_mirror(&told.path, &told.attributes, Body::Directory(Box::default()))?
+            }
+            NodeKind::Symlink { target } => {
+                self.make_mirror(&told.path, &told.attributes, Body::Symlink(target.as_slice().into()))?
+            }
+            NodeKind::File(facts) => {
+                let node = match self.node_of(facts.file, own).filter(|node| self.is_reachable(*node)) {
+                    Some(node) => node,
+                    None => {
+                        self.make_file(&told.path, facts.file, &told.attributes, home, facts.opened_ns)?
+                    }
+                };
+                // Another node may change the mode of a file; what its bytes are only its home says.
+                if facts.file.incarnation == home && home != own {
+                    self.take_facts(node, facts, home)?;
+                }
+                node
+            }
+        };
+        self.take_attributes(node, &told.attributes)
+    }
+
+    /// A node that another node has at `path`, made where it is missing.
+    fn make_mirror(
+        &mut self,
+        path: &[u8],
+        attributes: &NodeAttributes,
+        body: Body,
+    ) -> Result<NodeId, FsError> {
+        let (parents, name) = parts(path)?;
+        let entry = entry(path, attributes, AdoptKind::Directory);
+        let parent = self.make_parents(&parents, &entry)?;
+        match self.tree.child(parent, name) {
+            Ok(there) => match (&self.tree.node(there)?.body, &body) {
+                (Body::Directory(_), Body::Directory(_)) => Ok(there),
+                (Body::Symlink(one), Body::Symlink(other)) if one == other => Ok(there),
+                _ => {
+                    self.drop_name(parent, name, attributes.mtime_ns)?;
+                    self.adopt_node(parent, name, &entry, body)
+                }
+            },
+            Err(_) => self.adopt_node(parent, name, &entry, body),
+        }
+    }
+
+    /// A file that another node has at `path`. Where the name is another file's, that one is superseded.
+    fn make_file(
+        &mut self,
+        path: &[u8],
+        file: FileId,
+        attributes: &NodeAttributes,
+        home: Incarnation,
+        opened_ns: i64,
+    ) -> Result<NodeId, FsError> {
+        if self.removed.as_ref().is_some_and(|removed| removed.contains(file)) {
+            return Err(FsError::NotFound);
+        }
+        let (parents, name) = parts(path)?;
+        let entry = entry(path, attributes, AdoptKind::Directory);
+        let parent = self.make_parents(&parents, &entry)?;
+        if let Ok(there) = self.tree.child(parent, name) {
+            if self.tree.node(there)?.file().is_ok_and(|found| found.id == file) {
+                return Ok(there);
+            }
+            self.drop_name(parent, name, attributes.mtime_ns)?;
+        }
+        // A copy of it may be here already, out of sight: then it gets its name.
+        if let Some(&known) = self.adopted.get(&file)
+            && self.is_reachable(known)
+        {
+            self.keeping_times(parent, |state| state.tree.link(known, parent, name, opened_ns))?;
+            self.mark(known);
+            return Ok(known);
+        }
+        let mut mirror = File::new(file, super::Generation(0), None, opened_ns);
+        mirror.remote = Some(Box::new(Remote {
+            home,
+            state: FileState::Open { writers: 1 },
+            published_ns: opened_ns,
+            vouched: false,
+            host: false,
+        }));
+        let id = self.adopt_node(parent, name, &entry, Body::File(Box::new(mirror)))?;
+        self.file_mut(id)?.generation = super::Generation(id);
+        self.adopted.insert(file, id);
+        self.mark(id);
+        Ok(id)
+    }
+
+    /// What the home of a file says of its bytes.
+    fn take_facts(&mut self, id: NodeId, facts: &FileFacts, home: Incarnation) -> Result<(), FsError> {
+        let file = self.file_mut(id)?;
+        let key = Candidate::of(id, file);
+        let was = file.fate.seal().map(|seal| seal.number);
+        let sealed = matches!(facts.state, WireState::Sealed { .. }).then_some(facts.seal);
+        let stays = sealed.is_some() && was == sealed;
+        file.remote = Some(Box::new(Remote {
+            home,
+            state: facts.file_state(),
+            published_ns: facts.published_ns,
+            vouched: facts.vouched,
+            host: facts.host,
+        }));
+        file.opened_ns = facts.opened_ns;
+        file.closed_ns = facts.closed_ns;
+        file.writers = facts.writers.iter().map(|fact| Arc::new(writer(fact, home))).collect();
+        let mut dropped = None;
+        if !stays {
+            // The bytes of another seal are not these.
+            if file.opens == 0 && !file.busy {
+                dropped = file.backing.take();
+                file.object = None;
+            }
+            let seal = match &facts.state {
+                WireState::Sealed { crc, chunks } if is_consistent(facts.size_bytes, chunks.len()) => {
+                    Some(Seal {
+                        number: facts.seal,
+                        size_bytes: facts.size_bytes,
+                        crc: *crc,
+                        chunks: Arc::clone(chunks),
+                    })
+                }
+                _ => None,
+            };
+            file.fate = FileFate::found(seal, facts.seal, false, false, facts.vouched);
+            file.changes += 1;
+        }
+        if file.backing.is_none() {
+            file.size_bytes = facts.size_bytes;
+        }
+        if let Some(object) = &facts.object
+            && file.object.is_none()
+            && sealed.is_some()
+        {
+            file.object = Some(Box::new((facts.seal, object_copy(object))));
+        }
+        if dropped.is_some() {
+            self.candidates.remove(&key);
+            self.trash.extend(dropped);
+        }
+        if !stays {
+            self.tree.touched.chunks.push(id);
+        }
+        self.woken = true;
+        self.tree.touched.node(id);
+        self.mark(id);
+        Ok(())
+    }
+
+    fn take_attributes(&mut self, id: NodeId, told: &NodeAttributes) -> Result<(), FsError> {
+        let xattrs = Xattrs::from_pairs(&told.xattrs)?;
+        let node = self.tree.node_mut(id)?;
+        let mode = told.mode & if node.is_directory() { MODE_BITS } else { FILE_MODE_BITS };
+        let same = node.mode == mode
+            && (node.uid, node.gid, node.mtime_ns) == (told.uid, told.gid, told.mtime_ns)
+            && node.xattrs == xattrs;
+        if same {
+            return Ok(());
+        }
+        (node.mode, node.uid, node.gid) = (mode, told.uid, told.gid);
+        (node.mtime_ns, node.ctime_ns) = (told.mtime_ns, node.ctime_ns.max(told.mtime_ns));
+        let names = [&node.xattrs, &xattrs].into_iter().flatten().flat_map(|xattrs| xattrs.names());
+        let changed: Vec<_> = names.map(|name| (id, name)).collect();
+        node.xattrs = xattrs;
+        let size_bytes = match &node.body {
+            Body::File(file) => Some(file.size_bytes),
+            Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => None,
+        };
+        if let Some(size_bytes) = size_bytes {
+            rebase(node, size_bytes)?;
+        }
+        self.tree.touched.xattrs.extend(changed);
+        self.tree.touched.node(id);
+        self.mark(id);
+        Ok(())
+    }
+
+    fn settle_name(
+        &mut self,
+        parent: NodeId,
+        name: &[u8],
+        found: Option<&NodeState>,
+        own: Incarnation,
+        now_ns: i64,
+    ) -> Result<(), FsError> {
+        let here = self.tree.child(parent, name).ok();
+        let Some(found) = found else {
+            let ours = (parent, name) == (ROOT, HIDDEN);
+            if here.is_some_and(|here| !ours && !self.is_special(here)) {
+                self.drop_name(parent, name, now_ns)?;
+            }
+            return Ok(());
+        };
+        let home = match &found.kind {
+            NodeKind::File(facts) => facts.file.incarnation,
+            // Whose it is makes no difference for what has no bytes.
+            NodeKind::Directory | NodeKind::Symlink { .. } => Incarnation(0),
+        };
+        if let (NodeKind::File(facts), Some(here)) = (&found.kind, here)
+            && home == own
+            && self.tree.node(here)?.file().is_ok_and(|file| file.id == facts.file)
+        {
+            // Our own: we know better.
+            return Ok(());
+        }
+        self.keeping_times(parent, |state| {
+            if let NodeKind::File(facts) = &found.kind
+                && let Some(known) = state.node_of(facts.file, own).filter(|node| state.is_reachable(*node))
+                && state.tree.child(parent, name) != Ok(known)
+            {
+                // It has this name by now, whatever it is called here.
+                if state.tree.child(parent, name).is_ok() {
+                    state.drop_name(parent, name, now_ns)?;
+                }
+                state.tree.link(known, parent, name, now_ns)?;
+                state.mark(known);
+            }
+            state.take_state(found, home, own)
+        })
+    }
+
+    fn is_special(&self, node: NodeId) -> bool {
+        self.tree.node(node).is_ok_and(|node| matches!(node.body, Body::Special(_)))
+    }
+
+    /// Takes a name away with all that is below it. What somebody has open lives on without it; what only this node has is put
+    /// aside, since it may have another name by now.
+    pub(super) fn drop_name(&mut self, parent: NodeId, name: &[u8], now_ns: i64) -> Result<(), FsError> {
+        let top = self.tree.child(parent, name)?;
+        loop {
+            let (mut at, mut entry) = (top, (parent, name.to_vec()));
+            while let Some((name, below)) = self.first_entry(at) {
+                entry = (at, name);
+                at = below;
+            }
+            if self.put_aside(at, (entry.0, &entry.1), now_ns)? {
+                if at == top {
+                    return Ok(());
+                }
+                continue;
+            }
+            let gone = if self.tree.node(at)?.is_directory() {
+                self.tree.rmdir(entry.0, &entry.1, now_ns)?
+            } else {
+                self.tree.unlink(entry.0, &entry.1, now_ns)?
+            };
+            self.mark(gone);
+            self.release_unreachable(gone);
+            if at == top {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl State {
+    /// Whether a name stays because of what was made there from the number `since` on. What is below it and older goes then.
+    fn drop_before(
+        &mut self,
+        parent: NodeId,
+        name: &[u8],
+        since: NodeId,
+        now_ns: i64,
+    ) -> Result<bool, FsError> {
+        let node = self.tree.child(parent, name)?;
+        if node >= since {
+            return Ok(true);
+        }
+        if since == NodeId::MAX || !self.has_since(node, since) {
+            return Ok(false);
+        }
+        let below = self.tree.node(node)?.directory()?.by_name.keys().cloned();
+        for name in below.collect::<Vec<_>>() {
+            if !self.drop_before(node, &name, since, now_ns)? {
+                self.drop_name(node, &name, now_ns)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn has_since(&self, node: NodeId, since: NodeId) -> bool {
+        let below = |directory: &super::node::Directory| {
+            directory.by_cookie.values().any(|entry| self.has_since(entry.node, since))
+        };
+        node >= since || self.tree.node(node).and_then(|found| found.directory()).is_ok_and(below)
+    }
+
+    /// The directory of what is told, made where it is missing, and the name in it.
+    pub(super) fn make_directories_of(&mut self, told: &NodeState) -> Result<(NodeId, Vec<u8>), FsError> {
+        let (parents, name) = parts(&told.path)?;
+        let entry = entry(&told.path, &told.attributes, AdoptKind::Directory);
+        Ok((self.make_parents(&parents, &entry)?, name.to_vec()))
+    }
+}
+
+/// The directories of a path, and its last part.
+fn parts(path: &[u8]) -> Result<(Vec<&[u8]>, &[u8]), FsError> {
+    let mut parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
+    let name = parts.pop().filter(|name| !name.is_empty()).ok_or(FsError::Invalid)?;
+    Ok((parts, name))
+}
+
+fn entry(path: &[u8], attributes: &NodeAttributes, kind: AdoptKind) -> AdoptEntry {
+    AdoptEntry {
+        path: path.to_vec(),
+        kind,
+        mode: attributes.mode,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        mtime_ns: attributes.mtime_ns,
+        xattrs: Vec::new(),
+    }
+}
+
+fn is_consistent(size_bytes: u64, chunks: usize) -> bool {
+    i64::try_from(size_bytes).is_ok() && tidemark_protocol::layout::chunk_count(size_bytes) == chunks as u64
+}
+
+/// A copy in Tier-3 as a peer tells of it.
+#[must_use]
+pub fn object_copy(object: &Object) -> ObjectCopy {
+    ObjectCopy {
+        key: object.key.clone(),
+        size_bytes: object.size_bytes,
+        encoding: object.encoding.clone().map(Arc::new),
+    }
+}
+
+/// The same for a peer.
+#[must_use]
+pub fn object_of(copy: &ObjectCopy) -> Object {
+    Object { key: copy.key.clone(), size_bytes: copy.size_bytes, encoding: copy.encoding.as_deref().cloned() }
+}
+
+fn writer(fact: &WriterFact, home: Incarnation) -> WriterId {
+    WriterId {
+        session: SessionKey(fact.session.clone()),
+        world_size: fact.world_size,
+        rank: fact.rank,
+        environment_seen: fact.environment_seen,
+        tgid: fact.process.0,
+        start_time_ticks: fact.process.1,
+        home: Some(home),
+    }
+}

@@ -1,0 +1,337 @@
+//! What this node answers to others about copies.
+//!
+//! Owns: requests, the files that are coming in and how many. Does not own: one such file (`incoming`), reading by others (`serve`), the
+//! copies that are kept (`namespace::copies`).
+
+use super::bytes::{blocking, write_all};
+use super::incoming::Incoming;
+use super::serve::Pulls;
+use crate::error::ErrorKind;
+use crate::metrics::Metrics;
+use crate::namespace::{Namespace, SealPin, WithdrawnCopy};
+use crate::save::seal;
+use crate::tier1::Tier1;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::file::Seal;
+use tidemark_protocol::id::{ContentHash, FileId, SealNumber};
+use tidemark_protocol::replication::{
+    Answer, Holder, LandingEvent, Request, SMALL_BYTES, SealedCopy, decode, encode,
+};
+use tidemark_transport::{Address, Link, LinkErrorKind, Peer, Refusal};
+
+/// Files that come in at once, from all homes: each has memory and a descriptor.
+pub const LANDINGS_MAX: usize = 1024;
+
+/// How long a home has to say that it has heard of a withdrawal.
+const WITHDRAW_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Is told which node holds a copy no longer, and why.
+pub type WithdrawnBy = Box<dyn Fn(&str, FileId, SealNumber, &str) + Send + Sync>;
+
+/// What a receiver is made of.
+#[derive(Debug)]
+pub struct ReceiverParts {
+    pub namespace: Arc<Namespace>,
+    pub tier1: Arc<Tier1>,
+    pub metrics: Arc<Metrics>,
+    /// This life of this node's memory.
+    pub holder: Holder,
+    /// Threads that verify one file.
+    pub verify_threads: usize,
+}
+
+/// What all parts of the receiver use.
+pub(super) struct Here {
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) tier1: Arc<Tier1>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) holder: Holder,
+    verify_threads: usize,
+    link: OnceLock<Arc<dyn Link>>,
+    began: Instant,
+}
+
+type Site = Arc<tokio::sync::Mutex<Incoming>>;
+
+/// Answers what others ask about copies. Called from the node's service; every method may be called from any task.
+pub struct Receiver {
+    here: Arc<Here>,
+    /// By home and file. A home writes only into its own.
+    incoming: Mutex<BTreeMap<(String, FileId), Site>>,
+    pulls: Pulls,
+    withdrawn_by: OnceLock<WithdrawnBy>,
+}
+
+impl std::fmt::Debug for Here {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Here").field("holder", &self.holder).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Receiver").field("here", &self.here).finish_non_exhaustive()
+    }
+}
+
+impl Here {
+    pub(super) fn now(&self) -> Duration {
+        Instant::now().saturating_duration_since(self.began)
+    }
+
+    pub(super) fn link(&self) -> &Arc<dyn Link> {
+        self.link.get().expect("requests come over the link, so it is there")
+    }
+
+    /// Whether there is such a copy, good, or a file that looks the same.
+    pub(super) async fn found(
+        self: &Arc<Self>,
+        file: FileId,
+        seal: SealNumber,
+        size_bytes: u64,
+        crc: Crc64,
+    ) -> LandingEvent {
+        let copy = self.good_copy(file, seal).await.is_some_and(|copy| copy == (size_bytes, crc));
+        let namespace = Arc::clone(&self.namespace);
+        let alike = !copy
+            && size_bytes > SMALL_BYTES
+            && blocking(move || namespace.sealed_alike(file, size_bytes, crc).is_some()).await;
+        LandingEvent::Found { copy, alike }
+    }
+
+    /// Size and checksum of a copy that may be counted on: one that lay here while no daemon looked after it is looked at first.
+    async fn good_copy(self: &Arc<Self>, file: FileId, seal: SealNumber) -> Option<(u64, Crc64)> {
+        let copy = self.namespace.copy(file, seal)?;
+        if copy.unverified {
+            let pin = self.namespace.pin_copy(file, seal)?;
+            if !self.is_good(pin, copy.sealed.clone()).await {
+                self.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
+                self.namespace.lose_copy(file, seal, "it was bad when it was looked at after a restart");
+                return None;
+            }
+            self.namespace.verified(copy.own, seal);
+        }
+        Some((copy.sealed.size_bytes, copy.sealed.crc))
+    }
+
+    /// Looks at every byte.
+    pub(super) async fn is_good(&self, pin: SealPin, sealed: Seal) -> bool {
+        let threads = self.verify_threads;
+        blocking(move || match pin.backing.map() {
+            Ok(mapping) => {
+                mapping.len() as u64 == sealed.size_bytes
+                    && seal::hash(&mapping, threads).chunks == sealed.chunks
+            }
+            Err(error) => {
+                tracing::error!(%error, "a sealed file cannot be mapped to be looked at");
+                false
+            }
+        })
+        .await
+    }
+}
+
+impl Receiver {
+    #[must_use]
+    pub fn new(parts: ReceiverParts) -> Arc<Self> {
+        let ReceiverParts { namespace, tier1, metrics, holder, verify_threads } = parts;
+        let (link, began) = (OnceLock::new(), Instant::now());
+        Arc::new(Self {
+            here: Arc::new(Here { namespace, tier1, metrics, holder, verify_threads, link, began }),
+            incoming: Mutex::default(),
+            pulls: Pulls::default(),
+            withdrawn_by: OnceLock::new(),
+        })
+    }
+
+    /// The link that requests come over. It is made with the service that calls this, so it comes a moment later; before it is there
+    /// requests are refused.
+    ///
+    /// # Panics
+    /// The second time.
+    pub fn use_link(&self, link: Arc<dyn Link>) {
+        assert!(self.here.link.set(link).is_ok(), "a node has one link");
+    }
+
+    /// Who is told when another node holds a copy of ours no longer. Once.
+    ///
+    /// # Panics
+    /// The second time.
+    pub fn tell_withdrawn_by(&self, told: WithdrawnBy) {
+        assert!(self.withdrawn_by.set(told).is_ok(), "one loop is told");
+    }
+
+    /// Answers one request. Costs what the request says: keeping a file hashes what was not hashed on its way.
+    ///
+    /// # Errors
+    /// A [`Refusal`] for what is no lawful request.
+    pub async fn answer(&self, from: &Peer, body: Bytes) -> Result<Bytes, Refusal> {
+        if self.here.link.get().is_none() {
+            return Err(Refusal::new(LinkErrorKind::Unavailable, "this node is not ready; try again"));
+        }
+        let refused = |error| Refusal::new(LinkErrorKind::Invalid, format!("replication: {error}"));
+        let request: Request = decode(&body).map_err(refused)?;
+        drop(body);
+        request.check().map_err(refused)?;
+        let answer = self.answered(from, request).await;
+        encode(&answer).map(Bytes::from).map_err(refused)
+    }
+
+    async fn answered(&self, from: &Peer, request: Request) -> Answer {
+        match request {
+            Request::Begin { file, until_bytes, sealed, differs } => {
+                self.land(from, file, LandingEvent::Begin { until_bytes, sealed, differs }).await
+            }
+            Request::Landed { file, chunks, until_bytes } => {
+                self.land(from, file, LandingEvent::Landed { chunks, until_bytes }).await
+            }
+            Request::Keep(copy) => self.land(from, copy.file, LandingEvent::Keep(Box::new(copy))).await,
+            Request::Small(copy, bytes) => self.small(copy, bytes).await,
+            Request::Prove(copy, hash) => self.prove(copy, hash).await,
+            Request::Drop { file, seal } => self.drop_for(from, file, seal).await,
+            Request::Withdrawn { file, seal, why } => {
+                if let Some(told) = self.withdrawn_by.get() {
+                    told(&from.node, file, seal, &why);
+                }
+                Answer::Noted
+            }
+            Request::Pull { file, seal } => self.pulls.grant(&self.here, from, file, seal).await,
+            Request::Pulled { token, .. } => self.pulls.end(&self.here, from, token),
+        }
+    }
+
+    async fn land(&self, from: &Peer, file: FileId, event: LandingEvent) -> Answer {
+        let key = (from.node.clone(), file);
+        let site = {
+            let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = self.here.now();
+            if !incoming.contains_key(&key) {
+                // One that is being answered is locked, and not stale.
+                incoming.retain(|_, site| {
+                    site.try_lock().map_or(true, |site| !site.is_empty() && !site.is_stale(now))
+                });
+            }
+            if incoming.len() >= LANDINGS_MAX && !incoming.contains_key(&key) {
+                return Answer::NoRoom { wanted_bytes: 0, free_bytes: 0 };
+            }
+            let fresh = || Arc::new(tokio::sync::Mutex::new(Incoming::new(file, &self.here)));
+            Arc::clone(incoming.entry(key.clone()).or_insert_with(fresh))
+        };
+        let mut locked = site.lock().await;
+        let answer = locked.answer(&self.here, &from.node, event).await;
+        if locked.is_empty() {
+            let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+            if incoming.get(&key).is_some_and(|known| Arc::ptr_eq(known, &site)) {
+                incoming.remove(&key);
+            }
+        }
+        answer
+    }
+
+    async fn small(&self, copy: SealedCopy, bytes: Vec<u8>) -> Answer {
+        let (file, seal) = (copy.file, copy.seal);
+        let acknowledged = Answer::Acknowledged { file, seal, by: self.here.holder };
+        if self.here.good_copy(file, seal).await == Some((copy.size_bytes, copy.crc)) {
+            return acknowledged;
+        }
+        let here = Arc::clone(&self.here);
+        let kept = blocking(move || {
+            let size_bytes = copy.size_bytes;
+            let backing = match here.namespace.backing_for(Some(size_bytes)) {
+                Err(error) if error.kind() == ErrorKind::NoSpace => {
+                    let free_bytes = here.tier1.usage().available_bytes;
+                    return Err(Answer::NoRoom { wanted_bytes: size_bytes, free_bytes });
+                }
+                made => {
+                    made.map_err(|error| tracing::error!(%error, "no memory can be made for a peer's copy"))
+                }
+            };
+            let kept = backing.and_then(|backing| {
+                let whole =
+                    write_all(&backing, &bytes).and_then(|()| super::bytes::sums(&backing, &[0], size_bytes));
+                let lying =
+                    whole.map_err(|error| tracing::error!(%error, "a peer's copy cannot be written"))?;
+                if !lying.iter().map(|(_, sum)| sum).eq(&copy.chunks) {
+                    here.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
+                    return Err(());
+                }
+                here.namespace.keep_copy(&copy, backing).map_err(|error| {
+                    tracing::error!(%error, file = %copy.file, "a verified copy cannot be kept");
+                })
+            });
+            if kept.is_ok() {
+                here.metrics.replica_received_bytes.inc_by(size_bytes);
+            }
+            kept.map_err(|()| Answer::Unknown)
+        });
+        kept.await.map_or_else(|answer| answer, |_| acknowledged)
+    }
+
+    /// Takes a file that is here as the copy, if it has the same bytes.
+    async fn prove(&self, copy: SealedCopy, hash: ContentHash) -> Answer {
+        let (here, acknowledged) = (
+            Arc::clone(&self.here),
+            Answer::Acknowledged { file: copy.file, seal: copy.seal, by: self.here.holder },
+        );
+        let proven = blocking(move || {
+            let alike = here.namespace.sealed_alike(copy.file, copy.size_bytes, copy.crc)?;
+            let pin = here.namespace.pin_seal(alike.0, alike.1)?;
+            let mapping = pin.backing.map().ok()?;
+            (ContentHash::of(&mapping) == hash).then_some(())?;
+            here.namespace.keep_copy_of(&copy, alike).ok()?;
+            here.metrics.replica_spared_bytes.inc_by(copy.size_bytes);
+            Some(())
+        });
+        if proven.await.is_some() { acknowledged } else { Answer::Differs }
+    }
+
+    /// Only its home gives a copy up.
+    async fn drop_for(&self, from: &Peer, file: FileId, seal: SealNumber) -> Answer {
+        let here = Arc::clone(&self.here);
+        let home = from.node.clone();
+        blocking(move || {
+            if here.namespace.copy(file, seal).is_some_and(|copy| copy.meta.home == home) {
+                here.namespace.drop_copy(file, seal);
+            }
+        })
+        .await;
+        Answer::Noted
+    }
+
+    /// Tells homes of copies that are gone; those that cannot be told are tried at the next call. `address_of` finds a node. To be called
+    /// every second or so, and after a reclaim. Not cancel-safe: what is being told when it is dropped is not told again.
+    pub async fn tell_withdrawn(&self, address_of: impl Fn(&str) -> Option<Address>) {
+        let mut left = Vec::new();
+        for withdrawn in self.here.namespace.take_withdrawn_copies() {
+            let WithdrawnCopy { file, seal, home, why } = &withdrawn;
+            let request = Request::Withdrawn { file: *file, seal: *seal, why: (*why).to_owned() };
+            let (Some(address), Ok(body)) = (address_of(home), encode(&request)) else {
+                left.push(withdrawn);
+                continue;
+            };
+            if let Err(error) = self.here.link().call(&address, body.into(), WITHDRAW_DEADLINE).await {
+                tracing::warn!(%error, %file, %seal, home, "a home does not know that its copy is gone");
+                left.push(withdrawn);
+            }
+        }
+        if !left.is_empty() {
+            self.here.namespace.give_back_withdrawn(left);
+        }
+    }
+
+    /// Forgets files that were left half received, and bytes that were lent and not asked for any more. To be called now and then.
+    pub fn sweep(&self) {
+        let now = self.here.now();
+        self.incoming
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|_, site| site.try_lock().map_or(true, |site| !site.is_empty() && !site.is_stale(now)));
+        if self.here.link.get().is_some() {
+            self.pulls.sweep(&self.here, now);
+        }
+    }
+}

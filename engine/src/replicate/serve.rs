@@ -1,0 +1,105 @@
+//! Sealed bytes that other nodes read.
+//!
+//! Owns: what is lent to whom, and taking it back. Does not own: moving the bytes (the link), which node is asked (`restore::peer`).
+
+use super::bytes::Source;
+use super::receive::Here;
+use crate::namespace::{FileState, SealPin};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tidemark_protocol::file::Seal;
+use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::replication::{Answer, BulkToken};
+use tidemark_transport::{Grant, Peer, Token};
+
+/// Files that are read by others at once: each keeps a descriptor and its bytes.
+pub const PULLS_MAX: usize = 256;
+
+/// A reader that has not said that it is done by then is gone: 100 GB at 200 MB/s take less.
+const LENT_MOST: Duration = Duration::from_secs(600);
+
+/// What is lent.
+#[derive(Debug, Default)]
+pub(super) struct Pulls(Mutex<BTreeMap<[u8; 32], (String, Duration)>>);
+
+impl Pulls {
+    /// Lends the bytes of a seal: of a file of this node, or of a copy. What nobody has looked at since a restart is looked at first.
+    pub(super) async fn grant(
+        &self,
+        here: &Arc<Here>,
+        from: &Peer,
+        file: FileId,
+        seal: SealNumber,
+    ) -> Answer {
+        let Some((pin, _)) = good(here, file, seal).await else { return Answer::NotHere };
+        let size_bytes = pin.size_bytes;
+        let backing = Arc::clone(&pin.backing);
+        let source = match Source::open(&backing, pin) {
+            Ok(source) => source,
+            Err(error) => {
+                tracing::error!(%error, %file, %seal, "a sealed file cannot be lent");
+                return Answer::NotHere;
+            }
+        };
+        let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lent.len() >= PULLS_MAX {
+            return Answer::NotHere;
+        }
+        let token = here.link().grant(&from.node, Grant::Send { from: Arc::new(source), size_bytes });
+        lent.insert(token.to_bytes(), (from.node.clone(), here.now()));
+        Answer::Granted { token: BulkToken(token.to_bytes()), size_bytes }
+    }
+
+    /// Takes back what was lent to that node.
+    pub(super) fn end(&self, here: &Here, from: &Peer, token: BulkToken) -> Answer {
+        let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lent.get(&token.0).is_some_and(|(to, _)| *to == from.node) {
+            lent.remove(&token.0);
+            here.link().revoke(Token::from_bytes(token.0));
+        }
+        Answer::Noted
+    }
+
+    pub(super) fn sweep(&self, here: &Here, now: Duration) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|token, (_, since)| {
+            let keeps = now.saturating_sub(*since) < LENT_MOST;
+            if !keeps {
+                here.link().revoke(Token::from_bytes(*token));
+            }
+            keeps
+        });
+    }
+}
+
+/// The good bytes of a seal, wherever they are here.
+async fn good(here: &Arc<Here>, file: FileId, seal: SealNumber) -> Option<(SealPin, Seal)> {
+    let namespace = &here.namespace;
+    let own = namespace.node_of_file(file).and_then(|node| namespace.view(node));
+    if let Some(view) = own
+        && let FileState::Sealed { seal: number, size_bytes, crc, chunks } = view.state
+        && number == seal
+        && let Some(pin) = namespace.pin_seal(file, seal)
+    {
+        let sealed = Seal { number, size_bytes, crc, chunks };
+        if !namespace.is_unverified(view.node) {
+            return Some((pin, sealed));
+        }
+        // A file that is bad stays for its scrub, which has somewhere to heal it from.
+        if here.is_good(pin, sealed.clone()).await {
+            namespace.verified(file, seal);
+            return Some((namespace.pin_seal(file, seal)?, sealed));
+        }
+    }
+    let copy = namespace.copy(file, seal)?;
+    if copy.unverified {
+        let pin = namespace.pin_copy(file, seal)?;
+        if !here.is_good(pin, copy.sealed.clone()).await {
+            here.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
+            namespace.lose_copy(file, seal, "it was bad when it was looked at after a restart");
+            return None;
+        }
+        namespace.verified(copy.own, seal);
+    }
+    Some((namespace.pin_copy(file, seal)?, copy.sealed))
+}

@@ -1,0 +1,287 @@
+//! Phase 1 of files whose bytes are on other nodes.
+//!
+//! Owns: asking the node that has them, doing its part when it is lost, and doing this node's part when another asks. Does not
+//! own: phase 1 itself (`commit`), who coordinates (control).
+//!
+//! Data never passes the coordinator: each node uploads what it wrote and writes its own prepared marker. Only when a node is gone
+//! does the coordinator fetch its files, from whoever keeps copies, and upload them under a key part of its own.
+
+use super::commit::{Attempt, AttemptFile, CommitError};
+use crate::cluster::{Away, Cluster, address_of};
+use crate::namespace::{Namespace, SealPin};
+use crate::node::{RestoreError, Shared, attributes, restore};
+use crate::save::drain::Drain;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tidemark_protocol::cluster::wire::{self, Prepare, Preparing, ToNode};
+use tidemark_protocol::format::{Document, FormatError};
+use tidemark_protocol::id::AttemptId;
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::manifest::{HardLink, Prepared};
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::record::Record;
+
+/// Between two questions of how far a node is.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// A node that does not answer within this is asked again with the next try of the attempt.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Attempts that this node remembers to have done its part of: those in flight, and some whose answers were lost.
+const REMEMBERED_MAX: usize = 64;
+
+/// What another node has of an attempt.
+#[derive(Debug)]
+pub struct Share {
+    pub life: NodeLife,
+    /// Without pins: the bytes are there.
+    pub files: Vec<AttemptFile>,
+    pub hard_links: Vec<HardLink>,
+    pub prepared: Option<Prepared>,
+    /// What was done in its place so far.
+    instead: Option<Box<Attempt>>,
+}
+
+/// Why another node's part is not done.
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    #[error("{life} was not heard about its part; it is asked again")]
+    Away { life: NodeLife, source: Away },
+    #[error("{life} could not do its part: {why}")]
+    Failed { life: NodeLife, why: String },
+    #[error(
+        "{life} says that it has other bytes at {path} than were recorded; the next save is the next version"
+    )]
+    NotHere { life: NodeLife, path: String },
+    #[error("what {life} says that it prepared cannot be read")]
+    Garbled { life: NodeLife, source: FormatError },
+    #[error("{life} is gone, and no copy of {path} that it wrote can be had now")]
+    Lost { life: NodeLife, path: String, source: RestoreError },
+    #[error(
+        "{life} is gone, and {path} that it wrote has other bytes by now; the next save is the next version"
+    )]
+    Changed { life: NodeLife, path: String },
+}
+
+impl Share {
+    /// What `life` has of an attempt.
+    #[must_use]
+    pub fn new(life: NodeLife, files: Vec<AttemptFile>, hard_links: Vec<HardLink>) -> Self {
+        Self { life, files, hard_links, prepared: None, instead: None }
+    }
+
+    /// The bytes that have to leave.
+    #[must_use]
+    pub fn bytes_left(&self) -> u64 {
+        if self.prepared.is_some() { 0 } else { self.files.iter().map(|file| file.entry.size_bytes).sum() }
+    }
+
+    /// Sees to it that the files are in Tier-3 and that a marker says so.
+    pub(super) async fn prepare(&mut self, record: &Record, shared: &Shared) -> Result<(), CommitError> {
+        if self.prepared.is_some() {
+            return Ok(());
+        }
+        let member = shared.cluster.get().and_then(|cluster| {
+            let member = cluster.member_of(self.life.incarnation).filter(|member| !member.gone)?;
+            Some((Arc::clone(cluster), member))
+        });
+        match member {
+            Some((cluster, member)) if self.instead.is_none() => {
+                self.ask(record, &cluster, &address_of(&member)).await.map_err(CommitError::from)
+            }
+            // Begun in its place, it is finished in its place: no two write one key.
+            _ => self.stand_in(record, shared).await,
+        }
+    }
+
+    async fn ask(
+        &mut self,
+        record: &Record,
+        cluster: &Cluster,
+        node: &tidemark_transport::Address,
+    ) -> Result<(), ShareError> {
+        let life = self.life.clone();
+        let text = record.encode().map_err(|source| ShareError::Garbled { life: life.clone(), source })?;
+        let index = |path: &RelPath| record.files.iter().position(|file| file.path == *path);
+        let files = self.files.iter().filter_map(|file| u32::try_from(index(&file.entry.path)?).ok());
+        let links = self.hard_links.iter();
+        let prepare = Prepare {
+            epoch: cluster.epoch(),
+            record: String::from_utf8_lossy(&text).into_owned(),
+            life: life.clone(),
+            by: None,
+            files: files.collect(),
+            hard_links: links
+                .map(|link| (link.path.as_bytes().to_vec(), link.to.as_bytes().to_vec()))
+                .collect(),
+        };
+        let message = ToNode::Prepare(Box::new(prepare));
+        loop {
+            let answer = cluster.ask_node::<Preparing>(node, &message, DEADLINE).await;
+            match answer.map_err(|source| ShareError::Away { life: life.clone(), source })? {
+                Preparing::Working { .. } => tokio::time::sleep(ASK_EVERY).await,
+                Preparing::Done { prepared } => {
+                    let prepared = wire::prepared(&prepared)
+                        .map_err(|source| ShareError::Garbled { life: life.clone(), source })?;
+                    self.prepared = Some(prepared);
+                    return Ok(());
+                }
+                Preparing::Failed { why } => return Err(ShareError::Failed { life, why }),
+                Preparing::NotHere { path } => {
+                    let path = String::from_utf8_lossy(&path).into_owned();
+                    return Err(ShareError::NotHere { life, path });
+                }
+            }
+        }
+    }
+
+    async fn stand_in(&mut self, record: &Record, shared: &Shared) -> Result<(), CommitError> {
+        let life = self.life.clone();
+        if self.instead.is_none() {
+            let mut files = Vec::with_capacity(self.files.len());
+            for file in &self.files {
+                files.push(AttemptFile {
+                    entry: file.entry.clone(),
+                    attributes: file.attributes.clone(),
+                    chunks: Arc::clone(&file.chunks),
+                    pin: Some(pin_of(shared, &life, file).await?),
+                });
+            }
+            let mut instead = Attempt::of_participant(record.clone(), files);
+            instead.stands_for = Some(life);
+            instead.hard_links.clone_from(&self.hard_links);
+            self.instead = Some(Box::new(instead));
+        }
+        let instead = self.instead.as_mut().expect("it was made above");
+        Box::pin(instead.prepare_own(&shared.drain)).await?;
+        self.prepared = instead.own_marker().cloned();
+        Ok(())
+    }
+}
+
+/// The bytes of a file that its node has lost, here.
+async fn pin_of(shared: &Shared, life: &NodeLife, file: &AttemptFile) -> Result<Arc<SealPin>, ShareError> {
+    let (id, seal) = (file.entry.file, file.entry.seal);
+    let path = || file.entry.path.to_string();
+    if let Some(cold) = shared.namespace.cold_file(id) {
+        restore(shared, path(), cold).await.map_err(|source| ShareError::Lost {
+            life: life.clone(),
+            path: path(),
+            source,
+        })?;
+    }
+    let pin = shared.namespace.pin_seal(id, seal);
+    pin.map(Arc::new).ok_or_else(|| ShareError::Changed { life: life.clone(), path: path() })
+}
+
+/// This node's part of attempts that another coordinates. Share it by `Arc`.
+#[derive(Debug, Default)]
+pub struct Participations {
+    parts: Mutex<BTreeMap<AttemptId, Arc<Participation>>>,
+}
+
+#[derive(Debug)]
+struct Participation {
+    /// Taken while a task works on it.
+    attempt: Mutex<Option<Box<Attempt>>>,
+    outcome: Mutex<Option<Preparing>>,
+}
+
+impl Participations {
+    /// Begins this node's part, or says how far it is.
+    pub fn prepare(&self, prepare: &Prepare, drain: &Arc<Drain>, namespace: &Namespace) -> Preparing {
+        let record = match prepare.record() {
+            Ok(record) => record,
+            Err(error) => return Preparing::Failed { why: error.to_string() },
+        };
+        if prepare.life != drain.life {
+            let why = format!("this is {}, and {} is asked", drain.life, prepare.life);
+            return Preparing::Failed { why };
+        }
+        // The coordinator raised it before it wrote the record.
+        drain.set_epoch(prepare.epoch, true);
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        if parts.len() >= REMEMBERED_MAX && !parts.contains_key(&record.attempt) {
+            let done =
+                |part: &Participation| part.outcome.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+            if let Some(old) = parts.iter().find(|(_, part)| done(part)).map(|(id, _)| *id) {
+                parts.remove(&old);
+            } else {
+                return Preparing::Failed {
+                    why: format!("{REMEMBERED_MAX} attempts are worked on here already"),
+                };
+            }
+        }
+        let id = record.attempt;
+        let part = match parts.get(&id) {
+            Some(part) => Arc::clone(part),
+            None => match begin(prepare, record, namespace) {
+                Ok(attempt) => {
+                    let part = Arc::new(Participation {
+                        attempt: Mutex::new(Some(Box::new(attempt))),
+                        outcome: Mutex::default(),
+                    });
+                    parts.insert(id, Arc::clone(&part));
+                    part
+                }
+                Err(path) => return Preparing::NotHere { path },
+            },
+        };
+        drop(parts);
+        part.go_on(drain)
+    }
+}
+
+impl Participation {
+    /// How far it is; goes on where nobody does. A failure is told once, and then it is tried again.
+    fn go_on(self: Arc<Self>, drain: &Arc<Drain>) -> Preparing {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*outcome {
+            Some(done @ Preparing::Done { .. }) => return done.clone(),
+            Some(_) => return outcome.take().expect("it was looked at"),
+            None => {}
+        }
+        drop(outcome);
+        let taken = self.attempt.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut attempt) = taken else { return Preparing::Working { bytes_left: 0 } };
+        let bytes_left = attempt.bytes_left();
+        let (part, drain) = (Arc::clone(&self), Arc::clone(drain));
+        tokio::spawn(async move {
+            let result = attempt.prepare_own(&drain).await;
+            let outcome = match (result, attempt.own_marker().map(Document::encode)) {
+                (Ok(()), Some(Ok(text))) => {
+                    Preparing::Done { prepared: String::from_utf8_lossy(&text).into_owned() }
+                }
+                (Err(error), _) => Preparing::Failed { why: crate::node::error_text(&error) },
+                (Ok(()), _) => Preparing::Failed { why: "the marker cannot be told".to_owned() },
+            };
+            *part.attempt.lock().unwrap_or_else(PoisonError::into_inner) = Some(attempt);
+            *part.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        });
+        Preparing::Working { bytes_left }
+    }
+}
+
+/// This node's part of an attempt; the path of a file whose bytes are not here as they were recorded.
+fn begin(prepare: &Prepare, record: Record, namespace: &Namespace) -> Result<Attempt, Vec<u8>> {
+    let mut files = Vec::with_capacity(prepare.files.len());
+    for index in &prepare.files {
+        let entry = usize::try_from(*index).ok().and_then(|index| record.files.get(index));
+        let Some(entry) = entry.cloned() else { return Err(b"?".to_vec()) };
+        let missing = || entry.path.as_bytes().to_vec();
+        let pin = namespace.pin_seal(entry.file, entry.seal).ok_or_else(missing)?;
+        let view = namespace.view_of(entry.file).ok_or_else(missing)?;
+        let crate::namespace::FileState::Sealed { chunks, .. } = &view.state else { return Err(missing()) };
+        let chunks = Arc::clone(chunks);
+        files.push(AttemptFile { attributes: attributes(&view), chunks, pin: Some(Arc::new(pin)), entry });
+    }
+    let mut attempt = Attempt::of_participant(record, files);
+    for (path, to) in &prepare.hard_links {
+        let (Ok(path), Ok(to)) = (RelPath::new(path.clone()), RelPath::new(to.clone())) else {
+            return Err(path.clone());
+        };
+        attempt.hard_links.push(HardLink { path, to });
+    }
+    Ok(attempt)
+}

@@ -1,0 +1,136 @@
+//! What a person may decide of several nodes: whose copies are where, and how long a silent node is waited for.
+//!
+//! Owns: the keys of `[placement]` and `[members]`. Does not own: the rules that they are handed to (`protocol`).
+
+use super::SettingsError;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tidemark_protocol::label::Labels;
+use tidemark_protocol::membership::Patience;
+use tidemark_protocol::placement::{DOMAIN_LABEL, Rules, Scheme, Scope};
+
+/// The longest that a node may be waited for: a day.
+const PATIENCE_S_MAX: f64 = 86_400.0;
+
+/// Who keeps whose copies. Only the coordinator's are heeded, so every node that may become it should have the same.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PlacementSettings {
+    /// `ring`: each node's copies are at the next one, and one that joins or leaves moves the copies of one other. `pair`: two nodes
+    /// keep each other's, so that about half as many losses of two nodes at once lose data, and a change moves more.
+    pub scheme: Scheme,
+    /// The label whose value names what fails together, such as `rack` or `switch`: partners differ in it wherever that can be.
+    /// A node without the label counts as a domain of its own.
+    pub domain: String,
+    /// Partners in one domain, on purpose: the label that they are to have in common, such as `rack`. Copies stay below one switch, and
+    /// the loss of a rack goes to Tier-3. Then `domain` says nothing.
+    pub scope: Option<String>,
+}
+
+impl Default for PlacementSettings {
+    fn default() -> Self {
+        Self { scheme: Scheme::default(), domain: DOMAIN_LABEL.to_owned(), scope: None }
+    }
+}
+
+impl PlacementSettings {
+    /// For the choice of partners.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        let apart = || Scope::Apart(self.domain.clone());
+        Rules { scheme: self.scheme, scope: self.scope.clone().map_or_else(apart, Scope::Within) }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), SettingsError> {
+        let labels = [("placement.domain", Some(&self.domain)), ("placement.scope", self.scope.as_ref())];
+        for (key, label) in labels {
+            let Some(label) = label else { continue };
+            if Labels::try_from(BTreeMap::from([(label.clone(), "x".to_owned())])).is_err() {
+                let rule = "the key of a label, such as rack: 1 to 64 letters, digits, '.', '_', '-' or '/'";
+                return Err(SettingsError::Value { key, value: format!("{label:?}"), rule });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long a node that is not heard is waited for. Only the coordinator's are heeded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MembersSettings {
+    /// Seconds after which a node that its neighbours hear and the coordinator does not counts as gone. Longer: a broken network
+    /// between the two is not taken for a death.
+    pub cut_off_s: f64,
+    /// Seconds after which a node that is surely gone is given up, and the copies that it kept are made again elsewhere. Shorter: saves
+    /// are replicated again sooner. Longer: a machine that only restarts costs no copying.
+    pub for_good_s: f64,
+}
+
+impl Default for MembersSettings {
+    fn default() -> Self {
+        let seconds = |ms: u64| std::time::Duration::from_millis(ms).as_secs_f64();
+        let Patience { cutoff_ms, for_good_ms } = Patience::default();
+        Self { cut_off_s: seconds(cutoff_ms), for_good_s: seconds(for_good_ms) }
+    }
+}
+
+impl MembersSettings {
+    /// For the verdicts.
+    #[must_use]
+    pub fn patience(&self) -> Patience {
+        let ms = |seconds: f64| {
+            let duration = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
+            u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+        };
+        Patience { cutoff_ms: ms(self.cut_off_s), for_good_ms: ms(self.for_good_s) }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), SettingsError> {
+        for (key, seconds) in [("members.cut_off_s", self.cut_off_s), ("members.for_good_s", self.for_good_s)]
+        {
+            if !(1.0..=PATIENCE_S_MAX).contains(&seconds) {
+                return Err(SettingsError::Value {
+                    key,
+                    value: seconds.to_string(),
+                    rule: "1 to 86400 seconds",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_and_patience_are_what_the_file_says() {
+        let settings: PlacementSettings =
+            serde_json::from_str(r#"{"scheme":"pair","domain":"switch"}"#).unwrap();
+        assert_eq!(settings.rules(), Rules { scheme: Scheme::Pair, scope: Scope::Apart("switch".into()) });
+        let within: PlacementSettings = serde_json::from_str(r#"{"scope":"rack"}"#).unwrap();
+        assert_eq!(within.rules(), Rules { scheme: Scheme::Ring, scope: Scope::Within("rack".into()) });
+        assert_eq!(PlacementSettings::default().rules(), Rules::default());
+        assert_eq!(MembersSettings::default().patience(), Patience::default());
+        let short = MembersSettings { for_good_s: 2.5, ..MembersSettings::default() };
+        assert_eq!(short.patience().for_good_ms, 2_500);
+        assert!(serde_json::from_str::<PlacementSettings>(r#"{"scheme":"group:4+1"}"#).is_err());
+    }
+
+    #[test]
+    fn what_is_no_label_and_no_time_is_refused_by_its_key() {
+        let bad = PlacementSettings { domain: "two words".into(), ..PlacementSettings::default() };
+        let said = bad.validate().unwrap_err().to_string();
+        assert!(said.contains("placement.domain") && said.contains("two words"), "{said}");
+        let bad = PlacementSettings { scope: Some(String::new()), ..PlacementSettings::default() };
+        assert!(bad.validate().unwrap_err().to_string().contains("placement.scope"));
+        for seconds in [0.0, -1.0, f64::NAN, 1e9] {
+            let bad = MembersSettings { for_good_s: seconds, ..MembersSettings::default() };
+            assert!(bad.validate().unwrap_err().to_string().contains("members.for_good_s"), "{seconds}");
+        }
+        assert!(
+            MembersSettings::default().validate().is_ok() && PlacementSettings::default().validate().is_ok()
+        );
+    }
+}
