@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Export, Flush, Gc, Import, Node, Pin, Prefetch,
-    Progress, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify,
+    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Export, Flush, Gc, Import, Node, Pin, Placement,
+    Prefetch, Progress, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify,
 };
 use tidemark_protocol::selector::{Place, Selector, VersionNumber};
 use tokio::sync::mpsc;
@@ -38,6 +38,7 @@ pub mod path {
     pub const SHOW: &str = "/v1/show";
     pub const TIERS: &str = "/v1/tiers";
     pub const NODES: &str = "/v1/nodes";
+    pub const PLACEMENT: &str = "/v1/placement";
     pub const DOCTOR: &str = "/v1/doctor";
     pub const VERIFY: &str = "/v1/verify";
     pub const PREFETCH: &str = "/v1/prefetch";
@@ -200,6 +201,8 @@ pub trait NodeApi: Send + Sync + 'static {
     async fn show(&self, request: ShowRequest) -> Result<Show, ApiError>;
     async fn tiers(&self) -> Result<Vec<TierStatus>, ApiError>;
     async fn nodes(&self) -> Result<Vec<Node>, ApiError>;
+    /// Not found on a node that is alone.
+    async fn placement(&self) -> Result<Placement, ApiError>;
     async fn doctor(&self) -> Result<Doctor, ApiError>;
     async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError>;
     async fn prefetch(&self, request: PrefetchRequest, progress: ProgressSink) -> Result<Prefetch, ApiError>;

@@ -14,8 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Export, Flush, Gc, Import, Node, Pin, Prefetch,
-    Progress, Recovery, Removal, Show, Status, StreamLine, TierStatus, Undelete, Verify,
+    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Export, Flush, Gc, Import, Node, Pin, Placement,
+    Prefetch, Progress, Recovery, Removal, Show, Status, StreamLine, TierStatus, Undelete, Verify,
 };
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -55,6 +55,10 @@ impl Client {
 
     pub async fn nodes(&self) -> Result<Vec<Node>, ClientError> {
         self.get(path::NODES).await
+    }
+
+    pub async fn placement(&self) -> Result<Placement, ClientError> {
+        self.get(path::PLACEMENT).await
     }
 
     pub async fn doctor(&self) -> Result<Doctor, ClientError> {

@@ -10,6 +10,7 @@
 //! (`tidemark_protocol::report`), drawing them (`ckptctl`), what a coordinator decides (the engine).
 
 pub mod api;
+pub mod catalog;
 pub mod client;
 pub mod lease;
 pub mod server;

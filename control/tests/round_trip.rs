@@ -79,6 +79,7 @@ async fn every_command_comes_back_as_it_was_answered() {
     assert_eq!(client.status().await.unwrap().mount.path, fake::MOUNT);
     assert_eq!(client.tiers().await.unwrap()[0].name, "tier1");
     assert_eq!(client.nodes().await.unwrap()[0].name, "n0");
+    assert_eq!(client.placement().await.unwrap().nodes[0].partner.as_deref(), Some("n1"));
     assert_eq!(client.doctor().await.unwrap().exit_code(), ExitCode::Done);
     assert_eq!(client.list(&ListRequest::default()).await.unwrap()[0], fake::checkpoint("run7/step-1200"));
     let show = client.show(&ShowRequest { checkpoint: at("run7/x"), files: true }).await.unwrap();

@@ -1,24 +1,61 @@
 //! Who may be the coordinator: one holder at a time, and a number that only rises.
 //!
-//! Owns: [`FileLease`] for one machine, [`StoreLease`] for a Tier-3 that several nodes share, their epochs. Does not
-//! own: the epoch in Tier-3 that fences writes (`tidemark_engine::store::raise_epoch`, given again here), nor what a
+//! Owns: [`FileLease`] for one machine, [`StoreLease`] for a Tier-3 that several nodes share, [`EtcdLease`] for an etcd,
+//! their epochs. Does not own: the epoch in Tier-3 that fences writes (`tidemark_engine::store::raise_epoch`, given again here), nor what a
 //! coordinator does with its term.
 //!
 //! A lease bounds availability, never safety: an old holder that does not know yet that it lost is harmless, because
 //! every write carries its epoch and every reader looks for a higher one.
 
+mod etcd;
 mod file;
 mod store;
 
+pub use etcd::{EtcdError, EtcdLease, EtcdPlace, MEMBERS_BYTES_MAX, NotAPlace};
 pub use file::FileLease;
-pub use store::{LeaseTimes, StoreLease, Turn};
+pub use store::StoreLease;
 pub use tidemark_engine::store::{current_epoch, raise_epoch};
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 use tidemark_engine::error::ErrorKind;
 use tidemark_engine::store::StoreError;
 use tidemark_protocol::id::Epoch;
+
+/// How long a term lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseTimes {
+    /// A holder may decide for this long after it *sent* its last successful renewal.
+    pub term: Duration,
+    /// What passes at most until a rival has it: of a lease in Tier-3, what a rival waits beyond the term after it *first saw*
+    /// the newest number, since clocks run at different speeds; of one in etcd, what etcd takes to end a term.
+    pub margin: Duration,
+}
+
+impl LeaseTimes {
+    /// Of a lease in etcd, which answers in milliseconds.
+    #[must_use]
+    pub fn etcd() -> Self {
+        Self { term: Duration::from_secs(2), margin: Duration::from_secs(2) }
+    }
+}
+
+/// Of a lease in Tier-3, where a request may take a second.
+impl Default for LeaseTimes {
+    fn default() -> Self {
+        Self { term: Duration::from_secs(3), margin: Duration::from_secs(2) }
+    }
+}
+
+/// What came of trying to take a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// Ours, with this epoch.
+    Ours(Epoch),
+    /// Another has it; worth trying again when this much time has passed.
+    Theirs { holder: String, epoch: Epoch, wait: Duration },
+}
 
 /// Why a lease is not held.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +72,14 @@ pub enum LeaseError {
     #[error("lease in {store}: {source}")]
     Store { store: String, source: Box<StoreError> },
 
+    #[error("lease at {place}: {operation} failed: {source}")]
+    Etcd { place: String, operation: &'static str, source: Box<EtcdError> },
+
+    #[error(
+        "a member list of {bytes} bytes, and {store} takes {limit} at most; remove members that are gone for good"
+    )]
+    MembersTooLarge { store: String, bytes: usize, limit: usize },
+
     #[error("lease object {key:?} in {store} is not ours to read: {reason}")]
     Unreadable { store: String, key: String, reason: String },
 
@@ -50,6 +95,8 @@ impl LeaseError {
             Self::File { .. } | Self::Held { .. } => ErrorKind::Unavailable,
             Self::Garbled { .. } | Self::Unreadable { .. } => ErrorKind::Corrupt,
             Self::Store { source, .. } => source.kind(),
+            Self::Etcd { source, .. } => source.kind(),
+            Self::MembersTooLarge { .. } => ErrorKind::NoSpace,
             Self::Lost { .. } => ErrorKind::Fenced,
         }
     }

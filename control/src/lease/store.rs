@@ -7,11 +7,11 @@
 //! same number for longer than a term creates the next one itself. Exactly one of the two wins, so there is nothing
 //! to compare and swap. The epoch of a term is the number it began with; renewals repeat it in their bodies.
 
-use super::LeaseError;
+use super::{LeaseError, LeaseTimes, Turn};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tidemark_engine::store::{Created, Store, StoreError};
 use tidemark_protocol::id::Epoch;
 
@@ -31,21 +31,6 @@ const DELETED_AT_ONCE: usize = 16;
 /// Our own renewals whose answers were lost are stepped over, at most so many.
 const CATCH_UP: u32 = 16;
 
-/// How long a term lasts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeaseTimes {
-    /// A holder may decide for this long after it *sent* its last successful renewal.
-    pub term: Duration,
-    /// A rival waits `term + margin` after it *first saw* the newest number; covers clocks that run at different speeds.
-    pub margin: Duration,
-}
-
-impl Default for LeaseTimes {
-    fn default() -> Self {
-        Self { term: Duration::from_secs(3), margin: Duration::from_secs(2) }
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Body {
     holder: String,
@@ -54,15 +39,6 @@ struct Body {
     epoch: Epoch,
     /// The holder gave up: no rival needs to wait.
     released: bool,
-}
-
-/// What came of trying to take the lease.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Turn {
-    /// Ours, with this epoch.
-    Ours(Epoch),
-    /// Another has it; worth trying again when this much time has passed.
-    Theirs { holder: String, epoch: Epoch, wait: Duration },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -242,6 +218,7 @@ fn parse(key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
     use tidemark_engine::store::{Effect, Fault, FaultyStore, MemoryStore, Operation};
 
     fn candidate(store: &Arc<dyn Store>, name: &str, nonce: u64) -> StoreLease {

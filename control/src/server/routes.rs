@@ -40,6 +40,10 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .route(path::STATUS, get(|State(s): State<Shared>| async move { answer(s.node.status().await) }))
         .route(path::TIERS, get(|State(s): State<Shared>| async move { answer(s.node.tiers().await) }))
         .route(path::NODES, get(|State(s): State<Shared>| async move { answer(s.node.nodes().await) }))
+        .route(
+            path::PLACEMENT,
+            get(|State(s): State<Shared>| async move { answer(s.node.placement().await) }),
+        )
         .route(path::DOCTOR, get(|State(s): State<Shared>| async move { answer(s.node.doctor().await) }))
         .route(path::LIST, post(list))
         .route(path::SHOW, post(show))

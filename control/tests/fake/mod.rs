@@ -14,9 +14,9 @@ use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount,
     Doctor, ErrorCode, Event, EventLevel, Export, File, Flush, FuseMode, Gc, GcRow, Import, Marks,
-    MountStatus, Node, NodeState, Pending, PendingReason, Pin, Prefetch, Problem, Progress, Recovery,
-    Removal, RunRecovery, RunStatus, Show, Status, TierState, TierStatus, Undelete, Unfetched, Unrecoverable,
-    Verify, VerifyRepair,
+    MountStatus, Node, NodeState, Pending, PendingReason, Pin, Placement, PlacementRow, Prefetch, Problem,
+    Progress, Recovery, Removal, ReplicationStatus, RunRecovery, RunStatus, Show, Status, SurvivalRow,
+    TierState, TierStatus, Undelete, Unfetched, Unrecoverable, Verify, VerifyRepair,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -118,6 +118,13 @@ impl NodeApi for FakeNode {
                 lag_bytes: 10,
                 lag_seconds: 61.0,
             }],
+            replication: Some(ReplicationStatus {
+                partner: (!self.degraded).then(|| "n1".into()),
+                lacking_files: 2,
+                lacking_bytes: 3 << 30,
+                since_ms: Some(1_700_000_000_000),
+                why: self.degraded.then(|| "node n1 is gone".into()),
+            }),
             written_ms: 1_700_000_000_000,
         })
     }
@@ -192,7 +199,41 @@ impl NodeApi for FakeNode {
             this: true,
             tier1_used_bytes: 1 << 30,
             tier1_size_bytes: 4 << 30,
+            standing: if self.degraded { "cut_off" } else { "alive" }.into(),
+            since_ms: self.degraded.then_some(1_700_000_000_000),
+            why: self.degraded.then(|| "node n0 is cut off from the coordinator".into()),
+            heard_ago_seconds: None,
+            labels: [("rack".to_owned(), "r1".to_owned())].into(),
+            partner: Some("n1".into()),
         }])
+    }
+
+    async fn placement(&self) -> Result<Placement, ApiError> {
+        let row = |node: &str, other: &str| PlacementRow {
+            node: node.into(),
+            domain: Some("r1".into()),
+            partner: Some(other.into()),
+            partner_domain: None,
+            keeps: Some(other.into()),
+        };
+        Ok(Placement {
+            epoch: 1,
+            number: 2,
+            scheme: "ring".into(),
+            label: "rack".into(),
+            within: false,
+            nodes: vec![row("n0", "n1"), row("n1", "n0")],
+            survival: vec![SurvivalRow {
+                lost: 2,
+                of: "node".into(),
+                combinations: 1,
+                fatal: 1,
+                worst: vec!["n0".into(), "n1".into()],
+                worst_loses: 2,
+            }],
+            warnings: vec!["node n1 has no label rack".into()],
+            more_warnings: 3,
+        })
     }
 
     async fn doctor(&self) -> Result<Doctor, ApiError> {

@@ -1,0 +1,187 @@
+//! The catalog on a second node: what is acknowledged there survives the coordinator.
+//!
+//! Owns: who is the deputy (the node that keeps this one's copies), telling it what changed, and who waits for that. Does not own:
+//! collecting (`namespace::deputy`), keeping (`cluster::deputy`).
+
+use super::{Catalog, NODE_DEADLINE};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tidemark_engine::cluster::{address_of, state_of};
+use tidemark_protocol::cluster::wire::{
+    BATCH_ITEMS_MAX, CHUNKS_MAX, CatalogNode, CatalogPart, Member, ToNode,
+};
+use tidemark_protocol::id::NodeName;
+use tidemark_protocol::key::NodeLife;
+
+/// How long an acknowledgement waits for the deputy. One that is slower is about to be found gone, and names wait no longer.
+const DEPUTY_WAIT: Duration = Duration::from_millis(500);
+
+/// Before a deputy that did not answer is told anew.
+const TELL_AGAIN: Duration = Duration::from_millis(100);
+
+/// The part that says that nobody is to be waited for.
+const NOBODY: u64 = u64::MAX;
+
+/// How far the deputy has been told.
+#[derive(Debug)]
+pub(super) struct Deputy {
+    /// Publications are taken in, and parts collected, one at a time.
+    step: tokio::sync::Mutex<()>,
+    /// Parts begun.
+    begun: AtomicU64,
+    /// The last part up to which it has everything.
+    kept: tokio::sync::watch::Sender<u64>,
+}
+
+impl Default for Deputy {
+    fn default() -> Self {
+        Self {
+            step: tokio::sync::Mutex::default(),
+            begun: AtomicU64::new(0),
+            kept: tokio::sync::watch::Sender::new(NOBODY),
+        }
+    }
+}
+
+impl Deputy {
+    pub(super) async fn step(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.step.lock().await
+    }
+}
+
+impl Catalog {
+    /// Waits, within bounds, until the deputy keeps what has been done until now.
+    pub(super) async fn kept_by_deputy(&self) {
+        let begun = self.deputy.begun.load(Ordering::Acquire);
+        let mut kept = self.deputy.kept.subscribe();
+        if *kept.borrow() == NOBODY {
+            return;
+        }
+        // A part that has begun may have been collected before.
+        self.cluster.namespace().wake_teller();
+        let told = kept.wait_for(|part| *part > begun);
+        if tokio::time::timeout(DEPUTY_WAIT, told).await.is_err() {
+            tracing::debug!("not waited for the deputy any longer");
+        }
+    }
+
+    /// Tells the deputy what changes, until dropped.
+    pub async fn tell_deputy(self: Arc<Self>) {
+        let mut members = self.cluster.watch_members();
+        let mut deputy: Option<Member> = None;
+        let mut number = 0;
+        loop {
+            let chosen = self.deputy_now();
+            if chosen.as_ref().map(|member| &member.life) != deputy.as_ref().map(|member| &member.life) {
+                number = 0;
+                match &chosen {
+                    Some(member) => {
+                        tracing::info!(deputy = %member.life, "the catalog is kept there, too");
+                        self.tell_all();
+                    }
+                    None => {
+                        self.cluster.namespace().forget_deputy();
+                        self.deputy.kept.send_replace(NOBODY);
+                    }
+                }
+                deputy = chosen;
+            }
+            let Some(member) = &deputy else {
+                // The sender lives as long as the cluster, which we hold.
+                let _ = members.changed().await;
+                continue;
+            };
+            let (part, begun) = self.next_part(number).await;
+            let idle = part.nodes.is_empty() && part.gone.is_empty() && part.fates.is_empty();
+            let all = part.all;
+            if number > 0 && idle && part.published.is_empty() {
+                self.kept(begun);
+                tokio::select! {
+                    () = self.cluster.namespace().untold_changed() => {}
+                    _ = members.changed() => {}
+                }
+                continue;
+            }
+            let message = ToNode::Catalog(Box::new(part));
+            match self.cluster.ask_node::<bool>(&address_of(member), &message, NODE_DEADLINE).await {
+                Ok(true) => {
+                    number += 1;
+                    if all {
+                        self.kept(begun);
+                    }
+                }
+                // It was started again, or missed one.
+                Ok(false) => {
+                    number = 0;
+                    self.tell_all();
+                }
+                Err(away) => {
+                    tracing::debug!(deputy = %member.life, error = &away as &dyn std::error::Error, "the deputy is told anew");
+                    number = 0;
+                    self.tell_all();
+                    tokio::time::sleep(TELL_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    fn kept(&self, part: u64) {
+        self.deputy.kept.send_if_modified(|kept| {
+            let more = *kept == NOBODY || *kept < part;
+            if more {
+                *kept = part;
+            }
+            more
+        });
+    }
+
+    /// The first living node that keeps this one's copies.
+    fn deputy_now(&self) -> Option<Member> {
+        let members = self.cluster.members();
+        let own = members.members.iter().find(|member| member.life == self.cluster.life)?;
+        let of = |name: &NodeName| {
+            members.members.iter().find(|member| member.life.node == *name && !member.gone).cloned()
+        };
+        own.partners.iter().find_map(of)
+    }
+
+    /// Everything is to be told. Until it has been, nobody waits for the deputy.
+    fn tell_all(&self) {
+        self.deputy.kept.send_replace(NOBODY);
+        self.cluster.namespace().tell_deputy();
+        let mut state = self.lock();
+        state.untold = state.published.keys().cloned().collect();
+    }
+
+    /// What the deputy has not been told, and its number among all parts.
+    async fn next_part(&self, number: u64) -> (CatalogPart, u64) {
+        let _step = self.deputy.step().await;
+        let begun = self.deputy.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let namespace = self.cluster.namespace();
+        let told = namespace.take_untold(BATCH_ITEMS_MAX, CHUNKS_MAX);
+        let published = {
+            let mut state = self.lock();
+            // Only with the last part are all names of a publication told.
+            let lives: BTreeSet<NodeLife> =
+                if told.all { std::mem::take(&mut state.untold) } else { BTreeSet::new() };
+            lives.into_iter().filter_map(|life| Some((life.clone(), *state.published.get(&life)?))).collect()
+        };
+        let nodes = told.nodes.into_iter().map(|(node, names)| {
+            let id = node.node;
+            CatalogNode { id, names, state: state_of(namespace, node) }
+        });
+        let part = CatalogPart {
+            epoch: self.epoch,
+            number,
+            now_ns: namespace.now_ns(),
+            nodes: nodes.collect(),
+            gone: told.gone,
+            published,
+            fates: told.fates,
+            all: told.all,
+        };
+        (part, begun)
+    }
+}

@@ -1,0 +1,177 @@
+//! Answering for names, after whoever may know more has said so.
+//!
+//! Owns: the order of asking others, deciding and answering. Does not own: the decision (`protocol::cluster::leases`), the names.
+
+use super::{Catalog, NODE_DEADLINE};
+use std::sync::atomic::Ordering;
+use tidemark_engine::cluster::state_of;
+use tidemark_engine::namespace::{OutgoingBody, OutgoingNode};
+use tidemark_protocol::cluster::leases::Verdict;
+use tidemark_protocol::cluster::wire::{Answer, Intent, Leave, Look, Looked, NodeState, ToNode};
+use tidemark_protocol::file::FileState;
+use tidemark_protocol::id::{FileId, NodeName};
+use tidemark_protocol::path::join;
+use tidemark_transport::{LinkErrorKind, Refusal};
+
+/// Nodes asked one after the other for one answer: each gives a directory back or keeps a promise, and others may take it again
+/// meanwhile. More means that many nodes fight for one name.
+const ROUNDS_MAX: usize = 16;
+
+impl Catalog {
+    /// One name.
+    pub(super) async fn look(&self, from: &NodeName, look: &Look) -> Result<Answer<Looked>, Refusal> {
+        if self.hears_still() {
+            return Ok(Answer::NotYet);
+        }
+        self.look_at(from, look).await.map(Answer::Known)
+    }
+
+    async fn look_at(&self, from: &NodeName, look: &Look) -> Result<Looked, Refusal> {
+        self.counters.looks.fetch_add(1, Ordering::Relaxed);
+        let Look { directory, name, intent } = look;
+        if *intent == Intent::Read {
+            let verdict = self.lock().leases.read(from, directory, Some(name), self.now());
+            if let Verdict::PublishFirst(holder) = verdict {
+                self.recall(&holder, directory, Some(name), false).await?;
+            }
+            return Ok(self.looked(look, Leave::None).await);
+        }
+        for _ in 0..ROUNDS_MAX {
+            if *intent == Intent::Move {
+                let holders = self.lock().leases.holders_below(from, &join(directory, name));
+                for (holder, path) in holders {
+                    self.recall(&holder, &path, None, true).await?;
+                }
+            }
+            let verdict = self.lock().leases.change(from, directory, name, self.now());
+            match verdict {
+                Verdict::Busy(holder) | Verdict::PublishFirst(holder) => {
+                    self.recall(&holder, directory, Some(name), false).await?;
+                }
+                Verdict::RecallFirst(holder) => self.recall(&holder, directory, None, true).await?,
+                Verdict::Answer | Verdict::Promised => return Ok(self.looked(look, Leave::Name).await),
+                Verdict::Alone => {
+                    let entries = self.entries(directory).unwrap_or_default();
+                    return Ok(self.looked(look, Leave::Directory { entries }).await);
+                }
+                Verdict::TooMany => {
+                    let why = "too many names are promised to nodes at once; ask again";
+                    return Err(Refusal::new(LinkErrorKind::Unavailable, why));
+                }
+            }
+        }
+        let why = "other nodes keep changing this name; ask again".to_owned();
+        Err(Refusal::new(LinkErrorKind::Unavailable, why))
+    }
+
+    /// A whole directory; none where it is not one.
+    pub(super) async fn list(
+        &self,
+        from: &NodeName,
+        directory: &[u8],
+    ) -> Result<Answer<Option<Vec<NodeState>>>, Refusal> {
+        if self.hears_still() {
+            return Ok(Answer::NotYet);
+        }
+        self.counters.lists.fetch_add(1, Ordering::Relaxed);
+        let now = self.now();
+        let (verdict, promised) = {
+            let state = self.lock();
+            (state.leases.read(from, directory, None, now), state.leases.promised_in(directory, from, now))
+        };
+        if let Verdict::PublishFirst(holder) = verdict {
+            self.recall(&holder, directory, None, false).await?;
+        }
+        for holder in promised {
+            self.recall(&holder, directory, None, false).await?;
+        }
+        Ok(Answer::Known(self.entries(directory)))
+    }
+
+    /// One file, wherever it is.
+    pub(super) fn find(&self, file: FileId) -> Answer<Option<NodeState>> {
+        if self.hears_still() {
+            return Answer::NotYet;
+        }
+        let namespace = self.cluster.namespace();
+        // What is torn is out of sight, and can be wanted back.
+        Answer::Known(namespace.outgoing_anywhere(file).map(|node| state_of(namespace, node)))
+    }
+
+    fn entries(&self, directory: &[u8]) -> Option<Vec<NodeState>> {
+        let namespace = self.cluster.namespace();
+        let nodes = namespace.outgoing_in(directory)?;
+        Some(nodes.into_iter().map(|node| state_of(namespace, node)).collect())
+    }
+
+    async fn looked(&self, look: &Look, leave: Leave) -> Looked {
+        let namespace = self.cluster.namespace();
+        let path = join(&look.directory, &look.name);
+        let mut found = namespace.outgoing_at(&path);
+        // A file that its node is still at may stand otherwise by now: close(2) there was before this question.
+        if let Some(home) = found.as_ref().and_then(unsettled_home)
+            && let Some(member) = self.cluster.member_of(home)
+            && !member.gone
+            && self.recall(&member.life.node, &look.directory, None, false).await.is_ok()
+        {
+            found = namespace.outgoing_at(&path);
+        }
+        let directory = look.directory.is_empty()
+            || namespace
+                .outgoing_at(&look.directory)
+                .is_some_and(|node| matches!(node.body, OutgoingBody::Directory));
+        Looked { found: found.map(|node| state_of(namespace, node)), directory, leave }
+    }
+
+    /// Asks a node to publish what it knows, once it is done with `name`, and to give a directory back where `release`.
+    pub(super) async fn recall(
+        &self,
+        holder: &NodeName,
+        path: &[u8],
+        name: Option<&[u8]>,
+        release: bool,
+    ) -> Result<(), Refusal> {
+        self.counters.recalls.fetch_add(1, Ordering::Relaxed);
+        let done = || {
+            let mut state = self.lock();
+            if let Some(name) = name {
+                state.leases.published(holder, path, name);
+            }
+            if release {
+                state.leases.released(holder, path);
+            }
+        };
+        let owned = name.map(<[u8]>::to_vec);
+        if *holder == self.cluster.life.node {
+            self.cluster.give_back(path, owned, release).await?;
+            done();
+            return Ok(());
+        }
+        let Some(address) = self.address(holder) else {
+            // Gone: what it held is free again.
+            self.lock().leases.gone(holder);
+            return Ok(());
+        };
+        let message = ToNode::Recall { epoch: self.epoch, path: path.to_vec(), name: owned, release };
+        match self.cluster.ask_node::<()>(&address, &message, NODE_DEADLINE).await {
+            Ok(()) => {
+                done();
+                Ok(())
+            }
+            Err(away) => {
+                let path = String::from_utf8_lossy(path);
+                Err(Refusal::new(
+                    LinkErrorKind::Unavailable,
+                    format!("{holder} has {path:?} and does not answer: {away}; it is asked again"),
+                ))
+            }
+        }
+    }
+}
+
+/// The life whose file it is, where that is elsewhere and the file is not sealed.
+fn unsettled_home(node: &OutgoingNode) -> Option<tidemark_protocol::id::Incarnation> {
+    let OutgoingBody::File(view) = &node.body else { return None };
+    let remote = view.remote.as_ref()?;
+    (!matches!(view.state, FileState::Sealed { .. })).then_some(remote.home)
+}

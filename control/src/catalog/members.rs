@@ -1,0 +1,259 @@
+//! Who is there.
+//!
+//! Owns: taking joins, beats and answers in, carrying out what follows: asking neighbours, telling everybody, ending what a lost node
+//! held. Does not own: the state and its rules (`roll`, `protocol`).
+
+use super::Catalog;
+use super::roll::{Now, Replies, Todo};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::cluster::wire::{
+    BATCH_ITEMS_MAX, Beat, Beaten, Join, Joined, Members, ToNode, VERSION_BYTES_MAX,
+};
+use tidemark_protocol::id::NodeName;
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::label::Labels;
+use tidemark_protocol::membership::{
+    self, ANSWER_MS, Ask, Cure, Echo, Event, Heard, Life, Standing, TICK_MS,
+};
+use tidemark_transport::{Address, LinkErrorKind, Refusal};
+
+/// Questions to neighbours on their way at once. When more nodes fall silent than that, it is this node that is cut off.
+pub(super) const ASKS_MAX: usize = 256;
+
+/// For each member, between two times that all are told of the members: of many changes at once they hear the last, and the network
+/// is not busy with that. A thousand nodes are told once a second.
+const TELL_PAUSE: Duration = Duration::from_millis(1);
+
+/// What waits for the loop.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    asks: Vec<(NodeName, Ask)>,
+    /// Directories to be given back by who has them.
+    pub(super) recalls: Vec<(NodeName, Vec<u8>)>,
+    tell: bool,
+}
+
+impl Catalog {
+    fn clocks(&self) -> Now {
+        Now {
+            ms: u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX),
+            wall_ms: self.cluster.namespace().now_ns() / 1_000_000,
+        }
+    }
+
+    /// Takes an event in, and does what follows here; what goes to others is left to the loop.
+    fn step(&self, event: Event) -> (Result<(), membership::Refusal>, Replies) {
+        let now = self.clocks();
+        let mut state = self.lock();
+        let (result, replies) = state.roll.step(event, now);
+        let Todo { asks, lost, changed, keep } = std::mem::take(&mut state.roll.todo);
+        for life in &lost {
+            state.leases.gone(&life.node);
+        }
+        let wakes = !asks.is_empty() || changed;
+        state.outbox.asks.extend(asks);
+        state.outbox.tell |= changed;
+        let list = changed.then(|| state.roll.list().clone());
+        let stored = keep.then(|| state.roll.stored());
+        drop(state);
+        for life in &lost {
+            tracing::warn!(node = %life.node, "nothing is expected from it any more: what it held is free, and its processes count as ended");
+            // First: once it counts as heard, what is not known is not there.
+            self.claim_for(life);
+            self.heard(life);
+            self.cluster.namespace().end_fates(life.incarnation, self.cluster.namespace().now_ns());
+        }
+        if let Some(list) = list {
+            self.cluster.take_members(list);
+        }
+        if let Some(stored) = stored {
+            self.stored.send_replace(stored);
+        }
+        if wakes {
+            self.woken.notify_one();
+        }
+        (result, replies)
+    }
+
+    /// This node is the first member.
+    pub(super) fn begin(&self) {
+        let presence = &self.presence;
+        let join = membership::Join {
+            from: self.cluster.own_life(),
+            epoch: self.epoch,
+            address: presence.address.clone(),
+            labels: presence.labels.clone(),
+        };
+        self.lock().roll.runs(&self.cluster.life.node, presence.version.clone());
+        if let (Err(refusal), _) = self.step(Event::Join(join)) {
+            // Only an address that is too long can be the reason, and no other node could use that.
+            tracing::error!(%refusal, "the coordinator's own node is no member");
+        }
+    }
+
+    pub(super) fn check_member(&self, from: &NodeLife) -> Result<(), Refusal> {
+        let state = self.lock();
+        let stands = |member: &&membership::Member| {
+            matches!(member.standing, Standing::Alive | Standing::Suspect(_) | Standing::CutOff { .. })
+                && member.life.incarnation == from.incarnation
+        };
+        match state.roll.member(&from.node).filter(stands) {
+            Some(_) => Ok(()),
+            None => Err(Refusal::new(
+                LinkErrorKind::Fenced,
+                format!("{from} is no member of epoch {}: join first", self.epoch),
+            )),
+        }
+    }
+
+    pub(super) fn join(&self, from: &NodeLife, join: Join) -> Result<Joined, Refusal> {
+        let invalid = |why: String| Refusal::new(LinkErrorKind::Invalid, why);
+        let Join { life, start, address, labels, epoch, version, publication, alone } = join;
+        if life != *from {
+            return Err(invalid(format!("{from} may not speak for {life}")));
+        }
+        if version.len() > VERSION_BYTES_MAX {
+            let found = version.len();
+            return Err(invalid(format!(
+                "a version of {found} bytes, and at most {VERSION_BYTES_MAX} are taken"
+            )));
+        }
+        let labels = Labels::try_from(labels).map_err(|error| invalid(error.to_string()))?;
+        let node = from.node.clone();
+        let (before, was_given_up) = {
+            let state = self.lock();
+            (state.roll.member(&node).map(|member| member.life.clone()), state.roll.is_given_up(&node))
+        };
+        let life = Life { node: node.clone(), incarnation: from.incarnation, start };
+        let (result, replies) =
+            self.step(Event::Join(membership::Join { from: life.clone(), epoch, address, labels }));
+        result.map_err(refused)?;
+        let admit = replies.admit.ok_or_else(|| invalid(format!("{from} was not let in; join again")))?;
+        let mut state = self.lock();
+        state.roll.runs(&node, version);
+        // A daemon that was replaced counts its publications anew, and one that was given up has to say what became of it.
+        let began_again = state.published.get(from).is_some_and(|last| *last > publication);
+        if was_given_up || began_again || before.is_some_and(|before| before != life) {
+            state.published.remove(from);
+        }
+        // What it believed to have alone it asked another coordinator for, or a start before this one.
+        state.leases.gone(&node);
+        // A member of the coordinator before has had its directories without a break; nobody else was answered since.
+        let mut alone = if state.hearing.hears(from) { alone } else { Vec::new() };
+        alone.truncate(BATCH_ITEMS_MAX);
+        alone.retain(|path| state.leases.made(&node, path));
+        let (members, published) = (state.roll.list().clone(), state.published.get(from).copied());
+        Ok(Joined { admit, members, published, alone })
+    }
+
+    pub(super) fn beat(&self, from: &NodeLife, beat: Beat) -> Result<Beaten, Refusal> {
+        let Beat { start, epoch, number, tier1_used_bytes, tier1_size_bytes } = beat;
+        let life = Life { node: from.node.clone(), incarnation: from.incarnation, start };
+        let beat = membership::Beat { from: life, epoch, number, tier1_used_bytes, tier1_size_bytes };
+        let (result, replies) = self.step(Event::Beat(beat));
+        match result {
+            Ok(()) => {}
+            // Late or doubled: it is heard all the same.
+            Err(refusal) if refusal.cure() == Cure::Nothing => {}
+            Err(refusal) => return Err(refused(refusal)),
+        }
+        let own = || Echo { epoch: self.epoch, coordinator: self.cluster.life.node.clone(), number };
+        let echo = replies.echo.unwrap_or_else(own);
+        Ok(Beaten { echo, members_number: self.lock().roll.list().number })
+    }
+
+    pub(super) fn members(&self) -> Members {
+        self.lock().roll.list().clone()
+    }
+
+    /// The last connection with that daemon is gone.
+    pub(super) fn lost_connection(&self, life: Life) {
+        // It cannot be refused: one that is no member is not looked into.
+        let _ = self.step(Event::Disconnected(life));
+    }
+
+    /// Where a member that something is expected of is reached.
+    pub(super) fn address(&self, node: &NodeName) -> Option<Address> {
+        let state = self.lock();
+        let member = state.roll.expected(node)?;
+        Some(Address { node: node.to_string(), address: member.address.clone() })
+    }
+
+    /// Lets time pass, asks and tells, until dropped.
+    pub async fn watch(self: Arc<Self>) {
+        let (mut said, mut unsaid) = (None, false);
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(TICK_MS)) => {}
+                () = self.woken.notified() => {}
+            }
+            // A tick is never refused.
+            let _ = self.step(Event::Tick);
+            let Outbox { asks, recalls, tell } = std::mem::take(&mut self.lock().outbox);
+            for (holder, directory) in recalls.into_iter().collect::<BTreeSet<_>>() {
+                let catalog = Arc::clone(&self);
+                tokio::spawn(async move {
+                    if let Err(refusal) = catalog.recall(&holder, &directory, None, true).await {
+                        tracing::debug!(%refusal, "a directory with names that its holder does not know is not given back yet");
+                    }
+                });
+            }
+            for (to, ask) in asks {
+                self.ask(&to, ask);
+            }
+            unsaid |= tell;
+            let pause = TELL_PAUSE * u32::try_from(self.lock().roll.list().members.len()).unwrap_or(u32::MAX);
+            if unsaid && said.is_none_or(|said: Instant| said.elapsed() >= pause) {
+                (unsaid, said) = (false, Some(Instant::now()));
+                self.tell_members();
+            }
+        }
+    }
+
+    /// Asks a neighbour whether it hears a node. Without an answer nothing follows.
+    fn ask(self: &Arc<Self>, to: &NodeName, ask: Ask) {
+        let Some(address) = self.address(to) else { return };
+        let Ok(permit) = Arc::clone(&self.asking).try_acquire_owned() else {
+            tracing::warn!(%to, about = %ask.about.node, "not asked: {ASKS_MAX} questions are on their way");
+            return;
+        };
+        let catalog = Arc::clone(self);
+        tokio::spawn(async move {
+            let _permit = permit;
+            let (about, message) = (ask.about.node.clone(), ToNode::Ask(ask));
+            let deadline = Duration::from_millis(ANSWER_MS);
+            match catalog.cluster.ask_node::<Heard>(&address, &message, deadline).await {
+                Ok(heard) if heard.from.node.as_str() == address.node => {
+                    let (heard_it, by) = (heard.heard, heard.from.node.clone());
+                    let (result, _) = catalog.step(Event::Heard(heard));
+                    tracing::debug!(%about, %by, heard_it, ?result, "a neighbour answered");
+                }
+                Ok(heard) => {
+                    tracing::warn!(node = %address.node, claims = %heard.from.node, "an answer in another's name")
+                }
+                Err(away) => {
+                    tracing::debug!(%about, node = %address.node, error = &away as &dyn std::error::Error, "a neighbour did not answer")
+                }
+            }
+        });
+    }
+
+    /// Everybody is told who is there. Who misses it learns from the answer to its next beat that it did.
+    fn tell_members(&self) {
+        let members = self.members();
+        let message = ToNode::Members(members.clone());
+        self.cluster.tell_others(&members, &message, super::NODE_DEADLINE, "the members");
+    }
+}
+
+fn refused(refusal: membership::Refusal) -> Refusal {
+    let kind = match (&refusal, refusal.cure()) {
+        (membership::Refusal::Superseded { .. }, _) | (_, Cure::Join) => LinkErrorKind::Fenced,
+        (membership::Refusal::Full { .. }, _) => LinkErrorKind::NoSpace,
+        (_, Cure::Wait) => LinkErrorKind::Unavailable,
+        (_, Cure::Stop | Cure::Nothing | Cure::Person) => LinkErrorKind::Invalid,
+    };
+    Refusal::new(kind, refusal.to_string())
+}

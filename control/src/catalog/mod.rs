@@ -1,0 +1,238 @@
+//! The coordinator: what every node has published, and what each may do without asking.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `look` | answering for names; whom to ask first |
+//! | `take` | taking publications in |
+//! | `roll` | who is there, who keeps whose copies |
+//! | `members` | joins, beats and verdicts, and what follows from them |
+//! | `whereabouts` | who has which bytes |
+//! | `deputy` | the catalog, kept on another node, too |
+//! | `removed` | telling nodes of files that have no name any more |
+//! | `succeed` | beginning after another coordinator, and who is still to be heard then |
+//!
+//! Does not own: the tree itself, which is this node's namespace; decisions over checkpoints (the engine's node loop, which looks
+//! at that tree); who may be the coordinator (`lease`).
+//!
+//! One mutex guards what is known of nodes and leases, and is never held while a node is asked.
+
+mod deputy;
+mod look;
+mod members;
+mod removed;
+mod roll;
+mod succeed;
+mod take;
+mod whereabouts;
+
+pub use roll::Terms;
+
+use deputy::Deputy;
+use members::{ASKS_MAX, Outbox};
+use roll::{Now, Roll};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use succeed::Hearing;
+use tidemark_engine::cluster::{Authority, Cluster, Presence};
+use tidemark_protocol::cluster::clocks::Clocks;
+use tidemark_protocol::cluster::leases::Leases;
+use tidemark_protocol::cluster::wire::{self, NodeState, ToCoordinator, WireError};
+use tidemark_protocol::id::{Epoch, FileId};
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::membership::{Life, MemberList};
+use tidemark_protocol::report;
+use tidemark_transport::{LinkErrorKind, Refusal};
+use tokio::sync::{Notify, Semaphore, watch};
+
+/// How long a node is waited for that has to publish before somebody else is answered. Then the answer is that nobody knows.
+const NODE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The coordinator of one epoch. Share it by `Arc`.
+#[derive(Debug)]
+pub struct Catalog {
+    cluster: Arc<Cluster>,
+    epoch: Epoch,
+    started: Instant,
+    /// Of the coordinator's own node.
+    presence: Arc<Presence>,
+    state: Mutex<State>,
+    deputy: Deputy,
+    counters: Counters,
+    /// The members as they are to be stored where the lease is.
+    stored: watch::Sender<MemberList>,
+    /// Somebody is to be asked or told.
+    woken: Notify,
+    asking: Arc<Semaphore>,
+}
+
+/// What was answered, for people and for tests that count.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Questions about single names.
+    pub looks: std::sync::atomic::AtomicU64,
+    /// Whole directories.
+    pub lists: std::sync::atomic::AtomicU64,
+    /// Publications taken in.
+    pub publications: std::sync::atomic::AtomicU64,
+    /// Times that a node was asked to publish or to give back before somebody was answered.
+    pub recalls: std::sync::atomic::AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    leases: Leases,
+    clocks: Clocks,
+    roll: Roll,
+    outbox: Outbox,
+    /// The last publication of each life.
+    published: BTreeMap<NodeLife, u64>,
+    /// Lives of which the deputy has not been told the last publication.
+    untold: BTreeSet<NodeLife>,
+    hearing: Hearing,
+    /// What holders of copies said of files that their nodes have not told of.
+    unclaimed: BTreeMap<FileId, NodeState>,
+}
+
+impl Catalog {
+    /// The coordinator of an epoch. Nobody is a member yet but this node, and those of `terms` are awaited.
+    #[must_use]
+    pub fn new(cluster: Arc<Cluster>, epoch: Epoch, presence: Arc<Presence>, terms: Terms) -> Arc<Self> {
+        cluster.namespace().remember_removed(&[]);
+        Self::start(cluster, epoch, presence, terms, (BTreeMap::new(), Hearing::default()))
+    }
+
+    fn start(
+        cluster: Arc<Cluster>,
+        epoch: Epoch,
+        presence: Arc<Presence>,
+        terms: Terms,
+        (published, hearing): (BTreeMap<NodeLife, u64>, Hearing),
+    ) -> Arc<Self> {
+        let started = Instant::now();
+        let now = Now { ms: 0, wall_ms: cluster.namespace().now_ns() / 1_000_000 };
+        let stored = watch::Sender::new(terms.stored.clone());
+        let state = State {
+            leases: Leases::default(),
+            clocks: Clocks::default(),
+            roll: Roll::begin(epoch, &cluster.own_life(), terms, now),
+            outbox: Outbox::default(),
+            published,
+            untold: BTreeSet::new(),
+            hearing,
+            unclaimed: BTreeMap::new(),
+        };
+        let catalog = Arc::new(Self {
+            cluster,
+            epoch,
+            started,
+            presence,
+            state: Mutex::new(state),
+            deputy: Deputy::default(),
+            counters: Counters::default(),
+            stored,
+            woken: Notify::new(),
+            asking: Arc::new(Semaphore::new(ASKS_MAX)),
+        });
+        catalog.begin();
+        catalog
+    }
+
+    /// The members as they are to be stored where the lease is, for the next coordinator.
+    #[must_use]
+    pub fn watch_stored(&self) -> watch::Receiver<MemberList> {
+        self.stored.subscribe()
+    }
+
+    /// The epoch in which it decides.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// What was answered since the start.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+#[async_trait::async_trait]
+impl Authority for Catalog {
+    fn made(&self, path: &[u8]) -> bool {
+        self.lock().leases.made(&self.cluster.life.node, path)
+    }
+
+    async fn kept_twice(&self) {
+        self.kept_by_deputy().await;
+    }
+
+    async fn hear_below(&self, path: &[u8]) -> bool {
+        if self.hears_still() {
+            return false;
+        }
+        let own = &self.cluster.life.node;
+        let knowing = self.lock().leases.knowing_below(own, path, self.now());
+        let told = knowing.iter().map(|node| self.recall(node, &[], None, false));
+        futures::future::join_all(told).await.iter().all(Result::is_ok)
+    }
+
+    fn disconnected(&self, life: Life) {
+        self.lost_connection(life);
+    }
+
+    fn nodes(&self) -> Vec<report::Node> {
+        let own = &self.cluster.life.node;
+        let mut rows = self.lock().roll.nodes(own);
+        if let Some(row) = rows.iter_mut().find(|row| row.this) {
+            (row.tier1_used_bytes, row.tier1_size_bytes) = (self.presence.tier1)();
+        }
+        rows
+    }
+
+    fn placement(&self) -> report::Placement {
+        self.lock().roll.placement()
+    }
+
+    fn calls(&self) -> Vec<(&'static str, u64)> {
+        let Counters { looks, lists, publications, recalls } = &self.counters;
+        let words = [("look", looks), ("list", lists), ("publish", publications), ("recall", recalls)];
+        words.map(|(word, count)| (word, count.load(Ordering::Relaxed))).to_vec()
+    }
+
+    async fn answer(&self, from: NodeLife, message: ToCoordinator) -> Result<Vec<u8>, Refusal> {
+        // A join is how one becomes a member, and a beat says itself whose it is.
+        let is_checked = !matches!(message, ToCoordinator::Join(_) | ToCoordinator::Beat(_));
+        if is_checked && from != self.cluster.life {
+            self.check_member(&from)?;
+        }
+        let answer = match message {
+            ToCoordinator::Join(join) => wire::encode(&self.join(&from, join)?),
+            ToCoordinator::Publish(publication) => wire::encode(&self.take(&from, &publication).await?),
+            ToCoordinator::Look(look) => wire::encode(&self.look(&from.node, &look).await?),
+            ToCoordinator::List { path } => wire::encode(&self.list(&from.node, &path).await?),
+            ToCoordinator::Where { file } => wire::encode(&self.where_is(file).await?),
+            ToCoordinator::Beat(beat) => wire::encode(&self.beat(&from, beat)?),
+            ToCoordinator::Members => wire::encode(&self.members()),
+            ToCoordinator::Copies(copies) => {
+                self.take_copies(&from, &copies);
+                wire::encode(&())
+            }
+            ToCoordinator::Find { file } => wire::encode(&self.find(file)),
+            ToCoordinator::Reported => {
+                self.heard(&from);
+                wire::encode(&())
+            }
+        };
+        answer.map_err(|error: WireError| Refusal::new(LinkErrorKind::Invalid, error.to_string()))
+    }
+}

@@ -1,0 +1,169 @@
+//! The list that all nodes see, through joins, silence and loss.
+
+use super::*;
+use tidemark_protocol::id::{Incarnation, StartId};
+use tidemark_protocol::label::Labels;
+use tidemark_protocol::membership::{BEAT_MS, Beat, Heard, Join, TICK_MS};
+
+const EPOCH: Epoch = Epoch(3);
+
+fn life(node: &str, incarnation: u64) -> Life {
+    Life { node: node.parse().unwrap(), incarnation: Incarnation(incarnation), start: StartId(incarnation) }
+}
+
+/// A roll of some nodes, the first of which is the coordinator's.
+struct Term {
+    roll: Roll,
+    ms: u64,
+    numbers: BTreeMap<NodeName, u64>,
+    lost: Vec<NodeLife>,
+}
+
+impl Term {
+    fn of(nodes: &[&str], for_good_ms: u64) -> Self {
+        let patience = Patience { for_good_ms, ..Patience::default() };
+        let terms = Terms { patience, ..Terms::default() };
+        let roll = Roll::begin(EPOCH, &life(nodes[0], 1), terms, Now { ms: 0, wall_ms: 0 });
+        let mut term = Self { roll, ms: 0, numbers: BTreeMap::new(), lost: Vec::new() };
+        for node in nodes {
+            term.join(node, 1).expect("a new node is let in");
+        }
+        term
+    }
+
+    fn now(&self) -> Now {
+        Now { ms: self.ms, wall_ms: 1_000_000 + i64::try_from(self.ms).unwrap() }
+    }
+
+    fn step(&mut self, event: Event) -> Result<(), Refusal> {
+        let (result, _) = self.roll.step(event, self.now());
+        self.lost.append(&mut self.roll.todo.lost);
+        result
+    }
+
+    fn join(&mut self, node: &str, incarnation: u64) -> Result<(), Refusal> {
+        let (from, labels) = (life(node, incarnation), Labels::default());
+        let epoch = Epoch(0);
+        self.step(Event::Join(Join { from, epoch, address: format!("{node}:1"), labels }))
+    }
+
+    /// So long, in which some beat and every question is answered by those that do.
+    fn pass(&mut self, ms: u64, beating: &[&str]) {
+        for _ in 0..ms / TICK_MS {
+            self.ms += TICK_MS;
+            if self.ms.is_multiple_of(BEAT_MS) {
+                for node in beating {
+                    let from = self.roll.member(&node.parse().unwrap()).expect("a member").life.clone();
+                    let number = self.numbers.entry(from.node.clone()).or_default();
+                    *number += 1;
+                    let number = *number;
+                    let beat = Beat { from, epoch: EPOCH, number, tier1_used_bytes: 7, tier1_size_bytes: 9 };
+                    self.step(Event::Beat(beat)).expect("a beat in time");
+                }
+            }
+            self.step(Event::Tick).expect("a tick");
+            for (to, ask) in std::mem::take(&mut self.roll.todo.asks) {
+                let from = self.roll.member(&to).expect("a member").life.clone();
+                let about = ask.about.node.clone();
+                let heard = Heard { from, epoch: EPOCH, question: ask.question, about, heard: false };
+                self.step(Event::Heard(heard)).expect("an open question");
+            }
+        }
+    }
+
+    fn listed(&self, node: &str) -> &wire::Member {
+        let mut found = self.roll.list().members.iter();
+        found.find(|member| member.life.node.as_str() == node).expect("it is listed")
+    }
+
+    fn partner(&self, node: &str) -> &str {
+        self.listed(node).partners.first().map_or("nobody", |partner| partner.as_str())
+    }
+}
+
+#[test]
+fn a_node_is_gone_within_a_second_and_given_up_when_its_daemon_could_have_been_back() {
+    let mut term = Term::of(&["a", "b", "c", "d"], 60_000);
+    term.pass(600, &["b", "c", "d"]);
+    assert_eq!((term.listed("b").standing, term.listed("b").since_ms), (wire::Standing::Alive, 0));
+    term.pass(800, &["b", "d"]);
+    let silent = term.listed("c").clone();
+    assert_eq!((silent.standing, silent.gone), (wire::Standing::Gone, false), "{silent:?}");
+    assert!(silent.why.contains("did not hear it") && silent.since_ms > 1_000_000, "{silent:?}");
+    assert_eq!(term.lost, []);
+    assert!(term.roll.expected(&"c".parse().unwrap()).is_some());
+    term.pass(300, &["b", "d"]);
+    assert!(term.listed("c").gone && term.roll.expected(&"c".parse().unwrap()).is_none());
+    assert_eq!(term.lost, [life_of(term.roll.member(&"c".parse().unwrap()).unwrap())]);
+    assert_eq!((term.partner("b"), term.partner("c")), ("c", "d"), "its place is kept");
+    term.pass(2_000, &["b", "d"]);
+    assert_eq!(term.lost.len(), 1, "once");
+    // With the memory that it had.
+    term.join("c", 1).unwrap();
+    assert_eq!((term.listed("c").standing, term.listed("c").gone), (wire::Standing::Alive, false));
+    assert_eq!(term.listed("c").why, "");
+}
+
+#[test]
+fn of_a_daemon_that_is_back_in_time_nobody_loses_anything() {
+    let mut term = Term::of(&["a", "b", "c"], 60_000);
+    term.pass(600, &["b", "c"]);
+    term.step(Event::Disconnected(life("c", 1))).unwrap();
+    assert_eq!(term.listed("c").standing, wire::Standing::Suspect);
+    term.pass(100, &["b"]);
+    assert_eq!(term.listed("c").standing, wire::Standing::Gone, "its neighbour does not hear it either");
+    let from = Life { start: StartId(9), ..life("c", 1) };
+    let join = Join { from, epoch: Epoch(0), address: "c:1".into(), labels: Labels::default() };
+    term.step(Event::Join(join)).unwrap();
+    term.pass(3_000, &["b", "c"]);
+    assert_eq!((term.listed("c").standing, term.listed("c").gone), (wire::Standing::Alive, false));
+    assert_eq!(term.lost, []);
+}
+
+#[test]
+fn the_place_of_a_node_that_is_gone_for_good_is_given_away_and_its_life_keeps_its_name() {
+    let mut term = Term::of(&["a", "b", "c", "d"], 2_000);
+    let before = term.roll.list().placement;
+    term.pass(600, &["b", "c", "d"]);
+    term.pass(4_000, &["b", "d"]);
+    assert_eq!(term.partner("b"), "d", "its neighbour's copies are made again");
+    assert!(term.roll.list().placement > before);
+    let over = term.roll.list().members.last().expect("somebody");
+    assert_eq!((over.life.node.as_str(), over.standing, over.gone), ("c", wire::Standing::Over, true));
+    assert_eq!(term.lost.len(), 1);
+    assert!(!term.roll.nodes(&"a".parse().unwrap()).iter().any(|row| row.name == "c"), "no row for people");
+    assert_eq!(term.roll.placement().nodes.len(), 3);
+    // The name is free for another memory, which is placed where there is room.
+    term.join("c", 2).unwrap();
+    let lives = term.roll.list().members.iter().filter(|member| member.life.node.as_str() == "c");
+    assert_eq!(
+        lives.map(|member| (member.life.incarnation.0, member.gone)).collect::<Vec<_>>(),
+        [(2, false), (1, true)]
+    );
+}
+
+#[test]
+fn of_a_memory_that_was_replaced_nothing_is_expected() {
+    let mut term = Term::of(&["a", "b", "c"], 60_000);
+    term.pass(600, &["b", "c"]);
+    assert!(matches!(term.join("c", 2), Err(Refusal::SecondLive { .. })), "two of one name");
+    term.step(Event::Disconnected(life("c", 1))).unwrap();
+    term.pass(100, &["b"]);
+    term.join("c", 2).unwrap();
+    assert_eq!(term.lost, [NodeLife { node: "c".parse().unwrap(), incarnation: Incarnation(1) }]);
+    assert_eq!(term.listed("c").life.incarnation, Incarnation(2));
+    let row = term.roll.nodes(&"a".parse().unwrap()).into_iter().find(|row| row.name == "b").unwrap();
+    assert_eq!((row.tier1_used_bytes, row.standing.as_str()), (7, "alive"));
+    assert_eq!(row.partner.as_deref(), Some("c"));
+}
+
+#[test]
+fn only_so_many_lives_that_are_over_are_named() {
+    let mut term = Term::of(&["a", "b"], 60_000);
+    for incarnation in 2..OVER_MAX as u64 + 10 {
+        term.step(Event::Disconnected(life("b", incarnation - 1))).unwrap();
+        term.pass(1_000, &[]);
+        term.join("b", incarnation).unwrap();
+    }
+    assert_eq!(term.roll.list().members.len(), 2 + OVER_MAX);
+}

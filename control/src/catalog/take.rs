@@ -1,0 +1,152 @@
+//! Taking publications into the tree.
+//!
+//! Owns: their order, times on our clock, what they mean for leases. Does not own: the tree.
+
+use super::Catalog;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use tidemark_engine::namespace::OutgoingBody;
+use tidemark_protocol::cluster::leases::Verdict;
+use tidemark_protocol::cluster::wire::{Copies, NodeKind, NodeState, Publication, Published};
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::path::split;
+use tidemark_transport::Refusal;
+
+/// Copies remembered of files that nobody has told of yet: what a new coordinator hears while it begins.
+const UNCLAIMED_MAX: usize = 1 << 16;
+
+impl Catalog {
+    /// Takes a publication in. One that was taken before is answered and not taken again.
+    pub(super) async fn take(
+        &self,
+        from: &NodeLife,
+        publication: &Publication,
+    ) -> Result<Published, Refusal> {
+        let published = {
+            // What the deputy is told of names and of numbers of publications must belong together.
+            let _step = self.deputy.step().await;
+            self.take_now(from, publication)
+        };
+        self.kept_by_deputy().await;
+        Ok(published)
+    }
+
+    fn take_now(&self, from: &NodeLife, publication: &Publication) -> Published {
+        let namespace = self.cluster.namespace();
+        let now_ns = namespace.now_ns();
+        {
+            let mut state = self.lock();
+            state.clocks.heard(from.incarnation, publication.now_ns, now_ns);
+            let last = state.published.get(from).copied();
+            match last {
+                Some(last) if publication.number <= last => return Published::default(),
+                Some(last) if publication.number == last + 1 => {}
+                // Nothing is missing when everything comes.
+                _ if publication.whole => {}
+                None if publication.number == 1 => {}
+                _ => return Published { whole_wanted: true, shared: Vec::new() },
+            }
+        }
+        self.counters.publications.fetch_add(1, Ordering::Relaxed);
+        namespace.follow(&publication.operations, from.incarnation);
+        let gives_way = |told: &&NodeState| publication.whole && self.is_others(told, from);
+        let clocks = self.lock().clocks.clone();
+        let read = |at| clocks.read(from.incarnation, at, now_ns);
+        let told = publication.states.iter().filter(|told| !gives_way(told));
+        let states: Vec<_> = told.map(|told| told.clone().with_times(read)).collect();
+        namespace.take_states(&states, from.incarnation);
+        let fates: Vec<_> = publication
+            .fates
+            .iter()
+            .chain(states.iter().flat_map(|told| match &told.kind {
+                NodeKind::File(facts) if facts.file.incarnation == from.incarnation => {
+                    facts.writers.as_slice()
+                }
+                _ => &[],
+            }))
+            .map(|fact| {
+                let mut fact = fact.clone();
+                fact.failed_at_ns = fact.failed_at_ns.map(read);
+                fact
+            })
+            .collect();
+        namespace.take_fates(&fates, from.incarnation);
+        let mut shared = Vec::new();
+        let now = self.now();
+        let mut state = self.lock();
+        for operation in &publication.operations {
+            // Made in an outage in a directory that another node has alone: that one is to look again. Not waited for: it may be
+            // publishing itself.
+            let directory = split(operation.path()).0.to_vec();
+            if let Verdict::PublishFirst(holder) = state.leases.read(&from.node, &directory, None, now) {
+                state.outbox.recalls.push((holder, directory));
+                self.woken.notify_one();
+            }
+        }
+        for operation in &publication.operations {
+            if !state.leases.follow(&from.node, operation) {
+                shared.push(operation.path().to_vec());
+            }
+        }
+        // A file that was begun anew under a name that was promised.
+        for told in &publication.states {
+            state.leases.published_at(&from.node, &told.path);
+        }
+        state.published.insert(from.clone(), publication.number);
+        state.untold.insert(from.clone());
+        Published { whole_wanted: false, shared }
+    }
+
+    /// Whether the name is another node's file by now: who tells everything was away, or tells a coordinator that knows nothing.
+    fn is_others(&self, told: &NodeState, from: &NodeLife) -> bool {
+        let Some(here) = self.cluster.namespace().outgoing_at(&told.path) else { return false };
+        let OutgoingBody::File(view) = &here.body else { return false };
+        let same = matches!(&told.kind, NodeKind::File(facts) if facts.file == view.file);
+        let others = !same && view.file.incarnation != from.incarnation;
+        if others {
+            let path = String::from_utf8_lossy(&told.path);
+            tracing::warn!(%path, %from, kept = %view.file, "two nodes have something of this name; the one that was away gives way");
+        }
+        others
+    }
+
+    /// Notes copies that a node keeps for others.
+    pub(super) fn take_copies(&self, from: &NodeLife, copies: &Copies) {
+        self.cluster.take_copies(&from.node, copies);
+        // What a lost node wrote is known from those who keep its copies.
+        let namespace = self.cluster.namespace();
+        for told in &copies.kept {
+            let NodeKind::File(facts) = &told.kind else { continue };
+            let home = facts.file.incarnation;
+            if home == self.cluster.life.incarnation || namespace.outgoing_anywhere(facts.file).is_some() {
+                continue;
+            }
+            if self.cluster.member_of(home).is_some_and(|member| !member.gone) {
+                // It will say so itself, or be gone.
+                let mut state = self.lock();
+                if state.hearing.is_open() && state.unclaimed.len() < UNCLAIMED_MAX {
+                    state.unclaimed.insert(facts.file, told.clone());
+                }
+            } else {
+                namespace.take_states(std::slice::from_ref(told), home);
+            }
+        }
+    }
+
+    /// A node will say nothing any more: what others said of its files counts.
+    pub(super) fn claim_for(&self, life: &NodeLife) {
+        let claimed = {
+            let mut state = self.lock();
+            let (theirs, others): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut state.unclaimed)
+                .into_iter()
+                .partition(|(file, _)| file.incarnation == life.incarnation);
+            // Once all have been heard, whoever lives has said it.
+            state.unclaimed = if state.hearing.is_open() { others } else { BTreeMap::new() };
+            theirs
+        };
+        let namespace = self.cluster.namespace();
+        let unknown = claimed.into_iter().filter(|(file, _)| namespace.outgoing_anywhere(*file).is_none());
+        let states: Vec<_> = unknown.map(|(_, told)| told).collect();
+        namespace.take_states(&states, life.incarnation);
+    }
+}

@@ -1,0 +1,225 @@
+//! The lease in etcd: a key that hangs on an etcd lease, whose create revision is the epoch.
+//!
+//! Owns: taking, renewing and giving up; the member list beside it, which only the holder can write. Does not own: a
+//! clock (the caller passes its monotonic time), nor the loop that calls this; HTTP (`client`).
+//!
+//! The key is created only where it is absent, in one transaction, and bound to an etcd lease of the term's length. So
+//! etcd deletes it when its holder has not renewed for a term, and etcd's revision, which rises with every change, is a
+//! number that no earlier holder had. The holder counts its term from *sending* its last successful renewal, and etcd from
+//! taking it in, which is later: the holder stops first.
+
+mod client;
+mod place;
+
+pub use client::EtcdError;
+pub use place::{EtcdPlace, NotAPlace};
+
+use super::{LeaseError, LeaseTimes, Turn};
+use bytes::Bytes;
+use client::{EtcdClient, Found, Outcome};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+use tidemark_protocol::id::Epoch;
+
+/// An etcd refuses requests over 1.5 MiB, and in base64 this is 1.4. It holds about 7000 members as plain JSON.
+pub const MEMBERS_BYTES_MAX: usize = 1 << 20;
+
+/// How often a rival looks whether the key is gone. A look costs etcd one read.
+const POLL: Duration = Duration::from_millis(200);
+
+/// The lease's key and the member list's, below the prefix.
+const LEASE_KEY: &str = "lease";
+const MEMBERS_KEY: &str = "members";
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Body {
+    holder: String,
+    /// Drawn once per [`EtcdLease`], so that two lives of one holder are told apart.
+    nonce: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    /// etcd's number of the lease.
+    lease: u64,
+    epoch: Epoch,
+    until: Instant,
+}
+
+/// One candidate's view of the lease.
+#[derive(Debug)]
+pub struct EtcdLease {
+    client: EtcdClient,
+    holder: String,
+    nonce: u64,
+    times: LeaseTimes,
+    held: Option<Held>,
+}
+
+impl EtcdLease {
+    /// `holder` is what others are told; `nonce` is random and new for each start of the daemon. `times.term` is rounded up
+    /// to a second in etcd, and etcd gives at least 2 s with its usual settings; the margin is etcd's own: what it needs to
+    /// see that a term is over, and rivals to see that the key is gone.
+    #[must_use]
+    pub fn new(place: EtcdPlace, holder: String, nonce: u64, times: LeaseTimes) -> Self {
+        Self { client: EtcdClient::new(place), holder, nonce, times, held: None }
+    }
+
+    /// The epoch of the term, while it may be acted on at `now`.
+    #[must_use]
+    pub fn epoch(&self, now: Instant) -> Option<Epoch> {
+        self.held.filter(|held| now < held.until).map(|held| held.epoch)
+    }
+
+    /// Who has the lease, and which epoch that is; none while nobody has. Costs a read.
+    pub async fn holder(&self) -> Result<Option<(String, Epoch)>, LeaseError> {
+        let key = self.client.place.key(LEASE_KEY);
+        let found = self.client.get(&key).await.map_err(|source| self.failed("reading", source))?;
+        found.map(|found| Ok((self.body(&found)?.holder, Epoch(found.create_revision)))).transpose()
+    }
+
+    /// Takes the lease if nobody has it. `now` is the time just before this call. Costs a read, and two writes where there is
+    /// something to take. A try whose answer was lost is found by the next one, and is ours then.
+    pub async fn try_acquire(&mut self, now: Instant) -> Result<Turn, LeaseError> {
+        self.held = None;
+        let key = self.client.place.key(LEASE_KEY);
+        let found = self.client.get(&key).await.map_err(|source| self.failed("reading", source))?;
+        if let Some(found) = found {
+            return self.look_at(&found, now).await;
+        }
+        let ttl_s = self.times.term.as_secs_f64().ceil().max(1.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a term is seconds, at least one"
+        )]
+        let (lease, granted_s) =
+            self.client.grant(ttl_s as u64).await.map_err(|source| self.failed("granting", source))?;
+        let body = Body { holder: self.holder.clone(), nonce: self.nonce };
+        let body = serde_json::to_vec(&body)
+            .map_err(|error| self.unreadable(&format!("it cannot be written: {error}")))?;
+        let put = Some((key.as_str(), body.as_slice(), lease));
+        let outcome =
+            self.client.put_if(&key, 0, put).await.map_err(|source| self.failed("taking", source))?;
+        let found = match outcome {
+            Outcome::Done { revision } => return Ok(self.hold(lease, Epoch(revision), granted_s, now)),
+            Outcome::Differs { found } => found,
+        };
+        if let Some(found) = found {
+            if found.lease != lease
+                && let Err(error) = self.client.revoke(lease).await
+            {
+                tracing::debug!(%error, "an etcd lease that nothing hangs on ends by itself");
+            }
+            return self.look_at(&found, now).await;
+        }
+        // There a moment ago, and gone again.
+        Ok(Turn::Theirs { holder: "nobody".to_owned(), epoch: Epoch(0), wait: Duration::ZERO })
+    }
+
+    /// Whose it is that is there.
+    async fn look_at(&mut self, found: &Found, now: Instant) -> Result<Turn, LeaseError> {
+        let body = self.body(found)?;
+        let epoch = Epoch(found.create_revision);
+        if body.holder != self.holder || body.nonce != self.nonce {
+            return Ok(Turn::Theirs { holder: body.holder, epoch, wait: POLL });
+        }
+        // Our own, of a try whose answer was lost or of a term that we let end: its time begins anew.
+        let ttl_s =
+            self.client.keep_alive(found.lease).await.map_err(|source| self.failed("renewing", source))?;
+        if ttl_s == 0 {
+            return Ok(Turn::Theirs { holder: body.holder, epoch, wait: POLL });
+        }
+        Ok(self.hold(found.lease, epoch, ttl_s, now))
+    }
+
+    fn hold(&mut self, lease: u64, epoch: Epoch, ttl_s: u64, sent: Instant) -> Turn {
+        self.held = Some(Held { lease, epoch, until: sent + self.term(ttl_s) });
+        Turn::Ours(epoch)
+    }
+
+    /// Never longer than what etcd gave.
+    fn term(&self, ttl_s: u64) -> Duration {
+        self.times.term.min(Duration::from_secs(ttl_s))
+    }
+
+    /// Extends the term, counted from `now`, the time just before this call. [`LeaseError::Lost`] when the key is another's,
+    /// or gone. After any other error the old term still runs, and [`Self::epoch`] says for how long; a later renewal
+    /// that etcd still takes goes on with the same epoch. Costs two requests.
+    pub async fn renew(&mut self, now: Instant) -> Result<Epoch, LeaseError> {
+        let Some(held) = self.held else {
+            return Err(self.lost(Epoch(0), None));
+        };
+        let ttl_s =
+            self.client.keep_alive(held.lease).await.map_err(|source| self.failed("renewing", source))?;
+        // That the etcd lease lives says nothing about the key: somebody may have deleted it.
+        let key = self.client.place.key(LEASE_KEY);
+        let outcome = self.client.put_if(&key, held.epoch.0, None).await;
+        match outcome.map_err(|source| self.failed("reading", source))? {
+            Outcome::Done { .. } if ttl_s > 0 => {
+                self.held = Some(Held { until: now + self.term(ttl_s), ..held });
+                Ok(held.epoch)
+            }
+            Outcome::Done { .. } => Err(self.lose(held, None)),
+            Outcome::Differs { found } => Err(self.lose(held, found)),
+        }
+    }
+
+    /// Gives the lease up, so that a rival need not wait. Nothing to do when it is not held.
+    pub async fn release(&mut self) -> Result<(), LeaseError> {
+        let Some(held) = self.held.take() else { return Ok(()) };
+        self.client.revoke(held.lease).await.map_err(|source| self.failed("giving up", source))
+    }
+
+    /// Stores the member list, where the lease is still ours: etcd compares and writes in one step, so a zombie cannot.
+    /// [`LeaseError::Lost`] otherwise. A list is at most [`MEMBERS_BYTES_MAX`].
+    pub async fn write_members(&mut self, list: &[u8]) -> Result<(), LeaseError> {
+        let (bytes, limit) = (list.len(), MEMBERS_BYTES_MAX);
+        if bytes > limit {
+            return Err(LeaseError::MembersTooLarge { store: self.client.place.to_string(), bytes, limit });
+        }
+        let Some(held) = self.held else {
+            return Err(self.lost(Epoch(0), None));
+        };
+        let (key, members) = (self.client.place.key(LEASE_KEY), self.client.place.key(MEMBERS_KEY));
+        let outcome = self.client.put_if(&key, held.epoch.0, Some((&members, list, 0))).await;
+        match outcome.map_err(|source| self.failed("writing the members", source))? {
+            Outcome::Done { .. } => Ok(()),
+            Outcome::Differs { found } => Err(self.lose(held, found)),
+        }
+    }
+
+    /// The member list that was stored last, by whichever holder; none before the first.
+    pub async fn read_members(&self) -> Result<Option<Bytes>, LeaseError> {
+        let key = self.client.place.key(MEMBERS_KEY);
+        let found =
+            self.client.get(&key).await.map_err(|source| self.failed("reading the members", source))?;
+        Ok(found.map(|found| Bytes::from(found.value)))
+    }
+
+    fn body(&self, found: &Found) -> Result<Body, LeaseError> {
+        serde_json::from_slice(&found.value).map_err(|error| self.unreadable(&error.to_string()))
+    }
+
+    fn lose(&mut self, held: Held, found: Option<Found>) -> LeaseError {
+        self.held = None;
+        self.lost(held.epoch, found)
+    }
+
+    fn lost(&self, ours: Epoch, found: Option<Found>) -> LeaseError {
+        let theirs = Epoch(found.as_ref().map_or(0, |found| found.create_revision));
+        let holder =
+            found.map(|found| self.body(&found).map_or_else(|error| error.to_string(), |body| body.holder));
+        let holder = holder.unwrap_or_else(|| "nobody: the term was over".to_owned());
+        LeaseError::Lost { store: self.client.place.to_string(), ours, theirs, holder }
+    }
+
+    fn failed(&self, operation: &'static str, source: EtcdError) -> LeaseError {
+        LeaseError::Etcd { place: self.client.place.to_string(), operation, source: Box::new(source) }
+    }
+
+    fn unreadable(&self, reason: &str) -> LeaseError {
+        let (store, key) = (self.client.place.to_string(), self.client.place.key(LEASE_KEY));
+        LeaseError::Unreadable { store, key, reason: reason.to_owned() }
+    }
+}
