@@ -11,8 +11,10 @@ use crate::convert::{answer_bytes, answer_empty, caller, is_resent, refuse, requ
 use crate::counters::Opcode;
 use crate::device::Device;
 use crate::errno::errno;
+use crate::gate::{self, Wanted};
 use crate::handle::{DataPath, Fallback};
 use crate::init;
+use crate::named;
 use crate::shared::Shared;
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
@@ -27,7 +29,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tidemark_engine::namespace::{FsError, Namespace, OpenOutcome, SetAttr};
-use tidemark_engine::step_point::{StepPoint, reach};
 use tidemark_keeper::closed_by;
 
 /// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
@@ -41,7 +42,7 @@ const STATFS_BLOCK_BYTES: u32 = 4096;
 const NAME_MAX_BYTES: u32 = 255;
 
 /// Suid and sgid are never stored on files: see `init`.
-const FILE_MODE_BITS: u32 = 0o1777;
+pub(crate) const FILE_MODE_BITS: u32 = 0o1777;
 
 /// The file system that fuser calls.
 #[derive(Debug)]
@@ -96,7 +97,12 @@ impl Filesystem for Adapter {
                 None => reply.error(Errno::ENOENT),
             };
         }
-        self.shared.answer_entry(0, self.ns().lookup(parent.0, name), reply);
+        let (parent, owned) = (parent.0, name.to_vec());
+        let wanted = || Wanted::Look { parent, name: name.to_vec() };
+        gate::pass(&self.shared, &self.workers, wanted, move |shared, leave| {
+            let found = leave.and_then(|_leave| shared.namespace.lookup(parent, &owned));
+            shared.answer_entry(0, found, reply);
+        });
     }
 
     fn forget(&self, _: &Request, node: INodeNo, lookups: u64) {
@@ -172,22 +178,13 @@ impl Filesystem for Adapter {
         if let Some(answer) = self.shared.answered(request) {
             return self.shared.answer_entry_again(request_id(request), answer, reply);
         }
-        if mode & libc::S_IFMT != libc::S_IFREG {
-            let Some(special) = attr::special(mode, device_number) else {
-                return reply.error(Errno::EPERM);
-            };
-            let (caller, name) = (caller(request), name.as_bytes());
-            let made = self.ns().make_special(&caller, parent.0, name, mode & 0o7777, special);
-            return self.shared.answer_entry(request_id(request), made, reply);
+        let special = attr::special(mode, device_number);
+        if mode & libc::S_IFMT != libc::S_IFREG && special.is_none() {
+            return reply.error(Errno::EPERM);
         }
-        let flags = libc::O_RDONLY | libc::O_CREAT | libc::O_EXCL;
-        let created =
-            self.ns().create(&caller(request), parent.0, name.as_bytes(), mode & FILE_MODE_BITS, flags);
-        let entered = created.map(|(found, file)| {
-            self.shared.give_back(&file);
-            found
-        });
-        self.shared.answer_entry(request_id(request), entered, reply);
+        let place = (parent.0, name.as_bytes().to_vec());
+        let special = special.filter(|_| mode & libc::S_IFMT != libc::S_IFREG);
+        named::mknod(&self.shared, &self.workers, caller(request), place, mode, special, reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
@@ -198,8 +195,8 @@ impl Filesystem for Adapter {
         if let Some(answer) = self.shared.answered(request) {
             return self.shared.answer_entry_again(request_id(request), answer, reply);
         }
-        let made = self.ns().mkdir(&caller(request), parent.0, name.as_bytes(), mode & 0o7777);
-        self.shared.answer_entry(request_id(request), made, reply);
+        let place = (parent.0, name.as_bytes().to_vec());
+        named::mkdir(&self.shared, &self.workers, caller(request), place, mode & 0o7777, reply);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -210,8 +207,8 @@ impl Filesystem for Adapter {
         if self.shared.answered(request).is_some() {
             return self.shared.answer_done(request_id(request), Ok(()), reply);
         }
-        let done = self.ns().unlink(&caller(request), parent.0, name.as_bytes());
-        self.shared.answer_done(request_id(request), done, reply);
+        let place = (parent.0, name.as_bytes().to_vec());
+        named::remove(&self.shared, &self.workers, caller(request), place, Namespace::unlink, reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -222,8 +219,8 @@ impl Filesystem for Adapter {
         if self.shared.answered(request).is_some() {
             return self.shared.answer_done(request_id(request), Ok(()), reply);
         }
-        let done = self.ns().rmdir(&caller(request), parent.0, name.as_bytes());
-        self.shared.answer_done(request_id(request), done, reply);
+        let place = (parent.0, name.as_bytes().to_vec());
+        named::remove(&self.shared, &self.workers, caller(request), place, Namespace::rmdir, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -234,9 +231,9 @@ impl Filesystem for Adapter {
         if let Some(answer) = self.shared.answered(request) {
             return self.shared.answer_entry_again(request_id(request), answer, reply);
         }
-        let target = target.as_os_str().as_bytes();
-        let made = self.ns().symlink(&caller(request), parent.0, name.as_bytes(), target);
-        self.shared.answer_entry(request_id(request), made, reply);
+        let target = target.as_os_str().as_bytes().to_vec();
+        let place = (parent.0, name.as_bytes().to_vec());
+        named::symlink(&self.shared, &self.workers, caller(request), place, target, reply);
     }
 
     fn rename(
@@ -256,11 +253,9 @@ impl Filesystem for Adapter {
         if self.shared.answered(request).is_some() {
             return self.shared.answer_done(request_id(request), Ok(()), reply);
         }
-        let from = (parent.0, name.as_bytes());
-        let to = (new_parent.0, new_name.as_bytes());
-        let done = self.ns().rename(&caller(request), from, to, flags.bits());
-        reach(StepPoint::RenameBeforeAnswer);
-        self.shared.answer_done(request_id(request), done, reply);
+        let from = (parent.0, name.as_bytes().to_vec());
+        let to = (new_parent.0, new_name.as_bytes().to_vec());
+        named::rename(&self.shared, &self.workers, caller(request), (from, to), flags.bits(), reply);
     }
 
     fn link(&self, request: &Request, node: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -274,8 +269,8 @@ impl Filesystem for Adapter {
         if let Some(answer) = self.shared.answered(request) {
             return self.shared.answer_entry_again(request_id(request), answer, reply);
         }
-        let made = self.ns().link(&caller(request), node.0, parent.0, name.as_bytes());
-        self.shared.answer_entry(request_id(request), made, reply);
+        let place = (parent.0, name.as_bytes().to_vec());
+        named::link(&self.shared, &self.workers, caller(request), node.0, place, reply);
     }
 
     fn open(&self, request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -296,7 +291,16 @@ impl Filesystem for Adapter {
         }
         let (caller, node, flags) = (caller(request), node.0, flags.0);
         if flags & (libc::O_ACCMODE | libc::O_TRUNC) != libc::O_RDONLY {
-            return self.workers.submit(Job::Open { caller, node, flags, reply });
+            let workers = self.workers.clone();
+            return gate::pass(
+                &self.shared,
+                &self.workers,
+                || Wanted::Write { node },
+                move |shared, leave| match leave {
+                    Ok(leave) => workers.submit(Job::Open { caller, node, flags, leave, reply }),
+                    Err(error) => shared.refuse_open(caller.request, error, reply),
+                },
+            );
         }
         match self.ns().open(&caller, node, flags) {
             Ok(OpenOutcome::Ready(file)) => self.shared.answer_open(caller.request, &file, reply),
@@ -328,14 +332,22 @@ impl Filesystem for Adapter {
             return self.shared.answer_create_again(request_id(request), answer, reply);
         }
         let mode = mode & FILE_MODE_BITS;
-        let (caller, name) = (caller(request), name.as_bytes());
-        match self.ns().create(&caller, parent.0, name, mode, flags) {
-            Err(FsError::NoSpace) => {
-                let (parent, name) = (parent.0, name.to_vec());
-                self.workers.submit(Job::Create { caller, parent, name, mode, flags, reply });
+        let (caller, parent, name) = (caller(request), parent.0, name.as_bytes().to_vec());
+        let sure = flags & libc::O_EXCL != 0;
+        let wanted = || Wanted::Change { parent, name: name.clone(), sure };
+        let (workers, name) = (self.workers.clone(), name.clone());
+        gate::pass(&self.shared, &self.workers, wanted, move |shared, leave| {
+            let leave = match leave {
+                Ok(leave) => leave,
+                Err(error) => return shared.answer_create(caller.request, Err(error), reply),
+            };
+            match shared.namespace.create(&caller, parent, &name, mode, flags) {
+                Err(FsError::NoSpace) => {
+                    workers.submit(Job::Create { caller, parent, name, mode, flags, leave, reply });
+                }
+                made => shared.answer_create(caller.request, made, reply),
             }
-            made => self.shared.answer_create(caller.request, made, reply),
-        }
+        });
     }
 
     fn read(
@@ -443,10 +455,16 @@ impl Filesystem for Adapter {
         if ControlDir::owns(node.0) {
             return reply.opened(FileHandle(0), FopenFlags::empty());
         }
-        match self.ns().opendir(node.0) {
-            Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
-            Err(error) => reply.error(errno(error)),
-        }
+        let node = node.0;
+        gate::pass(
+            &self.shared,
+            &self.workers,
+            || Wanted::List { directory: node },
+            move |shared, leave| match leave.and_then(|_leave| shared.namespace.opendir(node)) {
+                Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
+                Err(error) => reply.error(errno(error)),
+            },
+        );
     }
 
     fn readdir(&self, _: &Request, node: INodeNo, _: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
@@ -513,7 +531,7 @@ impl Filesystem for Adapter {
             // Each entry is a lookup that the kernel will forget; one removed meanwhile is left out.
             let Ok(found) = self.ns().lookup(node.0, &entry.name) else { continue };
             let sent = attr::entry(&found, self.shared.block_size);
-            if add(entry.cookie, OsStr::from_bytes(&entry.name), attr::ttl(&found), &sent) {
+            if add(entry.cookie, OsStr::from_bytes(&entry.name), self.shared.ttl(&found), &sent) {
                 self.ns().forget(found.node, 1);
                 break;
             }

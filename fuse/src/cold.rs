@@ -14,6 +14,7 @@
 
 use crate::convert::answer_bytes;
 use crate::errno::errno;
+use crate::gate::{Call, Leave};
 use crate::shared::Shared;
 use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyOpen, ReplyXattr};
 use std::io;
@@ -28,6 +29,9 @@ const FETCH_THREADS: usize = 16;
 /// wait for each other.
 const CHANGE_THREADS: usize = 8;
 
+/// Calls that wait for what other nodes say of names: as many as a node has ranks and data loaders at a moment.
+const ASK_THREADS: usize = 16;
+
 /// What waits for a thread, for each of the two. More than a node has data loaders.
 const QUEUE_MAX: usize = 4096;
 
@@ -39,9 +43,17 @@ const ATTEMPTS_MAX: u32 = 4;
 #[derive(Debug)]
 pub(crate) enum Job {
     /// A create that found no room.
-    Create { caller: Caller, parent: NodeId, name: Vec<u8>, mode: u32, flags: i32, reply: ReplyCreate },
+    Create {
+        caller: Caller,
+        parent: NodeId,
+        name: Vec<u8>,
+        mode: u32,
+        flags: i32,
+        leave: Leave,
+        reply: ReplyCreate,
+    },
     /// An open that may change bytes.
-    Open { caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
+    Open { caller: Caller, node: NodeId, flags: i32, leave: Leave, reply: ReplyOpen },
     /// An open whose bytes must be fetched.
     OpenCold { cold: ColdFile, caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
     /// An open whose bytes must be verified.
@@ -50,22 +62,27 @@ pub(crate) enum Job {
     Resize { caller: Caller, node: NodeId, change: SetAttr, reply: ReplyAttr },
     /// A computed attribute: whoever knows it may be busy, and may itself wait for a request to be answered.
     GetXattr { node: NodeId, name: Vec<u8>, size: u32, reply: ReplyXattr },
+    /// A call on names that other nodes have to be asked about.
+    Names(Call),
     /// A setattr that sets a size, of a file whose bytes must be fetched.
     ResizeCold { cold: ColdFile, caller: Caller, node: NodeId, change: SetAttr, reply: ReplyAttr },
 }
 
 /// The queues to the workers. The threads end when it is dropped.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Workers {
     fetching: SyncSender<Job>,
     changing: SyncSender<Job>,
+    asking: SyncSender<Job>,
+    shared: Arc<Shared>,
 }
 
 impl Workers {
     pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<Self> {
         let fetching = start(FETCH_THREADS, "mount-fetch", shared, None)?;
         let changing = start(CHANGE_THREADS, "mount-change", shared, Some(&fetching))?;
-        Ok(Self { fetching, changing })
+        let asking = start(ASK_THREADS, "mount-names", shared, None)?;
+        Ok(Self { fetching, changing, asking, shared: Arc::clone(shared) })
     }
 
     /// Hands the job to a worker. Never blocks.
@@ -74,13 +91,14 @@ impl Workers {
             Job::Create { .. } | Job::Open { .. } | Job::Resize { .. } | Job::GetXattr { .. } => {
                 &self.changing
             }
+            Job::Names(_) => &self.asking,
             Job::OpenCold { .. } | Job::OpenUnverified { .. } | Job::ResizeCold { .. } => &self.fetching,
         };
-        put(queue, job);
+        put(&self.shared, queue, job);
     }
 }
 
-fn put(queue: &SyncSender<Job>, job: Job) {
+fn put(shared: &Shared, queue: &SyncSender<Job>, job: Job) {
     if let Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) = queue.try_send(job) {
         tracing::warn!(waiting = QUEUE_MAX, "too many opens wait for a worker; one is refused");
         match job {
@@ -90,6 +108,7 @@ fn put(queue: &SyncSender<Job>, job: Job) {
             }
             Job::Resize { reply, .. } | Job::ResizeCold { reply, .. } => reply.error(Errno::EAGAIN),
             Job::GetXattr { reply, .. } => reply.error(Errno::EAGAIN),
+            Job::Names(call) => call.refuse(shared),
         }
     }
 }
@@ -123,22 +142,27 @@ fn serve(shared: &Shared, waiting: &Mutex<Receiver<Job>>, cold: Option<&SyncSend
 
 fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
     match job {
-        Job::Create { caller, parent, name, mode, flags, reply } => {
+        Job::Create { caller, parent, name, mode, flags, leave: _leave, reply } => {
             shared.answer_create(
                 caller.request,
                 when_room(shared, || shared.namespace.create(&caller, parent, &name, mode, flags)),
                 reply,
             );
         }
-        Job::Open { caller, node, flags, reply } => match open_when_room(shared, &caller, node, flags) {
-            Ok(OpenOutcome::Ready(file)) => shared.answer_open(caller.request, &file, reply),
+        Job::Open { caller, node, flags, leave, reply } => match open_when_room(shared, &caller, node, flags)
+        {
+            Ok(OpenOutcome::Ready(file)) => {
+                // Whoever opens it elsewhere from now on is to wait for what is written here.
+                leave.ordered();
+                shared.answer_open(caller.request, &file, reply);
+            }
             Ok(OpenOutcome::Unverified) => {
                 let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
-                put(queue, Job::OpenUnverified { caller, node, flags, reply });
+                put(shared, queue, Job::OpenUnverified { caller, node, flags, reply });
             }
             Ok(OpenOutcome::Cold(cold)) => {
                 let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
-                put(queue, Job::OpenCold { cold, caller, node, flags, reply });
+                put(shared, queue, Job::OpenCold { cold, caller, node, flags, reply });
             }
             Err(error) => shared.refuse_open(caller.request, error, reply),
         },
@@ -159,7 +183,7 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
                 .and_then(|()| when_room(shared, || shared.namespace.setattr(&caller, node, &change)));
             match (changed, cold_queue) {
                 (Err(FsError::Busy), Some(queue)) => match shared.namespace.cold(node) {
-                    Some(cold) => put(queue, Job::ResizeCold { cold, caller, node, change, reply }),
+                    Some(cold) => put(shared, queue, Job::ResizeCold { cold, caller, node, change, reply }),
                     None => reply.error(errno(FsError::Busy)),
                 },
                 (result, _) => shared.answer_attr(result, reply),
@@ -169,6 +193,7 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
             Ok(value) => answer_bytes(&value, size, reply),
             Err(error) => reply.error(errno(error)),
         },
+        Job::Names(call) => call.go(shared),
         Job::ResizeCold { cold, caller, node, change, reply } => {
             shared.answer_attr(fetch_and_resize(shared, cold, &caller, node, &change), reply);
         }

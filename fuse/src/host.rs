@@ -2,6 +2,8 @@
 //!
 //! Owns: the trait. Does not own: any implementation (the daemon's node has the real one).
 
+use std::sync::Arc;
+use tidemark_engine::cluster::Cluster;
 use tidemark_engine::namespace::{ColdFile, FsError, NodeId};
 
 /// Answers for the daemon. All methods may be called from several threads at once.
@@ -13,6 +15,11 @@ pub trait Host: Send + Sync + 'static {
     /// Looks at sealed bytes that lay in Tier-1 while no daemon looked after them, and replaces bad ones. Blocks; called on
     /// a worker thread only.
     fn verify(&self, node: NodeId) -> Result<(), FsError>;
+
+    /// The other nodes, of which some may have to be asked before a name is answered for. None where there are none.
+    fn cluster(&self) -> Option<&Arc<Cluster>> {
+        None
+    }
 
     /// Names of the files in `/ckpt/.tidemark/`. Must not block: called while a request waits.
     fn control_files(&self) -> Vec<String>;

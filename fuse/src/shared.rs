@@ -12,6 +12,7 @@ use crate::handle::DataPath;
 use crate::host::Host;
 use fuser::{Generation, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, Request};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tidemark_engine::namespace::{Answer, Attr, FsError, Namespace, OpenFile, RequestId};
 
 /// What the session threads and the restore threads share.
@@ -31,6 +32,11 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
+    /// How long the kernel may keep a name: not at all where other nodes may change it.
+    pub(crate) fn ttl(&self, found: &Attr) -> Duration {
+        if self.host.cluster().is_some() { Duration::ZERO } else { attr::ttl(found) }
+    }
+
     pub(crate) fn data(&self) -> &DataPath {
         self.data.get().expect("set when INIT was answered, and no request comes before that")
     }
@@ -105,7 +111,7 @@ impl Shared {
         match made {
             Ok((made, file)) => {
                 let entered = attr::entry(&made, self.block_size);
-                let ttl = attr::ttl(&made);
+                let ttl = self.ttl(&made);
                 if let Err((reply, errno)) = self.data().created(&file, &entered, ttl, reply) {
                     self.namespace.forget(made.node, 1);
                     self.give_back(&file);
@@ -127,7 +133,7 @@ impl Shared {
     pub(crate) fn answer_entry(&self, request: RequestId, result: Result<Attr, FsError>, reply: ReplyEntry) {
         match result {
             Ok(found) => {
-                reply.entry(&attr::ttl(&found), &attr::entry(&found, self.block_size), Generation(0));
+                reply.entry(&self.ttl(&found), &attr::entry(&found, self.block_size), Generation(0));
             }
             Err(error) => reply.error(errno(error)),
         }
@@ -142,7 +148,7 @@ impl Shared {
 
     pub(crate) fn answer_attr(&self, result: Result<Attr, FsError>, reply: ReplyAttr) {
         match result {
-            Ok(found) => reply.attr(&attr::ttl(&found), &attr::stat(&found, self.block_size)),
+            Ok(found) => reply.attr(&self.ttl(&found), &attr::stat(&found, self.block_size)),
             Err(error) => reply.error(errno(error)),
         }
     }

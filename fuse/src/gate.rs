@@ -1,0 +1,155 @@
+//! What has to be known of other nodes before a call on names may go on.
+//!
+//! Owns: which calls wait for that, and on which thread. Does not own: asking (the engine's cluster), the calls (`adapter`).
+//!
+//! A node alone asks nobody, and neither does one that has the directory to itself: then the call goes on where it is. Otherwise
+//! it moves to a worker, so that a coordinator that is slow or away holds up nothing but the calls that need it.
+
+use crate::cold::{Job, Workers};
+use crate::shared::Shared;
+use std::sync::Arc;
+use tidemark_engine::cluster::{Access, Cluster, Guard};
+use tidemark_engine::namespace::{FsError, NodeId};
+
+/// What a call is about to do.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    Look {
+        parent: NodeId,
+        name: Vec<u8>,
+    },
+    Change {
+        parent: NodeId,
+        name: Vec<u8>,
+        sure: bool,
+    },
+    Rename {
+        from: (NodeId, Vec<u8>),
+        to: (NodeId, Vec<u8>),
+    },
+    /// Open a file for writing.
+    Write {
+        node: NodeId,
+    },
+    List {
+        directory: NodeId,
+    },
+}
+
+/// Leave to go on; other nodes see nothing of the directories before it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Leave {
+    guards: Vec<Guard>,
+    cluster: Option<Arc<Cluster>>,
+}
+
+/// What follows once there is leave, or there is none.
+type Act = Box<dyn FnOnce(&Shared, Result<Leave, FsError>) + Send>;
+
+/// What a worker does once it has leave.
+pub(crate) struct Call {
+    wanted: Wanted,
+    act: Act,
+}
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.wanted.fmt(f)
+    }
+}
+
+/// Lets a call go on, here or on a worker.
+pub(crate) fn pass(
+    shared: &Shared,
+    workers: &Workers,
+    wanted: impl FnOnce() -> Wanted,
+    act: impl FnOnce(&Shared, Result<Leave, FsError>) + Send + 'static,
+) {
+    let Some(cluster) = shared.host.cluster() else { return act(shared, Ok(Leave::default())) };
+    let wanted = wanted();
+    if let Some(leave) = try_leave(shared, cluster, &wanted) {
+        return act(shared, Ok(leave));
+    }
+    workers.submit(Job::Names(Call { wanted, act: Box::new(act) }));
+}
+
+impl Call {
+    /// On a worker.
+    pub(crate) fn go(self, shared: &Shared) {
+        let leave = match shared.host.cluster() {
+            Some(cluster) => get_leave(shared, cluster, &self.wanted),
+            None => Ok(Leave::default()),
+        };
+        (self.act)(shared, leave);
+    }
+
+    /// Nobody can do it.
+    pub(crate) fn refuse(self, shared: &Shared) {
+        (self.act)(shared, Err(FsError::Busy));
+    }
+}
+
+fn try_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Option<Leave> {
+    let guards = with_accesses(shared, wanted, |accesses| {
+        accesses.iter().map(|access| cluster.try_enter(*access)).collect::<Option<Vec<_>>>()
+    })??;
+    Some(Leave { guards, cluster: Some(Arc::clone(cluster)) })
+}
+
+fn get_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Result<Leave, FsError> {
+    let guards = with_accesses(shared, wanted, |accesses| {
+        accesses.iter().map(|access| cluster.enter(*access)).collect::<Result<Vec<_>, FsError>>()
+    });
+    let guards = guards.unwrap_or_else(|| Ok(Vec::new()))?;
+    Ok(Leave { guards, cluster: Some(Arc::clone(cluster)) })
+}
+
+/// `None` where there is no name to ask about: a file that has none is nobody's but those who have it open.
+fn with_accesses<R>(shared: &Shared, wanted: &Wanted, f: impl FnOnce(&[Access<'_>]) -> R) -> Option<R> {
+    match wanted {
+        Wanted::Look { parent, name } => Some(f(&[Access::Look { parent: *parent, name }])),
+        Wanted::Change { parent, name, sure } => {
+            Some(f(&[Access::Change { parent: *parent, name, sure: *sure }]))
+        }
+        Wanted::Rename { from, to } => {
+            let is_directory = shared.namespace.child_directory(from.0, &from.1).is_some();
+            let first = if is_directory {
+                Access::Move { parent: from.0, name: &from.1 }
+            } else {
+                Access::Change { parent: from.0, name: &from.1, sure: true }
+            };
+            Some(f(&[first, Access::Change { parent: to.0, name: &to.1, sure: true }]))
+        }
+        Wanted::Write { node } => {
+            let path = shared.namespace.path_of(*node)?;
+            let name = path.rsplit(|byte| *byte == b'/').next()?;
+            let parent = shared.namespace.parent(*node).ok()?;
+            Some(f(&[Access::Change { parent, name, sure: false }]))
+        }
+        Wanted::List { directory } => Some(f(&[Access::List { directory: *directory }])),
+    }
+}
+
+impl Leave {
+    /// A directory was made: this node has it to itself.
+    pub(crate) fn made(&self, directory: NodeId) {
+        if let Some(cluster) = &self.cluster {
+            cluster.made_directory(directory);
+        }
+    }
+
+    /// What was done is ordered with what others do: they know before the caller does. Blocks where the directory is shared.
+    pub(crate) fn ordered(self) {
+        let Some(cluster) = &self.cluster else { return };
+        if self.guards.iter().all(Guard::is_alone) {
+            return;
+        }
+        if let Err(away) = cluster.publish_now() {
+            // It is done here, and told as soon as somebody hears it.
+            tracing::warn!(
+                error = &away as &dyn std::error::Error,
+                "a change of names is told to others later"
+            );
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Requests that make, move or take away names, once other nodes have had their say.
+//!
+//! Owns: what each does with its leave. Does not own: getting it (`gate`), the namespace's part.
+
+use crate::adapter::FILE_MODE_BITS;
+use crate::cold::Workers;
+use crate::gate::{self, Wanted};
+use crate::shared::Shared;
+use fuser::{ReplyEmpty, ReplyEntry};
+use tidemark_engine::namespace::{Caller, FsError, Namespace, NodeId, Special};
+use tidemark_engine::step_point::{StepPoint, reach};
+
+/// A directory and a name in it.
+pub(crate) type Place = (NodeId, Vec<u8>);
+
+/// unlink or rmdir.
+type Remove = fn(&Namespace, &Caller, NodeId, &[u8]) -> Result<(), FsError>;
+
+fn change((parent, name): &Place, sure: bool) -> Wanted {
+    Wanted::Change { parent: *parent, name: name.clone(), sure }
+}
+
+/// A directory that this node makes is its own.
+pub(crate) fn mkdir(
+    shared: &Shared,
+    workers: &Workers,
+    caller: Caller,
+    place: Place,
+    mode: u32,
+    reply: ReplyEntry,
+) {
+    let wanted = change(&place, false);
+    gate::pass(
+        shared,
+        workers,
+        || wanted,
+        move |shared, leave| {
+            let entered = leave.and_then(|leave| {
+                let entered = shared.namespace.mkdir(&caller, place.0, &place.1, mode)?;
+                leave.made(entered.node);
+                Ok(entered)
+            });
+            shared.answer_entry(caller.request, entered, reply);
+        },
+    );
+}
+
+/// Makes a pipe, a socket or a device; or an empty file, which nobody has open.
+pub(crate) fn mknod(
+    shared: &Shared,
+    workers: &Workers,
+    caller: Caller,
+    place: Place,
+    mode: u32,
+    special: Option<Special>,
+    reply: ReplyEntry,
+) {
+    let wanted = change(&place, true);
+    gate::pass(
+        shared,
+        workers,
+        || wanted,
+        move |shared, leave| {
+            let entered = leave.and_then(|_leave| {
+                if let Some(special) = special {
+                    return shared.namespace.make_special(&caller, place.0, &place.1, mode & 0o7777, special);
+                }
+                let flags = libc::O_RDONLY | libc::O_CREAT | libc::O_EXCL;
+                let created =
+                    shared.namespace.create(&caller, place.0, &place.1, mode & FILE_MODE_BITS, flags);
+                created.map(|(found, file)| {
+                    shared.give_back(&file);
+                    found
+                })
+            });
+            shared.answer_entry(caller.request, entered, reply);
+        },
+    );
+}
+
+/// Takes a name away.
+pub(crate) fn remove(
+    shared: &Shared,
+    workers: &Workers,
+    caller: Caller,
+    place: Place,
+    how: Remove,
+    reply: ReplyEmpty,
+) {
+    let wanted = change(&place, true);
+    gate::pass(
+        shared,
+        workers,
+        || wanted,
+        move |shared, leave| {
+            let done = leave.and_then(|leave| {
+                how(&shared.namespace, &caller, place.0, &place.1)?;
+                leave.ordered();
+                Ok(())
+            });
+            shared.answer_done(caller.request, done, reply);
+        },
+    );
+}
+
+/// Makes a symlink.
+pub(crate) fn symlink(
+    shared: &Shared,
+    workers: &Workers,
+    caller: Caller,
+    place: Place,
+    target: Vec<u8>,
+    reply: ReplyEntry,
+) {
+    let wanted = change(&place, true);
+    gate::pass(
+        shared,
+        workers,
+        || wanted,
+        move |shared, leave| {
+            let entered =
+                leave.and_then(|_leave| shared.namespace.symlink(&caller, place.0, &place.1, &target));
+            shared.answer_entry(caller.request, entered, reply);
+        },
+    );
+}
+
+/// Gives a file another name beside those it has.
+pub(crate) fn link(
+    shared: &Shared,
+    workers: &Workers,
+    caller: Caller,
+    node: NodeId,
+    place: Place,
+    reply: ReplyEntry,
+) {
+    let wanted = change(&place, true);
+    gate::pass(
+        shared,
+        workers,
+        || wanted,
+        move |shared, leave| {
+            let entered = leave.and_then(|leave| {
+                let entered = shared.namespace.link(&caller, node, place.0, &place.1)?;
+                leave.ordered();
+                Ok(entered)
+            });
+            shared.answer_entry(caller.request, entered, reply);
+        },
+    );
+}
+
+/// Moves a name.
+pub(crate) fn rename(
+    shared: &Shared,
+    workers: &Workers,
+    caller: Caller,
+    (from, to): (Place, Place),
+    flags: u32,
+    reply: ReplyEmpty,
+) {
+    let wanted = Wanted::Rename { from: from.clone(), to: to.clone() };
+    gate::pass(
+        shared,
+        workers,
+        || wanted,
+        move |shared, leave| {
+            let done = leave.and_then(|leave| {
+                shared.namespace.rename(&caller, (from.0, &from.1), (to.0, &to.1), flags)?;
+                leave.ordered();
+                Ok(())
+            });
+            reach(StepPoint::RenameBeforeAnswer);
+            shared.answer_done(caller.request, done, reply);
+        },
+    );
+}
