@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use tidemark_control::client::{Client, ClientError};
 use tidemark_protocol::report::ExitCode;
 use tidemark_protocol::selector::{Place, PlaceError, Selector, SelectorError, Typed};
+use tidemark_transport::certs::CertError;
 
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -103,6 +104,9 @@ pub(crate) enum Failure {
     },
     /// A measurement that could not be taken.
     Bench(anyhow::Error),
+    Certificates {
+        source: CertError,
+    },
     Output {
         source: io::Error,
     },
@@ -117,7 +121,9 @@ impl Failure {
             Self::Client(error) => error.exit_code(),
             Self::Place(_) | Self::Selector(_) | Self::Directory { .. } => ExitCode::Usage,
             Self::Output { source } if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::Done,
-            Self::Bench(_) | Self::Output { .. } | Self::Runtime { .. } => ExitCode::Failed,
+            Self::Bench(_) | Self::Certificates { .. } | Self::Output { .. } | Self::Runtime { .. } => {
+                ExitCode::Failed
+            }
         }
     }
 }
@@ -132,6 +138,7 @@ impl std::fmt::Display for Failure {
                 write!(f, "{:?} is no directory that can be said in text", directory.as_os_str())
             }
             Self::Bench(error) => error.fmt(f),
+            Self::Certificates { source } => source.fmt(f),
             Self::Output { .. } => f.write_str("cannot write the answer"),
             Self::Runtime { .. } => f.write_str("cannot start; this process may not open more files"),
         }
@@ -144,6 +151,7 @@ impl std::error::Error for Failure {
             Self::Client(error) => error.source(),
             Self::Place(_) | Self::Selector(_) | Self::Directory { .. } => None,
             Self::Bench(error) => error.source(),
+            Self::Certificates { source } => source.source(),
             Self::Output { source } | Self::Runtime { source } => Some(source),
         }
     }

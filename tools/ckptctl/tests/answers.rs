@@ -74,6 +74,7 @@ fn every_command_exits_with_the_promised_status() {
         ("show absent@12", 3),
         ("tiers", 0),
         ("nodes", 0),
+        ("placement", 0),
         ("verify", 0),
         ("verify healed", 0),
         ("verify lost", 4),
@@ -156,6 +157,7 @@ fn tables_are_plain_where_no_terminal_reads_them() {
         "show run7/x --files",
         "tiers",
         "nodes",
+        "placement",
         "doctor",
         "events",
         "verify",
@@ -167,6 +169,25 @@ fn tables_are_plain_where_no_terminal_reads_them() {
     }
     let ls = stdout(&ctl(node.state.path(), "ls"));
     assert!(ls.contains("1.5 GiB") && ls.contains("committed") && ls.contains("all"), "{ls}");
+}
+
+#[test]
+fn what_a_loss_costs_and_what_lacks_a_copy_is_said_with_its_reason() {
+    let (well, ill) =
+        (served(FakeNode::default()), served(FakeNode { degraded: true, ..FakeNode::default() }));
+    let placement = stdout(&ctl(well.state.path(), "placement"));
+    assert!(placement.contains("2 nodes") && placement.contains("0.0 %"), "{placement}");
+    assert!(placement.contains("n0, n1") && placement.contains("3 more of the kind"), "{placement}");
+    let parsed = json(&ctl(well.state.path(), "placement -o json"));
+    assert_eq!((&parsed["survival"][0]["fatal"], &parsed["nodes"][1]["partner"]), (&1.into(), &"n0".into()));
+    let status = stdout(&ctl(well.state.path(), "status"));
+    assert!(status.contains("copies: at n1, 2 files (3.0 GiB) lacking for"), "{status}");
+    assert!(status.contains("on their way"), "{status}");
+    let status = stdout(&ctl(ill.state.path(), "status"));
+    assert!(status.contains("copies: nowhere") && status.contains("node n1 is gone"), "{status}");
+    let nodes = stdout(&ctl(ill.state.path(), "nodes"));
+    assert!(nodes.contains("cut_off") && nodes.contains("rack=r1"), "{nodes}");
+    assert!(nodes.contains("node n0 is cut off from the coordinator  ("), "{nodes}");
 }
 
 #[test]

@@ -3,25 +3,29 @@
 //! Owns: putting their answers together. Does not own: the answers of the loop (engine), transport (control).
 
 use crate::descriptors;
+use crate::forward::{Command, Decides};
+use crate::replication::{self, Counted};
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
     ListRequest, NodeApi, PinRequest, PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest,
     ShowRequest, UndeleteRequest, VerifyRequest,
 };
+use tidemark_engine::cluster::{Authority, Seat};
 use tidemark_engine::node::{Identity, Node, Wanted};
 use tidemark_fuse::{Mode, Mounted};
+use tidemark_protocol::cluster::wire::Standing;
 use tidemark_protocol::id::{Incarnation, StartId};
 use tidemark_protocol::key::is_foreign;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Export, Flush, FuseMode, Gc,
-    Import, MountStatus, NodeState, Pin, Prefetch, Recovery, Removal, Show, Status, TierStatus, Undelete,
-    Verify, path_text,
+    Import, MountStatus, NodeState, Pin, Placement, Prefetch, Problem, Recovery, Removal, RunStatus, Show,
+    Status, TierStatus, Undelete, Verify, path_text,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -33,7 +37,6 @@ pub(crate) struct Daemon {
     pub(crate) name: String,
     pub(crate) incarnation: Incarnation,
     pub(crate) start: StartId,
-    pub(crate) epoch: u64,
     pub(crate) keeper_pid: Option<u32>,
     pub(crate) listen: String,
     pub(crate) http: String,
@@ -41,7 +44,19 @@ pub(crate) struct Daemon {
     /// Set once it serves.
     pub(crate) mounted: OnceLock<Arc<Mounted>>,
     pub(crate) draining: std::sync::atomic::AtomicBool,
+    /// Files that lack copies.
+    pub(crate) counted: Counted,
+    /// What the coordinator said of runs last.
+    pub(crate) runs_elsewhere: tokio::sync::Mutex<Option<(Instant, Vec<RunStatus>)>>,
+    pub(crate) began: Instant,
 }
+
+/// What the coordinator said of runs is good for so long: whoever gives a path asks for the status first.
+const RUNS_AGE: Duration = Duration::from_secs(1);
+/// A status does not wait longer for a coordinator.
+const RUNS_DEADLINE: Duration = Duration::from_secs(1);
+/// A node that has just begun has not joined yet, and nothing is wrong with that.
+const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 
 fn stopped() -> ApiError {
     ApiError::new(ErrorCode::Unavailable, "the daemon is ending", "ask again when it runs")
@@ -129,6 +144,12 @@ fn now_ms() -> i64 {
 }
 
 impl Daemon {
+    /// The epoch that this node commits in, or follows.
+    fn epoch(&self) -> u64 {
+        let shared = self.node.shared();
+        shared.cluster.get().map_or_else(|| shared.drain.epoch(), |cluster| cluster.epoch()).0
+    }
+
     fn identity(&self) -> Identity {
         Identity { node: self.name.clone() }
     }
@@ -171,10 +192,22 @@ impl Daemon {
     }
 }
 
-#[async_trait]
-impl NodeApi for Daemon {
-    async fn status(&self) -> Result<Status, ApiError> {
+impl Daemon {
+    /// What is known without asking anybody; of runs on a node that does not decide, what it holds of them.
+    pub(crate) async fn own_status(&self) -> Result<Status, ApiError> {
         let standing = self.node.standing().await.ok_or_else(stopped)?;
+        let replication = self.counted.status(self.node.shared(), now_ms());
+        let mut problems = standing.problems;
+        problems.extend(replication.as_ref().and_then(replication::problem));
+        if self.began.elapsed() > JOIN_PATIENCE
+            && let Some(what) = self.silence()
+        {
+            problems.push(Problem {
+                code: "coordinator_away".to_owned(),
+                what: format!("{what}; saves go on here, and nothing new is committed"),
+                action: "look at that node and at the network to it".to_owned(),
+            });
+        }
         Ok(Status {
             version: self.version.to_owned(),
             pid: std::process::id(),
@@ -182,24 +215,100 @@ impl NodeApi for Daemon {
             start: self.start,
             node: self.name.clone(),
             incarnation: self.incarnation,
-            state: self.state(!standing.problems.is_empty()),
+            state: self.state(!problems.is_empty()),
             listen: self.listen.clone(),
             http: self.http.clone(),
-            problems: standing.problems,
+            problems,
             mount: self.mount_status(),
             tiers: standing.tiers,
             runs: standing.runs,
+            replication,
             written_ms: now_ms(),
         })
     }
 
-    async fn list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError> {
+    /// Checkpoints that this node knows of.
+    pub(crate) async fn own_list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError> {
         let place = request.place.as_bytes().to_vec();
         let is_known = self.node.is_known(place.clone()).await;
         self.node.list(known(place, is_known)?, request.all).await.ok_or_else(stopped)
     }
 
+    /// Where each run stands, by whoever decides.
+    pub(crate) async fn runs(&self) -> Result<Vec<RunStatus>, ApiError> {
+        if self.decides() == Decides::Here {
+            return Ok(self.node.standing().await.ok_or_else(stopped)?.runs);
+        }
+        let mut said = self.runs_elsewhere.lock().await;
+        if let Some((at, runs)) = said.as_ref()
+            && at.elapsed() < RUNS_AGE
+        {
+            return Ok(runs.clone());
+        }
+        let runs: Vec<RunStatus> = self.forward_within(&Command::Runs, RUNS_DEADLINE).await?;
+        *said = Some((Instant::now(), runs.clone()));
+        Ok(runs)
+    }
+
+    /// The only node that there is.
+    async fn alone(&self) -> Result<Vec<tidemark_protocol::report::Node>, ApiError> {
+        let status = self.own_status().await?;
+        let tier1 = status.tiers.iter().find(|tier| tier.name == "tier1");
+        Ok(vec![tidemark_protocol::report::Node {
+            name: status.node,
+            incarnation: self.incarnation,
+            start: self.start,
+            state: status.state,
+            listen: status.listen,
+            version: status.version,
+            epoch: self.epoch(),
+            coordinator: true,
+            this: true,
+            tier1_used_bytes: tier1.map_or(0, |tier| tier.used_bytes),
+            tier1_size_bytes: tier1.and_then(|tier| tier.size_bytes).unwrap_or(0),
+            standing: Standing::Alive.word().to_owned(),
+            since_ms: None,
+            why: None,
+            heard_ago_seconds: None,
+            labels: self.node.shared().settings.node.labels.clone(),
+            partner: None,
+        }])
+    }
+
+    /// Who answers for nodes and their places, where that is this process.
+    fn authority(&self) -> Option<Arc<dyn Authority>> {
+        match self.node.shared().cluster.get()?.seat() {
+            Seat::Here(authority) => Some(authority),
+            Seat::There(_) | Seat::Unknown => None,
+        }
+    }
+}
+
+#[async_trait]
+impl NodeApi for Daemon {
+    async fn status(&self) -> Result<Status, ApiError> {
+        let mut status = self.own_status().await?;
+        // Without an answer it is what this node knows, and a problem says who is away.
+        if self.decides() == Decides::Elsewhere
+            && self.silence().is_none()
+            && let Ok(runs) = self.runs().await
+        {
+            status.runs = runs;
+        }
+        Ok(status)
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError> {
+        match self.decides() {
+            Decides::Elsewhere => self.forward(Command::List(request)).await,
+            Decides::Here => self.own_list(request).await,
+        }
+    }
+
     async fn show(&self, request: ShowRequest) -> Result<Show, ApiError> {
+        if self.decides() == Decides::Elsewhere {
+            return self.forward(Command::Show(request)).await;
+        }
         let what = described(&request.checkpoint);
         let shown = self.node.show(wanted(request.checkpoint), request.files, self.identity()).await;
         shown.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
@@ -210,21 +319,31 @@ impl NodeApi for Daemon {
     }
 
     async fn nodes(&self) -> Result<Vec<tidemark_protocol::report::Node>, ApiError> {
-        let standing = self.node.standing().await.ok_or_else(stopped)?;
-        let tier1 = standing.tiers.iter().find(|tier| tier.name == "tier1");
-        Ok(vec![tidemark_protocol::report::Node {
-            name: self.name.clone(),
-            incarnation: self.incarnation,
-            start: self.start,
-            state: self.state(!standing.problems.is_empty()),
-            listen: self.listen.clone(),
-            version: self.version.to_owned(),
-            epoch: self.epoch,
-            coordinator: true,
-            this: true,
-            tier1_used_bytes: tier1.map_or(0, |tier| tier.used_bytes),
-            tier1_size_bytes: tier1.and_then(|tier| tier.size_bytes).unwrap_or(0),
-        }])
+        let mut rows = match self.authority() {
+            Some(authority) => authority.nodes(),
+            None if self.decides() == Decides::Here => return self.alone().await,
+            None => self.forward(Command::Nodes).await?,
+        };
+        let state = self.own_status().await?.state;
+        for row in &mut rows {
+            row.this = row.name == self.name;
+            if row.this {
+                row.state = state;
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn placement(&self) -> Result<Placement, ApiError> {
+        match self.authority() {
+            Some(authority) => Ok(authority.placement()),
+            None if self.decides() == Decides::Here => Err(ApiError::new(
+                ErrorCode::NotFound,
+                "this node is alone, and nobody keeps copies of its files",
+                "give it --certs DIR, and let other nodes join it with --coordinator NODE@HOST:PORT",
+            )),
+            None => self.forward(Command::Placement).await,
+        }
     }
 
     async fn doctor(&self) -> Result<Doctor, ApiError> {
@@ -327,39 +446,55 @@ impl NodeApi for Daemon {
     }
 
     async fn commit(&self, request: CommitRequest) -> Result<Commit, ApiError> {
+        if self.decides() == Decides::Elsewhere {
+            return self.forward(Command::Commit(request)).await;
+        }
         let path = request.place.as_bytes().to_vec();
         let what = String::from_utf8_lossy(&path).into_owned();
         self.node.commit(path).await.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
     }
 
     async fn gc(&self, request: GcRequest, progress: ProgressSink) -> Result<Gc, ApiError> {
+        self.only_where_it_decides("gc")?;
         self.node.gc(request.dry_run, move |now| progress.tell(now)).await
     }
 
     async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError> {
+        if self.decides() == Decides::Elsewhere {
+            return self.forward(Command::Pin(request)).await;
+        }
         self.node.pin(wanted(request.checkpoint), request.pinned, request.by).await
     }
 
     async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError> {
+        self.only_where_it_decides("rm")?;
         self.node.remove(wanted(request.checkpoint), move |now| progress.tell(now)).await
     }
 
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError> {
+        if self.decides() == Decides::Elsewhere {
+            return self.forward(Command::Undelete(request)).await;
+        }
         self.node.undelete(wanted(request.checkpoint)).await
     }
 
     async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError> {
+        self.only_where_it_decides("export")?;
         let target = outside_of_the_mount(&self.mountpoint, PathBuf::from(request.directory)).await?;
         let number = request.version.map(|number| (number.timeline, number.version));
         self.node.export(wanted(request.checkpoint), number, target, move |now| progress.tell(now)).await
     }
 
     async fn import(&self, request: ImportRequest, progress: ProgressSink) -> Result<Import, ApiError> {
+        self.only_where_it_decides("import")?;
         let (from, to) = import_places(&self.node.shared().drain.store.describe(), &request)?;
         self.node.import(&from, &to, move |now| progress.tell(now)).await
     }
 
     async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError> {
+        if self.decides() == Decides::Elsewhere {
+            return self.forward(Command::Recover(request)).await;
+        }
         let place = request.place.as_bytes().to_vec();
         let is_known = self.node.is_known(place.clone()).await;
         self.node.recovery(known(place, is_known)?).await.ok_or_else(stopped)

@@ -62,12 +62,24 @@ pub(crate) struct Up {
     /// Plain HTTP for /metrics and /healthz; port 0 takes a free one [default: 127.0.0.1:7071].
     #[arg(long, value_name = "ADDR")]
     pub(crate) http: Option<String>,
-    /// Where the coordinator runs. One node coordinates itself.
-    #[arg(long, value_name = "embedded", value_parser = ["embedded"], default_value = "embedded")]
-    pub(crate) coordinator: String,
-    /// The coordinator's lease: file:PATH or tier3 [default: a lock file in the state directory].
+    /// Where the coordinator is: embedded, or NODE@HOST:PORT[,…] [default: embedded].
+    #[arg(long, value_name = "WHERE")]
+    pub(crate) coordinator: Option<String>,
+    /// The coordinator's lease: file:PATH, tier3, or for several nodes etcd://HOST:PORT[,…]/PREFIX, whose holder is the coordinator [default: a lock file in the state directory].
     #[arg(long, value_name = "LEASE")]
     pub(crate) lease: Option<String>,
+    /// Where peers reach this node [default: where it listens].
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) advertise: Option<String>,
+    /// Certificates of this cluster, made by `ckptctl certs`; with them this node speaks with others.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) certs: Option<PathBuf>,
+    /// Speak with other nodes without certificates; on loopback only.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// What this node is called by for placement; may be given several times.
+    #[arg(long = "label", value_name = "K=V")]
+    pub(crate) labels: Vec<String>,
 }
 
 /// Flags of `ckptd upgrade`.
@@ -113,6 +125,22 @@ impl Up {
         }
         if let Some(lease) = &self.lease {
             node.lease = Some(lease.clone());
+        }
+        if let Some(coordinator) = &self.coordinator {
+            node.coordinator.clone_from(coordinator);
+        }
+        if let Some(advertise) = &self.advertise {
+            node.advertise = Some(advertise.clone());
+        }
+        if let Some(certs) = &self.certs {
+            node.certs = Some(certs.clone());
+        }
+        node.insecure |= self.insecure;
+        for label in &self.labels {
+            let (key, value) = label
+                .split_once('=')
+                .with_context(|| format!("--label {label:?} is not KEY=VALUE, as in rack=r1"))?;
+            node.labels.insert(key.to_owned(), value.to_owned());
         }
         if let Some(size) = &self.tier1 {
             tier1.size = Some(size.clone());

@@ -4,8 +4,9 @@
 //! finding Tier-3. Does not own: fetching (engine), the directory itself (fuse).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use tidemark_engine::cluster::Cluster;
 use tidemark_engine::namespace::{ColdFile, FsError, Namespace, NodeId};
 use tidemark_engine::node::{NotVerified, Shared, heal_at_open, restore, verify_at_open};
 use tidemark_fuse::Host;
@@ -22,18 +23,24 @@ pub(crate) struct DaemonHost {
     begun: Condvar,
     runtime: tokio::runtime::Handle,
     files: Mutex<BTreeMap<String, Vec<u8>>>,
+    cluster: OnceLock<Arc<Cluster>>,
 }
 
 impl DaemonHost {
     pub(crate) fn new(namespace: Arc<Namespace>, threads: usize, runtime: tokio::runtime::Handle) -> Self {
         let (engine, begun) = (Mutex::default(), Condvar::new());
-        Self { namespace, threads, engine, begun, runtime, files: Mutex::default() }
+        Self { namespace, threads, engine, begun, runtime, files: Mutex::default(), cluster: OnceLock::new() }
     }
 
     /// From now on there is somebody to fetch.
     pub(crate) fn begin(&self, engine: Arc<Shared>) {
         *self.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine);
         self.begun.notify_all();
+    }
+
+    /// From now on other nodes are asked. Once, before the mount serves.
+    pub(crate) fn join(&self, cluster: Arc<Cluster>) {
+        assert!(self.cluster.set(cluster).is_ok(), "a node is of one cluster");
     }
 
     /// The engine, waited for within a bound.
@@ -81,6 +88,10 @@ impl Host for DaemonHost {
             Err(NotVerified::Bad(bad)) => self.runtime.block_on(heal_at_open(&self.engine()?, *bad)),
             Err(NotVerified::Unreadable(error)) => Err(error),
         }
+    }
+
+    fn cluster(&self) -> Option<&Arc<Cluster>> {
+        self.cluster.get()
     }
 
     fn control_files(&self) -> Vec<String> {

@@ -21,6 +21,8 @@ const LEASE_PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) enum Lease {
     File(FileLease),
     Store(Box<StoreLease>, Epoch),
+    /// Another node is the coordinator, or whichever the lease in an etcd names (`seat`).
+    Elsewhere,
 }
 
 impl Lease {
@@ -53,7 +55,7 @@ impl Lease {
             }
             Some(other) => {
                 let path = other.strip_prefix("file:").with_context(|| {
-                    format!("--lease {other:?} is not supported; write file:PATH or tier3")
+                    format!("--lease {other:?} is not supported; write file:PATH, tier3, or etcd://HOST:PORT/PREFIX for several nodes")
                 })?;
                 Ok(Self::File(FileLease::acquire(Path::new(path), in_tier3)?))
             }
@@ -64,6 +66,7 @@ impl Lease {
         match self {
             Self::File(lease) => lease.epoch(),
             Self::Store(_, epoch) => *epoch,
+            Self::Elsewhere => Epoch(0),
         }
     }
 
@@ -71,6 +74,7 @@ impl Lease {
     pub(crate) async fn keep(self, daemon: Arc<Daemon>) {
         match self {
             Self::File(_lease) => std::future::pending().await,
+            Self::Elsewhere => std::future::pending().await,
             Self::Store(mut lease, _) => loop {
                 tokio::time::sleep(LeaseTimes::default().term / 3).await;
                 if let Err(error) = lease.renew(Instant::now()).await {

@@ -7,7 +7,7 @@ use crate::host::DaemonHost;
 use crate::state_dir::StateDir;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemark_control::api::NodeApi;
+use tidemark_engine::cluster::Seat;
 use tidemark_engine::metrics::raise_to;
 use tidemark_fuse::Opcode;
 
@@ -22,8 +22,9 @@ pub(crate) async fn publish_on(daemon: Arc<Daemon>, host: Arc<DaemonHost>, state
 }
 
 pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &StateDir) {
-    let Ok(status) = daemon.status().await else { return };
+    let Ok(status) = daemon.own_status().await else { return };
     count_requests(daemon);
+    count_calls(daemon);
     let json = serde_json::to_vec_pretty(&status).expect("a status is written as JSON");
     if let Err(error) = state_dir.write_status(&json) {
         tracing::debug!(%error, "the last known status was not written");
@@ -38,7 +39,7 @@ pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &Stat
     host.publish("status", text.into_bytes());
     host.publish("status.json", json);
     host.publish("latest", latest.into_bytes());
-    if let Ok(rows) = daemon.list(tidemark_control::api::ListRequest::default()).await {
+    if let Ok(rows) = daemon.own_list(tidemark_control::api::ListRequest::default()).await {
         host.publish("checkpoints.json", serde_json::to_vec_pretty(&rows).expect("rows are written as JSON"));
     }
 }
@@ -52,5 +53,18 @@ fn count_requests(daemon: &Daemon) {
         if opcode == Opcode::Create {
             raise_to(&metrics.create_files, count);
         }
+    }
+}
+
+/// Brings the metrics of what the coordinator was asked up to both ends' own counters.
+fn count_calls(daemon: &Daemon) {
+    let Some(cluster) = daemon.node.shared().cluster.get() else { return };
+    let metrics = &daemon.node.shared().metrics;
+    for (call, count) in cluster.calls() {
+        raise_to(&metrics.coordinator_calls.get_or_create(&[("call", call)]), count);
+    }
+    let Seat::Here(authority) = cluster.seat() else { return };
+    for (call, count) in authority.calls() {
+        raise_to(&metrics.catalog_calls.get_or_create(&[("call", call)]), count);
     }
 }

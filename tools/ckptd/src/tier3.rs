@@ -50,6 +50,12 @@ impl Tier3 {
         Ok(Self { store, probe, lease, epoch })
     }
 
+    /// As a node sees it that does not decide: it is not asked anything now, and what it is like the coordinator knows.
+    pub(crate) async fn of_member(settings: &Settings) -> Result<Self, Failure> {
+        let store = store::LaterStore::open(&settings.tier3.url).await.map_err(Failure::usage)?;
+        Ok(Self { store, probe: Probe::unknown(), lease: Lease::Elsewhere, epoch: Epoch(0) })
+    }
+
     /// The same while a mount serves already: it is tried until it succeeds, and what is in memory is served meanwhile.
     pub(crate) async fn open_in_the_end(settings: &Settings, state_dir: &StateDir, name: &str) -> Self {
         let mut said = String::new();

@@ -13,7 +13,9 @@ use crate::cli::Failure;
 use crate::descriptors;
 use crate::host::DaemonHost;
 use crate::memory;
+use crate::peers::{Peers, Role, drain_member};
 use crate::publish::{publish, publish_on};
+use crate::seat;
 use crate::session::{self, Found, Serving};
 use crate::state_dir::StateDir;
 use crate::tier3::Tier3;
@@ -53,6 +55,8 @@ struct Start<'a> {
     name: NodeName,
     http: SocketAddr,
     listen: SocketAddr,
+    id: StartId,
+    role: Role,
 }
 
 /// How a start came to serve.
@@ -79,6 +83,8 @@ struct Serves {
     host: Arc<DaemonHost>,
     shared: Arc<Shared>,
     node: Node,
+    /// None: this node is alone.
+    peers: Option<Peers>,
     /// None: still to be mounted.
     mounted: Option<Arc<Mounted>>,
 }
@@ -107,6 +113,8 @@ pub(crate) async fn up(
         name: node_name(&settings).map_err(Failure::usage)?,
         http: parse_addr("--http", &settings.node.http).map_err(Failure::usage)?,
         listen: parse_addr("--listen", &settings.node.listen).map_err(Failure::usage)?,
+        id: StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?),
+        role: Role::of(&settings).map_err(Failure::usage)?,
     };
     descriptors::raise_limit();
     let mut gone = keeper_gone(&keeper).map_err(Failure::failed)?;
@@ -155,11 +163,31 @@ impl Start<'_> {
     async fn begin(&self) -> Result<Serves, Failure> {
         let setting = self.settings.tier1.size.as_deref();
         let tier1_bytes = memory::tier1_bytes(setting).map_err(Failure::usage)?;
-        let tier3 = Tier3::open(self.settings, self.state_dir, self.name.as_str()).await?;
+        let tier3 = self.tier3().await?;
+        if let Role::Candidate(place) = &self.role {
+            seat::look(place).await?;
+        }
         let base = Base::fresh(self.settings, self.name.as_str(), tier1_bytes)?;
         let host = self.host(&base);
-        let (shared, node) = self.engine(&base, Names::Empty, &tier3).await?;
-        Ok(Serves { base, tier3, host, shared, node, mounted: None })
+        let peers = self.peers(&base).await?;
+        let (shared, node) = self.engine(&base, Names::Empty, &tier3, peers.as_ref()).await?;
+        Ok(Serves { base, tier3, host, shared, node, peers, mounted: None })
+    }
+
+    async fn tier3(&self) -> Result<Tier3, Failure> {
+        match self.role {
+            Role::Alone | Role::Coordinator => {
+                Tier3::open(self.settings, self.state_dir, self.name.as_str()).await
+            }
+            // The coordinator looks at it for all.
+            Role::Member(_) | Role::Candidate(_) => Tier3::of_member(self.settings).await,
+        }
+    }
+
+    async fn peers(&self, base: &Base) -> Result<Option<Peers>, Failure> {
+        let life = NodeLife { node: self.name.clone(), incarnation: base.incarnation };
+        let namespace = Arc::clone(&base.namespace);
+        Peers::open(self.settings, self.role.clone(), (life, self.id), self.listen, namespace).await
     }
 
     /// From what a daemon left that died: memory, names and open files, then the mount, and Tier-3 when it answers.
@@ -176,6 +204,10 @@ impl Start<'_> {
         self.keeper.remove(names::ANSWERED).map_err(Failure::failed)?;
         reach(StepPoint::ResumeBeforeServing);
         let host = self.host(&base);
+        let peers = self.peers(&base).await?;
+        if let Some(peers) = &peers {
+            host.join(Arc::clone(&peers.cluster));
+        }
         let mounted = match mount {
             Some(mount) if goes_on => {
                 let mounted = self.take_over(mount, &base, &host).await?;
@@ -204,9 +236,14 @@ impl Start<'_> {
             as_usual();
         }
         reach(StepPoint::ResumeAfterServing);
-        let tier3 = Tier3::open_in_the_end(self.settings, self.state_dir, self.name.as_str()).await;
-        let (shared, node) = self.engine(&base, Names::Kept, &tier3).await?;
-        Ok(Serves { base, tier3, host, shared, node, mounted })
+        let tier3 = match self.role {
+            Role::Alone | Role::Coordinator => {
+                Tier3::open_in_the_end(self.settings, self.state_dir, self.name.as_str()).await
+            }
+            Role::Member(_) | Role::Candidate(_) => Tier3::of_member(self.settings).await?,
+        };
+        let (shared, node) = self.engine(&base, Names::Kept, &tier3, peers.as_ref()).await?;
+        Ok(Serves { base, tier3, host, shared, node, peers, mounted })
     }
 
     async fn take_over(
@@ -236,7 +273,13 @@ impl Start<'_> {
     }
 
     /// The engine over memory and Tier-3.
-    async fn engine(&self, base: &Base, names: Names, tier3: &Tier3) -> Result<(Arc<Shared>, Node), Failure> {
+    async fn engine(
+        &self,
+        base: &Base,
+        names: Names,
+        tier3: &Tier3,
+        peers: Option<&Peers>,
+    ) -> Result<(Arc<Shared>, Node), Failure> {
         let life = NodeLife { node: self.name.clone(), incarnation: base.incarnation };
         if !life.is_unambiguous() {
             return Err(Failure::usage(anyhow::anyhow!(
@@ -265,8 +308,18 @@ impl Start<'_> {
             sizes: Arc::default(),
             seal_threads: cores(),
             losses: Losses::default(),
+            cluster: OnceLock::new(),
+            replicator: OnceLock::new(),
+            nearby: Default::default(),
         });
+        if let Some(peers) = peers {
+            assert!(shared.cluster.set(Arc::clone(&peers.cluster)).is_ok(), "it was made above");
+        }
         let recovered = loop {
+            if matches!(self.role, Role::Member(_) | Role::Candidate(_)) {
+                // The coordinator knows what Tier-3 holds.
+                break tidemark_engine::node::Recovered::default();
+            }
             match recover(&shared, names).await {
                 Ok(recovered) => break recovered,
                 Err(error) if names == Names::Empty => {
@@ -292,34 +345,52 @@ impl Start<'_> {
         mut signals: Signals,
         gone: tokio::sync::oneshot::Receiver<()>,
     ) -> Result<bool, Failure> {
-        let Serves { base, tier3, host, shared, node, mounted } = serves;
+        let Serves { base, tier3, host, shared, node, peers, mounted } = serves;
         let server = Server::bind(&self.state_dir.socket(), self.http)
             .await
             .context("commands cannot be served")
             .map_err(Failure::failed)?;
-        let peers = tokio::net::TcpListener::bind(self.listen)
-            .await
-            .with_context(|| format!("--listen {} cannot be bound; choose another address", self.listen))
-            .map_err(Failure::failed)?;
-        let start =
-            StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?);
+        // A node that is alone keeps its address, too, so that nobody else is taken for it.
+        let (listener, listen) = match &peers {
+            Some(peers) => (None, peers.local_address()),
+            None => {
+                let listener = tokio::net::TcpListener::bind(self.listen)
+                    .await
+                    .with_context(|| {
+                        format!("--listen {} cannot be bound; choose another address", self.listen)
+                    })
+                    .map_err(Failure::failed)?;
+                let listen = listener.local_addr().map_err(Failure::failed)?;
+                (Some(listener), listen)
+            }
+        };
+        let start = self.id;
         let daemon = Arc::new(Daemon {
             version: self.version,
             node,
             name: self.name.to_string(),
             incarnation: base.incarnation,
             start,
-            epoch: tier3.epoch.0,
             keeper_pid: keeper_pid(self.keeper),
-            listen: peers.local_addr().map_err(Failure::failed)?.to_string(),
+            listen: listen.to_string(),
             http: server.http_addr().to_string(),
             mountpoint: self.mountpoint.to_owned(),
             mounted: OnceLock::new(),
             draining: AtomicBool::new(false),
+            counted: Default::default(),
+            runs_elsewhere: Default::default(),
+            began: Instant::now(),
         });
         let attributes = Attributes::new(&daemon, tokio::runtime::Handle::current());
         base.namespace.set_xattr_source(Arc::new(attributes));
         host.begin(Arc::clone(&shared));
+        if let Some(peers) = &peers {
+            peers.serve(&shared, &daemon);
+            peers.begin(&shared, tier3.epoch, self.version);
+            if mounted.is_none() {
+                host.join(Arc::clone(&peers.cluster));
+            }
+        }
         publish(&daemon, &host, self.state_dir).await;
         let mounted = match mounted {
             Some(mounted) => mounted,
@@ -340,7 +411,10 @@ impl Start<'_> {
             // An error means that the sender is gone, which ends the server too.
             let _ = server_ends.await;
         }));
-        let keeping = tokio::spawn(tier3.lease.keep(Arc::clone(&daemon)));
+        let keeping = match peers.as_ref().and_then(|peers| peers.candidate(&daemon)) {
+            Some(candidate) => tokio::spawn(candidate.run()),
+            None => tokio::spawn(tier3.lease.keep(Arc::clone(&daemon))),
+        };
         let publishing =
             tokio::spawn(publish_on(Arc::clone(&daemon), Arc::clone(&host), self.state_dir.clone()));
 
@@ -364,8 +438,10 @@ impl Start<'_> {
         }
 
         daemon.draining.store(true, Ordering::Release);
+        let is_member = peers.as_ref().is_some_and(Peers::is_member);
         let durable = tokio::select! {
-            durable = drain_all(&daemon, self.settings) => durable,
+            durable = drain_all(&daemon, self.settings), if !is_member => durable,
+            durable = drain_member(&shared, Duration::from_secs(self.settings.shutdown.drain_timeout_s)), if is_member => durable,
             _ = signals.terminate.recv() => {
                 tracing::warn!("a second SIGTERM: ending at once");
                 false
@@ -387,6 +463,7 @@ impl Start<'_> {
             Err(error) => tracing::error!(%error, "serving commands panicked"),
         }
         base.tier1.remove_spill();
+        drop(listener);
         Ok(durable)
     }
 

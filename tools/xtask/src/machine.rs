@@ -16,6 +16,8 @@ pub(crate) enum Need {
     Fuse,
     /// The wheel of torch, and the guest's kernel, are for this processor and system.
     LinuxX86,
+    /// A kernel whose processes may have different networks.
+    NetworkNamespaces,
 }
 
 impl Need {
@@ -30,6 +32,9 @@ impl Need {
             }
             Self::LinuxX86 if !cfg!(all(target_os = "linux", target_arch = "x86_64")) => {
                 Some("what it installs is for Linux x86_64 only".into())
+            }
+            Self::NetworkNamespaces if !Path::new("/proc/self/ns/net").exists() => {
+                Some("no /proc/self/ns/net: the kernel has one network for all".into())
             }
             _ => None,
         }

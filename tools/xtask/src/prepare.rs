@@ -29,12 +29,16 @@ pub(crate) enum Tool {
     Fuse3,
     /// `getfattr` and `setfattr`.
     Attr,
+    /// A real etcd, and its command line to look into it.
+    Etcd,
     /// The POSIX test suite of that name.
     Pjdfstest,
     /// The file system exerciser. It is under the APSL: built apart, only ever run, never linked or shipped.
     Fsx,
     /// An emulator, and Debian's kernel to boot in it, which is unpacked and not installed.
     Guest,
+    /// `ip`, `tc` and `nft` for networks of hosts, and iperf3 as a measure of their links.
+    Network,
     /// A virtual environment with torch and the frameworks of which the suite has scripts.
     PythonWithTorch,
     /// A virtual environment with moto, an S3 server that others wrote.
@@ -46,6 +50,10 @@ pub(crate) fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
     match tool {
         Tool::Fuse3 => debian(&["fuse3"], || works(Command::new("fusermount3").arg("-V"))),
         Tool::Attr => debian(&["attr"], || works(Command::new("getfattr").arg("--version"))),
+        Tool::Etcd => {
+            debian(&["etcd-server"], || works(Command::new("etcd").arg("--version")))?;
+            debian(&["etcd-client"], || works(Command::new("etcdctl").arg("version")))
+        }
         Tool::Pjdfstest => {
             debian(&["gcc"], || works(Command::new("gcc").arg("--version")))?;
             debian(&["libacl1-dev"], || Path::new("/usr/include/sys/acl.h").exists())?;
@@ -59,6 +67,11 @@ pub(crate) fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
                 ["cpio", "depmod", "strip"].iter().all(|name| works(Command::new(name).arg("--version")))
             })?;
             guest_kernel(workspace)
+        }
+        Tool::Network => {
+            debian(&["iproute2"], || ["ip", "tc"].iter().all(|name| works(Command::new(name).arg("-V"))))?;
+            debian(&["nftables"], || works(Command::new("nft").arg("-V")))?;
+            debian(&["iperf3"], || works(Command::new("iperf3").arg("-v")))
         }
         Tool::PythonWithTorch => {
             // The stubs for CUDA's libraries are compiled and read with these.

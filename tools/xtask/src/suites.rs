@@ -36,6 +36,13 @@ pub(crate) const SUITES: &[Suite] = &[
         serial: false,
     },
     Suite {
+        name: "simulation",
+        question: "does a cluster keep its promises under loss, delay, partition, death and wrong clocks?",
+        needs: &[],
+        tools: &[],
+        serial: false,
+    },
+    Suite {
         name: "s3",
         question: "are the ambiguous answers of object stores read right?",
         needs: &[],
@@ -89,6 +96,13 @@ pub(crate) const SUITES: &[Suite] = &[
         question: "killed at any moment under load, over and over: is every promise kept?",
         needs: MOUNT,
         tools: &[],
+        serial: true,
+    },
+    Suite {
+        name: "cluster",
+        question: "several hosts in network namespaces: what is lost with a host or a link, and what is not?",
+        needs: &[Need::Root, Need::Fuse, Need::LinuxX86, Need::NetworkNamespaces],
+        tools: &[Tool::Network, Tool::Etcd, Tool::PythonWithTorch],
         serial: true,
     },
     Suite {

@@ -1,6 +1,7 @@
 //! The commands, one file each: the words it takes, what it asks, how it shows the answer.
 
 mod bench;
+mod certs;
 mod commit;
 mod doctor;
 mod events;
@@ -11,6 +12,7 @@ mod import;
 mod ls;
 mod nodes;
 mod pin;
+mod placement;
 mod prefetch;
 mod recover;
 mod rm;
@@ -30,6 +32,7 @@ pub(crate) enum Command {
     Show(show::Args),
     Tiers(tiers::Args),
     Nodes(nodes::Args),
+    Placement(placement::Args),
     Verify(verify::Args),
     Prefetch(prefetch::Args),
     Flush(flush::Args),
@@ -45,6 +48,7 @@ pub(crate) enum Command {
     Recover(recover::Args),
     Events(events::Args),
     Doctor(doctor::Args),
+    Certs(certs::Args),
     Bench(bench::Args),
 }
 
@@ -56,6 +60,7 @@ pub(crate) async fn run(command: Option<Command>, context: &mut Context) -> Resu
         Command::Show(args) => args.run(context).await,
         Command::Tiers(args) => args.run(context).await,
         Command::Nodes(args) => args.run(context).await,
+        Command::Placement(args) => args.run(context).await,
         Command::Verify(args) => args.run(context).await,
         Command::Prefetch(args) => args.run(context).await,
         Command::Flush(args) => args.run(context).await,
@@ -70,6 +75,7 @@ pub(crate) async fn run(command: Option<Command>, context: &mut Context) -> Resu
         Command::Recover(args) => args.run(context).await,
         Command::Events(args) => args.run(context).await,
         Command::Doctor(args) => args.run(context).await,
+        Command::Certs(args) => args.run(context),
         Command::Bench(args) => args.run(context).await,
     }
 }

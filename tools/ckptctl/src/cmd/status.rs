@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use tidemark_control::api::{KEEPER_FILE_NAME, STATUS_FILE_NAME};
-use tidemark_protocol::report::{ExitCode, NodeState, Problem, RunStatus, Status};
+use tidemark_protocol::report::{ExitCode, NodeState, Problem, ReplicationStatus, RunStatus, Status};
 
 /// A status is a few kilobytes; one that is larger was not written by us.
 const STATUS_BYTES_MAX: u64 = 16 << 20;
@@ -88,6 +88,9 @@ fn print(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, " action: {}", text::clean(&problem.action))?;
     }
     writeln!(out, "  mount: {}  ({})", text::clean(&status.mount.path), status.mount.mode.word())?;
+    if let Some(replication) = &status.replication {
+        writeln!(out, " copies: {}", copies(replication))?;
+    }
     writeln!(out)?;
     table::write(&super::tiers::table(&status.tiers), out)?;
     if status.runs.is_empty() {
@@ -111,6 +114,22 @@ fn state(state: NodeState) -> String {
         NodeState::Degraded | NodeState::Stopped | NodeState::Unknown => 31,
     };
     format!("\x1b[{colour}m{}\x1b[0m", state.word().to_uppercase())
+}
+
+/// Where this node's files are copied to, and what is not there.
+fn copies(replication: &ReplicationStatus) -> String {
+    let at = replication
+        .partner
+        .as_deref()
+        .map_or_else(|| "nowhere".to_owned(), |at| format!("at {}", text::clean(at)));
+    if replication.lacking_files == 0 {
+        return at;
+    }
+    let bytes = tidemark_protocol::size::Shown(replication.lacking_bytes);
+    let since = replication.since_ms.map(|since_ms| format!(" for {}", text::age(since_ms, text::now_ms())));
+    let why = replication.why.as_deref().map_or_else(|| "they are on their way".into(), text::clean);
+    let (files, plural) = (replication.lacking_files, if replication.lacking_files == 1 { "" } else { "s" });
+    format!("{at}, {files} file{plural} ({bytes}) lacking{}: {why}", since.unwrap_or_default())
 }
 
 fn runs(runs: &[RunStatus]) -> comfy_table::Table {

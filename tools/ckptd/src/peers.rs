@@ -1,0 +1,359 @@
+//! This node's place among others: its links, and who the coordinator is.
+//!
+//! Owns: opening the links with what the settings say, taking the seat or following whoever has it. Does not own: links
+//! (transport), the tree over nodes (the engine's cluster), the coordinator (control).
+
+use crate::api::Daemon;
+use crate::cli::Failure;
+use crate::seat::Candidate;
+use anyhow::Context;
+use bytes::Bytes;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemark_control::catalog::{Catalog, Terms};
+use tidemark_control::lease::EtcdPlace;
+use tidemark_engine::cluster::{
+    Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
+};
+use tidemark_engine::namespace::{FileState, Namespace, ReclaimClass, object_copy};
+use tidemark_engine::node::Shared;
+use tidemark_engine::replicate::{Receiver, ReceiverParts, Replicator, ReplicatorParts};
+use tidemark_engine::save::share::Participations;
+use tidemark_engine::settings::Settings;
+use tidemark_engine::tier1::Tier1;
+use tidemark_protocol::cluster::wire::{Object, Prepare, Preparing};
+use tidemark_protocol::id::{Epoch, FileId, Incarnation, SealNumber, StartId};
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::label::Labels;
+use tidemark_protocol::replication::{Holder, Priority};
+use tidemark_transport::certs::Certs;
+use tidemark_transport::tcp::{self, Security};
+use tidemark_transport::{Address, Identity, Peer, Refusal, Tcp};
+
+/// Connections of one transfer: one core sends about as fast as a network of 100 Gbit/s takes, and two are for the receiver.
+const BULK_STREAMS: usize = 2;
+
+/// How often what is old is looked for.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+/// Where the settings say that the coordinator is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Nobody else is spoken with.
+    Alone,
+    /// This node is it, and others may come.
+    Coordinator,
+    /// One of these is.
+    Member(Vec<Address>),
+    /// Whichever node has the lease there; it may be this one.
+    Candidate(EtcdPlace),
+}
+
+impl Role {
+    pub(crate) fn of(settings: &Settings) -> anyhow::Result<Self> {
+        let node = &settings.node;
+        let speaks = node.certs.is_some() || node.insecure;
+        let etcd = node.lease.as_deref().filter(|lease| lease.starts_with("etcd://"));
+        if let Some(place) = etcd {
+            anyhow::ensure!(
+                speaks && node.coordinator == "embedded",
+                "--lease {place} names the coordinator of several nodes: it needs --certs DIR (see `ckptctl certs`), or --insecure on loopback, and no --coordinator"
+            );
+            return Ok(Self::Candidate(place.parse().context("--lease")?));
+        }
+        if node.coordinator == "embedded" {
+            return Ok(if speaks { Self::Coordinator } else { Self::Alone });
+        }
+        anyhow::ensure!(
+            speaks,
+            "--coordinator {:?} needs --certs DIR (see `ckptctl certs`), or --insecure on loopback",
+            node.coordinator
+        );
+        let nodes: anyhow::Result<_> = node.coordinator.split(',').map(address).collect();
+        nodes.map(Self::Member).context("--coordinator")
+    }
+}
+
+/// The address of a node from `NODE@HOST:PORT`.
+pub(crate) fn address(text: &str) -> anyhow::Result<Address> {
+    let (node, address) = text
+        .split_once('@')
+        .filter(|(node, address)| !node.is_empty() && address.contains(':'))
+        .with_context(|| format!("{text:?} is not NODE@HOST:PORT"))?;
+    Ok(Address { node: node.to_owned(), address: address.to_owned() })
+}
+
+/// What is open towards others.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    pub(crate) cluster: Arc<Cluster>,
+    service: Arc<NodeService>,
+    link: Arc<Tcp>,
+    address: String,
+    role: Role,
+}
+
+impl Peers {
+    /// Listens; `None` for a node that is alone.
+    pub(crate) async fn open(
+        settings: &Settings,
+        role: Role,
+        (life, start): (NodeLife, StartId),
+        listen: SocketAddr,
+        namespace: Arc<Namespace>,
+    ) -> Result<Option<Self>, Failure> {
+        if role == Role::Alone {
+            return Ok(None);
+        }
+        let node = &settings.node;
+        let security = match &node.certs {
+            Some(directory) => Security::Certificates(
+                Certs::load(directory, &node.cluster, life.node.as_str())
+                    .context("the certificates cannot be used")
+                    .map_err(Failure::usage)?,
+            ),
+            None => Security::Insecure { off_loopback: false },
+        };
+        let runtime = tokio::runtime::Handle::current();
+        let cluster = Cluster::new(life.clone(), start, namespace, runtime);
+        let service = NodeService::new(Arc::clone(&cluster));
+        let identity = Identity {
+            cluster: node.cluster.clone(),
+            node: life.node.to_string(),
+            incarnation: life.incarnation.0,
+            start: start.0,
+        };
+        let settings = tcp::Settings { listen, security, encrypt_bulk: false, bulk_streams: BULK_STREAMS };
+        let link = Tcp::listen(identity, settings, Arc::clone(&service) as Arc<_>)
+            .await
+            .context("other nodes cannot be heard")
+            .map_err(Failure::failed)?;
+        let link = Arc::new(link);
+        cluster.connect(Arc::clone(&link) as Arc<_>);
+        let address = node.advertise.clone().unwrap_or_else(|| link.local_address().to_string());
+        Ok(Some(Self { cluster, service, link, address, role }))
+    }
+
+    /// Where this node listens.
+    pub(crate) fn local_address(&self) -> SocketAddr {
+        self.link.local_address()
+    }
+
+    /// Others may ask from now on, and this node's files are copied to them. The tasks end with the runtime.
+    pub(crate) fn serve(&self, shared: &Arc<Shared>, daemon: &Arc<Daemon>) {
+        let link = Tagged::replication(Arc::clone(&self.link) as Arc<_>);
+        let life = &self.cluster.life;
+        let receiver = Receiver::new(ReceiverParts {
+            namespace: Arc::clone(&shared.namespace),
+            tier1: Arc::clone(&shared.tier1),
+            metrics: Arc::clone(&shared.metrics),
+            holder: Holder(life.incarnation),
+            verify_threads: shared.seal_threads,
+        });
+        receiver.use_link(Arc::clone(&link));
+        let (partners, followed) = tokio::sync::watch::channel(Vec::new());
+        let (replicator, _) = Replicator::start(
+            ReplicatorParts {
+                namespace: Arc::clone(&shared.namespace),
+                link: Arc::clone(&link),
+                metrics: Arc::clone(&shared.metrics),
+                home: life.node.to_string(),
+                partners: followed,
+                facts: Arc::new(|_| Vec::new()),
+                streams: true,
+            },
+            life.incarnation,
+        );
+        // What lay here before this daemon began.
+        for view in shared.namespace.views_below(b"") {
+            replicator.look_at(&view, Priority::Base);
+        }
+        let told = Arc::clone(&replicator);
+        receiver.tell_withdrawn_by(Box::new(move |node, file, seal, _| told.withdrawn_by(node, file, seal)));
+        assert!(shared.replicator.set(Arc::clone(&replicator)).is_ok(), "a node serves once");
+        shared.nearby.ask(Near::new(Arc::clone(&self.cluster), link));
+        tokio::spawn(follow_partners(Arc::clone(&self.cluster), partners));
+        tokio::spawn(tell_copies(Arc::clone(&self.cluster)));
+        tokio::spawn(keep_house(Arc::clone(&self.cluster), Arc::clone(&receiver)));
+        let shared = Arc::clone(shared);
+        let cluster = Arc::clone(&self.cluster);
+        let participations = Participations::default();
+        self.service.deliver_to(Arc::new(NodeInbox {
+            daemon: Arc::clone(daemon),
+            shared,
+            cluster,
+            participations,
+            receiver,
+            replicator,
+        }));
+    }
+
+    /// Takes the seat, or follows whoever has it. The tasks end with the runtime.
+    pub(crate) fn begin(&self, shared: &Arc<Shared>, epoch: Epoch, version: &str) {
+        let settings = &shared.settings;
+        let presence = self.presence(shared, version);
+        match &self.role {
+            Role::Alone => {}
+            Role::Coordinator => {
+                let catalog = Catalog::new(Arc::clone(&self.cluster), epoch, presence, terms(settings));
+                self.cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
+                tokio::spawn(Arc::clone(&catalog).tell_deputy());
+                tokio::spawn(Arc::clone(&catalog).tell_removed());
+                tokio::spawn(catalog.watch());
+            }
+            Role::Member(coordinators) => {
+                if let Some(coordinator) = coordinators.first() {
+                    self.cluster.sit(Seat::There(coordinator.clone()));
+                }
+                tokio::spawn(follow(Arc::clone(&self.cluster), presence));
+            }
+            Role::Candidate(_) => {
+                tokio::spawn(follow(Arc::clone(&self.cluster), presence));
+            }
+        }
+    }
+
+    /// What this node says of itself.
+    fn presence(&self, shared: &Arc<Shared>, version: &str) -> Arc<Presence> {
+        let tier1 = Arc::clone(&shared.tier1);
+        Arc::new(Presence {
+            address: self.address.clone(),
+            labels: Labels::try_from(shared.settings.node.labels.clone()).unwrap_or_default(),
+            version: version.to_owned(),
+            tier1: Box::new(move || occupancy(&tier1)),
+        })
+    }
+
+    /// This node as a candidate for the coordinator's seat, where it is one.
+    pub(crate) fn candidate(&self, daemon: &Arc<Daemon>) -> Option<Candidate> {
+        let Role::Candidate(place) = &self.role else { return None };
+        let shared = daemon.node.shared();
+        Some(Candidate {
+            place: place.clone(),
+            cluster: Arc::clone(&self.cluster),
+            daemon: Arc::clone(daemon),
+            presence: self.presence(shared, daemon.version),
+            terms: terms(&shared.settings),
+        })
+    }
+
+    /// Whether another node decides now, or may.
+    pub(crate) fn is_member(&self) -> bool {
+        !self.cluster.is_coordinator()
+    }
+}
+
+/// What the coordinator's settings say of members and their places.
+fn terms(settings: &Settings) -> Terms {
+    let (rules, patience) = (settings.placement.rules(), settings.members.patience());
+    Terms { rules, patience, ..Terms::default() }
+}
+
+/// The bytes of Tier-1 that are in use, and its size.
+fn occupancy(tier1: &Tier1) -> (u64, u64) {
+    let usage = tier1.usage();
+    (usage.used_bytes, usage.size_bytes)
+}
+
+/// Waits until everything that was sealed here is in Tier-3, as far as the coordinator commits it; true when all of it is.
+pub(crate) async fn drain_member(shared: &Shared, patience: Duration) -> bool {
+    let give_up = tokio::time::Instant::now() + patience;
+    loop {
+        let own = shared.namespace.views_below(b"").into_iter().filter(|view| view.remote.is_none());
+        let left = own.filter(|view| match view.state {
+            FileState::Sealed { .. } => view.object.is_none() && view.host,
+            FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => true,
+        });
+        let left = left.count();
+        if left == 0 {
+            return true;
+        }
+        if tokio::time::Instant::now() >= give_up {
+            tracing::warn!(files = left, "not in Tier-3 at the end; other nodes may have copies");
+            return false;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Says who keeps copies of this node's files, as the members change.
+async fn follow_partners(cluster: Arc<Cluster>, partners: tokio::sync::watch::Sender<Vec<Address>>) {
+    let mut members = cluster.watch_members();
+    loop {
+        let now = members.borrow_and_update().clone();
+        let of = |name| now.members.iter().find(|member| member.life.node == name && !member.gone);
+        let own = now.members.iter().find(|member| member.life == cluster.life);
+        let names = own.map(|member| member.partners.clone()).unwrap_or_default();
+        let addresses: Vec<_> = names.into_iter().filter_map(of).map(address_of).collect();
+        partners.send_if_modified(|known| {
+            let changed = *known != addresses;
+            *known = addresses;
+            changed
+        });
+        if members.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// What is old is forgotten, and who has to know of a copy that is gone is told.
+async fn keep_house(cluster: Arc<Cluster>, receiver: Arc<Receiver>) {
+    loop {
+        tokio::time::sleep(HOUSEKEEPING).await;
+        let members = cluster.members();
+        receiver
+            .tell_withdrawn(|name| {
+                let found = members.members.iter().find(|member| member.life.node.as_str() == name);
+                found.filter(|member| !member.gone).map(address_of)
+            })
+            .await;
+        receiver.sweep();
+    }
+}
+
+/// What this node does with messages that are not about names.
+#[derive(Debug)]
+struct NodeInbox {
+    daemon: Arc<Daemon>,
+    shared: Arc<Shared>,
+    cluster: Arc<Cluster>,
+    participations: Participations,
+    receiver: Arc<Receiver>,
+    replicator: Arc<Replicator>,
+}
+
+#[async_trait::async_trait]
+impl Inbox for NodeInbox {
+    async fn replication(&self, from: Peer, body: Bytes) -> Result<Bytes, Refusal> {
+        let answer = self.receiver.answer(&from, body).await;
+        self.cluster.copies_changed();
+        answer
+    }
+
+    async fn prepare(&self, prepare: Prepare) -> Preparing {
+        self.participations.prepare(&prepare, &self.shared.drain, &self.shared.namespace)
+    }
+
+    fn objects(&self, objects: Vec<(FileId, SealNumber, Object)>) {
+        for (file, seal, object) in objects {
+            let copy = object_copy(&object);
+            let namespace = &self.shared.namespace;
+            namespace.note_copy_object(file, seal, copy.clone());
+            namespace.set_copy_reclaim(file, seal, ReclaimClass::CommittedNewest);
+            if namespace.note_object(file, seal, copy) {
+                namespace.set_reclaim(file, ReclaimClass::CommittedNewest);
+            }
+        }
+    }
+
+    async fn command(&self, body: Bytes) -> Result<Bytes, Refusal> {
+        self.daemon.answer_for_others(&body).await
+    }
+
+    fn connection(&self, peer: &Peer, there: bool) {
+        if there {
+            self.replicator.saw_life(&peer.node, Incarnation(peer.incarnation));
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The coordinator's seat where a lease in an etcd says whose it is.
+//!
+//! Owns: following whoever has the lease, taking it when nobody has, what a node does when it becomes the coordinator and when it
+//! ends to be that. Does not own: the lease (control), what a coordinator does (the catalog, the engine), following as a member
+//! (`engine::cluster::follow`).
+//!
+//! The order of a beginning: this node's tree becomes the catalog of the coordinator before, if it was the deputy; then all members
+//! come and say what they know, and Tier-3 is read as soon as it answers. Nothing is written to Tier-3 before that.
+
+use crate::api::Daemon;
+use crate::cli::Failure;
+use crate::peers::address;
+use anyhow::Context;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_control::catalog::{Catalog, Terms};
+use tidemark_control::lease::{EtcdLease, EtcdPlace, LeaseTimes, Turn};
+use tidemark_engine::cluster::{Cluster, Presence, Seat};
+use tidemark_engine::node::{Names, Recovered, recover};
+use tidemark_engine::save::drain::Raised;
+use tidemark_engine::store::probe;
+use tidemark_protocol::id::Epoch;
+use tidemark_protocol::membership::MemberList;
+use tokio::sync::{oneshot, watch};
+
+/// How often the lease is looked at by who does not have it.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// How long others leave the free seat to the last coordinator's deputy, which can answer at once: some of its looks.
+const DEPUTY_FIRST: Duration = Duration::from_millis(800);
+
+/// Between two tries to read Tier-3.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// A node that may become the coordinator.
+#[derive(Debug, Clone)]
+pub(crate) struct Candidate {
+    pub(crate) place: EtcdPlace,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) daemon: Arc<Daemon>,
+    pub(crate) presence: Arc<Presence>,
+    /// What the settings say of members.
+    pub(crate) terms: Terms,
+}
+
+/// Whether the etcd answers: a start that cannot know who decides says so at once.
+pub(crate) async fn look(place: &EtcdPlace) -> Result<(), Failure> {
+    let lease = EtcdLease::new(place.clone(), String::new(), 0, LeaseTimes::etcd());
+    lease.holder().await.context("who is the coordinator cannot be asked").map_err(Failure::unavailable)?;
+    Ok(())
+}
+
+impl Candidate {
+    /// Follows, and leads when it is this node's turn; until dropped.
+    pub(crate) async fn run(self) {
+        let holder = format!("{}@{}", self.cluster.life.node, self.presence.address);
+        let nonce = self.daemon.start.0;
+        let mut lease = EtcdLease::new(self.place.clone(), holder.clone(), nonce, LeaseTimes::etcd());
+        let mut free_since = None;
+        let mut said = String::new();
+        loop {
+            match lease.holder().await {
+                Ok(Some((theirs, epoch))) => {
+                    free_since = None;
+                    said.clear();
+                    // Our own from before this start ends by itself.
+                    if theirs != holder {
+                        self.follow(&theirs, epoch);
+                    }
+                }
+                Ok(None) => {
+                    said.clear();
+                    let since = *free_since.get_or_insert_with(Instant::now);
+                    let first = self.cluster.epoch() == Epoch(0) || self.cluster.is_deputy();
+                    if (first || since.elapsed() >= DEPUTY_FIRST) && self.take(&mut lease).await {
+                        free_since = None;
+                    }
+                }
+                Err(error) => {
+                    let why = format!("{:#}", anyhow::Error::from(error));
+                    if said != why {
+                        tracing::warn!(%why, "the lease cannot be looked at; what is here goes on");
+                        said = why;
+                    }
+                }
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Whoever has the lease is the coordinator.
+    fn follow(&self, holder: &str, epoch: Epoch) {
+        match address(holder) {
+            Ok(coordinator) => {
+                if self.cluster.saw_epoch(epoch) {
+                    self.cluster.sit(Seat::There(coordinator));
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "the lease is not held by a node; is its prefix another's?")
+            }
+        }
+    }
+
+    /// Takes the free seat, and leads until it is lost; false where another was quicker.
+    async fn take(&self, lease: &mut EtcdLease) -> bool {
+        match lease.try_acquire(Instant::now()).await {
+            Ok(Turn::Ours(epoch)) => {
+                if epoch <= self.cluster.epoch() {
+                    let seen = self.cluster.epoch();
+                    tracing::error!(%epoch, %seen, "the etcd gives an epoch that is past: it lost its data; restore it from its backup");
+                    let _ = lease
+                        .release()
+                        .await
+                        .inspect_err(|error| tracing::debug!(%error, "the lease ends by itself"));
+                    return false;
+                }
+                self.lead(lease, epoch).await;
+                true
+            }
+            Ok(Turn::Theirs { .. }) => false,
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the lease cannot be taken");
+                false
+            }
+        }
+    }
+
+    /// This node is the coordinator until the lease is lost.
+    async fn lead(&self, lease: &mut EtcdLease, epoch: Epoch) {
+        let stored = match self.stored(lease).await {
+            Ok(stored) => stored,
+            Err(why) => {
+                tracing::warn!(%why, "the members of before are not known, and the seat is left");
+                return;
+            }
+        };
+        let (keeping, kept) = oneshot::channel();
+        let why = tokio::select! {
+            why = keep(lease, kept) => why,
+            never = self.reign(epoch, stored, keeping) => match never {},
+        };
+        self.cluster.sit(Seat::Unknown);
+        self.daemon.node.decide_no_more().await;
+        tracing::warn!(%why, "this node is not the coordinator any more");
+    }
+
+    /// The members that the last coordinator stored.
+    async fn stored(&self, lease: &EtcdLease) -> Result<MemberList, String> {
+        let stored = lease.read_members().await.map_err(|error| error.to_string())?;
+        let list = stored.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+        Ok(list.map_err(|error| format!("the member list is not understood: {error}"))?.unwrap_or_default())
+    }
+
+    /// Takes the seat, and does what a coordinator does until dropped.
+    async fn reign(&self, epoch: Epoch, stored: MemberList, keeping: Keeping) -> std::convert::Infallible {
+        let began = Instant::now();
+        let cluster = &self.cluster;
+        let kept = cluster.take_kept_catalog();
+        cluster.saw_epoch(epoch);
+        let deputy = kept.is_some();
+        let told = cluster.told_until();
+        let tree = Arc::clone(cluster.namespace());
+        let kept = tokio::task::spawn_blocking(move || {
+            if let Some(kept) = &kept {
+                let now_ns = tree.now_ns();
+                tree.become_catalog(&kept.directories(now_ns), &kept.fates(now_ns), told);
+            }
+            kept
+        });
+        let kept = kept.await.expect("taking a catalog up does not panic");
+        // From here on this tree is what others are told of.
+        cluster.namespace().stop_outgoing();
+        let shared = self.daemon.node.shared();
+        shared.drain.set_epoch(epoch, false);
+        let terms = Terms { stored, ..self.terms.clone() };
+        let presence = Arc::clone(&self.presence);
+        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, kept.as_ref());
+        drop(kept);
+        // The lease is lost if nobody takes them; then this ends, too.
+        let _ = keeping.send(catalog.watch_stored());
+        cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
+        if deputy {
+            self.daemon.node.decide_from_now_on(Recovered::names_only()).await;
+        }
+        tracing::info!(took_ms = began.elapsed().as_millis(), "the seat is taken");
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(Arc::clone(&catalog).watch());
+        tasks.spawn(Arc::clone(&catalog).tell_deputy());
+        tasks.spawn(Arc::clone(&catalog).tell_removed());
+        tasks.spawn(self.clone().take_tier3_up(catalog, if deputy { Names::Kept } else { Names::Empty }));
+        std::future::pending().await
+    }
+
+    /// Reads Tier-3, however often it takes, and decides over checkpoints from then on.
+    async fn take_tier3_up(self, catalog: Arc<Catalog>, names: Names) {
+        let mut said = String::new();
+        loop {
+            match self.read_tier3(&catalog, names).await {
+                Ok(recovered) => {
+                    self.daemon.node.decide_from_now_on(recovered).await;
+                    catalog.heard_tier3();
+                    tracing::info!("Tier-3 is read: checkpoints are decided over");
+                    return;
+                }
+                Err(error) => {
+                    let why = format!("{error:#}");
+                    if why != said {
+                        tracing::warn!(%why, "Tier-3 is not read yet; nothing is written there");
+                        said = why;
+                    }
+                    tokio::time::sleep(TRY_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    async fn read_tier3(&self, catalog: &Catalog, names: Names) -> anyhow::Result<Recovered> {
+        let shared = self.daemon.node.shared();
+        let probe = probe(shared.drain.store.as_ref()).await?;
+        shared.drain.learn(&probe);
+        anyhow::ensure!(
+            probe.fencing,
+            "several nodes need a Tier-3 in which a create has one winner, and this one has not: {}",
+            probe.fencing_reason
+        );
+        if let Raised::Newer(epoch) = shared.drain.make_sure_of_epoch().await? {
+            anyhow::bail!(
+                "epoch {epoch} is in Tier-3, and the lease gave {}: another coordinator commits there, or the etcd lost its data",
+                shared.drain.epoch()
+            );
+        }
+        if names == Names::Empty {
+            // What is torn is seen only once all that was written is known.
+            catalog.nodes_heard().await;
+        }
+        Ok(recover(shared, names).await?)
+    }
+}
+
+/// Where the coordinator says which members are to be stored.
+type Keeping = oneshot::Sender<watch::Receiver<MemberList>>;
+
+/// Renews the lease, and stores the members, until it is lost; says why.
+async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<watch::Receiver<MemberList>>) -> String {
+    let mut renewal = tokio::time::interval(LeaseTimes::etcd().term / 4);
+    renewal.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut members: Option<watch::Receiver<MemberList>> = None;
+    loop {
+        let waits = members.is_none();
+        let changed = async {
+            match &mut members {
+                Some(members) => members.changed().await.is_ok(),
+                None => std::future::pending().await,
+            }
+        };
+        let result = tokio::select! {
+            _ = renewal.tick() => lease.renew(Instant::now()).await.map(drop),
+            Ok(mut found) = &mut coming, if waits => {
+                found.mark_changed();
+                members = Some(found);
+                Ok(())
+            }
+            true = changed => {
+                let list = members.as_mut().expect("it changed").borrow_and_update().clone();
+                let list = serde_json::to_vec(&list).expect("a list is written as JSON");
+                lease.write_members(&list).await
+            }
+        };
+        if let Err(error) = result {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the lease was not renewed, or its members not stored"
+            );
+            if lease.epoch(Instant::now()).is_none() {
+                return error.to_string();
+            }
+            // What was not stored is stored with the next change; the members of now come again to the next coordinator.
+        }
+    }
+}
