@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::net::Host;
 use crate::{machine, process};
 
 /// Start is a mount and a probe of Tier-3; a busy two-core machine gets plenty of time for it.
@@ -41,11 +42,21 @@ pub struct DaemonOptions {
     pub flags: Vec<String>,
     /// By default a directory of its own.
     pub mountpoint: Option<PathBuf>,
+    /// Where it runs and listens: a host of a network of the test's. By default this machine, on 127.0.0.1.
+    pub host: Option<Host>,
 }
 
 impl Default for DaemonOptions {
     fn default() -> Self {
-        Self { tier1: "2GiB".into(), tier3: None, config: None, env: vec![], flags: vec![], mountpoint: None }
+        Self {
+            tier1: "2GiB".into(),
+            tier3: None,
+            config: None,
+            env: vec![],
+            flags: vec![],
+            mountpoint: None,
+            host: None,
+        }
     }
 }
 
@@ -89,7 +100,7 @@ impl Daemon {
     pub fn start_refused(options: DaemonOptions) -> Output {
         let home = tempfile::Builder::new().prefix("tidemark-").tempdir().expect("a temporary directory");
         let daemon = Self { options, home, running: None, starts: 1 };
-        let output = process::run(&mut daemon.command(), READY_LIMIT);
+        let output = daemon.there(|| process::run(&mut daemon.command(), READY_LIMIT));
         daemon.clean_mount();
         output
     }
@@ -102,13 +113,10 @@ impl Daemon {
         let answers = self.home.path().join(format!("stdout-{}", self.starts));
         // A file, not a pipe: a daemon that prints after its ready line must not meet a closed pipe.
         let stdout = File::create(&answers).expect("a file for stdout");
-        let mut child = self
-            .command()
-            .stdin(Stdio::null())
-            .stdout(stdout)
-            .stderr(log)
-            .spawn()
-            .unwrap_or_else(|error| panic!("cannot start ckptd: {error}"));
+        let mut command = self.command();
+        command.stdin(Stdio::null()).stdout(stdout).stderr(log);
+        let mut child =
+            self.there(|| command.spawn()).unwrap_or_else(|error| panic!("cannot start ckptd: {error}"));
         let started = Instant::now();
         let mut ended = None;
         let line = process::until(READY_LIMIT, || {
@@ -237,7 +245,8 @@ impl Daemon {
     /// Runs `ckptctl` against this daemon.
     pub fn ctl(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(machine::binary("ckptctl"));
-        process::run(command.arg("--state-dir").arg(self.state_dir()).args(arguments), COMMAND_LIMIT)
+        command.arg("--state-dir").arg(self.state_dir()).args(arguments);
+        self.there(|| process::run(&mut command, COMMAND_LIMIT))
     }
 
     /// Runs `ckptctl … -o json`, asserts exit 0, and gives what it printed.
@@ -302,7 +311,16 @@ impl Daemon {
 
     /// The body of `GET path` on the daemon's `--http` address; panics unless the answer is 200.
     pub fn http_get(&self, path: &str) -> String {
-        http_get_from(&self.ready().http, path).unwrap_or_else(|error| panic!("GET {path}: {error}"))
+        let answer = self.there(|| http_get_from(&self.ready().http, path));
+        answer.unwrap_or_else(|error| panic!("GET {path}: {error}"))
+    }
+
+    /// Runs `act` where the daemon runs: on its host, if it has one.
+    fn there<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
+        match &self.options.host {
+            Some(host) => host.inside(act),
+            None => act(),
+        }
     }
 
     /// The sum of a metric's samples whose labels contain all of `labels` (`opcode="READ"`); 0 when it has none.
@@ -358,20 +376,14 @@ impl Daemon {
         if self.options.tier3.is_none() {
             fs::create_dir_all(self.tier3_dir()).expect("a directory for Tier-3");
         }
+        let address = self.options.host.as_ref().map_or(Ipv4Addr::LOCALHOST, Host::address);
+        // Ports of their own choice.
+        let listen = format!("{address}:0");
         let mut command = Command::new(machine::binary("ckptd"));
         command
             .arg("up")
             .arg(self.mountpoint())
-            .args([
-                "--tier1",
-                &self.options.tier1,
-                "--tier3",
-                &tier3,
-                "--listen",
-                "127.0.0.1:0",
-                "--http",
-                "127.0.0.1:0",
-            ])
+            .args(["--tier1", &self.options.tier1, "--tier3", &tier3, "--listen", &listen, "--http", &listen])
             .arg("--state-dir")
             .arg(self.state_dir())
             .args(&self.options.flags)

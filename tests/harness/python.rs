@@ -5,16 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
-use std::{env, fs};
+use std::{env, fs, io};
 
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::net::{Host, INTERFACE};
 use crate::{machine, process};
 
 /// The interpreter to use, when it is not the one in the target directory.
@@ -79,56 +80,105 @@ impl Python {
         (0..world).map(|rank| ranks.printed(rank)).collect()
     }
 
-    /// Starts a script on `world` ranks, with the environment that `torchrun` gives.
+    /// Starts a script on `world` ranks of this machine, with the environment that `torchrun` gives.
     ///
     /// One rank gets none of it: that is a job of one process, as a person starts it.
     pub fn start(&self, world: usize, script: &Path, arguments: &[&str]) -> Ranks {
-        let outputs = tempfile::tempdir().expect("a temporary directory");
-        // A port that was free a moment ago. Every test takes its own, and a clash fails loudly in the rendezvous.
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
         let shown = format!("{} {arguments:?} on {world} rank(s)", script.display());
-        let mut ranks = Ranks { children: vec![], outputs, shown };
-        for rank in 0..world {
-            let stdout = File::create(ranks.file(rank, "out")).expect("a file for stdout");
-            let stderr = File::create(ranks.file(rank, "err")).expect("a file for stderr");
-            let mut command = Command::new(&self.interpreter);
-            command
-                .arg("-u")
-                .arg(script)
-                .args(arguments)
-                .env("CUDA_VISIBLE_DEVICES", "")
-                .env("HF_HUB_OFFLINE", "1")
-                .env("PYTHONDONTWRITEBYTECODE", "1")
-                .env("OMP_NUM_THREADS", if world > 1 { "1" } else { "2" })
-                .stdin(Stdio::null())
-                .stdout(stdout)
-                .stderr(stderr);
-            for name in
-                ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"]
-            {
-                command.env_remove(name);
+        let mut ranks = Ranks::none(shown);
+        let meeting = (world > 1).then(|| Meeting::at(Ipv4Addr::LOCALHOST, "lo"));
+        for _ in 0..world {
+            let mut command = self.command(script, arguments, world);
+            if let Some(meeting) = &meeting {
+                meeting.tell(&mut command, ranks.children.len(), world);
             }
-            command.envs(self.env.iter().map(|(name, value)| (name, value)));
-            if world > 1 {
-                command
-                    .env("RANK", rank.to_string())
-                    .env("LOCAL_RANK", rank.to_string())
-                    .env("WORLD_SIZE", world.to_string())
-                    .env("MASTER_ADDR", "127.0.0.1")
-                    .env("MASTER_PORT", port.to_string())
-                    .env("TORCHELASTIC_RUN_ID", format!("test-{port}"))
-                    .env("TORCHELASTIC_RESTART_COUNT", "0")
-                    .env("GLOO_SOCKET_IFNAME", "lo");
-            }
-            ranks.children.push(
-                command.spawn().unwrap_or_else(|error| panic!("cannot start {}: {error}", ranks.shown)),
-            );
+            ranks.spawn(command, |command| command.spawn());
         }
         ranks
+    }
+
+    /// Starts a script on one rank of each host, with the environment that `torchrun` gives and arguments of its own; the
+    /// ranks meet at the first host.
+    pub fn start_on(&self, hosts: &[(&Host, Vec<String>)], script: &Path) -> Ranks {
+        let names: Vec<&str> = hosts.iter().map(|(host, _)| host.name()).collect();
+        let mut ranks = Ranks::none(format!("{} on {names:?}", script.display()));
+        let (first, _) = hosts.first().expect("a job has a rank");
+        let meeting = first.inside(|| Meeting::at(first.address(), INTERFACE));
+        for (host, arguments) in hosts {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let mut command = self.command(script, &arguments, hosts.len());
+            meeting.tell(&mut command, ranks.children.len(), hosts.len());
+            // One rank a host, so each is the first of its own.
+            command.env("LOCAL_RANK", "0");
+            ranks.spawn(command, |command| host.spawn(command));
+        }
+        ranks
+    }
+
+    /// The script without any launcher's environment, this one's included.
+    fn command(&self, script: &Path, arguments: &[&str], world: usize) -> Command {
+        let mut command = Command::new(&self.interpreter);
+        command
+            .arg("-u")
+            .arg(script)
+            .args(arguments)
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .env("HF_HUB_OFFLINE", "1")
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("OMP_NUM_THREADS", if world > 1 { "1" } else { "2" });
+        for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"]
+        {
+            command.env_remove(name);
+        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+    }
+}
+
+/// Where the ranks of a job find each other.
+struct Meeting {
+    address: Ipv4Addr,
+    port: u16,
+    interface: &'static str,
+}
+
+impl Meeting {
+    /// A port that was free a moment ago where this is called. Every job takes its own, and a clash fails loudly.
+    fn at(address: Ipv4Addr, interface: &'static str) -> Self {
+        let bound = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
+        Self { address, port: bound.expect("a free port").port(), interface }
+    }
+
+    /// What `torchrun` tells a rank.
+    fn tell(&self, command: &mut Command, rank: usize, world: usize) {
+        command
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", world.to_string())
+            .env("MASTER_ADDR", self.address.to_string())
+            .env("MASTER_PORT", self.port.to_string())
+            .env("TORCHELASTIC_RUN_ID", format!("test-{}", self.port))
+            .env("TORCHELASTIC_RESTART_COUNT", "0")
+            .env("GLOO_SOCKET_IFNAME", self.interface);
     }
 }
 
 impl Ranks {
+    fn none(shown: String) -> Self {
+        Self { children: vec![], outputs: tempfile::tempdir().expect("a temporary directory"), shown }
+    }
+
+    /// One more rank, which `start` starts.
+    fn spawn(&mut self, mut command: Command, start: impl FnOnce(&mut Command) -> io::Result<Child>) {
+        let rank = self.children.len();
+        let stdout = File::create(self.file(rank, "out")).expect("a file for stdout");
+        let stderr = File::create(self.file(rank, "err")).expect("a file for stderr");
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        let child =
+            start(&mut command).unwrap_or_else(|error| panic!("cannot start {}: {error}", self.shown));
+        self.children.push(child);
+    }
+
     /// Waits for the end of every rank and asserts that each exited with 0.
     pub fn finish(&mut self) {
         for rank in 0..self.children.len() {

@@ -153,6 +153,9 @@ impl Site {
         Arc::new(Shared {
             fetches: tidemark_engine::flight::Flight::new(2),
             losses: Default::default(),
+            cluster: Default::default(),
+            replicator: Default::default(),
+            nearby: Default::default(),
             settings,
             namespace: Namespace::new(NamespaceSettings::new(incarnation), Arc::clone(&self.tier1)).unwrap(),
             tier1: Arc::clone(&self.tier1),

@@ -265,6 +265,9 @@ fn shared(drain: &Arc<Drain>) -> Arc<Shared> {
     Arc::new(Shared {
         fetches: tidemark_engine::flight::Flight::new(1),
         losses: Default::default(),
+        cluster: Default::default(),
+        replicator: Default::default(),
+        nearby: Default::default(),
         settings: Settings::default(),
         namespace: Namespace::new(settings, Arc::clone(&tier1)).expect("a namespace"),
         tier1,

@@ -1,0 +1,160 @@
+//! The coordinator's seat in the lease of a real etcd: who has it is lost, stopped or cut off, and another takes it.
+//!
+//! Does not own: the lease itself (`lease`), one tree while nothing is lost (`tree`).
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use tidemark_tests::daemon::shown;
+use tidemark_tests::python::Python;
+
+use crate::job::Plan;
+use crate::site::{Cluster, MIB, names, noise};
+
+const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20 };
+
+/// Goal: the coordinator's node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached. Its
+/// deputy takes the seat, knows every name, and the job goes on from peers bit for bit, a fresh node of another name in the
+/// place of the lost one. When Tier-3 is back, all is committed.
+#[test]
+fn a_job_goes_on_from_peers_when_the_coordinator_is_lost_and_tier3_is_away() {
+    let Some(python) = Python::find() else { return };
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    let unbroken = cluster.unbroken(&python, [0, 1, 2], PLAN);
+    cluster.take_tier3_away();
+    let mut job = cluster.start_job(&python, [0, 1, 2], PLAN);
+    job.wait_for("saved", 4);
+    let replicated = cluster.wait_for(0, "job/step_4", &["replicated"]);
+    assert_eq!(replicated["copies"]["object"]["files"], 0, "Tier-3 was not reached: {replicated:#}");
+    let killed = cluster.nodes[0].power_off();
+    assert!(killed.len() >= 3, "keeper, daemon and rank: {killed:?}");
+    job.kill9();
+
+    let lost = Instant::now();
+    let seat = cluster.wait_for_seat(&[1, 2]);
+    let seated = lost.elapsed();
+    // What is not there is known not to be there, although nobody can look at Tier-3.
+    assert!(!cluster.mount(seat).join("job/step_1").exists());
+    let answered = lost.elapsed();
+    cluster.add("n4");
+    let started = Instant::now();
+    let mut job = cluster.start_job(&python, [1, 2, 3], PLAN);
+    job.finish();
+    println!(
+        "failover: node {seat} has the seat after {seated:?} and answers for names after {answered:?}; the job went on from step {} and ended {:?} after its start",
+        job.found(),
+        started.elapsed()
+    );
+    assert!(job.found() >= 4, "it went on from {}", job.found());
+    job.assert_goes_on_as(&unbroken);
+    cluster.assert_tier3_is_away();
+    cluster.bring_tier3_back();
+    cluster.wait_for(seat, "job/step_8", &["committed"]);
+}
+
+/// Goal: the coordinator and its deputy, who keeps its copies, are lost at once, after a save that was `replicated` and before it was
+/// committed. The third node takes the seat with what Tier-3 holds; the save is torn and out of sight, although its index is
+/// there, and all ranks go on from the newest committed one.
+#[test]
+fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
+    let Some(python) = Python::find() else { return };
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    let unbroken = cluster.unbroken(&python, [2, 0, 1], PLAN);
+    let mut job = cluster.start_job(&python, [2, 0, 1], Plan { pause_ms: 700, ..PLAN });
+    job.wait_for("saved", 4);
+    cluster.wait_for(0, "job/step_4", &["committed"]);
+    cluster.take_tier3_away();
+    job.wait_for("saved", 6);
+    cluster.wait_for(0, "job/step_6", &["replicated"]);
+    // The node that stays has the index, and knows all the names.
+    assert_eq!(names(&cluster.mount(2).join("job/step_6")).len(), 4);
+    for lost in [0, 1] {
+        assert!(cluster.nodes[lost].power_off().len() >= 3);
+    }
+    job.kill9();
+    cluster.bring_tier3_back();
+    cluster.wait_for_seat(&[2]);
+    for name in ["n4", "n5"] {
+        cluster.add(name);
+    }
+    let torn = cluster.mount(2).join("job/step_6");
+    let hidden = tidemark_tests::process::until(Duration::from_secs(30), || (!torn.exists()).then_some(()));
+    let daemon = cluster.nodes[2].daemon();
+    assert!(hidden.is_some(), "{:#?}\n{}", daemon.checkpoint("job/step_6"), shown(&daemon.ctl(&["events"])));
+    let flushed = cluster.nodes[2].daemon().ctl(&["flush", "--wait", "--timeout", "30"]);
+    assert_eq!(flushed.status.code(), Some(1), "what is torn is not durable: {flushed:?}");
+    let mut job = cluster.start_job(&python, [2, 3, 4], PLAN);
+    job.finish();
+    assert_eq!(job.found(), 4);
+    job.assert_goes_on_as(&unbroken);
+    cluster.wait_for(2, "job/step_8", &["committed"]);
+}
+
+/// Goal: whoever was the coordinator and comes back with its memory, and an idea of the tree that is old, follows the one that is.
+#[test]
+fn a_coordinator_that_was_cut_off_follows_the_one_that_took_its_place() {
+    let Some(cluster) = Cluster::start_with_lease() else { return };
+    let [a, b, c] = [0, 1, 2].map(|node| cluster.mount(node).to_owned());
+    fs::create_dir(a.join("run")).unwrap();
+    fs::write(a.join("run/kept"), noise(1, MIB)).unwrap();
+    fs::write(a.join("run/removed"), noise(2, MIB)).unwrap();
+    fs::write(b.join("run/by-b"), noise(3, MIB)).unwrap();
+    assert_eq!(names(&c.join("run")).len(), 3);
+    fs::create_dir(a.join("alone")).unwrap();
+    let cut = cluster.nodes[0].host().isolate();
+    let seat = cluster.wait_for_seat(&[1, 2]);
+    // Close-to-open goes on among those who are left, and nothing of the tree is lost with the seat.
+    let [seated, other] = if seat == 1 { [&b, &c] } else { [&c, &b] };
+    assert_eq!(names(&seated.join("run")).len(), 3);
+    fs::remove_file(other.join("run/removed")).unwrap();
+    fs::write(seated.join("run/later"), noise(4, MIB)).unwrap();
+    assert_eq!(fs::read(other.join("run/later")).unwrap(), noise(4, MIB));
+    // What it does in a directory of its own is published when it is back.
+    fs::write(a.join("alone/made"), noise(5, MIB)).unwrap();
+    assert!(cut.heal() > 0, "nothing was dropped");
+    let expected = ["by-b", "kept", "later"].map(str::to_owned);
+    for mount in [&a, &b, &c] {
+        let seen = tidemark_tests::process::until(Duration::from_secs(20), || {
+            (names(&mount.join("run")).into_iter().eq(expected.clone())).then_some(())
+        });
+        assert!(seen.is_some(), "{}: {:?}", mount.display(), names(&mount.join("run")));
+        assert_eq!(fs::read(mount.join("run/kept")).unwrap(), noise(1, MIB));
+        assert_eq!(fs::read(mount.join("alone/made")).unwrap(), noise(5, MIB));
+    }
+    let log = cluster.nodes[0].daemon().log();
+    assert!(log.contains("this node is not the coordinator any more"), "{log}");
+}
+
+/// Goal: while the coordinator's daemon stands still, a save takes no longer, and all of it is published and committed when there is
+/// a coordinator again.
+#[test]
+fn a_save_does_not_wait_for_a_coordinator_that_stands_still() {
+    let Some(cluster) = Cluster::start_with_lease() else { return };
+    let mount = cluster.mount(2).to_owned();
+    let save = |step: u64| {
+        let began = Instant::now();
+        let folder = mount.join(format!("run/step_{step}"));
+        fs::create_dir_all(&folder).unwrap();
+        for file in 0..8_u8 {
+            fs::write(folder.join(format!("rank{file}.pt")), noise(file, MIB)).unwrap();
+        }
+        began.elapsed()
+    };
+    let usual = (1..=3).map(save).max().expect("three");
+    cluster.wait_for(0, "run/step_3", &["committed"]);
+    let pid = cluster.nodes[0].daemon().serving_pid().unwrap();
+    tidemark_tests::process::signal(pid, rustix::process::Signal::STOP);
+    let stopped = (4..=6).map(save).max().expect("three");
+    let seat = cluster.wait_for_seat(&[1, 2]);
+    println!("failover: a save took up to {usual:?}, and {stopped:?} while the coordinator stood still");
+    cluster.wait_for(seat, "run/step_6", &["committed"]);
+    tidemark_tests::process::signal(pid, rustix::process::Signal::CONT);
+    for node in [0, 1] {
+        for step in 4..=6 {
+            for file in 0..8_u8 {
+                let path = cluster.mount(node).join(format!("run/step_{step}/rank{file}.pt"));
+                assert!(fs::read(&path).unwrap() == noise(file, MIB), "{}", path.display());
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Several hosts in network namespaces, real daemons and real ranks on them: what is lost with a host, and what is not?
+//!
+//! | file | owns |
+//! |---|---|
+//! | `net` | the network itself: does each fault of the harness happen, and does it end? |
+//! | `tree` | one tree: names and bytes of one node on the others, and after its loss |
+//! | `site` | several nodes of one cluster, for the others |
+//! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
+//! | `members` | who is cut off and who is gone, and what any node tells people |
+//! | `nodes` | one daemon a host: where it listens, and that nothing of a lost one is left |
+//! | `lease` | the lease in a real etcd: one holder at a time, whoever dies or is stopped |
+//! | `job` | a training job with a rank on each host, and what it said |
+
+mod failover;
+mod job;
+mod lease;
+mod members;
+mod net;
+mod nodes;
+mod site;
+mod tree;

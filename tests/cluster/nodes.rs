@@ -1,0 +1,88 @@
+//! One daemon a host: where it listens, who reaches it, and that nothing is left of a node that was lost.
+//!
+//! Does not own: what the cluster makes of a loss.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use tidemark_tests::daemon::{DaemonOptions, http_get_from, is_mounted};
+use tidemark_tests::machine;
+use tidemark_tests::net::{Network, Node};
+use tidemark_tests::process;
+
+const LIMIT: Duration = Duration::from_secs(30);
+const BYTES: usize = 3 << 20;
+
+fn node(network: &Network, name: &str) -> Node {
+    let config = Some("[save]\nsettle_s = 0.2\n[tier3]\npaced = false\n".to_owned());
+    let options = DaemonOptions { tier1: "256MiB".into(), config, ..DaemonOptions::default() };
+    Node::start(network.host(name), options)
+}
+
+#[test]
+fn each_host_has_a_daemon_of_its_own_and_a_lost_one_leaves_nothing() {
+    if !machine::can_mount() {
+        return;
+    }
+    let Some(network) = Network::make(&["n1", "n2"]) else { return };
+    let (mut first, second) = (node(&network, "n1"), node(&network, "n2"));
+    let mut saved = vec![];
+    for node in [&first, &second] {
+        let (host, daemon) = (node.host(), node.daemon());
+        daemon.assert_passthrough();
+        let ready = daemon.ready();
+        assert_eq!(ready.node, host.name());
+        for address in [&ready.listen, &ready.http] {
+            let address: SocketAddr = address.parse().unwrap();
+            assert_eq!(address.ip(), host.address());
+            assert_ne!(address.port(), 0);
+        }
+        // The mount is where every process of this machine sees it.
+        let bytes = vec![host.address().octets()[3]; BYTES];
+        std::fs::write(daemon.mount().join("step1.pt"), &bytes).unwrap();
+        daemon.flush();
+        saved.push(bytes);
+        assert!(daemon.metric("tidemark_tier1_warm_ratios", &[]) >= 0.0);
+    }
+    // From the other host, over the network.
+    let http = first.daemon().ready().http.clone();
+    let asked = second.host().inside(|| http_get_from(&http, "/healthz"));
+    assert!(asked.is_ok(), "{asked:?}");
+
+    // A process of the job on the node that is lost, and one on the node that is not.
+    let sleep = || {
+        let mut command = std::process::Command::new("sleep");
+        command.arg("600");
+        command
+    };
+    let mut lost = first.host().spawn(&mut sleep()).unwrap();
+    let mut kept = second.host().spawn(&mut sleep()).unwrap();
+    let (mount, serving) = (first.daemon().mount().to_path_buf(), first.daemon().serving_pid().unwrap());
+    let keeper = first.daemon().keeper_pid();
+    let killed = first.power_off();
+    for pid in [keeper, serving, lost.id()] {
+        assert!(killed.contains(&pid), "{pid} is not among {killed:?}");
+        assert!(!process::is_alive(pid));
+    }
+    assert!(!is_mounted(&mount));
+    assert!(process::wait(&mut lost, LIMIT).unwrap().is_some());
+    let asked = second
+        .host()
+        .inside(|| TcpStream::connect_timeout(&http.parse().unwrap(), Duration::from_millis(500)));
+    let told = asked.unwrap_err().kind();
+    assert!(
+        matches!(told, ErrorKind::TimedOut | ErrorKind::HostUnreachable),
+        "without power, it says {told}"
+    );
+    assert!(first.isolation().unwrap().dropped_packets() > 0);
+    // The other one has noticed nothing.
+    assert!(kept.try_wait().unwrap().is_none());
+    assert_eq!(std::fs::read(second.daemon().mount().join("step1.pt")).unwrap(), saved[1]);
+
+    first.power_on();
+    assert_eq!(first.daemon().checkpoint("step1.pt").unwrap()["copies"]["host"]["bytes"], 0);
+    assert_eq!(std::fs::read(first.daemon().mount().join("step1.pt")).unwrap(), saved[0]);
+    kept.kill().unwrap();
+    kept.wait().unwrap();
+}

@@ -1,0 +1,166 @@
+//! One tree over three nodes: names and bytes made on one are seen on the others, and outlive the node that made them.
+//!
+//! Does not own: the network (`net`), the job (`job`).
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use tidemark_tests::python::Python;
+
+use crate::job::Plan;
+use crate::site::{Cluster, LIMIT, MIB, names, noise};
+
+/// Goal: close-to-open over nodes, for names and bytes, in directories that one node has and in those that all have.
+#[test]
+fn what_is_done_on_one_node_is_seen_on_the_others() {
+    let Some(cluster) = Cluster::start() else { return };
+    let [a, b, c] = [0, 1, 2].map(|node| cluster.mount(node).to_owned());
+    fs::create_dir(b.join("run")).unwrap();
+    let bytes: Vec<_> = (0..3).map(|seed| noise(seed, 9 * MIB + usize::from(seed))).collect();
+    fs::write(b.join("run/by-b"), &bytes[1]).unwrap();
+    // The reader comes at once: sealing, and knowing who has it, is its to wait for.
+    assert!(fs::read(c.join("run/by-b")).unwrap() == bytes[1], "c reads what b has just closed");
+    fs::write(a.join("run/by-a"), &bytes[0]).unwrap();
+    fs::write(c.join("run/by-c"), &bytes[2]).unwrap();
+    let all = BTreeSet::from(["by-a", "by-b", "by-c"].map(str::to_owned));
+    for mount in [&a, &b, &c] {
+        assert_eq!(names(&mount.join("run")), all);
+        for (name, bytes) in ["by-a", "by-b", "by-c"].iter().zip(&bytes) {
+            assert!(
+                fs::read(mount.join("run").join(name)).unwrap() == *bytes,
+                "{name} at {}",
+                mount.display()
+            );
+        }
+    }
+    // Saved over by another node than the one that wrote it.
+    fs::write(c.join("run/by-b"), b"short").unwrap();
+    for mount in [&a, &b, &c] {
+        assert_eq!(fs::read(mount.join("run/by-b")).unwrap(), b"short");
+    }
+    fs::rename(a.join("run/by-c"), a.join("run/renamed")).unwrap();
+    fs::remove_file(b.join("run/by-a")).unwrap();
+    fs::rename(c.join("run"), c.join("moved")).unwrap();
+    for mount in [&a, &b, &c] {
+        assert_eq!(names(mount), BTreeSet::from(["moved".to_owned()]));
+        assert_eq!(names(&mount.join("moved")), BTreeSet::from(["by-b", "renamed"].map(str::to_owned)));
+        assert!(!mount.join("run").exists());
+        // The nodes that wrote them did not give them their new names.
+        assert!(fs::read(mount.join("moved/by-b")).unwrap() == b"short", "at {}", mount.display());
+        assert!(fs::read(mount.join("moved/renamed")).unwrap() == bytes[2], "at {}", mount.display());
+    }
+    fs::remove_dir_all(a.join("moved")).unwrap();
+    assert_eq!(names(&b), BTreeSet::new());
+}
+
+/// Goal: O_EXCL has one winner, mkdir of the same directory is one directory, and nobody waits for long.
+#[test]
+fn of_three_that_make_one_name_one_wins() {
+    let Some(cluster) = Cluster::start() else { return };
+    let mounts = [0, 1, 2].map(|node| cluster.mount(node).to_owned());
+    let began = Instant::now();
+    for round in 0..10 {
+        let winners = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for (node, mount) in mounts.iter().enumerate() {
+                let winners = &winners;
+                scope.spawn(move || {
+                    let folder = mount.join(format!("run/step_{round}"));
+                    fs::create_dir_all(&folder).unwrap();
+                    match OpenOptions::new().write(true).create_new(true).open(folder.join("lock")) {
+                        Ok(_) => winners.lock().unwrap().push(node),
+                        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists, "{error}"),
+                    }
+                    fs::write(folder.join(format!("rank{node}")), [0; 100]).unwrap();
+                });
+            }
+        });
+        assert_eq!(winners.lock().unwrap().len(), 1, "round {round}");
+        let expected = BTreeSet::from(["lock", "rank0", "rank1", "rank2"].map(str::to_owned));
+        for mount in &mounts {
+            assert_eq!(names(&mount.join(format!("run/step_{round}"))), expected);
+        }
+    }
+    assert!(began.elapsed() < LIMIT, "a promise was waited out");
+}
+
+const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20 };
+
+/// Goal: a node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached; a fresh node under
+/// another name takes its place, and the job goes on from the last save, bit for bit, out of the survivors' memory.
+#[test]
+fn a_job_goes_on_from_peers_when_a_node_is_lost_and_tier3_is_away() {
+    let Some(python) = Python::find() else { return };
+    let Some(mut cluster) = Cluster::start() else { return };
+    let unbroken = cluster.unbroken(&python, [0, 1, 2], PLAN);
+    cluster.take_tier3_away();
+    let start = |cluster: &Cluster, nodes| cluster.start_job(&python, nodes, PLAN);
+    let mut job = start(&cluster, [0, 1, 2]);
+    job.wait_for("saved", 4);
+    let replicated = cluster.wait_for(0, "job/step_4", &["replicated"]);
+    assert_eq!(replicated["copies"]["object"]["files"], 0, "Tier-3 was not reached: {replicated:#}");
+    let killed = cluster.nodes[2].power_off();
+    assert!(killed.len() >= 3, "keeper, daemon and rank: {killed:?}");
+    job.kill9();
+
+    cluster.add("n4");
+    let began = Instant::now();
+    let mut job = start(&cluster, [0, 1, 3]);
+    job.finish();
+    println!("cluster: the job went on from step {} and ended after {:?}", job.found(), began.elapsed());
+    assert!(job.found() >= 4, "it went on from {}", job.found());
+    job.assert_goes_on_as(&unbroken);
+    cluster.assert_tier3_is_away();
+}
+
+/// Goal: memory is bounded. What was removed, by its own node or by another, is given up there and where its copies are.
+#[test]
+fn memory_of_what_was_removed_comes_back_on_every_node() {
+    let Some(cluster) = Cluster::start() else { return };
+    let used = |node: usize| {
+        let tiers = cluster.nodes[node].daemon().ctl_json(&["tiers"]);
+        let tier1 = tiers.as_array().expect("tiers").iter().find(|tier| tier["name"] == "tier1");
+        tier1.expect("tier1")["used_bytes"].as_u64().expect("bytes")
+    };
+    let [a, b] = [0, 1].map(|node| cluster.mount(node).to_owned());
+    let copied = || cluster.nodes[1].daemon().metric("tidemark_replica_acknowledged_files_total", &[]);
+    let before = [0, 1, 2].map(used);
+    fs::create_dir(b.join("run")).unwrap();
+    // Four times what a node has.
+    for round in 0..40_u8 {
+        let path = b.join(format!("run/scratch{round}"));
+        let seen = copied();
+        fs::write(&path, noise(round, 24 * MIB)).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let is_copied = tidemark_tests::process::until(LIMIT, || (copied() > seen).then_some(()));
+        assert!(
+            is_copied.is_some(),
+            "round {round} was not copied: {}",
+            cluster.nodes[1].daemon().log_tail()
+        );
+        if round % 2 == 0 {
+            fs::remove_file(&path).unwrap();
+        } else {
+            // By a node that has neither the file nor a copy.
+            fs::remove_file(a.join(format!("run/scratch{round}"))).unwrap();
+        }
+    }
+    for (node, before) in before.into_iter().enumerate() {
+        let most = before + 8 * MIB as u64;
+        let fell = tidemark_tests::process::until(LIMIT, || (used(node) <= most).then_some(()));
+        assert!(fell.is_some(), "node {node}: {} bytes in use, {most} expected at most", used(node));
+    }
+}
+
+/// Goal: a checkpoint of which the coordinator's node has nothing, its index least of all, is committed.
+#[test]
+fn a_save_that_the_coordinator_has_no_part_in_is_committed() {
+    let Some(python) = Python::find() else { return };
+    let Some(mut cluster) = Cluster::start() else { return };
+    cluster.add("n4");
+    let mut job = cluster.start_job(&python, [1, 2, 3], Plan { until: 4, ..PLAN });
+    job.finish();
+    let committed = cluster.wait_for(0, "job/step_4", &["committed"]);
+    assert_eq!(committed["framework"], "dcp", "{committed:#}");
+}

@@ -1,0 +1,69 @@
+//! A process that wants the lease in etcd, and says on its standard output what comes of it; made to be killed.
+//!
+//! `tidemark-candidate URL NAME` prints one line for each change: `holds EPOCH MS`, `renewed EPOCH MS`, `waits HOLDER EPOCH`,
+//! `undecided`, `lost`. MS is CLOCK_MONOTONIC in milliseconds up to which it may decide.
+
+#![expect(clippy::print_stdout, reason = "what it says is what it is for")]
+
+use rustix::time::{ClockId, clock_gettime};
+use std::time::{Duration, Instant};
+use tidemark_control::lease::{EtcdLease, LeaseError, LeaseTimes, Turn};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(url), Some(name)) = (arguments.next(), arguments.next()) else {
+        panic!("usage: tidemark-candidate URL NAME");
+    };
+    let place = url.parse().expect("a place in etcd");
+    let nonce = getrandom::u64().expect("the kernel has random numbers");
+    let times = LeaseTimes::etcd();
+    let mut lease = EtcdLease::new(place, name, nonce, times);
+    let mut said = String::new();
+    let mut say = |line: String| {
+        if line != said {
+            println!("{line}");
+            said = line;
+        }
+    };
+    loop {
+        let (now, now_ms) = (Instant::now(), monotonic_ms());
+        match lease.try_acquire(now).await {
+            Ok(Turn::Ours(epoch)) => {
+                say(format!("holds {epoch} {}", now_ms + times.term.as_millis()));
+                keep(&mut lease, times, &mut say).await;
+            }
+            Ok(Turn::Theirs { holder, epoch, wait }) => {
+                say(format!("waits {holder} {epoch}"));
+                tokio::time::sleep(wait).await;
+            }
+            Err(error) => {
+                say(format!("error {error}"));
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    }
+}
+
+/// Until it is lost.
+async fn keep(lease: &mut EtcdLease, times: LeaseTimes, say: &mut impl FnMut(String)) {
+    loop {
+        tokio::time::sleep(times.term / 3).await;
+        let (now, now_ms) = (Instant::now(), monotonic_ms());
+        match lease.renew(now).await {
+            Ok(epoch) => say(format!("renewed {epoch} {}", now_ms + times.term.as_millis())),
+            Err(LeaseError::Lost { .. }) => {
+                say("lost".to_owned());
+                return;
+            }
+            Err(_) if lease.epoch(Instant::now()).is_none() => say("undecided".to_owned()),
+            Err(_) => {}
+        }
+    }
+}
+
+fn monotonic_ms() -> u128 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let now = Duration::try_from(now).expect("the monotonic clock is not negative");
+    now.as_millis()
+}

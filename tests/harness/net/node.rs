@@ -1,0 +1,80 @@
+//! A host with a real `ckptd` on it: a node of a cluster, which a test may take away whole.
+//!
+//! Owns: the daemon, and the loss of the node with all that runs on its host. Does not own: the host, where Tier-3 is.
+
+use std::time::Duration;
+
+use super::{Fault, Host};
+use crate::daemon::{Daemon, DaemonOptions, is_mounted};
+
+/// What was killed has ended already; its parent only has to be told.
+const REAP_LIMIT: Duration = Duration::from_secs(20);
+
+/// A daemon on a host. Dropped: killed, unmounted, its directories removed.
+#[derive(Debug)]
+pub struct Node {
+    host: Host,
+    daemon: Daemon,
+    /// Nothing goes in or out while it has no power.
+    off: Option<Fault>,
+}
+
+impl Node {
+    /// Starts a daemon that bears the host's name and listens on its address, and waits until its mount serves.
+    ///
+    /// By default its Tier-3 is a directory that goes with it; nodes of one cluster are given one that they share.
+    pub fn start(host: &Host, options: DaemonOptions) -> Self {
+        let mut options = DaemonOptions { host: Some(host.clone()), ..options };
+        options.flags.extend(["--name".into(), host.name().into()]);
+        Self { host: host.clone(), daemon: Daemon::start(options), off: None }
+    }
+
+    /// The host that it is on.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// The daemon; its mount is where this process sees it too.
+    pub fn daemon(&self) -> &Daemon {
+        &self.daemon
+    }
+
+    /// The daemon, to stop it alone or to give it another configuration.
+    pub fn daemon_mut(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+
+    /// The node is lost: keeper, daemon, ranks and whatever else runs on its host, its memory and its mount, without a
+    /// word to anybody. Gives the pids that were killed.
+    ///
+    /// # Panics
+    /// When any of it is still there: a test that goes on would say that it survived a loss that did not happen.
+    pub fn power_off(&mut self) -> Vec<u32> {
+        assert!(self.off.is_none(), "{} has no power", self.host.name());
+        let (keeper, serving) = (self.daemon.keeper_pid(), self.daemon.serving_pid());
+        let mount = self.daemon.mount().to_path_buf();
+        // First: the kernel closes the connections of what is killed, and would say so to the other ends.
+        self.off = Some(self.host.isolate());
+        let killed = self.host.kill_all();
+        assert!(
+            killed.contains(&keeper) && serving.is_none_or(|pid| killed.contains(&pid)),
+            "{keeper} and {serving:?} were to be among the killed {killed:?}"
+        );
+        let ended = self.daemon.wait_for_death(REAP_LIMIT);
+        assert!(ended.is_some(), "the keeper {keeper} was killed and did not end");
+        assert!(!is_mounted(&mount), "the mount of {} outlived it", self.host.name());
+        assert_eq!(self.host.processes(), [0; 0], "processes of {} outlived it", self.host.name());
+        killed
+    }
+
+    /// The isolation of a node without power; its counter is the number of packets that went nowhere.
+    pub fn isolation(&self) -> Option<&Fault> {
+        self.off.as_ref()
+    }
+
+    /// The same machine comes back: same name, same address, same directories, empty memory.
+    pub fn power_on(&mut self) {
+        assert!(self.off.take().is_some(), "{} has power", self.host.name());
+        self.daemon.start_again();
+    }
+}

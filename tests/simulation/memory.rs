@@ -1,0 +1,73 @@
+//! Tier-1 and the journal of one life: what a node knows and holds while daemons come and go.
+//!
+//! Owns: the tree in it, the copies that it keeps for others, the highest epoch that it heard of. Does not own: whom it tells
+//! (`node`), changing the tree (`tree`).
+
+use super::files::Told;
+use super::tree::Tree;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use tidemark_protocol::file::Seal;
+use tidemark_protocol::id::{Epoch, FileId, Incarnation, NodeName, SealNumber};
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::replication::SealedCopy;
+
+/// A copy of another node's file.
+#[derive(Debug, Clone)]
+pub(crate) struct Copy {
+    pub(crate) sealed: SealedCopy,
+    /// What is in each chunk.
+    pub(crate) chunks: Vec<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) life: NodeLife,
+    pub(crate) tree: RefCell<Tree>,
+    pub(crate) copies: RefCell<BTreeMap<(FileId, SealNumber), Copy>>,
+    pub(crate) epoch: Cell<Epoch>,
+    /// Seals that are in Tier-3.
+    pub(crate) in_tier3: RefCell<BTreeSet<(FileId, SealNumber)>>,
+    /// What calls were told, so that none is done twice.
+    pub(crate) replies: RefCell<BTreeMap<u64, Told>>,
+    /// No room for what others send.
+    pub(crate) full: Cell<bool>,
+}
+
+impl Memory {
+    pub(crate) fn new(node: NodeName, incarnation: Incarnation) -> Self {
+        Self {
+            life: NodeLife { node, incarnation },
+            tree: RefCell::new(Tree::new(incarnation)),
+            copies: RefCell::default(),
+            epoch: Cell::new(Epoch(0)),
+            in_tier3: RefCell::default(),
+            replies: RefCell::default(),
+            full: Cell::new(false),
+        }
+    }
+
+    /// Another daemon begins on it: what was to be told is not known any more, and everything is.
+    pub(crate) fn taken_up(&self) {
+        self.tree.borrow_mut().forget_outgoing();
+    }
+
+    /// An epoch was heard of; false when a newer one was.
+    pub(crate) fn saw_epoch(&self, epoch: Epoch) -> bool {
+        let current = epoch >= self.epoch.get();
+        self.epoch.set(self.epoch.get().max(epoch));
+        current
+    }
+
+    /// The sealed bytes of a file: its own, or a copy.
+    pub(crate) fn bytes_of(&self, file: FileId, seal: SealNumber) -> Option<(Seal, Vec<u64>)> {
+        if let Some(own) = self.tree.borrow().own(file)
+            && let Some(sealed) = own.fate.seal().filter(|sealed| sealed.number == seal)
+        {
+            return Some((sealed.clone(), own.chunks.clone()));
+        }
+        let copies = self.copies.borrow();
+        let copy = copies.get(&(file, seal))?;
+        Some((copy.sealed.sealed(), copy.chunks.clone()))
+    }
+}

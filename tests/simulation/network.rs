@@ -1,0 +1,195 @@
+//! The network between the nodes, to the lease and to Tier-3.
+//!
+//! Owns: what is lost, late, doubled or out of order, who is cut from whom, calls and datagrams over it. Does not own: what is
+//! said.
+//!
+//! Everything may overtake everything: no connection promises an order here.
+
+use super::exec::{Owner, Signal, within};
+use super::node::Node;
+use super::world::World;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+use tidemark_protocol::id::StartId;
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::membership;
+
+/// The machine that has the lease.
+pub(crate) const LEASE: usize = 1000;
+/// The machines of the object store.
+pub(crate) const TIER3: usize = 1001;
+
+const QUICK: Duration = Duration::from_micros(100);
+const USUAL: Duration = Duration::from_millis(2);
+const SLOW: Duration = Duration::from_millis(900);
+
+/// How bad it is, of a thousand messages.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Weather {
+    pub(crate) lost: u64,
+    pub(crate) doubled: u64,
+    pub(crate) slow: u64,
+}
+
+/// Who said it.
+#[derive(Debug, Clone)]
+pub(crate) struct From {
+    pub(crate) machine: usize,
+    pub(crate) life: NodeLife,
+    pub(crate) start: StartId,
+}
+
+/// What is asked of a node.
+#[derive(Debug, Clone)]
+pub(crate) enum Letter {
+    /// `cluster::wire::ToCoordinator`.
+    Coordinator(Vec<u8>),
+    /// `cluster::wire::ToNode`.
+    Node(Vec<u8>),
+    /// `replication::Request`.
+    Replication(Vec<u8>),
+    /// Bytes for a token: chunks with what is in them.
+    Push { token: [u8; 32], chunks: Vec<(u64, u64)> },
+    /// Bytes of a file by a token.
+    Read { token: [u8; 32] },
+}
+
+/// Why somebody says no.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The asker, or the one who commands, was replaced.
+    Fenced(String),
+    /// Ask again.
+    Unavailable(String),
+}
+
+/// What is told without an answer.
+#[derive(Debug, Clone)]
+pub(crate) enum Datagram {
+    Beat(membership::Beat),
+    Echo(membership::Echo),
+    Ask(membership::Ask),
+    Heard(membership::Heard),
+    Refused(membership::Refusal),
+    /// "Are you there?", from a neighbour that was asked; and the answer.
+    Probe,
+    Here,
+}
+
+pub(crate) type Answer = Result<Vec<u8>, Refused>;
+
+/// What came back, if it did.
+#[derive(Debug, Default)]
+struct Waiting {
+    answer: RefCell<Option<Answer>>,
+    came: Signal,
+}
+
+#[derive(Debug)]
+pub(crate) struct Network {
+    /// From whom nothing reaches whom.
+    cuts: RefCell<BTreeSet<(usize, usize)>>,
+    pub(crate) weather: Cell<Weather>,
+}
+
+impl Network {
+    pub(crate) fn new() -> Self {
+        Self { cuts: RefCell::default(), weather: Cell::default() }
+    }
+
+    pub(crate) fn cut(&self, from: usize, to: usize) {
+        self.cuts.borrow_mut().insert((from, to));
+    }
+
+    pub(crate) fn heal(&self, from: usize, to: usize) {
+        self.cuts.borrow_mut().remove(&(from, to));
+    }
+
+    pub(crate) fn heal_all(&self) {
+        self.cuts.borrow_mut().clear();
+    }
+
+    pub(crate) fn is_cut(&self, from: usize, to: usize) -> bool {
+        from != to && self.cuts.borrow().contains(&(from, to))
+    }
+}
+
+/// How long one message takes; none when it is lost.
+pub(crate) fn transit(world: &World, from: usize, to: usize) -> Option<Duration> {
+    let weather = world.network.weather.get();
+    if world.network.is_cut(from, to) {
+        world.count("message cut off");
+        return None;
+    }
+    if from != to && world.rng.permille(weather.lost) {
+        world.count("message lost");
+        return None;
+    }
+    if from != to && world.rng.permille(weather.slow) {
+        world.count("message late");
+        return Some(world.rng.between(USUAL, SLOW));
+    }
+    Some(world.rng.between(QUICK, USUAL))
+}
+
+fn copies(world: &World) -> u32 {
+    if world.rng.permille(world.network.weather.get().doubled) {
+        world.count("message doubled");
+        return 2;
+    }
+    1
+}
+
+/// One way, then done there.
+fn carry(world: &Rc<World>, from: usize, to: usize, arrived: impl FnOnce(&Rc<World>) + 'static) {
+    let Some(delay) = transit(world, from, to) else { return };
+    let there = Rc::clone(world);
+    world.spawn(Owner::World, async move {
+        there.sleep(delay).await;
+        if !there.network.is_cut(from, to) {
+            arrived(&there);
+        }
+    });
+}
+
+/// Asks, and waits for the answer. `None`: nobody knows whether it was heard.
+pub(crate) async fn call(node: &Rc<Node>, to: usize, letter: Letter, most: Duration) -> Option<Answer> {
+    let world = Rc::clone(&node.world);
+    let from = node.from();
+    let waiting = Rc::new(Waiting::default());
+    let here = from.machine;
+    // A call is carried by a connection, which doubles nothing; whoever calls may, but nobody joins twice at once.
+    let is_join = matches!(&letter, Letter::Coordinator(bytes) if bytes.get(1) == Some(&0));
+    let times = if is_join { 1 } else { copies(&world) };
+    for _ in 0..times {
+        let (waiting, letter, from) = (Rc::clone(&waiting), letter.clone(), from.clone());
+        carry(&world, here, to, move |world| {
+            let Some(there) = world.daemon(to) else { return };
+            let world = Rc::clone(world);
+            there.world.clone().spawn(Owner::Node(to), async move {
+                let answer = there.answer(from, letter).await;
+                carry(&world, to, here, move |_| {
+                    waiting.answer.borrow_mut().get_or_insert(answer);
+                    waiting.came.tell();
+                });
+            });
+        });
+    }
+    let answer = waiting.came.until(|| waiting.answer.borrow_mut().take());
+    within(&world.exec, most, answer).await
+}
+
+/// Tells, and hopes.
+pub(crate) fn tell(node: &Rc<Node>, to: usize, datagram: Datagram) {
+    let world = Rc::clone(&node.world);
+    let from = node.from();
+    for _ in 0..copies(&world) {
+        let (datagram, from) = (datagram.clone(), from.clone());
+        carry(&world, from.machine, to, move |world| {
+            let Some(there) = world.daemon(to) else { return };
+            world.spawn(Owner::Node(to), async move { there.told(&from, datagram) });
+        });
+    }
+}
