@@ -148,8 +148,10 @@ mod tests {
             path: None,
             baseline: PathBuf::new(),
             size_bytes: 1,
+            size_given: true,
             tier1_bytes: None,
             rounds: 3,
+            saves: None,
             smoke: true,
         };
         let order = RefCell::new(String::new());

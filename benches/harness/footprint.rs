@@ -70,25 +70,47 @@ fn sample_until(ended: &AtomicBool, pid: u32) -> anyhow::Result<u64> {
     }
 }
 
-fn anonymous_bytes(pid: u32) -> anyhow::Result<u64> {
+/// RssAnon of a process now.
+///
+/// # Errors
+/// There is no such process.
+pub fn anonymous_bytes(pid: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{pid}/status");
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     rss_anon_bytes(&text).with_context(|| format!("{path} has no RssAnon"))
 }
 
-/// User and system time of all threads.
-fn cpu_s(pid: u32) -> anyhow::Result<f64> {
-    let path = format!("/proc/{pid}/stat");
-    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    let ticks = cpu_ticks(&text).with_context(|| format!("{path} names no times"))?;
-    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+/// User and system time of all threads of a process, in seconds of one core.
+///
+/// # Errors
+/// There is no such process.
+pub fn cpu_s(pid: u32) -> anyhow::Result<f64> {
+    Ok(cpu_times_s(pid)?.0)
 }
 
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    // The name, in brackets, may hold anything; utime and stime are the 12th and 13th field after it.
+/// The same of the children that it has waited for, and of theirs.
+///
+/// # Errors
+/// There is no such process.
+pub fn cpu_of_children_s(pid: u32) -> anyhow::Result<f64> {
+    Ok(cpu_times_s(pid)?.1)
+}
+
+fn cpu_times_s(pid: u32) -> anyhow::Result<(f64, f64)> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let (own, children) = cpu_ticks(&text).with_context(|| format!("{path} names no times"))?;
+    let per_second = rustix::param::clock_ticks_per_second() as f64;
+    Ok((own as f64 / per_second, children as f64 / per_second))
+}
+
+/// Of the process itself, and of the children that it has waited for.
+fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
+    // The name, in brackets, may hold anything; utime, stime, cutime and cstime are the 12th to 15th field after it.
     let (_, fields) = stat.rsplit_once(')')?;
-    let mut times = fields.split_whitespace().skip(11);
-    Some(times.next()?.parse::<u64>().ok()? + times.next()?.parse::<u64>().ok()?)
+    let mut times = fields.split_whitespace().skip(11).map(str::parse::<u64>);
+    let mut next = || times.next()?.ok();
+    Some((next()? + next()?, next()? + next()?))
 }
 
 fn rss_anon_bytes(status: &str) -> anyhow::Result<u64> {
@@ -124,7 +146,7 @@ mod tests {
     #[test]
     fn the_time_of_a_process_is_found_behind_its_name() {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 9 0 0 0 150 50 3 4 20 0 9 0 77";
-        assert_eq!(cpu_ticks(stat), Some(200));
+        assert_eq!(cpu_ticks(stat), Some((200, 7)));
         assert_eq!(cpu_ticks("7 (a) S 1"), None);
         assert!(cpu_s(std::process::id()).is_ok());
     }

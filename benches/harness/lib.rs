@@ -10,11 +10,15 @@ pub mod direct_fuse;
 pub mod files;
 pub mod footprint;
 pub mod memory;
+pub mod nodes;
 pub mod options;
 pub mod python;
+pub mod rivals;
 pub mod s3;
+pub mod simulated;
 
 pub use compare::Bench;
 pub use daemon::Mount;
 pub use footprint::Footprint;
+pub use nodes::Nodes;
 pub use s3::S3;

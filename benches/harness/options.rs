@@ -13,14 +13,18 @@ const SMOKE_SIZE_BYTES: u64 = 8 << 20;
 const SMOKE_ROUNDS: usize = 2;
 
 /// `--path DIR` (a mounted Tidemark; a daemon is started without it), `--baseline DIR` (default /dev/shm),
-/// `--size BYTES`, `--tier1 BYTES` (of a daemon that is started; several times the size without it), `--rounds N`, `--smoke` (or TIDEMARK_BENCH_SMOKE=1).
+/// `--size BYTES`, `--tier1 BYTES` (of a daemon that is started; several times the size without it), `--rounds N`, `--saves N` (of
+/// a stage that saves many times), `--smoke` (or TIDEMARK_BENCH_SMOKE=1).
 #[derive(Clone, Debug)]
 pub struct Options {
     pub path: Option<PathBuf>,
     pub baseline: PathBuf,
     pub size_bytes: u64,
+    /// Somebody chose the size.
+    pub size_given: bool,
     pub tier1_bytes: Option<u64>,
     pub rounds: usize,
+    pub saves: Option<usize>,
     pub smoke: bool,
 }
 
@@ -35,8 +39,8 @@ impl Options {
     }
 
     fn parse(arguments: impl Iterator<Item = String>, mut smoke: bool) -> anyhow::Result<Self> {
-        let (mut path, mut baseline, mut size_bytes, mut tier1_bytes, mut rounds) =
-            (None, None, None, None, None);
+        let (mut path, mut baseline, mut size_bytes, mut tier1_bytes, mut rounds, mut saves) =
+            (None, None, None, None, None, None);
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
@@ -46,19 +50,22 @@ impl Options {
                 "--size" => size_bytes = Some(positive(&argument, &value()?)?),
                 "--tier1" => tier1_bytes = Some(positive(&argument, &value()?)?),
                 "--rounds" => rounds = Some(usize::try_from(positive(&argument, &value()?)?)?),
+                "--saves" => saves = Some(usize::try_from(positive(&argument, &value()?)?)?),
                 "--smoke" => smoke = true,
                 // What `cargo bench` adds by itself.
                 "--bench" => {}
                 _ => bail!(
-                    "unknown option {argument}; known: --path --baseline --size --tier1 --rounds --smoke"
+                    "unknown option {argument}; known: --path --baseline --size --tier1 --rounds --saves --smoke"
                 ),
             }
         }
         Ok(Self {
             path,
             baseline: baseline.unwrap_or_else(|| PathBuf::from("/dev/shm")),
+            size_given: size_bytes.is_some(),
             size_bytes: size_bytes.unwrap_or(if smoke { SMOKE_SIZE_BYTES } else { FULL_SIZE_BYTES }),
             tier1_bytes,
+            saves,
             rounds: rounds.unwrap_or(if smoke { SMOKE_ROUNDS } else { FULL_ROUNDS }),
             smoke,
         })
@@ -84,7 +91,8 @@ mod tests {
     #[test]
     fn sizes_given_win_over_smoke() {
         let options = parse(&["--bench", "--size", "4096", "--smoke"]).unwrap();
-        assert_eq!((options.size_bytes, options.rounds), (4096, SMOKE_ROUNDS));
+        assert_eq!((options.size_bytes, options.size_given, options.rounds), (4096, true, SMOKE_ROUNDS));
+        assert!(!parse(&["--smoke"]).unwrap().size_given);
     }
 
     #[test]

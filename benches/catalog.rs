@@ -1,0 +1,266 @@
+//! What do names cost where several nodes share one tree, and what do many nodes cost the coordinator?
+//!
+//! Owns: creates, look-ups and listings on three real nodes, against one node that is alone; the memory and the processor time
+//! of a coordinator that many simulated nodes join, beat to and publish to. Does not own: bytes (`replicate`).
+//!
+//! The simulated nodes are connections of this process over loopback TCP to a real daemon: what the coordinator does is whole,
+//! what a node costs its own machine is not there. They beat more seldom than nodes do (150 ms), which the figure says.
+
+use anyhow::{Context, ensure};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+use tidemark_benches::compare::{Medians, median, percentile};
+use tidemark_benches::footprint::{anonymous_bytes, cpu_s};
+use tidemark_benches::nodes::{self, Nodes};
+use tidemark_benches::simulated::Simulated;
+use tidemark_benches::{Bench, Mount};
+use tidemark_tests::daemon::{Daemon, DaemonOptions};
+use tidemark_transport::Address;
+
+/// Names matter here, not bytes.
+const TIER1_BYTES: u64 = 512 << 20;
+/// Nothing becomes a checkpoint while names are timed, so that nothing is decided or uploaded.
+const CONFIG: &str = "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n";
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+const FILES_PER_CHECKPOINT: usize = 1000;
+const SMOKE_FILES: usize = 60;
+
+/// How many nodes are simulated, one after the other; the last is what a large cluster has.
+const SIMULATED: [usize; 5] = [100, 300, 1000, 3000, 10_000];
+const SMOKE_SIMULATED: [usize; 2] = [10, 30];
+/// Often enough that a node whose beats are late once is not taken for gone (1.5 s), and seldom enough that the simulation does
+/// not take the processors from what it measures.
+const BEAT_EVERY: Duration = Duration::from_millis(500);
+const BEATS_FOR: Duration = Duration::from_secs(10);
+const SMOKE_BEATS_FOR: Duration = Duration::from_secs(1);
+/// More nodes are not tried when joining takes so long.
+const JOIN_MAX: Duration = Duration::from_secs(120);
+
+/// One kind of operation on names: all of them, and each.
+#[derive(Debug, Default)]
+struct Rounds {
+    per_s: Vec<f64>,
+    each_s: Vec<f64>,
+}
+
+impl Rounds {
+    fn add(&mut self, took_s: f64, each_s: Vec<f64>) {
+        self.per_s.push(each_s.len() as f64 / took_s);
+        self.each_s.extend(each_s);
+    }
+}
+
+/// What is done with names in one round.
+#[derive(Debug, Default)]
+struct Seen {
+    create_shared: Rounds,
+    create_own: Rounds,
+    look: Rounds,
+    list: Rounds,
+}
+
+fn main() -> anyhow::Result<()> {
+    let bench = Bench::start("catalog")?;
+    ensure!(bench.options.path.is_none(), "catalog starts its own daemons: leave --path out");
+    names(&bench)?;
+    many(&bench)
+}
+
+/// Three nodes, and one that is alone with as many writers.
+fn names(bench: &Bench) -> anyhow::Result<()> {
+    let files = if bench.options.smoke { SMOKE_FILES } else { FILES_PER_CHECKPOINT };
+    let (mut ours, mut alone) = (Seen::default(), Seen::default());
+    {
+        let network = nodes::network(&NODES)?;
+        let hosts = NODES.map(|name| network.host(name));
+        let nodes = Nodes::start(&hosts, TIER1_BYTES, CONFIG)?;
+        nodes.wait_for_partner(2)?;
+        let mounts = [0, 1, 2].map(|node| nodes.mount(node).to_owned());
+        let options =
+            tidemark_benches::options::Options { tier1_bytes: Some(TIER1_BYTES), ..bench.options.clone() };
+        let one = Mount::start(&options, Some(CONFIG))?;
+        let same = [0; 3].map(|_| one.path().to_owned());
+        for round in 0..=bench.options.rounds {
+            let mut seen = [(&mounts, &mut ours), (&same, &mut alone)];
+            if round % 2 == 1 {
+                seen.reverse();
+            }
+            for (mounts, seen) in seen {
+                let mut thrown_away = Seen::default();
+                let seen = if round == 0 { &mut thrown_away } else { seen };
+                checkpoint(mounts, &format!("step_{round}"), files, seen)?;
+            }
+        }
+        one.close()?;
+    }
+    for (name, mut ours, mut alone) in [
+        ("create_shared", ours.create_shared, alone.create_shared),
+        ("create_own", ours.create_own, alone.create_own),
+        ("look", ours.look, alone.look),
+        ("list", ours.list, alone.list),
+    ] {
+        let rates = Medians { value: median(&mut ours.per_s)?, baseline: median(&mut alone.per_s)? };
+        bench.result(&format!("catalog_{name}"), "1/s", rates)?;
+        let p99 = |each: &mut Vec<f64>| Ok::<_, anyhow::Error>(percentile(each, 99)? * 1e6);
+        let p99 = Medians { value: p99(&mut ours.each_s)?, baseline: p99(&mut alone.each_s)? };
+        bench.result(&format!("catalog_{name}_p99"), "us", p99)?;
+    }
+    Ok(())
+}
+
+/// The names of one checkpoint: made by three writers in one directory, by each in its own, looked at and listed by the third.
+fn checkpoint(mounts: &[PathBuf; 3], step: &str, files: usize, seen: &mut Seen) -> anyhow::Result<()> {
+    let shared = |mount: &Path| mount.join("shared").join(step);
+    let own = |mount: &Path, writer: usize| mount.join("own").join(step).join(format!("rank{writer}"));
+    for (writer, mount) in mounts.iter().enumerate() {
+        fs::create_dir_all(shared(mount)).context("make the shared directory")?;
+        fs::create_dir_all(own(mount, writer)).context("make an own directory")?;
+    }
+    let each = files / mounts.len();
+    let (took_s, each_s) =
+        at_once(mounts, |writer, mount| create(&shared(mount), writer, each)).context("in one directory")?;
+    seen.create_shared.add(took_s, each_s);
+    let (took_s, each_s) = at_once(mounts, |writer, mount| create(&own(mount, writer), writer, each))
+        .context("in own directories")?;
+    seen.create_own.add(took_s, each_s);
+
+    // By the last, of what the first made.
+    let reader = &mounts[mounts.len() - 1];
+    let started = Instant::now();
+    let looked: Vec<f64> = (0..each)
+        .map(|number| {
+            let started = Instant::now();
+            let path = own(reader, 0).join(name(0, number));
+            fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?;
+            Ok(started.elapsed().as_secs_f64())
+        })
+        .collect::<anyhow::Result<_>>()?;
+    seen.look.add(started.elapsed().as_secs_f64(), looked);
+    let started = Instant::now();
+    let listed = fs::read_dir(shared(reader)).context("list")?.count();
+    let took_s = started.elapsed().as_secs_f64();
+    ensure!(listed == each * mounts.len(), "{listed} of {} names are listed", each * mounts.len());
+    // A listing is one operation; its names are not counted.
+    seen.list.add(took_s, vec![took_s]);
+    Ok(())
+}
+
+fn name(writer: usize, number: usize) -> String {
+    format!("__{writer}_{number}.distcp")
+}
+
+/// Creates and closes empty files; the seconds of each.
+fn create(folder: &Path, writer: usize, files: usize) -> anyhow::Result<Vec<f64>> {
+    let one = |number| {
+        let path = folder.join(name(writer, number));
+        let started = Instant::now();
+        drop(File::create(&path).with_context(|| format!("create {}", path.display()))?);
+        Ok(started.elapsed().as_secs_f64())
+    };
+    (0..files).map(one).collect()
+}
+
+/// All writers at the same time: how long until the last is done, and the seconds of each operation.
+fn at_once(
+    mounts: &[PathBuf; 3],
+    write: impl Fn(usize, &Path) -> anyhow::Result<Vec<f64>> + Sync,
+) -> anyhow::Result<(f64, Vec<f64>)> {
+    let started = Instant::now();
+    let write = &write;
+    let done: Vec<anyhow::Result<Vec<f64>>> = thread::scope(|scope| {
+        let writers: Vec<_> = mounts
+            .iter()
+            .enumerate()
+            .map(|(number, mount)| scope.spawn(move || write(number, mount)))
+            .collect();
+        writers.into_iter().map(|writer| writer.join().expect("a writer does not panic")).collect()
+    });
+    let took_s = started.elapsed().as_secs_f64();
+    let each: Vec<Vec<f64>> = done.into_iter().collect::<anyhow::Result<_>>()?;
+    Ok((took_s, each.concat()))
+}
+
+/// A coordinator and more and more simulated nodes.
+fn many(bench: &Bench) -> anyhow::Result<()> {
+    let smoke = bench.options.smoke;
+    let (counts, beats_for) =
+        if smoke { (&SMOKE_SIMULATED[..], SMOKE_BEATS_FOR) } else { (&SIMULATED[..], BEATS_FOR) };
+    let flags = ["--name", "coordinator", "--insecure"].map(str::to_owned).to_vec();
+    let options = DaemonOptions {
+        tier1: TIER1_BYTES.to_string(),
+        config: Some(CONFIG.to_owned()),
+        flags,
+        ..DaemonOptions::default()
+    };
+    let daemon = Daemon::start(options);
+    let pid = daemon.serving_pid().context("a daemon that is ready serves")?;
+    let listen = daemon.ready().listen.clone();
+    let mut nodes = Simulated::new(Address { node: "coordinator".to_owned(), address: listen })?;
+    let empty_bytes = anonymous_bytes(pid)?;
+    for &count in counts {
+        let (first, before_s, started) = (nodes.count(), cpu_s(pid)?, Instant::now());
+        let (mut joins, why) = nodes.join(count - first, BEAT_EVERY, JOIN_MAX)?;
+        let (took_s, spent_s) = (started.elapsed().as_secs_f64(), cpu_s(pid)? - before_s);
+        if let Some(why) = why {
+            bench.say(&format!(
+                "left out: {count} nodes and more: of {} that joined in {took_s:.0} s the coordinator took {spent_s:.0} s of a core \
+                 and {} MiB, and then: {why}",
+                nodes.count() - first,
+                anonymous_bytes(pid)?.saturating_sub(empty_bytes) >> 20,
+            ))?;
+            break;
+        }
+        let name = |what: &str| format!("catalog_{count}_nodes_{what}");
+        bench.figure(&name("joined"), "1/s", (count - first) as f64 / took_s)?;
+        bench.figure(&name("join_p99"), "ms", percentile(&mut joins, 99)? * 1e3)?;
+        bench.figure(&name("join_cpu"), "ms of a core for each", spent_s * 1e3 / (count - first) as f64)?;
+
+        let (before_s, started) = (cpu_s(pid)?, Instant::now());
+        let counted = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let (beats, failed) = (counted(&nodes.counted.beats), counted(&nodes.counted.failed));
+        thread::sleep(beats_for);
+        let (took_s, spent_s) = (started.elapsed().as_secs_f64(), cpu_s(pid)? - before_s);
+        let beats = counted(&nodes.counted.beats) - beats;
+        bench.say(&format!(
+            "{count} nodes: {:.0} of {:.0} beats/s were answered, {} failed; the coordinator said {} words, {} MB, so far",
+            beats as f64 / took_s,
+            count as f64 / BEAT_EVERY.as_secs_f64(),
+            counted(&nodes.counted.failed) - failed,
+            counted(&nodes.counted.heard),
+            counted(&nodes.counted.heard_bytes) / 1_000_000,
+        ))?;
+        bench.figure(&name("beat_cpu"), "cores at 2 beats/s each", spent_s / took_s)?;
+
+        let (before_s, started) = (cpu_s(pid)?, Instant::now());
+        let done = nodes.publish(first).and_then(|published| {
+            let (took_s, spent_s) = (started.elapsed().as_secs_f64(), cpu_s(pid)? - before_s);
+            let started = Instant::now();
+            let looked = nodes.look(first)?;
+            Ok((published, took_s, spent_s, looked, started.elapsed().as_secs_f64()))
+        });
+        let (mut published, publish_s, spent_s, mut looked, look_s) = match done {
+            Ok(done) => done,
+            Err(error) => {
+                bench.say(&format!(
+                    "left out: what {count} nodes publish and look for, and more nodes: {error:#}"
+                ))?;
+                break;
+            }
+        };
+        bench.figure(&name("publish"), "1/s", published.len() as f64 / publish_s)?;
+        bench.figure(&name("publish_p99"), "ms", percentile(&mut published, 99)? * 1e3)?;
+        bench.figure(
+            &name("publish_cpu"),
+            "us of a core for each",
+            spent_s * 1e6 / published.len() as f64,
+        )?;
+        bench.figure(&name("look"), "1/s", looked.len() as f64 / look_s)?;
+        bench.figure(&name("look_p99"), "ms", percentile(&mut looked, 99)? * 1e3)?;
+        let grown_bytes = anonymous_bytes(pid)?.saturating_sub(empty_bytes);
+        bench.figure(&name("memory"), "MiB", grown_bytes as f64 / f64::from(1 << 20))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,300 @@
+//! Many nodes of one cluster in this process: no mount, no memory, only the words that they exchange with the coordinator,
+//! over the real links.
+//!
+//! Owns: their links, joining, beating, publishing and looking. Does not own: the coordinator, which is a real daemon; what is
+//! timed and counted.
+
+use anyhow::Context;
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::cluster::wire::{
+    self, Beat, Beaten, FileFacts, Intent, Join, Joined, Look, Looked, NameOperation, NodeAttributes,
+    NodeKind, NodeState, Publication, Published, ToCoordinator, WireState,
+};
+use tidemark_protocol::id::{Epoch, FileCounter, FileId, Generation, Incarnation, SealNumber, StartId};
+use tidemark_protocol::key::NodeLife;
+use tidemark_transport::tcp::{self, Security};
+use tidemark_transport::{Address, Identity, Link, Peer, Refusal, Service, Tcp};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+/// The first byte of a call that is the coordinator's (`cluster::tag` of the engine).
+const TO_COORDINATOR: u8 = b'C';
+/// Words under way at once: as many nodes would speak at the same moment when a job ends its save.
+const AT_ONCE: usize = 32;
+/// The daemon's own for answers that may take other nodes' answers.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// What was said and how it was answered.
+#[derive(Debug, Default)]
+pub struct Counted {
+    pub beats: AtomicU64,
+    /// Beats that were not answered, or refused since the node was taken for gone; it joins again then.
+    pub failed: AtomicU64,
+    /// Words that the coordinator said: members, recalls.
+    pub heard: AtomicU64,
+    pub heard_bytes: AtomicU64,
+}
+
+/// The nodes. Dropped: their links are closed.
+#[derive(Debug)]
+pub struct Simulated {
+    runtime: Runtime,
+    coordinator: Address,
+    nodes: Vec<Arc<One>>,
+    beating: Vec<JoinHandle<()>>,
+    pub counted: Arc<Counted>,
+}
+
+#[derive(Debug)]
+struct One {
+    life: NodeLife,
+    start: StartId,
+    link: Tcp,
+    coordinator: Address,
+    epoch: AtomicU64,
+}
+
+/// Answers whatever the coordinator says with "done".
+struct Done(Arc<Counted>);
+
+#[async_trait]
+impl Service for Done {
+    async fn call(&self, _: Peer, body: Bytes) -> Result<Bytes, Refusal> {
+        self.0.heard.fetch_add(1, Ordering::Relaxed);
+        self.0.heard_bytes.fetch_add(body.len() as u64, Ordering::Relaxed);
+        Ok(Bytes::from(wire::encode(&()).expect("nothing is encoded in a byte")))
+    }
+    fn tell(&self, _: Peer, _: Bytes) {}
+    fn epoch(&self) -> u64 {
+        0
+    }
+    fn saw_epoch(&self, _: &Peer, _: u64) {}
+    fn connected(&self, _: &Peer) {}
+    fn disconnected(&self, _: &Peer) {}
+}
+
+impl Simulated {
+    /// None yet. The coordinator listens on loopback without certificates.
+    ///
+    /// # Errors
+    /// No threads.
+    pub fn new(coordinator: Address) -> anyhow::Result<Self> {
+        let runtime = Runtime::new().context("threads for the simulated nodes")?;
+        Ok(Self { runtime, coordinator, nodes: Vec::new(), beating: Vec::new(), counted: Arc::default() })
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// So many more join, and then beat every `beat_every` until the end. Gives the seconds of each join; and why there are fewer of
+    /// them, where one was not let in or `limit` has passed before all had joined.
+    ///
+    /// # Errors
+    /// A link cannot be opened.
+    pub fn join(
+        &mut self,
+        more: usize,
+        beat_every: Duration,
+        limit: Duration,
+    ) -> anyhow::Result<(Vec<f64>, Option<String>)> {
+        let (first, until) = (self.nodes.len(), Instant::now() + limit);
+        let (counted, coordinator) = (&self.counted, &self.coordinator);
+        let joined: Vec<_> = self.runtime.block_on(async {
+            let each = (first..first + more).map(|number| async move {
+                let one = One::open(number, coordinator.clone(), Arc::clone(counted)).await?;
+                let started = Instant::now();
+                if started >= until {
+                    return Ok(Err(format!("{} s had passed", limit.as_secs())));
+                }
+                let joined = one.join().await.map(|()| (Arc::new(one), started.elapsed().as_secs_f64()));
+                Ok::<_, anyhow::Error>(joined.map_err(|error| format!("node {number}: {error:#}")))
+            });
+            // After the first that is not let in, nobody else tries.
+            let mut failed = false;
+            let tried = stream::iter(each).buffered(AT_ONCE).take_while(|tried| {
+                let go_on = !failed;
+                failed |= !matches!(tried, Ok(Ok(_)));
+                std::future::ready(go_on)
+            });
+            tried.try_collect().await
+        })?;
+        let (mut seconds, mut why) = (Vec::new(), None);
+        for tried in joined {
+            let (one, took_s) = match tried {
+                Ok(joined) => joined,
+                Err(said) => {
+                    why = Some(said);
+                    continue;
+                }
+            };
+            let beats = Arc::clone(&one).beat(beat_every, Arc::clone(&self.counted));
+            self.beating.push(self.runtime.spawn(beats));
+            self.nodes.push(one);
+            seconds.push(took_s);
+        }
+        Ok((seconds, why))
+    }
+
+    /// Each node from `first` on publishes a directory of its own with a file in it. Gives the seconds of each publication.
+    ///
+    /// # Errors
+    /// The coordinator does not take one.
+    pub fn publish(&self, first: usize) -> anyhow::Result<Vec<f64>> {
+        self.each(first, |one, number| async move {
+            let published: Published = one.ask(&ToCoordinator::Publish(one.publication(number))).await?;
+            anyhow::ensure!(!published.whole_wanted, "node {number} was not known any more");
+            Ok(())
+        })
+    }
+
+    /// Each node from `first` on looks for the file of the node before it. Gives the seconds of each.
+    ///
+    /// # Errors
+    /// The coordinator does not know, or does not say.
+    pub fn look(&self, first: usize) -> anyhow::Result<Vec<f64>> {
+        let count = self.nodes.len();
+        self.each(first, |one, number| async move {
+            let directory = directory_of((number + count - 1) % count).into_bytes();
+            let look = Look { directory, name: FILE.to_vec(), intent: Intent::Read };
+            let looked: Looked = one.ask(&ToCoordinator::Look(look)).await?;
+            anyhow::ensure!(looked.found.is_some(), "the file of the node before {number} is not known");
+            Ok(())
+        })
+    }
+
+    fn each<F>(&self, first: usize, act: impl Fn(Arc<One>, usize) -> F) -> anyhow::Result<Vec<f64>>
+    where
+        F: Future<Output = anyhow::Result<()>>,
+    {
+        let act = &act;
+        let all = self.nodes.iter().enumerate().skip(first).map(|(number, one)| async move {
+            let started = Instant::now();
+            act(Arc::clone(one), number).await?;
+            Ok::<_, anyhow::Error>(started.elapsed().as_secs_f64())
+        });
+        self.runtime.block_on(stream::iter(all).buffered(AT_ONCE).try_collect())
+    }
+}
+
+const FILE: &[u8] = b"rank.log";
+
+fn directory_of(number: usize) -> String {
+    format!("simulated-{number}")
+}
+
+impl One {
+    async fn open(number: usize, coordinator: Address, counted: Arc<Counted>) -> anyhow::Result<Self> {
+        let node = format!("s{number}");
+        let incarnation = Incarnation(1 + number as u64);
+        let start = StartId(1 + number as u64);
+        let settings = tcp::Settings {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            security: Security::Insecure { off_loopback: false },
+            encrypt_bulk: false,
+            bulk_streams: 1,
+        };
+        let identity = Identity {
+            cluster: "tidemark".to_owned(),
+            node: node.clone(),
+            incarnation: incarnation.0,
+            start: start.0,
+        };
+        let link = Tcp::listen(identity, settings, Arc::new(Done(counted))).await.context("listen")?;
+        let node = node.parse().context("its name")?;
+        let life = NodeLife { node, incarnation };
+        Ok(Self { life, start, link, coordinator, epoch: AtomicU64::new(0) })
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, message: &ToCoordinator) -> anyhow::Result<T> {
+        let mut body = vec![TO_COORDINATOR];
+        body.extend(wire::encode(message)?);
+        let answer = self.link.call(&self.coordinator, body.into(), ANSWER_MAX).await?;
+        Ok(wire::decode(&answer)?)
+    }
+
+    async fn join(&self) -> anyhow::Result<()> {
+        let join = Join {
+            life: self.life.clone(),
+            start: self.start,
+            address: self.link.local_address().to_string(),
+            labels: BTreeMap::new(),
+            epoch: Epoch(0),
+            publication: 0,
+            alone: Vec::new(),
+            version: "simulated".to_owned(),
+        };
+        let joined: Joined = self.ask(&ToCoordinator::Join(join)).await?;
+        self.epoch.store(joined.admit.epoch.0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn beat(self: Arc<Self>, every: Duration, counted: Arc<Counted>) {
+        let mut number = 0;
+        loop {
+            tokio::time::sleep(every).await;
+            let epoch = Epoch(self.epoch.load(Ordering::Relaxed));
+            number += 1;
+            let beat = Beat { start: self.start, epoch, number, tier1_used_bytes: 0, tier1_size_bytes: 1 };
+            if self.ask::<Beaten>(&ToCoordinator::Beat(beat)).await.is_ok() {
+                counted.beats.fetch_add(1, Ordering::Relaxed);
+            } else {
+                counted.failed.fetch_add(1, Ordering::Relaxed);
+                // As a daemon would; the next beat tells whether it helped.
+                drop(self.join().await);
+            }
+        }
+    }
+
+    /// Its first: a directory of its own and a sealed file in it, which is no checkpoint's.
+    fn publication(&self, number: usize) -> Publication {
+        let directory = directory_of(number).into_bytes();
+        let path = [directory.as_slice(), FILE].join(&b'/');
+        let file = FileId { incarnation: self.life.incarnation, counter: FileCounter(1) };
+        let attributes = |mode| NodeAttributes { mode, ..NodeAttributes::default() };
+        let facts = FileFacts {
+            file,
+            size_bytes: 1 << 20,
+            state: WireState::Sealed { crc: Crc64(1), chunks: vec![Crc64(1)].into() },
+            seal: SealNumber(1),
+            opened_ns: 1,
+            closed_ns: 1,
+            published_ns: 1,
+            vouched: false,
+            generation: Generation(1),
+            writers: Vec::new(),
+            host: true,
+            object: None,
+        };
+        Publication {
+            number: 1,
+            operations: vec![
+                NameOperation::Directory { path: directory, attributes: attributes(0o40755) },
+                NameOperation::File { path: path.clone(), file, attributes: attributes(0o100_644) },
+            ],
+            states: vec![NodeState {
+                path,
+                attributes: attributes(0o100_644),
+                kind: NodeKind::File(Box::new(facts)),
+            }],
+            ..Publication::default()
+        }
+    }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        self.beating.iter().for_each(JoinHandle::abort);
+    }
+}

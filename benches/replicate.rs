@@ -1,0 +1,158 @@
+//! How fast is a saved file in a neighbour's memory too, and what does that cost?
+//!
+//! Owns: a file written at one node to `replicated`, against iperf3 over the same network in as many streams; how long after its
+//! close that is, against the least possible; processor seconds of both daemons against scp and rsync. Does not own: reading
+//! from the neighbour (`restore_peer`); encryption of bulk, which the daemon has no setting for yet.
+//!
+//! Tier-3 is out of reach, so that nothing is uploaded meanwhile, and what is nowhere else is not given up for the next round:
+//! each sample has two daemons of its own, with warm memory.
+
+use anyhow::{Context, ensure};
+use std::fs::{self, File};
+use std::time::{Duration, Instant};
+use tidemark_benches::compare::{Medians, median};
+use tidemark_benches::footprint::cpu_s;
+use tidemark_benches::nodes::{self, Nodes, wait_for_state};
+use tidemark_benches::rivals::{Copied, Copier, iperf3_gb_per_s};
+use tidemark_benches::{Bench, files};
+use tidemark_tests::net::{Host, Network};
+
+/// Complete as soon as it is sealed: what is timed is the copy, not a pause in which a save might go on.
+const CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n";
+/// Connections of one transfer of the daemon's (`tools/ckptd/src/peers.rs`).
+const STREAMS: usize = 2;
+/// The narrow network of the target: slower than one processor sends, so that nothing but the network decides.
+const NARROW_BITS_PER_S: u64 = 8_000_000_000;
+/// Two nodes, each with room for it, and the writer's own: 4 GiB needs 16 GiB of memory.
+const USUAL_BYTES: u64 = 1 << 30;
+/// A rate below 10 MB/s is a copy that does not come.
+const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
+const REPLICATED_MIN: Duration = Duration::from_secs(60);
+/// How many times scp and rsync copy: their processor seconds do not sway as rates do.
+const RIVAL_ROUNDS_MAX: usize = 3;
+
+/// What was seen besides the rate, one for each round.
+#[derive(Debug, Default)]
+struct Seen {
+    write_s: Vec<f64>,
+    lag_s: Vec<f64>,
+    cpu_s_per_gb: Vec<f64>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut bench = Bench::start("replicate")?;
+    ensure!(bench.options.path.is_none(), "replicate starts its own daemons: leave --path out");
+    if !bench.options.size_given && !bench.options.smoke {
+        bench.options.size_bytes = USUAL_BYTES;
+        bench
+            .say(&format!("size: {USUAL_BYTES} bytes, as two nodes share this memory; --size for another"))?;
+    }
+    let network = nodes::network(&["n1", "n2"])?;
+    let open = measure(&bench, &network, "replicate", STREAMS)?;
+    {
+        let _narrow = network.host("n1").bandwidth(NARROW_BITS_PER_S);
+        measure(&bench, &network, "replicate_8gbit", 1)?;
+    }
+    let cpu = median(&mut open.cpu_s_per_gb.clone())?;
+    bench.figure("replicate_cpu", "s/GB", cpu)?;
+    against_copiers(&bench, &network, cpu)
+}
+
+/// The rate and the lag, of the network as it is now.
+fn measure(bench: &Bench, network: &Network, name: &str, streams: usize) -> anyhow::Result<Seen> {
+    let size_bytes = bench.options.size_bytes;
+    let (from, to) = (network.host("n1"), network.host("n2"));
+    let mut seen = Seen::default();
+    let medians =
+        bench.alternate(|| replicate(bench, (from, to), &mut seen), || iperf3_gb_per_s(from, to, streams))?;
+    bench.result(name, "GB/s", medians)?;
+    // The first round was thrown away.
+    for samples in [&mut seen.write_s, &mut seen.lag_s, &mut seen.cpu_s_per_gb] {
+        samples.remove(0);
+    }
+    let (write_s, lag_s) = (median(&mut seen.write_s.clone())?, median(&mut seen.lag_s.clone())?);
+    let transfer_s = size_bytes as f64 / 1e9 / medians.baseline;
+    let least_s = (transfer_s - write_s).max(0.0);
+    bench.say(&format!("{name}: written in {write_s:.3} s, iperf3 would take {transfer_s:.3} s"))?;
+    let lag_name = format!("{name}_lag");
+    if least_s > 0.0 {
+        bench.result(&lag_name, "s", Medians { value: lag_s, baseline: least_s })?;
+    } else {
+        bench.figure(&lag_name, "s", lag_s)?;
+    }
+    bench.figure(
+        &format!("{name}_lag_above_least"),
+        "% of the transfer",
+        100.0 * (lag_s - least_s) / transfer_s,
+    )?;
+    Ok(seen)
+}
+
+/// Writes a file at one of two fresh nodes; GB/s from its open to `replicated`.
+fn replicate(bench: &Bench, (from, to): (&Host, &Host), seen: &mut Seen) -> anyhow::Result<f64> {
+    let size_bytes = bench.options.size_bytes;
+    let nodes = Nodes::start(&[from, to], nodes::tier1_for_one_file(&bench.options), CONFIG)?;
+    nodes.wait_for_partner(0)?;
+    let run = nodes.mount(0).join("run");
+    fs::create_dir(&run).context("make the run's directory")?;
+    nodes.take_tier3_away()?;
+    let pids = [nodes.pid(0)?, nodes.pid(1)?];
+    let cpu = || Ok::<_, anyhow::Error>(cpu_s(pids[0])? + cpu_s(pids[1])?);
+    let path = run.join("step1.pt");
+    let limit = REPLICATED_MIN + Duration::from_secs(size_bytes / SLOWEST_BYTES_PER_S);
+    let (cpu_before_s, started) = (cpu()?, Instant::now());
+    files::write(&path, size_bytes)?;
+    let closed = Instant::now();
+    let replicated = wait_for_state(&File::open(&path)?, &["replicated"], limit)?;
+    let spent_s = cpu()? - cpu_before_s;
+    let received_bytes = nodes.metric(1, "tidemark_replica_received_bytes_total");
+    ensure!(
+        received_bytes >= size_bytes as f64,
+        "{received_bytes} of {size_bytes} bytes were kept at the other node"
+    );
+    let gigabytes = size_bytes as f64 / 1e9;
+    seen.write_s.push((closed - started).as_secs_f64());
+    seen.lag_s.push((replicated - closed).as_secs_f64());
+    seen.cpu_s_per_gb.push(spent_s / gigabytes);
+    Ok(gigabytes / (replicated - started).as_secs_f64())
+}
+
+/// Processor seconds of both ends for each GB, against scp and rsync from memory to memory.
+fn against_copiers(bench: &Bench, network: &Network, cpu: f64) -> anyhow::Result<()> {
+    let size_bytes = bench.options.size_bytes;
+    let (from, to) = (network.host("n1"), network.host("n2"));
+    let folder = tempfile::Builder::new()
+        .prefix("tidemark-bench-")
+        .tempdir_in(&bench.options.baseline)
+        .context("make a folder beside the baseline")?;
+    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+    files::write_new(&source, size_bytes)?;
+    for (name, copier) in [
+        ("scp", Copier::scp(from, to, &source, &target)?),
+        ("rsync", Copier::rsync(from, to, &source, &target)?),
+    ] {
+        match copier {
+            Err(missing) => bench.say(&format!("left out: {missing}"))?,
+            Ok(copier) => {
+                let copied = copy(copier, bench.options.rounds.min(RIVAL_ROUNDS_MAX), size_bytes)?;
+                bench.say(&format!("{name}: {:.3} GB/s", copied.gb_per_s))?;
+                let medians = Medians { value: cpu, baseline: copied.cpu_s_per_gb };
+                bench.result(&format!("replicate_cpu_against_{name}"), "s/GB", medians)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The medians of some copies, after a first that does not count.
+fn copy(mut copier: Copier, rounds: usize, size_bytes: u64) -> anyhow::Result<Copied> {
+    copier.copy(size_bytes)?;
+    let (mut rates, mut costs) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        files::warm(size_bytes);
+        let copied = copier.copy(size_bytes)?;
+        rates.push(copied.gb_per_s);
+        costs.push(copied.cpu_s_per_gb);
+    }
+    Ok(Copied { gb_per_s: median(&mut rates)?, cpu_s_per_gb: median(&mut costs)? })
+}
