@@ -37,13 +37,11 @@ fn a_job_goes_on_from_peers_when_the_coordinator_is_lost_and_tier3_is_away() {
     assert!(!cluster.mount(seat).join("job/step_1").exists());
     let answered = lost.elapsed();
     cluster.add("n4");
-    let started = Instant::now();
+    let joined = lost.elapsed();
     let mut job = cluster.start_job(&python, [1, 2, 3], PLAN);
-    job.finish();
+    let stages = job.finish_in_stages(lost);
     println!(
-        "failover: node {seat} has the seat after {seated:?} and answers for names after {answered:?}; the job went on from step {} and ended {:?} after its start",
-        job.found(),
-        started.elapsed()
+        "failover: after the loss of the coordinator's node: seat taken after {seated:.1?}, names answered after {answered:.1?}, fresh node joined after {joined:.1?}, {stages}"
     );
     assert!(job.found() >= 4, "it went on from {}", job.found());
     job.assert_goes_on_as(&unbroken);
@@ -156,5 +154,44 @@ fn a_save_does_not_wait_for_a_coordinator_that_stands_still() {
                 assert!(fs::read(&path).unwrap() == noise(file, MIB), "{}", path.display());
             }
         }
+    }
+}
+
+/// Goal: where no other node may take the seat, saves go on for as long as its daemon stands still, and all of them are committed when it
+/// goes on. Method: two minutes with `--long`, a sixth of that in CI.
+#[test]
+fn saves_go_on_while_nobody_decides() {
+    let Some(cluster) = Cluster::start() else { return };
+    let lasts = Duration::from_secs(if std::env::var_os("TIDEMARK_LONG").is_some() { 120 } else { 20 });
+    let save = |node: usize, step: u64| {
+        let began = Instant::now();
+        let folder = cluster.mount(node).join(format!("run{node}/step_{step}"));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("rank0.pt"), noise(7, MIB)).unwrap();
+        began.elapsed()
+    };
+    let usual = (1..=3).flat_map(|step| [save(1, step), save(2, step)]).max().expect("six");
+    for node in [1, 2] {
+        cluster.wait_for(0, &format!("run{node}/step_3"), &["committed"]);
+    }
+    let pid = cluster.nodes[0].daemon().serving_pid().unwrap();
+    tidemark_tests::process::signal(pid, rustix::process::Signal::STOP);
+    let (began, mut longest, mut last) = (Instant::now(), Duration::ZERO, 3);
+    while began.elapsed() < lasts {
+        last += 1;
+        longest = longest.max(save(1, last)).max(save(2, last));
+        std::thread::sleep(Duration::from_millis(700));
+    }
+    tidemark_tests::process::signal(pid, rustix::process::Signal::CONT);
+    println!(
+        "failover: a save took up to {usual:?}, and up to {longest:?} in {lasts:?} without a coordinator"
+    );
+    assert!(last >= 10, "{last} saves");
+    for node in [1, 2] {
+        for step in 4..=last {
+            cluster.wait_for(0, &format!("run{node}/step_{step}"), &["committed"]);
+        }
+        let read = fs::read(cluster.mount(0).join(format!("run{node}/step_{last}/rank0.pt"))).unwrap();
+        assert!(read == noise(7, MIB));
     }
 }

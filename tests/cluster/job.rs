@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use tidemark_tests::net::{Host, Network};
@@ -83,6 +83,27 @@ impl Job {
     /// Waits for the end; every rank must end well.
     pub(crate) fn finish(&mut self) {
         self.ranks.finish();
+    }
+
+    /// Waits for the end of a job that goes on, and says how long after `began` each stage was over.
+    pub(crate) fn finish_in_stages(&mut self, began: Instant) -> String {
+        let world = self.world;
+        let step = self.ranks.wait_until("found", |ranks| {
+            let said = |rank| lines(&ranks.printed(rank)).into_iter().find(|line| line.event == "found");
+            (0..world)
+                .map(said)
+                .collect::<Option<Vec<_>>>()
+                .and_then(|found| found.first().map(|line| line.step))
+        });
+        let found = began.elapsed();
+        self.wait_for("resumed", step);
+        let resumed = began.elapsed();
+        self.finish();
+        let load_s = self.said("resumed").into_values().map(|line| line.seconds).fold(0.0, f64::max);
+        format!(
+            "ranks started and step {step} found after {found:.1?}; loaded after {resumed:.1?}, of which dcp.load took the slowest rank {load_s:.2}s; ended after {:.1?}",
+            began.elapsed()
+        )
     }
 
     /// Waits for the end; every rank must fail. Gives what they said.

@@ -6,6 +6,7 @@
 //! | `tree` | one tree: names and bytes of one node on the others, and after its loss |
 //! | `site` | several nodes of one cluster, for the others |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
+//! | `tier3` | how often Tier-3 is read |
 //! | `members` | who is cut off and who is gone, and what any node tells people |
 //! | `nodes` | one daemon a host: where it listens, and that nothing of a lost one is left |
 //! | `lease` | the lease in a real etcd: one holder at a time, whoever dies or is stopped |
@@ -18,4 +19,5 @@ mod members;
 mod net;
 mod nodes;
 mod site;
+mod tier3;
 mod tree;

@@ -41,7 +41,7 @@ impl Cluster {
 
     /// Three nodes, of which the first was the first to have the lease in an etcd on a host of its own.
     pub(crate) fn start_with_lease() -> Option<Self> {
-        Self::begin(&["n1", "n2", "n3", "n4", "n5", "etcd"], true)
+        Self::begin(&["n1", "n2", "n3", "n4", "n5", "n6", "etcd"], true)
     }
 
     fn begin(hosts: &[&str], lease: bool) -> Option<Self> {

@@ -105,11 +105,12 @@ fn a_job_goes_on_from_peers_when_a_node_is_lost_and_tier3_is_away() {
     assert!(killed.len() >= 3, "keeper, daemon and rank: {killed:?}");
     job.kill9();
 
+    let lost = Instant::now();
     cluster.add("n4");
-    let began = Instant::now();
+    let joined = lost.elapsed();
     let mut job = start(&cluster, [0, 1, 3]);
-    job.finish();
-    println!("cluster: the job went on from step {} and ended after {:?}", job.found(), began.elapsed());
+    let stages = job.finish_in_stages(lost);
+    println!("cluster: after the loss of a node: fresh node joined after {joined:.1?}, {stages}");
     assert!(job.found() >= 4, "it went on from {}", job.found());
     job.assert_goes_on_as(&unbroken);
     cluster.assert_tier3_is_away();

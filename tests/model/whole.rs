@@ -152,6 +152,7 @@ impl Site {
         let (epoch, limits) = (Epoch(self.epoch), UploadLimits::default());
         Arc::new(Shared {
             fetches: tidemark_engine::flight::Flight::new(2),
+            coming: Default::default(),
             losses: Default::default(),
             cluster: Default::default(),
             replicator: Default::default(),

@@ -264,6 +264,7 @@ fn shared(drain: &Arc<Drain>) -> Arc<Shared> {
     let settings = NamespaceSettings::new(Incarnation(8));
     Arc::new(Shared {
         fetches: tidemark_engine::flight::Flight::new(1),
+        coming: Default::default(),
         losses: Default::default(),
         cluster: Default::default(),
         replicator: Default::default(),

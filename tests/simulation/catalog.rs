@@ -43,7 +43,7 @@ impl Catalog {
             }
             ToCoordinator::Look(look) => wire::encode(&self.look(&from.life.node, &look).await?),
             ToCoordinator::List { path } => wire::encode(&self.list(&from.life.node, &path).await?),
-            ToCoordinator::Where { file } => wire::encode(&self.where_is(file)),
+            ToCoordinator::Where { file, .. } => wire::encode(&self.where_is(file)),
             ToCoordinator::Copies(copies) => {
                 self.take_copies(&from.life, &copies);
                 wire::encode(&())

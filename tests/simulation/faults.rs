@@ -3,6 +3,7 @@
 //! Owns: the kinds of faults, beginning and ending each. Does not own: what follows.
 
 use super::exec::Owner;
+use super::invariants::coordinator;
 use super::network::{LEASE, TIER3, Weather};
 use super::world::World;
 use std::rc::Rc;
@@ -167,6 +168,22 @@ async fn strike(world: Rc<World>, fault: Fault, machine: usize, lasts: Duration)
             }
         }
     }
+}
+
+/// Whoever decides stands still and is cut off, and nobody can take the seat, until all is calm. Gives the machine.
+pub(crate) fn take_the_seat_away(world: &World) -> usize {
+    let seat = coordinator(world).expect("somebody decides").node.machine;
+    world.note(|| format!("n{seat} had the seat, and nobody has it now"));
+    for machine in 0..world.machines.len() {
+        world.network.cut(machine, LEASE);
+        world.network.cut(LEASE, machine);
+        if machine != seat {
+            world.network.cut(machine, seat);
+            world.network.cut(seat, machine);
+        }
+    }
+    world.exec.pause(seat);
+    seat
 }
 
 /// A daemon where there is none.

@@ -16,6 +16,8 @@ use tidemark_protocol::id::{Epoch, FileId};
 /// One chunk written.
 const WRITE_LEAST: Duration = Duration::from_millis(2);
 const WRITE_MOST: Duration = Duration::from_millis(60);
+/// Ranks of a thousand that are killed while they save.
+const KILLED: u64 = 20;
 /// From a rank to the one that writes the marker.
 const BARRIER: Duration = Duration::from_millis(1);
 
@@ -156,7 +158,7 @@ pub(crate) async fn train(world: Rc<World>, run: usize, every: Duration) {
             continue;
         }
         let directory = format!("run-{run}/step-{step}").into_bytes();
-        if save(&world, run, &directory, &ranks).await.is_err() {
+        if save(&world, run, &directory, &ranks, KILLED).await.is_err() {
             world.count("save that its job gave up");
         }
         // A process that ended by itself is no failure.
@@ -164,7 +166,23 @@ pub(crate) async fn train(world: Rc<World>, run: usize, every: Duration) {
     }
 }
 
-async fn save(world: &Rc<World>, run: usize, directory: &[u8], ranks: &[Process]) -> Result<(), Failure> {
+/// A save by one rank alone, which nobody kills.
+pub(crate) async fn save_of_one(
+    world: &Rc<World>,
+    run: usize,
+    directory: &[u8],
+    rank: &Process,
+) -> Result<(), Failure> {
+    save(world, run, directory, std::slice::from_ref(rank), 0).await
+}
+
+async fn save(
+    world: &Rc<World>,
+    run: usize,
+    directory: &[u8],
+    ranks: &[Process],
+    killed: u64,
+) -> Result<(), Failure> {
     let started = Rc::new(std::cell::RefCell::new(Vec::new()));
     let done: Rc<super::exec::Signal> = Rc::default();
     // Data-parallel ranks may write the same bytes.
@@ -172,7 +190,7 @@ async fn save(world: &Rc<World>, run: usize, directory: &[u8], ranks: &[Process]
     for (number, rank) in ranks.iter().enumerate() {
         let (rank, directory, started, done) =
             (rank.clone(), directory.to_vec(), Rc::clone(&started), Rc::clone(&done));
-        let is_killed = world.rng.permille(20) && !world.calm.get();
+        let is_killed = world.rng.permille(killed) && !world.calm.get();
         let seed = same.unwrap_or_else(|| world.rng.next());
         let chunks = 1 + world.rng.below(4);
         world.spawn(Owner::World, async move {

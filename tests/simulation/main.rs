@@ -13,6 +13,7 @@
 //! | `node`, `replicate`, `save` | one daemon, copies, its part in Tier-3 |
 //! | `coordinator`, `catalog`, `decide` | one epoch: members, names, checkpoints |
 //! | `job`, `faults`, `invariants` | what runs, what goes wrong, what must hold |
+//! | `outage` | an hour in which nobody decides |
 //!
 //! Not here: the coordinator's deputy (a successor is told everything by everybody), what was put aside, lists, retention. The cluster
 //! suite has those with real daemons.
@@ -32,6 +33,7 @@ mod memory;
 mod names;
 mod network;
 mod node;
+mod outage;
 mod replicate;
 mod rng;
 mod save;

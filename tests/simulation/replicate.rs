@@ -264,7 +264,10 @@ impl Node {
                 self.replication.pulls.borrow_mut().remove(&token.0);
                 replication::Answer::Noted
             }
-            Request::Small(..) | Request::Drop { .. } | Request::Withdrawn { .. } => {
+            Request::Small(..)
+            | Request::Drop { .. }
+            | Request::Withdrawn { .. }
+            | Request::Suspect { .. } => {
                 unreachable!("{} sends no such thing", from.life)
             }
         };

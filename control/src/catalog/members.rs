@@ -51,6 +51,7 @@ impl Catalog {
         let Todo { asks, lost, changed, keep } = std::mem::take(&mut state.roll.todo);
         for life in &lost {
             state.leases.gone(&life.node);
+            state.readers.gone(&life.node);
         }
         let wakes = !asks.is_empty() || changed;
         state.outbox.asks.extend(asks);
@@ -140,6 +141,7 @@ impl Catalog {
         }
         // What it believed to have alone it asked another coordinator for, or a start before this one.
         state.leases.gone(&node);
+        state.readers.gone(&node);
         // A member of the coordinator before has had its directories without a break; nobody else was answered since.
         let mut alone = if state.hearing.hears(from) { alone } else { Vec::new() };
         alone.truncate(BATCH_ITEMS_MAX);

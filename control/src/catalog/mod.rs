@@ -38,6 +38,7 @@ use succeed::Hearing;
 use tidemark_engine::cluster::{Authority, Cluster, Presence};
 use tidemark_protocol::cluster::clocks::Clocks;
 use tidemark_protocol::cluster::leases::Leases;
+use tidemark_protocol::cluster::readers::Readers;
 use tidemark_protocol::cluster::wire::{self, NodeState, ToCoordinator, WireError};
 use tidemark_protocol::id::{Epoch, FileId};
 use tidemark_protocol::key::NodeLife;
@@ -83,6 +84,7 @@ pub struct Counters {
 #[derive(Debug)]
 struct State {
     leases: Leases,
+    readers: Readers,
     clocks: Clocks,
     roll: Roll,
     outbox: Outbox,
@@ -115,6 +117,7 @@ impl Catalog {
         let stored = watch::Sender::new(terms.stored.clone());
         let state = State {
             leases: Leases::default(),
+            readers: Readers::default(),
             clocks: Clocks::default(),
             roll: Roll::begin(epoch, &cluster.own_life(), terms, now),
             outbox: Outbox::default(),
@@ -220,7 +223,9 @@ impl Authority for Catalog {
             ToCoordinator::Publish(publication) => wire::encode(&self.take(&from, &publication).await?),
             ToCoordinator::Look(look) => wire::encode(&self.look(&from.node, &look).await?),
             ToCoordinator::List { path } => wire::encode(&self.list(&from.node, &path).await?),
-            ToCoordinator::Where { file } => wire::encode(&self.where_is(file).await?),
+            ToCoordinator::Where { file, failed } => {
+                wire::encode(&self.where_is(&from.node, file, &failed).await?)
+            }
             ToCoordinator::Beat(beat) => wire::encode(&self.beat(&from, beat)?),
             ToCoordinator::Members => wire::encode(&self.members()),
             ToCoordinator::Copies(copies) => {

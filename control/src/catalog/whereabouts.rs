@@ -1,21 +1,27 @@
 //! Who has which bytes.
 //!
-//! Owns: the answer, and waiting for a file that is being sealed. Does not own: the copies.
+//! Owns: the answer, and waiting for a file that is being sealed. Does not own: the copies, who reads Tier-3 (`protocol`).
 
 use super::{Catalog, NODE_DEADLINE};
 use std::time::{Duration, Instant};
 use tidemark_engine::cluster::state_of;
 use tidemark_engine::namespace::OutgoingBody;
-use tidemark_protocol::cluster::wire::{FileFacts, NodeKind, Whereabouts};
+use tidemark_protocol::cluster::wire::{FileFacts, Member, NodeKind, Whereabouts};
 use tidemark_protocol::file::FileState;
-use tidemark_protocol::id::FileId;
+use tidemark_protocol::id::{FileId, NodeName, SealNumber};
 use tidemark_transport::Refusal;
 
 /// Between two looks at a file that is not sealed yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 impl Catalog {
-    pub(super) async fn where_is(&self, file: FileId) -> Result<Whereabouts, Refusal> {
+    /// For a node that could not have them from `failed`.
+    pub(super) async fn where_is(
+        &self,
+        asker: &NodeName,
+        file: FileId,
+        failed: &[NodeName],
+    ) -> Result<Whereabouts, Refusal> {
         let until = Instant::now() + NODE_DEADLINE;
         loop {
             let namespace = self.cluster.namespace();
@@ -42,24 +48,37 @@ impl Catalog {
             let NodeKind::File(facts) = state_of(namespace, node).kind else {
                 return Ok(Whereabouts { facts: None, suppliers: Vec::new() });
             };
-            return Ok(self.suppliers(*facts, here));
+            let mut suppliers = self.in_memory(&facts, here);
+            suppliers.retain(|member| member.life.node != *asker && !failed.contains(&member.life.node));
+            if suppliers.is_empty() && facts.object.is_some() {
+                suppliers.extend(self.reader(asker, (facts.file, facts.seal), failed));
+            }
+            return Ok(Whereabouts { facts: Some(*facts), suppliers });
         }
     }
 
-    fn suppliers(&self, facts: FileFacts, here: bool) -> Whereabouts {
+    /// The nodes that have a file's bytes whether or not anybody asks.
+    fn in_memory(&self, facts: &FileFacts, here: bool) -> Vec<Member> {
         let members = self.cluster.members();
         let alive = |name: &str| {
             members.members.iter().find(|member| !member.gone && member.life.node.as_str() == name).cloned()
         };
         let mut suppliers = Vec::new();
         let home = members.members.iter().find(|member| member.life.incarnation == facts.file.incarnation);
-        suppliers.extend(home.filter(|member| !member.gone).cloned());
+        suppliers.extend(home.filter(|member| !member.gone && facts.host).cloned());
         let holders = self.cluster.holders(facts.file, facts.seal);
         suppliers.extend(holders.iter().filter_map(|holder| alive(holder.as_str())));
         if here {
             suppliers.extend(alive(self.cluster.life.node.as_str()));
         }
         suppliers.dedup_by(|one, other| one.life == other.life);
-        Whereabouts { facts: Some(facts), suppliers }
+        suppliers
+    }
+
+    /// Who reads the bytes from Tier-3 for that node; none: it does so itself.
+    fn reader(&self, asker: &NodeName, bytes: (FileId, SealNumber), failed: &[NodeName]) -> Option<Member> {
+        let reader = self.lock().readers.ask(bytes, asker, failed).cloned()?;
+        let members = self.cluster.members();
+        members.members.into_iter().find(|member| !member.gone && member.life.node == reader)
     }
 }

@@ -3,15 +3,17 @@
 //! Owns: finding out what changed and telling it, the table of holders. Does not own: the copies (`namespace::copies`), sending and
 //! receiving (`replicate`).
 
-use super::{ANSWER_DEADLINE, Cluster};
-use crate::namespace::{CopyView, ObjectCopy, object_of};
+use super::{ANSWER_DEADLINE, Cluster, address_of};
+use crate::namespace::{CopyView, ObjectCopy, OutgoingBody, object_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, Copies, FileFacts, NodeAttributes, NodeKind, NodeState, ToCoordinator, ToNode, WireState,
+    BATCH_ITEMS_MAX, Copies, FileFacts, Member, NodeAttributes, NodeKind, NodeState, ToCoordinator, ToNode,
+    WireState,
 };
 use tidemark_protocol::id::{FileId, Generation, NodeName, SealNumber};
+use tidemark_transport::Address;
 use tokio::sync::Notify;
 
 /// A copy is told of at most so often: a checkpoint's are told together.
@@ -59,6 +61,21 @@ impl Cluster {
         let holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
         let all = (file, SealNumber(0))..=(file, SealNumber(u64::MAX));
         holders.range(all).flat_map(|(_, names)| names).cloned().collect()
+    }
+
+    /// The other nodes that should have these bytes: its home as far as it said so, and who keeps copies, of those that live.
+    #[must_use]
+    pub fn keepers(&self, file: FileId, seal: SealNumber) -> Vec<Address> {
+        let holders = self.holders(file, seal);
+        let at_home = self.namespace.outgoing_file(file).is_some_and(|node| {
+            matches!(&node.body, OutgoingBody::File(view) if view.remote.as_ref().is_some_and(|remote| remote.host))
+        });
+        let members = self.members.borrow();
+        let others = members.members.iter().filter(|member| !member.gone && member.life != self.life);
+        let keeps = |member: &&Member| {
+            at_home && member.life.incarnation == file.incarnation || holders.contains(&member.life.node)
+        };
+        others.filter(keeps).map(address_of).collect()
     }
 
     /// Whether a member that lives, besides its home, keeps a copy of these bytes.

@@ -12,13 +12,19 @@ use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_transport::{Address, Link};
 
 impl Cluster {
-    /// What is to be fetched for `node` now, and the nodes that have it; waits, bounded, for a file that is being sealed
-    /// elsewhere.
+    /// What is to be fetched for `node` now, and the nodes to ask for it, of which none is among `failed`; nobody: Tier-3 is read.
+    /// Waits, bounded, for a file that is being sealed elsewhere.
     ///
     /// # Errors
     /// The coordinator is away.
-    pub async fn whereabouts(&self, cold: &ColdFile) -> Result<(ColdFile, Vec<Address>), Away> {
-        let found: Whereabouts = self.ask(&ToCoordinator::Where { file: cold.file }, ANSWER_DEADLINE).await?;
+    pub async fn whereabouts(
+        &self,
+        cold: &ColdFile,
+        failed: &[Address],
+    ) -> Result<(ColdFile, Vec<Address>), Away> {
+        let failed = failed.iter().filter_map(|address| address.node.parse().ok()).collect();
+        let message = ToCoordinator::Where { file: cold.file, failed };
+        let found: Whereabouts = self.ask(&message, ANSWER_DEADLINE).await?;
         if let (Some(facts), None) = (found.facts, &cold.checksums)
             && let Some(node) = self.namespace.outgoing_file(cold.file)
         {
@@ -59,8 +65,8 @@ impl Near {
 
 #[async_trait::async_trait]
 impl Suppliers for Near {
-    async fn find(&self, cold: &ColdFile) -> ColdFile {
-        let (now, suppliers) = match self.cluster.whereabouts(cold).await {
+    async fn find(&self, cold: &ColdFile, failed: &[Address]) -> ColdFile {
+        let (now, suppliers) = match self.cluster.whereabouts(cold, failed).await {
             Ok(found) => found,
             Err(away) => {
                 tracing::warn!(file = %cold.file, error = &away as &dyn std::error::Error, "who has a file cannot be asked");

@@ -11,7 +11,7 @@ use crate::node::book::Number;
 use crate::node::ledger::Contents;
 use crate::node::run::error_text;
 use crate::restore::fetch::{FetchError, FetchPlan, fetch};
-use crate::restore::peer::{PeerError, PeerPlan, Suppliers, fetch_from_peers};
+use crate::restore::peer::{PeerError, PeerPlan, fetch_from_peers};
 use crate::save::commit::{self, Attempt, CommitError};
 use crate::save::loose::{self, LooseError, LooseUpload};
 use crate::save::seal::{self, SealSums};
@@ -26,6 +26,10 @@ use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::retention::Retirement;
+use tidemark_transport::Address;
+
+/// Rounds of asking other nodes for one file, each with those left out that failed, before Tier-3 is read.
+const SOURCES_MAX: usize = 4;
 
 /// Before a node that could not be asked is asked again: it comes back, or is declared gone.
 const HEAR_AGAIN: Duration = Duration::from_millis(200);
@@ -234,6 +238,8 @@ async fn restore_when(room: Room, shared: &Shared, path: String, cold: ColdFile)
         shared.losses.mend(cold.file, cold.seal);
         return Ok(());
     }
+    // Before anybody hears that it comes from here.
+    let _bringing = shared.coming.begin(home_of(shared, &cold));
     let (backing, cold) = match fetched_when(room, shared, &path, &cold).await {
         Ok(fetched) => fetched,
         // A copy of it came to this node meanwhile.
@@ -272,32 +278,38 @@ async fn fetched_when(
     path: &str,
     cold: &ColdFile,
 ) -> Result<(Arc<crate::tier1::Backing>, ColdFile), RestoreError> {
-    let found = match shared.nearby.get() {
-        Some(peers) => Some(peers.find(cold).await),
-        None => None,
-    };
-    let cold = found.as_ref().unwrap_or(cold);
-    let Some((_, chunks)) = &cold.checksums else {
-        return Err(RestoreError::NoCopy { path: path.to_owned() });
-    };
-    let peers = shared.nearby.get().filter(|peers| !suppliers_of(shared, peers.as_ref(), cold).is_empty());
-    if cold.object.is_none() && peers.is_none() {
-        return Err(RestoreError::NoCopy { path: path.to_owned() });
-    }
-    let backing = make_backing(room, shared, cold.size_bytes).await.map_err(|source| {
-        RestoreError::NoSpace { path: path.to_owned(), size_bytes: cold.size_bytes, source }
-    })?;
-    if let Some(peers) = peers {
-        let (file, seal) = home_of(shared, cold);
-        let (path, chunks) = (path.to_owned(), Arc::clone(chunks));
-        let plan = PeerPlan { path, file, seal, size_bytes: cold.size_bytes, chunks };
-        match fetch_from_peers(peers, plan, Arc::clone(&backing), Arc::clone(&shared.metrics)).await {
-            Ok(()) => return Ok((backing, cold.clone())),
+    let mut cold = cold.clone();
+    let mut failed: Vec<Address> = Vec::new();
+    let mut backing = None;
+    for _ in 0..SOURCES_MAX {
+        let Some(peers) = shared.nearby.get() else { break };
+        cold = peers.find(&cold, &failed).await;
+        let (file, seal) = home_of(shared, &cold);
+        let mut suppliers = peers.suppliers(file, seal);
+        suppliers.retain(|supplier| !failed.contains(supplier));
+        let Some((_, chunks)) = cold.checksums.clone().filter(|_| !suppliers.is_empty()) else { break };
+        let landing = match backing.take() {
+            Some(landing) => landing,
+            None => room_for(room, shared, path, &cold).await?,
+        };
+        let plan = PeerPlan { path: path.to_owned(), file, seal, size_bytes: cold.size_bytes, chunks };
+        match fetch_from_peers(peers, plan, Arc::clone(&landing), Arc::clone(&shared.metrics)).await {
+            Ok(()) => return Ok((landing, cold)),
             Err(error) if cold.object.is_none() => return Err(error.into()),
-            Err(error) => tracing::warn!(why = %error_text(&error), "Tier-3 is asked instead of other nodes"),
+            Err(error) => {
+                tracing::warn!(why = %error_text(&error), "others are asked for a file, or Tier-3");
+                failed.extend(suppliers);
+                backing = Some(landing);
+            }
         }
     }
-    let Some(object) = &cold.object else { return Err(RestoreError::NoCopy { path: path.to_owned() }) };
+    let (Some((_, chunks)), Some(object)) = (&cold.checksums, &cold.object) else {
+        return Err(RestoreError::NoCopy { path: path.to_owned() });
+    };
+    let backing = match backing {
+        Some(backing) => backing,
+        None => room_for(room, shared, path, &cold).await?,
+    };
     let plan = FetchPlan {
         path: path.to_owned(),
         key: object.key.clone(),
@@ -313,7 +325,7 @@ async fn fetched_when(
         Arc::clone(&shared.metrics),
     )
     .await?;
-    Ok((backing, cold.clone()))
+    Ok((backing, cold))
 }
 
 /// The file and the seal that other nodes know the bytes by: a copy that is kept here has an identity of its own.
@@ -321,29 +333,30 @@ fn home_of(shared: &Shared, cold: &ColdFile) -> (FileId, SealNumber) {
     shared.namespace.copy_at(cold.node).map_or((cold.file, cold.seal), |copy| (copy.file, copy.sealed.number))
 }
 
-fn suppliers_of(shared: &Shared, peers: &dyn Suppliers, cold: &ColdFile) -> Vec<tidemark_transport::Address> {
-    let (file, seal) = home_of(shared, cold);
-    peers.suppliers(file, seal)
-}
-
-/// A backing file; waits for one, bounded, while memory is on its way back.
-async fn make_backing(
+/// A backing file for all of it; waits for one, bounded, while memory is on its way back.
+async fn room_for(
     room: Room,
     shared: &Shared,
-    size_bytes: u64,
-) -> Result<Arc<crate::tier1::Backing>, crate::tier1::Tier1Error> {
-    if room == Room::Now {
-        return shared.namespace.backing_for_prefetch(size_bytes);
-    }
+    path: &str,
+    cold: &ColdFile,
+) -> Result<Arc<crate::tier1::Backing>, RestoreError> {
+    let size_bytes = cold.size_bytes;
     let mut wait = shared.namespace.room_wait();
     loop {
-        match shared.namespace.backing_for(Some(size_bytes)) {
-            Err(error) if error.kind() == ErrorKind::NoSpace => match wait.pause() {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => return Err(error),
-            },
-            result => return result,
+        let made = match room {
+            Room::Now => shared.namespace.backing_for_prefetch(size_bytes),
+            Room::Awaited => shared.namespace.backing_for(Some(size_bytes)),
+        };
+        let full = made.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace);
+        if full
+            && room == Room::Awaited
+            && let Some(pause) = wait.pause()
+        {
+            tokio::time::sleep(pause).await;
+            continue;
         }
+        let path = path.to_owned();
+        return made.map_err(|source| RestoreError::NoSpace { path, size_bytes, source });
     }
 }
 

@@ -68,6 +68,7 @@ mod shield;
 mod tiers;
 mod tree;
 mod verify;
+mod verify_peers;
 
 pub use advance::ATTEMPTS_IN_FLIGHT_MAX;
 pub use answer::{Identity, Standing, Wanted};
@@ -109,6 +110,8 @@ pub struct Shared {
     pub seal_threads: usize,
     /// Chunks of cold files on their way.
     pub fetches: Arc<Flight>,
+    /// Cold files on their way.
+    pub coming: Arc<crate::restore::coming::Coming>,
     /// Files that cannot be read whole any more.
     pub losses: Losses,
     /// The other nodes, where this one is told of them.

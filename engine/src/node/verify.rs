@@ -1,10 +1,12 @@
-//! Verifies copies on request: every host copy, and with `deep` every byte in Tier-3 too.
+//! Verifies copies on request: every host copy, and with `deep` every byte in Tier-3 and in other nodes' memory too.
 //!
-//! Owns: what is checked, and the sum of what was found. Does not own: healing a host copy (`scrub`).
+//! Owns: what is checked, and the sum of what was found. Does not own: healing a host copy (`scrub`), reading another node's
+//! (`verify_peers`).
 
 use crate::namespace::ObjectCopy;
 use crate::node::run::{Node, error_text};
 use crate::node::scrub::{Scrubbed, Target, scrub};
+use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers};
 use crate::restore::decode;
 use crate::store::StoreError;
 use futures::stream::{self, StreamExt};
@@ -22,11 +24,12 @@ struct Found {
     host: Option<Scrubbed>,
     object: Option<Result<(), String>>,
     object_bad: bool,
+    peers: Vec<PeerCopy>,
 }
 
 impl Node {
     /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
-    /// size, and with `deep` read whole. A bad host copy is replaced from Tier-3 where that copy is good.
+    /// size, and with `deep` they and other nodes' copies are read whole. A bad host copy is replaced from Tier-3 where that copy is good.
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
@@ -51,7 +54,8 @@ impl Node {
                 },
                 None => (None, false),
             };
-            Found { target, bad, host, object, object_bad }
+            let peers = check_peers(shared, &target, deep).await;
+            Found { target, bad, host, object, object_bad, peers }
         });
         let mut looked = stream::iter(looked).buffer_unordered(FILES_IN_FLIGHT);
         let mut done_files = 0;
@@ -116,6 +120,17 @@ fn add(verify: &mut Verify, found: &Found) {
         Some(Err(why)) if found.object_bad => wrong.push(format!("object: {why}")),
         Some(Err(why)) => away = Some(format!("object: {why}")),
         None => {}
+    }
+    for peer in &found.peers {
+        let node = &peer.node;
+        match &peer.result {
+            Ok(()) => {
+                verify.copies += u64::from(verify.deep);
+                good |= verify.deep || found.bad.is_none();
+            }
+            Err(PeerProblem::Bad(why)) => wrong.push(format!("peer {node}: {why}")),
+            Err(PeerProblem::Away(why)) => away = Some(format!("peer {node}: {why}")),
+        }
     }
     if !good && away.is_none() {
         let copy = if found.target.object.is_some() { "object" } else { "host" };

@@ -9,6 +9,7 @@ use super::serve::Pulls;
 use crate::error::ErrorKind;
 use crate::metrics::Metrics;
 use crate::namespace::{Namespace, SealPin, WithdrawnCopy};
+use crate::restore::coming::Coming;
 use crate::save::seal;
 use crate::tier1::Tier1;
 use bytes::Bytes;
@@ -40,6 +41,8 @@ pub struct ReceiverParts {
     pub metrics: Arc<Metrics>,
     /// This life of this node's memory.
     pub holder: Holder,
+    /// Bytes that are being brought here, and asked for by others already.
+    pub coming: Arc<Coming>,
     /// Threads that verify one file.
     pub verify_threads: usize,
 }
@@ -50,6 +53,7 @@ pub(super) struct Here {
     pub(super) tier1: Arc<Tier1>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) holder: Holder,
+    pub(super) coming: Arc<Coming>,
     verify_threads: usize,
     link: OnceLock<Arc<dyn Link>>,
     began: Instant,
@@ -138,10 +142,10 @@ impl Here {
 impl Receiver {
     #[must_use]
     pub fn new(parts: ReceiverParts) -> Arc<Self> {
-        let ReceiverParts { namespace, tier1, metrics, holder, verify_threads } = parts;
+        let ReceiverParts { namespace, tier1, metrics, holder, coming, verify_threads } = parts;
         let (link, began) = (OnceLock::new(), Instant::now());
         Arc::new(Self {
-            here: Arc::new(Here { namespace, tier1, metrics, holder, verify_threads, link, began }),
+            here: Arc::new(Here { namespace, tier1, metrics, holder, coming, verify_threads, link, began }),
             incoming: Mutex::default(),
             pulls: Pulls::default(),
             withdrawn_by: OnceLock::new(),
@@ -200,6 +204,7 @@ impl Receiver {
                 Answer::Noted
             }
             Request::Pull { file, seal } => self.pulls.grant(&self.here, from, file, seal).await,
+            Request::Suspect { file, seal } => self.suspect(file, seal).await,
             Request::Pulled { token, .. } => self.pulls.end(&self.here, from, token),
         }
     }
@@ -287,6 +292,20 @@ impl Receiver {
             Some(())
         });
         if proven.await.is_some() { acknowledged } else { Answer::Differs }
+    }
+
+    /// Looks at a copy of which another node had bad bytes. One that is bad is given up, which its home hears soon.
+    async fn suspect(&self, file: FileId, seal: SealNumber) -> Answer {
+        let namespace = &self.here.namespace;
+        let (Some(pin), Some(copy)) = (namespace.pin_copy(file, seal), namespace.copy(file, seal)) else {
+            return Answer::NotHere;
+        };
+        if self.here.is_good(pin, copy.sealed).await {
+            return Answer::Noted;
+        }
+        self.here.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
+        namespace.lose_copy(file, seal, "another node had bad bytes from it, and it is bad");
+        Answer::NotHere
     }
 
     /// Only its home gives a copy up.

@@ -32,7 +32,11 @@ impl Pulls {
         file: FileId,
         seal: SealNumber,
     ) -> Answer {
-        let Some((pin, _)) = good(here, file, seal).await else { return Answer::NotHere };
+        // Asked before it is looked: what comes in between is found.
+        let coming = here.coming.has(file, seal);
+        let Some((pin, _)) = good(here, file, seal).await else {
+            return if coming { Answer::Coming } else { Answer::NotHere };
+        };
         let size_bytes = pin.size_bytes;
         let backing = Arc::clone(&pin.backing);
         let source = match Source::open(&backing, pin) {

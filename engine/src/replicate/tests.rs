@@ -8,6 +8,7 @@ use crate::namespace::{
     Caller, FileState, Namespace, NamespaceSettings, NodeId, ObjectCopy, OpenFile, OpenOutcome, ROOT,
     ReclaimClass,
 };
+use crate::restore::coming::Coming;
 use crate::restore::peer::{PeerError, PeerPlan, Suppliers, fetch_from_peers};
 use crate::tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 use ::bytes::Bytes;
@@ -52,6 +53,7 @@ struct Node {
     tier1: Arc<Tier1>,
     metrics: Arc<Metrics>,
     receiver: Arc<Receiver>,
+    coming: Arc<Coming>,
     link: Arc<Faulty>,
     _folder: Arc<tempfile::TempDir>,
 }
@@ -80,12 +82,13 @@ impl Node {
         tier1: Arc<Tier1>,
         folder: Arc<tempfile::TempDir>,
     ) -> Self {
-        let metrics = Arc::new(Metrics::new());
+        let (metrics, coming): (_, Arc<Coming>) = (Arc::new(Metrics::new()), Arc::default());
         let receiver = Receiver::new(ReceiverParts {
             namespace: Arc::clone(&namespace),
             tier1: Arc::clone(&tier1),
             metrics: Arc::clone(&metrics),
             holder: Holder(incarnation(name)),
+            coming: Arc::clone(&coming),
             verify_threads: 1,
         });
         let identity = Identity {
@@ -97,7 +100,7 @@ impl Node {
         let loopback = network.join(name, identity, Arc::new(Answers(Arc::clone(&receiver))));
         let link = Arc::new(Faulty::new(Arc::new(loopback), Vec::new()));
         receiver.use_link(Arc::clone(&link) as _);
-        Self { name: name.to_owned(), namespace, tier1, metrics, receiver, link, _folder: folder }
+        Self { name: name.to_owned(), namespace, tier1, metrics, receiver, coming, link, _folder: folder }
     }
 
     /// The daemon dies and another goes on with its memory and journal.
@@ -576,6 +579,7 @@ async fn a_lost_nodes_file_comes_from_its_copies_and_bad_ones_are_passed_over_an
     let (none, bad) = restored(&reader, plan.clone(), vec![b.address()]).await;
     assert!(matches!(none, Err(PeerError::Lacking { left: 1, chunks: 4, .. })), "{none:?}");
     assert_eq!(bad, [("b".to_owned(), 1)]);
+    assert!(b.namespace.copy(file, seal).is_none(), "it was told, looked again, and gave the copy up");
     for _ in 0..3 {
         let (good, bad) = restored(&reader, plan.clone(), both.clone()).await;
         assert!(good.unwrap() == bytes);
@@ -586,6 +590,30 @@ async fn a_lost_nodes_file_comes_from_its_copies_and_bad_ones_are_passed_over_an
     assert!(good.unwrap() == bytes, "the home's own bytes are as good as a copy");
     let (none, _) = restored(&reader, plan, Vec::new()).await;
     assert!(matches!(none, Err(PeerError::Nobody { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_are_being_brought_elsewhere_are_waited_for() {
+    let network = Network::new();
+    let (source, reader) = (Node::new(&network, "a", 96 << 20), Node::new(&network, "r", 96 << 20));
+    let bytes = noise(CHUNK + 3, 17);
+    let (node, file, seal) = source.save("step1.pt", &bytes);
+    let FileState::Sealed { chunks, .. } = source.namespace.view(node).unwrap().state else {
+        panic!("not sealed")
+    };
+    let plan = PeerPlan { path: "step1.pt".to_owned(), file, seal, size_bytes: bytes.len() as u64, chunks };
+    // Another seal of the same file: one that is coming, and is not there.
+    let next = SealNumber(seal.0 + 1);
+    let coming = source.coming.begin((file, next));
+    let waiting = restored(&reader, PeerPlan { seal: next, ..plan.clone() }, vec![source.address()]);
+    let mut waiting = std::pin::pin!(waiting);
+    assert!(tokio::time::timeout(Duration::from_millis(200), &mut waiting).await.is_err(), "it waits");
+    drop(coming);
+    let (none, _) = waiting.await;
+    assert!(matches!(none, Err(PeerError::Lacking { .. })), "it did not come: {none:?}");
+    let _coming = source.coming.begin((file, seal));
+    let (good, _) = restored(&reader, plan, vec![source.address()]).await;
+    assert!(good.unwrap() == bytes, "what is there is not waited for");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

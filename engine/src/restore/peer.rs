@@ -28,6 +28,8 @@ const BATCH_CHUNKS: usize = 8;
 const BATCHES_AT_ONCE: usize = 2;
 /// A supplier may have to look at the whole file first, when its daemon was just restarted.
 const ASK_DEADLINE: Duration = Duration::from_secs(20);
+/// Between two questions about bytes that a node is bringing in.
+const COMING_PAUSE: Duration = Duration::from_millis(20);
 /// Who has no time to hear that we are done will see for itself.
 const DONE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -35,8 +37,8 @@ const DONE_DEADLINE: Duration = Duration::from_secs(2);
 #[async_trait::async_trait]
 pub trait Suppliers: Send + Sync + fmt::Debug {
     /// Finds out who has a file's bytes, and what they are where that is not known yet: waits, bounded, for a file that is being
-    /// sealed elsewhere. The file as it is to be fetched.
-    async fn find(&self, cold: &ColdFile) -> ColdFile {
+    /// sealed elsewhere. The file as it is to be fetched. `failed`: who was asked for it in vain.
+    async fn find(&self, cold: &ColdFile, _failed: &[Address]) -> ColdFile {
         cold.clone()
     }
 
@@ -212,12 +214,19 @@ impl Source {
 
     async fn all(&self, link: &Arc<dyn Link>) -> Result<(), String> {
         let (file, seal) = (self.plan.file, self.plan.seal);
-        let BulkToken(token) = match self.ask(link, Request::Pull { file, seal }, ASK_DEADLINE).await? {
-            Answer::Granted { token, size_bytes } if size_bytes == self.plan.size_bytes => token,
-            Answer::Granted { size_bytes, .. } => {
-                return Err(format!("it has {size_bytes} bytes, and {} were sealed", self.plan.size_bytes));
+        let BulkToken(token) = loop {
+            match self.ask(link, Request::Pull { file, seal }, ASK_DEADLINE).await? {
+                Answer::Granted { token, size_bytes } if size_bytes == self.plan.size_bytes => break token,
+                Answer::Granted { size_bytes, .. } => {
+                    return Err(format!(
+                        "it has {size_bytes} bytes, and {} were sealed",
+                        self.plan.size_bytes
+                    ));
+                }
+                // It says so for as long as it lives and its own source does.
+                Answer::Coming => tokio::time::sleep(COMING_PAUSE).await,
+                _ => return Err("it does not have it".to_owned()),
             }
-            _ => return Err("it does not have it".to_owned()),
         };
         let ended = AtomicBool::new(false);
         let batches = (0..BATCHES_AT_ONCE).map(|_| self.batches(link, Token::from_bytes(token), &ended));
@@ -286,6 +295,12 @@ impl Source {
                     "its chunk {chunk} has checksum {found}, expected {}",
                     expected.unwrap_or_default()
                 ));
+            }
+        }
+        if bad.is_some() {
+            let (file, seal) = (self.plan.file, self.plan.seal);
+            if let Err(why) = self.ask(link, Request::Suspect { file, seal }, ASK_DEADLINE).await {
+                tracing::debug!(node = %self.from.node, why, "a node was not told that its copy is bad");
             }
         }
         match bad {

@@ -149,6 +149,7 @@ impl Peers {
             tier1: Arc::clone(&shared.tier1),
             metrics: Arc::clone(&shared.metrics),
             holder: Holder(life.incarnation),
+            coming: Arc::clone(&shared.coming),
             verify_threads: shared.seal_threads,
         });
         receiver.use_link(Arc::clone(&link));

@@ -307,6 +307,7 @@ impl Start<'_> {
             clock: Clock::system(),
             sizes: Arc::default(),
             seal_threads: cores(),
+            coming: Arc::default(),
             losses: Losses::default(),
             cluster: OnceLock::new(),
             replicator: OnceLock::new(),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `wire` | the words between a node and the coordinator |
 //! | `leases` | which node may answer for a directory |
+//! | `readers` | which node reads Tier-3 for the others |
 //! | `clocks` | one node's times on another's clock |
 //!
 //! Does not own: the tree itself (each node's namespace; the coordinator's is the catalog), the links, membership. The
@@ -11,4 +12,5 @@
 
 pub mod clocks;
 pub mod leases;
+pub mod readers;
 pub mod wire;

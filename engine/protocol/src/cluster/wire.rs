@@ -50,9 +50,11 @@ pub enum ToCoordinator {
     List {
         path: Vec<u8>,
     },
-    /// Where the bytes of a file are. Waits, within the call's deadline, while it is closed and not sealed yet.
+    /// Where the bytes of a file are. Waits, within the call's deadline, while it is closed and not sealed yet. `failed`: who was
+    /// asked for them in vain.
     Where {
         file: FileId,
+        failed: Vec<NodeName>,
     },
     /// The node is alive.
     Beat(Beat),
@@ -440,7 +442,7 @@ pub enum Leave {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Whereabouts {
     pub facts: Option<FileFacts>,
-    /// Nodes that have them, the best first.
+    /// Nodes that have them or are bringing them in, the best first; none: Tier-3 is to be read.
     pub suppliers: Vec<Member>,
 }
 

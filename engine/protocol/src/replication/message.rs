@@ -119,6 +119,8 @@ pub enum Request {
     Withdrawn { file: FileId, seal: SealNumber, why: String },
     /// Leave to read the sealed bytes that you hold.
     Pull { file: FileId, seal: SealNumber },
+    /// Bytes that were read there are not what was sealed: look at that copy again.
+    Suspect { file: FileId, seal: SealNumber },
     /// They were read, or are not wanted any more.
     Pulled { file: FileId, seal: SealNumber, token: BulkToken },
 }
@@ -159,6 +161,8 @@ pub enum Answer {
     Granted { token: BulkToken, size_bytes: u64 },
     /// They are not here, or not good.
     NotHere,
+    /// They are being brought here: ask again.
+    Coming,
     /// Taken note of.
     Noted,
 }

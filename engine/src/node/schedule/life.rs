@@ -493,6 +493,7 @@ fn shared(store: Arc<dyn Store>, tier1: &Arc<Tier1>, start: u64) -> Arc<Shared> 
     let limits = UploadLimits::default();
     Arc::new(Shared {
         fetches: crate::flight::Flight::new(1),
+        coming: Default::default(),
         losses: Default::default(),
         nearby: Default::default(),
         cluster: Default::default(),

@@ -139,6 +139,7 @@ mod tests {
     use std::fs::File;
     use std::os::fd::{AsFd, BorrowedFd};
     use std::os::unix::fs::FileExt;
+    use std::sync::Mutex;
 
     struct Silent;
 
@@ -161,11 +162,21 @@ mod tests {
         fn disconnected(&self, _peer: &Peer) {}
     }
 
-    struct Sink(File);
+    struct Sink(File, Mutex<Vec<std::ops::Range<u64>>>);
+
+    impl Sink {
+        fn new(file: File) -> Arc<Self> {
+            Arc::new(Self(file, Mutex::default()))
+        }
+    }
 
     impl BytesSink for Sink {
         fn file(&self) -> BorrowedFd<'_> {
             self.0.as_fd()
+        }
+
+        fn landing(&self, piece: std::ops::Range<u64>) {
+            self.1.lock().expect("no panic").push(piece);
         }
     }
 
@@ -181,12 +192,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_piece_that_breaks_off_was_announced_before_its_first_byte_lay_there() {
+        let (a, b) = (node("a").await, node("b").await);
+        let to = Address { node: "b".into(), address: b.local_address().to_string() };
+        let sink = Sink::new(tempfile::tempfile().expect("a file"));
+        let into = Arc::clone(&sink) as Arc<dyn BytesSink>;
+        let token = b.grant("a", Grant::Receive { into, limit_bytes: PIECE_BYTES });
+        let (stream, welcome) = dial::dial(&a.node, &to, Purpose::Bulk).await.expect("welcome");
+        let (receiving, mut sending) = split(stream);
+        let mut series = Series::new(welcome.nonce);
+        let request = Request::encode(Direction::Receive, token, &(0..PIECE_BYTES), &mut series);
+        sending.header(&request, false).await.expect("sent");
+        sending.header(&vec![9; 300_000], false).await.expect("sent");
+        let lie_there = || sink.0.metadata().expect("a file").len() > 0;
+        for _ in 0..1000 {
+            if lie_there() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(lie_there(), "nothing was written");
+        drop((receiving, sending));
+        assert_eq!(sink.1.lock().expect("no panic").as_slice(), std::slice::from_ref(&(0..PIECE_BYTES)));
+    }
+
+    #[tokio::test]
     async fn what_follows_a_refused_piece_on_its_connection_is_understood() {
         // Goal: a refusal is said in order, and costs nobody else anything. Method: one connection, pieces of four kinds.
         let (a, b) = (node("a").await, node("b").await);
         let to = Address { node: "b".into(), address: b.local_address().to_string() };
-        let full = Arc::new(Sink(File::options().write(true).open("/dev/full").expect("every Linux has it")));
-        let good = Arc::new(Sink(tempfile::tempfile().expect("a file")));
+        let full = Sink::new(File::options().write(true).open("/dev/full").expect("every Linux has it"));
+        let good = Sink::new(tempfile::tempfile().expect("a file"));
         let limit_bytes = PIECE_BYTES;
         let full = b.grant("a", Grant::Receive { into: full, limit_bytes });
         let receive =

@@ -1,0 +1,98 @@
+//! A long time without any coordinator.
+//!
+//! Owns: the hour in which nobody can take the seat while training goes on, and what saves may take in it. Does not own: faults
+//! that come and go (`faults`).
+
+use super::exec::Owner;
+use super::faults;
+use super::files::Process;
+use super::invariants::coordinator;
+use super::job;
+use super::world::World;
+use super::{Story, come_together, run_until};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+const HOUR: Duration = Duration::from_secs(3600);
+/// Before the outage, so that every node has saved and been heard.
+const USUAL: Duration = Duration::from_secs(90);
+const BETWEEN_SAVES: Duration = Duration::from_secs(20);
+/// The most that a save waits: for the seat's last beats, which are believed for a moment, and for one answer that does not come.
+const NOTICED: Duration = Duration::from_secs(1);
+/// A save takes less.
+const LAST: Duration = Duration::from_secs(5);
+const SEEDS: u64 = 1;
+const SEEDS_LONG: u64 = 20;
+
+/// One save by one rank into directories of its node.
+struct Saved {
+    began: Duration,
+    took: Duration,
+    well: bool,
+}
+
+/// A rank that saves alone, again and again.
+async fn train_alone(world: Rc<World>, machine: usize, saves: Rc<RefCell<Vec<Saved>>>) {
+    for step in 1.. {
+        world.sleep(BETWEEN_SAVES).await;
+        if world.calm.get() {
+            return;
+        }
+        let run = 100 + machine;
+        let session = format!("job-{run}-{step}");
+        let Some(rank) = Process::on(&world, machine, &session, Some((0, 1))) else { return };
+        let directory = format!("run-{run}/step-{step}").into_bytes();
+        let began = world.now();
+        let well = job::save_of_one(&world, run, &directory, &rank).await.is_ok();
+        saves.borrow_mut().push(Saved { began, took: world.now() - began, well });
+        rank.ends(tidemark_protocol::cluster::wire::WireFate::Exited);
+    }
+}
+
+fn an_hour(seed: u64) {
+    let world = World::new(seed, 4);
+    let story = Story(&world, false);
+    faults::skew_clocks(&world);
+    (0..world.machines.len()).for_each(|machine| world.start(machine));
+    let saves: Vec<Rc<RefCell<Vec<Saved>>>> = world.machines.iter().map(|_| Rc::default()).collect();
+    for (machine, saves) in saves.iter().enumerate() {
+        world.spawn(Owner::World, train_alone(Rc::clone(&world), machine, Rc::clone(saves)));
+    }
+    run_until(&world, USUAL);
+    let seat = faults::take_the_seat_away(&world);
+    let began = world.now();
+    run_until(&world, began + HOUR);
+    assert!(coordinator(&world).is_none(), "somebody decided");
+    let committed = world.truth.borrow().committed();
+    faults::calm(&world);
+    come_together(&world);
+    let mut done = 0;
+    for (machine, saves) in saves.iter().enumerate().filter(|(machine, _)| *machine != seat) {
+        let saves = saves.borrow();
+        let (before, after): (Vec<_>, Vec<_>) = saves.iter().partition(|save| save.began < began);
+        // One that ends when there is a coordinator again may wait for what that one has to hear.
+        let during: Vec<_> = after.into_iter().filter(|save| save.began + LAST < began + HOUR).collect();
+        let usual = before.iter().map(|save| save.took).max().expect("it saved before");
+        assert!(during.len() >= 100, "n{machine} saved {} times", during.len());
+        assert!(during.iter().all(|save| save.well), "a save of n{machine} failed");
+        assert!(during.iter().all(|save| save.took < usual + NOTICED), "a save of n{machine} waited");
+        done += during.len();
+    }
+    let now = world.truth.borrow().committed();
+    assert!(
+        now >= committed + done,
+        "{done} saves in the hour, {committed} committed before its end, {now} after"
+    );
+    println!("seed {seed}: {done} saves in an hour without a coordinator, all committed after it");
+    drop(story);
+    world.end();
+}
+
+/// Goal: a coordinator that is gone for an hour costs no save, and no save waits for it: in directories of its own a node goes on.
+/// When there is one again, all of it is committed.
+#[test]
+fn an_hour_without_a_coordinator_costs_no_save() {
+    let seeds = if std::env::var_os("TIDEMARK_LONG").is_some() { SEEDS_LONG } else { SEEDS };
+    (0..seeds).for_each(an_hour);
+}
