@@ -4,7 +4,7 @@
 //! Owns: their links, joining, beating, publishing and looking. Does not own: the coordinator, which is a real daemon; what is
 //! timed and counted.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::cluster::wire::{
-    self, Beat, Beaten, FileFacts, Intent, Join, Joined, Look, Looked, NameOperation, NodeAttributes,
+    self, Answer, Beat, Beaten, FileFacts, Intent, Join, Joined, Look, Looked, NameOperation, NodeAttributes,
     NodeKind, NodeState, Publication, Published, ToCoordinator, WireState,
 };
 use tidemark_protocol::id::{Epoch, FileCounter, FileId, Generation, Incarnation, SealNumber, StartId};
@@ -168,7 +168,8 @@ impl Simulated {
         self.each(first, |one, number| async move {
             let directory = directory_of((number + count - 1) % count).into_bytes();
             let look = Look { directory, name: FILE.to_vec(), intent: Intent::Read };
-            let looked: Looked = one.ask(&ToCoordinator::Look(look)).await?;
+            let answer: Answer<Looked> = one.ask(&ToCoordinator::Look(look)).await?;
+            let Answer::Known(looked) = answer else { bail!("the coordinator does not know yet") };
             anyhow::ensure!(looked.found.is_some(), "the file of the node before {number} is not known");
             Ok(())
         })

@@ -153,7 +153,7 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
         {
             Ok(OpenOutcome::Ready(file)) => {
                 // Whoever opens it elsewhere from now on is to wait for what is written here.
-                leave.ordered();
+                leave.announced();
                 shared.answer_open(caller.request, &file, reply);
             }
             Ok(OpenOutcome::Unverified) => {

@@ -138,18 +138,30 @@ impl Leave {
         }
     }
 
-    /// What was done is ordered with what others do: they know before the caller does. Blocks where the directory is shared.
-    pub(crate) fn ordered(self) {
-        let Some(cluster) = &self.cluster else { return };
-        if self.guards.iter().all(Guard::is_alone) {
-            return;
+    /// What was done is ordered with what others do: they know before the caller does. Blocks where the directory is shared, also for
+    /// another coordinator when this one is lost.
+    ///
+    /// # Errors
+    /// [`FsError::Io`]: it is done here, and nobody else has heard of it; it is told as soon as somebody does.
+    pub(crate) fn ordered(self) -> Result<(), FsError> {
+        match self.shared_with() {
+            Some(cluster) => cluster.publish_ordered(),
+            None => Ok(()),
         }
-        if let Err(away) = cluster.publish_now() {
-            // It is done here, and told as soon as somebody hears it.
-            tracing::warn!(
-                error = &away as &dyn std::error::Error,
-                "a change of names is told to others later"
-            );
+    }
+
+    /// What was begun is told to others, who may be told later where nobody hears it now.
+    pub(crate) fn announced(self) {
+        if let Some(cluster) = self.shared_with()
+            && let Err(away) = cluster.publish_now()
+        {
+            let error = &away as &dyn std::error::Error;
+            tracing::warn!(error, "what is written here is told to others later");
         }
+    }
+
+    /// Who is to be told; nobody of what is done in a directory that this node has alone.
+    fn shared_with(&self) -> Option<&Arc<Cluster>> {
+        self.cluster.as_ref().filter(|_| !self.guards.iter().all(Guard::is_alone))
     }
 }

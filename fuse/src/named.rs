@@ -95,7 +95,7 @@ pub(crate) fn remove(
         move |shared, leave| {
             let done = leave.and_then(|leave| {
                 how(&shared.namespace, &caller, place.0, &place.1)?;
-                leave.ordered();
+                leave.ordered()?;
                 Ok(())
             });
             shared.answer_done(caller.request, done, reply);
@@ -142,7 +142,7 @@ pub(crate) fn link(
         move |shared, leave| {
             let entered = leave.and_then(|leave| {
                 let entered = shared.namespace.link(&caller, node, place.0, &place.1)?;
-                leave.ordered();
+                leave.ordered()?;
                 Ok(entered)
             });
             shared.answer_entry(caller.request, entered, reply);
@@ -167,7 +167,7 @@ pub(crate) fn rename(
         move |shared, leave| {
             let done = leave.and_then(|leave| {
                 shared.namespace.rename(&caller, (from.0, &from.1), (to.0, &to.1), flags)?;
-                leave.ordered();
+                leave.ordered()?;
                 Ok(())
             });
             reach(StepPoint::RenameBeforeAnswer);

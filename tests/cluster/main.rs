@@ -6,12 +6,14 @@
 //! | `tree` | one tree: names and bytes of one node on the others, and after its loss |
 //! | `site` | several nodes of one cluster, for the others |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
+//! | `copies` | copies in other nodes' memory that are bad |
 //! | `tier3` | how often Tier-3 is read |
 //! | `members` | who is cut off and who is gone, and what any node tells people |
 //! | `nodes` | one daemon a host: where it listens, and that nothing of a lost one is left |
 //! | `lease` | the lease in a real etcd: one holder at a time, whoever dies or is stopped |
 //! | `job` | a training job with a rank on each host, and what it said |
 
+mod copies;
 mod failover;
 mod job;
 mod lease;

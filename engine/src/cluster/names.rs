@@ -356,6 +356,26 @@ impl Cluster {
         }
     }
 
+    /// Tells what was done in a directory that others change, too, and waits for a coordinator as a look-up does. Blocks; not for a
+    /// thread of the runtime.
+    ///
+    /// # Errors
+    /// [`FsError::Io`]: none was there for so long. It is told later.
+    pub fn publish_ordered(&self) -> Result<(), FsError> {
+        let give_up = Instant::now() + MISS_WAIT;
+        loop {
+            let Err(away) = self.publish_now() else { return Ok(()) };
+            if Instant::now() >= give_up {
+                tracing::error!(
+                    error = &away as &dyn std::error::Error,
+                    "a change of names is done here, and nobody could be told in time"
+                );
+                return Err(FsError::Io);
+            }
+            std::thread::sleep(ASK_AGAIN);
+        }
+    }
+
     fn guard(self: &Arc<Self>, held: Option<NodeId>, name: Option<(NodeId, Vec<u8>)>) -> Guard {
         Guard { cluster: Arc::clone(self), held, name }
     }

@@ -292,6 +292,7 @@ async fn fetched_when(
             Some(landing) => landing,
             None => room_for(room, shared, path, &cold).await?,
         };
+        let _growing = landing.growing();
         let plan = PeerPlan { path: path.to_owned(), file, seal, size_bytes: cold.size_bytes, chunks };
         match fetch_from_peers(peers, plan, Arc::clone(&landing), Arc::clone(&shared.metrics)).await {
             Ok(()) => return Ok((landing, cold)),
@@ -310,6 +311,7 @@ async fn fetched_when(
         Some(backing) => backing,
         None => room_for(room, shared, path, &cold).await?,
     };
+    let _growing = backing.growing();
     let plan = FetchPlan {
         path: path.to_owned(),
         key: object.key.clone(),

@@ -6,7 +6,7 @@
 use super::bytes::{Sink, Touched, blocking, sums};
 use super::receive::Here;
 use crate::error::ErrorKind;
-use crate::tier1::{Backing, Tier1Error};
+use crate::tier1::{Backing, Growing, Tier1Error};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tidemark_protocol::id::FileId;
@@ -28,17 +28,12 @@ pub(super) struct Incoming {
 #[derive(Debug)]
 struct Memory {
     backing: Arc<Backing>,
+    _growing: Growing,
     /// Leave to write that stands.
     leave: Option<(Token, Arc<Sink>)>,
     /// Of those that were taken back, what may still write.
     ending: Vec<Weak<Sink>>,
     touched: Touched,
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        self.backing.end_growth();
-    }
 }
 
 impl Incoming {
@@ -150,9 +145,10 @@ impl Incoming {
         });
         let backing = backing.await?;
         if fresh {
-            backing.begin_growth();
             let (leave, ending, touched) = (None, Vec::new(), Touched::default());
-            self.memory = Some(Memory { backing: Arc::clone(&backing), leave, ending, touched });
+            let growing = backing.growing();
+            self.memory =
+                Some(Memory { backing: Arc::clone(&backing), _growing: growing, leave, ending, touched });
         }
         let touched = self.memory.as_ref().map_or_else(Touched::default, |memory| memory.touched.clone());
         let sink = Sink::open(&backing, touched).map_err(|source| Tier1Error::Resize {

@@ -42,7 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 pub use self::adopt::KeptMounts;
-pub use self::backing::{Backing, BackingStat};
+pub use self::backing::{Backing, BackingStat, Growing};
 pub use self::error::{Tier1Error, is_descriptor_limit};
 pub use self::mapping::Mapping;
 pub use self::mount::{Capabilities, Capability};

@@ -1,0 +1,67 @@
+//! Copies in other nodes' memory that are not what was sealed.
+//!
+//! Does not own: how copies come about (`tree`), damage on one node (the durability suite).
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tidemark_tests::daemon::shown;
+use tidemark_tests::process;
+
+use crate::site::{Cluster, MIB, noise};
+
+const OFFSET: u64 = 100;
+
+/// The files in a daemon's memory that hold these bytes: it has their directory open.
+fn in_memory(pid: u32, bytes: &[u8]) -> Vec<PathBuf> {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("a daemon that runs");
+    let directories = open.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir());
+    let files = directories.filter_map(|directory| fs::read_dir(directory).ok()).flatten();
+    let holds = |path: &PathBuf| {
+        fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() == bytes.len() as u64)
+            && fs::read(path).is_ok_and(|found| found == bytes)
+    };
+    files.filter_map(|file| Some(file.ok()?.path())).filter(holds).collect()
+}
+
+fn flip(path: &Path) {
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, OFFSET).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], OFFSET).unwrap();
+}
+
+/// Goal: a node that says that it has a copy, and has other bytes, is found by `verify --deep`, gives the copy up and gets it again. Method:
+/// one bit of a copy flips in the partner's memory, past its daemon; nothing else tells anybody.
+#[test]
+fn a_copy_that_is_not_what_was_sealed_is_found_and_made_again() {
+    let Some(cluster) = Cluster::start() else { return };
+    cluster.take_tier3_away();
+    let bytes = noise(1, 9 * MIB);
+    fs::write(cluster.mount(0).join("step_1.pt"), &bytes).unwrap();
+    cluster.wait_for(0, "step_1.pt", &["replicated"]);
+    let pids = [1, 2].map(|node| cluster.nodes[node].daemon().serving_pid().unwrap());
+    let copies = || pids.iter().flat_map(|pid| in_memory(*pid, &bytes)).collect::<Vec<_>>();
+    assert_eq!(copies().len(), 1, "one partner has it: {:?}", copies());
+
+    let coordinator = cluster.nodes[0].daemon();
+    let verify = || coordinator.ctl_json(&["verify", "--deep"]);
+    let before = verify();
+    assert_eq!(
+        (before["copies"].as_u64(), &before["unchecked"]),
+        (Some(2), &serde_json::json!([])),
+        "{before:#}"
+    );
+    flip(&copies()[0]);
+    assert!(copies().is_empty(), "the damage reached the pages");
+    let found = verify();
+    let said = found["unchecked"][0]["what"].as_str().unwrap_or_default();
+    assert!(said.contains("peer n") && said.contains("its chunk 0 has checksum"), "{found:#}");
+    // The home has it, so nothing is lost.
+    assert_eq!(found["unrecoverable"], serde_json::json!([]));
+    let again = process::until(Duration::from_secs(30), || (copies().len() == 1).then_some(()));
+    assert!(again.is_some(), "{}", shown(&coordinator.ctl(&["events"])));
+    assert_eq!(verify(), before);
+}
