@@ -46,6 +46,11 @@ fn a_copy_that_is_not_what_was_sealed_is_found_and_made_again() {
     let copies = || pids.iter().flat_map(|pid| in_memory(*pid, &bytes)).collect::<Vec<_>>();
     assert_eq!(copies().len(), 1, "one partner has it: {:?}", copies());
 
+    let mut places = [0; 64];
+    let name = "user.tidemark.copies";
+    let said = rustix::fs::getxattr(cluster.mount(0).join("step_1.pt"), name, &mut places).unwrap();
+    assert_eq!(&places[..said], b"host,peer");
+
     let coordinator = cluster.nodes[0].daemon();
     let verify = || coordinator.ctl_json(&["verify", "--deep"]);
     let before = verify();

@@ -3,9 +3,11 @@
 //! Owns: the names and what each says. Does not own: the answers of `ls` (`answer`), that they are not listed
 //! (namespace), who waits for them (the daemon).
 
-use crate::namespace::{FileState, NodeId};
+use crate::namespace::{FileState, FileView, NodeId};
 use crate::node::answer::Wanted;
 use crate::node::run::{Engine, Node};
+use crate::replicate::Replicator;
+use std::sync::Arc;
 
 const PREFIX: &[u8] = b"user.tidemark.";
 
@@ -17,6 +19,15 @@ impl Node {
 }
 
 impl Engine {
+    /// Whether another node has the sealed bytes in memory, as far as this one was told.
+    fn is_at_peer(&self, view: &FileView) -> bool {
+        let FileState::Sealed { seal, .. } = view.state else { return false };
+        let acknowledged = |replicator: &Arc<Replicator>| !replicator.holders(view.file, seal).is_empty();
+        view.remote.as_ref().is_some_and(|remote| remote.host)
+            || self.shared.replicator.get().is_some_and(acknowledged)
+            || self.shared.is_copied(view.file, seal)
+    }
+
     fn attribute(&self, node: NodeId, name: &[u8]) -> Option<Vec<u8>> {
         let view = self.shared.namespace.view(node);
         match name.strip_prefix(PREFIX)? {
@@ -26,7 +37,11 @@ impl Engine {
             },
             b"copies" => {
                 let view = view?;
-                let places = [("host", view.host), ("object", view.object.is_some())];
+                let places = [
+                    ("host", view.host),
+                    ("peer", self.is_at_peer(&view)),
+                    ("object", view.object.is_some()),
+                ];
                 let held: Vec<_> =
                     places.into_iter().filter(|(_, held)| *held).map(|(place, _)| place).collect();
                 Some(held.join(",").into_bytes())
