@@ -27,10 +27,10 @@ fn in_memory(pid: u32, bytes: &[u8]) -> Vec<PathBuf> {
 }
 
 fn flip(path: &Path) {
-    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(path).expect("a file in memory");
     let mut byte = [0];
-    file.read_exact_at(&mut byte, OFFSET).unwrap();
-    file.write_all_at(&[byte[0] ^ 0x10], OFFSET).unwrap();
+    file.read_exact_at(&mut byte, OFFSET).expect("reading a byte");
+    file.write_all_at(&[byte[0] ^ 0x10], OFFSET).expect("writing a byte");
 }
 
 /// Goal: a node that says that it has a copy, and has other bytes, is found by `verify --deep`, gives the copy up and gets it again. Method:

@@ -99,16 +99,6 @@ struct Growth {
     last_look: Instant,
 }
 
-/// A file that is being written: space is made ready ahead of its end.
-#[derive(Debug)]
-pub struct Growing(Arc<Backing>);
-
-impl Drop for Growing {
-    fn drop(&mut self) {
-        self.0.end_growth();
-    }
-}
-
 impl Backing {
     pub(super) fn new(file: Arc<File>) -> Self {
         Self { place: Place::Memory(file) }
@@ -281,13 +271,6 @@ impl Backing {
             Place::Memory(file) => file.begin_growth(),
             Place::Spill(file) => file.begin_growth(),
         }
-    }
-
-    /// The same until the answer is dropped.
-    #[must_use]
-    pub fn growing(self: &Arc<Self>) -> Growing {
-        self.begin_growth();
-        Growing(Arc::clone(self))
     }
 
     /// One writer is gone. After the last, nothing touches the file's times any more.

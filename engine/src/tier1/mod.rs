@@ -7,6 +7,7 @@
 //! | `budget` | the sum with one addend per user; pure |
 //! | `space` | who gives way, and how a folio moves without going cold |
 //! | `backing` | one file: size, growth, seal test |
+//! | `growing` | the time in which we write one |
 //! | `pool` | ready, spent and lingering files |
 //! | `ballast` | touched memory that no file uses |
 //! | `run_ahead` | thread `tm-run-ahead`: space ready ahead of writers |
@@ -23,6 +24,7 @@ mod backing;
 mod ballast;
 mod budget;
 mod error;
+mod growing;
 mod lease;
 mod mapping;
 mod mount;
@@ -42,8 +44,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 pub use self::adopt::KeptMounts;
-pub use self::backing::{Backing, BackingStat, Growing};
+pub use self::backing::{Backing, BackingStat};
 pub use self::error::{Tier1Error, is_descriptor_limit};
+pub use self::growing::Growing;
 pub use self::mapping::Mapping;
 pub use self::mount::{Capabilities, Capability};
 pub use self::spill::{KeptSpill, SpillPlace, SpillUsage};
