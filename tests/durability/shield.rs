@@ -16,7 +16,7 @@ use tidemark_tests::{machine, process, tier3};
 use crate::site::{CONFIG, MIB, assert_holds, names, noise, options, save, start};
 
 /// The daemon looks at who lives once a second.
-const SHIELD_LIMIT: Duration = Duration::from_secs(20);
+const SHIELD_LIMIT: Duration = Duration::from_secs(60);
 /// Several looks: what is not hidden by then stays.
 const STAYS: Duration = Duration::from_millis(2500);
 
