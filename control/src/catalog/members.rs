@@ -4,7 +4,7 @@
 //! held. Does not own: the state and its rules (`roll`, `protocol`).
 
 use super::Catalog;
-use super::roll::{Now, Replies, Todo};
+use super::roll::{Now, Replies, SMALL_MAX, Todo};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,17 +14,52 @@ use tidemark_protocol::cluster::wire::{
 use tidemark_protocol::id::NodeName;
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::label::Labels;
-use tidemark_protocol::membership::{
-    self, ANSWER_MS, Ask, Cure, Echo, Event, Heard, Life, Standing, TICK_MS,
-};
+use tidemark_protocol::membership::{self, ANSWER_MS, Ask, Cure, Event, Heard, Life, Standing, TICK_MS};
 use tidemark_transport::{Address, LinkErrorKind, Refusal};
 
 /// Questions to neighbours on their way at once. When more nodes fall silent than that, it is this node that is cut off.
 pub(super) const ASKS_MAX: usize = 256;
 
-/// For each member, between two times that all are told of the members: of many changes at once they hear the last, and the network
-/// is not busy with that. A thousand nodes are told once a second.
-const TELL_PAUSE: Duration = Duration::from_millis(1);
+/// What news of members may take of the coordinator's network and processor: a tenth of 10 Gbit/s. Ten thousand nodes that come at
+/// once are told of each other in larger parts then, not in more.
+const TELL_BYTES_PER_S: u64 = 128 << 20;
+
+/// All are told at once and share the network: so much longer each may take for each that there is. The whole list of ten thousand is
+/// 7 GB for all of them, and a minute at [`TELL_BYTES_PER_S`].
+const TELL_PER_MEMBER: Duration = Duration::from_millis(6);
+
+/// Whoever hears has heard news within this, beyond the time that their bytes take.
+const TELL_TAKES: Duration = Duration::from_millis(100);
+
+/// Which news of members are on their way.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Of the list that was told last.
+    number: u64,
+    /// Of the one before.
+    before: u64,
+    /// When it will have been heard.
+    heard_at: Option<Instant>,
+}
+
+impl Told {
+    /// The list that everybody should have by now: who has an older one missed it. The news that are on their way are not asked for,
+    /// by thousands at once.
+    fn heard(&self) -> u64 {
+        if self.is_heard() { self.number } else { self.before }
+    }
+
+    fn is_heard(&self) -> bool {
+        self.heard_at.is_none_or(|at| Instant::now() >= at)
+    }
+
+    /// So many bytes of news of that list are on their way to all.
+    fn tell(&mut self, number: u64, bytes: u64) {
+        let takes = Duration::from_millis(bytes.saturating_mul(1000) / TELL_BYTES_PER_S) + TELL_TAKES;
+        (self.before, self.number) = (self.number, number);
+        self.heard_at = Some(Instant::now() + takes);
+    }
+}
 
 /// What waits for the loop.
 #[derive(Debug, Default)]
@@ -32,7 +67,6 @@ pub(super) struct Outbox {
     asks: Vec<(NodeName, Ask)>,
     /// Directories to be given back by who has them.
     pub(super) recalls: Vec<(NodeName, Vec<u8>)>,
-    tell: bool,
 }
 
 impl Catalog {
@@ -48,16 +82,14 @@ impl Catalog {
         let now = self.clocks();
         let mut state = self.lock();
         let (result, replies) = state.roll.step(event, now);
-        let Todo { asks, lost, changed, keep } = std::mem::take(&mut state.roll.todo);
+        let Todo { asks, lost, changed, keep, doubt } = std::mem::take(&mut state.roll.todo);
         for life in &lost {
             state.leases.gone(&life.node);
             state.readers.gone(&life.node);
         }
         let wakes = !asks.is_empty() || changed;
         state.outbox.asks.extend(asks);
-        state.outbox.tell |= changed;
-        let list = changed.then(|| state.roll.list().clone());
-        let stored = keep.then(|| state.roll.stored());
+        let list = changed.then(|| Arc::clone(state.roll.list()));
         drop(state);
         for life in &lost {
             tracing::warn!(node = %life.node, "nothing is expected from it any more: what it held is free, and its processes count as ended");
@@ -69,8 +101,11 @@ impl Catalog {
         if let Some(list) = list {
             self.cluster.take_members(list);
         }
-        if let Some(stored) = stored {
-            self.stored.send_replace(stored);
+        if keep {
+            self.stored.send_modify(|changes| *changes += 1);
+        }
+        if doubt {
+            self.doubted.notify_one();
         }
         if wakes {
             self.woken.notify_one();
@@ -146,7 +181,8 @@ impl Catalog {
         let mut alone = if state.hearing.hears(from) { alone } else { Vec::new() };
         alone.truncate(BATCH_ITEMS_MAX);
         alone.retain(|path| state.leases.made(&node, path));
-        let (members, published) = (state.roll.list().clone(), state.published.get(from).copied());
+        let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
+        let published = state.published.get(from).copied();
         Ok(Joined { admit, members, published, alone })
     }
 
@@ -161,13 +197,13 @@ impl Catalog {
             Err(refusal) if refusal.cure() == Cure::Nothing => {}
             Err(refusal) => return Err(refused(refusal)),
         }
-        let own = || Echo { epoch: self.epoch, coordinator: self.cluster.life.node.clone(), number };
-        let echo = replies.echo.unwrap_or_else(own);
-        Ok(Beaten { echo, members_number: self.lock().roll.list().number })
+        let state = self.lock();
+        let echo = replies.echo.unwrap_or_else(|| state.roll.echo(number));
+        Ok(Beaten { echo, members_number: state.told.heard() })
     }
 
-    pub(super) fn members(&self) -> Members {
-        self.lock().roll.list().clone()
+    pub(super) fn members(&self) -> Arc<Members> {
+        Arc::clone(self.lock().roll.list())
     }
 
     /// The last connection with that daemon is gone.
@@ -185,7 +221,8 @@ impl Catalog {
 
     /// Lets time pass, asks and tells, until dropped.
     pub async fn watch(self: Arc<Self>) {
-        let (mut said, mut unsaid) = (None, false);
+        // Whoever follows this epoch had that list when it joined.
+        let mut said = self.members();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(TICK_MS)) => {}
@@ -193,7 +230,7 @@ impl Catalog {
             }
             // A tick is never refused.
             let _ = self.step(Event::Tick);
-            let Outbox { asks, recalls, tell } = std::mem::take(&mut self.lock().outbox);
+            let Outbox { asks, recalls } = std::mem::take(&mut self.lock().outbox);
             for (holder, directory) in recalls.into_iter().collect::<BTreeSet<_>>() {
                 let catalog = Arc::clone(&self);
                 tokio::spawn(async move {
@@ -205,11 +242,12 @@ impl Catalog {
             for (to, ask) in asks {
                 self.ask(&to, ask);
             }
-            unsaid |= tell;
-            let pause = TELL_PAUSE * u32::try_from(self.lock().roll.list().members.len()).unwrap_or(u32::MAX);
-            if unsaid && said.is_none_or(|said: Instant| said.elapsed() >= pause) {
-                (unsaid, said) = (false, Some(Instant::now()));
-                self.tell_members();
+            let now = self.members();
+            let is_small = now.members.len() <= SMALL_MAX;
+            if now.number != said.number && (is_small || self.lock().told.is_heard()) {
+                let bytes = self.tell_members(&now, &said);
+                self.lock().told.tell(now.number, bytes);
+                said = now;
             }
         }
     }
@@ -242,11 +280,12 @@ impl Catalog {
         });
     }
 
-    /// Everybody is told who is there. Who misses it learns from the answer to its next beat that it did.
-    fn tell_members(&self) {
-        let members = self.members();
-        let message = ToNode::Members(members.clone());
-        self.cluster.tell_others(&members, &message, super::NODE_DEADLINE, "the members");
+    /// Everybody is told what changed of who is there: so many bytes. Who misses it learns from the answer to a later beat that it did.
+    fn tell_members(&self, now: &Members, said: &Members) -> u64 {
+        let message = ToNode::Members(now.since(said));
+        let deadline =
+            super::NODE_DEADLINE + TELL_PER_MEMBER * u32::try_from(now.members.len()).unwrap_or(u32::MAX);
+        self.cluster.tell_others(now, &message, deadline, "the members")
     }
 }
 

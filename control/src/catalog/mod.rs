@@ -28,7 +28,7 @@ mod whereabouts;
 pub use roll::Terms;
 
 use deputy::Deputy;
-use members::{ASKS_MAX, Outbox};
+use members::{ASKS_MAX, Outbox, Told};
 use roll::{Now, Roll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -61,10 +61,12 @@ pub struct Catalog {
     state: Mutex<State>,
     deputy: Deputy,
     counters: Counters,
-    /// The members as they are to be stored where the lease is.
-    stored: watch::Sender<MemberList>,
+    /// Counts changes of what is to be stored where the lease is.
+    stored: watch::Sender<u64>,
     /// Somebody is to be asked or told.
     woken: Notify,
+    /// A node follows a higher epoch.
+    doubted: Notify,
     asking: Arc<Semaphore>,
 }
 
@@ -88,6 +90,7 @@ struct State {
     clocks: Clocks,
     roll: Roll,
     outbox: Outbox,
+    told: Told,
     /// The last publication of each life.
     published: BTreeMap<NodeLife, u64>,
     /// Lives of which the deputy has not been told the last publication.
@@ -114,13 +117,13 @@ impl Catalog {
     ) -> Arc<Self> {
         let started = Instant::now();
         let now = Now { ms: 0, wall_ms: cluster.namespace().now_ns() / 1_000_000 };
-        let stored = watch::Sender::new(terms.stored.clone());
         let state = State {
             leases: Leases::default(),
             readers: Readers::default(),
             clocks: Clocks::default(),
             roll: Roll::begin(epoch, &cluster.own_life(), terms, now),
             outbox: Outbox::default(),
+            told: Told::default(),
             published,
             untold: BTreeSet::new(),
             hearing,
@@ -134,18 +137,31 @@ impl Catalog {
             state: Mutex::new(state),
             deputy: Deputy::default(),
             counters: Counters::default(),
-            stored,
+            stored: watch::Sender::new(0),
             woken: Notify::new(),
+            doubted: Notify::new(),
             asking: Arc::new(Semaphore::new(ASKS_MAX)),
         });
         catalog.begin();
         catalog
     }
 
-    /// The members as they are to be stored where the lease is, for the next coordinator.
+    /// Changes with [`Self::stored`].
     #[must_use]
-    pub fn watch_stored(&self) -> watch::Receiver<MemberList> {
+    pub fn watch_stored(&self) -> watch::Receiver<u64> {
         self.stored.subscribe()
+    }
+
+    /// The members as they are to be stored where the lease is, for the next coordinator. Costs a copy of all of them.
+    #[must_use]
+    pub fn stored(&self) -> MemberList {
+        self.lock().roll.stored()
+    }
+
+    /// Waits until a node says that it follows a higher epoch. That is no proof, and a reason to ask the lease at once. Of several the
+    /// last counts. Cancel safe.
+    pub async fn doubted(&self) {
+        self.doubted.notified().await;
     }
 
     /// The epoch in which it decides.
@@ -189,6 +205,10 @@ impl Authority for Catalog {
         futures::future::join_all(told).await.iter().all(Result::is_ok)
     }
 
+    fn hears_still(&self) -> bool {
+        Self::hears_still(self)
+    }
+
     fn disconnected(&self, life: Life) {
         self.lost_connection(life);
     }
@@ -227,7 +247,7 @@ impl Authority for Catalog {
                 wire::encode(&self.where_is(&from.node, file, &failed).await?)
             }
             ToCoordinator::Beat(beat) => wire::encode(&self.beat(&from, beat)?),
-            ToCoordinator::Members => wire::encode(&self.members()),
+            ToCoordinator::Members => self.lock().roll.encoded().and_then(|members| wire::encode(&members)),
             ToCoordinator::Copies(copies) => {
                 self.take_copies(&from, &copies);
                 wire::encode(&())

@@ -4,7 +4,8 @@
 //! (`protocol::membership`), the choice of partners (`protocol::placement`), doing what follows (`members`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use tidemark_protocol::cluster::wire::{self, Members, WHY_BYTES_MAX};
+use std::sync::Arc;
+use tidemark_protocol::cluster::wire::{self, EncodedMembers, Members, WHY_BYTES_MAX, WireError};
 use tidemark_protocol::id::{Epoch, NodeName};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{
@@ -21,6 +22,16 @@ const OVER_MAX: usize = 256;
 /// Nothing is expected from a node that is gone and was not heard for so long. A daemon that only died is back by then, with its
 /// memory, the names that it has not told yet, and processes that never noticed.
 const RESTART_MS: u64 = 1_000;
+
+/// For each member, between two times that partners are chosen and a list is made: of many changes at once the last counts, and
+/// neither the processor nor the network is busy with that. With three nodes nobody notices it.
+const LIST_PAUSE_MS: u64 = 1;
+
+/// The longest of these pauses: a node that came is known to all by then.
+const LIST_PAUSE_MS_MAX: u64 = 1_000;
+
+/// Up to so many members all are told of suspicion, too, and news do not wait for the last ones to arrive: they are a few hundred bytes.
+pub(super) const SMALL_MAX: usize = 256;
 
 /// What the settings say, and what was stored of the members before.
 #[derive(Debug, Clone, Default)]
@@ -56,6 +67,8 @@ pub(super) struct Todo {
     pub(super) changed: bool,
     /// What is stored of the members is another.
     pub(super) keep: bool,
+    /// Somebody follows a higher epoch.
+    pub(super) doubt: bool,
 }
 
 /// Why a node stands as it does.
@@ -76,9 +89,21 @@ pub(super) struct Roll {
     versions: BTreeMap<NodeName, String>,
     given_up: BTreeSet<NodeName>,
     over: VecDeque<wire::Member>,
-    /// As it was last told.
-    list: Members,
+    /// As it was last made.
+    list: Arc<Members>,
+    /// The same, for those who join; once somebody has.
+    encoded: Option<EncodedMembers>,
+    /// When.
+    listed_ms: Option<u64>,
+    due: Due,
     pub(super) todo: Todo,
+}
+
+/// What the list does not show yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Due {
+    place: bool,
+    list: bool,
 }
 
 impl Roll {
@@ -87,7 +112,7 @@ impl Roll {
         let Terms { rules, patience, stored } = terms;
         let membership = Membership::new(epoch, own.node.clone(), true, stored, patience, now.ms);
         let placed = place(None, &membership.candidates(), &rules, epoch);
-        let list = Members { epoch, ..Members::default() };
+        let list = Arc::new(Members { epoch, ..Members::default() });
         Self {
             membership,
             rules,
@@ -97,12 +122,33 @@ impl Roll {
             given_up: BTreeSet::new(),
             over: VecDeque::new(),
             list,
+            encoded: None,
+            listed_ms: None,
+            // Those of before are listed, though nothing may become of them that is news.
+            due: Due { list: true, ..Due::default() },
             todo: Todo::default(),
         }
     }
 
-    pub(super) fn list(&self) -> &Members {
+    /// As it was last made: a change may be [`LIST_PAUSE_MS`] for each member away from it.
+    pub(super) fn list(&self) -> &Arc<Members> {
         &self.list
+    }
+
+    /// The same as bytes.
+    ///
+    /// # Errors
+    /// It is larger than a message may be.
+    pub(super) fn encoded(&mut self) -> Result<EncodedMembers, WireError> {
+        if let Some(encoded) = &self.encoded {
+            return Ok(encoded.clone());
+        }
+        Ok(self.encoded.insert(EncodedMembers::of(&self.list)?).clone())
+    }
+
+    /// What a beat of that number is answered with.
+    pub(super) fn echo(&self, number: u64) -> Echo {
+        self.membership.echo(number)
     }
 
     pub(super) fn stored(&self) -> MemberList {
@@ -133,7 +179,6 @@ impl Roll {
         let mut commands = Vec::new();
         let result = self.membership.step(event, now.ms, &mut commands);
         let mut replies = Replies::default();
-        let mut relist = false;
         for command in commands {
             match command {
                 Command::Admit(admit) => replies.admit = Some(admit),
@@ -141,29 +186,58 @@ impl Roll {
                 Command::Ask { to, ask } => self.todo.asks.push((to, ask)),
                 Command::Tell(change) => {
                     self.tell(&change, now);
-                    relist = true;
+                    self.due.list |= self.is_news(&change);
                 }
-                Command::Keep => {
-                    self.todo.keep = true;
-                    relist = true;
-                }
-                Command::Place => {
-                    self.place();
-                    relist = true;
-                }
+                // At once: what follows from it may not wait for the list.
+                Command::Keep => (self.todo.keep, self.due.list) = (true, true),
+                Command::Place => (self.due.place, self.due.list) = (true, true),
                 Command::Doubt { by, theirs } => {
                     let ours = self.membership.epoch();
                     tracing::warn!(%by, %theirs, %ours, "a node knows of a higher epoch");
+                    self.todo.doubt = true;
                 }
             }
         }
-        if is_tick {
-            relist |= self.give_up();
+        if is_tick && self.give_up() {
+            self.due.list = true;
         }
-        if relist {
-            self.relist();
-        }
+        self.refresh(now.ms);
         (result, replies)
+    }
+
+    /// Whether all are to hear of it. Suspicion is over within a second, one way or the other: of many nodes, some of which are always
+    /// late, only the coordinator says it.
+    fn is_news(&self, change: &Change) -> bool {
+        let is_passing = match change.verdict {
+            Verdict::Suspect(_) => true,
+            Verdict::Back { .. } => {
+                let life = NodeLife { node: change.life.node.clone(), incarnation: change.life.incarnation };
+                let found = self.list.members.binary_search_by(|member| member.place().cmp(&(false, &life)));
+                found.is_ok_and(|at| {
+                    let listed = &self.list.members[at];
+                    listed.standing == wire::Standing::Alive && !listed.gone
+                })
+            }
+            _ => false,
+        };
+        !is_passing || self.membership.members().len() <= SMALL_MAX
+    }
+
+    /// Makes the list anew when it is another one and the last is old enough. Otherwise the next tick after that does.
+    fn refresh(&mut self, now_ms: u64) {
+        let members = self.membership.members().len() as u64;
+        let pause_ms = members.saturating_mul(LIST_PAUSE_MS).min(LIST_PAUSE_MS_MAX);
+        let is_time = self.listed_ms.is_none_or(|listed_ms| now_ms.saturating_sub(listed_ms) >= pause_ms);
+        if !self.due.list || !is_time {
+            return;
+        }
+        let due = std::mem::take(&mut self.due);
+        if due.place {
+            self.place();
+        }
+        self.relist();
+        self.listed_ms = Some(now_ms);
+        self.todo.changed = true;
     }
 
     fn tell(&mut self, change: &Change, now: Now) {
@@ -173,6 +247,9 @@ impl Roll {
                 tracing::info!(%node, "{change}");
                 self.said.remove(node);
                 self.given_up.remove(node);
+                // One that was given up for good and came back with its memory is not over.
+                let incarnation = change.life.incarnation;
+                self.over.retain(|over| over.life.incarnation != incarnation || over.life.node != *node);
             }
             Verdict::Replaced { was } => {
                 tracing::info!(%node, "{change}");
@@ -201,16 +278,19 @@ impl Roll {
         if !self.given_up.remove(&life.node) {
             self.todo.lost.push(life.clone());
         }
-        let Some(listed) = self.list.members.iter().find(|member| member.life == *life) else { return };
-        let over = wire::Member {
+        self.over.retain(|over| over.life != *life);
+        let listed = self.list.members.iter().find(|member| member.life == *life);
+        self.over.push_back(wire::Member {
+            life: life.clone(),
+            // One that came and went between two lists has a name all the same.
+            address: listed.map_or_else(String::new, |listed| listed.address.clone()),
+            labels: listed.map_or_else(BTreeMap::new, |listed| listed.labels.clone()),
             gone: true,
             partners: Vec::new(),
             standing: wire::Standing::Over,
             since_ms: 0,
             why: String::new(),
-            ..listed.clone()
-        };
-        self.over.push_back(over);
+        });
         if self.over.len() > OVER_MAX {
             self.over.pop_front();
         }
@@ -259,13 +339,16 @@ impl Roll {
                 why: said.map_or_else(String::new, |said| said.why.clone()),
             }
         };
-        self.list = Members {
+        let mut members: Vec<_> =
+            self.membership.members().map(listed).chain(self.over.iter().cloned()).collect();
+        members.sort_by(|one, other| one.place().cmp(&other.place()));
+        self.encoded = None;
+        self.list = Arc::new(Members {
             epoch: self.membership.epoch(),
             number: self.list.number + 1,
             placement: self.placed.placement.version,
-            members: self.membership.members().map(listed).chain(self.over.iter().cloned()).collect(),
-        };
-        self.todo.changed = true;
+            members,
+        });
     }
 
     /// A row for each member. What only a node itself knows of it is what its last beat said.

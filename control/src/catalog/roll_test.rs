@@ -150,6 +150,7 @@ fn of_a_memory_that_was_replaced_nothing_is_expected() {
     term.step(Event::Disconnected(life("c", 1))).unwrap();
     term.pass(100, &["b"]);
     term.join("c", 2).unwrap();
+    term.pass(TICK_MS, &[]);
     assert_eq!(term.lost, [NodeLife { node: "c".parse().unwrap(), incarnation: Incarnation(1) }]);
     assert_eq!(term.listed("c").life.incarnation, Incarnation(2));
     let row = term.roll.nodes(&"a".parse().unwrap()).into_iter().find(|row| row.name == "b").unwrap();
@@ -166,4 +167,75 @@ fn only_so_many_lives_that_are_over_are_named() {
         term.join("b", incarnation).unwrap();
     }
     assert_eq!(term.roll.list().members.len(), 2 + OVER_MAX);
+}
+
+#[test]
+fn of_many_that_come_at_once_few_lists_are_made() {
+    let mut term = Term::of(&["a"], 60_000);
+    let first = term.roll.list().number;
+    let names: Vec<String> = (0..300).map(|number| format!("n{number}")).collect();
+    for (number, name) in names.iter().enumerate() {
+        // Ten in each millisecond.
+        term.ms = number as u64 / 10;
+        term.join(name, 1).unwrap();
+    }
+    let lists = term.roll.list().number - first;
+    assert!(lists <= 5, "{lists} lists");
+    // The last are listed when the pause is over, and nothing else happens.
+    term.pass(300 + TICK_MS, &[]);
+    assert_eq!(term.roll.list().members.len(), 301);
+    assert_eq!(term.roll.placement().nodes.len(), 301);
+    let number = term.roll.list().number;
+    term.pass(TICK_MS, &[]);
+    assert_eq!(term.roll.list().number, number, "nothing changed");
+}
+
+#[test]
+fn of_many_nodes_a_suspicion_that_passes_is_not_told() {
+    let names: Vec<String> = (0..300).map(|number| format!("n{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut term = Term::of(&names, 60_000);
+    let others: Vec<&str> = names[1..].to_vec();
+    term.pass(900, &others);
+    assert_eq!(term.roll.list().members.len(), 300);
+    let number = term.roll.list().number;
+    // The others still answer that they hear it.
+    term.step(Event::Disconnected(life("n7", 1))).unwrap();
+    let asked = std::mem::take(&mut term.roll.todo.asks);
+    assert_eq!(asked.len(), 2);
+    let row = |term: &Term| term.roll.nodes(&"n0".parse().unwrap()).into_iter().find(|row| row.name == "n7");
+    assert_eq!(row(&term).unwrap().standing, "suspect");
+    term.pass(BEAT_MS, &others);
+    assert_eq!(row(&term).unwrap().standing, "alive");
+    term.pass(900, &others);
+    assert_eq!(term.roll.list().number, number, "nobody was told");
+    // That it is gone, everybody is.
+    let left: Vec<&str> = others.iter().copied().filter(|name| *name != "n7").collect();
+    term.pass(3_000, &left);
+    assert!(term.listed("n7").gone && term.roll.list().number > number);
+}
+
+#[test]
+fn a_new_term_lists_the_members_of_before_although_all_come_back_as_they_were() {
+    let before = Term::of(&["a", "b", "c"], 60_000);
+    let terms = Terms { stored: before.roll.stored(), ..Terms::default() };
+    let roll = Roll::begin(Epoch(4), &life("b", 1), terms, Now { ms: 0, wall_ms: 0 });
+    let mut term = Term { roll, ms: 0, numbers: BTreeMap::new(), lost: Vec::new() };
+    for node in ["b", "a", "c"] {
+        term.join(node, 1).unwrap();
+    }
+    term.pass(TICK_MS, &[]);
+    assert_eq!(term.roll.list().members.len(), 3);
+    assert_ne!(term.partner("a"), "nobody");
+}
+
+#[test]
+fn a_life_that_was_given_up_for_good_and_comes_back_is_listed_once() {
+    let mut term = Term::of(&["a", "b", "c", "d"], 2_000);
+    term.pass(600, &["b", "c", "d"]);
+    term.pass(4_000, &["b", "d"]);
+    term.join("c", 1).unwrap();
+    term.pass(TICK_MS, &["b", "d"]);
+    let lives = || term.roll.list().members.iter().filter(|member| member.life.node.as_str() == "c");
+    assert_eq!(lives().map(|member| member.standing).collect::<Vec<_>>(), [wire::Standing::Alive]);
 }

@@ -79,6 +79,6 @@ impl Catalog {
     fn reader(&self, asker: &NodeName, bytes: (FileId, SealNumber), failed: &[NodeName]) -> Option<Member> {
         let reader = self.lock().readers.ask(bytes, asker, failed).cloned()?;
         let members = self.cluster.members();
-        members.members.into_iter().find(|member| !member.gone && member.life.node == reader)
+        members.members.iter().find(|member| !member.gone && member.life.node == reader).cloned()
     }
 }

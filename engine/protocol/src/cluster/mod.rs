@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `wire` | the words between a node and the coordinator |
 //! | `leases` | which node may answer for a directory |
+//! | `members` | who is there, and what changed of it |
 //! | `readers` | which node reads Tier-3 for the others |
 //! | `clocks` | one node's times on another's clock |
 //!
@@ -12,5 +13,6 @@
 
 pub mod clocks;
 pub mod leases;
+pub mod members;
 pub mod readers;
 pub mod wire;

@@ -6,6 +6,7 @@
 //! Postcard, because chunk checksums are most of the bytes. The format has no self-description: [`WIRE_VERSION`] stands
 //! before each message, and two builds that differ in it do not talk.
 
+pub use super::members::{EncodedMembers, Member, Members, MembersChange, Standing};
 use crate::checksum::Crc64;
 use crate::encoding::Encoding;
 use crate::file::FileState;
@@ -13,7 +14,6 @@ use crate::id::{Epoch, FileId, Generation, Incarnation, NodeName, SealNumber, St
 use crate::key::NodeLife;
 use crate::manifest::Prepared;
 use crate::membership::{Admit, Ask, Echo};
-use crate::placement::PlacementVersion;
 use crate::record::Record;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Raised with every change of a message.
-pub const WIRE_VERSION: u8 = 2;
+pub const WIRE_VERSION: u8 = 3;
 
 /// The largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -104,8 +104,8 @@ impl ToCoordinator {
 pub enum ToNode {
     /// Publish what is known of names, once nothing is at work on `name`; and give the directory back where `release`.
     Recall { epoch: Epoch, path: Vec<u8>, name: Option<Vec<u8>>, release: bool },
-    /// The members, as they are from now on.
-    Members(Members),
+    /// What changed of the members.
+    Members(MembersChange),
     /// Whether this node hears another one; answered with what it found out.
     Ask(Ask),
     /// Who is there: another node was asked whether this one lives. Answered with its life.
@@ -118,6 +118,8 @@ pub enum ToNode {
     Removed { epoch: Epoch, files: Vec<FileId> },
     /// What changed in the catalog, for the deputy to keep.
     Catalog(Box<CatalogPart>),
+    /// A checkpoint with files of this node is complete, or else (`waited_for`) somebody waits: the pace of its copies follows.
+    Pace { epoch: Epoch, waited_for: bool },
 }
 
 /// An answer that only a coordinator can give that has heard all nodes.
@@ -211,70 +213,11 @@ pub struct Beaten {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Joined {
     pub admit: Admit,
-    pub members: Members,
+    pub members: EncodedMembers,
     /// The last publication of this life that the coordinator has; none: it knows nothing, and needs everything.
     pub published: Option<u64>,
     /// Directories that it goes on having alone.
     pub alone: Vec<Vec<u8>>,
-}
-
-/// Who is a member.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Members {
-    pub epoch: Epoch,
-    /// Rises with each change within an epoch.
-    pub number: u64,
-    /// By which the partners were chosen.
-    pub placement: PlacementVersion,
-    /// By name; after them the last lives that are over, so that what they wrote has a name.
-    pub members: Vec<Member>,
-}
-
-/// One member.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
-    pub life: NodeLife,
-    pub address: String,
-    pub labels: BTreeMap<String, String>,
-    /// Nothing is expected from it: it does not answer, its copies cannot be had, its processes have ended.
-    pub gone: bool,
-    /// Who keeps copies of its files.
-    pub partners: Vec<NodeName>,
-    pub standing: Standing,
-    /// Since when it stands so, by the coordinator's wall clock, for people; 0 for one that lives.
-    pub since_ms: i64,
-    /// Why, in words, at most [`WHY_BYTES_MAX`]; empty for one that lives.
-    pub why: String,
-}
-
-/// What the coordinator makes of a node; `membership` has the reasons.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Standing {
-    /// A member of before that has not come yet.
-    Awaited,
-    #[default]
-    Alive,
-    Suspect,
-    /// Others hear it, and the coordinator does not.
-    CutOff,
-    Gone,
-    /// No member any more.
-    Over,
-}
-
-impl Standing {
-    /// As it is written for people.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Awaited => "awaited",
-            Self::Alive => "alive",
-            Self::Suspect => "suspect",
-            Self::CutOff => "cut_off",
-            Self::Gone => "gone",
-            Self::Over => "over",
-        }
-    }
 }
 
 /// What changed on a node, in order; and how it stands now.
@@ -613,12 +556,11 @@ pub fn prepared(text: &str) -> Result<Prepared, crate::format::FormatError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::{FileCounter, Incarnation};
     use proptest::prelude::*;
 
     fn facts() -> FileFacts {
         FileFacts {
-            file: FileId { incarnation: Incarnation(7), counter: FileCounter(9) },
+            file: FileId { incarnation: Incarnation(7), counter: crate::id::FileCounter(9) },
             size_bytes: 1 << 33,
             state: WireState::Sealed { crc: Crc64(1), chunks: vec![Crc64(3); 1024].into() },
             seal: SealNumber(2),
@@ -667,7 +609,7 @@ mod tests {
             why: "n2 hears it".to_owned(),
         };
         let members = Members { epoch: Epoch(3), number: 2, members: vec![member], ..Members::default() };
-        let message = ToNode::Members(members);
+        let message = ToNode::Members(members.since(&Members::default()));
         assert_eq!(decode::<ToNode>(&encode(&message).unwrap()).unwrap(), message);
         let about =
             crate::membership::Life { node: life.node, incarnation: life.incarnation, start: StartId(1) };

@@ -36,8 +36,9 @@ use std::ops::Bound;
 pub const TICK_MS: u64 = 50;
 /// Between two beats of a node: a third of what a verdict may take.
 pub const BEAT_MS: u64 = 150;
-/// What one core of a coordinator takes in; with more nodes than fit into it each beats more rarely.
-pub const BEATS_PER_SECOND_MAX: u64 = 100_000;
+/// What a part of one core of a coordinator takes in as long as beats are calls on control links, at some 30 µs each (bench
+/// `catalog`); with more nodes than fit into it each beats more rarely.
+pub const BEATS_PER_SECOND_MAX: u64 = 10_000;
 /// Missed before a node is suspect: one lost datagram, or two, is nothing.
 pub const SUSPECT_BEATS: u64 = 3;
 /// Missed before a node is gone that nobody else could hear.
@@ -138,7 +139,10 @@ pub struct Member {
     has_come: bool,
     /// On the clock that stands still while the coordinator does.
     heard_ms: u64,
+    /// The longer of the last two intervals that it was told: it may not have heard the last.
     interval_ms: u64,
+    /// The last.
+    told_interval_ms: u64,
     old_incarnations: VecDeque<Incarnation>,
     old_starts: VecDeque<StartId>,
 }
@@ -202,6 +206,7 @@ impl Membership {
                 has_come: false,
                 heard_ms: now_ms,
                 interval_ms,
+                told_interval_ms: interval_ms,
                 old_incarnations: VecDeque::new(),
                 old_starts: VecDeque::new(),
             };
@@ -226,7 +231,7 @@ impl Membership {
     }
 
     /// Every member, by name.
-    pub fn members(&self) -> impl Iterator<Item = &Member> {
+    pub fn members(&self) -> impl ExactSizeIterator<Item = &Member> {
         self.members.values()
     }
 
@@ -370,6 +375,7 @@ impl Membership {
                 has_come: true,
                 heard_ms: now_ms,
                 interval_ms,
+                told_interval_ms: interval_ms,
                 old_incarnations: VecDeque::new(),
                 old_starts: VecDeque::new(),
             };
@@ -382,7 +388,8 @@ impl Membership {
         let is_listed = member.life == life && member.address == address && member.labels == labels;
         let is_placed = member.labels == labels;
         (member.life, member.address, member.labels) = (life.clone(), address, labels);
-        (member.standing, member.heard_ms, member.interval_ms) = (Standing::Alive, now_ms, interval_ms);
+        (member.standing, member.heard_ms) = (Standing::Alive, now_ms);
+        (member.interval_ms, member.told_interval_ms) = (interval_ms, interval_ms);
         member.has_come = true;
         if !is_listed {
             todo.push(Command::Keep);
@@ -395,10 +402,18 @@ impl Membership {
         Ok(())
     }
 
+    /// What a beat of that number is answered with.
+    #[must_use]
+    pub fn echo(&self, number: u64) -> Echo {
+        let interval_ms = interval_ms(self.members.len());
+        Echo { epoch: self.epoch, coordinator: self.coordinator.clone(), number, interval_ms }
+    }
+
     fn beat(&mut self, beat: Beat, now_ms: u64, todo: &mut Vec<Command>) -> Result<(), Refusal> {
         self.check_epoch(&beat.from.node, beat.epoch, todo)?;
         self.known(&beat.from)?;
         let node = beat.from.node.clone();
+        let echo = self.echo(beat.number);
         let Some(member) = self.members.get_mut(&node) else { return Err(Refusal::Stranger { node }) };
         if let Some(ours) = member.beat.as_ref().map(|last| last.number).filter(|ours| *ours >= beat.number) {
             return Err(Refusal::OldBeat { node, theirs: beat.number, ours });
@@ -408,7 +423,8 @@ impl Membership {
             Standing::Awaited => return Err(Refusal::Stranger { node }),
             Standing::Alive | Standing::Suspect(_) | Standing::CutOff { .. } => {}
         }
-        let echo = Echo { epoch: self.epoch, coordinator: self.coordinator.clone(), number: beat.number };
+        member.interval_ms = member.told_interval_ms.max(echo.interval_ms);
+        member.told_interval_ms = echo.interval_ms;
         todo.push(Command::Echo { to: node, echo });
         if matches!(member.standing, Standing::Suspect(_) | Standing::CutOff { .. }) {
             let verdict = Verdict::Back { after_ms: now_ms.saturating_sub(member.heard_ms) };

@@ -446,9 +446,50 @@ fn messages_fit_a_datagram_and_beats_a_few_hundred_bytes() {
 #[test]
 fn the_interval_grows_when_the_beats_would_be_too_many() {
     assert_eq!(interval_ms(0), BEAT_MS);
-    assert_eq!(interval_ms(15_000), BEAT_MS);
-    assert_eq!(interval_ms(15_001), 151);
-    assert_eq!(interval_ms(100_000), 1_000);
+    assert_eq!(interval_ms(1_500), BEAT_MS);
+    assert_eq!(interval_ms(1_501), 151);
+    assert_eq!(interval_ms(10_000), 1_000);
+}
+
+#[test]
+fn who_is_told_to_beat_more_rarely_is_awaited_for_longer() {
+    let mut cluster = Cluster::of("a b");
+    for number in 0..1_998 {
+        cluster.step(join(&life(&format!("n{number}"), 1, 1))).expect("a new node is let in");
+    }
+    cluster.pass(BEAT_MS, "b");
+    assert_eq!(interval_ms(2_000), 200);
+    cluster.pass(550, "");
+    assert_eq!(*cluster.standing("b"), Standing::Alive, "three beats of 200 ms are not over");
+    cluster.pass(100, "");
+    assert!(matches!(cluster.standing("b"), Standing::Suspect(_)));
+    // Of few nodes again it may not have heard yet.
+    cluster.beat("b").expect("it is back");
+    for number in 0..1_998 {
+        cluster.step(Event::Leave(life(&format!("n{number}"), 1, 1))).expect("it leaves");
+    }
+    cluster.beat("b").expect("as it was told before");
+    let silent = cluster.now_ms;
+    cluster.pass(550, "");
+    assert_eq!(*cluster.standing("b"), Standing::Alive, "{} ms", cluster.now_ms - silent);
+    cluster.pass(100, "");
+    assert!(matches!(cluster.standing("b"), Standing::Suspect(_)));
+}
+
+#[test]
+fn the_interval_follows_the_number_of_nodes() {
+    let me = life("b", 1, 1);
+    let mut view = View::new(me.clone(), Epoch(1));
+    let admit = Admit { epoch: Epoch(1), to: me, coordinator: name("a"), interval_ms: BEAT_MS };
+    view.admitted(&admit, 0).unwrap();
+    let echo = |number, interval_ms| Echo { epoch: Epoch(1), coordinator: name("a"), number, interval_ms };
+    view.beat(0, 0, 0).expect("the first is due at once");
+    view.echoed(&echo(1, 1_000), 1).unwrap();
+    view.beat(0, 0, BEAT_MS).expect("due as it was told before");
+    assert_eq!(view.beat(0, 0, BEAT_MS + 999), None);
+    view.echoed(&echo(2, BEAT_MS), BEAT_MS + 1).unwrap();
+    view.beat(0, 0, BEAT_MS + 1_000).expect("due");
+    view.beat(0, 0, 2 * BEAT_MS + 1_000).expect("due as it was told last");
 }
 
 #[test]
@@ -471,7 +512,8 @@ fn a_node_follows_epochs_upwards_only_and_knows_when_nobody_hears_it() {
     assert_eq!(view.beat(1, 2, 100), None);
     assert_eq!(view.beat(1, 2, 1_000).expect("due").number, 2);
     assert_eq!(view.beat(1, 2, 1_001), None, "what was missed is not caught up with");
-    view.echoed(&Echo { epoch: Epoch(5), coordinator: name("a"), number: 1 }, 1_000).unwrap();
+    let echo = |number| Echo { epoch: Epoch(5), coordinator: name("a"), number, interval_ms: BEAT_MS };
+    view.echoed(&echo(1), 1_000).unwrap();
     assert_eq!(view.coordinator(1_100), Coordinator::Heard { name: name("a"), ago_ms: 100 });
     assert_eq!(view.coordinator(1_450), Coordinator::Silent { name: name("a"), for_ms: 450 });
     view.heard(1_400);
@@ -483,7 +525,7 @@ fn a_node_follows_epochs_upwards_only_and_knows_when_nobody_hears_it() {
     view.answer(&ask(6), true).unwrap();
     assert_eq!((view.epoch(), view.coordinator(1_500)), (Epoch(6), Coordinator::Unknown));
     assert_eq!(view.beat(1, 2, 2_000), None);
-    assert!(view.echoed(&Echo { epoch: Epoch(5), coordinator: name("a"), number: 2 }, 2_000).is_err());
+    assert!(view.echoed(&echo(2), 2_000).is_err());
     assert!(view.follow(Epoch(5)).is_err() && view.follow(Epoch(6)).is_ok());
 }
 

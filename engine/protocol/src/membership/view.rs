@@ -106,6 +106,7 @@ impl View {
         self.check_coordinator(&echo.coordinator)?;
         if self.coordinator.is_some() {
             self.heard_ms = self.heard_ms.max(now_ms);
+            self.interval_ms = echo.interval_ms.max(BEAT_MS);
         }
         Ok(())
     }

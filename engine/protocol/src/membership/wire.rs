@@ -84,4 +84,6 @@ pub struct Echo {
     pub coordinator: NodeName,
     /// Of the beat.
     pub number: u64,
+    /// The next beats come at this interval: it follows the number of nodes.
+    pub interval_ms: u64,
 }

@@ -17,7 +17,7 @@ pub enum Priority {
     Base,
     /// It had a copy, whose holder is gone.
     Again,
-    /// Looking whether what is there is good.
+    /// Its holder looked at its copy and gave it up, because it was bad or because memory was short.
     Scrub,
 }
 
@@ -53,25 +53,42 @@ pub struct Rate {
     filled_at: Duration,
     last: Option<Duration>,
     interval: Option<Duration>,
+    /// Taken since the last checkpoint was complete, with a limit or without.
+    taken_bytes: u64,
+    /// What had no copy when it was.
+    left_bytes: u64,
 }
 
 impl Rate {
     #[must_use]
     pub fn new(now: Duration) -> Self {
-        Self { bytes_per_s: None, tokens_bytes: BURST_BYTES, filled_at: now, last: None, interval: None }
+        Self {
+            bytes_per_s: None,
+            tokens_bytes: BURST_BYTES,
+            filled_at: now,
+            last: None,
+            interval: None,
+            taken_bytes: 0,
+            left_bytes: 0,
+        }
     }
 
-    /// A checkpoint is complete and `backlog_bytes`, its own included, have no copy yet.
+    /// A checkpoint is complete and `backlog_bytes`, its own included, have no copy yet. The next one is expected to be as this one was:
+    /// what went while it was written goes again while that one is.
     pub fn completed(&mut self, now: Duration, backlog_bytes: u64) {
         let seen = self.last.replace(now).map(|last| now.saturating_sub(last));
         let expected = seen.map(|seen| self.interval.map_or(seen, |before| before.min(seen)));
         self.interval = seen;
+        // What was left of the one before goes first; the rest of what was taken are bytes of this one.
+        let streamed_bytes = self.taken_bytes.saturating_sub(self.left_bytes);
+        (self.taken_bytes, self.left_bytes) = (0, backlog_bytes);
+        let expected_bytes = backlog_bytes.saturating_add(streamed_bytes);
         self.bytes_per_s = expected.map(|interval| {
             let usable_ms = u64::try_from(interval.as_millis())
                 .unwrap_or(u64::MAX)
                 .saturating_mul(INTERVAL_USED_PERMILLE)
                 / 1000;
-            (backlog_bytes.saturating_mul(1000) / usable_ms.max(1)).max(RATE_MIN_BYTES_PER_S)
+            (expected_bytes.saturating_mul(1000) / usable_ms.max(1)).max(RATE_MIN_BYTES_PER_S)
         });
     }
 
@@ -80,6 +97,7 @@ impl Rate {
         self.bytes_per_s = None;
     }
 
+    /// Bytes per second in force; none is no limit.
     #[must_use]
     pub fn bytes_per_s(&self) -> Option<u64> {
         self.bytes_per_s
@@ -87,6 +105,7 @@ impl Rate {
 
     /// Takes `bytes`, and says how long to wait before they go. Who takes while others wait comes after them.
     pub fn take(&mut self, now: Duration, bytes: u64) -> Duration {
+        self.taken_bytes = self.taken_bytes.saturating_add(bytes);
         let Some(rate) = self.bytes_per_s else { return Duration::ZERO };
         let elapsed_us = u64::try_from(now.saturating_sub(self.filled_at).as_micros()).unwrap_or(u64::MAX);
         let refill = u64::try_from(u128::from(rate) * u128::from(elapsed_us) / 1_000_000).unwrap_or(u64::MAX);

@@ -570,7 +570,7 @@ fn a_checkpoint_is_replicated_before_the_next_one_is_expected() {
     let mut rate = Rate::new(S(0));
     let backlog = 100_u64 << 30;
     rate.completed(S(0), backlog);
-    assert_eq!(rate.take(S(0), 1 << 40), Duration::ZERO, "no limit while nothing is known");
+    assert_eq!(rate.take(S(0), backlog), Duration::ZERO, "no limit while nothing is known");
     rate.completed(S(600), backlog);
     let (mut now, mut sent) = (S(600), 0);
     while sent < backlog {
@@ -580,4 +580,45 @@ fn a_checkpoint_is_replicated_before_the_next_one_is_expected() {
     assert!(now > S(600 + 250) && now < S(600 + 310), "{now:?}");
     rate.lift();
     assert_eq!(rate.take(now, 1 << 40), Duration::ZERO);
+}
+
+#[test]
+fn what_goes_while_a_save_is_written_counts_for_the_next_one() {
+    const S: fn(u64) -> Duration = Duration::from_secs;
+    let (mut rate, save) = (Rate::new(S(0)), 100_u64 << 30);
+    let in_time = |bytes: u64| Some(bytes * 1000 / (600 * 500));
+    rate.take(S(0), save);
+    rate.completed(S(600), 0);
+    assert_eq!(rate.bytes_per_s(), None, "no interval is known");
+    // Without a limit too: all of it had gone when it was complete.
+    rate.take(S(1100), save);
+    rate.completed(S(1200), 0);
+    assert_eq!(rate.bytes_per_s(), in_time(save));
+    // Two fifths went while it was written, and the rest afterwards: the same bytes.
+    rate.take(S(1700), save / 5 * 2);
+    rate.completed(S(1800), save / 5 * 3);
+    assert_eq!(rate.bytes_per_s(), in_time(save));
+    rate.take(S(2000), save / 5 * 3);
+    rate.take(S(2300), save / 5 * 2);
+    rate.completed(S(2400), save / 5 * 3);
+    assert_eq!(rate.bytes_per_s(), in_time(save), "what was left of the one before is not this one's");
+    // A partner is lost, and its copies are to be made again beside the next save.
+    rate.lift();
+    rate.completed(S(3000), 4 * save);
+    assert_eq!(rate.bytes_per_s(), in_time(4 * save), "a lift lasts until the next checkpoint");
+}
+
+#[test]
+fn a_rate_is_never_so_slow_that_a_copy_is_late() {
+    const S: fn(u64) -> Duration = Duration::from_secs;
+    let mut rate = Rate::new(S(0));
+    rate.completed(S(0), 1);
+    rate.completed(S(100_000), 1);
+    assert_eq!(rate.bytes_per_s(), Some(128 << 20), "of little in a long time");
+    rate.completed(S(100_000), 1 << 30);
+    assert_eq!(rate.bytes_per_s(), Some((1 << 30) * 1000), "two at once");
+    rate.completed(S(100_000), u64::MAX);
+    rate.take(S(100_000), u64::MAX);
+    rate.completed(S(100_001), u64::MAX);
+    assert!(rate.bytes_per_s().is_some(), "what is beyond all numbers does no harm");
 }
