@@ -109,6 +109,25 @@ pub(crate) fn sums(backing: &Backing, chunks: &[u64], size_bytes: u64) -> io::Re
     Ok(sums)
 }
 
+/// As [`sums`], for a file that nobody makes shorter meanwhile: hashed where the chunks lie, without a copy of each byte, which was
+/// a tenth of a restore's processor time. Blocks.
+pub(crate) fn landed_sums(
+    backing: &Backing,
+    chunks: &[u64],
+    size_bytes: u64,
+) -> io::Result<Vec<(u64, Crc64)>> {
+    // A disk that cannot read back what it took is an error of a read, and would be the end of a process that has it mapped.
+    let map = if backing.is_spilled() { None } else { backing.map_written().ok() };
+    let Some(map) = map else { return sums(backing, chunks, size_bytes) };
+    let bytes_of = |chunk| {
+        let range = chunk_bytes(chunk, size_bytes);
+        map.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+    };
+    let whole = chunks.iter().filter_map(|chunk| Some((*chunk, bytes_of(*chunk)?)));
+    let lying = whole.filter(|(_, bytes)| !bytes.is_empty());
+    Ok(lying.map(|(chunk, bytes)| (chunk, Crc64(tidemark_kernels::crc64(bytes)))).collect())
+}
+
 /// Writes all of it.
 pub(crate) fn write_all(backing: &Backing, mut bytes: &[u8]) -> io::Result<()> {
     let mut at = 0;

@@ -9,7 +9,9 @@
 //! | file | owns |
 //! |---|---|
 //! | `send` | the home's loop: which file goes to whom, and who has acknowledged what |
+//! | `queue` | which question or push is next |
 //! | `outgoing` | one question or one push, carried out |
+//! | `pace` | how fast |
 //! | `receive` | what this node answers, and the files that are coming in |
 //! | `incoming` | one file that is coming in: its memory, its hashes |
 //! | `serve` | sealed bytes read by others |
@@ -21,6 +23,8 @@
 pub(crate) mod bytes;
 mod incoming;
 mod outgoing;
+mod pace;
+mod queue;
 mod receive;
 mod send;
 mod serve;

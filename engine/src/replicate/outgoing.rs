@@ -1,21 +1,21 @@
 //! One question or one push, carried out.
 //!
-//! Owns: what a question says of the file, reading and hashing what is sent, the pace. Does not own: what comes next (`send`).
+//! Owns: what a question says of the file, reading and hashing what is sent. Does not own: what comes next (`send`), how fast (`pace`).
 
 use super::bytes::{Source, blocking, chunk_bytes, sums};
+use super::pace::Paced;
 use crate::metrics::Metrics;
 use crate::namespace::{FileState, FileView, Namespace, SealPin};
 use crate::node::error_text;
-use async_trait::async_trait;
 use bytes::Bytes;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::Seal;
 use tidemark_protocol::id::{ContentHash, FileId, SealNumber};
 use tidemark_protocol::replication::{
-    Answer, Ask, BulkToken, CopyMeta, Rate, Request, SealedCopy, SenderEvent, decode, encode,
+    Answer, Ask, BulkToken, CopyMeta, Request, SealedCopy, SenderEvent, decode, encode,
 };
 use tidemark_transport::{Address, Link, Pace, Token};
 
@@ -42,33 +42,6 @@ pub(super) struct Outgoing {
 impl fmt::Debug for Outgoing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outgoing").field("home", &self.home).finish_non_exhaustive()
-    }
-}
-
-/// The budget of bytes per second, as the link asks for it.
-#[derive(Debug)]
-pub(super) struct Paced {
-    pub(super) rate: Mutex<Rate>,
-    began: Instant,
-}
-
-impl Paced {
-    pub(super) fn new() -> Self {
-        Self { rate: Mutex::new(Rate::new(Duration::ZERO)), began: Instant::now() }
-    }
-
-    pub(super) fn now(&self) -> Duration {
-        Instant::now().saturating_duration_since(self.began)
-    }
-}
-
-#[async_trait]
-impl Pace for Paced {
-    async fn take(&self, bytes: u64) {
-        let wait = self.rate.lock().unwrap_or_else(PoisonError::into_inner).take(self.now(), bytes);
-        if !wait.is_zero() {
-            tokio::time::sleep(wait).await;
-        }
     }
 }
 
@@ -123,6 +96,8 @@ impl Outgoing {
             Ask::Small(seal) => {
                 let (copy, pin) = self.copy(self.sealed(file, seal)?);
                 let size_bytes = copy.size_bytes;
+                // Its bytes are in the question, past the link's own pace: a save may have 100,000 such files.
+                self.pace.take(size_bytes).await;
                 let read = blocking(move || crate::save::small::read(&pin.backing, size_bytes)).await;
                 let bytes = read.map_err(|error| format!("its own bytes cannot be read: {error}"))?;
                 if Crc64(tidemark_kernels::crc64(&bytes)) != copy.crc {

@@ -1,23 +1,24 @@
 //! The home's loop: which file goes to whom, and who has acknowledged what.
 //!
-//! Owns: the files of this node that have or need copies, what is under way, what is acknowledged. Does not own: one file's way to one
-//! partner (`protocol::replication::Sender`), carrying it out (`outgoing`), who the partners are, when a version counts as replicated.
+//! Owns: the files of this node that have or need copies, what is under way, what is acknowledged, how much lacks a copy. Does not own:
+//! one file's way to one partner (`protocol::replication::Sender`), which is next (`queue`), carrying it out (`outgoing`), how fast
+//! (`pace`), who the partners are, when a version counts as replicated.
 //!
 //! Like the node's loop it is level-triggered: it is told which files changed, and looks at what they are.
 
-use super::outgoing::{Outgoing, Paced};
+use super::outgoing::Outgoing;
+use super::pace::Paced;
+use super::queue::{Asked, Push, Queue, WayKey, WayOf};
 use crate::metrics::Metrics;
 use crate::namespace::{FileState, FileView, Namespace, NodeId, is_hidden};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidemark_protocol::file::Seal;
 use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
 use tidemark_protocol::layout::CHUNK_BYTES;
-use tidemark_protocol::replication::{
-    BulkToken, Holder, Priority, Request, Sender, SenderCommand, SenderEvent, Waiting, encode, next_to_send,
-};
+use tidemark_protocol::replication::{Holder, Priority, Request, Sender, SenderCommand, SenderEvent, encode};
 use tidemark_transport::{Address, Link};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -53,6 +54,8 @@ pub struct ReplicatorParts {
     /// Send files while they grow. Without it a partner that gets the same bytes from elsewhere is spared more, and a checkpoint is at
     /// risk for longer.
     pub streams: bool,
+    /// Spread over the time until the next checkpoint is expected, at whole speed until two have been seen. Without it always.
+    pub paced: bool,
 }
 
 impl fmt::Debug for ReplicatorParts {
@@ -83,6 +86,10 @@ struct Board {
     lives: BTreeMap<String, Incarnation>,
     withdrawn: BTreeSet<(String, FileId, SealNumber)>,
     released: BTreeSet<(FileId, SealNumber)>,
+    /// A checkpoint is complete.
+    completed: bool,
+    /// Somebody waits, and has since then.
+    lifted: bool,
     acknowledged: BTreeMap<(FileId, SealNumber), BTreeMap<String, Holder>>,
     behind: Vec<Behind>,
 }
@@ -107,7 +114,8 @@ impl Replicator {
     /// others are theirs to copy.
     #[must_use]
     pub fn start(parts: ReplicatorParts, own: Incarnation) -> (Arc<Self>, JoinHandle<()>) {
-        let pace = Arc::new(Paced::new());
+        let ReplicatorParts { namespace, link, metrics, home, partners, facts, streams, paced } = parts;
+        let pace = Arc::new(Paced::new(Arc::clone(&metrics), paced));
         let replicator = Arc::new(Self {
             board: Mutex::default(),
             woken: Notify::new(),
@@ -115,7 +123,6 @@ impl Replicator {
             pace: Arc::clone(&pace),
             own,
         });
-        let ReplicatorParts { namespace, link, metrics, home, partners, facts, streams } = parts;
         let turn = Turn {
             board: Arc::clone(&replicator),
             outgoing: Outgoing { namespace, link, metrics, home, facts, pace },
@@ -124,8 +131,7 @@ impl Replicator {
             files: BTreeMap::new(),
             unfinished: BTreeSet::new(),
             ended: JoinSet::new(),
-            asks: VecDeque::new(),
-            pushes: Vec::new(),
+            queue: Queue::default(),
             asking: 0,
             pushing: 0,
             ways_made: 0,
@@ -180,15 +186,31 @@ impl Replicator {
         self.woken.notify_one();
     }
 
-    /// A checkpoint is complete, and so many bytes have no copy yet: the pace is set to end in time.
-    pub fn checkpoint_completed(&self, backlog_bytes: u64) {
-        let now = self.pace.now();
-        self.pace.rate.lock().unwrap_or_else(PoisonError::into_inner).completed(now, backlog_bytes);
+    /// A checkpoint that this node wrote of is complete: what has no copy yet is to have one in good time before the next.
+    pub fn checkpoint_completed(&self) {
+        let mut board = self.board();
+        (board.completed, board.lifted) = (true, false);
+        drop(board);
+        self.woken.notify_one();
     }
 
-    /// Somebody waits, or a copy was lost: no pace until the next checkpoint.
+    /// Somebody waits: no pace until the next checkpoint.
     pub fn lift_pace(&self) {
-        self.pace.rate.lock().unwrap_or_else(PoisonError::into_inner).lift();
+        self.board().lifted = true;
+        self.woken.notify_one();
+    }
+
+    /// The bytes per second that all copies together may take now; none is no limit.
+    #[must_use]
+    pub fn pace_bytes_per_s(&self) -> Option<u64> {
+        self.pace.bytes_per_s()
+    }
+
+    /// Whether the loop has taken in all that it was told.
+    #[cfg(test)]
+    pub(super) fn board_is_read(&self) -> bool {
+        let board = self.board();
+        board.looks.is_empty() && !board.completed && !board.lifted
     }
 
     /// Files that lack copies and why, at most a thousand; of a moment ago.
@@ -227,20 +249,6 @@ impl Tracked {
     }
 }
 
-/// One file to one partner.
-type WayKey = (NodeId, String);
-/// Which way, and its number.
-type WayOf = (WayKey, u64);
-
-#[derive(Debug)]
-struct Push {
-    of: WayOf,
-    file: FileId,
-    op: u64,
-    token: BulkToken,
-    chunks: Vec<u64>,
-}
-
 /// What ended.
 enum Ended {
     Ask(WayOf, SenderEvent),
@@ -257,10 +265,7 @@ struct Turn {
     files: BTreeMap<NodeId, Tracked>,
     unfinished: BTreeSet<NodeId>,
     ended: JoinSet<Ended>,
-    /// Questions and hashes that wait for their turn.
-    asks: VecDeque<(WayOf, FileId, SenderCommand)>,
-    /// Pushes that wait for theirs: at most one for each way.
-    pushes: Vec<Push>,
+    queue: Queue,
     asking: usize,
     pushing: usize,
     ways_made: u64,
@@ -295,7 +300,7 @@ impl Turn {
     }
 
     fn take_board(&mut self) {
-        let (looks, lives, withdrawn, released) = {
+        let (looks, lives, withdrawn, released, (completed, lifted)) = {
             let mut board = self.board.board();
             let board = &mut *board;
             (
@@ -303,24 +308,51 @@ impl Turn {
                 std::mem::take(&mut board.lives),
                 std::mem::take(&mut board.withdrawn),
                 std::mem::take(&mut board.released),
+                (std::mem::take(&mut board.completed), std::mem::take(&mut board.lifted)),
             )
         };
         for (node, priority) in looks {
             self.look(node, priority);
         }
         for (node, life) in lives {
-            self.lose(&node, |_, _, by| by != Holder(life));
+            if self.lose(&node, Priority::Again, |_, _, by| by != Holder(life)) {
+                self.outgoing.pace.lift();
+            }
         }
         for (node, file, seal) in withdrawn {
-            self.lose(&node, |lost, number, _| (lost, number) == (file, seal));
+            self.lose(&node, Priority::Scrub, |lost, number, _| (lost, number) == (file, seal));
         }
         for (file, seal) in released {
             self.release(file, seal);
         }
+        if completed {
+            self.complete();
+        }
+        if lifted {
+            self.outgoing.pace.lift();
+        }
     }
 
-    /// Copies that a node is not believed to have any more.
-    fn lose(&mut self, node: &str, is_lost: impl Fn(FileId, SealNumber, Holder) -> bool) {
+    /// A checkpoint is complete. What is sealed and has no copy yet is counted; what grows is of the next one.
+    fn complete(&mut self) {
+        // The coordinator may have heard of a seal before this loop.
+        let growing = |node: &NodeId| self.files.get(node).is_some_and(|tracked| tracked.sealed.is_none());
+        for node in self.unfinished.iter().copied().filter(growing).collect::<Vec<_>>() {
+            self.look(node, Priority::Base);
+        }
+        let files = self.unfinished.iter().filter_map(|node| self.files.get(node));
+        let ways = files.filter(|tracked| tracked.sealed.is_some()).flat_map(|tracked| tracked.ways.values());
+        let backlog_bytes = ways.map(|way| way.sender.lacking_bytes()).sum();
+        self.outgoing.pace.completed(backlog_bytes);
+    }
+
+    /// Copies that a node is not believed to have any more, and with which priority they are made again. Whether any is to be.
+    fn lose(
+        &mut self,
+        node: &str,
+        priority: Priority,
+        is_lost: impl Fn(FileId, SealNumber, Holder) -> bool,
+    ) -> bool {
         let mut lost = BTreeSet::new();
         self.board.board().acknowledged.retain(|(file, seal), by| {
             if by.get(node).is_some_and(|holder| is_lost(*file, *seal, *holder)) {
@@ -330,7 +362,7 @@ impl Turn {
             !by.is_empty()
         });
         if lost.is_empty() {
-            return;
+            return false;
         }
         self.outgoing.metrics.replica_withdrawn_files.inc_by(lost.len() as u64);
         self.board.changes.send_modify(|count| *count += 1);
@@ -339,14 +371,17 @@ impl Turn {
         };
         let hit: Vec<_> =
             self.files.iter().filter(|(_, tracked)| is_hit(tracked)).map(|(id, _)| *id).collect();
-        let now = self.now();
+        let (now, mut again) = (self.now(), false);
         for id in hit {
             if let Some(tracked) = self.files.get_mut(&id) {
-                tracked.priority = tracked.priority.max(Priority::Again);
+                // One that another partner lacks since it was saved goes on being a save's.
+                tracked.priority = if tracked.is_finished() { priority } else { tracked.priority };
                 tracked.since = now;
             }
             self.step((id, node.to_owned()), SenderEvent::Forgotten);
+            again |= self.files.get(&id).is_some_and(|tracked| !tracked.is_finished());
         }
+        again
     }
 
     /// The copies of a file that is gone are given up.
@@ -453,13 +488,17 @@ impl Turn {
 
     /// The partners are others: what they lack goes to them, what those before them have stays acknowledged until it is withdrawn.
     fn follow_partners(&mut self) {
-        let nodes: Vec<(NodeId, Priority)> =
-            self.files.iter().map(|(id, tracked)| (*id, tracked.priority.max(Priority::Again))).collect();
-        for (node, priority) in nodes {
+        let mut lost = false;
+        for node in self.files.keys().copied().collect::<Vec<_>>() {
+            let mut had_all = false;
             if let Some(tracked) = self.files.get_mut(&node).filter(|tracked| tracked.is_finished()) {
-                tracked.priority = priority;
+                (tracked.priority, had_all) = (Priority::Again, true);
             }
-            self.look(node, priority);
+            self.look(node, Priority::Base);
+            lost |= had_all && self.files.get(&node).is_some_and(|tracked| !tracked.is_finished());
+        }
+        if lost {
+            self.outgoing.pace.lift();
         }
     }
 
@@ -548,10 +587,10 @@ impl Turn {
         for command in todo {
             match command {
                 SenderCommand::Call { .. } | SenderCommand::Hash { .. } => {
-                    self.asks.push_back((of.clone(), file, command));
+                    self.queue.ask(tracked.priority, Asked { of: of.clone(), file, command });
                 }
                 SenderCommand::Push { op, token, chunks } => {
-                    self.pushes.push(Push { of: of.clone(), file, op, token, chunks });
+                    self.queue.push(Push { of: of.clone(), file, op, token, chunks });
                 }
                 SenderCommand::Acknowledged { seal, by } => {
                     acknowledged = Some(seal);
@@ -582,7 +621,7 @@ impl Turn {
     /// Starts what there is room for.
     fn carry_out(&mut self) {
         while self.asking < ASKS_MAX {
-            let Some((of, file, command)) = self.asks.pop_front() else { break };
+            let Some(Asked { of, file, command }) = self.queue.next_ask() else { break };
             let Some((tracked, way)) = self.way((&of.0, of.1)) else { continue };
             let (outgoing, address) = (self.outgoing.clone(), way.address.clone());
             let seal = tracked.sealed.as_ref().map(|seal| seal.number);
@@ -597,17 +636,14 @@ impl Turn {
             });
         }
         while self.pushing < PUSHES_MAX {
-            let waiting = self.pushes.iter().enumerate().map(|(at, push)| {
-                // One whose way is gone goes first, and out.
-                let (priority, sealed, since) = self
-                    .way((&push.of.0, push.of.1))
-                    .map_or((Priority::Differential, true, Duration::ZERO), |(tracked, _)| {
-                        (tracked.priority, tracked.sealed.is_some(), tracked.since)
-                    });
-                Waiting { key: at, priority, sealed, since }
-            });
-            let Some(at) = next_to_send(waiting) else { break };
-            let Push { of, file, op, token, chunks } = self.pushes.swap_remove(at);
+            let files = &self.files;
+            let rank = |((node, partner), number): &WayOf| {
+                let tracked = files.get(node)?;
+                let way = tracked.ways.get(partner).filter(|way| way.number == *number);
+                way.map(|_| (tracked.priority, tracked.sealed.is_some(), tracked.since))
+            };
+            let Some(push) = self.queue.next_push(rank) else { break };
+            let Push { of, file, op, token, chunks } = push;
             let Some((tracked, way)) = self.way((&of.0, of.1)) else { continue };
             let (outgoing, address) = (self.outgoing.clone(), way.address.clone());
             let seal = tracked.sealed.as_ref().map(|seal| seal.number);

@@ -1,6 +1,8 @@
 //! Goal: copies are byte for byte what was sealed, outlive their holder's daemon, and are never believed in longer than they are there. Method:
 //! nodes with a Tier-1 and a namespace each, joined by links inside this process, with faults where a test says so.
 
+mod pace;
+
 use super::bytes::write_all;
 use super::*;
 use crate::metrics::Metrics;
@@ -156,6 +158,7 @@ impl Node {
             partners,
             facts: Arc::new(|view| view.paths[0].to_ascii_uppercase()),
             streams: true,
+            paced: true,
         };
         let (replicator, task) = Replicator::start(parts, incarnation(&self.name));
         let told = Arc::clone(&replicator);
@@ -590,6 +593,26 @@ async fn a_lost_nodes_file_comes_from_its_copies_and_bad_ones_are_passed_over_an
     assert!(good.unwrap() == bytes, "the home's own bytes are as good as a copy");
     let (none, _) = restored(&reader, plan, Vec::new()).await;
     assert!(matches!(none, Err(PeerError::Nobody { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restore_that_is_given_up_lets_go_of_the_memory_that_it_was_for() {
+    let network = Network::new();
+    let (source, reader) = (Node::new(&network, "a", 96 << 20), Node::new(&network, "r", 96 << 20));
+    let bytes = noise(CHUNK + 3, 18);
+    let (node, file, seal) = source.save("step1.pt", &bytes);
+    let FileState::Sealed { chunks, .. } = source.namespace.view(node).unwrap().state else {
+        panic!("not sealed")
+    };
+    let plan = PeerPlan { path: "step1.pt".to_owned(), file, seal, size_bytes: bytes.len() as u64, chunks };
+    reader.link.set(vec![fault(Operation::Pull, When::Always, What::Delay { delay_ms: 600_000 })]);
+    let landing = reader.namespace.backing_for(Some(plan.size_bytes)).unwrap();
+    let link = Arc::clone(&reader.link) as _;
+    let suppliers: Arc<dyn Suppliers> =
+        Arc::new(Ask { whom: vec![source.address()], link, bad: Mutex::default() });
+    let fetching = fetch_from_peers(&suppliers, plan, Arc::clone(&landing), Arc::clone(&reader.metrics));
+    assert!(tokio::time::timeout(Duration::from_millis(200), fetching).await.is_err(), "it hangs");
+    until("its lanes have ended", || Arc::strong_count(&landing) == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

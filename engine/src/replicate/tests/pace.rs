@@ -1,0 +1,103 @@
+//! The pace of copies. Does not own: the rule itself (`protocol::replication`), who says that a checkpoint is complete (the cluster suite).
+
+use super::*;
+use std::time::Instant;
+
+/// The least that a rate may be.
+const LEAST: u64 = 128 << 20;
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Two checkpoints are complete, and the pace of the second is in force: at least what `bytes` needed in half of the time between them.
+async fn assert_paced(running: &Running, began: Instant, bytes: u64) {
+    running.replicator.checkpoint_completed();
+    until("a pace is in force", || running.replicator.pace_bytes_per_s().is_some()).await;
+    let longest_ms = u64::try_from(began.elapsed().as_millis()).unwrap();
+    let least = (bytes * 1000 / (longest_ms / 2 + 1)).max(LEAST);
+    let pace = running.replicator.pace_bytes_per_s().unwrap();
+    assert!(pace >= least, "{pace} bytes a second, and {bytes} bytes within {longest_ms} ms need {least}");
+    assert!(bytes == 0 || pace <= bytes * 1000 / 50, "{pace} bytes a second");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_complete_checkpoint_sets_the_pace_and_a_lift_frees_it() {
+    let network = Network::new();
+    let (home, partner) = (Node::new(&network, "a", 96 << 20), Node::new(&network, "b", 96 << 20));
+    // Nobody is there to take copies.
+    let nobody = Address { node: "z".to_owned(), address: "z".to_owned() };
+    let running = home.replicator(vec![nobody]);
+    let bytes = noise(3 * CHUNK, 20);
+    let open = home.create("step1.pt");
+    running.replicator.look_at_node(open.node, Priority::Base);
+    until("it is known", || running.replicator.board_is_read()).await;
+    write_all(&open.backing, &bytes).unwrap();
+    home.close(&open);
+    // Of the seal the loop is not told: whoever says that the checkpoint is complete may be the first to know.
+    let (file, seal) = home.seal(open.node);
+    let began = Instant::now();
+    running.replicator.checkpoint_completed();
+    tokio::time::sleep(INTERVAL).await;
+    assert_eq!(running.replicator.pace_bytes_per_s(), None, "no interval is known");
+    assert_paced(&running, began, 3 * CHUNK_BYTES).await;
+    let pace = running.replicator.pace_bytes_per_s();
+    assert_eq!(u64::try_from(home.metrics.replica_pace_bytes.get()).ok(), pace);
+    running.replicator.lift_pace();
+    until("somebody waits", || running.replicator.pace_bytes_per_s().is_none()).await;
+    assert_eq!(home.metrics.replica_pace_bytes.get(), 0);
+    // Said in one breath, the last word counts.
+    running.replicator.lift_pace();
+    running.replicator.checkpoint_completed();
+    until("a pace is in force", || running.replicator.pace_bytes_per_s().is_some()).await;
+    running.replicator.checkpoint_completed();
+    running.replicator.lift_pace();
+    until("somebody waits", || running.replicator.pace_bytes_per_s().is_none()).await;
+
+    // A partner that comes and a copy that is made lift nothing; a partner that has lost its memory does.
+    running.replicator.checkpoint_completed();
+    until("a pace is in force", || running.replicator.pace_bytes_per_s().is_some()).await;
+    running.partners.send_replace(vec![partner.address()]);
+    running.acknowledged(file, seal, 1).await;
+    assert!(running.replicator.pace_bytes_per_s().is_some(), "it never had a copy");
+    running.replicator.saw_life("b", Incarnation(4711));
+    until("a copy was lost", || running.replicator.pace_bytes_per_s().is_none()).await;
+    running.acknowledged(file, seal, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partner_that_another_takes_the_place_of_lifts_the_pace() {
+    let network = Network::new();
+    let nodes = ["a", "b", "c"].map(|name| Node::new(&network, name, 64 << 20));
+    let running = nodes[0].replicator(vec![nodes[1].address()]);
+    let (node, file, seal) = nodes[0].save("step1.pt", &noise(CHUNK + 1, 21));
+    running.replicator.look_at_node(node, Priority::Base);
+    running.acknowledged(file, seal, 1).await;
+    for _ in 0..2 {
+        running.replicator.checkpoint_completed();
+        tokio::time::sleep(INTERVAL).await;
+    }
+    assert!(running.replicator.pace_bytes_per_s().is_some());
+    running.partners.send_replace(vec![nodes[2].address()]);
+    until("it has one copy less than it should", || running.replicator.pace_bytes_per_s().is_none()).await;
+    running.acknowledged(file, seal, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_went_before_the_checkpoint_was_complete_counts_and_small_files_do() {
+    let network = Network::new();
+    let (home, partner) = (Node::new(&network, "a", 96 << 20), Node::new(&network, "b", 96 << 20));
+    let running = home.replicator(vec![partner.address()]);
+    let began = Instant::now();
+    running.replicator.checkpoint_completed();
+    until("it has heard it", || running.replicator.board_is_read()).await;
+    let small = noise(256 << 10, 22);
+    let mut saved = Vec::new();
+    for at in 0..100 {
+        let (node, file, seal) = home.save(&format!("rank{at}"), &small);
+        running.replicator.look_at_node(node, Priority::Base);
+        saved.push((file, seal));
+    }
+    for (file, seal) in saved {
+        running.acknowledged(file, seal, 1).await;
+    }
+    tokio::time::sleep(INTERVAL).await;
+    assert_paced(&running, began, 100 * (256 << 10)).await;
+}
