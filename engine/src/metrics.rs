@@ -98,6 +98,7 @@ metrics! {
     replica_spared_bytes: Count, bytes, Stable, "Bytes of peer copies that were not sent because the partner proved to have them";
     replica_acknowledged_files: Count, count, Stable, "Copies of files of this node that a partner acknowledged";
     replica_withdrawn_files: Count, count, Stable, "Acknowledged copies that their holder has no longer";
+    replica_pace_bytes: Level, bytes, Trial, "Bytes a second that copies may take now, so that they end before the next checkpoint; 0 without a limit";
     upload_files: Count, count, Stable, "Files uploaded to Tier-3";
     upload_bytes: Count, bytes, Stable, "Bytes uploaded to Tier-3";
     encode_in_bytes: Count, bytes, Trial, "Bytes of files that went to Tier-3 encoded";

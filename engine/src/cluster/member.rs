@@ -7,7 +7,9 @@ use super::{Away, Cluster, Seat, publisher};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemark_protocol::cluster::wire::{Beat, Beaten, Join, Joined, Members, ToCoordinator};
+use tidemark_protocol::cluster::wire::{
+    Beat, Beaten, EncodedMembers, Join, Joined, Members, ToCoordinator, WireError,
+};
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::label::Labels;
 use tidemark_protocol::membership::{BEAT_MS, SUSPECT_BEATS};
@@ -88,12 +90,13 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
         return;
     }
     let epoch = joined.admit.epoch;
-    tracing::info!(%epoch, members = joined.members.members.len(), "joined");
+    let Some(members) = understood(&joined.members) else { return };
+    tracing::info!(%epoch, members = members.members.len(), "joined");
     // The coordinator has begun anew with us.
     cluster.names.keep_alone(&cluster.namespace, &joined.alone);
     cluster.joined.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
     cluster.copies_changed();
-    cluster.take_members(joined.members);
+    cluster.take_members(members);
     let told = async {
         // A publication that waits for an answer of before is waited for, and beats go on meanwhile.
         cluster.namespace.collect_outgoing();
@@ -157,14 +160,23 @@ async fn report(cluster: &Cluster) -> Result<(), Away> {
     cluster.ask(&ToCoordinator::Reported, super::ANSWER_DEADLINE).await
 }
 
+fn understood(members: &EncodedMembers) -> Option<Arc<Members>> {
+    let warn = |error: &WireError| tracing::warn!(%error, "the members are not understood");
+    members.decode().inspect_err(warn).ok().map(Arc::new)
+}
+
 /// Asks for the members where the list here is an older one: its change was told while nobody could be reached.
-async fn take_newer_members(cluster: &Cluster, number: u64) {
+pub(super) async fn take_newer_members(cluster: &Cluster, number: u64) {
     let known = cluster.members.borrow().number;
     if known >= number {
         return;
     }
-    match cluster.ask::<Members>(&ToCoordinator::Members, BEAT_DEADLINE).await {
-        Ok(members) => cluster.take_members(members),
+    match cluster.ask::<EncodedMembers>(&ToCoordinator::Members, BEAT_DEADLINE).await {
+        Ok(members) => {
+            if let Some(members) = understood(&members) {
+                cluster.take_members(members);
+            }
+        }
         // The next beat's answer says it again.
         Err(away) => {
             tracing::debug!(error = &away as &dyn std::error::Error, "the members are asked for again")

@@ -11,6 +11,7 @@
 //! | `aside` | files of this node that lost their names to others |
 //! | `deputy` | the catalog, kept for the case that the coordinator is lost |
 //! | `copies` | which copies are kept here, and who keeps which |
+//! | `pace` | telling nodes that a checkpoint is complete, or that somebody waits |
 //! | `tagged` | one link for all that is asked |
 //! | `witness` | whether this node hears one that the coordinator does not |
 //! | `whereabouts` | where a file's bytes can be had |
@@ -25,6 +26,7 @@ mod deputy;
 mod facts;
 mod member;
 mod names;
+mod pace;
 mod publisher;
 mod service;
 mod tagged;
@@ -51,7 +53,10 @@ use serde::de::DeserializeOwned;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-use tidemark_protocol::cluster::wire::{self, Member, Members, ToCoordinator, ToNode, WireError};
+use tidemark_protocol::cluster::members::Missed;
+use tidemark_protocol::cluster::wire::{
+    self, Member, Members, MembersChange, ToCoordinator, ToNode, WireError,
+};
 use tidemark_protocol::id::{Epoch, Incarnation, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{Coordinator, Life, View};
@@ -87,6 +92,9 @@ pub trait Authority: Send + Sync + std::fmt::Debug {
 
     /// The coordinator's own node made a directory; false where another has it already.
     fn made(&self, path: &[u8]) -> bool;
+
+    /// It is new, and has not heard everybody.
+    fn hears_still(&self) -> bool;
 
     /// Resolves, within bounds, when what the coordinator's own node did until now is kept by its deputy, too.
     async fn kept_twice(&self);
@@ -148,7 +156,7 @@ pub struct Cluster {
     runtime: tokio::runtime::Handle,
     seat: RwLock<Seat>,
     seat_changed: tokio::sync::watch::Sender<u64>,
-    members: tokio::sync::watch::Sender<Members>,
+    members: tokio::sync::watch::Sender<Arc<Members>>,
     /// Whom it follows, and when that one last answered.
     view: Mutex<View>,
     began: Instant,
@@ -191,7 +199,7 @@ impl Cluster {
             runtime,
             seat: RwLock::default(),
             seat_changed: tokio::sync::watch::Sender::new(0),
-            members: tokio::sync::watch::Sender::new(Members::default()),
+            members: tokio::sync::watch::Sender::default(),
             view: Mutex::new(view),
             began: Instant::now(),
             calls: Calls::default(),
@@ -279,13 +287,13 @@ impl Cluster {
 
     /// The members as they were last told.
     #[must_use]
-    pub fn members(&self) -> Members {
-        self.members.borrow().clone()
+    pub fn members(&self) -> Arc<Members> {
+        Arc::clone(&self.members.borrow())
     }
 
     /// Changes of the members.
     #[must_use]
-    pub fn watch_members(&self) -> tokio::sync::watch::Receiver<Members> {
+    pub fn watch_members(&self) -> tokio::sync::watch::Receiver<Arc<Members>> {
         self.members.subscribe()
     }
 
@@ -297,7 +305,7 @@ impl Cluster {
     }
 
     /// The members are these now. What is older than what is known is not taken.
-    pub fn take_members(&self, members: Members) {
+    pub fn take_members(&self, members: Arc<Members>) {
         self.saw_epoch(members.epoch);
         self.members.send_if_modified(|known| {
             let newer = (members.epoch, members.number) > (known.epoch, known.number);
@@ -306,6 +314,20 @@ impl Cluster {
             }
             newer
         });
+    }
+
+    /// Follows a change of the members.
+    ///
+    /// # Errors
+    /// One before it was missed: the whole list is to be asked for.
+    pub fn follow_members(&self, change: MembersChange) -> Result<(), Missed> {
+        self.saw_epoch(change.epoch);
+        let mut followed = Ok(false);
+        self.members.send_if_modified(|known| {
+            followed = Arc::make_mut(known).follow(change);
+            matches!(followed, Ok(true))
+        });
+        followed.map(drop)
     }
 
     /// The highest epoch that was seen.
@@ -400,22 +422,45 @@ impl Cluster {
     }
 
     /// Tells every other member of which something is expected, each on its own; `what` is said in the log of one that cannot be told.
-    /// Encoded once: to all nodes of a large cluster that is megabytes.
-    pub fn tell_others(&self, members: &Members, message: &ToNode, deadline: Duration, what: &'static str) {
-        let Some(link) = self.link.get() else { return };
+    /// Encoded once: to all nodes of a large cluster that is megabytes. Gives how many bytes are on their way.
+    pub fn tell_others(
+        &self,
+        members: &Members,
+        message: &ToNode,
+        deadline: Duration,
+        what: &'static str,
+    ) -> u64 {
+        self.tell_each(members.members.iter(), message, deadline, what)
+    }
+
+    /// The same for some members.
+    fn tell_each<'a>(
+        &self,
+        members: impl Iterator<Item = &'a Member>,
+        message: &ToNode,
+        deadline: Duration,
+        what: &'static str,
+    ) -> u64 {
+        let Some(link) = self.link.get() else { return 0 };
         let body = match tagged(tag::NODE, message) {
             Ok(body) => body,
-            Err(error) => return tracing::error!(%error, what, "nobody can be told"),
+            Err(error) => {
+                tracing::error!(%error, what, "nobody can be told");
+                return 0;
+            }
         };
-        let others = members.members.iter().filter(|member| !member.gone && member.life != self.life);
+        let others = members.filter(|member| !member.gone && member.life != self.life);
+        let mut bytes = 0;
         for address in others.map(address_of) {
             let (link, body) = (Arc::clone(link), body.clone());
+            bytes += body.len() as u64;
             self.runtime.spawn(async move {
                 if let Err(error) = link.call(&address, body, deadline).await {
                     tracing::debug!(%error, node = %address.node, what, "not told");
                 }
             });
         }
+        bytes
     }
 
     /// Sends the coordinator everything that it has not heard.
@@ -435,6 +480,12 @@ impl Cluster {
     /// The same for who only wants the coordinator to know.
     async fn publish_unkept(&self) -> Result<(), Away> {
         publisher::publish(self).await
+    }
+
+    /// On the coordinator: it is new, and has not heard everybody. False on all others.
+    #[must_use]
+    pub fn hears_still(&self) -> bool {
+        matches!(self.seat(), Seat::Here(authority) if authority.hears_still())
     }
 
     /// On the coordinator: everybody who may know of names at or below a path has told them; false where one could not be asked.

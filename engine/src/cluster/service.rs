@@ -3,7 +3,7 @@
 //! Owns: sorting calls by what they are about, recalls, news of members. Does not own: what the coordinator answers
 //! ([`Authority`](super::Authority)), moving bytes (`replicate`), phase 1 (`save`).
 
-use super::{Cluster, Seat, tag, witness};
+use super::{Cluster, Seat, member, tag, witness};
 use bytes::Bytes;
 use std::sync::{Arc, OnceLock};
 use tidemark_protocol::cluster::wire::{self, Prepare, Preparing, ToCoordinator, ToNode};
@@ -24,6 +24,8 @@ pub trait Inbox: Send + Sync {
         &self,
         objects: Vec<(tidemark_protocol::id::FileId, tidemark_protocol::id::SealNumber, wire::Object)>,
     );
+    /// A checkpoint with files of this node is complete, or somebody waits.
+    fn pace(&self, waited_for: bool);
     /// A command of a person, as it came to another node.
     async fn command(&self, body: Bytes) -> Result<Bytes, Refusal>;
     /// A node's connections are there, or not any more.
@@ -68,9 +70,13 @@ impl NodeService {
                 recall(cluster, &path, name, release).await?;
                 wire::encode(&())
             }
-            ToNode::Members(members) => {
-                self.check(members.epoch)?;
-                cluster.take_members(members);
+            ToNode::Members(change) => {
+                self.check(change.epoch)?;
+                let number = change.number;
+                if let Err(missed) = cluster.follow_members(change) {
+                    tracing::debug!(%missed, "a change of the members");
+                    member::take_newer_members(cluster, number).await;
+                }
                 wire::encode(&())
             }
             ToNode::Ask(ask) => wire::encode(&witness::look(cluster, ask).await?),
@@ -91,6 +97,11 @@ impl NodeService {
                     .await
                     .expect("removing does not panic");
                 cluster.copies_changed();
+                wire::encode(&())
+            }
+            ToNode::Pace { epoch, waited_for } => {
+                self.check(epoch)?;
+                self.inbox()?.pace(waited_for);
                 wire::encode(&())
             }
             ToNode::Catalog(part) => {

@@ -5,12 +5,12 @@
 
 use crate::metrics::Metrics;
 use crate::namespace::ColdFile;
-use crate::replicate::bytes::{Sink, Touched, blocking, chunk_bytes, sums};
-use crate::tier1::Backing;
-use futures::future::join_all;
+use crate::replicate::bytes::{Sink, Touched, blocking, chunk_bytes, landed_sums};
+use crate::tier1::{Backing, Growing};
 use futures::stream::{FuturesUnordered, StreamExt};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::panic;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -19,13 +19,15 @@ use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::layout::chunk_count;
 use tidemark_protocol::replication::{Answer, BulkToken, Request, decode, encode};
 use tidemark_transport::{Address, Link, Token};
+use tokio::task::JoinSet;
 
 /// Nodes that are asked for one file at once: two fill a link, the others are for those that fail.
 pub const SUPPLIERS_AT_ONCE: usize = 4;
-/// Chunks of one request: 64 MiB, so that several nodes share a large file evenly.
-const BATCH_CHUNKS: usize = 8;
-/// Batches of one node under way at once: while one is hashed, the next is on the wire.
-const BATCHES_AT_ONCE: usize = 2;
+/// Chunks of one request: 16 MiB, what one connection has on its way, and so little that much of it is in the processor's cache when
+/// it is hashed. With 64 MiB a restore was a tenth slower.
+const BATCH_CHUNKS: usize = 2;
+/// Batches of one node under way at once: while some are hashed, the others are on the wire.
+const BATCHES_AT_ONCE: usize = 4;
 /// A supplier may have to look at the whole file first, when its daemon was just restarted.
 const ASK_DEADLINE: Duration = Duration::from_secs(20);
 /// Between two questions about bytes that a node is bringing in.
@@ -112,7 +114,8 @@ impl Left {
 
 /// Fetches the whole of `plan` into `landing`, which is empty. Chunks that cannot be had well from one node are asked of the next.
 ///
-/// Costs one hash per byte besides the transfer. On error some good chunks may have landed, and nothing may be served.
+/// Costs one hash per byte besides the transfer. On error some good chunks may have landed, and nothing may be served. Dropping the
+/// future stops the transfers; what each was just about to write may still land, and the memory lives until then.
 ///
 /// # Errors
 /// [`PeerError`]; a node that sent wrong bytes has been named to `suppliers` then.
@@ -140,11 +143,12 @@ pub async fn fetch_from_peers(
             suppliers: Arc::clone(suppliers),
             plan: plan.clone(),
             landing: Arc::clone(&landing),
+            _growing: landing.growing(),
             sink: Arc::clone(&sink),
             left: Arc::clone(&left),
             metrics: Arc::clone(&metrics),
         };
-        source.fetch()
+        Arc::new(source).fetch()
     };
     let mut asked = asked.into_iter();
     let mut running: FuturesUnordered<_> = asked.by_ref().take(SUPPLIERS_AT_ONCE).map(fetch).collect();
@@ -165,11 +169,11 @@ pub async fn fetch_from_peers(
     }
     drop(running);
     let left = lock(&left);
-    if left.chunks.is_empty() {
+    if left.is_done() {
         return Ok(());
     }
     let (path, chunks) = (plan.path, plan.chunks.len());
-    Err(PeerError::Lacking { path, left: left.chunks.len(), chunks, why: left.why.join("; ") })
+    Err(PeerError::Lacking { path, left: left.chunks.len() + left.flying, chunks, why: left.why.join("; ") })
 }
 
 fn lock(left: &Mutex<Left>) -> std::sync::MutexGuard<'_, Left> {
@@ -182,6 +186,8 @@ struct Source {
     suppliers: Arc<dyn Suppliers>,
     plan: PeerPlan,
     landing: Arc<Backing>,
+    /// A lane that is stopped may still write what it is about to: the file's space is counted until the last has ended.
+    _growing: Growing,
     sink: Arc<Sink>,
     left: Arc<Mutex<Left>>,
     metrics: Arc<Metrics>,
@@ -189,10 +195,10 @@ struct Source {
 
 impl Source {
     /// Takes chunks until none is left; itself, when it may be asked again.
-    async fn fetch(self) -> Option<Address> {
+    async fn fetch(self: Arc<Self>) -> Option<Address> {
         let link = self.suppliers.link();
         match self.all(&link).await {
-            Ok(()) => Some(self.from),
+            Ok(()) => Some(self.from.clone()),
             Err(why) => {
                 tracing::warn!(path = %self.plan.path, node = %self.from.node, why, "a node does not supply a file");
                 lock(&self.left).why.push(format!("{}: {why}", self.from.node));
@@ -212,7 +218,7 @@ impl Source {
         decode(&answer).map_err(|error| error.to_string())
     }
 
-    async fn all(&self, link: &Arc<dyn Link>) -> Result<(), String> {
+    async fn all(self: &Arc<Self>, link: &Arc<dyn Link>) -> Result<(), String> {
         let (file, seal) = (self.plan.file, self.plan.seal);
         let BulkToken(token) = loop {
             match self.ask(link, Request::Pull { file, seal }, ASK_DEADLINE).await? {
@@ -228,12 +234,30 @@ impl Source {
                 _ => return Err("it does not have it".to_owned()),
             }
         };
-        let ended = AtomicBool::new(false);
-        let batches = (0..BATCHES_AT_ONCE).map(|_| self.batches(link, Token::from_bytes(token), &ended));
-        let result = join_all(batches).await.into_iter().collect();
+        let result = self.lanes(link, Token::from_bytes(token)).await;
         let done = Request::Pulled { file, seal, token: BulkToken(token) };
         if let Err(why) = self.ask(link, done, DONE_DEADLINE).await {
             tracing::debug!(node = %self.from.node, why, "a supplier was not told that we are done");
+        }
+        result
+    }
+
+    /// Several batches side by side, each a task of its own: in one task a single core would receive them all.
+    async fn lanes(self: &Arc<Self>, link: &Arc<dyn Link>, token: Token) -> Result<(), String> {
+        let ended = Arc::new(AtomicBool::new(false));
+        let mut lanes = JoinSet::new();
+        for _ in 0..BATCHES_AT_ONCE {
+            let (source, link, ended) = (Arc::clone(self), Arc::clone(link), Arc::clone(&ended));
+            lanes.spawn(async move { source.batches(&link, token, &ended).await });
+        }
+        let mut result = Ok(());
+        while let Some(lane) = lanes.join_next().await {
+            // Chunks of a lane that did not come to its end fly for ever, and so the file is never taken for whole.
+            let ended = lane.unwrap_or_else(|error| match error.try_into_panic() {
+                Ok(panic) => panic::resume_unwind(panic),
+                Err(_) => Err("this daemon ends".to_owned()),
+            });
+            result = result.and(ended);
         }
         result
     }
@@ -279,8 +303,9 @@ impl Source {
         let into: Arc<Sink> = Arc::clone(&self.sink);
         link.pull(&self.from, token, &ranges, into).await.map_err(|error| error.to_string())?;
         let (landing, chunks) = (Arc::clone(&self.landing), batch.to_vec());
-        let found =
-            blocking(move || sums(&landing, &chunks, size_bytes)).await.map_err(|error| error.to_string())?;
+        let found = blocking(move || landed_sums(&landing, &chunks, size_bytes))
+            .await
+            .map_err(|error| error.to_string())?;
         let mut bad = None;
         for (chunk, found) in found {
             let expected = usize::try_from(chunk).ok().and_then(|at| self.plan.chunks.get(at)).copied();

@@ -41,7 +41,8 @@ pub fn run(shared: &Shared, stop: &AtomicBool) {
                 shared.namespace.drop_hidden();
             }
             if freed < lacking && waited_for {
-                // Nothing else gives way: what is not in Tier-3 yet must get there first.
+                // Nothing else gives way: what is not in Tier-3 yet must get there first. A copy elsewhere frees nothing here, so
+                // those go on at their pace.
                 shared.drain.with_pace(|pace, _| pace.lift());
             }
         }

@@ -1,6 +1,6 @@
-//! What a person may decide of several nodes: whose copies are where, and how long a silent node is waited for.
+//! What a person may decide of several nodes: whose copies are where, how fast they are made, and how long a silent node is waited for.
 //!
-//! Owns: the keys of `[placement]` and `[members]`. Does not own: the rules that they are handed to (`protocol`).
+//! Owns: the keys of `[placement]`, `[replication]` and `[members]`. Does not own: the rules that they are handed to (`protocol`).
 
 use super::SettingsError;
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,21 @@ impl PlacementSettings {
             }
         }
         Ok(())
+    }
+}
+
+/// How this node's files come to other nodes' memory. Each node heeds its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReplicationSettings {
+    /// Spread the copies over half of the time until the next checkpoint is expected, so that the job's own traffic has the rest of the
+    /// network. Without it they take all they get, and each checkpoint is in two memories as soon as can be.
+    pub paced: bool,
+}
+
+impl Default for ReplicationSettings {
+    fn default() -> Self {
+        Self { paced: true }
     }
 }
 
@@ -116,6 +131,14 @@ mod tests {
         let short = MembersSettings { for_good_s: 2.5, ..MembersSettings::default() };
         assert_eq!(short.patience().for_good_ms, 2_500);
         assert!(serde_json::from_str::<PlacementSettings>(r#"{"scheme":"group:4+1"}"#).is_err());
+    }
+
+    #[test]
+    fn copies_are_paced_unless_somebody_says_otherwise() {
+        let of = serde_json::from_str::<ReplicationSettings>;
+        assert!(of("{}").unwrap().paced);
+        assert!(!of(r#"{"paced":false}"#).unwrap().paced);
+        assert!(of(r#"{"pace":false}"#).unwrap_err().to_string().contains("pace"));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 mod cluster;
 
-pub use cluster::{MembersSettings, PlacementSettings};
+pub use cluster::{MembersSettings, PlacementSettings, ReplicationSettings};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -23,6 +23,7 @@ use tidemark_protocol::retention::{Best, Policy};
 pub struct Settings {
     pub node: NodeSettings,
     pub placement: PlacementSettings,
+    pub replication: ReplicationSettings,
     pub members: MembersSettings,
     pub mount: MountSettings,
     pub tier1: Tier1Settings,

@@ -232,23 +232,31 @@ impl Backing {
     /// # Errors
     /// `StorageFull` when the budget has no room for the holes.
     pub fn map(&self) -> io::Result<Mapping> {
-        let fd = self.read_fd()?;
-        let stat = fstat(&fd)?;
+        let stat = fstat(&self.read_fd()?)?;
         let size_bytes = stat.st_size.cast_unsigned();
-        let file = match &self.place {
-            Place::Memory(file) => file,
-            // On a disk a hole is read as zeros that need no block.
-            Place::Spill(file) => return Mapping::new(Arc::clone(file) as _, &fd, size_bytes),
-        };
         let sparse = stat.st_blocks.cast_unsigned() * 512 < size_bytes;
-        if sparse && file.space.capabilities.preallocation.works {
+        // On a disk a hole is read as zeros that need no block.
+        if let Place::Memory(file) = &self.place
+            && sparse
+            && file.space.capabilities.preallocation.works
+        {
             file.allocate(FallocateFlags::KEEP_SIZE, 0, size_bytes).map_err(|error| {
                 let full = error.kind() == ErrorKind::NoSpace;
                 let kind = if full { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
                 io::Error::new(kind, error)
             })?;
         }
-        Mapping::new(Arc::clone(file) as _, &fd, size_bytes)
+        self.map_written()
+    }
+
+    /// The same for who reads only what is written: holes are not filled.
+    pub fn map_written(&self) -> io::Result<Mapping> {
+        let fd = self.read_fd()?;
+        let size_bytes = fstat(&fd)?.st_size.cast_unsigned();
+        match &self.place {
+            Place::Memory(file) => Mapping::new(Arc::clone(file) as _, &fd, size_bytes),
+            Place::Spill(file) => Mapping::new(Arc::clone(file) as _, &fd, size_bytes),
+        }
     }
 
     /// True while any writable handle or writable shared mapping lives, in any process; a write through this
