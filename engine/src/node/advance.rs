@@ -41,9 +41,7 @@ impl Engine {
         attempt.shares = shares;
         let queued = self.backlog.queue.iter().map(|(id, number)| self.version(id, *number).bytes_left());
         let backlog_bytes = queued.sum::<u64>() + attempt.bytes_left();
-        if self.shared.settings.tier3.paced && self.flushes.is_empty() && !self.draining {
-            self.shared.drain.with_pace(|pace, at| pace.version_completed(at, backlog_bytes));
-        }
+        self.set_paces(&record, backlog_bytes);
         let proven = record.evidence.commits();
         let kind = if proven { "complete" } else { "settled" };
         self.event(EventLevel::Info, kind, id, record.evidence_detail.clone());
@@ -238,6 +236,7 @@ impl Engine {
         let (files, bytes) = (manifest.files.len(), manifest.size_bytes());
         let what = format!("version {} of {files} files and {bytes} bytes is committed", number.1);
         self.event(EventLevel::Info, "committed", id, what);
+        self.gc.has_news();
         self.classify_run(&id.run);
         self.tree_may_tell_more();
     }

@@ -54,6 +54,11 @@ impl Flushes {
         self.waiting.is_empty()
     }
 
+    /// When the last of them began.
+    pub(crate) fn last_began(&self) -> Option<Instant> {
+        self.waiting.iter().map(|waiter| waiter.began).max()
+    }
+
     /// What the flushes that cover `path` say of it.
     pub(crate) fn told(&self, path: &[u8]) -> Told {
         let covering = self.waiting.iter().filter(|waiter| covers(&waiter.place, path));
@@ -87,8 +92,8 @@ impl Engine {
             answer: Some(answer),
             began: Instant::now(),
         });
-        // Somebody waits: the drain may use the whole link, and everything is looked at again.
-        self.shared.drain.with_pace(|pace, _| pace.lift());
+        // Somebody waits: drain and copies may use the whole link, and everything is looked at again.
+        self.lift_paces();
         self.ledger.due.extend(self.ledger.books.keys().cloned());
         self.ledger.loose_all_due();
         self.flushes.not_before = None;
@@ -122,7 +127,10 @@ impl Engine {
             };
             // A fenced node commits nothing more: what is pending stays so, however long anyone waits.
             let moves = self.fenced.is_none() && pending.iter().any(waits);
-            if !timed_out && (!noticed || moves || self.tree_is_pending(waiter.began)) {
+            let changes = moves
+                || self.tree_is_pending(waiter.began)
+                || self.trackers_change(&waiter.place, waiter.began);
+            if !timed_out && (!noticed || changes) {
                 return true;
             }
             if self.tree_is_pending(waiter.began) {

@@ -26,8 +26,11 @@ use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel, GcRow};
 use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, retain};
 
-/// Between two looks at what may go: nobody waits for it, and a look asks the tree about every committed file.
+/// Between two looks at what may go, where nothing happened that lets something go.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// After a look there is none for so many times as long, unless a person waits: it asks the tree about every committed file, and
+/// the loop has more to do.
+const REST_TIMES: u32 = 20;
 
 /// What the loop keeps for it.
 #[derive(Debug)]
@@ -45,6 +48,7 @@ pub(crate) struct Gc {
     held: Vec<((CheckpointId, Number), Weak<()>)>,
     running: bool,
     next: Instant,
+    rest_until: Instant,
 }
 
 #[derive(Debug)]
@@ -69,7 +73,13 @@ impl Gc {
             held: Vec::new(),
             running: false,
             next: now + LOOK_EVERY,
+            rest_until: now,
         }
+    }
+
+    /// Something happened that may let a version go.
+    pub(crate) fn has_news(&mut self) {
+        self.next = self.next.min(self.rest_until);
     }
 
     fn failed(&mut self, of: (CheckpointId, Number), why: String, longest: Duration, now: Instant) {
@@ -158,7 +168,11 @@ impl Engine {
         if settings.keeps_everything() && self.gc.wishes.is_empty() {
             return;
         }
-        for Verdict { id, number, shown, keep } in self.verdicts(None) {
+        let began = Instant::now();
+        let verdicts = self.verdicts(None);
+        self.gc.rest_until = now + began.elapsed() * REST_TIMES;
+        self.gc.next = self.gc.next.max(self.gc.rest_until);
+        for Verdict { id, number, shown, keep } in verdicts {
             let Keep::Retired(leave) = keep else { continue };
             let of = (id, number);
             if self.gc.waiting.get(&of).is_some_and(|waiting| waiting.until > now) {
@@ -261,6 +275,7 @@ impl Engine {
             Ok(0) => "its names could not be taken out of the tree".to_owned(),
             Ok(names) => {
                 let what = format!("version {} left the tree, {names} names: {reason}", number.1);
+                self.gc.has_news();
                 return self.event(EventLevel::Info, "removed", id, what);
             }
             Err(error) => format!("its names stay: {error}"),
@@ -287,8 +302,8 @@ impl Engine {
         now: Instant,
     ) {
         self.gc.running = false;
-        // The next one at once: a policy that was just set may let go of hundreds.
-        self.gc.next = now;
+        // The next one, as soon as may be: a policy that was just set may let go of hundreds.
+        self.gc.has_news();
         let of = (id.clone(), number);
         match result {
             Ok(()) => {

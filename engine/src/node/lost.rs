@@ -96,7 +96,7 @@ impl Engine {
             let present = contents(self.ledger.files_of(candidate, &book.scope))?;
             // A job takes the newest: an older one does no harm. And where nothing is left to load it must fail, and not
             // begin at step 0.
-            let whole = self.whole_beside(&book.id)?;
+            let whole = self.whole_of(&book.id.run, Some(&book.id))?;
             let is_newer = lineage::order(version.record()) > lineage::order(whole.record());
             (is_newer && is_covered(&present, &version.contents)).then(|| (book.id.clone(), *number, why))
         };

@@ -20,6 +20,7 @@ use crate::node::recover::{Knows, Recovered};
 use crate::node::removed::Removals;
 use crate::node::scrub::Scrub;
 use crate::node::shield::Shields;
+use crate::node::tracker::Trackers;
 use crate::node::tree::TreeState;
 use crate::node::{Shared, decide, rescue};
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,6 +99,7 @@ pub(crate) struct Engine {
     pub(crate) gc: Gc,
     pub(crate) said_later: SaidLater,
     pub(crate) shields: Shields,
+    pub(crate) trackers: Trackers,
     pub(crate) removals: Removals,
     pub(crate) begun: Begun,
     pub(crate) partial: Partial,
@@ -243,6 +245,7 @@ impl Engine {
             gc: Gc::new(recovered.pins, recovered.unshown, now),
             said_later: SaidLater::of(recovered.metrics),
             shields: Shields::default(),
+            trackers: Trackers::default(),
             removals: Removals::default(),
             begun: Begun::default(),
             partial: Partial::default(),

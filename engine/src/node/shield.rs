@@ -1,27 +1,23 @@
-//! Takes torn checkpoints out of sight of a job that comes back, and lets the trackers beside them name what is whole.
+//! Takes torn checkpoints out of sight of a job that comes back.
 //!
-//! Owns: who of a session lives, carrying the decision out, taking it back. Does not own: the decision and what a tracker
-//! says (`protocol::shield`), when a checkpoint is torn (protocol), where the names lie meanwhile (`namespace::hidden`).
+//! Owns: who of a session lives, carrying the decision out, taking it back. Does not own: the decision (`protocol::shield`), when
+//! a checkpoint is torn (protocol), where the names lie meanwhile (`namespace::hidden`), the trackers beside it (`tracker`).
 //!
 //! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
 
-use crate::namespace::{FileState, FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
+use crate::namespace::{FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
-use crate::node::decide::{is_alive, is_running, look, run_of, verdict_text};
+use crate::node::decide::{is_alive, is_running, verdict_text};
 use crate::node::recover::{Knows, Wishes, adopt_directory, adopt_files};
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_protocol::checkpoint::Checkpoint;
-use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::id::FileId;
-use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
-use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
-use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Session, Shield, Tracker, TrackerHolds};
+use tidemark_protocol::shield::{self, Session, Shield};
 
 /// Between two looks at who lives of a session: each reads /proc of the whole machine.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -43,11 +39,6 @@ pub(crate) struct Shields {
     later: BTreeMap<CheckpointId, Later>,
     /// Committed versions whose names are still to be put back, because what was torn under them is open.
     owed: BTreeMap<CheckpointId, (Number, Instant)>,
-    /// Checkpoints that went out of sight while somebody had a tracker beside them open.
-    to_follow: BTreeMap<CheckpointId, Candidate>,
-    follow_at: Option<Instant>,
-    /// Cut trackers are not looked at before.
-    trackers_at: Option<Instant>,
     /// An administrator wants these to be seen. The next daemon hides them again.
     returned: BTreeSet<CheckpointId>,
     /// Versions out of sight that nobody removed: those that cannot be read whole, and what a stop kept of those that were not.
@@ -79,11 +70,6 @@ pub(crate) fn names_of(candidate: &Candidate) -> Vec<RelPath> {
     };
     names.sort();
     names
-}
-
-fn id_of(checkpoint: &Checkpoint) -> CheckpointId {
-    let version = &checkpoint.record().version;
-    CheckpointId { run: version.run.clone(), directory: version.directory.clone() }
 }
 
 impl Engine {
@@ -124,7 +110,7 @@ impl Engine {
     }
 
     /// What is known of each session that wrote the candidate.
-    fn sessions_of(&self, id: &CheckpointId, candidate: &Candidate) -> Vec<Session> {
+    pub(crate) fn sessions_of(&self, id: &CheckpointId, candidate: &Candidate) -> Vec<Session> {
         let views: Vec<_> = self.ledger.files_of(candidate, &self.ledger.books[id].scope).collect();
         let torn_ns = views.iter().map(|(_, view)| view.closed_ns).max().unwrap_or(0);
         let writers: Vec<_> = views.iter().flat_map(|(_, view)| &view.writers).collect();
@@ -248,171 +234,6 @@ impl Engine {
         let names = names.chain(manifest.hard_links.iter().map(|link| &link.path));
         let there = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
         (names.clone().count(), names.filter(there).count())
-    }
-
-    /// The trackers beside a checkpoint that went out of sight.
-    pub(crate) fn follow(&mut self, hidden: &CheckpointId, candidate: &Candidate) {
-        let trackers: Vec<_> = self.trackers_of(hidden, &candidate.framework).collect();
-        let mut all = true;
-        for (path, view, holds) in trackers {
-            let torn = Named::of(hidden, candidate.step.map(|step| step.0));
-            all &= self.mend(hidden, Some(torn), &path, &view, holds);
-        }
-        if all {
-            self.shields.to_follow.remove(hidden);
-        } else {
-            self.shields.to_follow.insert(hidden.clone(), candidate.clone());
-        }
-    }
-
-    /// Looks again at trackers that somebody was reading. Those of checkpoints that are in sight again are left alone.
-    pub(crate) fn follow_later(&mut self, now: Instant) {
-        if self.shields.to_follow.is_empty() || self.shields.follow_at.is_some_and(|at| at > now) {
-            return;
-        }
-        self.shields.follow_at = Some(now + ASK_EVERY);
-        for (id, candidate) in std::mem::take(&mut self.shields.to_follow) {
-            let back = self.ledger.books.get(&id).is_some_and(|book| book.candidate.is_some());
-            if !back {
-                self.follow(&id, &candidate);
-            }
-        }
-    }
-
-    /// Trackers whose writers were killed in the middle of them: no checkpoint need be torn for that.
-    pub(crate) fn mend_cut_trackers(&mut self, now: Instant) {
-        if self.ledger.cut.is_empty()
-            || self.shields_nothing()
-            || self.shields.trackers_at.is_some_and(|at| at > now)
-        {
-            return;
-        }
-        self.shields.trackers_at = Some(now + ASK_EVERY);
-        for node in self.ledger.cut.clone() {
-            let Some((path, view)) = self.ledger.node(node) else { continue };
-            let (path, view) = (path.clone(), Arc::clone(view));
-            if !self.ledger.loose.contains_key(&path) {
-                continue;
-            }
-            let above = path.parent();
-            let beside = self.ledger.books.values().filter(|book| book.id.run.path() == above.as_ref());
-            let mut found = beside.filter_map(|book| {
-                let present = book.candidate.as_ref().map(|candidate| &candidate.framework);
-                let framework = present.or_else(|| Some(&book.newest()?.1.record().framework))?;
-                Some((book.id.clone(), self.ledger.rules().tracker(framework, &path)?))
-            });
-            if let Some((id, holds)) = found.next() {
-                self.mend(&id, None, &path, &view, holds);
-            }
-        }
-    }
-
-    /// Lets a tracker beside `beside` name what is whole, where it does not. False while somebody has it open: what is exchanged
-    /// under a reader is for later.
-    pub(crate) fn mend(
-        &mut self,
-        beside: &CheckpointId,
-        hidden: Option<Named<'_>>,
-        path: &RelPath,
-        view: &FileView,
-        holds: TrackerHolds,
-    ) -> bool {
-        if view.writers.iter().any(|writer| is_alive(&self.shared.namespace, writer)) {
-            // Another job's: it says what that one knows.
-            return true;
-        }
-        // A reader that came or went since changed nothing that the loop would have been told of.
-        if self.shared.namespace.view(view.node).is_some_and(|now| now.opens > 0) {
-            return false;
-        }
-        let cut = matches!(view.state, FileState::Cut);
-        let content = if cut { None } else { self.content(view) };
-        if content.is_none() && !cut {
-            tracing::error!(%path, "a tracker that cannot be read may name what is torn");
-            return true;
-        }
-        let whole = self.fit_to_be_named(beside);
-        let whole = whole.as_ref().map(|(id, step)| Named::of(id, *step));
-        let namespace = &self.shared.namespace;
-        let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
-            Tracker::Stays => return true,
-            Tracker::Says(says) => {
-                let put = namespace.replace(path, &says);
-                let text = String::from_utf8_lossy(&says).into_owned();
-                put.map(|()| format!("{path} says {text}, the newest whole one"))
-            }
-            Tracker::Goes => namespace
-                .hide(path)
-                .map(|()| format!("{path} went out of sight: nothing whole is there that it could name")),
-        };
-        match what {
-            Ok(what) => self.event(EventLevel::Warn, "tracker", beside, what),
-            Err(error) => tracing::error!(%path, %error, "a tracker still names what is torn"),
-        }
-        true
-    }
-
-    pub(crate) fn trackers_of<'a>(
-        &'a self,
-        id: &'a CheckpointId,
-        framework: &'a str,
-    ) -> impl Iterator<Item = (RelPath, Arc<FileView>, TrackerHolds)> + 'a {
-        let beside = self.ledger.loose.keys().filter(|path| path.parent().as_ref() == id.run.path());
-        beside.filter_map(|path| {
-            let holds = self.ledger.rules().tracker(framework, path)?;
-            Some((path.clone(), Arc::clone(self.ledger.file(path)?), holds))
-        })
-    }
-
-    /// A tracker's bytes; none where they are not here, or are too many.
-    fn content(&self, view: &FileView) -> Option<Vec<u8>> {
-        if view.size_bytes > MAX_TRACKER_BYTES as u64 {
-            return None;
-        }
-        std::fs::read(self.shared.namespace.host_path(view.node)?).ok()
-    }
-
-    /// The newest version of the run that is whole, and in the tree.
-    pub(crate) fn whole_beside(&self, hidden: &CheckpointId) -> Option<&Checkpoint> {
-        let standing: BTreeSet<_> = self.standing_beside(hidden).map(|book| &book.id).collect();
-        let whole = run_of(&self.ledger, &hidden.run).filter(|checkpoint| self.is_loadable(checkpoint));
-        let whole = whole.filter(|found| standing.contains(&id_of(found)));
-        whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))
-    }
-
-    /// What of the run is in the tree, and not torn.
-    fn standing_beside(&self, hidden: &CheckpointId) -> impl Iterator<Item = &Book> {
-        let of_run = self.ledger.books.values().filter(move |book| book.id.run == hidden.run);
-        of_run.filter(move |book| {
-            let top = self.shared.namespace.node_at(&book.path()).is_some();
-            top && (book.id == *hidden || book.candidate.is_some() && !book.is_torn())
-        })
-    }
-
-    /// What a tracker of the run may name: the newest whole one, and its step.
-    fn fit_to_be_named(&self, hidden: &CheckpointId) -> Option<(CheckpointId, Option<u64>)> {
-        // What has no record yet is newer than all that have one.
-        let settling = self.standing_beside(hidden).filter(|book| book.id != *hidden);
-        let settling = settling.filter_map(|book| Some((self.whole_before_it_settled(book)?, book)));
-        if let Some((_, book)) = settling.max_by_key(|(published_ns, _)| *published_ns) {
-            let step = book.candidate.as_ref().and_then(|candidate| candidate.step);
-            return Some((book.id.clone(), step.map(|step| step.0)));
-        }
-        let newest = self.whole_beside(hidden)?;
-        Some((id_of(newest), newest.record().step.map(|step| step.0)))
-    }
-
-    /// When a checkpoint without a record got its last file, where something proves that all is there and nobody is left who
-    /// could add to it: time will bring nothing more.
-    fn whole_before_it_settled(&self, book: &Book) -> Option<i64> {
-        let candidate = book.candidate.as_ref()?;
-        let verdict = look(&self.shared, &self.ledger, book, Told::Flush).verdict?;
-        // A flush takes what nothing proves for whole.
-        let proven = matches!(verdict, Verdict::Complete { evidence, .. } if evidence.commits() && evidence != Evidence::Told);
-        if !proven || shield::decide(&self.sessions_of(&book.id, candidate)) != Shield::Hide {
-            return None;
-        }
-        self.ledger.files_of(candidate, &book.scope).map(|(_, view)| view.published_ns).max()
     }
 
     /// The torn checkpoints that are out of sight, under the paths that they had.

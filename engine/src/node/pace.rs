@@ -1,0 +1,48 @@
+//! The two paces, towards Tier-3 and towards other nodes' memory: what they are told.
+//!
+//! Owns: when a complete version sets them, and when they are lifted. Does not own: the rates (`save::pace` and
+//! `protocol::replication`), the nodes that hear of it (`cluster`), how much has no copy (each node's `replicate`).
+
+use crate::node::Shared;
+use crate::node::run::Engine;
+use std::collections::BTreeSet;
+use tidemark_protocol::record::Record;
+
+impl Engine {
+    /// A version is complete, and `backlog_bytes`, its own included, are not in Tier-3. While somebody waits nothing is held back.
+    pub(crate) fn set_paces(&self, record: &Record, backlog_bytes: u64) {
+        if !self.flushes.is_empty() || self.draining {
+            return;
+        }
+        if self.shared.settings.tier3.paced {
+            self.shared.drain.with_pace(|pace, at| pace.version_completed(at, backlog_bytes));
+        }
+        let homes: BTreeSet<_> = record.files.iter().map(|file| file.file.incarnation).collect();
+        if let Some(replicator) = self.shared.replicator.get()
+            && homes.contains(&self.shared.drain.life.incarnation)
+        {
+            replicator.checkpoint_completed();
+        }
+        if let Some(cluster) = self.shared.cluster.get() {
+            cluster.tell_completed(&homes);
+        }
+    }
+
+    /// Somebody waits until all is safe: no limits until the next version is complete.
+    pub(crate) fn lift_paces(&self) {
+        self.shared.drain.with_pace(|pace, _| pace.lift());
+        self.shared.lift_pace_of_copies();
+        if let Some(cluster) = self.shared.cluster.get().filter(|cluster| cluster.is_coordinator()) {
+            cluster.tell_waited_for();
+        }
+    }
+}
+
+impl Shared {
+    /// Copies of this node's files are waited for, or this node ends.
+    pub fn lift_pace_of_copies(&self) {
+        if let Some(replicator) = self.replicator.get() {
+            replicator.lift_pace();
+        }
+    }
+}

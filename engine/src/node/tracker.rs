@@ -1,0 +1,338 @@
+//! Lets the trackers beside torn checkpoints, and those that were cut themselves, name what is whole.
+//!
+//! Owns: which checkpoint a tracker may name, and when; that it waits for what may become whole. Does not own: what a tracker
+//! says (`protocol::shield`), which checkpoints go out of sight (`shield`, `partial`).
+
+use crate::namespace::{FileState, FileView};
+use crate::node::book::Book;
+use crate::node::decide::{is_alive, look, run_of};
+use crate::node::flush::covers;
+use crate::node::run::Engine;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::evidence::{Told, Verdict};
+use tidemark_protocol::lineage;
+use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::recognise::{Candidate, CheckpointId};
+use tidemark_protocol::record::Evidence;
+use tidemark_protocol::report::{EventLevel, path_text};
+use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Shield, Tracker, TrackerHolds};
+
+/// Between two looks at trackers: each reads /proc of the whole machine.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How much longer than the settle time a tracker waits for what is not proven whole, before it names an older one: by then it
+/// is, or nobody can say. A flush, which waits for no settle time, waits so long for a tracker.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// What was not asked for so long waits no more: somebody wrote it anew.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(5);
+
+/// What the loop keeps for it.
+#[derive(Debug, Default)]
+pub(crate) struct Trackers {
+    /// Checkpoints that went out of sight, whose trackers could not follow yet.
+    to_follow: BTreeMap<CheckpointId, Candidate>,
+    follow_at: Option<Instant>,
+    /// Cut trackers were looked at.
+    looked_at: Option<Instant>,
+    /// Those that wait for what may become whole.
+    waiting: BTreeMap<RelPath, Wait>,
+}
+
+#[derive(Debug)]
+struct Wait {
+    began: Instant,
+    /// Since when there is an older one that it could name.
+    could_name_older: Option<Instant>,
+    asked: Instant,
+}
+
+/// What a tracker of a run may name.
+struct Fit {
+    /// The newest whole one, and its step.
+    named: Option<(CheckpointId, Option<u64>)>,
+    /// A newer one that may become whole.
+    newer: Option<Newer>,
+}
+
+struct Newer {
+    id: CheckpointId,
+    /// It is being hashed: that ends.
+    sealing: bool,
+}
+
+/// What is known of a checkpoint that stands in the tree; with when it got its last file, where no version covers it.
+enum Standing {
+    Covered,
+    /// Something proves that all is there, and nobody is left who could add to it: time will bring nothing more.
+    Whole(i64),
+    Undecided {
+        published_ns: i64,
+        sealing: bool,
+    },
+}
+
+fn id_of(checkpoint: &Checkpoint) -> CheckpointId {
+    let version = &checkpoint.record().version;
+    CheckpointId { run: version.run.clone(), directory: version.directory.clone() }
+}
+
+impl Engine {
+    /// The trackers beside a checkpoint that went out of sight.
+    pub(crate) fn follow(&mut self, hidden: &CheckpointId, candidate: &Candidate) {
+        let trackers: Vec<_> = self.trackers_of(hidden, &candidate.framework).collect();
+        let mut all = true;
+        for (path, view, holds) in trackers {
+            let torn = Named::of(hidden, candidate.step.map(|step| step.0));
+            all &= self.mend(hidden, Some(torn), &path, &view, holds);
+        }
+        if all {
+            self.trackers.to_follow.remove(hidden);
+        } else {
+            self.trackers.to_follow.insert(hidden.clone(), candidate.clone());
+        }
+    }
+
+    /// Looks again at trackers that could not follow. Those of checkpoints that are in sight again are left alone.
+    pub(crate) fn follow_later(&mut self, now: Instant) {
+        let rests = self.trackers.follow_at.is_some_and(|at| at > now);
+        if self.trackers.to_follow.is_empty() || rests || self.shields_nothing() {
+            return;
+        }
+        self.trackers.follow_at = Some(now + ASK_EVERY);
+        for (id, candidate) in std::mem::take(&mut self.trackers.to_follow) {
+            let back = self.ledger.books.get(&id).is_some_and(|book| book.candidate.is_some());
+            if !back {
+                self.follow(&id, &candidate);
+            }
+        }
+    }
+
+    /// Trackers whose writers were killed in the middle of them: no checkpoint need be torn for that.
+    pub(crate) fn mend_cut_trackers(&mut self, now: Instant) {
+        if self.ledger.cut.is_empty() || self.shields_nothing() {
+            return;
+        }
+        // A flush that began since is not kept waiting for the next look.
+        let flushed_at = self.flushes.last_began();
+        let rests = self
+            .trackers
+            .looked_at
+            .is_some_and(|at| at + ASK_EVERY > now && flushed_at.is_none_or(|flushed_at| at >= flushed_at));
+        if rests {
+            return;
+        }
+        self.trackers.looked_at = Some(now);
+        for node in self.ledger.cut.clone() {
+            let Some((path, view)) = self.ledger.node(node) else { continue };
+            let (path, view) = (path.clone(), Arc::clone(view));
+            if !self.ledger.loose.contains_key(&path) {
+                continue;
+            }
+            let above = path.parent();
+            let beside = self.ledger.books.values().filter(|book| book.id.run.path() == above.as_ref());
+            let mut found = beside.filter_map(|book| {
+                let present = book.candidate.as_ref().map(|candidate| &candidate.framework);
+                let framework = present.or_else(|| Some(&book.newest()?.1.record().framework))?;
+                Some((book.id.clone(), self.ledger.rules().tracker(framework, &path)?))
+            });
+            if let Some((id, holds)) = found.next() {
+                self.mend(&id, None, &path, &view, holds);
+            }
+        }
+    }
+
+    /// Lets a tracker beside `beside` name what is whole, where it does not. `hidden`: how it names `beside`, where that went out of
+    /// sight. False for what is to be asked again: somebody has it open, and it is not exchanged under a reader, or something
+    /// newer than what it could name may become whole. What it names is not there meanwhile, and a job fails on that; one that
+    /// finds no tracker begins at step 0.
+    pub(crate) fn mend(
+        &mut self,
+        beside: &CheckpointId,
+        hidden: Option<Named<'_>>,
+        path: &RelPath,
+        view: &FileView,
+        holds: TrackerHolds,
+    ) -> bool {
+        if view.writers.iter().any(|writer| is_alive(&self.shared.namespace, writer)) {
+            // Another job's: it says what that one knows.
+            return true;
+        }
+        // A reader that came or went since changed nothing that the loop would have been told of.
+        if self.shared.namespace.view(view.node).is_some_and(|now| now.opens > 0) {
+            return false;
+        }
+        let cut = matches!(view.state, FileState::Cut);
+        let content = if cut { None } else { self.content(view) };
+        if content.is_none() && !cut {
+            tracing::error!(%path, "a tracker that cannot be read may name what is torn");
+            return true;
+        }
+        // Whatever is whole.
+        if shield::follow(holds, content.as_deref(), hidden, None) == Tracker::Stays {
+            self.trackers.waiting.remove(path);
+            return true;
+        }
+        let Fit { named, newer } = self.fit_to_be_named(&beside.run, hidden.map(|_| beside));
+        if let Some(newer) = newer
+            && self.waits(path, &newer, named.is_some())
+        {
+            return false;
+        }
+        self.trackers.waiting.remove(path);
+        let whole = named.as_ref().map(|(id, step)| Named::of(id, *step));
+        let namespace = &self.shared.namespace;
+        let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
+            Tracker::Stays => return true,
+            Tracker::Says(says) => {
+                let put = namespace.replace(path, &says);
+                let text = String::from_utf8_lossy(&says).into_owned();
+                put.map(|()| format!("{path} says {text}, the newest whole one"))
+            }
+            Tracker::Goes => namespace
+                .hide(path)
+                .map(|()| format!("{path} went out of sight: nothing whole is there that it could name")),
+        };
+        match what {
+            Ok(what) => {
+                self.event(EventLevel::Warn, "tracker", beside, what);
+                // A flush that is answered next knows of it.
+                let put = self.shared.namespace.node_at(path.as_bytes());
+                let changed: Vec<_> = put.into_iter().chain([view.node]).collect();
+                self.ledger.refresh(&self.shared.namespace, &changed);
+            }
+            Err(error) => tracing::error!(%path, %error, "a tracker still names what is torn"),
+        }
+        true
+    }
+
+    pub(crate) fn trackers_of<'a>(
+        &'a self,
+        id: &'a CheckpointId,
+        framework: &'a str,
+    ) -> impl Iterator<Item = (RelPath, Arc<FileView>, TrackerHolds)> + 'a {
+        let beside = self.ledger.loose.keys().filter(|path| path.parent().as_ref() == id.run.path());
+        beside.filter_map(|path| {
+            let holds = self.ledger.rules().tracker(framework, path)?;
+            Some((path.clone(), Arc::clone(self.ledger.file(path)?), holds))
+        })
+    }
+
+    /// A tracker's bytes; none where they are not here, or are too many.
+    fn content(&self, view: &FileView) -> Option<Vec<u8>> {
+        if view.size_bytes > MAX_TRACKER_BYTES as u64 {
+            return None;
+        }
+        std::fs::read(self.shared.namespace.host_path(view.node)?).ok()
+    }
+
+    /// Whether a tracker waits for what may become whole; not for ever where there is an older one that it could name.
+    fn waits(&mut self, tracker: &RelPath, newer: &Newer, could_name_older: bool) -> bool {
+        let now = Instant::now();
+        self.trackers.waiting.retain(|_, wait| wait.asked + FORGOTTEN_AFTER > now);
+        let longest = Duration::from_secs_f64(self.shared.settings.save.settle_s) + PATIENCE;
+        let is_new = !self.trackers.waiting.contains_key(tracker);
+        let wait = self.trackers.waiting.entry(tracker.clone()).or_insert(Wait {
+            began: now,
+            could_name_older: None,
+            asked: now,
+        });
+        wait.asked = now;
+        let since = wait.could_name_older.filter(|_| could_name_older && !newer.sealing).unwrap_or(now);
+        wait.could_name_older = Some(since);
+        let waits = now.saturating_duration_since(since) < longest;
+        if is_new {
+            let newer = tidemark_protocol::key::checkpoint_path(&newer.id.run, &newer.id.directory);
+            let path = path_text(tracker.as_bytes());
+            let what = format!("it says what it said while {} may become whole", path_text(&newer));
+            self.shared.events.add(self.shared.now_ns(), EventLevel::Info, "tracker", Some(path), what);
+        }
+        waits
+    }
+
+    /// Whether a tracker at or below `place` is about to say something else, as far as was known at `asked`.
+    pub(crate) fn trackers_change(&self, place: &[u8], asked: Instant) -> bool {
+        let looked = self.ledger.cut.is_empty() || self.trackers.looked_at.is_some_and(|at| at >= asked);
+        let waits = |(path, wait): (&RelPath, &Wait)| {
+            covers(place, path.as_bytes())
+                && wait.asked.elapsed() < FORGOTTEN_AFTER
+                && wait.began.max(asked).elapsed() < PATIENCE
+        };
+        !self.shields_nothing() && (!looked || self.trackers.waiting.iter().any(waits))
+    }
+
+    /// The newest version of the run that is whole, and in the tree. `gone`: what just left it.
+    pub(crate) fn whole_of(&self, run: &RunPath, gone: Option<&CheckpointId>) -> Option<&Checkpoint> {
+        let standing: BTreeSet<_> = self.standing_of_run(run, gone).map(|book| &book.id).collect();
+        let whole = run_of(&self.ledger, run).filter(|checkpoint| self.is_loadable(checkpoint));
+        let whole = whole.filter(|found| standing.contains(&id_of(found)));
+        whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))
+    }
+
+    /// What of the run is in the tree, and not torn; of what is gone, the version that may have its name again.
+    fn standing_of_run(&self, run: &RunPath, gone: Option<&CheckpointId>) -> impl Iterator<Item = &Book> {
+        let of_run = self.ledger.books.values().filter(move |book| book.id.run == *run);
+        of_run.filter(move |book| {
+            let top = self.shared.namespace.node_at(&book.path()).is_some();
+            top && (Some(&book.id) == gone || book.candidate.is_some() && !book.is_torn())
+        })
+    }
+
+    fn fit_to_be_named(&self, run: &RunPath, gone: Option<&CheckpointId>) -> Fit {
+        let recorded = self.whole_of(run, gone);
+        // What has no record yet is newer than all that have one; what may get none may be old.
+        let recorded_ns = recorded.map_or(i64::MIN, |whole| whole.record().completed_at_ns);
+        let (mut settling, mut undecided) = (Vec::new(), Vec::new());
+        for book in self.standing_of_run(run, gone).filter(|book| Some(&book.id) != gone) {
+            match self.standing_for_tracker(book) {
+                Standing::Covered => {}
+                Standing::Whole(published_ns) => settling.push((published_ns, book)),
+                Standing::Undecided { published_ns, sealing } => {
+                    undecided.push((published_ns, Newer { id: book.id.clone(), sealing }));
+                }
+            }
+        }
+        let (named_ns, named) = match settling.into_iter().max_by_key(|(published_ns, _)| *published_ns) {
+            Some((published_ns, book)) => {
+                let step = book.candidate.as_ref().and_then(|candidate| candidate.step);
+                (published_ns, Some((book.id.clone(), step.map(|step| step.0))))
+            }
+            None => {
+                let named = |newest: &Checkpoint| (id_of(newest), newest.record().step.map(|step| step.0));
+                (recorded_ns, recorded.map(named))
+            }
+        };
+        let newest = undecided.into_iter().max_by_key(|(published_ns, _)| *published_ns);
+        let newer = newest.filter(|(published_ns, _)| *published_ns > named_ns).map(|(_, newer)| newer);
+        Fit { named, newer }
+    }
+
+    fn standing_for_tracker(&self, book: &Book) -> Standing {
+        let Some(candidate) = &book.candidate else { return Standing::Covered };
+        let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
+        let Some(published_ns) = files.iter().map(|(_, view)| view.published_ns).max() else {
+            return Standing::Covered;
+        };
+        let sealing = || {
+            let is_closed = |state: &FileState| matches!(state, FileState::Closed | FileState::Sealed { .. });
+            files.iter().all(|(_, view)| is_closed(&view.state))
+                && files.iter().any(|(_, view)| view.state == FileState::Closed)
+        };
+        match look(&self.shared, &self.ledger, book, Told::Flush).verdict {
+            None if self.ledger.is_stale_scope(&book.scope) => {
+                Standing::Undecided { published_ns, sealing: true }
+            }
+            None => Standing::Covered,
+            // A flush takes what nothing proves for whole.
+            Some(Verdict::Complete { evidence, .. })
+                if evidence.commits()
+                    && evidence != Evidence::Told
+                    && shield::decide(&self.sessions_of(&book.id, candidate)) == Shield::Hide =>
+            {
+                Standing::Whole(published_ns)
+            }
+            Some(_) => Standing::Undecided { published_ns, sealing: sealing() },
+        }
+    }
+}
