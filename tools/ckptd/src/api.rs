@@ -438,6 +438,9 @@ impl NodeApi for Daemon {
     }
 
     async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError> {
+        if self.decides() == Decides::Elsewhere {
+            return self.forward_flush(request).await;
+        }
         let place = request.place.as_bytes().to_vec();
         let is_known = self.node.is_known(place.clone()).await;
         let place = known(place, is_known)?;

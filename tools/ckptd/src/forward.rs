@@ -4,20 +4,20 @@
 //! link (transport).
 //!
 //! JSON, as between `ckptctl` and a daemon. What takes long or deletes is not among them: it is to be given to the coordinator itself,
-//! where somebody can see how far it is and end it.
+//! where somebody can see how far it is and end it. A flush, which each node's job may wait for, is asked for again and again.
 
 use crate::api::Daemon;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemark_control::api::{
-    CommitRequest, ListRequest, NodeApi, PinRequest, REQUEST_BYTES_MAX, RecoverRequest, ShowRequest,
-    UndeleteRequest,
+    CommitRequest, FlushRequest, ListRequest, NodeApi, PinRequest, ProgressSink, REQUEST_BYTES_MAX,
+    RecoverRequest, ShowRequest, UndeleteRequest,
 };
 use tidemark_engine::cluster::{Away, Seat};
 use tidemark_protocol::membership::Coordinator;
-use tidemark_protocol::report::{ApiError, ErrorCode};
+use tidemark_protocol::report::{ApiError, ErrorCode, Flush};
 use tidemark_transport::{BODY_BYTES_MAX, LinkErrorKind, Refusal};
 use tokio::sync::Semaphore;
 
@@ -27,10 +27,26 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Of a coordinator that has been silent before the question.
 const SILENT_DEADLINE: Duration = Duration::from_secs(2);
 
+/// How long the coordinator waits at first before it says what is still pending, and at most, below [`DEADLINE`]. It grows, since what
+/// takes longer than a round would never be seen to end.
+const FLUSH_ROUND_S: u64 = 2;
+const FLUSH_ROUND_S_MAX: u64 = 16;
+
+/// What a round may take longer, where nobody decides yet.
+const FLUSH_LATE: Duration = Duration::from_secs(5);
+
+/// Between two rounds that brought nothing.
+const FLUSH_AGAIN: Duration = Duration::from_millis(200);
+
 /// Answered at once for other nodes. A cluster whose nodes all ask at one moment is told to ask again.
 const COMMANDS_MAX: usize = 16;
 
 static ANSWERING: Semaphore = Semaphore::const_new(COMMANDS_MAX);
+
+/// Flushes waited for at once for other nodes: every node of a job may, when it ends. Each is an entry in a list.
+const FLUSHES_MAX: usize = 4096;
+
+static FLUSHING: Semaphore = Semaphore::const_new(FLUSHES_MAX);
 
 /// See the module's head.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,6 +57,7 @@ pub(crate) enum Command {
     Runs,
     List(ListRequest),
     Show(ShowRequest),
+    Flush(FlushRequest),
     Commit(CommitRequest),
     Pin(PinRequest),
     Undelete(UndeleteRequest),
@@ -108,6 +125,56 @@ impl Daemon {
         self.forward_within(&command, DEADLINE).await
     }
 
+    /// Flushes where it is decided what is committed. What was done here is told first. Waits, where that is wanted, in short rounds: a
+    /// coordinator that is replaced meanwhile is followed, and one that is busy or away for up to [`DEADLINE`] waited for.
+    pub(crate) async fn forward_flush(&self, request: FlushRequest) -> Result<Flush, ApiError> {
+        let began = Instant::now();
+        let (mut all, mut heard) = (Flush { waited: request.wait, ..Flush::default() }, began);
+        let mut round_s = FLUSH_ROUND_S;
+        loop {
+            let left_s = request.timeout_s.map(|most| most.saturating_sub(began.elapsed().as_secs()));
+            let timeout_s = request.wait.then(|| left_s.map_or(round_s, |left_s| left_s.min(round_s)));
+            let round = FlushRequest { place: request.place.clone(), wait: request.wait, timeout_s };
+            match self.flush_round(round).await {
+                Ok(round) => {
+                    (heard, round_s) = (Instant::now(), FLUSH_ROUND_S_MAX.min(2 * round_s));
+                    all.uploaded_files += round.uploaded_files;
+                    all.uploaded_bytes += round.uploaded_bytes;
+                    all.committed.extend(round.committed);
+                    (all.pending, all.tier3_away) = (round.pending, round.tier3_away);
+                    // Without a time-out it ended because nothing more will come of it.
+                    if !round.timed_out || left_s == Some(0) {
+                        all.timed_out = round.timed_out;
+                        return Ok(all);
+                    }
+                }
+                Err(error) if !request.wait || error.code != ErrorCode::Unavailable => return Err(error),
+                Err(error) if heard.elapsed() >= DEADLINE || left_s == Some(0) => return Err(error),
+                Err(_) => tokio::time::sleep(FLUSH_AGAIN).await,
+            }
+        }
+    }
+
+    /// One round. Only a coordinator that has heard what was done here can say that nothing of it is pending.
+    async fn flush_round(&self, round: FlushRequest) -> Result<Flush, ApiError> {
+        if self.decides() == Decides::Here {
+            return self.flush(round, ProgressSink::channel().0).await;
+        }
+        let unheard = |why: String| {
+            let what = format!("the coordinator has not heard what was done here: {why}");
+            ApiError::new(ErrorCode::Unavailable, what, "see `ckptctl status`, and ask again")
+        };
+        if let Some(why) = self.silence() {
+            return Err(unheard(why));
+        }
+        if let Some(cluster) = self.node.shared().cluster.get() {
+            let told = tokio::time::timeout(SILENT_DEADLINE, cluster.publish()).await;
+            told.map_err(|_| unheard(format!("no answer in {} s", SILENT_DEADLINE.as_secs())))?
+                .map_err(|away| unheard(chain(&away)))?;
+        }
+        self.forward(Command::Flush(round)).await
+    }
+
     /// What is done by the coordinator alone, and is not forwarded.
     pub(crate) fn only_where_it_decides(&self, command: &str) -> Result<(), ApiError> {
         match self.decides() {
@@ -139,8 +206,12 @@ impl Daemon {
             let why = format!("this node is not the coordinator; {} is", self.coordinator_text());
             return Err(Refusal::new(LinkErrorKind::Unavailable, why));
         }
-        let Ok(_permit) = ANSWERING.try_acquire() else {
-            let why = format!("{COMMANDS_MAX} commands are being answered for other nodes; ask again");
+        let (turns, most) = match &command {
+            Command::Flush(_) => (&FLUSHING, FLUSHES_MAX),
+            _ => (&ANSWERING, COMMANDS_MAX),
+        };
+        let Ok(_permit) = turns.try_acquire() else {
+            let why = format!("{most} commands of this kind are being answered for other nodes; ask again");
             return Err(Refusal::new(LinkErrorKind::Unavailable, why));
         };
         let answer = match command {
@@ -149,6 +220,8 @@ impl Daemon {
             Command::Runs => json(&self.runs().await),
             Command::List(request) => json(&self.list(request).await),
             Command::Show(request) => json(&self.show(request).await),
+            // How far it is, the answers tell.
+            Command::Flush(request) => json(&self.flush_for_others(request).await?),
             Command::Commit(request) => json(&self.commit(request).await),
             Command::Pin(request) => json(&self.pin(request).await),
             Command::Undelete(request) => json(&self.undelete(request).await),
@@ -163,6 +236,17 @@ impl Daemon {
             return Ok(json(&Err::<(), _>(ApiError::new(ErrorCode::Failed, what, action))));
         }
         Ok(answer)
+    }
+
+    /// A round of another node's flush. Refused while this coordinator has not heard everybody, and where nobody decides in time.
+    async fn flush_for_others(&self, request: FlushRequest) -> Result<Result<Flush, ApiError>, Refusal> {
+        let unavailable = |why: &str| Refusal::new(LinkErrorKind::Unavailable, why);
+        if self.node.shared().cluster.get().is_some_and(|cluster| cluster.hears_still()) {
+            return Err(unavailable("it is new, and some nodes have not said yet what they know; ask again"));
+        }
+        let within = Duration::from_secs(request.timeout_s.unwrap_or(FLUSH_ROUND_S)) + FLUSH_LATE;
+        let flushed = tokio::time::timeout(within, self.flush(request, ProgressSink::channel().0)).await;
+        flushed.map_err(|_| unavailable("checkpoints are not decided over yet; ask again"))
     }
 
     /// Where the coordinator is not heard: a problem for people.

@@ -10,6 +10,7 @@ use anyhow::Context;
 use bytes::Bytes;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidemark_control::catalog::{Catalog, Terms};
 use tidemark_control::lease::EtcdPlace;
@@ -163,6 +164,7 @@ impl Peers {
                 partners: followed,
                 facts: Arc::new(|_| Vec::new()),
                 streams: true,
+                paced: shared.settings.replication.paced,
             },
             life.incarnation,
         );
@@ -260,6 +262,7 @@ fn occupancy(tier1: &Tier1) -> (u64, u64) {
 /// Waits until everything that was sealed here is in Tier-3, as far as the coordinator commits it; true when all of it is.
 pub(crate) async fn drain_member(shared: &Shared, patience: Duration) -> bool {
     let give_up = tokio::time::Instant::now() + patience;
+    shared.lift_pace_of_copies();
     loop {
         let own = shared.namespace.views_below(b"").into_iter().filter(|view| view.remote.is_none());
         let left = own.filter(|view| match view.state {
@@ -345,6 +348,14 @@ impl Inbox for NodeInbox {
             if namespace.note_object(file, seal, copy) {
                 namespace.set_reclaim(file, ReclaimClass::CommittedNewest);
             }
+        }
+    }
+
+    fn pace(&self, waited_for: bool) {
+        if waited_for || self.daemon.draining.load(Ordering::Acquire) {
+            self.replicator.lift_pace();
+        } else {
+            self.replicator.checkpoint_completed();
         }
     }
 

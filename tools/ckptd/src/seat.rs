@@ -178,7 +178,7 @@ impl Candidate {
         let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, kept.as_ref());
         drop(kept);
         // The lease is lost if nobody takes them; then this ends, too.
-        let _ = keeping.send(catalog.watch_stored());
+        let _ = keeping.send(Arc::clone(&catalog));
         cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
         if deputy {
             self.daemon.node.decide_from_now_on(Recovered::names_only()).await;
@@ -238,31 +238,43 @@ impl Candidate {
     }
 }
 
-/// Where the coordinator says which members are to be stored.
-type Keeping = oneshot::Sender<watch::Receiver<MemberList>>;
+/// Whose members are to be stored, and who may have a doubt.
+type Keeping = oneshot::Sender<Arc<Catalog>>;
 
 /// Renews the lease, and stores the members, until it is lost; says why.
-async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<watch::Receiver<MemberList>>) -> String {
+async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>) -> String {
     let mut renewal = tokio::time::interval(LeaseTimes::etcd().term / 4);
     renewal.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut members: Option<watch::Receiver<MemberList>> = None;
+    let mut members: Option<(Arc<Catalog>, watch::Receiver<u64>)> = None;
     loop {
         let waits = members.is_none();
+        let doubting = members.as_ref().map(|(catalog, _)| Arc::clone(catalog));
+        let doubted = async {
+            match doubting {
+                Some(catalog) => catalog.doubted().await,
+                None => std::future::pending().await,
+            }
+        };
         let changed = async {
             match &mut members {
-                Some(members) => members.changed().await.is_ok(),
+                Some((_, members)) => members.changed().await.is_ok(),
                 None => std::future::pending().await,
             }
         };
         let result = tokio::select! {
             _ = renewal.tick() => lease.renew(Instant::now()).await.map(drop),
-            Ok(mut found) = &mut coming, if waits => {
-                found.mark_changed();
-                members = Some(found);
+            // A node that follows another is no proof; etcd is.
+            () = doubted => lease.renew(Instant::now()).await.map(drop),
+            Ok(catalog) = &mut coming, if waits => {
+                let mut stored = catalog.watch_stored();
+                stored.mark_changed();
+                members = Some((catalog, stored));
                 Ok(())
             }
             true = changed => {
-                let list = members.as_mut().expect("it changed").borrow_and_update().clone();
+                let (catalog, stored) = members.as_mut().expect("it changed");
+                stored.mark_unchanged();
+                let list = catalog.stored();
                 let list = serde_json::to_vec(&list).expect("a list is written as JSON");
                 lease.write_members(&list).await
             }
