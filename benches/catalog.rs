@@ -4,7 +4,8 @@
 //! of a coordinator that many simulated nodes join, beat to and publish to. Does not own: bytes (`replicate`).
 //!
 //! The simulated nodes are connections of this process over loopback TCP to a real daemon: what the coordinator does is whole,
-//! what a node costs its own machine is not there. They beat more seldom than nodes do (150 ms), which the figure says.
+//! what a node costs its own machine is not there. Both ends share the processors, and each of the simulated has its own two
+//! connections with the coordinator, as nodes have.
 
 use anyhow::{Context, ensure};
 use std::fs::{self, File};
@@ -13,27 +14,27 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 use tidemark_benches::compare::{Medians, median, percentile};
+use tidemark_benches::crowd::{self, Counts, Crowd};
 use tidemark_benches::footprint::{anonymous_bytes, cpu_s};
 use tidemark_benches::nodes::{self, Nodes};
-use tidemark_benches::simulated::Simulated;
+use tidemark_benches::simulated::{NODES_MAX, Simulated};
 use tidemark_benches::{Bench, Mount};
+use tidemark_protocol::membership::interval_ms;
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_transport::Address;
 
 /// Names matter here, not bytes.
 const TIER1_BYTES: u64 = 512 << 20;
 /// Nothing becomes a checkpoint while names are timed, so that nothing is decided or uploaded.
-const CONFIG: &str = "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n";
+const CONFIG: &str = "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const FILES_PER_CHECKPOINT: usize = 1000;
 const SMOKE_FILES: usize = 60;
 
-/// How many nodes are simulated, one after the other; the last is what a large cluster has.
-const SIMULATED: [usize; 5] = [100, 300, 1000, 3000, 10_000];
+/// How many nodes are simulated, one after the other; the last is what a large cluster has, and as many as a daemon has room for
+/// that may have 20,000 descriptors: a connection from each node and one to it.
+const SIMULATED: [usize; 5] = [100, 300, 1000, 3000, 9_900];
 const SMOKE_SIMULATED: [usize; 2] = [10, 30];
-/// Often enough that a node whose beats are late once is not taken for gone (1.5 s), and seldom enough that the simulation does
-/// not take the processors from what it measures.
-const BEAT_EVERY: Duration = Duration::from_millis(500);
 const BEATS_FOR: Duration = Duration::from_secs(10);
 const SMOKE_BEATS_FOR: Duration = Duration::from_secs(1);
 /// More nodes are not tried when joining takes so long.
@@ -63,6 +64,9 @@ struct Seen {
 }
 
 fn main() -> anyhow::Result<()> {
+    if crowd::serve_where_asked()? {
+        return Ok(());
+    }
     let bench = Bench::start("catalog")?;
     ensure!(bench.options.path.is_none(), "catalog starts its own daemons: leave --path out");
     names(&bench)?;
@@ -198,41 +202,62 @@ fn many(bench: &Bench) -> anyhow::Result<()> {
     let daemon = Daemon::start(options);
     let pid = daemon.serving_pid().context("a daemon that is ready serves")?;
     let listen = daemon.ready().listen.clone();
-    let mut nodes = Simulated::new(Address { node: "coordinator".to_owned(), address: listen })?;
+    let coordinator = Address { node: "coordinator".to_owned(), address: listen };
+    let mut nodes = Simulated::new(coordinator.clone(), 0)?;
+    // Nodes for which this process has no room.
+    let mut crowd: Option<Crowd> = None;
+    let mut before = 0;
     let empty_bytes = anonymous_bytes(pid)?;
     for &count in counts {
         let (first, before_s, started) = (nodes.count(), cpu_s(pid)?, Instant::now());
-        let (mut joins, why) = nodes.join(count - first, BEAT_EVERY, JOIN_MAX)?;
+        let here = count.min(NODES_MAX);
+        let (mut joins, mut why) = nodes.join(here - first, JOIN_MAX)?;
+        if why.is_none() && count > here {
+            let (started, said) = Crowd::start(&coordinator, here, count - here, JOIN_MAX)?;
+            (crowd, why) = (Some(started), said);
+        }
         let (took_s, spent_s) = (started.elapsed().as_secs_f64(), cpu_s(pid)? - before_s);
         if let Some(why) = why {
             bench.say(&format!(
-                "left out: {count} nodes and more: of {} that joined in {took_s:.0} s the coordinator took {spent_s:.0} s of a core \
-                 and {} MiB, and then: {why}",
-                nodes.count() - first,
+                "left out: {count} nodes and more: in {took_s:.0} s the coordinator took {spent_s:.0} s of a core and {} MiB, and then: \
+                 {why}",
                 anonymous_bytes(pid)?.saturating_sub(empty_bytes) >> 20,
             ))?;
             break;
         }
         let name = |what: &str| format!("catalog_{count}_nodes_{what}");
-        bench.figure(&name("joined"), "1/s", (count - first) as f64 / took_s)?;
+        let more = (count - before) as f64;
+        before = count;
+        bench.figure(&name("joined"), "1/s", more / took_s)?;
         bench.figure(&name("join_p99"), "ms", percentile(&mut joins, 99)? * 1e3)?;
-        bench.figure(&name("join_cpu"), "ms of a core for each", spent_s * 1e3 / (count - first) as f64)?;
+        bench.figure(&name("join_cpu"), "ms of a core for each", spent_s * 1e3 / more)?;
 
         let (before_s, started) = (cpu_s(pid)?, Instant::now());
-        let counted = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let (beats, failed) = (counted(&nodes.counted.beats), counted(&nodes.counted.failed));
+        let mut counts = |nodes: &Simulated| {
+            let others = crowd.as_mut().map_or(Ok(Counts::default()), Crowd::counts)?;
+            Ok::<_, anyhow::Error>(Counts::of(&nodes.counted).and(others))
+        };
+        let until = counts(&nodes)?;
+        nodes.counted.beat_us.store(0, Ordering::Relaxed);
         thread::sleep(beats_for);
         let (took_s, spent_s) = (started.elapsed().as_secs_f64(), cpu_s(pid)? - before_s);
-        let beats = counted(&nodes.counted.beats) - beats;
+        let now = counts(&nodes)?;
+        let beats = now.beats - until.beats;
         bench.say(&format!(
             "{count} nodes: {:.0} of {:.0} beats/s were answered, {} failed; the coordinator said {} words, {} MB, so far",
             beats as f64 / took_s,
-            count as f64 / BEAT_EVERY.as_secs_f64(),
-            counted(&nodes.counted.failed) - failed,
-            counted(&nodes.counted.heard),
-            counted(&nodes.counted.heard_bytes) / 1_000_000,
+            count as f64 * 1000.0 / interval_ms(count) as f64,
+            now.failed - until.failed,
+            now.heard,
+            now.heard_bytes / 1_000_000,
         ))?;
-        bench.figure(&name("beat_cpu"), "cores at 2 beats/s each", spent_s / took_s)?;
+        bench.figure(&name("beat_cpu"), "cores", spent_s / took_s)?;
+        bench.figure(&name("beat_cpu_each"), "us of a core", spent_s * 1e6 / beats.max(1) as f64)?;
+        bench.figure(
+            &name("beat_longest"),
+            "ms",
+            nodes.counted.beat_us.load(Ordering::Relaxed) as f64 / 1e3,
+        )?;
 
         let (before_s, started) = (cpu_s(pid)?, Instant::now());
         let done = nodes.publish(first).and_then(|published| {

@@ -24,8 +24,8 @@ const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const KINDS: [(&str, &[usize]); 2] = [("torch_save", &[1]), ("dcp", &[0, 1])];
 /// Complete as soon as it is sealed. Of what is committed two are kept, as in the paper.
 const CONFIG: &str = "[save]\nsettle_s = 0.0\n[retention]\nkeep_last = 2\n";
-/// The same without the pace that ends just before the next save: when one alone is timed, there is none.
-const UNPACED: &str = "[save]\nsettle_s = 0.0\n[retention]\nkeep_last = 2\n[tier3]\npaced = false\n";
+/// The same without the paces that end before the next save: when one alone is timed, there is none.
+const UNPACED: &str = "[save]\nsettle_s = 0.0\n[retention]\nkeep_last = 2\n[tier3]\npaced = false\n[replication]\npaced = false\n";
 /// The state of one rank. A step over it takes about as long as its save here.
 const USUAL_BYTES: u64 = 256 << 20;
 /// A node has its own newest, the one before, one that is written, and as many copies of a neighbour's.

@@ -1,18 +1,22 @@
 //! How long does a small file take, and a close after a large write?
 //!
-//! Owns: both latencies, as percentiles. Does not own: throughput.
+//! Owns: both latencies, as percentiles, and what the machine takes to wake somebody so often. Does not own: throughput.
 
+use anyhow::Context;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write, pipe};
 use std::path::Path;
 use std::time::Instant;
-use tidemark_benches::compare::{Medians, percentile};
+use tidemark_benches::compare::{Medians, median, percentile};
 use tidemark_benches::{Bench, Mount, files};
 
 /// One page: a `latest` file, a `.metadata`.
 const SMALL_BYTES: usize = 4096;
 const SMALL_FILES: usize = 2000;
 const SMALL_FILES_SMOKE: usize = 50;
+/// LOOKUP, CREATE, GETXATTR (the kernel's question for capabilities at the first write) and FLUSH.
+const REQUESTS: f64 = 4.0;
 
 fn main() -> anyhow::Result<()> {
     let bench = Bench::start("create")?;
@@ -24,6 +28,14 @@ fn main() -> anyhow::Result<()> {
         let medians: Medians = bench
             .alternate(|| small_us(&ours, count, hundredths), || small_us(&theirs, count, hundredths))?;
         bench.result(name, "us", medians)?;
+        if hundredths == 50 {
+            // Whoever answers a request in another process is woken for it, and wakes who asked.
+            let mut waking: Vec<f64> =
+                (0..bench.options.rounds).map(|_| there_and_back_us(count)).collect::<Result<_, _>>()?;
+            let baseline = REQUESTS * median(&mut waking)?;
+            let against = Medians { value: medians.value, baseline };
+            bench.result("create_against_the_waking_in_its_requests", "us", against)?;
+        }
     }
     let size_bytes = bench.options.size_bytes;
     let medians = bench.alternate(|| close_us(&ours, size_bytes), || close_us(&theirs, size_bytes))?;
@@ -45,6 +57,42 @@ fn small_us(folder: &Path, count: usize, hundredths: usize) -> anyhow::Result<f6
     }
     fs::remove_dir_all(folder)?;
     percentile(&mut samples, hundredths)
+}
+
+/// A byte to a thread on another processor, and back, p50: each waits for the other to be woken there.
+fn there_and_back_us(count: usize) -> anyhow::Result<f64> {
+    let ((mut asked, mut ask), (mut answered, mut answer)) = (pipe()?, pipe()?);
+    let allowed = sched_getaffinity(None)?;
+    let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let (one, other) = (processors.next().context("a processor")?, processors.next());
+    let asks = std::thread::spawn(move || -> anyhow::Result<Vec<f64>> {
+        stay_on(one)?;
+        let mut samples = Vec::with_capacity(count);
+        for _ in 0..count {
+            let started = Instant::now();
+            ask.write_all(&[7])?;
+            answered.read_exact(&mut [0])?;
+            samples.push(started.elapsed().as_secs_f64() * 1e6);
+        }
+        Ok(samples)
+    });
+    let answers = std::thread::spawn(move || -> anyhow::Result<()> {
+        stay_on(other.unwrap_or(one))?;
+        let mut byte = [0];
+        while asked.read(&mut byte)? == 1 {
+            answer.write_all(&byte)?;
+        }
+        Ok(())
+    });
+    let mut samples = asks.join().expect("it does not panic")?;
+    answers.join().expect("it does not panic")?;
+    percentile(&mut samples, 50)
+}
+
+fn stay_on(processor: usize) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 fn close_us(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {

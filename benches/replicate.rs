@@ -18,7 +18,7 @@ use tidemark_benches::{Bench, files};
 use tidemark_tests::net::{Host, Network};
 
 /// Complete as soon as it is sealed: what is timed is the copy, not a pause in which a save might go on.
-const CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n";
+const CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";
 /// Connections of one transfer of the daemon's (`tools/ckptd/src/peers.rs`).
 const STREAMS: usize = 2;
 /// The narrow network of the target: slower than one processor sends, so that nothing but the network decides.

@@ -18,7 +18,7 @@ use tidemark_tests::net::Network;
 use tidemark_tests::process;
 
 /// Complete as soon as it is sealed.
-const CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n";
+const CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";
 /// Connections of one transfer of the daemon's (`tools/ckptd/src/peers.rs`).
 const STREAMS: usize = 2;
 /// Two nodes at a time, each with room for it: 4 GiB needs 14 GiB of memory.

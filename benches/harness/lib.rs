@@ -5,6 +5,7 @@
 //! targets (README.md).
 
 pub mod compare;
+pub mod crowd;
 pub mod daemon;
 pub mod direct_fuse;
 pub mod files;

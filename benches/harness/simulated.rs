@@ -1,13 +1,14 @@
 //! Many nodes of one cluster in this process: no mount, no memory, only the words that they exchange with the coordinator,
 //! over the real links.
 //!
-//! Owns: their links, joining, beating, publishing and looking. Does not own: the coordinator, which is a real daemon; what is
-//! timed and counted.
+//! Owns: their links, joining, beating at the interval that the coordinator says, publishing and looking. Does not own: the
+//! coordinator, which is a real daemon; what is timed and counted.
 
 use anyhow::{Context, bail};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,6 +22,7 @@ use tidemark_protocol::cluster::wire::{
 };
 use tidemark_protocol::id::{Epoch, FileCounter, FileId, Generation, Incarnation, SealNumber, StartId};
 use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::membership::BEAT_MS;
 use tidemark_transport::tcp::{self, Security};
 use tidemark_transport::{Address, Identity, Link, Peer, Refusal, Service, Tcp};
 use tokio::runtime::Runtime;
@@ -28,6 +30,8 @@ use tokio::task::JoinHandle;
 
 /// The first byte of a call that is the coordinator's (`cluster::tag` of the engine).
 const TO_COORDINATOR: u8 = b'C';
+/// As many as there is room for in a process that may have 20,000 descriptors: each has a socket that listens and two connections.
+pub const NODES_MAX: usize = 6_000;
 /// Words under way at once: as many nodes would speak at the same moment when a job ends its save.
 const AT_ONCE: usize = 32;
 /// The daemon's own for answers that may take other nodes' answers.
@@ -39,6 +43,8 @@ pub struct Counted {
     pub beats: AtomicU64,
     /// Beats that were not answered, or refused since the node was taken for gone; it joins again then.
     pub failed: AtomicU64,
+    /// The longest that one was answered in, in microseconds.
+    pub beat_us: AtomicU64,
     /// Words that the coordinator said: members, recalls.
     pub heard: AtomicU64,
     pub heard_bytes: AtomicU64,
@@ -49,6 +55,8 @@ pub struct Counted {
 pub struct Simulated {
     runtime: Runtime,
     coordinator: Address,
+    /// The number of the first.
+    first: usize,
     nodes: Vec<Arc<One>>,
     beating: Vec<JoinHandle<()>>,
     pub counted: Arc<Counted>,
@@ -61,6 +69,8 @@ struct One {
     link: Tcp,
     coordinator: Address,
     epoch: AtomicU64,
+    /// Between two beats, as it was told last.
+    interval_ms: AtomicU64,
 }
 
 /// Answers whatever the coordinator says with "done".
@@ -83,13 +93,17 @@ impl Service for Done {
 }
 
 impl Simulated {
-    /// None yet. The coordinator listens on loopback without certificates.
+    /// None yet; they are numbered from `first` on. The coordinator listens on loopback without certificates.
     ///
     /// # Errors
     /// No threads.
-    pub fn new(coordinator: Address) -> anyhow::Result<Self> {
+    pub fn new(coordinator: Address, first: usize) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("threads for the simulated nodes")?;
-        Ok(Self { runtime, coordinator, nodes: Vec::new(), beating: Vec::new(), counted: Arc::default() })
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+            .context("raise the limit of descriptors")?;
+        let (nodes, beating) = (Vec::new(), Vec::new());
+        Ok(Self { runtime, coordinator, first, nodes, beating, counted: Arc::default() })
     }
 
     /// How many there are.
@@ -98,18 +112,13 @@ impl Simulated {
         self.nodes.len()
     }
 
-    /// So many more join, and then beat every `beat_every` until the end. Gives the seconds of each join; and why there are fewer of
+    /// So many more join, and then beat until the end. Gives the seconds of each join; and why there are fewer of
     /// them, where one was not let in or `limit` has passed before all had joined.
     ///
     /// # Errors
     /// A link cannot be opened.
-    pub fn join(
-        &mut self,
-        more: usize,
-        beat_every: Duration,
-        limit: Duration,
-    ) -> anyhow::Result<(Vec<f64>, Option<String>)> {
-        let (first, until) = (self.nodes.len(), Instant::now() + limit);
+    pub fn join(&mut self, more: usize, limit: Duration) -> anyhow::Result<(Vec<f64>, Option<String>)> {
+        let (first, until) = (self.first + self.nodes.len(), Instant::now() + limit);
         let (counted, coordinator) = (&self.counted, &self.coordinator);
         let joined: Vec<_> = self.runtime.block_on(async {
             let each = (first..first + more).map(|number| async move {
@@ -139,7 +148,7 @@ impl Simulated {
                     continue;
                 }
             };
-            let beats = Arc::clone(&one).beat(beat_every, Arc::clone(&self.counted));
+            let beats = Arc::clone(&one).beat(Arc::clone(&self.counted));
             self.beating.push(self.runtime.spawn(beats));
             self.nodes.push(one);
             seconds.push(took_s);
@@ -215,7 +224,14 @@ impl One {
         let link = Tcp::listen(identity, settings, Arc::new(Done(counted))).await.context("listen")?;
         let node = node.parse().context("its name")?;
         let life = NodeLife { node, incarnation };
-        Ok(Self { life, start, link, coordinator, epoch: AtomicU64::new(0) })
+        Ok(Self {
+            life,
+            start,
+            link,
+            coordinator,
+            epoch: AtomicU64::new(0),
+            interval_ms: AtomicU64::new(BEAT_MS),
+        })
     }
 
     async fn ask<T: DeserializeOwned>(&self, message: &ToCoordinator) -> anyhow::Result<T> {
@@ -238,23 +254,32 @@ impl One {
         };
         let joined: Joined = self.ask(&ToCoordinator::Join(join)).await?;
         self.epoch.store(joined.admit.epoch.0, Ordering::Relaxed);
+        self.interval_ms.store(joined.admit.interval_ms, Ordering::Relaxed);
         Ok(())
     }
 
-    async fn beat(self: Arc<Self>, every: Duration, counted: Arc<Counted>) {
+    async fn beat(self: Arc<Self>, counted: Arc<Counted>) {
         let mut number = 0;
+        let mut due = Instant::now();
         loop {
-            tokio::time::sleep(every).await;
+            // Not after the answer to the last one: it is the time between two beats.
+            due += Duration::from_millis(self.interval_ms.load(Ordering::Relaxed));
+            tokio::time::sleep_until(due.into()).await;
             let epoch = Epoch(self.epoch.load(Ordering::Relaxed));
             number += 1;
             let beat = Beat { start: self.start, epoch, number, tier1_used_bytes: 0, tier1_size_bytes: 1 };
-            if self.ask::<Beaten>(&ToCoordinator::Beat(beat)).await.is_ok() {
+            let asked = Instant::now();
+            if let Ok(beaten) = self.ask::<Beaten>(&ToCoordinator::Beat(beat)).await {
+                self.interval_ms.store(beaten.echo.interval_ms, Ordering::Relaxed);
                 counted.beats.fetch_add(1, Ordering::Relaxed);
+                let took_us = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
+                counted.beat_us.fetch_max(took_us, Ordering::Relaxed);
             } else {
                 counted.failed.fetch_add(1, Ordering::Relaxed);
                 // As a daemon would; the next beat tells whether it helped.
                 drop(self.join().await);
             }
+            due = due.max(Instant::now() - Duration::from_millis(self.interval_ms.load(Ordering::Relaxed)));
         }
     }
 

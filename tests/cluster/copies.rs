@@ -1,4 +1,4 @@
-//! Copies in other nodes' memory that are not what was sealed.
+//! Copies in other nodes' memory: what is not what was sealed, and how fast they are made.
 //!
 //! Does not own: how copies come about (`tree`), damage on one node (the durability suite).
 
@@ -69,4 +69,40 @@ fn a_copy_that_is_not_what_was_sealed_is_found_and_made_again() {
     let again = process::until(Duration::from_secs(30), || (copies().len() == 1).then_some(()));
     assert!(again.is_some(), "{}", shown(&coordinator.ctl(&["events"])));
     assert_eq!(verify(), before);
+}
+
+/// Goal: on each node that wrote of a checkpoint its completion sets the pace of the copies, though another node decided it, and on no
+/// other; who waits for a flush anywhere lifts it.
+#[test]
+fn a_complete_checkpoint_paces_the_copies_of_who_wrote_it_and_a_flush_lifts_that() {
+    let Some(cluster) = Cluster::start() else { return };
+    let pace = |node: usize| cluster.nodes[node].daemon().metric("tidemark_replica_pace_bytes", &[]);
+    let has = |node: usize, paced: bool| {
+        process::until(Duration::from_secs(30), || ((pace(node) > 0.0) == paced).then_some(()))
+            .unwrap_or_else(|| panic!("{}\n{}", pace(node), cluster.nodes[node].daemon().log_tail()))
+    };
+    let save = |step: u8| {
+        for node in [0, 1] {
+            let name = format!("run{node}/step_{step}.pt");
+            fs::create_dir_all(cluster.mount(node).join(format!("run{node}"))).unwrap();
+            fs::write(cluster.mount(node).join(&name), noise(step, MIB)).unwrap();
+            cluster.wait_for(0, &name, &["replicated", "committed"]);
+        }
+    };
+    save(1);
+    assert_eq!([0, 1, 2].map(pace), [0.0; 3], "no node knows an interval");
+    save(2);
+    for node in [0, 1] {
+        has(node, true);
+    }
+    assert!(pace(2) == 0.0, "it wrote nothing");
+    let flushed = cluster.nodes[0].daemon().ctl(&["flush", "--wait"]);
+    assert!(flushed.status.success(), "{}", shown(&flushed));
+    for node in [0, 1] {
+        has(node, false);
+    }
+    save(3);
+    for node in [0, 1] {
+        has(node, true);
+    }
 }

@@ -11,7 +11,7 @@ use tidemark_tests::python::Python;
 use crate::job::Plan;
 use crate::site::{Cluster, MIB, names, noise};
 
-const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20 };
+const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
 /// Goal: the coordinator's node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached. Its
 /// deputy takes the seat, knows every name, and the job goes on from peers bit for bit, a fresh node of another name in the
@@ -52,20 +52,23 @@ fn a_job_goes_on_from_peers_when_the_coordinator_is_lost_and_tier3_is_away() {
 
 /// Goal: the coordinator and its deputy, who keeps its copies, are lost at once, after a save that was `replicated` and before it was
 /// committed. The third node takes the seat with what Tier-3 holds; the save is torn and out of sight, although its index is
-/// there, and all ranks go on from the newest committed one.
+/// there; the job's tracker names the newest committed one on every node, and all ranks go on from that.
 #[test]
 fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
     let Some(python) = Python::find() else { return };
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
-    let unbroken = cluster.unbroken(&python, [2, 0, 1], PLAN);
-    let mut job = cluster.start_job(&python, [2, 0, 1], Plan { pause_ms: 700, ..PLAN });
+    let plan = Plan { tracker: true, ..PLAN };
+    let unbroken = cluster.unbroken(&python, [2, 0, 1], plan);
+    let mut job = cluster.start_job(&python, [2, 0, 1], Plan { pause_ms: 700, ..plan });
     job.wait_for("saved", 4);
-    cluster.wait_for(0, "job/step_4", &["committed"]);
+    cluster.wait_for(0, "job/iter_0000004", &["committed"]);
     cluster.take_tier3_away();
     job.wait_for("saved", 6);
-    cluster.wait_for(0, "job/step_6", &["replicated"]);
+    cluster.wait_for(0, "job/iter_0000006", &["replicated"]);
     // The node that stays has the index, and knows all the names.
-    assert_eq!(names(&cluster.mount(2).join("job/step_6")).len(), 4);
+    assert_eq!(names(&cluster.mount(2).join("job/iter_0000006")).len(), 4);
+    let tracker = cluster.mount(1).join("job/latest_checkpointed_iteration.txt");
+    assert_eq!(fs::read_to_string(tracker).unwrap(), "6");
     for lost in [0, 1] {
         assert!(cluster.nodes[lost].power_off().len() >= 3);
     }
@@ -75,17 +78,30 @@ fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
     for name in ["n4", "n5"] {
         cluster.add(name);
     }
-    let torn = cluster.mount(2).join("job/step_6");
+    let torn = cluster.mount(2).join("job/iter_0000006");
     let hidden = tidemark_tests::process::until(Duration::from_secs(30), || (!torn.exists()).then_some(()));
     let daemon = cluster.nodes[2].daemon();
-    assert!(hidden.is_some(), "{:#?}\n{}", daemon.checkpoint("job/step_6"), shown(&daemon.ctl(&["events"])));
+    assert!(
+        hidden.is_some(),
+        "{:#?}\n{}",
+        daemon.checkpoint("job/iter_0000006"),
+        shown(&daemon.ctl(&["events"]))
+    );
     let flushed = cluster.nodes[2].daemon().ctl(&["flush", "--wait", "--timeout", "30"]);
     assert_eq!(flushed.status.code(), Some(1), "what is torn is not durable: {flushed:?}");
-    let mut job = cluster.start_job(&python, [2, 3, 4], PLAN);
+    // Its bytes still say 6, in the memory of the node that wrote them.
+    for node in [2, 3, 4] {
+        let tracker = cluster.mount(node).join("job/latest_checkpointed_iteration.txt");
+        let follows = tidemark_tests::process::until(Duration::from_secs(10), || {
+            fs::read_to_string(&tracker).is_ok_and(|text| text == "4").then_some(())
+        });
+        assert!(follows.is_some(), "node {node}: {:?}", fs::read_to_string(&tracker));
+    }
+    let mut job = cluster.start_job(&python, [2, 3, 4], plan);
     job.finish();
     assert_eq!(job.found(), 4);
     job.assert_goes_on_as(&unbroken);
-    cluster.wait_for(2, "job/step_8", &["committed"]);
+    cluster.wait_for(2, "job/iter_0000008", &["committed"]);
 }
 
 /// Goal: whoever was the coordinator and comes back with its memory, and an idea of the tree that is old, follows the one that is.

@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) width: u64,
     /// After each step, so that there is a moment in which no rank is inside a step.
     pub(crate) pause_ms: u64,
+    /// Names and a tracker as Megatron-LM has them.
+    pub(crate) tracker: bool,
 }
 
 /// A line of the script.
@@ -60,7 +62,8 @@ impl Job {
         let arguments = |folder: &Path| {
             let folder = folder.to_str().expect("paths of tests are UTF-8").to_owned();
             let words = options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.clone()]);
-            [folder].into_iter().chain(words).collect()
+            let tracker = plan.tracker.then(|| "--tracker".to_owned());
+            [folder].into_iter().chain(words).chain(tracker).collect()
         };
         let hosts: Vec<_> = places.iter().map(|(host, folder)| (*host, arguments(folder))).collect();
         Self { ranks: python.start_on(&hosts, &script()), world: places.len() }
@@ -155,7 +158,7 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster/python/dcp_job.py")
 }
 
-const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 0 };
+const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 0, tracker: false };
 
 /// Goal: the job itself is a measure: killed and resumed, it is bit for bit what it would have been. Method: without
 /// Tidemark, in a plain directory that both hosts see.

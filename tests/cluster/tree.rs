@@ -86,7 +86,7 @@ fn of_three_that_make_one_name_one_wins() {
     assert!(began.elapsed() < LIMIT, "a promise was waited out");
 }
 
-const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20 };
+const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
 /// Goal: a node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached; a fresh node under
 /// another name takes its place, and the job goes on from the last save, bit for bit, out of the survivors' memory.
@@ -154,7 +154,8 @@ fn memory_of_what_was_removed_comes_back_on_every_node() {
     }
 }
 
-/// Goal: a checkpoint of which the coordinator's node has nothing, its index least of all, is committed.
+/// Goal: a checkpoint of which the coordinator's node has nothing, its index least of all, is committed; and who wrote it can wait for
+/// that on its own node.
 #[test]
 fn a_save_that_the_coordinator_has_no_part_in_is_committed() {
     let Some(python) = Python::find() else { return };
@@ -162,6 +163,20 @@ fn a_save_that_the_coordinator_has_no_part_in_is_committed() {
     cluster.add("n4");
     let mut job = cluster.start_job(&python, [1, 2, 3], Plan { until: 4, ..PLAN });
     job.finish();
-    let committed = cluster.wait_for(0, "job/step_4", &["committed"]);
+    let flushed = cluster.nodes[1].daemon().ctl_json(&["flush", "--wait", "--timeout", "60"]);
+    assert_eq!(flushed["pending"].as_array().map(Vec::len), Some(0), "{flushed:#}");
+    let committed = cluster.nodes[0].daemon().checkpoint("job/step_4");
+    let committed = committed.filter(|checkpoint| checkpoint["state"] == "committed").unwrap_or_else(|| {
+        panic!(
+            "the member's flush was answered before: {flushed:#}\n{:#?}",
+            cluster.nodes[0].daemon().checkpoints()
+        )
+    });
     assert_eq!(committed["framework"], "dcp", "{committed:#}");
+    // Where it cannot be, the one who waits is told what is missing.
+    let open = fs::File::create(cluster.mount(2).join("job/open.bin")).unwrap();
+    let flushed = cluster.nodes[2].daemon().ctl(&["flush", "--wait", "--timeout", "3", "-o", "json"]);
+    assert_eq!(flushed.status.code(), Some(1), "{flushed:?}");
+    assert!(String::from_utf8_lossy(&flushed.stdout).contains("open.bin"), "{flushed:?}");
+    drop(open);
 }

@@ -204,13 +204,63 @@ fn a_tracker_names_a_whole_save_that_has_not_settled() {
         }
     }
     ranks[0].does("printf %s global_step20 >latest");
+    // Nobody of the job, and not done yet as far as anybody can say.
+    let mut aside = Rank::start(&run, None);
+    aside.does("echo state >global_step10/mp_rank_00_model_states.pt");
     ranks.into_iter().for_each(Rank::kill);
     wait_hidden(&daemon, "run/global_step20");
+    std::thread::sleep(STAYS);
+    assert_holds(&daemon, "run/latest", b"global_step20", "without a tracker a job begins at step 0");
+    aside.kill();
     let followed = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
     process::until(SHIELD_LIMIT, followed)
         .unwrap_or_else(|| panic!("{:?}: {:#?}", names(&run), crate::site::events(&daemon)));
     assert_eq!(names(&run), ["global_step10", "latest"]);
     assert_ne!(daemon.checkpoint("run/global_step10").expect("listed")["state"], "committed");
+}
+
+/// One rank is killed while it writes the tracker, and another of its session lives a moment longer.
+#[test]
+fn a_cut_tracker_waits_for_the_whole_save_that_it_was_to_name() {
+    // Longer than this test.
+    let Some(mut daemon) = start(options("256MiB", "[save]\nsettle_s = 600\n")) else { return };
+    let save = |ranks: &mut [Rank], tag: &str| {
+        for (rank, shell) in ranks.iter_mut().enumerate() {
+            let part = format!("{tag}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
+            shell.does(&format!("mkdir -p {tag}; echo {tag} >{part}"));
+        }
+    };
+    // The first save of all; one whose name comes before that of the one before it.
+    let cases = [("first", None, "global_step10"), ("later", Some("global_step90"), "global_step100")];
+    for (run, before, tag) in cases {
+        let run = daemon.mount().join(run);
+        fs::create_dir(&run).unwrap();
+        let mut ranks: Vec<_> = (0..2).map(|rank| Rank::start(&run, Some(("29502", rank, 2)))).collect();
+        if let Some(before) = before {
+            save(&mut ranks, before);
+            ranks[0].does(&format!("printf %s {before} >latest"));
+            daemon.flush();
+        }
+        save(&mut ranks, tag);
+        ranks[0].does("exec 3>latest");
+        ranks.remove(0).kill();
+        std::thread::sleep(STAYS);
+        let path = format!("{}/latest", run.file_name().unwrap().to_str().unwrap());
+        assert_holds(&daemon, &path, b"", "the other one may add to it");
+        ranks.remove(0).kill();
+        if before.is_none() {
+            let followed = || (fs::read(run.join("latest")).ok()? == tag.as_bytes()).then_some(());
+            process::until(SHIELD_LIMIT, followed)
+                .unwrap_or_else(|| panic!("{:?}: {:#?}", names(&run), crate::site::events(&daemon)));
+        }
+    }
+    // A flush waits for the tracker.
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    for (run, _, tag) in cases {
+        assert_holds(&daemon, &format!("{run}/latest"), tag.as_bytes(), "with empty memory");
+    }
 }
 
 #[test]

@@ -19,7 +19,9 @@ use std::rc::Rc;
 use std::time::Duration;
 use tidemark_protocol::cluster::clocks::Clocks;
 use tidemark_protocol::cluster::leases::Leases;
-use tidemark_protocol::cluster::wire::{self, Join, Joined, Member, Members, NodeState, ToNode};
+use tidemark_protocol::cluster::wire::{
+    self, EncodedMembers, Join, Joined, Member, Members, NodeState, ToNode,
+};
 use tidemark_protocol::id::{Epoch, FileId, Incarnation, NodeName, SealNumber};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::label::Labels;
@@ -265,12 +267,14 @@ impl Catalog {
     fn tell_members(self: &Rc<Self>) {
         self.state.borrow_mut().number += 1;
         let members = self.members();
+        // Each time the whole: what two lists differ in is `protocol::cluster::members`, and has tests of its own.
+        let change = members.since(&Members::default());
         self.node.take_members(members.clone());
         for member in
             members.members.iter().filter(|member| !member.gone && member.life != self.node.memory.life)
         {
             let Some(to) = self.node.world.index_of(&member.life.node) else { continue };
-            let (node, message) = (Rc::clone(&self.node), ToNode::Members(members.clone()));
+            let (node, message) = (Rc::clone(&self.node), ToNode::Members(change.clone()));
             self.node.run(|_| async move {
                 let _told: Result<(), Away> = node.ask_node(to, &message, NODE_DEADLINE).await;
             });
@@ -321,7 +325,8 @@ impl Catalog {
         let published = self.state.borrow().published.get(&from.life).copied();
         let coordinator = self.node.memory.life.node.clone();
         let admit = Admit { epoch: self.epoch, to: life, coordinator, interval_ms: 0 };
-        Ok(Joined { admit, members: self.members(), published, alone: Vec::new() })
+        let members = EncodedMembers::of(&self.members()).expect("a small list");
+        Ok(Joined { admit, members, published, alone: Vec::new() })
     }
 
     /// Who has not told everything.

@@ -248,7 +248,7 @@ impl Node {
         self.names.forget_all();
         self.world.truth.borrow_mut().is_back(self.memory.life.incarnation, self.world.now());
         self.joined.set(self.joined.get() + 1);
-        self.take_members(joined.members);
+        self.take_members(joined.members.decode().expect("a list as it was told"));
         {
             let _turn = self.turn.take().await;
             // Until everything is told again, nobody can say what is not here.
@@ -431,7 +431,11 @@ impl Node {
             ToNode::Recall { epoch, .. } | ToNode::Objects { epoch, .. } => *epoch,
             ToNode::Members(members) => members.epoch,
             ToNode::Prepare(prepare) => prepare.epoch,
-            ToNode::Ask(_) | ToNode::Knock | ToNode::Removed { .. } | ToNode::Catalog(_) => {
+            ToNode::Ask(_)
+            | ToNode::Knock
+            | ToNode::Removed { .. }
+            | ToNode::Catalog(_)
+            | ToNode::Pace { .. } => {
                 unreachable!("nobody tells that here")
             }
         };
@@ -445,8 +449,11 @@ impl Node {
                 self.recalled(&path, name, release).await?;
                 wire::encode(&())
             }
-            ToNode::Members(members) => {
-                self.take_members(members);
+            ToNode::Members(change) => {
+                let followed = self.members.borrow_mut().follow(change);
+                if followed.expect("each time the whole is told") {
+                    self.replication.changed.tell();
+                }
                 wire::encode(&())
             }
             ToNode::Prepare(prepare) => wire::encode(&self.prepare(&prepare)),
@@ -454,7 +461,11 @@ impl Node {
                 self.in_tier3(&objects);
                 wire::encode(&())
             }
-            ToNode::Ask(_) | ToNode::Knock | ToNode::Removed { .. } | ToNode::Catalog(_) => {
+            ToNode::Ask(_)
+            | ToNode::Knock
+            | ToNode::Removed { .. }
+            | ToNode::Catalog(_)
+            | ToNode::Pace { .. } => {
                 unreachable!("nobody tells that here")
             }
         };

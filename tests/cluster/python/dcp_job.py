@@ -1,6 +1,9 @@
 """A training job over several hosts that saves by torch.distributed.checkpoint, and whose every step can be compared.
 
-dcp_job.py DIR --until N --every K [--width W] [--pause-s S]
+dcp_job.py DIR --until N --every K [--width W] [--pause-s S] [--tracker]
+
+With --tracker it saves as Megatron-LM does: to DIR/iter_<step>, after which rank 0 writes the step to
+DIR/latest_checkpointed_iteration.txt, and every rank begins at the step that it reads there.
 
 Trains up to step N and saves every K steps to DIR/step_<step>: parameters and Adam's moments in parts over all ranks
 (FSDP2), the generator of each rank as its own. It begins where the newest DIR/step_<step> with a .metadata ends. DIR may
@@ -75,8 +78,17 @@ def digest(state, whole=False):
     return hashed.hexdigest()
 
 
-def newest(folder):
+def tracker(folder):
+    return os.path.join(folder, "latest_checkpointed_iteration.txt")
+
+
+def newest(folder, by_tracker):
     """The newest step that was saved to its end; 0 when there is none."""
+    if by_tracker:
+        if not os.path.exists(tracker(folder)):
+            return 0
+        with open(tracker(folder)) as file:
+            return int(file.read())
     names = os.listdir(folder) if os.path.isdir(folder) else []
     steps = [int(match[1]) for match in (re.fullmatch(r"step_(\d+)", name) for name in names) if match]
     whole = [step for step in steps if os.path.exists(os.path.join(folder, f"step_{step}", ".metadata"))]
@@ -90,6 +102,7 @@ def arguments():
     parser.add_argument("--every", type=int, required=True)
     parser.add_argument("--width", type=int, default=256, help="3 MB of state at 256, four times that at 512")
     parser.add_argument("--pause-s", type=float, default=0.0, help="after each step, so that a test can act in between")
+    parser.add_argument("--tracker", action="store_true", help="names and a tracker as Megatron-LM has them")
     return parser.parse_args()
 
 
@@ -118,9 +131,9 @@ def main():
         }
 
     def place(step):
-        return os.path.join(args.dir, f"step_{step}")
+        return os.path.join(args.dir, f"iter_{step:07d}" if args.tracker else f"step_{step}")
 
-    step = newest(args.dir)
+    step = newest(args.dir, args.tracker)
     tell("found", step=step)
     found = [None] * world
     dist.all_gather_object(found, step)
@@ -158,6 +171,9 @@ def main():
             tell("saving", step=step)
             began = time.monotonic()
             dcp.save(now, checkpoint_id=place(step))
+            if args.tracker and rank == 0:
+                with open(tracker(args.dir), "w") as file:
+                    file.write(str(step))
             tell("saved", step=step, seconds=time.monotonic() - began)
         time.sleep(args.pause_s)
     tell("done", step=step)
