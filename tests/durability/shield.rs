@@ -344,6 +344,42 @@ fn a_directory_whose_writer_was_killed_between_two_files_is_not_whole() {
     assert!(tier3::markers(&daemon.tier3_dir(), "run/step_2").is_empty());
 }
 
+/// Accelerate writes what a user registered last, and nothing in a checkpoint says that it comes. The saves follow each other so
+/// fast that nothing has settled, and a flush waits for no settle time.
+#[test]
+fn a_flush_just_after_a_kill_makes_nothing_whole_that_lacks_what_the_save_before_has() {
+    let Some(mut daemon) = start(options("256MiB", "[tier3]\npaced = false\n")) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut ranks: Vec<_> = (0..2).map(|rank| Rank::start(&run, Some(("29501", rank, 2)))).collect();
+    for step in [1, 2] {
+        let top = format!("checkpoint_{step}");
+        ranks[0].does(&format!("mkdir {top}; printf %s model >{top}/model.safetensors"));
+        for (rank, process) in ranks.iter_mut().enumerate() {
+            process.does(&format!("printf %s state >{top}/random_states_{rank}.pkl"));
+        }
+        if step == 1 {
+            ranks[0].does(&format!("printf %s progress >{top}/custom_checkpoint_0.pkl"));
+        }
+    }
+    ranks.into_iter().for_each(Rank::kill);
+    let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60", "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_slice(&flushed.stdout).expect("JSON");
+    let pending: Vec<_> = answer["pending"].as_array().unwrap().iter().map(|row| &row["reason"]).collect();
+    if machine::kernel_release() < (6, 15) {
+        // Nobody is told there how a process ended: what is quiet for the settle time is whole.
+        assert!(pending.is_empty(), "{}", shown(&flushed));
+        return;
+    }
+    assert_eq!(pending, ["torn"], "{}", shown(&flushed));
+    assert!(tier3::markers(&daemon.tier3_dir(), "run/checkpoint_2").is_empty());
+
+    daemon.kill9();
+    daemon.start_again();
+    assert_eq!(names(&run), ["checkpoint_1"], "what a job takes that looks for the highest number");
+    assert_eq!(names(&run.join("checkpoint_1")).len(), 4);
+}
+
 /// The node dies in the middle of a save: resume code that takes the highest step must not find one with nothing in it.
 #[test]
 fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {

@@ -150,6 +150,7 @@ impl Catalog {
             indices: &BTreeMap::new(),
             told: Told::No,
             history: None,
+            older: None,
             succeeded: false,
             renamed_at_ns: None,
             settle_ns: SETTLE_NS,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Covered, Told, Verdict};
-use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Timeline, Version};
+use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Step, Timeline, Version};
 use tidemark_protocol::key::{VersionId, VersionRef};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
@@ -164,6 +164,12 @@ impl Book {
     /// It can never be complete as it is.
     pub(crate) fn is_torn(&self) -> bool {
         matches!(self.verdict, Some(Verdict::Torn { .. }))
+    }
+
+    /// The step of what the tree holds, or of what was removed from it.
+    pub(crate) fn step(&self) -> Option<Step> {
+        let removed = || self.checkpoints().last().and_then(|checkpoint| checkpoint.record().step);
+        self.candidate.as_ref().map_or_else(removed, |candidate| candidate.step)
     }
 
     /// Where the checkpoint is on the mount, relative to it.

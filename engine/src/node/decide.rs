@@ -11,6 +11,7 @@ use crate::node::run::TICK;
 use crate::save::commit::AttemptFile;
 use crate::save::loose::LooseUpload;
 use crate::save::share::Share;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,6 +113,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let fact = |view| fact(shared, view);
     let file_facts: BTreeMap<_, _> = files.iter().map(|(path, view)| ((*path).clone(), fact(view))).collect();
     let settle_ns = settle_ns(shared);
+    let older = older(ledger, candidate);
     let mut fetch = None;
     let verdict = loop {
         let indices: BTreeMap<RelPath, Result<Covered, IndexError>> =
@@ -121,6 +123,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
             indices: &indices,
             told,
             history: ledger.history.get(&candidate.id.run),
+            older: older.as_deref(),
             succeeded: succeeded(ledger, candidate, &files),
             renamed_at_ns: shared.namespace.renamed_ns(&book.path()),
             settle_ns,
@@ -266,6 +269,22 @@ fn succeeded(ledger: &Ledger, candidate: &Candidate, files: &[(&RelPath, &Arc<Fi
         }
     }
     writers.is_subset(&later)
+}
+
+/// The nearest older candidate of the run and rule, also where it is not whole, or was removed before this one was written.
+fn older<'ledger>(ledger: &'ledger Ledger, candidate: &Candidate) -> Option<Cow<'ledger, Candidate>> {
+    let step = candidate.step?;
+    let of_run = ledger.books.values().filter(|book| book.id.run == candidate.id.run);
+    let steps = of_run.filter_map(|book| Some((book.step()?, book)));
+    let (_, book) = steps.filter(|(other, _)| *other < step).max_by_key(|(other, _)| *other)?;
+    let found = match &book.candidate {
+        Some(found) => Cow::Borrowed(found),
+        None => {
+            let (_, version) = book.versions.last_key_value()?;
+            Cow::Owned(ledger.rules().group(version.contents.keys()).candidates.pop()?)
+        }
+    };
+    (found.framework == candidate.framework).then_some(found)
 }
 
 /// The indices of the candidate that were read at their present seal.

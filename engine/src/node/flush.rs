@@ -84,6 +84,8 @@ impl Engine {
         let nodes: Vec<_> =
             self.shared.namespace.views_below(&place).into_iter().map(|view| view.node).collect();
         self.ledger.refresh(&self.shared.namespace, &nodes);
+        // And that its writer was killed: of what is known to be torn a flush makes nothing.
+        self.shared.namespace.forget_ended_writers();
         self.flushes.waiting.push(Waiter {
             place,
             until,

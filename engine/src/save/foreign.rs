@@ -142,6 +142,7 @@ pub async fn judge(
             indices: &indices,
             told: Told::No,
             history: None,
+            older: None,
             succeeded: false,
             renamed_at_ns: None,
             settle_ns: SETTLE_NS,

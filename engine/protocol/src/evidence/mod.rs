@@ -67,8 +67,8 @@ pub enum Fate {
 pub enum Told {
     #[default]
     No,
-    /// `ckptctl flush --wait`: what has a marker, an index or a count still waits for it; nothing waits for the
-    /// settle time.
+    /// `ckptctl flush --wait`: what has a marker, an index or a count still waits for it; only what has fewer files
+    /// than the version before waits for the settle time.
     Flush,
     /// `ckptctl commit` or the attribute: complete as it is, once closed.
     Commit,
@@ -93,6 +93,8 @@ pub struct Facts<'a> {
     pub indices: &'a BTreeMap<RelPath, Result<Covered, IndexError>>,
     pub told: Told,
     pub history: Option<&'a History>,
+    /// The nearest older one of the run and rule, whole or not: what it has this one may still lack.
+    pub older: Option<&'a Candidate>,
     /// Every writer of this version has begun a later one.
     pub succeeded: bool,
     /// When the checkpoint's directory got its name by rename; `None` where it was made under it, or is no directory.
@@ -221,8 +223,15 @@ impl Case<'_> {
             Evidence::Count => self.candidate.shape == Shape::Family,
             _ => false,
         };
-        if let Some(torn) = self.cut_short(evidence) {
-            return torn;
+        // That every rank wrote says nothing of what follows it, such as objects that a user registered with Accelerate.
+        let counted = evidence == Evidence::Count && self.rule().is_some_and(Rule::more_follows);
+        if let Some(fewer) = self.fewer_than_before().filter(|_| counted) {
+            if let Some(writer) = self.failed_early() {
+                return Verdict::Torn { why: format!("process {} failed at {fewer}", writer.process.0) };
+            }
+            if !self.quiet() {
+                return self.wait(&format!("{detail}, but only {fewer}; waiting for the settle time"));
+            }
         }
         let at_once = last && !self.rule().is_some_and(Rule::more_follows);
         if at_once || self.facts.told != Told::No || self.quiet() || self.facts.succeeded {
@@ -233,9 +242,6 @@ impl Case<'_> {
 
     /// No rule proves anything: what the session's past, its size, people and time say.
     fn without_proof(&self) -> Verdict {
-        if self.facts.told == Told::Flush {
-            return Verdict::Complete { evidence: Evidence::Told, detail: "flush was asked for".into() };
-        }
         if self.facts.succeeded {
             let detail = "every writer has begun a later checkpoint".into();
             return Verdict::Complete { evidence: Evidence::Succeeded, detail };
@@ -253,6 +259,9 @@ impl Case<'_> {
                 why: format!("process {process}, which wrote it, failed before the settle time had passed"),
             };
         }
+        if self.facts.told == Told::Flush && (self.quiet() || self.fewer_than_before().is_none()) {
+            return Verdict::Complete { evidence: Evidence::Told, detail: "flush was asked for".into() };
+        }
         if !self.quiet() {
             return self.wait("all files are closed; waiting for the settle time");
         }
@@ -266,16 +275,17 @@ impl Case<'_> {
         }
     }
 
-    /// That every rank wrote says nothing of what follows it, such as objects that a user registered with Accelerate.
-    fn cut_short(&self, evidence: Evidence) -> Option<Verdict> {
-        let counted = evidence == Evidence::Count && self.rule().is_some_and(Rule::more_follows);
+    /// That there are fewer files than in the version before of as many ranks, where nothing says that it is meant so.
+    fn fewer_than_before(&self) -> Option<String> {
+        if self.facts.told == Told::Commit || self.facts.succeeded {
+            return None;
+        }
         // Another number of ranks writes another number of files.
-        let history = self.facts.history.filter(|history| history.world_size == self.world_size())?;
-        let (here, before) = (self.candidate.files.len(), history.names.len());
-        let believed = self.facts.told == Told::Commit || self.facts.succeeded || here >= before;
-        let process = self.failed_early().filter(|_| counted && !believed)?.process.0;
-        let why = format!("process {process} failed at {here} files, and the version before has {before}");
-        Some(Verdict::Torn { why })
+        let history = self.facts.history.filter(|history| history.world_size == self.world_size());
+        let older = self.facts.older.filter(|older| older.ranks() == self.candidate.ranks());
+        let before = history.map(|history| history.names.len()).max(older.map(|older| older.files.len()))?;
+        let here = self.candidate.files.len();
+        (here < before).then(|| format!("{here} files, and the version before has {before}"))
     }
 
     /// A writer that was killed or failed before the settle time had passed.

@@ -10,6 +10,7 @@ struct World {
     indices: BTreeMap<RelPath, Result<Covered, IndexError>>,
     told: Told,
     history: Option<History>,
+    older: Option<Candidate>,
     succeeded: bool,
     renamed_at_ns: Option<i64>,
 }
@@ -51,6 +52,7 @@ impl World {
             indices: BTreeMap::new(),
             told: Told::No,
             history: None,
+            older: None,
             succeeded: false,
             renamed_at_ns: None,
         }
@@ -74,6 +76,7 @@ impl World {
             indices: &self.indices,
             told: self.told,
             history: self.history.as_ref(),
+            older: self.older.as_ref(),
             succeeded: self.succeeded,
             renamed_at_ns: self.renamed_at_ns,
             settle_ns: SETTLE_NS,
@@ -290,6 +293,50 @@ fn fewer_files_than_before_by_a_writer_that_was_killed_are_not_whole() {
     world.history = Some(history(3));
     world.file(files[0].0).writers[0].failed_at_ns = Some(7 * SECOND);
     assert_eq!(world.evidence(99), Some(Evidence::Count), "it had settled");
+}
+
+/// A flush just after a job was killed: how its ranks ended is not told yet, and the version before has not settled either.
+#[test]
+fn a_flush_does_not_make_whole_what_has_fewer_files_than_the_one_before() {
+    let files = [
+        ("r/checkpoint_7/random_states_0.pkl", 1, writer(1, Some(2))),
+        ("r/checkpoint_7/random_states_1.pkl", 1, writer(2, Some(2))),
+    ];
+    let older = |names: &[&str]| {
+        let paths: Vec<_> = names.iter().map(|name| path(&format!("r/checkpoint_6/{name}"))).collect();
+        Rules::builtin().group(&paths).candidates.pop()
+    };
+    let names =
+        ["random_states_0.pkl", "random_states_1.pkl", "random_states_2.pkl", "custom_checkpoint_0.pkl"];
+    let mut world = World::new(&files);
+    world.told = Told::Flush;
+    assert_eq!(world.evidence(1), Some(Evidence::Count), "nothing was before");
+    world.older = older(&[names[0], names[1]]);
+    assert_eq!(world.evidence(1), Some(Evidence::Count), "as many as before");
+    world.older = older(&names);
+    assert_eq!(world.evidence(1), Some(Evidence::Count), "that job was larger");
+    world.older = older(&[names[0], names[1], names[3]]);
+    assert!(matches!(world.at(1), Verdict::Open { again_at_ns: Some(at), .. } if at == 6 * SECOND));
+    assert_eq!(world.evidence(6), Some(Evidence::Count), "nobody was killed");
+    let writer = &mut world.file(files[0].0).writers[0];
+    (writer.fate, writer.failed_at_ns) = (Fate::Killed, Some(2 * SECOND));
+    assert!(matches!(world.at(2), Verdict::Torn { why } if why.contains("2 files") && why.contains("has 3")));
+    world.succeeded = true;
+    assert_eq!(world.evidence(2), Some(Evidence::Count), "it went on to the next");
+}
+
+/// Of a directory that no rule knows a flush makes nothing where its writer was killed: no more than time would.
+#[test]
+fn a_flush_does_not_make_whole_what_a_killed_writer_left() {
+    let files = [("r/step_7/a.bin", 1, writer(1, Some(2))), ("r/step_7/b.bin", 1, writer(1, Some(2)))];
+    let mut world = World::new(&files);
+    world.told = Told::Flush;
+    assert_eq!(world.evidence(1), Some(Evidence::Told));
+    let writer = &mut world.file(files[0].0).writers[0];
+    (writer.fate, writer.failed_at_ns) = (Fate::Killed, Some(2 * SECOND));
+    assert!(matches!(world.at(2), Verdict::Torn { .. }));
+    world.told = Told::Commit;
+    assert_eq!(world.evidence(2), Some(Evidence::Told), "a person knows better");
 }
 
 #[test]

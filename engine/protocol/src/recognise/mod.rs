@@ -76,6 +76,13 @@ pub struct Candidate {
     pub temporaries: BTreeSet<RelPath>,
 }
 
+impl Candidate {
+    /// How many files there are of those that every rank writes one of.
+    pub(crate) fn ranks(&self) -> usize {
+        self.files.values().filter(|role| matches!(role, Role::EachRank { .. })).count()
+    }
+}
+
 impl CheckpointId {
     /// Where it is, below the mount; `None` for the mount itself.
     #[must_use]
