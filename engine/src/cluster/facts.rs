@@ -48,7 +48,7 @@ pub(super) fn writer_fact(namespace: &Namespace, writer: &WriterId, cut: bool) -
             Fate::Alive => WireFate::Alive,
             Fate::Exited => WireFate::Exited,
             Fate::Killed => WireFate::Killed,
-            Fate::Gone => WireFate::Gone,
+            Fate::Ended | Fate::Gone => WireFate::Gone,
         },
         failed_at_ns,
     }

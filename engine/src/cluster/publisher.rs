@@ -184,6 +184,8 @@ impl Publisher {
 
     /// Processes that have ended since they were told of. Reads /proc for each that had not.
     fn changed_fates(&self, cluster: &Cluster) -> Vec<WriterFact> {
+        // Who waits for this publication concludes from it how they ended.
+        cluster.namespace.forget_ended_writers();
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = Vec::new();
         watched.retain(|_, process| {

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::Instant;
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Covered, Told, Verdict};
-use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Step, Timeline, Version};
+use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Timeline, Version};
 use tidemark_protocol::key::{VersionId, VersionRef};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::recognise::{Candidate, CheckpointId};
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
 use tidemark_protocol::record::Record;
 
 /// A version's number within its checkpoint.
@@ -67,6 +67,11 @@ impl VersionBook {
 
     pub(crate) fn record(&self) -> &Record {
         self.checkpoint.record()
+    }
+
+    /// What its files made in the tree. Costs some patterns for each of them.
+    pub(crate) fn candidate(&self, rules: &Rules, id: &CheckpointId) -> Option<Candidate> {
+        rules.group(self.contents.keys()).candidates.into_iter().find(|candidate| candidate.id == *id)
     }
 
     pub(crate) fn manifest(&self) -> Option<&Arc<Manifest>> {
@@ -166,10 +171,10 @@ impl Book {
         matches!(self.verdict, Some(Verdict::Torn { .. }))
     }
 
-    /// The step of what the tree holds, or of what was removed from it.
-    pub(crate) fn step(&self) -> Option<Step> {
-        let removed = || self.checkpoints().last().and_then(|checkpoint| checkpoint.record().step);
-        self.candidate.as_ref().map_or_else(removed, |candidate| candidate.step)
+    /// The newest version of which it is known what it held, where nothing of it is in the tree any more.
+    pub(crate) fn removed(&self) -> Option<&VersionBook> {
+        let held = || self.versions.values().rev().find(|version| !version.contents.is_empty());
+        if self.candidate.is_none() { held() } else { None }
     }
 
     /// Where the checkpoint is on the mount, relative to it.

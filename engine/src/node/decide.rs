@@ -11,14 +11,13 @@ use crate::node::run::TICK;
 use crate::save::commit::AttemptFile;
 use crate::save::loose::LooseUpload;
 use crate::save::share::Share;
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::evidence::{
-    Covered, Facts, Fate, FileFact, IndexError, Told, Verdict, Writer, complete, parse_index,
+    Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, complete, parse_index,
 };
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, Generation};
@@ -123,7 +122,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
             indices: &indices,
             told,
             history: ledger.history.get(&candidate.id.run),
-            older: older.as_deref(),
+            older,
             succeeded: succeeded(ledger, candidate, &files),
             renamed_at_ns: shared.namespace.renamed_ns(&book.path()),
             settle_ns,
@@ -207,6 +206,7 @@ pub(crate) fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (F
     let fate = match (is_alive(namespace, writer), cut || failed_at_ns.is_some()) {
         (true, _) => Fate::Alive,
         (false, true) => Fate::Killed,
+        (false, false) if namespace.is_end_awaited(writer) => Fate::Ended,
         (false, false) => Fate::Gone,
     };
     (fate, failed_at_ns)
@@ -271,20 +271,30 @@ fn succeeded(ledger: &Ledger, candidate: &Candidate, files: &[(&RelPath, &Arc<Fi
     writers.is_subset(&later)
 }
 
-/// The nearest older candidate of the run and rule, also where it is not whole, or was removed before this one was written.
-fn older<'ledger>(ledger: &'ledger Ledger, candidate: &Candidate) -> Option<Cow<'ledger, Candidate>> {
+/// The nearest older one of the run and rule, where it has more files; also where it is not whole, or was removed before this one
+/// was written. Costs a pass over the books, and where it was removed some patterns for each of its files.
+fn older(ledger: &Ledger, candidate: &Candidate) -> Option<Older> {
     let step = candidate.step?;
-    let of_run = ledger.books.values().filter(|book| book.id.run == candidate.id.run);
-    let steps = of_run.filter_map(|book| Some((book.step()?, book)));
-    let (_, book) = steps.filter(|(other, _)| *other < step).max_by_key(|(other, _)| *other)?;
-    let found = match &book.candidate {
-        Some(found) => Cow::Borrowed(found),
+    let known = |book: &Book| match &book.candidate {
+        Some(found) => (found.framework == candidate.framework).then_some((found.step?, found.files.len())),
         None => {
-            let (_, version) = book.versions.last_key_value()?;
-            Cow::Owned(ledger.rules().group(version.contents.keys()).candidates.pop()?)
+            let version = book.removed()?;
+            let framework = &version.record().framework;
+            (*framework == candidate.framework).then_some((version.record().step?, version.contents.len()))
         }
     };
-    (found.framework == candidate.framework).then_some(found)
+    let of_run = ledger.books.values().filter(|book| book.id.run == candidate.id.run);
+    let found = of_run.filter_map(|book| Some((known(book)?, book)));
+    let ((_, files), book) =
+        found.filter(|((other, _), _)| *other < step).max_by_key(|((other, _), _)| *other)?;
+    if files <= candidate.files.len() {
+        return None;
+    }
+    let ranks = match &book.candidate {
+        Some(found) => found.ranks(),
+        None => book.removed()?.candidate(ledger.rules(), &book.id)?.ranks(),
+    };
+    Some(Older { files, ranks })
 }
 
 /// The indices of the candidate that were read at their present seal.

@@ -40,10 +40,7 @@ impl Engine {
         for (id, number) in partial {
             let version = self.version(&id, number);
             let why = version.record().evidence_detail.clone();
-            let candidates = self.ledger.rules().group(version.contents.keys()).candidates;
-            let Some(candidate) = candidates.into_iter().find(|candidate| candidate.id == id) else {
-                continue;
-            };
+            let Some(candidate) = version.candidate(self.ledger.rules(), &id) else { continue };
             let in_sight = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
             match (names_of(&candidate).iter().find(in_sight).is_some(), names) {
                 (true, Names::Kept) => continue,

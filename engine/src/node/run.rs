@@ -514,6 +514,7 @@ impl Engine {
         let writers: Vec<_> = views.iter().flat_map(|view| &view.writers).collect();
         let Some(first) = writers.first() else { return };
         let history = History {
+            framework: candidate.framework.clone(),
             names: masked_names(candidate, candidate.files.keys()),
             world_size: writers.iter().filter_map(|writer| writer.world_size).max(),
             processes: writers.iter().map(|writer| writer.process()).collect(),

@@ -323,7 +323,8 @@ impl Engine {
             None if self.ledger.is_stale_scope(&book.scope) => {
                 Standing::Undecided { published_ns, sealing: true }
             }
-            None => Standing::Covered,
+            // It is about to go out of sight, if it has not.
+            None | Some(Verdict::Torn { .. }) => Standing::Covered,
             // A flush takes what nothing proves for whole.
             Some(Verdict::Complete { evidence, .. })
                 if evidence.commits()

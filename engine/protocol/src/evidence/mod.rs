@@ -58,6 +58,8 @@ pub enum Fate {
     Exited,
     /// Ended by a signal, or in failure.
     Killed,
+    /// Ended, and the kernel has not said how yet.
+    Ended,
     /// Gone, nobody saw how.
     Gone,
 }
@@ -77,12 +79,21 @@ pub enum Told {
 /// The session's previous complete version of the same run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
+    pub framework: String,
     /// Its names with steps masked, as [`masked_names`] gives them.
     pub names: BTreeSet<String>,
     pub world_size: Option<u64>,
     /// The processes that wrote it.
     pub processes: BTreeSet<(u32, u64)>,
     pub session: String,
+}
+
+/// The nearest older checkpoint of the same run and rule, whole or not, where it has more files: this one may still lack some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Older {
+    pub files: usize,
+    /// How many of them are of those that every rank writes one of.
+    pub ranks: usize,
 }
 
 /// What a verdict rests on.
@@ -93,8 +104,7 @@ pub struct Facts<'a> {
     pub indices: &'a BTreeMap<RelPath, Result<Covered, IndexError>>,
     pub told: Told,
     pub history: Option<&'a History>,
-    /// The nearest older one of the run and rule, whole or not: what it has this one may still lack.
-    pub older: Option<&'a Candidate>,
+    pub older: Option<Older>,
     /// Every writer of this version has begun a later one.
     pub succeeded: bool,
     /// When the checkpoint's directory got its name by rename; `None` where it was made under it, or is no directory.
@@ -225,11 +235,14 @@ impl Case<'_> {
         };
         // That every rank wrote says nothing of what follows it, such as objects that a user registered with Accelerate.
         let counted = evidence == Evidence::Count && self.rule().is_some_and(Rule::more_follows);
-        if let Some(fewer) = self.fewer_than_before().filter(|_| counted) {
+        // Another number of ranks writes another number of files.
+        let ranks = self.candidate.ranks();
+        let older = self.facts.older.filter(|older| ranks > 0 && older.ranks == ranks);
+        if let Some(fewer) = self.fewer_than(older).filter(|_| counted) {
             if let Some(writer) = self.failed_early() {
                 return Verdict::Torn { why: format!("process {} failed at {fewer}", writer.process.0) };
             }
-            if !self.quiet() {
+            if !self.has_settled() {
                 return self.wait(&format!("{detail}, but only {fewer}; waiting for the settle time"));
             }
         }
@@ -259,11 +272,14 @@ impl Case<'_> {
                 why: format!("process {process}, which wrote it, failed before the settle time had passed"),
             };
         }
-        if self.facts.told == Told::Flush && (self.quiet() || self.fewer_than_before().is_none()) {
+        let fewer = self.fewer_than(self.facts.older).filter(|_| !whole);
+        let doubted = fewer.is_some() || !whole && self.writers().any(|writer| writer.fate == Fate::Ended);
+        if self.facts.told == Told::Flush && (self.has_settled() || !doubted) {
             return Verdict::Complete { evidence: Evidence::Told, detail: "flush was asked for".into() };
         }
         if !self.quiet() {
-            return self.wait("all files are closed; waiting for the settle time");
+            let fewer = fewer.map_or_else(String::new, |fewer| format!(", but only {fewer}"));
+            return self.wait(&format!("all files are closed{fewer}; waiting for the settle time"));
         }
         if alone {
             let detail =
@@ -275,15 +291,15 @@ impl Case<'_> {
         }
     }
 
-    /// That there are fewer files than in the version before of as many ranks, where nothing says that it is meant so.
-    fn fewer_than_before(&self) -> Option<String> {
+    /// That there are fewer files than in `older` or in the version before, where nothing says that it is meant so.
+    fn fewer_than(&self, older: Option<Older>) -> Option<String> {
         if self.facts.told == Told::Commit || self.facts.succeeded {
             return None;
         }
-        // Another number of ranks writes another number of files.
-        let history = self.facts.history.filter(|history| history.world_size == self.world_size());
-        let older = self.facts.older.filter(|older| older.ranks() == self.candidate.ranks());
-        let before = history.map(|history| history.names.len()).max(older.map(|older| older.files.len()))?;
+        let history = self.facts.history.filter(|history| {
+            history.framework == self.candidate.framework && history.world_size == self.world_size()
+        });
+        let before = history.map(|history| history.names.len()).max(older.map(|older| older.files))?;
         let here = self.candidate.files.len();
         (here < before).then(|| format!("{here} files, and the version before has {before}"))
     }
@@ -311,8 +327,12 @@ impl Case<'_> {
         last.saturating_add(self.facts.settle_ns)
     }
 
+    fn has_settled(&self) -> bool {
+        self.now_ns >= self.quiet_at_ns()
+    }
+
     fn quiet(&self) -> bool {
-        self.now_ns >= self.quiet_at_ns() && self.candidate.temporaries.is_empty()
+        self.has_settled() && self.candidate.temporaries.is_empty()
     }
 
     fn present(&self) -> impl Iterator<Item = (&RelPath, Role, &FileFact)> {

@@ -10,7 +10,7 @@ struct World {
     indices: BTreeMap<RelPath, Result<Covered, IndexError>>,
     told: Told,
     history: Option<History>,
-    older: Option<Candidate>,
+    older: Option<Older>,
     succeeded: bool,
     renamed_at_ns: Option<i64>,
 }
@@ -76,7 +76,7 @@ impl World {
             indices: &self.indices,
             told: self.told,
             history: self.history.as_ref(),
-            older: self.older.as_ref(),
+            older: self.older,
             succeeded: self.succeeded,
             renamed_at_ns: self.renamed_at_ns,
             settle_ns: SETTLE_NS,
@@ -231,7 +231,13 @@ fn history_and_a_later_save_are_evidence() {
     world.succeeded = false;
     let names = std::iter::once("step_#.pt".to_owned()).collect();
     let processes = std::iter::once((1, 1)).collect();
-    world.history = Some(History { names, world_size: Some(8), processes, session: "s".into() });
+    world.history = Some(History {
+        framework: "torch_save".into(),
+        names,
+        world_size: Some(8),
+        processes,
+        session: "s".into(),
+    });
     assert_eq!(world.evidence(2), Some(Evidence::History));
     world.file("r/step_0100.pt").writers[0].fate = Fate::Killed;
     assert_eq!(world.evidence(2), None, "one of the writers died");
@@ -273,6 +279,7 @@ fn fewer_files_than_before_by_a_writer_that_was_killed_are_not_whole() {
     ];
     let before = ["random_states_0.pkl", "random_states_1.pkl", "custom_checkpoint_0.pkl"];
     let history = |count: usize| History {
+        framework: "accelerate".into(),
         names: before[..count].iter().map(|name| format!("checkpoint_#/{name}")).collect(),
         world_size: Some(2),
         processes: BTreeSet::new(),
@@ -302,20 +309,12 @@ fn a_flush_does_not_make_whole_what_has_fewer_files_than_the_one_before() {
         ("r/checkpoint_7/random_states_0.pkl", 1, writer(1, Some(2))),
         ("r/checkpoint_7/random_states_1.pkl", 1, writer(2, Some(2))),
     ];
-    let older = |names: &[&str]| {
-        let paths: Vec<_> = names.iter().map(|name| path(&format!("r/checkpoint_6/{name}"))).collect();
-        Rules::builtin().group(&paths).candidates.pop()
-    };
-    let names =
-        ["random_states_0.pkl", "random_states_1.pkl", "random_states_2.pkl", "custom_checkpoint_0.pkl"];
     let mut world = World::new(&files);
     world.told = Told::Flush;
     assert_eq!(world.evidence(1), Some(Evidence::Count), "nothing was before");
-    world.older = older(&[names[0], names[1]]);
-    assert_eq!(world.evidence(1), Some(Evidence::Count), "as many as before");
-    world.older = older(&names);
+    world.older = Some(Older { files: 4, ranks: 3 });
     assert_eq!(world.evidence(1), Some(Evidence::Count), "that job was larger");
-    world.older = older(&[names[0], names[1], names[3]]);
+    world.older = Some(Older { files: 3, ranks: 2 });
     assert!(matches!(world.at(1), Verdict::Open { again_at_ns: Some(at), .. } if at == 6 * SECOND));
     assert_eq!(world.evidence(6), Some(Evidence::Count), "nobody was killed");
     let writer = &mut world.file(files[0].0).writers[0];
@@ -332,6 +331,20 @@ fn a_flush_does_not_make_whole_what_a_killed_writer_left() {
     let mut world = World::new(&files);
     world.told = Told::Flush;
     assert_eq!(world.evidence(1), Some(Evidence::Told));
+    world.older = Some(Older { files: 3, ranks: 0 });
+    assert!(
+        matches!(world.at(5), Verdict::Open { again_at_ns: Some(at), why } if at == 6 * SECOND && why.contains("has 3"))
+    );
+    let mut unfinished = World::new(&[files[0].clone(), ("r/step_7/b.bin.tmp", 1, writer(1, Some(2)))]);
+    (unfinished.told, unfinished.older) = (Told::Flush, world.older.take());
+    assert_eq!(
+        unfinished.evidence(6),
+        Some(Evidence::Told),
+        "a file that stays in flight is waited for no longer"
+    );
+    world.file(files[0].0).writers[0].fate = Fate::Ended;
+    assert!(matches!(world.at(5), Verdict::Open { .. }), "how it ended is not told yet");
+    assert_eq!(world.evidence(6), Some(Evidence::Told));
     let writer = &mut world.file(files[0].0).writers[0];
     (writer.fate, writer.failed_at_ns) = (Fate::Killed, Some(2 * SECOND));
     assert!(matches!(world.at(2), Verdict::Torn { .. }));

@@ -78,7 +78,8 @@ pub struct Candidate {
 
 impl Candidate {
     /// How many files there are of those that every rank writes one of.
-    pub(crate) fn ranks(&self) -> usize {
+    #[must_use]
+    pub fn ranks(&self) -> usize {
         self.files.values().filter(|role| matches!(role, Role::EachRank { .. })).count()
     }
 }
