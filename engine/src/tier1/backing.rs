@@ -19,7 +19,6 @@ use super::pool::ReadyFile;
 use super::space::{BATCH_BYTES, PAGE_BYTES, RUN_AHEAD_MIN_BYTES, Space};
 use super::spill::SpillFile;
 use super::{Tier1Error, lease, lock};
-use crate::error::ErrorKind;
 
 /// Space made ready ahead of a growing file in one step, and the least lead of a fast one while there is plenty.
 const RUN_AHEAD_STEP_BYTES: u64 = 64 << 20;
@@ -232,7 +231,8 @@ impl Backing {
     /// # Errors
     /// `StorageFull` when the budget has no room for the holes.
     pub fn map(&self) -> io::Result<Mapping> {
-        let stat = fstat(&self.read_fd()?)?;
+        let fd = self.read_fd()?;
+        let stat = fstat(&fd)?;
         let size_bytes = stat.st_size.cast_unsigned();
         let sparse = stat.st_blocks.cast_unsigned() * 512 < size_bytes;
         // On a disk a hole is read as zeros that need no block.
@@ -240,22 +240,21 @@ impl Backing {
             && sparse
             && file.space.capabilities.preallocation.works
         {
-            file.allocate(FallocateFlags::KEEP_SIZE, 0, size_bytes).map_err(|error| {
-                let full = error.kind() == ErrorKind::NoSpace;
-                let kind = if full { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
-                io::Error::new(kind, error)
-            })?;
+            file.allocate(FallocateFlags::KEEP_SIZE, 0, size_bytes)?;
         }
-        self.map_written()
+        self.mapping(&fd, size_bytes)
     }
 
     /// The same for who reads only what is written: holes are not filled.
     pub fn map_written(&self) -> io::Result<Mapping> {
         let fd = self.read_fd()?;
-        let size_bytes = fstat(&fd)?.st_size.cast_unsigned();
+        self.mapping(&fd, fstat(&fd)?.st_size.cast_unsigned())
+    }
+
+    fn mapping(&self, fd: &OwnedFd, size_bytes: u64) -> io::Result<Mapping> {
         match &self.place {
-            Place::Memory(file) => Mapping::new(Arc::clone(file) as _, &fd, size_bytes),
-            Place::Spill(file) => Mapping::new(Arc::clone(file) as _, &fd, size_bytes),
+            Place::Memory(file) => Mapping::new(Arc::clone(file) as _, fd, size_bytes),
+            Place::Spill(file) => Mapping::new(Arc::clone(file) as _, fd, size_bytes),
         }
     }
 

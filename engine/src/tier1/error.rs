@@ -67,6 +67,14 @@ pub fn is_descriptor_limit(error: &io::Error) -> bool {
         .is_some_and(|code| [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&code))
 }
 
+impl From<Tier1Error> for io::Error {
+    /// As plain reads and writes say it.
+    fn from(error: Tier1Error) -> Self {
+        let full = error.kind() == ErrorKind::NoSpace;
+        Self::new(if full { io::ErrorKind::StorageFull } else { io::ErrorKind::Other }, error)
+    }
+}
+
 impl Tier1Error {
     /// What makes a [`Tier1Error::Resize`] of a system call's error, in memory and in the spill.
     pub(super) fn resize<E: Into<io::Error>>(

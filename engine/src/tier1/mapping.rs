@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// Maps exactly the bytes the file had when it was made; an empty file gives an empty slice.
 ///
 /// Hazard: reading a page beyond the file's present end is SIGBUS, and so is reading a hole when memory is out, which is
-/// why whoever maps fills holes first. Only sealed files are mapped, a sealed file
-/// is never truncated (it is replaced or unlinked), and the pages of a file are not given back while a view
+/// why whoever maps fills holes first, or reads only what it knows to be written. Only sealed files and whole copies are mapped, such a
+/// file is never truncated (it is replaced or unlinked), and the pages of a file are not given back while a view
 /// lives. A file that is still written may be mapped to send its stable prefix early: its bytes may then change under
 /// the reader, who must hash again after the seal.
 pub struct Mapping {
