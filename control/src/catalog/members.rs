@@ -4,12 +4,12 @@
 //! held. Does not own: the state and its rules (`roll`, `protocol`).
 
 use super::Catalog;
-use super::roll::{Now, Replies, SMALL_MAX, Todo};
+use super::roll::{Now, Replies, Todo};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, Beat, Beaten, Join, Joined, Members, ToNode, VERSION_BYTES_MAX,
+    BATCH_ITEMS_MAX, Beat, Beaten, Join, Joined, Members, MembersChange, ToNode, VERSION_BYTES_MAX,
 };
 use tidemark_protocol::id::NodeName;
 use tidemark_protocol::key::NodeLife;
@@ -34,6 +34,10 @@ const TELL_TAKES: Duration = Duration::from_millis(100);
 /// Which news of members are on their way.
 #[derive(Debug, Default)]
 pub(super) struct Told {
+    /// The list as it is.
+    list: Arc<Members>,
+    /// Lives that became another since the list that was told last. Who joined meanwhile knows a part of it, and hears it again.
+    touched: BTreeSet<NodeLife>,
     /// Of the list that was told last.
     number: u64,
     /// Of the one before.
@@ -43,6 +47,28 @@ pub(super) struct Told {
 }
 
 impl Told {
+    /// Whoever follows this epoch has that list, or a later one, since it joined.
+    pub(super) fn new(list: Arc<Members>) -> Self {
+        Self { number: list.number, before: list.number, list, ..Self::default() }
+    }
+
+    fn changed(&mut self, list: &Arc<Members>) {
+        let change = list.since(&self.list);
+        self.touched.extend(change.members.into_iter().map(|member| member.life).chain(change.dropped));
+        self.list = Arc::clone(list);
+    }
+
+    /// What all are to hear now, and who: nothing where there is nothing new, or what they heard last is on its way to many.
+    fn news(&mut self, is_small: bool) -> Option<(Arc<Members>, MembersChange)> {
+        if self.list.number == self.number || !(is_small || self.is_heard()) {
+            return None;
+        }
+        let change = self.list.touched(self.number, std::mem::take(&mut self.touched));
+        (self.before, self.number) = (self.number, self.list.number);
+        self.heard_at = Some(Instant::now() + TELL_TAKES);
+        Some((Arc::clone(&self.list), change))
+    }
+
     /// The list that everybody should have by now: who has an older one missed it. The news that are on their way are not asked for,
     /// by thousands at once.
     fn heard(&self) -> u64 {
@@ -53,10 +79,9 @@ impl Told {
         self.heard_at.is_none_or(|at| Instant::now() >= at)
     }
 
-    /// So many bytes of news of that list are on their way to all.
-    fn tell(&mut self, number: u64, bytes: u64) {
+    /// So many bytes of the last news are on their way to all.
+    fn tell(&mut self, bytes: u64) {
         let takes = Duration::from_millis(bytes.saturating_mul(1000) / TELL_BYTES_PER_S) + TELL_TAKES;
-        (self.before, self.number) = (self.number, number);
         self.heard_at = Some(Instant::now() + takes);
     }
 }
@@ -90,6 +115,9 @@ impl Catalog {
         let wakes = !asks.is_empty() || changed;
         state.outbox.asks.extend(asks);
         let list = changed.then(|| Arc::clone(state.roll.list()));
+        if let Some(list) = &list {
+            state.told.changed(list);
+        }
         drop(state);
         for life in &lost {
             tracing::warn!(node = %life.node, "nothing is expected from it any more: what it held is free, and its processes count as ended");
@@ -202,10 +230,6 @@ impl Catalog {
         Ok(Beaten { echo, members_number: state.told.heard() })
     }
 
-    pub(super) fn members(&self) -> Arc<Members> {
-        Arc::clone(self.lock().roll.list())
-    }
-
     /// The last connection with that daemon is gone.
     pub(super) fn lost_connection(&self, life: Life) {
         // It cannot be refused: one that is no member is not looked into.
@@ -221,8 +245,6 @@ impl Catalog {
 
     /// Lets time pass, asks and tells, until dropped.
     pub async fn watch(self: Arc<Self>) {
-        // Whoever follows this epoch had that list when it joined.
-        let mut said = self.members();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(TICK_MS)) => {}
@@ -242,12 +264,14 @@ impl Catalog {
             for (to, ask) in asks {
                 self.ask(&to, ask);
             }
-            let now = self.members();
-            let is_small = now.members.len() <= SMALL_MAX;
-            if now.number != said.number && (is_small || self.lock().told.is_heard()) {
-                let bytes = self.tell_members(&now, &said);
-                self.lock().told.tell(now.number, bytes);
-                said = now;
+            let news = {
+                let mut state = self.lock();
+                let is_small = state.roll.is_small();
+                state.told.news(is_small)
+            };
+            if let Some((members, change)) = news {
+                let bytes = self.tell_members(&members, change);
+                self.lock().told.tell(bytes);
             }
         }
     }
@@ -281,11 +305,11 @@ impl Catalog {
     }
 
     /// Everybody is told what changed of who is there: so many bytes. Who misses it learns from the answer to a later beat that it did.
-    fn tell_members(&self, now: &Members, said: &Members) -> u64 {
-        let message = ToNode::Members(now.since(said));
+    fn tell_members(&self, members: &Members, change: MembersChange) -> u64 {
+        let message = ToNode::Members(change);
         let deadline =
-            super::NODE_DEADLINE + TELL_PER_MEMBER * u32::try_from(now.members.len()).unwrap_or(u32::MAX);
-        self.cluster.tell_others(now, &message, deadline, "the members")
+            super::NODE_DEADLINE + TELL_PER_MEMBER * u32::try_from(members.members.len()).unwrap_or(u32::MAX);
+        self.cluster.tell_others(members, &message, deadline, "the members")
     }
 }
 

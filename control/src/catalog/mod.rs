@@ -143,6 +143,10 @@ impl Catalog {
             asking: Arc::new(Semaphore::new(ASKS_MAX)),
         });
         catalog.begin();
+        {
+            let mut state = catalog.lock();
+            state.told = Told::new(Arc::clone(state.roll.list()));
+        }
         catalog
     }
 

@@ -31,7 +31,7 @@ const LIST_PAUSE_MS: u64 = 1;
 const LIST_PAUSE_MS_MAX: u64 = 1_000;
 
 /// Up to so many members all are told of suspicion, too, and news do not wait for the last ones to arrive: they are a few hundred bytes.
-pub(super) const SMALL_MAX: usize = 256;
+const SMALL_MAX: usize = 256;
 
 /// What the settings say, and what was stored of the members before.
 #[derive(Debug, Clone, Default)]
@@ -220,7 +220,11 @@ impl Roll {
             }
             _ => false,
         };
-        !is_passing || self.membership.members().len() <= SMALL_MAX
+        !is_passing || self.is_small()
+    }
+
+    pub(super) fn is_small(&self) -> bool {
+        self.membership.members().len() <= SMALL_MAX
     }
 
     /// Makes the list anew when it is another one and the last is old enough. Otherwise the next tick after that does.

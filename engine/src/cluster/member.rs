@@ -17,7 +17,7 @@ use tidemark_protocol::membership::{BEAT_MS, SUSPECT_BEATS};
 /// How often it is looked whether a beat is due: they are late by this at most.
 const BEAT_LOOK: Duration = Duration::from_millis(BEAT_MS / 10);
 
-/// A beat that is not answered within this is missed: the node is suspect by then.
+/// A beat that is not answered within this is missed: a node of less than thousands is suspect by then.
 const BEAT_DEADLINE: Duration = Duration::from_millis(BEAT_MS * SUSPECT_BEATS);
 
 /// The longest pause before the coordinator is asked to let us join again.

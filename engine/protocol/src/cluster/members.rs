@@ -76,7 +76,7 @@ impl Standing {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MembersChange {
     pub epoch: Epoch,
-    /// The list that it is a change of; 0 for one without members, which everybody has.
+    /// The list that it is a change of, and of all between that and `number`; 0 for one without members, which everybody has.
     pub from: u64,
     /// Of the list after it.
     pub number: u64,
@@ -99,24 +99,39 @@ impl Members {
     /// What became another since `before`, an older list. Linear in both.
     #[must_use]
     pub fn since(&self, before: &Self) -> MembersChange {
-        let lives: BTreeSet<&NodeLife> = self.members.iter().map(|member| &member.life).collect();
         // Of another epoch's list nobody can be sure who has it.
         let is_known = before.epoch == self.epoch;
-        let known: BTreeMap<&NodeLife, &Member> =
+        let mut known: BTreeMap<&NodeLife, &Member> =
             before.members.iter().filter(|_| is_known).map(|member| (&member.life, member)).collect();
-        let is_other = |member: &&Member| known.get(&member.life) != Some(member);
+        let other: Vec<&Member> =
+            self.members.iter().filter(|member| known.remove(&member.life) != Some(*member)).collect();
         MembersChange {
             epoch: self.epoch,
             from: if is_known { before.number } else { 0 },
             number: self.number,
             placement: self.placement,
-            members: self.members.iter().filter(is_other).cloned().collect(),
-            dropped: known.into_keys().filter(|life| !lives.contains(life)).cloned().collect(),
+            members: other.into_iter().cloned().collect(),
+            dropped: known.into_keys().cloned().collect(),
         }
     }
 
-    /// Becomes the list after a change; nothing when that is known here, or older. A change of a list that is not this one leaves it
-    /// as it is, and the whole list is to be asked for.
+    /// What is now of `lives`, for all who have a list of this epoch from number `from` on: `lives` are those that became another since.
+    #[must_use]
+    pub fn touched(&self, from: u64, mut lives: BTreeSet<NodeLife>) -> MembersChange {
+        let members = self.members.iter().filter(|member| lives.remove(&member.life)).cloned().collect();
+        let dropped = lives.into_iter().collect();
+        MembersChange {
+            epoch: self.epoch,
+            from,
+            number: self.number,
+            placement: self.placement,
+            members,
+            dropped,
+        }
+    }
+
+    /// Becomes the list after a change; nothing when that is known here, or older. A change of a later list than this one leaves it as
+    /// it is, and the whole list is to be asked for.
     ///
     /// # Errors
     /// [`Missed`].
@@ -125,7 +140,7 @@ impl Members {
             return Ok(false);
         }
         let MembersChange { epoch, from, number, placement, members, dropped } = change;
-        if from != 0 && (epoch, from) != (self.epoch, self.number) {
+        if from != 0 && (epoch != self.epoch || from > self.number) {
             return Err(Missed { from, known: self.number });
         }
         if from == 0 {
@@ -234,6 +249,13 @@ mod tests {
             let mut known = Members { epoch: Epoch(1), number: 9, ..third.clone() };
             prop_assert_eq!(known.follow(first.since(&known.clone())), Ok(true), "of another epoch everything is told");
             prop_assert_eq!(&known, &first);
+            let mut joined_between = second.clone();
+            let changes = [second.since(&first), third.since(&second)];
+            let lives = changes.into_iter().flat_map(|change| {
+                change.members.into_iter().map(|member| member.life).chain(change.dropped)
+            });
+            prop_assert_eq!(joined_between.follow(third.touched(1, lives.collect())), Ok(true));
+            prop_assert_eq!(&joined_between, &third);
             if missed {
                 prop_assert_eq!(known.follow(third.since(&second)), Err(Missed { from: 2, known: 1 }));
                 prop_assert_eq!(&known, &first);

@@ -205,7 +205,7 @@ pub struct Beat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beaten {
     pub echo: Echo,
-    /// Of the members as they are now: who has an older list asks for it.
+    /// Of the members that everybody should have heard of by now: who has an older list asks for it.
     pub members_number: u64,
 }
 

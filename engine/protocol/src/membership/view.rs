@@ -3,8 +3,9 @@
 //! Owns: following, and refusing lower epochs. Does not own: finding the coordinator, sending (the control plane).
 
 use super::wire::{Admit, Ask, Beat, Echo, Heard, Life};
-use super::{BEAT_MS, Refusal, SUSPECT_BEATS};
+use super::{BEAT_MS, Refusal, SUSPECT_BEATS, interval_ms};
 use crate::id::{Epoch, NodeName};
+use crate::placement::MEMBERS_MAX;
 
 /// Whether somebody decides for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,11 @@ pub struct View {
     interval_ms: u64,
     next_beat_ms: u64,
     number: u64,
+}
+
+/// An interval that a coordinator says, within what there can be.
+fn told_interval_ms(said_ms: u64) -> u64 {
+    said_ms.clamp(BEAT_MS, interval_ms(MEMBERS_MAX))
 }
 
 impl View {
@@ -70,7 +76,7 @@ impl View {
         self.check_coordinator(&admit.coordinator)?;
         self.coordinator = Some(admit.coordinator.clone());
         (self.heard_ms, self.next_beat_ms) = (now_ms, now_ms);
-        self.interval_ms = admit.interval_ms.max(BEAT_MS);
+        self.interval_ms = told_interval_ms(admit.interval_ms);
         Ok(())
     }
 
@@ -106,7 +112,7 @@ impl View {
         self.check_coordinator(&echo.coordinator)?;
         if self.coordinator.is_some() {
             self.heard_ms = self.heard_ms.max(now_ms);
-            self.interval_ms = echo.interval_ms.max(BEAT_MS);
+            self.interval_ms = told_interval_ms(echo.interval_ms);
         }
         Ok(())
     }
