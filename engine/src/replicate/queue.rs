@@ -47,6 +47,19 @@ impl Queue {
         self.asks.entry(priority).or_default().push_back(asked);
     }
 
+    /// A file has that priority now: its questions wait with others of it. Costs a look at each that waits.
+    pub(super) fn turns(&mut self, node: NodeId, priority: Priority) {
+        let mut turned = Vec::new();
+        for (_, asks) in self.asks.iter_mut().filter(|(of, asks)| **of != priority && !asks.is_empty()) {
+            let (of_it, others) = std::mem::take(asks).into_iter().partition(|asked| asked.of.0.0 == node);
+            *asks = others;
+            turned.extend::<VecDeque<_>>(of_it);
+        }
+        for asked in turned {
+            self.ask(priority, asked);
+        }
+    }
+
     pub(super) fn push(&mut self, push: Push) {
         self.pushes.push(push);
     }
@@ -88,6 +101,14 @@ mod tests {
         }
         let asked: Vec<_> = std::iter::from_fn(|| queue.next_ask()).map(|asked| asked.of.0.0).collect();
         assert_eq!(asked, [3, 1, 2, 0]);
+        for node in [1, 2, 1] {
+            let asked = Asked { of: way(node), file: FILE, command: SenderCommand::Hash { op: 1 } };
+            queue.ask(Priority::Again, asked);
+        }
+        // It is written anew.
+        queue.turns(1, Priority::Base);
+        let asked: Vec<_> = std::iter::from_fn(|| queue.next_ask()).map(|asked| asked.of.0.0).collect();
+        assert_eq!(asked, [1, 1, 2]);
         // The second waits for longer than the third.
         let since = |node: NodeId| Duration::from_secs(node);
         let rank = |of: &WayOf| Some((all[usize::try_from(of.0.0).ok()?], true, since(of.0.0)));

@@ -463,7 +463,10 @@ impl Turn {
         };
         if tracked.sealed.as_ref().map(|seal| seal.number) != before {
             (tracked.since, tracked.grown, tracked.stable_bytes, tracked.announced) = (now, None, 0, false);
-            tracked.priority = priority;
+            if tracked.priority != priority {
+                tracked.priority = priority;
+                self.queue.turns(node, priority);
+            }
         }
         self.unfinished.insert(node);
         self.give_ways(node);
@@ -490,12 +493,14 @@ impl Turn {
     fn follow_partners(&mut self) {
         let mut lost = false;
         for node in self.files.keys().copied().collect::<Vec<_>>() {
-            let mut had_all = false;
-            if let Some(tracked) = self.files.get_mut(&node).filter(|tracked| tracked.is_finished()) {
-                (tracked.priority, had_all) = (Priority::Again, true);
+            // Without a partner nothing was ever copied: what was saved then is still a save's.
+            let had_all = |tracked: &&mut Tracked| tracked.is_finished() && !tracked.ways.is_empty();
+            if let Some(tracked) = self.files.get_mut(&node).filter(had_all) {
+                tracked.priority = Priority::Again;
             }
             self.look(node, Priority::Base);
-            lost |= had_all && self.files.get(&node).is_some_and(|tracked| !tracked.is_finished());
+            let is_lost = |tracked: &Tracked| tracked.priority == Priority::Again && !tracked.is_finished();
+            lost |= self.files.get(&node).is_some_and(is_lost);
         }
         if lost {
             self.outgoing.pace.lift();

@@ -80,6 +80,33 @@ async fn a_partner_that_another_takes_the_place_of_lifts_the_pace() {
     running.acknowledged(file, seal, 2).await;
 }
 
+/// Between a partner that is lost and the next one there is a minute without any.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_what_had_a_copy_is_made_again_when_a_partner_comes_after_a_time_without_one() {
+    let network = Network::new();
+    let nodes = ["a", "b", "c"].map(|name| Node::new(&network, name, 64 << 20));
+    let running = nodes[0].replicator(Vec::new());
+    let paced = async || {
+        running.replicator.checkpoint_completed();
+        tokio::time::sleep(INTERVAL).await;
+        running.replicator.checkpoint_completed();
+        until("a pace is in force", || running.replicator.pace_bytes_per_s().is_some()).await;
+    };
+    let (node, file, seal) = nodes[0].save("step1.pt", &noise(CHUNK + 1, 23));
+    running.replicator.look_at_node(node, Priority::Base);
+    until("it is known", || running.replicator.board_is_read()).await;
+    paced().await;
+    running.partners.send_replace(vec![nodes[1].address()]);
+    running.acknowledged(file, seal, 1).await;
+    assert!(running.replicator.pace_bytes_per_s().is_some(), "it never had a copy");
+
+    running.partners.send_replace(Vec::new());
+    tokio::time::sleep(INTERVAL).await;
+    running.partners.send_replace(vec![nodes[2].address()]);
+    until("it has one copy less than it should", || running.replicator.pace_bytes_per_s().is_none()).await;
+    running.acknowledged(file, seal, 2).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_went_before_the_checkpoint_was_complete_counts_and_small_files_do() {
     let network = Network::new();
