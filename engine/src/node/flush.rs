@@ -8,6 +8,7 @@ use crate::node::book::{Book, LooseStage};
 use crate::node::decide;
 use crate::node::rescue::{self, Rescue};
 use crate::node::run::{Engine, Node};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::Told;
 use tidemark_protocol::path::RelPath;
@@ -28,6 +29,8 @@ const PENDING_MAX: usize = 1000;
 pub(crate) struct Flushes {
     waiting: Vec<Waiter>,
     not_before: Option<Instant>,
+    /// When other nodes were told that somebody waits, since the last checkpoint was complete.
+    pub(crate) told_others: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -113,6 +116,8 @@ impl Engine {
         }
         let begun = Instant::now();
         let mut waiting = std::mem::take(&mut self.flushes.waiting);
+        // Many may wait for one place.
+        let mut known: BTreeMap<Vec<u8>, Vec<Pending>> = BTreeMap::new();
         waiting.retain_mut(|waiter| {
             if waiter.answer.as_ref().is_none_or(oneshot::Sender::is_closed) {
                 return false;
@@ -120,7 +125,7 @@ impl Engine {
             // What was closed just before the flush may not have been noticed yet.
             let noticed =
                 !self.ledger.is_stale() && now.saturating_duration_since(waiter.began) >= LOOK_EVERY;
-            let mut pending = self.pending(&waiter.place);
+            let pending = known.entry(waiter.place.clone()).or_insert_with(|| self.pending(&waiter.place));
             let timed_out = waiter.until.is_some_and(|until| until <= now);
             let waits = |pending: &Pending| match pending.reason {
                 PendingReason::Torn => false,
@@ -135,6 +140,7 @@ impl Engine {
             if !timed_out && (!noticed || changes) {
                 return true;
             }
+            let mut pending = pending.clone();
             if self.tree_is_pending(waiter.began) {
                 let what = "the names outside checkpoints are not in Tier-3 yet".to_owned();
                 pending.push(Pending { path: String::new(), reason: PendingReason::Uploading, what });
@@ -272,7 +278,8 @@ impl Node {
     ) -> Option<Flush> {
         let metrics = &self.shared().metrics;
         let (files_before, bytes_before) = (metrics.upload_files.get(), metrics.upload_bytes.get());
-        let until = timeout.map(|timeout| Instant::now() + timeout);
+        // Beyond all clocks is for ever.
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let since = self.shared().events.since(0).last().map_or(0, |event| event.number);
         let begun = place.clone();
         let answered = self.ask(move |engine| engine.begin_flush(begun, until, Told::Flush, false)).await?;

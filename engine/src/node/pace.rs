@@ -6,11 +6,15 @@
 use crate::node::Shared;
 use crate::node::run::Engine;
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 use tidemark_protocol::record::Record;
+
+/// That somebody waits is told again after this, should it have been missed: when a job ends all its nodes flush, and again and again.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// A version is complete, and `backlog_bytes`, its own included, are not in Tier-3. While somebody waits nothing is held back.
-    pub(crate) fn set_paces(&self, record: &Record, backlog_bytes: u64) {
+    pub(crate) fn set_paces(&mut self, record: &Record, backlog_bytes: u64) {
         if !self.flushes.is_empty() || self.draining {
             return;
         }
@@ -26,14 +30,19 @@ impl Engine {
         if let Some(cluster) = self.shared.cluster.get() {
             cluster.tell_completed(&homes);
         }
+        self.flushes.told_others = None;
     }
 
     /// Somebody waits until all is safe: no limits until the next version is complete.
-    pub(crate) fn lift_paces(&self) {
+    pub(crate) fn lift_paces(&mut self) {
         self.shared.drain.with_pace(|pace, _| pace.lift());
         self.shared.lift_pace_of_copies();
-        if let Some(cluster) = self.shared.cluster.get().filter(|cluster| cluster.is_coordinator()) {
+        let is_told = self.flushes.told_others.is_some_and(|at| at.elapsed() < TELL_EVERY);
+        if let Some(cluster) =
+            self.shared.cluster.get().filter(|cluster| cluster.is_coordinator() && !is_told)
+        {
             cluster.tell_waited_for();
+            self.flushes.told_others = Some(Instant::now());
         }
     }
 }

@@ -48,6 +48,11 @@ const FLUSHES_MAX: usize = 4096;
 
 static FLUSHING: Semaphore = Semaphore::const_new(FLUSHES_MAX);
 
+/// Rounds of this node's flushes on their way at once: each holds a credit of the connection that beats and look-ups need, too.
+const ROUNDS_MAX: usize = 8;
+
+static ROUNDS: Semaphore = Semaphore::const_new(ROUNDS_MAX);
+
 /// See the module's head.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -132,6 +137,10 @@ impl Daemon {
         let (mut all, mut heard) = (Flush { waited: request.wait, ..Flush::default() }, began);
         let mut round_s = FLUSH_ROUND_S;
         loop {
+            // Many share the turns: each is asked for shortly then.
+            if ROUNDS.available_permits() == 0 {
+                round_s = FLUSH_ROUND_S;
+            }
             let left_s = request.timeout_s.map(|most| most.saturating_sub(began.elapsed().as_secs()));
             let timeout_s = request.wait.then(|| left_s.map_or(round_s, |left_s| left_s.min(round_s)));
             let round = FlushRequest { place: request.place.clone(), wait: request.wait, timeout_s };
@@ -172,6 +181,9 @@ impl Daemon {
             told.map_err(|_| unheard(format!("no answer in {} s", SILENT_DEADLINE.as_secs())))?
                 .map_err(|away| unheard(chain(&away)))?;
         }
+        let Ok(Ok(_turn)) = tokio::time::timeout(DEADLINE, ROUNDS.acquire()).await else {
+            return Err(unheard(format!("other flushes of this node take all {ROUNDS_MAX} turns")));
+        };
         self.forward(Command::Flush(round)).await
     }
 
@@ -244,7 +256,9 @@ impl Daemon {
         if self.node.shared().cluster.get().is_some_and(|cluster| cluster.hears_still()) {
             return Err(unavailable("it is new, and some nodes have not said yet what they know; ask again"));
         }
-        let within = Duration::from_secs(request.timeout_s.unwrap_or(FLUSH_ROUND_S)) + FLUSH_LATE;
+        let timeout_s = request.timeout_s.unwrap_or(FLUSH_ROUND_S).min(FLUSH_ROUND_S_MAX);
+        let request = FlushRequest { timeout_s: Some(timeout_s), ..request };
+        let within = Duration::from_secs(timeout_s) + FLUSH_LATE;
         let flushed = tokio::time::timeout(within, self.flush(request, ProgressSink::channel().0)).await;
         flushed.map_err(|_| unavailable("checkpoints are not decided over yet; ask again"))
     }

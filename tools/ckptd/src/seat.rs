@@ -241,6 +241,9 @@ impl Candidate {
 /// Whose members are to be stored, and who may have a doubt.
 type Keeping = oneshot::Sender<Arc<Catalog>>;
 
+/// After a look at the lease because somebody doubts it: a small part of its term.
+const DOUBT_PAUSE: Duration = Duration::from_millis(200);
+
 /// Renews the lease, and stores the members, until it is lost; says why.
 async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>) -> String {
     let mut renewal = tokio::time::interval(LeaseTimes::etcd().term / 4);
@@ -264,7 +267,12 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
         let result = tokio::select! {
             _ = renewal.tick() => lease.renew(Instant::now()).await.map(drop),
             // A node that follows another is no proof; etcd is.
-            () = doubted => lease.renew(Instant::now()).await.map(drop),
+            () = doubted => {
+                let renewed = lease.renew(Instant::now()).await.map(drop);
+                // Such a node may come again and again.
+                tokio::time::sleep(DOUBT_PAUSE).await;
+                renewed
+            }
             Ok(catalog) = &mut coming, if waits => {
                 let mut stored = catalog.watch_stored();
                 stored.mark_changed();
