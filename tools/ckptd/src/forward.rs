@@ -137,14 +137,21 @@ impl Daemon {
         let (mut all, mut heard) = (Flush { waited: request.wait, ..Flush::default() }, began);
         let mut round_s = FLUSH_ROUND_S;
         loop {
-            // Many share the turns: each is asked for shortly then.
-            if ROUNDS.available_permits() == 0 {
-                round_s = FLUSH_ROUND_S;
-            }
-            let left_s = request.timeout_s.map(|most| most.saturating_sub(began.elapsed().as_secs()));
-            let timeout_s = request.wait.then(|| left_s.map_or(round_s, |left_s| left_s.min(round_s)));
+            let left_s = || request.timeout_s.map(|most| most.saturating_sub(began.elapsed().as_secs()));
+            // Many share the turns: each is asked for shortly then, and who gets none hears what is pending.
+            let longest_s = if ROUNDS.available_permits() == 0 { FLUSH_ROUND_S } else { round_s };
+            let turn = async {
+                let most = left_s().map_or(DEADLINE, |left_s| Duration::from_secs(left_s).min(DEADLINE));
+                tokio::time::timeout(most, ROUNDS.acquire()).await.ok()?.ok()
+            };
+            let turn = if request.wait { turn.await } else { None };
+            let longest_s = turn.as_ref().map_or(0, |_| longest_s);
+            let left_s = left_s();
+            let timeout_s = request.wait.then(|| left_s.map_or(longest_s, |left_s| left_s.min(longest_s)));
             let round = FlushRequest { place: request.place.clone(), wait: request.wait, timeout_s };
-            match self.flush_round(round).await {
+            let answered = self.flush_round(round).await;
+            drop(turn);
+            match answered {
                 Ok(round) => {
                     (heard, round_s) = (Instant::now(), FLUSH_ROUND_S_MAX.min(2 * round_s));
                     all.uploaded_files += round.uploaded_files;
@@ -181,9 +188,6 @@ impl Daemon {
             told.map_err(|_| unheard(format!("no answer in {} s", SILENT_DEADLINE.as_secs())))?
                 .map_err(|away| unheard(chain(&away)))?;
         }
-        let Ok(Ok(_turn)) = tokio::time::timeout(DEADLINE, ROUNDS.acquire()).await else {
-            return Err(unheard(format!("other flushes of this node take all {ROUNDS_MAX} turns")));
-        };
         self.forward(Command::Flush(round)).await
     }
 

@@ -269,8 +269,10 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
             // A node that follows another is no proof; etcd is.
             () = doubted => {
                 let renewed = lease.renew(Instant::now()).await.map(drop);
-                // Such a node may come again and again.
-                tokio::time::sleep(DOUBT_PAUSE).await;
+                // Such a node may come again and again. A lease that is lost is left at once.
+                if lease.epoch(Instant::now()).is_some() {
+                    tokio::time::sleep(DOUBT_PAUSE).await;
+                }
                 renewed
             }
             Ok(catalog) = &mut coming, if waits => {
