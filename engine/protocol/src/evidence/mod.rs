@@ -242,7 +242,7 @@ impl Case<'_> {
             if let Some(writer) = self.failed_early() {
                 return Verdict::Torn { why: format!("process {} failed at {fewer}", writer.process.0) };
             }
-            if !self.has_settled() {
+            if !self.is_over() {
                 return self.wait(&format!("{detail}, but only {fewer}; waiting for the settle time"));
             }
         }
@@ -274,7 +274,7 @@ impl Case<'_> {
         }
         let fewer = self.fewer_than(self.facts.older).filter(|_| !whole);
         let doubted = fewer.is_some() || !whole && self.writers().any(|writer| writer.fate == Fate::Ended);
-        if self.facts.told == Told::Flush && (self.has_settled() || !doubted) {
+        if self.facts.told == Told::Flush && (self.is_over() || !doubted) {
             return Verdict::Complete { evidence: Evidence::Told, detail: "flush was asked for".into() };
         }
         if !self.quiet() {
@@ -329,6 +329,12 @@ impl Case<'_> {
 
     fn has_settled(&self) -> bool {
         self.now_ns >= self.quiet_at_ns()
+    }
+
+    /// Nothing more comes, as far as time tells: a file in flight that nobody is left to finish stays so.
+    fn is_over(&self) -> bool {
+        let finish = || self.writers().any(|writer| writer.fate == Fate::Alive);
+        self.has_settled() && (self.candidate.temporaries.is_empty() || !finish())
     }
 
     fn quiet(&self) -> bool {

@@ -337,6 +337,8 @@ fn a_flush_does_not_make_whole_what_a_killed_writer_left() {
     );
     let mut unfinished = World::new(&[files[0].clone(), ("r/step_7/b.bin.tmp", 1, writer(1, Some(2)))]);
     (unfinished.told, unfinished.older) = (Told::Flush, world.older.take());
+    assert_eq!(unfinished.evidence(6), None, "its writer lives, and may finish the file that is in flight");
+    unfinished.file(files[0].0).writers[0].fate = Fate::Exited;
     assert_eq!(
         unfinished.evidence(6),
         Some(Evidence::Told),
