@@ -88,9 +88,11 @@ pub(super) struct Observed {
     pub(super) blocks_512: u64,
     pub(super) mtime_ns: i64,
     pub(super) ctime_ns: i64,
+    /// What the backing file's own clock says; none where there is none.
+    backing_mtime_ns: Option<i64>,
 }
 
-/// Reads a file's size and times: one fstat where the bytes are here, none for a COLD file.
+/// Reads a file's size and times: one look at the backing file, none for a COLD file.
 pub(super) fn observe(node: &Node, file: &File) -> Result<Observed, FsError> {
     let Some(backing) = &file.backing else {
         return Ok(Observed {
@@ -98,6 +100,7 @@ pub(super) fn observe(node: &Node, file: &File) -> Result<Observed, FsError> {
             blocks_512: file.size_bytes.div_ceil(512),
             mtime_ns: node.mtime_ns,
             ctime_ns: node.ctime_ns,
+            backing_mtime_ns: None,
         });
     };
     let stat = backing.stat()?;
@@ -106,6 +109,7 @@ pub(super) fn observe(node: &Node, file: &File) -> Result<Observed, FsError> {
         blocks_512: stat.blocks_512,
         mtime_ns: node.mtime_ns,
         ctime_ns: node.ctime_ns,
+        backing_mtime_ns: Some(stat.mtime_ns),
     };
     if file.fate.writers() > 0 && !file.times_set && stat.mtime_ns != file.baseline_ns {
         // The kernel stamps writes with its coarse clock, which may lie a tick before the open's exact time.
@@ -116,15 +120,27 @@ pub(super) fn observe(node: &Node, file: &File) -> Result<Observed, FsError> {
 }
 
 /// Takes what the writers did into the record, and measures from here on: called when the last writer is gone
-/// and before the daemon itself changes the backing file.
+/// and before the daemon itself changes the backing file. Costs one look at it.
 pub(super) fn freeze(node: &mut Node) -> Result<(), FsError> {
+    if let Some(observed) = measure_from_now(node)? {
+        node.mtime_ns = observed.mtime_ns;
+        node.ctime_ns = observed.ctime_ns;
+    }
+    Ok(())
+}
+
+/// Declares the backing file's size and mtime to be no news, and says what was true until now; nothing of what is no
+/// file. Costs one look at it.
+pub(super) fn measure_from_now(node: &mut Node) -> Result<Option<Observed>, FsError> {
     let Body::File(file) = &node.body else {
-        return Ok(());
+        return Ok(None);
     };
     let observed = observe(node, file)?;
-    node.mtime_ns = observed.mtime_ns;
-    node.ctime_ns = observed.ctime_ns;
-    rebase(node, observed.size_bytes)
+    if let Body::File(file) = &mut node.body {
+        file.size_bytes = observed.size_bytes;
+        file.baseline_ns = observed.backing_mtime_ns.unwrap_or(file.baseline_ns);
+    }
+    Ok(Some(observed))
 }
 
 /// Declares the backing file's present mtime to be no news.
@@ -139,19 +155,34 @@ pub(super) fn rebase(node: &mut Node, size_bytes: u64) -> Result<(), FsError> {
     Ok(())
 }
 
-/// What stat(2) shows of a node.
+/// What stat(2) shows of a node. Costs one look at a file that is here.
 pub(super) fn attr(id: NodeId, node: &Node) -> Result<Attr, FsError> {
-    let (kind, nlink, observed) = match &node.body {
-        Body::File(file) => (Kind::File, node.link_count(), observe(node, file)?),
+    let observed = match &node.body {
+        Body::File(file) => observe(node, file)?,
+        Body::Directory(_) => record(node, DIRECTORY_BYTES),
+        Body::Symlink(target) => record(node, target.len() as u64),
+        Body::Special(_) => record(node, 0),
+    };
+    Ok(shown(id, node, &observed))
+}
+
+/// The same of a file that was made just now and that nobody can have written yet: it need not be looked at.
+pub(super) fn attr_of_new(id: NodeId, node: &Node) -> Attr {
+    shown(id, node, &record(node, 0))
+}
+
+fn shown(id: NodeId, node: &Node, observed: &Observed) -> Attr {
+    let (kind, nlink) = match &node.body {
+        Body::File(_) => (Kind::File, node.link_count()),
         Body::Directory(directory) => {
             let nlink =
                 if node.link_count() == 0 && id != super::ROOT { 0 } else { 2 + directory.subdirectories };
-            (Kind::Directory, nlink, record(node, DIRECTORY_BYTES))
+            (Kind::Directory, nlink)
         }
-        Body::Symlink(target) => (Kind::Symlink, node.link_count(), record(node, target.len() as u64)),
-        Body::Special(special) => (Kind::Special(*special), node.link_count(), record(node, 0)),
+        Body::Symlink(_) => (Kind::Symlink, node.link_count()),
+        Body::Special(special) => (Kind::Special(*special), node.link_count()),
     };
-    Ok(Attr {
+    Attr {
         node: id,
         ino: node.ino,
         kind,
@@ -165,7 +196,7 @@ pub(super) fn attr(id: NodeId, node: &Node) -> Result<Attr, FsError> {
         mtime_ns: observed.mtime_ns,
         ctime_ns: observed.ctime_ns,
         ttl: if node.overwritten { Ttl::Zero } else { Ttl::Default },
-    })
+    }
 }
 
 fn record(node: &Node, size_bytes: u64) -> Observed {
@@ -174,5 +205,6 @@ fn record(node: &Node, size_bytes: u64) -> Observed {
         blocks_512: size_bytes.div_ceil(512),
         mtime_ns: node.mtime_ns,
         ctime_ns: node.ctime_ns,
+        backing_mtime_ns: None,
     }
 }

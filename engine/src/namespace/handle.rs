@@ -3,7 +3,7 @@
 //! Owns: handle numbers, open counts, FLUSH and RELEASE, fsync, fallocate, statfs.
 //! Does not own: opening (`open`), what a closed file becomes next (`seal`).
 
-use super::attr::{Kind, freeze, observe, rebase};
+use super::attr::{Kind, freeze, measure_from_now, rebase};
 use super::node::Body;
 use super::session::Answer;
 use super::{Caller, FsError, Namespace, NodeId, State};
@@ -87,12 +87,7 @@ impl State {
         now_ns: i64,
     ) -> Result<OpenFile, FsError> {
         if writable && self.file_mut(node)?.fate.writers() == 0 {
-            let target = self.tree.node_mut(node)?;
-            let size_bytes = match &target.body {
-                Body::File(file) => observe(target, file)?.size_bytes,
-                Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => return Err(FsError::Invalid),
-            };
-            rebase(target, size_bytes)?;
+            measure_from_now(self.tree.node_mut(node)?)?.ok_or(FsError::Invalid)?;
         }
         let file = self.file_mut(node)?;
         let backing = Arc::clone(file.backing.as_ref().ok_or(FsError::Stale)?);

@@ -240,6 +240,8 @@ struct State {
     session: Session,
     /// Level-triggered: a node is in here until the node loop has been told to look at it.
     dirty: BTreeSet<NodeId>,
+    /// Who waits for it: only then somebody has to be woken.
+    watching: u32,
     /// Records not yet written to the journal.
     pending: Vec<u8>,
     /// Backing files to drop once the lock is free and the journal no longer names them.
@@ -358,11 +360,13 @@ impl Namespace {
     /// A change made while the caller works is in the next answer; the set is bounded by the number of nodes
     /// plus those removed since the last call.
     pub fn wait_dirty(&self, timeout: Duration) -> Vec<NodeId> {
-        let state = self.lock();
+        let mut state = self.lock();
+        state.watching += 1;
         let (mut state, _) = self
             .dirtied
             .wait_timeout_while(state, timeout, |state| state.dirty.is_empty())
             .expect(UNPOISONED);
+        state.watching -= 1;
         std::mem::take(&mut state.dirty).into_iter().collect()
     }
 
@@ -412,7 +416,7 @@ impl Namespace {
         state.note_touched();
         let journals = !state.pending.is_empty();
         let woken = std::mem::take(&mut state.woken) && state.waiting > 0;
-        let dirty = !state.dirty.is_empty();
+        let dirty = state.watching > 0 && !state.dirty.is_empty();
         let tells = state.tells();
         let tells_deputy = state.untold.as_ref().is_some_and(|untold| !untold.is_empty());
         let trash = std::mem::take(&mut state.trash);
@@ -502,6 +506,7 @@ impl State {
             handles: HandleTable::default(),
             session: Session::default(),
             dirty: BTreeSet::new(),
+            watching: 0,
             pending: Vec::new(),
             trash: Vec::new(),
             stale: StaleCallers::default(),

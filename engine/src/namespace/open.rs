@@ -7,7 +7,7 @@
 //! names are given to a new node with the same inode number, and the open is answered ESTALE: the kernel looks
 //! the name up again and opens the new node.
 
-use super::attr::{Attr, attr, freeze, observe, rebase};
+use super::attr::{Attr, attr_of_new, freeze, observe, rebase};
 use super::cold::ColdFile;
 use super::file::File;
 use super::handle::OpenFile;
@@ -169,7 +169,7 @@ impl Namespace {
             state.note_name(parent, name);
             state.mark(id);
             state.answer(caller.request, Answer::Created(id, open.fh));
-            Ok((attr(id, state.tree.node(id)?)?, open))
+            Ok((attr_of_new(id, state.tree.node(id)?), open))
         });
         match made {
             Err(FsError::Exists) if flags & EXCLUSIVE == 0 => self.open_existing(caller, parent, name, flags),
