@@ -14,8 +14,10 @@
 //! exec_update_lock for it (seen on 6.18), execve(2) holds that lock while it closes close-on-exec files, and such a
 //! close waits for our answer. `statm` takes only the task's lock.
 
+use std::cell::RefCell;
 use std::fs::File;
-use std::io::Read;
+use std::io;
+use std::os::unix::fs::FileExt;
 
 /// Seven numbers of at most 20 digits, with blanks.
 const STATM_MAX_BYTES: usize = 160;
@@ -42,20 +44,41 @@ impl ClosedBy {
     }
 }
 
-/// Who closes, given the thread id that FLUSH carries. One read of a /proc file: about 5 µs.
+thread_local! {
+    /// The file of the thread that this one was asked about last: who writes many files closes one after the other, and opening
+    /// takes twice as long as reading. It names that very thread: once that is gone, it reads as ESRCH, whoever has its id then.
+    static LAST: RefCell<Option<(u32, File)>> = const { RefCell::new(None) };
+}
+
+/// Who closes, given the thread id that FLUSH carries. One read of a /proc file: about 3 µs, and 5 µs more where another thread
+/// was asked about before.
 #[must_use]
 pub fn closed_by(tid: u32) -> ClosedBy {
     if tid == 0 {
         return ClosedBy::Unseen;
     }
     let mut line = [0u8; STATM_MAX_BYTES];
-    let Ok(mut file) = File::open(format!("/proc/{tid}/task/{tid}/statm")) else { return ClosedBy::Unseen };
-    let Ok(length) = file.read(&mut line) else { return ClosedBy::Unseen };
+    let Ok(length) = LAST.with_borrow_mut(|last| read_statm(last, tid, &mut line)) else {
+        return ClosedBy::Unseen;
+    };
     match total_pages(&line[..length]) {
         Some(0) => ClosedBy::Kernel,
         Some(_) => ClosedBy::Program,
         None => ClosedBy::Unseen,
     }
+}
+
+fn read_statm(last: &mut Option<(u32, File)>, tid: u32, line: &mut [u8]) -> io::Result<usize> {
+    if let Some((_, file)) = last.as_ref().filter(|(of, _)| *of == tid)
+        && let Ok(length) = file.read_at(line, 0)
+    {
+        return Ok(length);
+    }
+    *last = None;
+    let file = File::open(format!("/proc/{tid}/task/{tid}/statm"))?;
+    let length = file.read_at(line, 0)?;
+    *last = Some((tid, file));
+    Ok(length)
 }
 
 /// Field 1 of a statm line (proc_pid_statm(5)).
@@ -92,6 +115,8 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         child.wait().unwrap();
+        // Its file is the one that was read last; nobody answers for a thread that is gone.
+        assert_eq!(closed_by(child.id()), ClosedBy::Unseen);
         assert!(ClosedBy::Kernel.cut() && !ClosedBy::Program.cut() && !ClosedBy::Unseen.cut());
     }
 }
