@@ -138,6 +138,7 @@ metrics! {
     lag_bytes: Level, bytes, Stable, "Their bytes that are not in Tier-3 yet";
     lag_seconds: Fraction, seconds, Stable, "How long the oldest of them has been complete";
     fuse_requests: CountBy, count, Stable, "Requests from the kernel, by opcode";
+    fuse_awake_seconds: Fraction, seconds, Trial, "How long idle processors were kept from sleeping for requests, since the daemon began";
 }
 
 mod units {

@@ -57,7 +57,7 @@ pub(crate) struct Adapter {
 
 impl Adapter {
     fn count(&self, opcode: Opcode) {
-        self.shared.counters.count(opcode);
+        self.shared.count(opcode);
     }
 
     fn ns(&self) -> &Namespace {

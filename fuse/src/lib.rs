@@ -9,6 +9,7 @@
 
 mod adapter;
 mod attr;
+mod awake;
 mod backing_ids;
 mod cold;
 mod control_dir;
@@ -38,5 +39,6 @@ pub use holders::{Holder, holders};
 pub use host::Host;
 pub use notify::Invalidator;
 pub use session::{
-    KeptMount, Mode, ModeChoice, MountRecord, MountSettings, Mounted, give_up, mount, probe_mode, take_over,
+    KeptMount, Mode, ModeChoice, MountRecord, MountSettings, Mounted, SessionSettings, give_up, mount,
+    probe_mode, take_over,
 };

@@ -5,6 +5,7 @@
 
 use crate::adapter::Adapter;
 use crate::attr::{BLOCK_SIZE_FALLBACK, BLOCK_SIZE_PASSTHROUGH};
+use crate::awake::Awake;
 use crate::cold::Workers;
 use crate::control_dir::ControlDir;
 use crate::counters::{Counters, RequestCounters};
@@ -70,15 +71,29 @@ pub struct MountSettings {
     /// Made if missing; refused when not empty or when it carries a live mount.
     pub mountpoint: PathBuf,
     pub mode: ModeChoice,
+    pub session: SessionSettings,
+}
+
+/// How requests are answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionSettings {
     /// Threads that answer requests; 0 chooses by the number of CPUs, between 2 and 8.
     pub threads: usize,
+    /// Idle processors are kept from sleeping while requests follow each other (`awake`), where the kernel can be asked.
+    pub keep_awake: bool,
+}
+
+impl Default for SessionSettings {
+    fn default() -> Self {
+        Self { threads: 0, keep_awake: true }
+    }
 }
 
 impl MountSettings {
-    /// The defaults: automatic mode, threads by the number of CPUs.
+    /// The defaults: automatic mode, threads by the number of CPUs, processors kept awake.
     #[must_use]
     pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
-        Self { mountpoint: mountpoint.into(), mode: ModeChoice::Auto, threads: 0 }
+        Self { mountpoint: mountpoint.into(), mode: ModeChoice::Auto, session: SessionSettings::default() }
     }
 }
 
@@ -126,7 +141,7 @@ pub fn mount(
         reason = "mounted by fusermount3, without CAP_SYS_ADMIN".to_owned();
     }
     let (privileged, allow_other) = (attached.privileged, attached.allow_other);
-    match serve(settings.threads, &path, mode, Device::new(attached.device), None, namespace, host) {
+    match serve(settings.session, &path, mode, Device::new(attached.device), None, namespace, host) {
         Ok(served) => {
             tracing::info!(path = %path.display(), %mode, reason, "mounted");
             let init = served.init.clone();
@@ -149,13 +164,13 @@ pub fn mount(
 /// The mount stays as it is then, for another try.
 pub fn take_over(
     kept: KeptMount,
-    threads: usize,
+    settings: SessionSettings,
     namespace: Arc<Namespace>,
     host: Arc<dyn Host>,
 ) -> Result<Mounted, MountError> {
     let KeptMount { device, record } = kept;
     let device = Device::new(device);
-    let served = serve(threads, &record.path, record.mode, device, Some(&record.init), namespace, host)?;
+    let served = serve(settings, &record.path, record.mode, device, Some(&record.init), namespace, host)?;
     tracing::info!(path = %record.path.display(), mode = %record.mode, "took the mount over");
     Ok(Mounted { record, served, detached: Mutex::new(false) })
 }
@@ -229,7 +244,7 @@ struct Ended {
 }
 
 fn serve(
-    wanted_threads: usize,
+    settings: SessionSettings,
     path: &Path,
     mode: Mode,
     device: Device,
@@ -245,6 +260,7 @@ fn serve(
         control: ControlDir::new(Arc::clone(&host), SystemTime::now()),
         host,
         counters: RequestCounters::default(),
+        awake: if settings.keep_awake { Awake::start().map_err(thread)? } else { Awake::off() },
         data: OnceLock::new(),
         block_size: match mode {
             Mode::Passthrough => BLOCK_SIZE_PASSTHROUGH,
@@ -258,7 +274,7 @@ fn serve(
         shared: Arc::clone(&shared),
     };
     let mut config = Config::default();
-    config.n_threads = Some(threads(wanted_threads));
+    config.n_threads = Some(threads(settings.threads));
     // The kernel checks who may enter (allow_other); fuser's own check would only repeat it.
     let (session, init) = handshake::begin(adapter, &device, config, kept).map_err(handshake)?;
     if kept.is_some() {
@@ -334,6 +350,12 @@ impl Mounted {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.served.shared.counters.snapshot()
+    }
+
+    /// How long idle processors were kept from sleeping for requests, over all spells of them that are over.
+    #[must_use]
+    pub fn kept_awake(&self) -> Duration {
+        self.served.shared.awake.held()
     }
 
     /// For telling the kernel of changes that did not come through the mount.

@@ -4,9 +4,10 @@
 //! `cold`).
 
 use crate::attr;
+use crate::awake::Awake;
 use crate::control_dir::ControlDir;
 use crate::convert::{answer_empty, is_resent, request_id};
-use crate::counters::RequestCounters;
+use crate::counters::{Opcode, RequestCounters};
 use crate::errno::errno;
 use crate::handle::DataPath;
 use crate::host::Host;
@@ -21,6 +22,7 @@ pub(crate) struct Shared {
     pub(crate) host: Arc<dyn Host>,
     pub(crate) control: ControlDir,
     pub(crate) counters: RequestCounters,
+    pub(crate) awake: Arc<Awake>,
     pub(crate) data: OnceLock<DataPath>,
     pub(crate) block_size: u32,
 }
@@ -32,6 +34,12 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
+    /// A request has come.
+    pub(crate) fn count(&self, opcode: Opcode) {
+        self.awake.request();
+        self.counters.count(opcode);
+    }
+
     /// How long the kernel may keep a name: not at all where other nodes may change it.
     pub(crate) fn ttl(&self, found: &Attr) -> Duration {
         if self.host.cluster().is_some() { Duration::ZERO } else { attr::ttl(found) }

@@ -48,6 +48,7 @@ pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &Stat
 fn count_requests(daemon: &Daemon) {
     let Some(mounted) = daemon.mounted.get() else { return };
     let metrics = &daemon.node.shared().metrics;
+    metrics.fuse_awake_seconds.set(mounted.kept_awake().as_secs_f64());
     for (opcode, count) in mounted.counters().iter() {
         raise_to(&metrics.fuse_requests.get_or_create(&[("opcode", opcode.name())]), count);
         if opcode == Opcode::Create {

@@ -38,7 +38,7 @@ use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::{MountMode, Settings};
 use tidemark_engine::step_point::{StepPoint, reach};
 use tidemark_engine::store::UploadLimits;
-use tidemark_fuse::{Host, KeptMount, ModeChoice, MountSettings, Mounted};
+use tidemark_fuse::{Host, KeptMount, ModeChoice, MountSettings, Mounted, SessionSettings};
 use tidemark_keeper::{Answered, Inherited, Keeper, names};
 use tidemark_protocol::id::{NodeName, StartId};
 use tidemark_protocol::key::NodeLife;
@@ -252,12 +252,12 @@ impl Start<'_> {
         base: &Base,
         host: &Arc<DaemonHost>,
     ) -> Result<Mounted, Failure> {
-        let threads = usize::try_from(self.settings.mount.threads).expect("at most 64");
+        let settings = self.session_settings();
         let namespace = Arc::clone(&base.namespace);
         let host = Arc::clone(host) as Arc<dyn Host>;
         let taken = tokio::task::spawn_blocking(move || {
             let hurries = before_others();
-            let taken = tidemark_fuse::take_over(mount, threads, namespace, host);
+            let taken = tidemark_fuse::take_over(mount, settings, namespace, host);
             if hurries {
                 as_usual();
             }
@@ -265,6 +265,14 @@ impl Start<'_> {
         });
         let mounted = taken.await.expect("taking over does not panic");
         mounted.context("the mount cannot be taken over").map_err(Failure::failed)
+    }
+
+    fn session_settings(&self) -> SessionSettings {
+        let settings = &self.settings.mount;
+        SessionSettings {
+            threads: usize::try_from(settings.threads).expect("at most 64"),
+            keep_awake: settings.keep_awake,
+        }
     }
 
     fn host(&self, base: &Base) -> Arc<DaemonHost> {
@@ -488,7 +496,7 @@ impl Start<'_> {
                 MountMode::Passthrough => ModeChoice::Passthrough,
                 MountMode::Fallback => ModeChoice::Fallback,
             },
-            threads: usize::try_from(self.settings.mount.threads).expect("at most 64"),
+            session: self.session_settings(),
         };
         let (tier1, namespace) = (Arc::clone(&base.tier1), Arc::clone(&base.namespace));
         let host = Arc::clone(host) as Arc<dyn Host>;
