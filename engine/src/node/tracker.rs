@@ -319,10 +319,11 @@ impl Engine {
             files.iter().all(|(_, view)| is_closed(&view.state))
                 && files.iter().any(|(_, view)| view.state == FileState::Closed)
         };
+        // What is there may be more than what was grouped: somebody else may be adding to it.
+        if self.ledger.is_stale_scope(&book.scope) {
+            return Standing::Undecided { published_ns, sealing: true };
+        }
         match look(&self.shared, &self.ledger, book, Told::Flush).verdict {
-            None if self.ledger.is_stale_scope(&book.scope) => {
-                Standing::Undecided { published_ns, sealing: true }
-            }
             // It is about to go out of sight, if it has not.
             None | Some(Verdict::Torn { .. }) => Standing::Covered,
             // A flush takes what nothing proves for whole.
