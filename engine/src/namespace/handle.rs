@@ -3,7 +3,7 @@
 //! Owns: handle numbers, open counts, FLUSH and RELEASE, fsync, fallocate, statfs.
 //! Does not own: opening (`open`), what a closed file becomes next (`seal`).
 
-use super::attr::{Kind, freeze, measure_from_now, rebase};
+use super::attr::{Kind, freeze, measure_from_now};
 use super::node::Body;
 use super::session::Answer;
 use super::{Caller, FsError, Namespace, NodeId, State};
@@ -278,8 +278,7 @@ impl Namespace {
         }
         self.change(|state| {
             let node = state.tree.node_mut(open.node)?;
-            let size_bytes = open.backing.stat()?.size_bytes;
-            rebase(node, size_bytes)?;
+            measure_from_now(node)?;
             node.mtime_ns = caller.now_ns;
             node.ctime_ns = caller.now_ns;
             state.tree.touched.node(open.node);
