@@ -88,7 +88,8 @@ impl Awake {
     pub(crate) fn request(&self) {
         let Some(keeper) = &self.keeper else { return };
         let now_ns = self.now_ns();
-        let before_ns = self.last_ns.swap(now_ns, Ordering::Relaxed);
+        let before_ns = self.last_ns.load(Ordering::Relaxed);
+        self.last_ns.store(now_ns, Ordering::Relaxed);
         if !self.resting.load(Ordering::Relaxed) {
             return;
         }

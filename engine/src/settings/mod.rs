@@ -98,8 +98,8 @@ pub struct MountSettings {
     /// Session threads; 0 is one for each CPU, two to eight. Names need few: a thread more than CPUs costs each request
     /// a colder cache.
     pub threads: u32,
-    /// While requests follow each other, the kernel is asked to keep idle processors from sleeping: a small file then costs a
-    /// third. At most half of the time, never without requests.
+    /// While requests follow each other, the kernel is asked to keep idle processors from sleeping: a small file then costs
+    /// less than half. At most half of the time, never without requests.
     pub keep_awake: bool,
 }
 
