@@ -29,6 +29,7 @@ mod mount;
 mod named;
 mod notify;
 mod probe;
+mod promptly;
 mod session;
 mod shared;
 

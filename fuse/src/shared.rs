@@ -11,6 +11,7 @@ use crate::counters::{Opcode, RequestCounters};
 use crate::errno::errno;
 use crate::handle::DataPath;
 use crate::host::Host;
+use crate::promptly;
 use fuser::{Generation, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, Request};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -34,8 +35,13 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// A request has come.
+    /// A request has come, to a thread of the session.
     pub(crate) fn count(&self, opcode: Opcode) {
+        // In FALLBACK requests carry bytes, and copying those is work like any other.
+        if matches!(self.data.get(), Some(DataPath::Passthrough(_))) {
+            promptly::answering();
+        }
+        self.namespace.asked();
         self.awake.request();
         self.counters.count(opcode);
     }

@@ -29,6 +29,40 @@ fn a_save_and_a_load_send_no_read_and_no_write() {
     assert!(asked.get(Opcode::GetXattr) <= opens, "more than one GETXATTR per open: {asked:?}");
 }
 
+/// A program waits for each answer, however busy the processors are: who gives them is not kept waiting for them.
+#[test]
+fn requests_are_answered_by_threads_that_run_soon() {
+    let Some(site) = Site::passthrough() else { return };
+    fs::write(site.path("f"), b"bytes").unwrap();
+    let usual = slice_ns(0);
+    let soon = std::thread::spawn(|| {
+        tidemark_engine::priority::run_soon().unwrap();
+        slice_ns(0)
+    });
+    let soon = soon.join().unwrap();
+    // Before Linux 6.12 threads have no slices of their own.
+    assert!(soon < usual || usual == 0, "{soon}, usually {usual}");
+    let answering: Vec<_> = fs::read_dir("/proc/self/task")
+        .unwrap()
+        .map(|task| task.unwrap().path())
+        .filter(|task| fs::read_to_string(task.join("comm")).unwrap().starts_with("fuser-"))
+        .map(|task| slice_ns(task.file_name().unwrap().to_str().unwrap().parse().unwrap()))
+        .collect();
+    assert!(answering.contains(&soon), "{answering:?}, of which one has answered");
+    assert!(answering.iter().all(|found| [soon, usual].contains(found)), "{answering:?}");
+}
+
+/// Of a thread, 0 for the caller: `sched_runtime` of sched_getattr(2).
+fn slice_ns(thread: i32) -> u64 {
+    let mut attributes = [0_u64; 6];
+    // SAFETY: the call writes at most as many bytes as it is told, which are there.
+    let answer = unsafe {
+        libc::syscall(libc::SYS_sched_getattr, thread, attributes.as_mut_ptr(), size_of_val(&attributes), 0)
+    };
+    assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+    attributes[3]
+}
+
 /// S-append: "appends of several processes do not overlap".
 #[test]
 fn appends_of_four_processes_are_all_there() {

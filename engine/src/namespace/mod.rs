@@ -350,6 +350,11 @@ impl Namespace {
         self.closed.store(true, Ordering::Release);
     }
 
+    /// A program waits for an answer: see [`Tier1::asked`].
+    pub fn asked(&self) {
+        self.tier1.asked();
+    }
+
     /// Sets what predicts a new file's size in bytes from its path.
     pub fn set_prediction(&self, prediction: Prediction) {
         *self.prediction.write().expect(UNPOISONED) = Some(prediction);

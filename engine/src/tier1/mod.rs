@@ -59,7 +59,7 @@ use self::pool::Pool;
 use self::run_ahead::RunAhead;
 use self::space::Space;
 use self::spill::Spill;
-use self::worker::Wake;
+use self::worker::{Asked, Wake};
 
 /// Below this, the journal and the space made ready for single files leave no room to work.
 pub const LEAST_SIZE_BYTES: u64 = 8 << 20;
@@ -186,6 +186,7 @@ impl Tier1 {
             pool: Mutex::new(Pool::default()),
             run_ahead: RunAhead::new(),
             wake,
+            asked: Asked::default(),
             closing: AtomicBool::new(false),
             next_number: AtomicU64::new(1),
             found: Found::default(),
@@ -278,6 +279,11 @@ impl Tier1 {
     /// Whether `bytes` more could be held now. A question only: [`Backing::set_len`] makes the promise.
     pub fn admit(&self, bytes: u64) -> Result<(), Tier1Error> {
         if bytes <= lock(&self.space.budget).available() { Ok(()) } else { Err(self.space.no_space(bytes)) }
+    }
+
+    /// A program has asked for something and waits: what happens in the background keeps out of its way. Costs a load.
+    pub fn asked(&self) {
+        self.space.asked.now();
     }
 
     /// One short lock, no system call.

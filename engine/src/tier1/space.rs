@@ -21,7 +21,7 @@ use super::mount::{Capabilities, Medium};
 use super::pool::{LingeringFile, Pool, ReadyFile, SMALL_FILES_READY, SpentFile, TINY_FILES_READY};
 use super::run_ahead::RunAhead;
 use super::spill::Spill;
-use super::worker::{Wake, headroom_bytes};
+use super::worker::{Asked, Wake, headroom_bytes};
 use super::{Tier1Error, lease, lock};
 
 /// The kernel's page, the unit of what a file holds.
@@ -49,6 +49,7 @@ pub(super) struct Space {
     pub(super) pool: Mutex<Pool>,
     pub(super) run_ahead: RunAhead,
     pub(super) wake: Wake,
+    pub(super) asked: Asked,
     /// Set once the worker is gone: what is dropped from now on goes straight back to the kernel.
     pub(super) closing: AtomicBool,
     pub(super) next_number: AtomicU64,

@@ -16,11 +16,16 @@ use super::lock;
 use super::pool::{SMALL_FILES_READY, TINY_BYTES, TINY_FILES_READY};
 use super::pressure::Pressure;
 use super::space::{RUN_AHEAD_MIN_BYTES, Space};
+use crate::priority;
 
 /// Between two looks at the machine's memory while there is nothing to do.
 const IDLE_TICK: Duration = Duration::from_millis(500);
 /// Between two looks while something waits: files that linger, work put off for writers.
 const WAITING_TICK: Duration = Duration::from_millis(50);
+/// Requests that follow each other within this are one thing that a program does, such as opening a model: it is given way.
+const QUIET: Duration = Duration::from_millis(5);
+/// For so long at most; then the work goes on until there was a quiet moment.
+const GIVES_WAY_MOST: Duration = Duration::from_secs(1);
 /// After pressure, the ballast does not grow again for this long.
 const PAUSE_AFTER_PRESSURE: Duration = Duration::from_secs(30);
 /// Moved between two looks at what else there is to do: 64 MiB.
@@ -81,12 +86,53 @@ impl Wake {
     }
 }
 
+/// That a program has asked for something, as the worker learns of it.
+#[derive(Debug, Default)]
+pub(super) struct Asked(AtomicBool);
+
+impl Asked {
+    /// Costs a load, and a store once between two looks of the worker.
+    pub(super) fn now(&self) {
+        if !self.0.load(Ordering::Relaxed) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// When the worker gives way to programs. The kernel does not interrupt the touching of a slice: 0.2 ms, and up to 4 ms where the
+/// host of a virtual machine has to bring the memory. A request that comes then waits for its processor.
+#[derive(Debug, Default)]
+struct Courtesy {
+    heard: Option<Instant>,
+    gives_way_since: Option<Instant>,
+}
+
+impl Courtesy {
+    fn gives_way(&mut self, asked: bool, now: Instant) -> bool {
+        if asked {
+            self.heard = Some(now);
+        }
+        if self.heard.is_none_or(|heard| now.saturating_duration_since(heard) >= QUIET) {
+            self.gives_way_since = None;
+            return false;
+        }
+        let since = *self.gives_way_since.get_or_insert(now);
+        now.saturating_duration_since(since) < GIVES_WAY_MOST
+    }
+}
+
 /// What one turn did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Worked,
     /// Something is left to do, but not now.
     Waiting,
+    /// Something is left to do once programs are done.
+    GivingWay,
     Idle,
 }
 
@@ -95,22 +141,28 @@ struct Worker<'a> {
     pressure: Pressure,
     paused_until: Option<Instant>,
     last_look: Instant,
+    courtesy: Courtesy,
     zeros: Vec<u8>,
 }
 
 /// The thread's body, until [`Wake::stop`].
 pub(super) fn run(space: &Space) {
+    if let Err(error) = priority::give_way() {
+        tracing::debug!(%error, "the ballast is kept at the usual priority");
+    }
     let mut worker = Worker {
         space,
         pressure: Pressure::watch(),
         paused_until: None,
         last_look: Instant::now(),
+        courtesy: Courtesy::default(),
         zeros: vec![0; usize::try_from(SLICE_BYTES).unwrap_or(0)],
     };
     while !space.wake.is_stopping() {
         let wait = match worker.turn() {
             Turn::Worked => Duration::ZERO,
             Turn::Waiting => WAITING_TICK,
+            Turn::GivingWay => QUIET,
             Turn::Idle => IDLE_TICK,
         };
         let alarmed = worker.sleep(wait);
@@ -150,6 +202,9 @@ impl Worker<'_> {
         let lingering = self.space.let_go();
         if self.space.run_ahead.is_busy() {
             return Turn::Waiting;
+        }
+        if self.gives_way() {
+            return Turn::GivingWay;
         }
         let paused = self.paused_until.is_some_and(|until| Instant::now() < until);
         if self.take_apart(paused)
@@ -245,7 +300,7 @@ impl Worker<'_> {
     }
 
     /// Moves spent files to the ballast, so much at a time; under pressure they are only freed.
-    fn take_apart(&self, paused: bool) -> bool {
+    fn take_apart(&mut self, paused: bool) -> bool {
         let mut worked = false;
         for _ in 0..SLICES_PER_TURN {
             if self.must_stop() {
@@ -283,7 +338,7 @@ impl Worker<'_> {
     }
 
     /// Fills the ballast out of free memory, touching every slice; false when there is nothing to fill.
-    fn fill(&self) -> bool {
+    fn fill(&mut self) -> bool {
         if !self.space.ballast_on || !self.has_room() {
             return false;
         }
@@ -300,9 +355,13 @@ impl Worker<'_> {
         worked
     }
 
-    /// Writers have begun, or the end.
-    fn must_stop(&self) -> bool {
-        self.space.wake.is_stopping() || self.space.run_ahead.is_busy()
+    /// Writers have begun, or a program asks for something, or the end.
+    fn must_stop(&mut self) -> bool {
+        self.space.wake.is_stopping() || self.space.run_ahead.is_busy() || self.gives_way()
+    }
+
+    fn gives_way(&mut self) -> bool {
+        self.courtesy.gives_way(self.space.asked.take(), Instant::now())
     }
 
     /// Whether a slice more leaves the headroom free.
@@ -335,5 +394,33 @@ impl Worker<'_> {
         }
         self.space.ballast.add(&slice);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worker_gives_way_to_requests_that_follow_each_other_and_not_for_long() {
+        let began = Instant::now();
+        let mut courtesy = Courtesy::default();
+        assert!(!courtesy.gives_way(false, began), "nobody has asked");
+        assert!(courtesy.gives_way(true, began));
+        assert!(courtesy.gives_way(false, began + QUIET / 2), "the next request is about to come");
+        assert!(!courtesy.gives_way(false, began + QUIET), "none came");
+
+        let mut now = began + 2 * QUIET;
+        let mut gave_way = Duration::ZERO;
+        while courtesy.gives_way(true, now) {
+            now += QUIET / 2;
+            gave_way += QUIET / 2;
+        }
+        assert_eq!(gave_way, GIVES_WAY_MOST, "requests without end");
+        now += QUIET / 2;
+        assert!(!courtesy.gives_way(true, now), "there was no quiet moment");
+        now += QUIET;
+        assert!(!courtesy.gives_way(false, now));
+        assert!(courtesy.gives_way(true, now));
     }
 }

@@ -274,6 +274,7 @@ fn serve_kept(build: Build, up: &Up, settings: Settings, inherited: Inherited) -
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("ckptd")
+        .on_thread_start(give_way)
         .build()
         .context("threads cannot be started")
         .map_err(Failure::failed)?;
@@ -282,6 +283,13 @@ fn serve_kept(build: Build, up: &Up, settings: Settings, inherited: Inherited) -
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     let code = if result? { ProcessExit::Done } else { ProcessExit::Failed };
     Ok(ExitCode::from(code.number()))
+}
+
+/// What the daemon does in the background is done beside the job, whose own threads need not wait for it once they wake.
+fn give_way() {
+    if let Err(error) = tidemark_engine::priority::give_way() {
+        tracing::debug!(%error, "work in the background is done at the usual priority");
+    }
 }
 
 #[expect(clippy::print_stdout, reason = "the answer of a command")]
