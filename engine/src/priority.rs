@@ -121,7 +121,7 @@ mod tests {
         let answer = unsafe {
             libc::syscall(libc::SYS_sched_getattr, 0, attributes.as_mut_ptr(), ATTRIBUTES_BYTES, 0)
         };
-        assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+        assert_eq!(answer, 0, "{}", io::Error::last_os_error());
         attributes[3]
     }
 

@@ -5,10 +5,11 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
-use tidemark_tests::machine;
+use tidemark_tests::{machine, process};
 
 /// What one checksum covers; a file of the tests that flip bytes has more than one such chunk.
 pub(crate) const CHUNK_BYTES: usize = 8 << 20;
@@ -62,10 +63,15 @@ pub(crate) fn assert_holds(daemon: &Daemon, path: &str, bytes: &[u8], when: &str
     assert!(read == bytes, "{when}: {path} holds other bytes than were saved ({} bytes)", read.len());
 }
 
+/// How long what was just closed may be unknown to `show`: the node looks at it on its own thread.
+const KNOWN_WITHIN: Duration = Duration::from_secs(20);
+
 /// What `show --files` says of a checkpoint that is one file.
 pub(crate) fn shown_file(daemon: &Daemon, path: &str) -> Value {
     let place = daemon.mount().join(path);
-    let show = daemon.ctl_json(&["show", place.to_str().expect("text"), "--files"]);
+    let arguments = ["show", place.to_str().expect("text"), "--files"];
+    process::until(KNOWN_WITHIN, || daemon.ctl(&arguments).status.success().then_some(()));
+    let show = daemon.ctl_json(&arguments);
     let files = show["files"].as_array().unwrap_or_else(|| panic!("no files in {show:#}"));
     files.iter().find(|file| file["path"] == path).unwrap_or_else(|| panic!("no {path} in {show:#}")).clone()
 }

@@ -4,7 +4,7 @@
 //! behind the mount: an in-process namespace over a real Tier-1, without a daemon.
 //!
 //! Needs root and `/dev/fuse`; without them each test says so and passes. On a kernel from 6.9 on, tests that do not name
-//! FALLBACK insist on passthrough, unless TIDEMARK_MOUNT_FALLBACK is set: then all but three, which are of
+//! FALLBACK insist on passthrough, unless TIDEMARK_MOUNT_FALLBACK is set: then all but four, which are of
 //! passthrough alone, run in FALLBACK.
 
 #![expect(
