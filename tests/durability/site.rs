@@ -70,8 +70,12 @@ const KNOWN_WITHIN: Duration = Duration::from_secs(20);
 pub(crate) fn shown_file(daemon: &Daemon, path: &str) -> Value {
     let place = daemon.mount().join(path);
     let arguments = ["show", place.to_str().expect("text"), "--files"];
-    process::until(KNOWN_WITHIN, || daemon.ctl(&arguments).status.success().then_some(()));
-    let show = daemon.ctl_json(&arguments);
+    let answer = || {
+        let output = daemon.ctl(&[&arguments[..], &["-o", "json"]].concat());
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
+    };
+    // The last try says what is wrong.
+    let show: Value = process::until(KNOWN_WITHIN, answer).unwrap_or_else(|| daemon.ctl_json(&arguments));
     let files = show["files"].as_array().unwrap_or_else(|| panic!("no files in {show:#}"));
     files.iter().find(|file| file["path"] == path).unwrap_or_else(|| panic!("no {path} in {show:#}")).clone()
 }
