@@ -150,7 +150,7 @@ mod tests {
             size_bytes: 1,
             size_given: true,
             tier1_bytes: None,
-            rounds: 3,
+            rounds: 4,
             saves: None,
             smoke: true,
         };
@@ -160,7 +160,7 @@ mod tests {
             Ok(1.0)
         };
         Bench { options }.alternate(|| sample('v'), || sample('b')).unwrap();
-        assert_eq!(order.into_inner(), "vbvbbvvb");
+        assert_eq!(order.into_inner(), "vbvbbvvbbv");
     }
 
     #[test]

@@ -7,14 +7,14 @@ use std::path::PathBuf;
 
 /// Large enough that no cache and no first burst of ready memory decides.
 const FULL_SIZE_BYTES: u64 = 4 << 30;
-const FULL_ROUNDS: usize = 9;
+const FULL_ROUNDS: usize = 10;
 /// A smoke run asks whether the bench works, not how fast anything is.
 const SMOKE_SIZE_BYTES: u64 = 8 << 20;
 const SMOKE_ROUNDS: usize = 2;
 
 /// `--path DIR` (a mounted Tidemark; a daemon is started without it), `--baseline DIR` (default /dev/shm),
-/// `--size BYTES`, `--tier1 BYTES` (of a daemon that is started; several times the size without it), `--rounds N`, `--saves N` (of
-/// a stage that saves many times), `--smoke` (or TIDEMARK_BENCH_SMOKE=1).
+/// `--size BYTES`, `--tier1 BYTES` (of a daemon that is started; several times the size without it), `--rounds N` (an odd number
+/// is taken for the next one), `--saves N` (of a stage that saves many times), `--smoke` (or TIDEMARK_BENCH_SMOKE=1).
 #[derive(Clone, Debug)]
 pub struct Options {
     pub path: Option<PathBuf>,
@@ -23,6 +23,8 @@ pub struct Options {
     /// Somebody chose the size.
     pub size_given: bool,
     pub tier1_bytes: Option<u64>,
+    /// Even, so that each of two things is the first of as many rounds: where being the first costs something, the median of
+    /// an odd number of rounds is that of firsts for one of them and that of seconds for the other.
     pub rounds: usize,
     pub saves: Option<usize>,
     pub smoke: bool,
@@ -66,7 +68,7 @@ impl Options {
             size_bytes: size_bytes.unwrap_or(if smoke { SMOKE_SIZE_BYTES } else { FULL_SIZE_BYTES }),
             tier1_bytes,
             saves,
-            rounds: rounds.unwrap_or(if smoke { SMOKE_ROUNDS } else { FULL_ROUNDS }),
+            rounds: rounds.unwrap_or(if smoke { SMOKE_ROUNDS } else { FULL_ROUNDS }).next_multiple_of(2),
             smoke,
         })
     }
@@ -93,6 +95,13 @@ mod tests {
         let options = parse(&["--bench", "--size", "4096", "--smoke"]).unwrap();
         assert_eq!((options.size_bytes, options.size_given, options.rounds), (4096, true, SMOKE_ROUNDS));
         assert!(!parse(&["--smoke"]).unwrap().size_given);
+    }
+
+    #[test]
+    fn each_of_two_things_is_first_as_often_as_the_other() {
+        assert_eq!(parse(&["--rounds", "3"]).unwrap().rounds, 4);
+        assert_eq!(parse(&["--rounds", "4"]).unwrap().rounds, 4);
+        assert_eq!(parse(&[]).unwrap().rounds % 2, 0);
     }
 
     #[test]
