@@ -13,10 +13,11 @@ const FULL_BYTES: u64 = 2_000_000_000;
 
 fn main() -> anyhow::Result<()> {
     let mut bench = Bench::start("torch")?;
-    // Also what the daemon's Tier-1 is sized by: beside one of 12 GiB the four states that Python holds leave a machine of
-    // 24 GiB nothing, and loads then wait for memory that the ballast has to give up.
+    // Also what the daemon's Tier-1 is sized by: one of 12 GiB, the states that Python holds and the file in /dev/shm leave a
+    // machine of 24 GiB little that is free, and loads take fresh memory.
     let size_bytes = bench.options.size_bytes.min(FULL_BYTES);
     bench.options.size_bytes = size_bytes;
+    bench.say(&format!("state: {size_bytes} bytes"))?;
     let mount = Mount::open(&bench.options)?;
     let arguments = [
         mount.path().display().to_string(),
