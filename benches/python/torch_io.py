@@ -53,6 +53,12 @@ def warm(size_bytes):
     torch.ones(size_bytes, dtype=torch.uint8)
 
 
+def in_turns(order, samples):
+    """Each of `order` so many times, every other time the other way round."""
+    for sample in range(samples):
+        yield from order if sample % 2 else reversed(order)
+
+
 def wait_until(path, *states):
     """Until the daemon's word for a file on the mount is one of `states`."""
     deadline = time.monotonic() + STATE_MAX_S
@@ -77,67 +83,58 @@ def main():
     target = {key: tensor.clone() for key, tensor in state.items()}
     measured = False
 
-    def record(operation, place, action):
-        took = timed(action)
+    def record(operation, place, took):
         if measured:
             seconds.setdefault(operation, {}).setdefault(place, []).append(took)
-
-    def remove(place):
-        if os.path.exists(places[place]):
-            os.unlink(places[place])
 
     def make_ready():
         """Twice what a sample takes: it is given some of what was not touched besides what was."""
         gc.collect()
         warm(2 * size_bytes)
 
-    def save(place):
-        remove(place)
+    def save_new(place):
+        """The seconds of a save under a name that is free."""
+        if os.path.exists(places[place]):
+            os.unlink(places[place])
         make_ready()
-        record("save", place, lambda: torch.save(state, places[place]))
-
-    def save_into_the_mount():
-        remove("mount")
-        make_ready()
-        torch.save(state, places["mount"])
+        return timed(lambda: torch.save(state, places[place]))
 
     def load(place, beside=""):
         loaded = []
-        record(f"load{beside}", place, lambda: loaded.append(torch.load(places[place], weights_only=True)))
+        took = timed(lambda: loaded.append(torch.load(places[place], weights_only=True)))
+        record(f"load{beside}", place, took)
         if not torch.equal(loaded[0]["0"], state["0"]):
             sys.exit(f"{places[place]} does not load what was saved")
 
     def first_tensors(order, beside=""):
-        for sample in range(MMAP_SAMPLES):
-            for place in order if sample % 2 else reversed(order):
-                # Before the time, not by chance in it: 25 ms with all that torch is.
-                gc.collect()
-                warm(BEYOND_CACHE_BYTES)
-                record(f"mmap{beside}", place, lambda: first_tensor(places[place]))
+        for place in in_turns(order, MMAP_SAMPLES):
+            # Before the time, not by chance in it: 25 ms with all that torch is.
+            gc.collect()
+            warm(BEYOND_CACHE_BYTES)
+            record(f"mmap{beside}", place, timed(lambda: first_tensor(places[place])))
 
     for round_number in range(rounds + 1):
         measured = round_number > 0  # the first round is thrown away
         order = ["mount", "baseline"] if round_number % 2 else ["baseline", "mount"]
         for place in order:
-            save(place)
+            record("save", place, save_new(place))
         for place in order:
-            save_into_the_mount()
+            save_new("mount")
             load(place, "_sealing")
         for place in order:
-            save_into_the_mount()
-            record("mmap_sealing", place, lambda: first_tensor(places[place]))
+            save_new("mount")
+            record("mmap_sealing", place, timed(lambda: first_tensor(places[place])))
             make_ready()
             wait_until(places["mount"], "complete", "prepared", "committed")
             load(place, "_draining")
             first_tensors([place], "_draining")
         wait_until(places["mount"], "committed")
-        for sample in range(LOAD_SAMPLES):
-            for place in order if sample % 2 else reversed(order):
-                make_ready()
-                load(place)
+        for place in in_turns(order, LOAD_SAMPLES):
+            make_ready()
+            load(place)
         first_tensors(order)
-        record("sink", "baseline", lambda: torch.save(state, Sink()))
-        record("memcpy", "baseline", lambda: [target[key].copy_(state[key]) for key in state])
+        record("sink", "baseline", timed(lambda: torch.save(state, Sink())))
+        record("memcpy", "baseline", timed(lambda: [target[key].copy_(state[key]) for key in state]))
     for path in places.values():
         os.unlink(path)
     print(json.dumps(seconds))
