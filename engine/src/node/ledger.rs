@@ -87,6 +87,8 @@ pub(crate) struct Ledger {
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     /// Books to look at again.
     pub(crate) due: BTreeSet<CheckpointId>,
+    /// Those to look at once a scope was grouped.
+    put_off: BTreeSet<CheckpointId>,
     pub(crate) loose_due: Due<RelPath>,
     /// Closed files that nobody hashes yet, the oldest first.
     pub(crate) unsealed: BTreeSet<NodeId>,
@@ -117,6 +119,7 @@ impl Ledger {
             removed_loose: BTreeMap::new(),
             loose_numbers: BTreeMap::new(),
             due: BTreeSet::new(),
+            put_off: BTreeSet::new(),
             loose_due: Due::new(),
             unsealed: BTreeSet::new(),
             cut: BTreeSet::new(),
@@ -294,11 +297,34 @@ impl Ledger {
             self.stale.remove(&scope);
             self.regroup_scope(scope);
         }
+        if !self.put_off.is_empty() {
+            self.due.append(&mut self.put_off);
+        }
     }
 
     /// Whether a scope waits to be grouped: what is known of its checkpoints may lack files that are there.
     pub(crate) fn is_stale_scope(&self, scope: &Option<RelPath>) -> bool {
         self.stale.contains(scope)
+    }
+
+    /// Whether an older checkpoint of the run lies in a scope that waits to be grouped: what that one has is what a newer one is
+    /// held against. Costs a pass over the checkpoints of such scopes.
+    pub(crate) fn is_stale_before(&self, candidate: &Candidate) -> bool {
+        let Some(step) = candidate.step else { return false };
+        let ids = self.stale.iter().filter_map(|scope| self.scopes.get(scope)).flat_map(|scope| &scope.ids);
+        let found = |id| self.books.get(id).and_then(|book| book.candidate.as_ref());
+        ids.filter_map(found)
+            .any(|found| found.id.run == candidate.id.run && found.step.is_some_and(|other| other < step))
+    }
+
+    /// Puts a look at the book off until its older ones are grouped, where they wait for that.
+    pub(crate) fn puts_off(&mut self, id: &CheckpointId) -> bool {
+        let candidate = self.books.get(id).and_then(|book| book.candidate.as_ref());
+        let puts_off = candidate.is_some_and(|candidate| self.is_stale_before(candidate));
+        if puts_off {
+            self.put_off.insert(id.clone());
+        }
+        puts_off
     }
 
     /// Whether some scope waits to be grouped.
@@ -441,6 +467,37 @@ mod tests {
 
     fn due(ledger: &mut Ledger) -> Vec<String> {
         std::iter::from_fn(|| ledger.loose_due.pop()).map(|path| path.to_string()).collect()
+    }
+
+    #[test]
+    fn a_checkpoint_waits_for_what_is_not_grouped_yet_of_an_older_one_of_its_run() {
+        let mut ledger = Ledger::new(Rules::builtin());
+        let steps = ["run/checkpoint_1", "run/checkpoint_2", "run/checkpoint_3", "other/checkpoint_9"];
+        let files = ["model.safetensors", "random_states_0.pkl", "custom_checkpoint_0.pkl"];
+        let put = |ledger: &mut Ledger, step: usize, file: usize| {
+            let node = u64::try_from(step * 10 + file).unwrap();
+            ledger.put(view(node, &[&format!("{}/{}", steps[step], files[file])]));
+        };
+        for step in 0..steps.len() {
+            put(&mut ledger, step, 0);
+            put(&mut ledger, step, 1);
+        }
+        regroup_all(&mut ledger);
+        let put_off = |ledger: &mut Ledger| {
+            let ids: Vec<_> = ledger.books.keys().cloned().collect();
+            let off: Vec<_> = ids.into_iter().filter(|id| ledger.puts_off(id)).collect();
+            off.iter().map(|id| String::from_utf8(ledger.books[id].path()).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(put_off(&mut ledger), [] as [&str; 0]);
+        put(&mut ledger, 1, 2);
+        assert!(ledger.is_stale(), "a further file changes what there is");
+        assert_eq!(put_off(&mut ledger), ["run/checkpoint_3"]);
+        ledger.due.clear();
+        let later = Instant::now() + Duration::from_secs(60);
+        ledger.regroup(later);
+        let due: Vec<_> = ledger.due.iter().map(|id| id.directory.to_string()).collect();
+        assert_eq!(due, ["checkpoint_2", "checkpoint_3"]);
+        assert_eq!(put_off(&mut ledger), [] as [&str; 0]);
     }
 
     #[test]

@@ -419,6 +419,10 @@ impl Engine {
         }
         self.note_removal(id);
         self.note_metric(id);
+        // Nor is it held against a part of the one before.
+        if self.ledger.puts_off(id) {
+            return;
+        }
         let book = &self.ledger.books[id];
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);

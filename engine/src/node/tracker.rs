@@ -320,7 +320,7 @@ impl Engine {
                 && files.iter().any(|(_, view)| view.state == FileState::Closed)
         };
         // What is there may be more than what was grouped: somebody else may be adding to it.
-        if self.ledger.is_stale_scope(&book.scope) {
+        if self.ledger.is_stale_scope(&book.scope) || self.ledger.is_stale_before(candidate) {
             return Standing::Undecided { published_ns, sealing: true };
         }
         match look(&self.shared, &self.ledger, book, Told::Flush).verdict {
