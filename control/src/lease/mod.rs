@@ -36,7 +36,7 @@ pub struct LeaseTimes {
 impl LeaseTimes {
     /// Of a lease in etcd, which answers in milliseconds.
     #[must_use]
-    pub fn etcd() -> Self {
+    pub const fn etcd() -> Self {
         Self { term: Duration::from_secs(2), margin: Duration::from_secs(2) }
     }
 }

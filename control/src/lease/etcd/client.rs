@@ -4,6 +4,7 @@
 //! they mean (`mod`). Speaks plain HTTP: an etcd that asks for TLS or a password is not supported yet.
 
 use super::place::EtcdPlace;
+use crate::lease::LeaseTimes;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
@@ -23,6 +24,10 @@ use tokio::time::{Instant, timeout};
 
 /// For one request, however many endpoints are tried: the next renewal must come within the term.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_millis(1500);
+const _: () = assert!(
+    CALL_TIMEOUT.as_millis() < LeaseTimes::etcd().term.as_millis(),
+    "a request that is not answered ends within the term"
+);
 /// What each endpoint has at least, from connecting to the end of its answer; they share the whole evenly. An etcd answers
 /// in milliseconds, or after an fsync.
 pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
