@@ -3,6 +3,7 @@
 //! save: create → write → seal → replicate → upload → commit → reclaim. restore: locate → fetch → verify → serve.
 
 pub mod cluster;
+mod courtesy;
 pub mod error;
 pub mod flight;
 pub mod metrics;

@@ -91,7 +91,7 @@ metrics! {
     create_files: Count, count, Stable, "Files made on the mount";
     seal_files: Count, count, Stable, "Files sealed";
     seal_bytes: Count, bytes, Stable, "Bytes hashed to seal files";
-    seal_seconds: Times, seconds, Stable, "Time to hash one file at its seal";
+    seal_seconds: Times, seconds, Stable, "Time to hash one file at its seal, pauses for programs included";
     seal_voided_files: Count, count, Trial, "Seals given up because the file was opened for writing meanwhile";
     replica_sent_bytes: Count, bytes, Stable, "Bytes sent to partners, those sent again included";
     replica_received_bytes: Count, bytes, Stable, "Bytes of peer copies that were verified and kept";

@@ -66,6 +66,7 @@ pub use withdraw::{Leads, Listed, Withdrawn};
 pub use writer::{Failure, Peers, SessionKey, WriterId};
 pub use xattr::XattrSource;
 
+use crate::courtesy::Courtesy;
 use crate::tier1::{Backing, Tier1};
 use deputy::Removed;
 use file::File;
@@ -230,6 +231,8 @@ pub struct Namespace {
     fates: Mutex<Fates>,
     /// The daemon is ending: no new files.
     closed: AtomicBool,
+    /// How seals give way to programs.
+    seals: Mutex<Courtesy>,
 }
 
 /// Everything under the lock.
@@ -338,6 +341,7 @@ impl Namespace {
             catalog_told: tokio::sync::Notify::new(),
             fates: Mutex::default(),
             closed: AtomicBool::new(false),
+            seals: Mutex::new(Courtesy::new(SEALS_GIVE_WAY_AT_ONCE, Instant::now())),
         });
         if namespace.commit().is_err() {
             tracing::error!("the journal did not take the first records of the tree");
@@ -353,6 +357,12 @@ impl Namespace {
     /// A program waits for an answer: see [`Tier1::asked`].
     pub fn asked(&self) {
         self.tier1.asked();
+    }
+
+    /// Whether seals wait now, so that programs which ask for something have the processors. Costs a short lock.
+    pub(crate) fn seals_give_way(&self) -> bool {
+        let mut courtesy = self.seals.lock().expect(UNPOISONED);
+        courtesy.gives_way(self.tier1.asked_so_far(), Instant::now())
     }
 
     /// Sets what predicts a new file's size in bytes from its path.
@@ -490,6 +500,10 @@ const FILE_MODE_BITS: u32 = 0o1777;
 
 /// How long a call waits for another that changes the same file's bytes: a copy of 100 GB takes about 20 s.
 const BUSY_WAIT: Duration = Duration::from_secs(60);
+
+/// Seals give way to programs for so long at once, and half of the time: a model is opened within, and a copy or an upload of what
+/// was just saved hardly waits longer.
+const SEALS_GIVE_WAY_AT_ONCE: Duration = Duration::from_millis(50);
 
 /// Pages that the journal's mount keeps for itself (its root directory and two inodes).
 const JOURNAL_MOUNT_BYTES: u64 = 64 << 10;

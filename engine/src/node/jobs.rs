@@ -22,6 +22,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
@@ -33,6 +34,9 @@ const SOURCES_MAX: usize = 4;
 
 /// Before a node that could not be asked is asked again: it comes back, or is declared gone.
 const HEAR_AGAIN: Duration = Duration::from_millis(200);
+
+/// Between two looks whether a seal still gives way.
+const SEAL_PAUSE: Duration = Duration::from_millis(1);
 
 /// How a job ended.
 #[derive(Debug)]
@@ -91,7 +95,14 @@ pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done 
             let sums = if ticket.size_bytes <= small::SMALL_BYTES {
                 small::read(&ticket.backing, ticket.size_bytes).map(|bytes| seal::hash(&bytes, 1))
             } else {
-                ticket.backing.map().map(|mapping| seal::hash(&mapping, shared.seal_threads))
+                // One that takes a millisecond is in nobody's way.
+                let long = ticket.size_bytes > CHUNK_BYTES;
+                let pause = || {
+                    while long && shared.namespace.seals_give_way() {
+                        std::thread::sleep(SEAL_PAUSE);
+                    }
+                };
+                ticket.backing.map().map(|mapping| seal::hash_pausing(&mapping, shared.seal_threads, pause))
             };
             if sums.is_ok() {
                 shared.metrics.seal_seconds.observe(begun.elapsed().as_secs_f64());

@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, Dir, fstatvfs, statat};
 use super::backing::{Backing, File};
 use super::ballast::SLICE_BYTES;
 use super::budget::User;
-use super::pool::{ReadyFile, TINY_BYTES};
+use super::pool::ReadyFile;
 use super::space::Space;
 use super::spill::KeptSpill;
 use super::{Tier1, Tier1Error, lock};
@@ -139,14 +139,7 @@ impl Tier1 {
                 self.space.discard(ready);
                 continue;
             }
-            let mut pool = lock(&self.space.pool);
-            if ready.ready_bytes <= TINY_BYTES {
-                pool.tiny.push(ready);
-            } else if ready.ready_bytes <= SLICE_BYTES {
-                pool.small.push(ready);
-            } else {
-                pool.large.push(ready);
-            }
+            lock(&self.space.pool).put(ready);
         }
     }
 }

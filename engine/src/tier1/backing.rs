@@ -4,6 +4,7 @@
 //! Does not own: times and modes as users see them (the namespace), whose memory gives way (`space`).
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,14 +15,12 @@ use rustix::fs::{FallocateFlags, Stat, fallocate, fstat, ftruncate};
 
 use super::ballast::SLICE_BYTES;
 use super::budget::User;
+use super::lead::{Looked, RUN_AHEAD_STEP_BYTES, lead};
 use super::mapping::Mapping;
 use super::pool::ReadyFile;
 use super::space::{BATCH_BYTES, PAGE_BYTES, RUN_AHEAD_MIN_BYTES, Space};
 use super::spill::SpillFile;
 use super::{Tier1Error, lease, lock};
-
-/// Space made ready ahead of a growing file in one step, and the least lead of a fast one while there is plenty.
-const RUN_AHEAD_STEP_BYTES: u64 = 64 << 20;
 
 /// All leads together take at most this part of what is available: a surplus cannot be taken back from a file that is
 /// being written (its end may move into it meanwhile).
@@ -30,14 +29,8 @@ const RUN_AHEAD_SHARE: u64 = 4;
 /// A write further than this behind the ready space leaves a hole instead of filling it.
 const HOLE_BYTES: u64 = RUN_AHEAD_STEP_BYTES;
 
-/// The lead of a fast file, in growths between two looks: three late looks do no harm.
-const LEAD_LOOKS: u64 = 4;
-
 /// Made ready under one hold of a file's lock, so that close never waits for more than this.
 const STRIDE_BYTES: u64 = BATCH_BYTES;
-
-/// A file's lead is at most this many times its size: a small file usually ends before it needs more.
-const LEAD_TIMES_SIZE: u64 = 32;
 
 /// A file of Tier-1, shared by `Arc`. When the last holder (handles, mappings of ours) is gone it is unlinked and its
 /// pages go back to the ballast, or, while another process has it open or mapped, are counted until that ends.
@@ -430,13 +423,19 @@ impl File {
 
     /// Brings the count to what the file holds, and its promise to what its plan still lacks.
     fn settle(&self, growth: &mut Growth) {
-        match self.look() {
-            Ok(stat) => {
-                let actual = stat.st_blocks.cast_unsigned() * 512;
-                growth.held_bytes = self.space.settle(User::Files, growth.held_bytes, actual);
+        let actual_bytes = match self.look() {
+            Ok(stat) => stat.st_blocks.cast_unsigned() * 512,
+            Err(error) => {
+                tracing::error!(number = self.number, %error, "a backing file cannot be looked at");
+                growth.held_bytes
             }
-            Err(error) => tracing::error!(number = self.number, %error, "a backing file cannot be looked at"),
-        }
+        };
+        self.settle_at(growth, actual_bytes);
+    }
+
+    /// As [`Self::settle`], for a caller that has looked.
+    fn settle_at(&self, growth: &mut Growth, actual_bytes: u64) {
+        growth.held_bytes = self.space.settle(User::Files, growth.held_bytes, actual_bytes);
         let lacking = growth.planned_to.max(growth.allowed_to).saturating_sub(growth.held_bytes);
         if growth.promised_bytes > lacking {
             lock(&self.space.budget).withdraw(growth.promised_bytes - lacking);
@@ -476,28 +475,16 @@ impl File {
         if actual != growth.held_bytes {
             self.settle(&mut growth);
         }
-        let planned = size <= growth.planned_to;
-        let to = if planned {
-            growth.planned_to
-        } else if grew && size > growth.led_to / 2 {
-            let available = lock(&self.space.budget).available() + growth.promised_bytes;
-            let share = available / (RUN_AHEAD_SHARE * files.max(1));
-            let usual = RUN_AHEAD_STEP_BYTES.min(LEAD_TIMES_SIZE.saturating_mul(size));
-            let lead = per_look.saturating_mul(LEAD_LOOKS).max(usual).min(share);
-            if size.saturating_add(lead / 4 * 3) < growth.led_to {
-                return grew;
-            }
-            size.saturating_add(lead)
-        } else {
-            // A file that does not grow keeps what it has, and a small one has enough from the start.
-            return grew;
+        let looked = Looked {
+            size_bytes: size,
+            grew,
+            per_look_bytes: per_look,
+            planned_to: growth.planned_to,
+            led_to: growth.led_to,
         };
-        // A plan is exact, or nearly; running ahead of it would only be trimmed again.
-        let from =
-            if planned { growth.led_to } else { growth.led_to.max(size.next_multiple_of(SLICE_BYTES)) };
-        let most = from.saturating_add(RUN_AHEAD_STEP_BYTES.max(per_look.saturating_mul(LEAD_LOOKS)));
-        let to = to.min(most).next_multiple_of(SLICE_BYTES);
-        let mut from = from;
+        let promised = growth.promised_bytes;
+        let share = || (lock(&self.space.budget).available() + promised) / (RUN_AHEAD_SHARE * files.max(1));
+        let Range { start: mut from, end: to } = lead(&looked, share);
         while from < to {
             let step = STRIDE_BYTES.min(to - from);
             if self.make_ready(&mut growth, from, from + step) < step {
@@ -679,9 +666,12 @@ impl File {
             let punch = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE;
             fallocate(&fd, punch, end, i64::MAX.cast_unsigned() - end)?;
             growth.end_at(end);
+            growth.planned_to = 0;
+            self.settle(&mut growth);
+            return Ok(());
         }
         growth.planned_to = 0;
-        self.settle(&mut growth);
+        self.settle_at(&mut growth, actual);
         Ok(())
     }
 }

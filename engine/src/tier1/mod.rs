@@ -10,6 +10,7 @@
 //! | `growing` | the time in which we write one |
 //! | `pool` | ready, spent and lingering files |
 //! | `ballast` | touched memory that no file uses |
+//! | `lead` | how far ahead of a writer space is made ready; pure |
 //! | `run_ahead` | thread `tm-run-ahead`: space ready ahead of writers |
 //! | `worker` | thread `tm-ballast`: everything that happens in the background |
 //! | `pressure` | whether the machine wants memory back |
@@ -25,6 +26,7 @@ mod ballast;
 mod budget;
 mod error;
 mod growing;
+mod lead;
 mod lease;
 mod mapping;
 mod mount;
@@ -59,7 +61,8 @@ use self::pool::Pool;
 use self::run_ahead::RunAhead;
 use self::space::Space;
 use self::spill::Spill;
-use self::worker::{Asked, Wake};
+use self::worker::Wake;
+use crate::courtesy::Asked;
 
 /// Below this, the journal and the space made ready for single files leave no room to work.
 pub const LEAST_SIZE_BYTES: u64 = 8 << 20;
@@ -281,9 +284,15 @@ impl Tier1 {
         if bytes <= lock(&self.space.budget).available() { Ok(()) } else { Err(self.space.no_space(bytes)) }
     }
 
-    /// A program has asked for something and waits: what happens in the background keeps out of its way. Costs a load.
+    /// A program has asked for something and waits: what happens in the background keeps out of its way. Costs a relaxed
+    /// add.
     pub fn asked(&self) {
         self.space.asked.now();
+    }
+
+    /// What programs have asked, for work that gives way to them.
+    pub(crate) fn asked_so_far(&self) -> &Asked {
+        &self.space.asked
     }
 
     /// One short lock, no system call.

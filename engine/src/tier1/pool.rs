@@ -11,14 +11,25 @@ use rustix::fs::{FallocateFlags, fallocate, fstat};
 
 use super::ballast::SLICE_BYTES;
 use super::lease;
+use super::space::{FIRST_PIECE_BYTES, PAGE_BYTES, RUN_AHEAD_MIN_BYTES};
 
-/// Small ready files kept for creates of unknown or small size. A job's burst of small files is longer now and
-/// then; the rest is made on the spot.
-pub(super) const SMALL_FILES_READY: usize = 16;
-/// Space of a ready file for creates that are predicted to be tiny: a `latest`, a log, a `.metadata`.
-pub(super) const TINY_BYTES: u64 = 64 << 10;
-/// Tiny ready files kept. Making one costs a twentieth of a small one, so a burst has more of them.
-pub(super) const TINY_FILES_READY: usize = 32;
+/// Ready files of one length, kept for creates that are predicted to need no more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stock {
+    pub(super) ready_bytes: u64,
+    /// Kept at most. A job's burst of small files is longer now and then; the rest is made on the spot.
+    pub(super) files: usize,
+}
+
+/// The shortest first; the last is also for creates of unknown size. A short file has no use for 2 MiB, which take longer to make
+/// than it takes to write, nor a page for a longer folio: its first write would clear all of that, and its end split it.
+pub(super) const STOCKS: [Stock; 3] = [
+    // A `latest`, a log, a configuration.
+    Stock { ready_bytes: PAGE_BYTES, files: 32 },
+    // Making one costs a twentieth of the last: a random state, a `.metadata`.
+    Stock { ready_bytes: FIRST_PIECE_BYTES, files: 32 },
+    Stock { ready_bytes: RUN_AHEAD_MIN_BYTES, files: 16 },
+];
 /// Predictions remembered, and so the most large files kept ready: a node saves about one per rank.
 pub(super) const PREDICTIONS_KEPT: usize = 8;
 
@@ -57,8 +68,8 @@ pub(super) struct Freed {
 
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    pub(super) tiny: Vec<ReadyFile>,
-    pub(super) small: Vec<ReadyFile>,
+    /// As in [`STOCKS`].
+    pub(super) small: [Vec<ReadyFile>; STOCKS.len()],
     pub(super) large: Vec<ReadyFile>,
     pub(super) spent: Vec<SpentFile>,
     pub(super) lingering: Vec<LingeringFile>,
@@ -66,7 +77,8 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Hands out the ready file that fits a file of `predicted_bytes` best: the smallest that holds all of it.
+    /// Hands out the ready file that fits a file of `predicted_bytes` best: the smallest large one that holds all of it, or one of
+    /// the stock for its size.
     pub(super) fn take(&mut self, predicted_bytes: Option<u64>, most_bytes: u64) -> Option<ReadyFile> {
         if let Some(wanted) = predicted_bytes.filter(|bytes| *bytes > SLICE_BYTES) {
             let fits = |file: &ReadyFile| file.ready_bytes >= wanted && file.held_bytes <= most_bytes;
@@ -77,11 +89,22 @@ impl Pool {
                 return Some(self.large.swap_remove(index));
             }
         }
-        // A tiny file has no use for 2 MiB, which take longer to make than it takes to write; without a ready one it is
-        // made on the spot.
-        let tiny = predicted_bytes.is_some_and(|bytes| bytes <= TINY_BYTES);
-        let list = if tiny { &mut self.tiny } else { &mut self.small };
-        list.pop_if(|last| last.held_bytes <= most_bytes)
+        let fits = |stock: &Stock| predicted_bytes.is_some_and(|bytes| bytes <= stock.ready_bytes);
+        let stock = STOCKS.iter().position(fits).unwrap_or(STOCKS.len() - 1);
+        self.small[stock].pop_if(|last| last.held_bytes <= most_bytes)
+    }
+
+    /// Keeps a file ready that somebody made so.
+    pub(super) fn put(&mut self, file: ReadyFile) {
+        match STOCKS.iter().position(|stock| file.ready_bytes <= stock.ready_bytes) {
+            Some(stock) => self.small[stock].push(file),
+            None => self.large.push(file),
+        }
+    }
+
+    /// Some stock is half empty: time to make more.
+    pub(super) fn is_low(&self) -> bool {
+        self.small.iter().zip(STOCKS).any(|(ready, stock)| ready.len() < stock.files / 2)
     }
 
     /// Remembers a prediction; the same sizes are expected to come again.
@@ -117,7 +140,7 @@ impl Pool {
 
     /// Any ready file, large ones first: they give the most room for one step.
     pub(super) fn take_any(&mut self) -> Option<ReadyFile> {
-        self.large.pop().or_else(|| self.small.pop()).or_else(|| self.tiny.pop())
+        self.large.pop().or_else(|| self.small.iter_mut().rev().find_map(Vec::pop))
     }
 }
 
@@ -161,5 +184,47 @@ impl LingeringFile {
     pub(super) fn is_gone(&self) -> bool {
         // A question that cannot be asked keeps the bytes counted: the budget must not be passed on a guess.
         !lease::open_elsewhere(self.read_fd.as_fd()).unwrap_or(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready(number: u64, ready_bytes: u64) -> ReadyFile {
+        ReadyFile { number, ready_bytes, held_bytes: ready_bytes }
+    }
+
+    #[test]
+    fn a_create_takes_the_shortest_ready_file_that_holds_it() {
+        let mut pool = Pool::default();
+        assert!(pool.is_low());
+        for (number, bytes) in [(1, 4 << 10), (2, 64 << 10), (3, 2 << 20), (4, 6 << 20), (5, 8 << 20)] {
+            pool.put(ready(number, bytes));
+        }
+        let mut taken = |predicted_bytes| {
+            let file = pool.take(predicted_bytes, u64::MAX)?;
+            let number = file.number;
+            pool.put(file);
+            Some(number)
+        };
+        for (predicted_bytes, number) in [
+            (Some(0), 1),
+            (Some(4096), 1),
+            (Some(4097), 2),
+            (Some(64 << 10), 2),
+            (Some((64 << 10) + 1), 3),
+            (None, 3),
+            (Some((2 << 20) + 1), 4),
+            (Some(7 << 20), 5),
+            // None is long enough: it begins with a slice, and run-ahead does the rest.
+            (Some(9 << 20), 3),
+        ] {
+            assert_eq!(taken(predicted_bytes), Some(number), "for {predicted_bytes:?}");
+        }
+        assert!(pool.take(Some(1), 4095).is_none(), "it would hold more than there is");
+        let order: Vec<u64> = std::iter::from_fn(|| pool.take_any()).map(|file| file.held_bytes).collect();
+        assert_eq!(order.len(), 5);
+        assert_eq!(order[2..], [2 << 20, 64 << 10, 4 << 10], "what gives the most room goes first");
     }
 }

@@ -18,11 +18,12 @@ use super::backing::File;
 use super::ballast::{Ballast, SLICE_BYTES};
 use super::budget::{Budget, User};
 use super::mount::{Capabilities, Medium};
-use super::pool::{LingeringFile, Pool, ReadyFile, SMALL_FILES_READY, SpentFile, TINY_FILES_READY};
+use super::pool::{LingeringFile, Pool, ReadyFile, SpentFile};
 use super::run_ahead::RunAhead;
 use super::spill::Spill;
-use super::worker::{Asked, Wake, headroom_bytes};
+use super::worker::{Wake, headroom_bytes};
 use super::{Tier1Error, lease, lock};
+use crate::courtesy::Asked;
 
 /// The kernel's page, the unit of what a file holds.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -32,7 +33,7 @@ pub(super) const RUN_AHEAD_MIN_BYTES: u64 = SLICE_BYTES;
 
 /// The first piece of a small file: writing 4 KiB into a fresh folio clears all of it, so the first folio is short
 /// and the next ones double up to the slice.
-const FIRST_PIECE_BYTES: u64 = 64 << 10;
+pub(super) const FIRST_PIECE_BYTES: u64 = 64 << 10;
 
 /// Allocated in one call. Each call waits for the file's lock, which a writer holds nearly always: slice by slice the
 /// writer stayed ahead of us (64 MiB took 35 ms and were charged to it).
@@ -81,8 +82,7 @@ impl Space {
             if let Some(file) = &taken {
                 lock(&self.budget).shift(User::Pool, User::Files, file.held_bytes);
             }
-            let low = pool.small.len() < SMALL_FILES_READY / 2 || pool.tiny.len() < TINY_FILES_READY / 2;
-            if low || predicted_bytes.is_some_and(|bytes| bytes > SLICE_BYTES) {
+            if pool.is_low() || predicted_bytes.is_some_and(|bytes| bytes > SLICE_BYTES) {
                 self.wake.now();
             }
             taken

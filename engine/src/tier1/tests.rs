@@ -376,6 +376,35 @@ fn a_small_file_is_not_given_a_lead_it_will_not_use() {
     backing.end_growth();
 }
 
+/// Such files come in thousands, each for less time than run-ahead needs to give it a slice.
+#[test]
+fn a_file_that_is_predicted_to_be_small_is_given_no_more_than_its_stock_holds() {
+    let tier1 = open(512 * MIB, true);
+    eventually("the budget is warm", || tier1.usage().warm_fraction() > 0.95);
+    for (predicted_bytes, ready_bytes) in
+        [(0, 4 << 10), (4096, 4 << 10), (4097, 64 << 10), (60_000, 64 << 10)]
+    {
+        let backing = tier1.create(Some(predicted_bytes)).expect("create");
+        let mut writer = open_outside(&backing);
+        backing.begin_growth();
+        writer.write_all(&[4; 11]).expect("write");
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(backing.allocated_bytes().expect("look"), ready_bytes, "for {predicted_bytes}");
+        assert_eq!(backing.held_bytes(), ready_bytes, "for {predicted_bytes}");
+        drop(writer);
+        backing.end_growth();
+    }
+    // What has outgrown its prediction is led again.
+    let backing = tier1.create(Some(10)).expect("create");
+    let mut writer = open_outside(&backing);
+    backing.begin_growth();
+    writer.write_all(&[4; 16 << 10]).expect("write");
+    eventually("it has a lead", || backing.held_bytes() >= 256 << 10);
+    assert!(backing.held_bytes() < MIB, "{} held for 16 KiB", backing.held_bytes());
+    drop(writer);
+    backing.end_growth();
+}
+
 /// Judged at any moment, not only at rest: a writer leaves holes as it goes, so nothing was made ready for it, beside a
 /// ballast that holds the rest of the budget. It writes about as fast as torch.save does: what a faster one can be ahead before
 /// anybody looks is more than the headroom of so small a budget (note 0002).

@@ -13,19 +13,18 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::ballast::SLICE_BYTES;
 use super::budget::User;
 use super::lock;
-use super::pool::{SMALL_FILES_READY, TINY_BYTES, TINY_FILES_READY};
+use super::pool::STOCKS;
 use super::pressure::Pressure;
-use super::space::{RUN_AHEAD_MIN_BYTES, Space};
+use super::space::Space;
+use crate::courtesy::{Courtesy, QUIET};
 use crate::priority;
 
 /// Between two looks at the machine's memory while there is nothing to do.
 const IDLE_TICK: Duration = Duration::from_millis(500);
 /// Between two looks while something waits: files that linger, work put off for writers.
 const WAITING_TICK: Duration = Duration::from_millis(50);
-/// Requests that follow each other within this are one thing that a program does, such as opening a model: it is given way.
-const QUIET: Duration = Duration::from_millis(5);
-/// For so long at most; then the work goes on until there was a quiet moment.
-const GIVES_WAY_MOST: Duration = Duration::from_secs(1);
+/// Programs that ask for something are given way for so long at once.
+const GIVES_WAY_AT_ONCE: Duration = Duration::from_secs(1);
 /// After pressure, the ballast does not grow again for this long.
 const PAUSE_AFTER_PRESSURE: Duration = Duration::from_secs(30);
 /// Moved between two looks at what else there is to do: 64 MiB.
@@ -37,7 +36,7 @@ const PRESSURE_STEP_BYTES: u64 = 256 << 20;
 /// the ballast, on a file system of its own, would not feel it. 30 ms of writers at 8 GB/s, thirty looks; a part of a small Tier-1.
 const HEADROOM_BYTES: u64 = 256 << 20;
 const HEADROOM_PART: u64 = 8;
-/// The part of what is available that small ready files may hold.
+/// The part of what is available that each stock of small ready files may hold.
 const SMALL_FILES_PART: u64 = 16;
 
 pub(super) fn headroom_bytes(size_bytes: u64) -> u64 {
@@ -86,45 +85,6 @@ impl Wake {
     }
 }
 
-/// That a program has asked for something, as the worker learns of it.
-#[derive(Debug, Default)]
-pub(super) struct Asked(AtomicBool);
-
-impl Asked {
-    /// Costs a load, and a store once between two looks of the worker.
-    pub(super) fn now(&self) {
-        if !self.0.load(Ordering::Relaxed) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn take(&self) -> bool {
-        self.0.swap(false, Ordering::Relaxed)
-    }
-}
-
-/// When the worker gives way to programs. The kernel does not interrupt the touching of a slice: 0.2 ms, and up to 4 ms where the
-/// host of a virtual machine has to bring the memory. A request that comes then waits for its processor.
-#[derive(Debug, Default)]
-struct Courtesy {
-    heard: Option<Instant>,
-    gives_way_since: Option<Instant>,
-}
-
-impl Courtesy {
-    fn gives_way(&mut self, asked: bool, now: Instant) -> bool {
-        if asked {
-            self.heard = Some(now);
-        }
-        if self.heard.is_none_or(|heard| now.saturating_duration_since(heard) >= QUIET) {
-            self.gives_way_since = None;
-            return false;
-        }
-        let since = *self.gives_way_since.get_or_insert(now);
-        now.saturating_duration_since(since) < GIVES_WAY_MOST
-    }
-}
-
 /// What one turn did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
@@ -141,6 +101,8 @@ struct Worker<'a> {
     pressure: Pressure,
     paused_until: Option<Instant>,
     last_look: Instant,
+    /// The kernel does not interrupt the touching of a slice: 0.2 ms, and up to 4 ms where the host of a virtual machine has to bring
+    /// the memory. A request that comes then waits for its processor.
     courtesy: Courtesy,
     zeros: Vec<u8>,
 }
@@ -155,7 +117,7 @@ pub(super) fn run(space: &Space) {
         pressure: Pressure::watch(),
         paused_until: None,
         last_look: Instant::now(),
-        courtesy: Courtesy::default(),
+        courtesy: Courtesy::new(GIVES_WAY_AT_ONCE, Instant::now()),
         zeros: vec![0; usize::try_from(SLICE_BYTES).unwrap_or(0)],
     };
     while !space.wake.is_stopping() {
@@ -233,30 +195,22 @@ impl Worker<'_> {
         }
     }
 
-    /// Keeps tiny and small ready files in stock, on at most a sixteenth of what is available.
+    /// Keeps small ready files in stock, each kind on at most a sixteenth of what is available.
     fn refill_small(&self) -> bool {
         let available = lock(&self.space.budget).available();
-        let lacks = |ready: usize, most: usize, bytes: u64| {
-            let stock = (available / SMALL_FILES_PART / bytes).min(most as u64);
-            (ready as u64) < stock && self.space.idle_bytes() >= bytes
-        };
-        let (tiny, small) = {
-            let pool = lock(&self.space.pool);
-            (pool.tiny.len(), pool.small.len())
-        };
-        let is_tiny = lacks(tiny, TINY_FILES_READY, TINY_BYTES);
-        if !is_tiny && !lacks(small, SMALL_FILES_READY, RUN_AHEAD_MIN_BYTES) {
-            return false;
-        }
-        let bytes = if is_tiny { TINY_BYTES } else { RUN_AHEAD_MIN_BYTES };
+        let ready = lock(&self.space.pool).small.each_ref().map(Vec::len);
+        let lacking = STOCKS.iter().zip(ready).find(|(stock, ready)| {
+            let most = (available / SMALL_FILES_PART / stock.ready_bytes).min(stock.files as u64);
+            (*ready as u64) < most && self.space.idle_bytes() >= stock.ready_bytes
+        });
+        let Some((stock, _)) = lacking else { return false };
+        self.make_ready(stock.ready_bytes)
+    }
+
+    fn make_ready(&self, bytes: u64) -> bool {
         match self.space.make_file(User::Pool, bytes) {
             Ok(file) if file.ready_bytes == bytes => {
-                let mut pool = lock(&self.space.pool);
-                if is_tiny {
-                    pool.tiny.push(file)
-                } else {
-                    pool.small.push(file)
-                }
+                lock(&self.space.pool).put(file);
                 true
             }
             Ok(file) => {
@@ -264,7 +218,7 @@ impl Worker<'_> {
                 false
             }
             Err(error) => {
-                tracing::warn!(%error, "no ready file could be made");
+                tracing::warn!(%error, bytes, "no ready file could be made");
                 false
             }
         }
@@ -283,20 +237,7 @@ impl Worker<'_> {
         if self.space.idle_bytes() < bytes {
             return false;
         }
-        match self.space.make_file(User::Pool, bytes) {
-            Ok(file) if file.ready_bytes == bytes => {
-                lock(&self.space.pool).large.push(file);
-                true
-            }
-            Ok(file) => {
-                self.space.discard(file);
-                false
-            }
-            Err(error) => {
-                tracing::warn!(%error, bytes, "no ready file could be made");
-                false
-            }
-        }
+        self.make_ready(bytes)
     }
 
     /// Moves spent files to the ballast, so much at a time; under pressure they are only freed.
@@ -361,7 +302,7 @@ impl Worker<'_> {
     }
 
     fn gives_way(&mut self) -> bool {
-        self.courtesy.gives_way(self.space.asked.take(), Instant::now())
+        self.courtesy.gives_way(&self.space.asked, Instant::now())
     }
 
     /// Whether a slice more leaves the headroom free.
@@ -394,33 +335,5 @@ impl Worker<'_> {
         }
         self.space.ballast.add(&slice);
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_worker_gives_way_to_requests_that_follow_each_other_and_not_for_long() {
-        let began = Instant::now();
-        let mut courtesy = Courtesy::default();
-        assert!(!courtesy.gives_way(false, began), "nobody has asked");
-        assert!(courtesy.gives_way(true, began));
-        assert!(courtesy.gives_way(false, began + QUIET / 2), "the next request is about to come");
-        assert!(!courtesy.gives_way(false, began + QUIET), "none came");
-
-        let mut now = began + 2 * QUIET;
-        let mut gave_way = Duration::ZERO;
-        while courtesy.gives_way(true, now) {
-            now += QUIET / 2;
-            gave_way += QUIET / 2;
-        }
-        assert_eq!(gave_way, GIVES_WAY_MOST, "requests without end");
-        now += QUIET / 2;
-        assert!(!courtesy.gives_way(true, now), "there was no quiet moment");
-        now += QUIET;
-        assert!(!courtesy.gives_way(false, now));
-        assert!(courtesy.gives_way(true, now));
     }
 }
