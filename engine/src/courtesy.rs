@@ -1,13 +1,15 @@
 //! How what is done in the background gives way to programs that ask for something.
 //!
-//! Owns: that a program has asked, for how long its next question is waited for, and how much of the time. Does not own: the work
-//! that gives way.
+//! Owns: that a program has asked, and for how long its next question is waited for. Does not own: how much of the time
+//! (`allowance`), the work that gives way.
 //!
 //! The scheduler alone does not do it: a processor that touches or hashes memory is taken from that at once at best, and a program
 //! that opens a model asks for something a dozen times, computing in between.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use crate::allowance::Allowance;
 
 /// Requests that follow each other within this are one thing that a program does, such as opening a model: it is given way.
 pub(crate) const QUIET: Duration = Duration::from_millis(5);
@@ -26,18 +28,15 @@ impl Asked {
 /// When one kind of work gives way: for a while at once, and half of the time, however much is asked.
 #[derive(Debug)]
 pub(crate) struct Courtesy {
-    at_once: Duration,
-    /// What it may still give way: it shrinks with that, and grows with all other time.
-    left: Duration,
+    allowance: Allowance,
     seen: u64,
     heard: Option<Instant>,
-    looked: Instant,
     gave_way: bool,
 }
 
 impl Courtesy {
     pub(crate) fn new(at_once: Duration, now: Instant) -> Self {
-        Self { at_once, left: at_once, seen: 0, heard: None, looked: now, gave_way: false }
+        Self { allowance: Allowance::new(at_once, now), seen: 0, heard: None, gave_way: false }
     }
 
     /// Whether the work waits now. Costs a load; to be asked often while it waits.
@@ -46,14 +45,13 @@ impl Courtesy {
         if std::mem::replace(&mut self.seen, times) != times {
             self.heard = Some(now);
         }
-        let passed = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
-        self.left = if self.gave_way {
-            self.left.saturating_sub(passed)
+        if self.gave_way {
+            self.allowance.used(now);
         } else {
-            (self.left + passed).min(self.at_once)
-        };
+            self.allowance.rested(now);
+        }
         let wanted = self.heard.is_some_and(|heard| now.saturating_duration_since(heard) < QUIET);
-        self.gave_way = wanted && !self.left.is_zero();
+        self.gave_way = wanted && !self.allowance.left().is_zero();
         self.gave_way
     }
 }

@@ -1,6 +1,6 @@
 //! Keeps idle processors from sleeping while one request follows the other.
 //!
-//! Owns: when a busy spell of requests begins and ends, how much of the time it may hold, and what it asks of the kernel
+//! Owns: when a busy spell of requests begins and ends, what it may hold of the time, and what it asks of the kernel
 //! (`/dev/cpu_dma_latency`, Documentation/power/pm_qos_interface.rst). Does not own: the requests.
 //!
 //! A request wakes a thread of ours, and its answer wakes who asked. A processor that halted has to be woken first: in a virtual
@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+
+use tidemark_engine::allowance::Allowance;
 
 const DEVICE: &str = "/dev/cpu_dma_latency";
 const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
@@ -28,9 +30,8 @@ const NO_REQUEST: i32 = -1;
 const TOGETHER: Duration = Duration::from_millis(1);
 /// This many of them begin a spell: a lone `stat` or `ls` does not.
 const SPELL_REQUESTS: u32 = 4;
-/// Of all time, idle processors are kept awake at most half, however many requests come...
-const SHARE: u32 = 2;
-/// ...after this much at once: a save of 50,000 small files.
+/// Idle processors are kept awake for so much at once, a save of 50,000 small files, and then half of the time, however many
+/// requests come.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// Knows when requests come close together. Cheap for those that answer them: one read of the clock and two relaxed stores.
@@ -128,34 +129,10 @@ fn are_together(before_ns: u64, now_ns: u64) -> bool {
     Duration::from_nanos(now_ns.saturating_sub(before_ns)) <= TOGETHER
 }
 
-/// What may still be held: it grows with time and shrinks with holding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Allowance {
-    left: Duration,
-    since: Instant,
-}
-
-impl Allowance {
-    fn new(now: Instant) -> Self {
-        Self { left: AT_ONCE, since: now }
-    }
-
-    /// Time has passed without holding.
-    fn rested(self, now: Instant) -> Self {
-        let more = now.saturating_duration_since(self.since) / (SHARE - 1);
-        Self { left: (self.left + more).min(AT_ONCE), since: now }
-    }
-
-    /// Time has passed with holding.
-    fn held(self, now: Instant) -> Self {
-        Self { left: self.left.saturating_sub(now.saturating_duration_since(self.since)), since: now }
-    }
-}
-
 /// Waits for spells, and asks the kernel for quick processors while each lasts.
 fn keep(awake: &Weak<Awake>, device: &File) {
     let wanted_us = if is_virtual_and_polls() { POLL_US } else { LIGHT_SLEEP_US };
-    let mut allowance = Allowance::new(Instant::now());
+    let mut allowance = Allowance::new(AT_ONCE, Instant::now());
     loop {
         match awake.upgrade() {
             Some(awake) => awake.resting.store(true, Ordering::Relaxed),
@@ -166,20 +143,20 @@ fn keep(awake: &Weak<Awake>, device: &File) {
         if awake.resting.load(Ordering::Relaxed) {
             continue;
         }
-        allowance = allowance.rested(Instant::now());
-        let before = allowance.left;
+        allowance.rested(Instant::now());
+        let before = allowance.left();
         if let Err(error) = ask(device, wanted_us) {
             tracing::warn!(%error, DEVICE, "idle processors sleep while requests come");
             return;
         }
-        while awake.is_spell() && !allowance.left.is_zero() {
+        while awake.is_spell() && !allowance.left().is_zero() {
             thread::sleep(TOGETHER);
-            allowance = allowance.held(Instant::now());
+            allowance.used(Instant::now());
         }
         let _ = ask(device, NO_REQUEST);
-        let held = before.saturating_sub(allowance.left);
+        let held = before.saturating_sub(allowance.left());
         awake.held_ns.fetch_add(u64::try_from(held.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        if allowance.left.is_zero() {
+        if allowance.left().is_zero() {
             drop(awake);
             thread::sleep(AT_ONCE / 10);
         }
@@ -199,17 +176,6 @@ fn is_virtual_and_polls() -> bool {
 mod tests {
     use super::*;
     use std::io::Read;
-
-    #[test]
-    fn holding_ends_with_the_allowance_and_comes_back_with_rest() {
-        let began = Instant::now();
-        let allowance = Allowance::new(began).held(began + AT_ONCE / 2);
-        assert_eq!(allowance.left, AT_ONCE / 2);
-        let spent = allowance.held(began + AT_ONCE * 3);
-        assert!(spent.left.is_zero());
-        assert_eq!(spent.rested(began + AT_ONCE * 3 + Duration::from_secs(1)).left, Duration::from_secs(1));
-        assert_eq!(spent.rested(began + AT_ONCE * 30).left, AT_ONCE, "no more than at the beginning");
-    }
 
     #[test]
     fn requests_far_apart_wake_nobody_and_close_ones_do() {

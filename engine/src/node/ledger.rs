@@ -297,9 +297,7 @@ impl Ledger {
             self.stale.remove(&scope);
             self.regroup_scope(scope);
         }
-        if !self.put_off.is_empty() {
-            self.due.append(&mut self.put_off);
-        }
+        self.due.append(&mut self.put_off);
     }
 
     /// Whether a scope waits to be grouped: what is known of its checkpoints may lack files that are there.

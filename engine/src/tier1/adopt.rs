@@ -47,6 +47,14 @@ struct FoundFile {
     held_bytes: u64,
 }
 
+impl FoundFile {
+    /// Whether it was zeroed is not known; its writer sees to it.
+    fn ready(&self, number: u64) -> ReadyFile {
+        let held_bytes = self.held_bytes;
+        ReadyFile { number, ready_bytes: held_bytes, held_bytes, zeroed_bytes: held_bytes }
+    }
+}
+
 impl Space {
     /// Counts every file and every slice of ballast that is there. Must come before anything is made.
     pub(super) fn find(&self) -> io::Result<()> {
@@ -122,7 +130,7 @@ impl Tier1 {
         }
         let found = lock(&self.space.found.files).remove(&number)?;
         lock(&self.space.budget).shift(User::Pool, User::Files, found.held_bytes);
-        let ready = ReadyFile { number, ready_bytes: found.held_bytes, held_bytes: found.held_bytes };
+        let ready = found.ready(number);
         Some(Arc::new(Backing::new(File::found(Arc::clone(&self.space), ready))))
     }
 
@@ -133,7 +141,7 @@ impl Tier1 {
         }
         let rest = std::mem::take(&mut *lock(&self.space.found.files));
         for (number, found) in rest {
-            let ready = ReadyFile { number, ready_bytes: found.held_bytes, held_bytes: found.held_bytes };
+            let ready = found.ready(number);
             let unused = found.size_bytes == 0 && found.held_bytes > 0;
             if !unused {
                 self.space.discard(ready);

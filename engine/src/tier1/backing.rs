@@ -473,7 +473,7 @@ impl File {
         growth.last_size = size;
         growth.last_look = Instant::now();
         if actual != growth.held_bytes {
-            self.settle(&mut growth);
+            self.settle_at(&mut growth, actual);
         }
         let looked = Looked {
             size_bytes: size,
@@ -659,16 +659,14 @@ impl File {
         }
         let stat = self.look()?;
         let end = stat.st_size.cast_unsigned().next_multiple_of(PAGE_BYTES);
-        let actual = stat.st_blocks.cast_unsigned() * 512;
+        let mut actual = stat.st_blocks.cast_unsigned() * 512;
         // A file with holes may hold less than its size and still have a surplus; `led_to` tells.
         if actual > end || growth.led_to > end {
             let fd = self.space.open_for_writing(self.number)?;
             let punch = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE;
             fallocate(&fd, punch, end, i64::MAX.cast_unsigned() - end)?;
             growth.end_at(end);
-            growth.planned_to = 0;
-            self.settle(&mut growth);
-            return Ok(());
+            actual = self.look()?.st_blocks.cast_unsigned() * 512;
         }
         growth.planned_to = 0;
         self.settle_at(&mut growth, actual);

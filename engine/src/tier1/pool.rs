@@ -39,6 +39,9 @@ pub(super) struct ReadyFile {
     pub(super) number: u64,
     pub(super) ready_bytes: u64,
     pub(super) held_bytes: u64,
+    /// Before this offset nothing is left to zero for its writer: elsewhere the kernel zeroes what the first write into a folio
+    /// leaves of it.
+    pub(super) zeroed_bytes: u64,
 }
 
 /// An unlinked file that nobody else has open: its pages go back slice by slice, from its end.
@@ -131,6 +134,11 @@ impl Pool {
         None
     }
 
+    /// A large ready file that is not zeroed to its end. The small ones lie in short folios, and are soon made.
+    pub(super) fn not_zeroed(&mut self) -> Option<&mut ReadyFile> {
+        self.large.iter_mut().find(|file| file.zeroed_bytes < file.ready_bytes)
+    }
+
     /// A large ready file of a size nobody has predicted lately.
     pub(super) fn take_unwanted(&mut self) -> Option<ReadyFile> {
         let recent = &self.recent;
@@ -192,7 +200,7 @@ mod tests {
     use super::*;
 
     fn ready(number: u64, ready_bytes: u64) -> ReadyFile {
-        ReadyFile { number, ready_bytes, held_bytes: ready_bytes }
+        ReadyFile { number, ready_bytes, held_bytes: ready_bytes, zeroed_bytes: 0 }
     }
 
     #[test]

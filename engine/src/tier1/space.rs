@@ -141,7 +141,7 @@ impl Space {
                 let actual =
                     fstat(&write_fd).map_err(|error| failed(error.into()))?.st_blocks.cast_unsigned() * 512;
                 let held_bytes = self.settle(user, ready_bytes, actual);
-                Ok(ReadyFile { number, ready_bytes, held_bytes })
+                Ok(ReadyFile { number, ready_bytes, held_bytes, zeroed_bytes: 0 })
             }
             Err(error) => {
                 self.unlink(number);
@@ -321,6 +321,25 @@ impl Space {
             }
         }
         false
+    }
+
+    /// Zeroes the next slice of a large ready file, so that its writer need not; false when none is left. Costs 0.1 to 0.2 ms, in
+    /// which a create waits.
+    pub(super) fn zero_slice(&self) -> bool {
+        let mut pool = lock(&self.pool);
+        let Some(file) = pool.not_zeroed() else { return false };
+        let at = file.zeroed_bytes;
+        let bytes = SLICE_BYTES.min(file.ready_bytes - at);
+        file.zeroed_bytes = at + bytes;
+        // A second allocation of a fresh folio zeroes it (mm/shmem.c, `SGP_FALLOC`); it takes no more memory.
+        let zeroed = self
+            .open_for_writing(file.number)
+            .and_then(|fd| Ok(fallocate(&fd, FallocateFlags::KEEP_SIZE, at, bytes)?));
+        if let Err(error) = zeroed {
+            tracing::warn!(number = file.number, %error, "a ready file could not be zeroed; its writer does it");
+            file.zeroed_bytes = file.ready_bytes;
+        }
+        true
     }
 
     /// Gives up a ready file.

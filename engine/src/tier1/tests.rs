@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rustix::fs::{FallocateFlags, fstatfs};
+use rustix::fs::{FallocateFlags, SeekFrom, fstatfs, seek};
 
-use super::{Backing, MediumChoice, Tier1, Tier1Error, Tier1Settings};
+use super::{Backing, MediumChoice, Tier1, Tier1Error, Tier1Settings, lock};
 use crate::error::ErrorKind;
 
 const MIB: u64 = 1 << 20;
@@ -374,6 +374,32 @@ fn a_small_file_is_not_given_a_lead_it_will_not_use() {
     assert!(backing.held_bytes() <= 2 * MIB, "{} held for 4 KiB", backing.held_bytes());
     drop(writer);
     backing.end_growth();
+}
+
+/// A page that was only allocated is a hole for lseek(2), and what its first writer leaves of the folio is zeroed on that one's time.
+#[test]
+fn a_large_ready_file_is_zeroed_before_somebody_asks_for_it() {
+    const PREDICTED: u64 = 24 * MIB;
+    let tier1 = open(512 * MIB, true);
+    if !tier1.capabilities().huge.works {
+        eprintln!("LEFT OUT: small pages are not zeroed beforehand");
+        return;
+    }
+    eventually("the budget is warm", || tier1.usage().warm_fraction() > 0.95);
+    let data_at_the_end = |backing: &Backing| {
+        let file = open_outside(backing);
+        file.set_len(PREDICTED).expect("grow");
+        seek(&file, SeekFrom::Data(PREDICTED - 1)).is_ok()
+    };
+    let first = tier1.create(Some(PREDICTED)).expect("create");
+    assert!(!data_at_the_end(&first), "nobody knew of it");
+    eventually("another of that size is ready, and zeroed", || {
+        let pool = lock(&tier1.space.pool);
+        pool.large.iter().any(|file| file.zeroed_bytes == PREDICTED)
+    });
+    let second = tier1.create(Some(PREDICTED)).expect("create");
+    assert!(data_at_the_end(&second));
+    assert_eq!(second.allocated_bytes().expect("look"), PREDICTED, "and not allocated twice");
 }
 
 /// Such files come in thousands, each for less time than run-ahead needs to give it a slice.

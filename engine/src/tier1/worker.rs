@@ -171,7 +171,9 @@ impl Worker<'_> {
         let paused = self.paused_until.is_some_and(|until| Instant::now() < until);
         if self.take_apart(paused)
             || self.drop_unwanted()
-            || (!paused && (self.refill_large() || self.fill()))
+            || (!paused && self.refill_large())
+            || self.zero()
+            || (!paused && self.fill())
         {
             return Turn::Worked;
         }
@@ -204,10 +206,10 @@ impl Worker<'_> {
             (*ready as u64) < most && self.space.idle_bytes() >= stock.ready_bytes
         });
         let Some((stock, _)) = lacking else { return false };
-        self.make_ready(stock.ready_bytes)
+        self.stock(stock.ready_bytes)
     }
 
-    fn make_ready(&self, bytes: u64) -> bool {
+    fn stock(&self, bytes: u64) -> bool {
         match self.space.make_file(User::Pool, bytes) {
             Ok(file) if file.ready_bytes == bytes => {
                 lock(&self.space.pool).put(file);
@@ -237,7 +239,22 @@ impl Worker<'_> {
         if self.space.idle_bytes() < bytes {
             return false;
         }
-        self.make_ready(bytes)
+        self.stock(bytes)
+    }
+
+    /// Zeroes large ready files, so much at a time. A writer fills most small pages whole, and they need it not.
+    fn zero(&mut self) -> bool {
+        if !self.space.capabilities.huge.works {
+            return false;
+        }
+        let mut worked = false;
+        for _ in 0..SLICES_PER_TURN {
+            if self.must_stop() || !self.space.zero_slice() {
+                break;
+            }
+            worked = true;
+        }
+        worked
     }
 
     /// Moves spent files to the ballast, so much at a time; under pressure they are only freed.
