@@ -423,14 +423,19 @@ impl File {
 
     /// Brings the count to what the file holds, and its promise to what its plan still lacks.
     fn settle(&self, growth: &mut Growth) {
-        let actual_bytes = match self.look() {
+        let actual_bytes = self.actual_bytes(growth);
+        self.settle_at(growth, actual_bytes);
+    }
+
+    /// What the file holds; what is counted for it where it cannot be looked at.
+    fn actual_bytes(&self, growth: &Growth) -> u64 {
+        match self.look() {
             Ok(stat) => stat.st_blocks.cast_unsigned() * 512,
             Err(error) => {
                 tracing::error!(number = self.number, %error, "a backing file cannot be looked at");
                 growth.held_bytes
             }
-        };
-        self.settle_at(growth, actual_bytes);
+        }
     }
 
     /// As [`Self::settle`], for a caller that has looked.
@@ -666,7 +671,7 @@ impl File {
             let punch = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE;
             fallocate(&fd, punch, end, i64::MAX.cast_unsigned() - end)?;
             growth.end_at(end);
-            actual = self.look()?.st_blocks.cast_unsigned() * 512;
+            actual = self.actual_bytes(&growth);
         }
         growth.planned_to = 0;
         self.settle_at(&mut growth, actual);

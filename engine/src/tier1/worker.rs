@@ -247,14 +247,7 @@ impl Worker<'_> {
         if !self.space.capabilities.huge.works {
             return false;
         }
-        let mut worked = false;
-        for _ in 0..SLICES_PER_TURN {
-            if self.must_stop() || !self.space.zero_slice() {
-                break;
-            }
-            worked = true;
-        }
-        worked
+        self.slice_by_slice(|worker| worker.space.zero_slice())
     }
 
     /// Moves spent files to the ballast, so much at a time; under pressure they are only freed.
@@ -303,14 +296,16 @@ impl Worker<'_> {
         if !self.pressure.has_room_for(SLICE_BYTES * SLICES_PER_TURN) {
             return false;
         }
-        let mut worked = false;
-        for _ in 0..SLICES_PER_TURN {
-            if self.must_stop() || !self.has_room() || !self.add_slice(true) {
-                break;
-            }
-            worked = true;
+        self.slice_by_slice(|worker| worker.has_room() && worker.add_slice(true))
+    }
+
+    /// Does one slice after the other, a turn of them at most; false when not even one could be done.
+    fn slice_by_slice(&mut self, one: impl Fn(&Self) -> bool) -> bool {
+        let mut done = 0;
+        while done < SLICES_PER_TURN && !self.must_stop() && one(self) {
+            done += 1;
         }
-        worked
+        done > 0
     }
 
     /// Writers have begun, or a program asks for something, or the end.
