@@ -2,7 +2,7 @@
 //!
 //! Owns: the options, the order of samples, medians, the RESULT lines, warm memory, baselines, and starting a
 //! daemon to measure. Does not own: what a stage measures (one file per stage beside this folder) or the
-//! targets (README.md).
+//! targets (RESULTS-EARLIER.md).
 
 pub mod compare;
 pub mod crowd;
