@@ -5,6 +5,7 @@
 
 mod architecture;
 mod bench;
+mod build_times;
 mod count;
 mod licences;
 mod machine;
@@ -12,8 +13,10 @@ mod prepare;
 mod run;
 mod shell;
 mod soak;
+mod spent;
 mod suites;
 mod summary;
+mod test_times;
 mod tidy;
 mod workspace;
 

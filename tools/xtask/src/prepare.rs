@@ -1,16 +1,18 @@
 //! Installing what a suite needs: Debian packages, a kernel for a guest, programs from the Rust registry, Python environments.
 //!
-//! It owns the versions that are pinned (with each suite's `requirements*.txt`) and the stamp that says that an environment
-//! is up to date. It never touches the Rust toolchain.
+//! It owns the versions that are pinned (with each suite's `requirements*.txt`), the stamp that says that an environment
+//! is up to date, and the thread that installs while other checks run. It never touches the Rust toolchain.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail};
 
 use crate::machine;
-use crate::shell::{capture, say, watch, works};
+use crate::shell::{capture, say, watch_some, works};
 use crate::workspace::Workspace;
 
 /// The package that always names the newest kernel of this Debian: 6.1 in bookworm.
@@ -45,8 +47,39 @@ pub(crate) enum Tool {
     PythonWithMoto,
 }
 
+/// Tools that are being installed, one after the other, while the checks before the suites run: installing waits for
+/// the network and the disk, where the build does not.
+#[derive(Debug)]
+pub(crate) struct Installing {
+    thread: Option<JoinHandle<Failures>>,
+    failures: Failures,
+}
+
+/// What could not be installed, and why.
+type Failures = Vec<(Tool, String)>;
+
+impl Installing {
+    /// Begins. A tool that is named twice is found there the second time.
+    pub(crate) fn start(tools: Vec<Tool>, workspace: Arc<Workspace>) -> Self {
+        let work = move || {
+            let failed = |tool| Some((tool, format!("{:#}", install(tool, &workspace).err()?)));
+            tools.into_iter().filter_map(failed).collect()
+        };
+        Self { thread: Some(thread::spawn(work)), failures: vec![] }
+    }
+
+    /// Waits until all is installed. Gives what is wrong with the first of `tools` that could not be.
+    pub(crate) fn wait(&mut self, tools: &[Tool]) -> Result<Option<&str>> {
+        if let Some(thread) = self.thread.take() {
+            self.failures = thread.join().ok().context("the thread that installs has panicked")?;
+        }
+        let failed = self.failures.iter().find(|(tool, _)| tools.contains(tool));
+        Ok(failed.map(|(_, why)| why.as_str()))
+    }
+}
+
 /// Installs a tool unless it is there.
-pub(crate) fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
+fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
     match tool {
         Tool::Fuse3 => debian(&["fuse3"], || works(Command::new("fusermount3").arg("-V"))),
         Tool::Attr => debian(&["attr"], || works(Command::new("getfattr").arg("--version"))),
@@ -84,6 +117,15 @@ pub(crate) fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
     }
 }
 
+/// Runs a program and shows its output when it fails: other checks print at the same time.
+fn runs(command: &mut Command) -> Result<bool> {
+    let ran = watch_some(command, |_| false)?;
+    if !ran.success {
+        say(&ran.output);
+    }
+    Ok(ran.success)
+}
+
 /// Installs Debian packages unless `present` says that what they bring is there.
 fn debian(packages: &[&str], present: impl Fn() -> bool) -> Result<()> {
     if present() {
@@ -96,11 +138,11 @@ fn debian(packages: &[&str], present: impl Fn() -> bool) -> Result<()> {
     let install = || {
         let mut command = Command::new("apt-get");
         command.args(["install", "--yes", "--quiet", "--no-install-recommends"]).args(packages);
-        watch(command.env("DEBIAN_FRONTEND", "noninteractive"))
+        runs(command.env("DEBIAN_FRONTEND", "noninteractive"))
     };
     // A fresh image has no package lists, and old lists name files that are gone: try, then update and try again.
-    if !install()?.success {
-        watch(Command::new("apt-get").args(["update", "--quiet"]))?;
+    if !install()? {
+        runs(Command::new("apt-get").args(["update", "--quiet"]))?;
         install()?;
     }
     if present() { Ok(()) } else { bail!("apt-get did not install {names}; its output is above") }
@@ -120,7 +162,7 @@ fn program(name: &str, version: &str, workspace: &Workspace) -> Result<()> {
     let build = workspace.tools_dir().join(format!("{name}-build"));
     let mut install = Command::new("cargo");
     install.args(["install", name, "--version", version, "--locked", "--force", "--root"]).arg(&root);
-    let built = watch(install.arg("--target-dir").arg(&build))?.success;
+    let built = runs(install.arg("--target-dir").arg(&build))?;
     if build.exists() {
         fs::remove_dir_all(&build).with_context(|| format!("removing {}", build.display()))?;
     }
@@ -146,7 +188,7 @@ fn guest_kernel(workspace: &Workspace) -> Result<()> {
     let package = match package() {
         Ok(package) => package,
         Err(_) => {
-            watch(Command::new("apt-get").args(["update", "--quiet"]))?;
+            runs(Command::new("apt-get").args(["update", "--quiet"]))?;
             package().with_context(|| format!("asking apt for {KERNEL_PACKAGE}"))?
         }
     };
@@ -167,11 +209,7 @@ fn guest_kernel(workspace: &Workspace) -> Result<()> {
 }
 
 fn kernel_step(command: &mut Command) -> Result<()> {
-    if watch(command)?.success {
-        Ok(())
-    } else {
-        bail!("the guest's kernel is not there; the output is above")
-    }
+    if runs(command)? { Ok(()) } else { bail!("the guest's kernel is not there; the output is above") }
 }
 
 /// What one Python environment is made from.
@@ -254,13 +292,15 @@ fn pip(interpreter: &Path) -> Command {
         "--quiet",
         "--no-deps",
         "--no-cache-dir",
+        // Most of what is installed is never imported; Python compiles the rest when it is.
+        "--no-compile",
         "--disable-pip-version-check",
     ]);
     pip
 }
 
 fn step(command: &mut Command) -> Result<()> {
-    if watch(command)?.success {
+    if runs(command)? {
         Ok(())
     } else {
         bail!("a step of the Python environment failed; its output is above")

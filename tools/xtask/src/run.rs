@@ -3,35 +3,30 @@
 //! It owns the order, what is left out, and the verdict. Counting, installing and the rules have modules of their
 //! own.
 
+use std::fs;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::SystemTime;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
+use crate::build_times::BuildTimes;
 use crate::count::{self, Count};
 use crate::machine::{self, has_cargo_command};
-use crate::prepare;
-use crate::shell::{Ran, say, watch};
-use crate::suites::{self, SUITES, Suite};
+use crate::prepare::Installing;
+use crate::shell::{Ran, say, watch, watch_some};
+use crate::spent::{Spent, Stopwatch};
+use crate::suites::{self, BENCH, SUITES, Suite};
 use crate::summary::{Outcome, Row, Summary};
+use crate::test_times;
 use crate::workspace::Workspace;
 use crate::{architecture, bench, licences, tidy};
 
 /// The package whose test targets are the suites.
 const TESTS: &str = "tidemark-tests";
 
-/// Checks that come before the suites, by the names that `--only` takes.
-const CHECKS: &[(&str, &str)] = &[
-    ("tidy", "do the files keep to the house style?"),
-    ("architecture", "does each crate depend only on what it may?"),
-    ("licences", "may everything that is linked be shipped?"),
-    ("fmt", "is the code formatted?"),
-    ("clippy", "are there no warnings?"),
-    ("build", "does everything build?"),
-    ("unit", "do the tests beside the code pass?"),
-    ("doc", "do the examples in the documentation work?"),
-];
-const BENCH: (&str, &str) = ("bench", "do the benches run, with small sizes?");
+/// The report that a run leaves below the target folder: what it printed at its end.
+const REPORT: &str = "test-report.txt";
 
 /// What `cargo xtask test` was asked for.
 #[derive(Debug, Default)]
@@ -41,11 +36,18 @@ pub(crate) struct TestOptions {
     pub(crate) only: Vec<String>,
 }
 
+impl TestOptions {
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+}
+
 /// One run: the workspace, what was asked for, and what came out so far.
 struct Run<'a> {
-    workspace: Workspace,
+    workspace: Arc<Workspace>,
     options: &'a TestOptions,
     nextest: bool,
+    installing: Installing,
     summary: Summary,
 }
 
@@ -56,16 +58,24 @@ pub(crate) fn test(options: &TestOptions) -> Result<bool> {
         return Ok(true);
     }
     for name in &options.only {
-        if !names().any(|(known, _)| known == name) {
+        if !suites::asked().any(|asked| asked.name == name) {
             bail!("no check or suite is called `{name}`; `cargo xtask test --list` names them");
         }
     }
-    let workspace = Workspace::read()?;
+    let workspace = Arc::new(Workspace::read()?);
     let nextest = has_cargo_command("nextest");
-    let mut run = Run { workspace, options, nextest, summary: Summary::default() };
     say(&format!("machine: {}", machine::describe()));
+    let suites = SUITES.iter().filter(|suite| options.wants(suite.name) && suite.lacking().is_none());
+    let tools = suites.flat_map(|suite| suite.tools).copied().collect();
+    let installing = Installing::start(tools, Arc::clone(&workspace));
+    let mut run = Run { workspace, options, nextest, installing, summary: Summary::default() };
     run.all()?;
-    say(&run.summary.text());
+    let share_s = |name: &str| suites::asked().find(|asked| asked.name == name).map(|asked| asked.share_s);
+    // With `--long` a suite takes what it takes.
+    let text = run.summary.text(|name| share_s(name).filter(|_| !options.long));
+    let report = run.workspace.target_dir.join(REPORT);
+    fs::write(&report, &text).with_context(|| format!("writing {}", report.display()))?;
+    say(&text);
     Ok(run.summary.good())
 }
 
@@ -125,14 +135,14 @@ impl Run<'_> {
                 self.suite(suite)?;
             }
         }
-        if self.wants(BENCH.0) {
+        if self.wants(BENCH) {
             self.bench()?;
         }
         Ok(())
     }
 
     fn wants(&self, name: &str) -> bool {
-        self.options.only.is_empty() || self.options.only.iter().any(|only| only == name)
+        self.options.wants(name)
     }
 
     fn needs_build(&self) -> bool {
@@ -151,7 +161,7 @@ impl Run<'_> {
         } else {
             format!("{} problems, listed above", problems.len())
         };
-        self.row(name, single(problems.is_empty()), Duration::ZERO, &note);
+        self.row(name, single(problems.is_empty()), Spent::default(), &note);
     }
 
     /// A check by a component of the toolchain, which may be missing: it is never downloaded.
@@ -165,15 +175,18 @@ impl Run<'_> {
             self.left_out(name, why);
             return Ok(());
         }
-        let (ran, took) = self.watch(name, Command::new("cargo").args(arguments))?;
-        self.row(name, single(ran.success), took, "");
+        let ran = self.watch(name, Command::new("cargo").args(arguments))?;
+        self.row(name, single(ran.success), ran.spent, "");
         Ok(())
     }
 
     fn build(&mut self) -> Result<bool> {
-        let arguments = ["build", "--profile", "ci", "--workspace", "--all-targets", "--locked"];
-        let (ran, took) = self.watch("build", Command::new("cargo").args(arguments))?;
-        self.row("build", single(ran.success), took, "");
+        let arguments = ["build", "--profile", "ci", "--workspace", "--all-targets", "--locked", "--timings"];
+        let began = SystemTime::now();
+        let ran = self.watch("build", Command::new("cargo").args(arguments))?;
+        let members = &self.workspace;
+        self.summary.built = BuildTimes::read(&members.target_dir, began, |name| members.has_member(name));
+        self.row("build", single(ran.success), ran.spent, "");
         Ok(ran.success)
     }
 
@@ -194,12 +207,12 @@ impl Run<'_> {
 
     fn doc(&mut self) -> Result<()> {
         let arguments = ["test", "--profile", "ci", "--workspace", "--doc", "--locked"];
-        let (ran, took) = self.watch("doc", Command::new("cargo").args(arguments))?;
+        let ran = self.watch("doc", Command::new("cargo").args(arguments))?;
         let count = count::tests(&ran.output);
         // A workspace without examples has nothing to fail.
         let count =
             if count.passed + count.failed == 0 { single(ran.success) } else { honest(count, ran.success) };
-        self.row("doc", count, took, "");
+        self.row("doc", count, ran.spent, "");
         Ok(())
     }
 
@@ -212,18 +225,18 @@ impl Run<'_> {
             self.row(
                 suite.name,
                 single(false),
-                Duration::ZERO,
+                Spent::default(),
                 "it has no test target, although this machine can run it",
             );
             return Ok(());
         }
-        for tool in suite.tools {
-            let began = Instant::now();
-            if let Err(error) = prepare::install(*tool, &self.workspace) {
-                // The machine could run the suite, so this is a failure and not something left out.
-                self.row(suite.name, single(false), began.elapsed(), &format!("{error:#}"));
-                return Ok(());
-            }
+        let stopwatch = Stopwatch::start();
+        let lacking = self.installing.wait(suite.tools)?.map(str::to_owned);
+        self.summary.waited += stopwatch.read();
+        if let Some(why) = lacking {
+            // The machine could run the suite, so this is a failure and not something left out.
+            self.row(suite.name, single(false), Spent::default(), &why);
+            return Ok(());
         }
         let arguments = if self.nextest {
             words(&format!("-E package({TESTS})&binary({})", suite.name))
@@ -245,6 +258,9 @@ impl Run<'_> {
                 "--workspace",
                 "--locked",
                 "--no-fail-fast",
+                // Each test's time is read from its line.
+                "--status-level",
+                "pass",
             ]);
             command.args(selection);
         } else {
@@ -259,16 +275,18 @@ impl Run<'_> {
         if self.options.long {
             command.env("TIDEMARK_LONG", "1").env("PROPTEST_CASES", "4096");
         }
-        let (ran, took) = self.watch(name, &mut command)?;
+        say(&format!("\n== {name}"));
+        let ran = watch_some(command.current_dir(&self.workspace.root), |line| !test_times::is_pass(line))?;
+        self.summary.tests.read(&ran.output);
         let count = count::tests(&ran.output);
         let note = if count.passed + count.failed == 0 { "no test ran" } else { "" };
-        self.row(name, honest(count, ran.success), took, note);
+        self.row(name, honest(count, ran.success), ran.spent, note);
         Ok(())
     }
 
     fn bench(&mut self) -> Result<()> {
-        say(&format!("\n== {}", BENCH.0));
-        let began = Instant::now();
+        say(&format!("\n== {BENCH}"));
+        let stopwatch = Stopwatch::start();
         let mut count = Count::default();
         for name in bench::names(&self.workspace) {
             let good = bench::one(name, true)?.is_ok();
@@ -276,38 +294,31 @@ impl Run<'_> {
             count.failed += u64::from(!good);
         }
         let note = if count == Count::default() { "no bench ran" } else { "" };
-        self.row(BENCH.0, honest(count, true), began.elapsed(), note);
+        self.row(BENCH, honest(count, true), stopwatch.read(), note);
         Ok(())
     }
 
-    fn watch(&self, name: &str, command: &mut Command) -> Result<(Ran, Duration)> {
+    fn watch(&self, name: &str, command: &mut Command) -> Result<Ran> {
         say(&format!("\n== {name}"));
-        let began = Instant::now();
-        let ran = watch(command.current_dir(&self.workspace.root))?;
-        Ok((ran, began.elapsed()))
+        watch(command.current_dir(&self.workspace.root))
     }
 
-    fn row(&mut self, name: &str, count: Count, took: Duration, note: &str) {
-        self.summary.push(Row { name: name.into(), outcome: Outcome::Ran(count), took, note: note.into() });
+    fn row(&mut self, name: &str, count: Count, spent: Spent, note: &str) {
+        self.summary.push(Row { name: name.into(), outcome: Outcome::Ran(count), spent, note: note.into() });
     }
 
     fn left_out(&mut self, name: &str, why: String) {
         say(&format!("\n== {name}\nleft out: {why}"));
         let outcome = Outcome::LeftOut(why);
-        self.summary.push(Row { name: name.into(), outcome, took: Duration::ZERO, note: String::new() });
+        self.summary.push(Row { name: name.into(), outcome, spent: Spent::default(), note: String::new() });
     }
 }
 
-fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let suites = SUITES.iter().map(|suite| (suite.name, suite.question));
-    CHECKS.iter().copied().chain(suites).chain([BENCH])
-}
-
 fn list() {
-    for (name, question) in names() {
-        let lacking = SUITES.iter().find(|suite| suite.name == name).and_then(Suite::lacking);
+    for asked in suites::asked() {
+        let lacking = SUITES.iter().find(|suite| suite.name == asked.name).and_then(Suite::lacking);
         let left_out = lacking.map(|why| format!("  (left out here: {why})")).unwrap_or_default();
-        say(&format!("{name:12} {question}{left_out}"));
+        say(&format!("{:12} {}{left_out}", asked.name, asked.question));
     }
 }
 
@@ -337,15 +348,6 @@ mod tests {
         assert_eq!(honest(passed, false).failed, 1);
         assert_eq!(honest(Count::default(), true).failed, 1);
         assert_eq!(honest(Count { failed: 2, ..passed }, false).failed, 2);
-    }
-
-    #[test]
-    fn every_name_is_there_once() {
-        let mut all: Vec<_> = names().map(|(name, _)| name).collect();
-        let count = all.len();
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), count);
     }
 
     #[test]

@@ -9,14 +9,17 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 
+use crate::spent::{Spent, Stopwatch};
+
 /// Lines waiting to be shown. A full queue makes the child wait, as a terminal would.
 const QUEUED_LINES: usize = 256;
 
-/// How a program ended and all it printed, both streams in the order they came.
+/// How a program ended, all it printed (both streams in the order they came), and what it cost.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) success: bool,
     pub(crate) output: String,
+    pub(crate) spent: Spent,
 }
 
 /// Prints a line for the person who waits.
@@ -32,8 +35,14 @@ pub(crate) fn say(line: &str) {
 
 /// Runs a program, shows its output line by line and keeps it.
 pub(crate) fn watch(command: &mut Command) -> Result<Ran> {
+    watch_some(command, |_| true)
+}
+
+/// As [`watch`], but shows only the lines for which `picked` holds.
+pub(crate) fn watch_some(command: &mut Command, picked: impl Fn(&str) -> bool) -> Result<Ran> {
     let shown = show(command);
     say(&format!("$ {shown}"));
+    let stopwatch = Stopwatch::start();
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -47,7 +56,9 @@ pub(crate) fn watch(command: &mut Command) -> Result<Ran> {
     ];
     let mut output = String::new();
     for line in shown_lines {
-        say(&line);
+        if picked(&line) {
+            say(&line);
+        }
         output.push_str(&line);
         output.push('\n');
     }
@@ -55,7 +66,7 @@ pub(crate) fn watch(command: &mut Command) -> Result<Ran> {
         drop(reader.join());
     }
     let status = child.wait().with_context(|| format!("waiting for {shown}"))?;
-    Ok(Ran { success: status.success(), output })
+    Ok(Ran { success: status.success(), output, spent: stopwatch.read() })
 }
 
 /// Runs a program that must succeed and gives what it wrote to stdout.
@@ -108,6 +119,7 @@ mod tests {
             watch(Command::new("sh").args(["-c", "echo out; echo err >&2; printf last; exit 1"])).unwrap();
         assert!(!ran.success);
         assert!(["out\n", "err\n", "last\n"].iter().all(|line| ran.output.contains(line)), "{}", ran.output);
+        assert!(ran.spent.wall.as_nanos() > 0);
     }
 
     #[test]

@@ -1,16 +1,44 @@
-//! The suites: what each asks, what it needs, and in which order a person waits for them.
+//! The checks and the suites: what each asks, what it needs, how long it may take, and in which order a person waits
+//! for them.
 //!
-//! It owns the table. The suites themselves are test targets of `tidemark-tests`; a target that is not in the
+//! It owns the tables. The suites themselves are test targets of `tidemark-tests`; a target that is not in the
 //! table, or a row without a target, fails the run.
 
 use crate::machine::Need;
 use crate::prepare::Tool;
+
+/// Something that `--only` can name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) name: &'static str,
+    pub(crate) question: &'static str,
+    pub(crate) share_s: u64,
+}
+
+/// Checks that come before the suites.
+const CHECKS: &[Asked] = &[
+    Asked { name: "tidy", question: "do the files keep to the house style?", share_s: 5 },
+    Asked { name: "architecture", question: "does each crate depend only on what it may?", share_s: 5 },
+    Asked { name: "licences", question: "may everything that is linked be shipped?", share_s: 5 },
+    Asked { name: "fmt", question: "is the code formatted?", share_s: 10 },
+    Asked { name: "clippy", question: "are there no warnings?", share_s: 150 },
+    Asked { name: "build", question: "does everything build?", share_s: 420 },
+    Asked { name: "unit", question: "do the tests beside the code pass?", share_s: 120 },
+    Asked { name: "doc", question: "do the examples in the documentation work?", share_s: 30 },
+];
+
+/// The check that comes after the suites.
+pub(crate) const BENCH: &str = "bench";
+const BENCHES: Asked = Asked { name: BENCH, question: "do the benches run, with small sizes?", share_s: 120 };
 
 /// One suite: a test target of `tidemark-tests`.
 #[derive(Debug)]
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) question: &'static str,
+    /// Seconds of wall clock that it may take with two cores, without `--long`. The shares sum to what a run may take;
+    /// a suite that needs more says what it is worth.
+    pub(crate) share_s: u64,
     pub(crate) needs: &'static [Need],
     pub(crate) tools: &'static [Tool],
     /// Its tests start daemons with budgets, so they run one at a time.
@@ -24,6 +52,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "model",
         question: "does the file system agree with a small model of it?",
+        share_s: 60,
         needs: &[],
         tools: &[],
         serial: false,
@@ -31,6 +60,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "conformance",
         question: "does each store keep one contract?",
+        share_s: 60,
         needs: &[],
         tools: &[],
         serial: false,
@@ -38,6 +68,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "simulation",
         question: "does a cluster keep its promises under loss, delay, partition, death and wrong clocks?",
+        share_s: 60,
         needs: &[],
         tools: &[],
         serial: false,
@@ -45,6 +76,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "s3",
         question: "are the ambiguous answers of object stores read right?",
+        share_s: 60,
         needs: &[],
         tools: &[Tool::PythonWithMoto],
         serial: false,
@@ -52,6 +84,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "mount",
         question: "does a real kernel see what SEMANTICS.md says?",
+        share_s: 60,
         needs: MOUNT,
         tools: &[Tool::Fuse3, Tool::Attr],
         serial: true,
@@ -59,6 +92,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "posix",
         question: "does the mount pass what other file systems are tested with?",
+        share_s: 60,
         needs: MOUNT,
         tools: &[Tool::Pjdfstest, Tool::Fsx],
         serial: true,
@@ -66,6 +100,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "guest",
         question: "does FALLBACK keep its promises on a real kernel that has no passthrough?",
+        share_s: 60,
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
         tools: &[Tool::Guest],
         serial: true,
@@ -73,6 +108,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "durability",
         question: "bad bytes, bad input, no room, no Tier-3: is only the truth served, and nothing sealed lost?",
+        share_s: 60,
         needs: MOUNT,
         tools: &[],
         serial: true,
@@ -80,6 +116,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "crash",
         question: "stopped at every named step, does restart tell the truth?",
+        share_s: 60,
         needs: MOUNT,
         tools: &[],
         serial: true,
@@ -87,6 +124,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "survive",
         question: "the daemon is killed, replaced or dies again and again: does everything that is open go on?",
+        share_s: 60,
         needs: MOUNT,
         tools: &[],
         serial: true,
@@ -94,6 +132,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "campaign",
         question: "killed at any moment under load, over and over: is every promise kept?",
+        share_s: 60,
         needs: MOUNT,
         tools: &[],
         serial: true,
@@ -101,6 +140,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "cluster",
         question: "several hosts in network namespaces: what is lost with a host or a link, and what is not?",
+        share_s: 60,
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86, Need::NetworkNamespaces],
         tools: &[Tool::Network, Tool::Etcd, Tool::PythonWithTorch],
         serial: true,
@@ -108,6 +148,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "frameworks",
         question: "do unmodified frameworks save, die and resume?",
+        share_s: 60,
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
         tools: &[Tool::PythonWithTorch],
         serial: true,
@@ -119,6 +160,13 @@ impl Suite {
     pub(crate) fn lacking(&self) -> Option<String> {
         self.needs.iter().find_map(|need| need.lacking())
     }
+}
+
+/// All checks and suites, in the order of a run.
+pub(crate) fn asked() -> impl Iterator<Item = Asked> {
+    let suites =
+        SUITES.iter().map(|&Suite { name, question, share_s, .. }| Asked { name, question, share_s });
+    CHECKS.iter().copied().chain(suites).chain([BENCHES])
 }
 
 /// Test targets without a row, and rows without a test target.
@@ -138,6 +186,15 @@ pub(crate) fn mismatches(targets: &[&str]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_name_is_there_once() {
+        let mut all: Vec<_> = asked().map(|asked| asked.name).collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
 
     #[test]
     fn a_target_without_a_row_and_a_row_without_a_target_are_found() {

@@ -77,6 +77,11 @@ impl Workspace {
             .collect()
     }
 
+    /// True for a package of this workspace.
+    pub(crate) fn has_member(&self, name: &str) -> bool {
+        self.packages.iter().any(|package| package.member && package.name == name)
+    }
+
     /// Where `ckptd`, `ckptctl` and the test executables are built.
     pub(crate) fn bin_dir(&self) -> PathBuf {
         self.target_dir.join("ci")
