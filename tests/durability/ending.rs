@@ -167,11 +167,13 @@ fn sigterm_keeps_what_was_closed_beside_a_file_whose_writer_was_killed() {
     let bytes = noise(13, MIB);
     let cut = daemon.mount().join("run/step_7/model_rank1.pt");
     fs::create_dir_all(cut.parent().unwrap()).unwrap();
+    // Open meanwhile: while a program writes to it, a checkpoint is not hidden.
+    let mut whole = File::create(cut.with_file_name("model_rank0.pt")).unwrap();
     // The shell is killed with the file open: nobody saw it closed.
     let script = format!("exec 3>{}; head -c 5000 /dev/zero >&3; kill -9 $$", cut.display());
     Command::new("sh").args(["-c", &script]).status().unwrap();
-    // Second: alone for as long as a checkpoint settles, it would look whole before its other half begins.
-    save(&daemon, "run/step_7/model_rank0.pt", &bytes);
+    whole.write_all(&bytes).unwrap();
+    drop(whole);
     daemon.stop_with_status();
     daemon.start_again();
     assert_holds(&daemon, ".tidemark/torn/run/step_7/model_rank0.pt", &bytes, "sealed before SIGTERM");

@@ -261,6 +261,8 @@ impl Namespace {
         {
             change = Change::NewBacking { keep_bytes: 0 };
         }
+        // Another owner of these bytes would keep their memory, for which `reserve` waits below.
+        drop(old);
         let prepared = if truncates && change != Change::InPlace {
             self.prepare_overwrite(expected_bytes)
         } else {

@@ -7,6 +7,7 @@ mod architecture;
 mod bench;
 mod build_times;
 mod count;
+mod dist;
 mod licences;
 mod machine;
 mod prepare;
@@ -40,6 +41,8 @@ Developer tasks of Tidemark.
       The benches; with --smoke small sizes, to see that they run.
   cargo xtask soak --minutes N [--seed S]
       The crash campaign for that long; a seed that it showed gives the same kills again.
+  cargo xtask dist
+      The binaries that are shipped, below target/shipped, with their line tables in files beside them.
   cargo xtask figures
       Runs all benches and prints their figures as a Markdown table.
 ";
@@ -75,6 +78,10 @@ fn dispatch(arguments: &[String]) -> Result<bool> {
             bench::run(&names, smoke)
         }
         "soak" => soak::soak(&soak::options(rest)?),
+        "dist" => {
+            no_more(rest)?;
+            dist::dist()
+        }
         "figures" => {
             no_more(rest)?;
             bench::figures()

@@ -243,11 +243,11 @@ impl Run<'_> {
         } else {
             words(&format!("--test {}", suite.name))
         };
-        self.tests(suite.name, &arguments, suite.serial)
+        self.tests(suite.name, &arguments, suite.daemons)
     }
 
     /// Runs tests that are built already, and counts them.
-    fn tests(&mut self, name: &str, selection: &[String], serial: bool) -> Result<()> {
+    fn tests(&mut self, name: &str, selection: &[String], daemons: bool) -> Result<()> {
         let mut command = Command::new("cargo");
         if self.nextest {
             command.args([
@@ -262,12 +262,15 @@ impl Run<'_> {
                 "--status-level",
                 "pass",
             ]);
+            if daemons {
+                command.args(["--test-threads", suites::DAEMON_TESTS_AT_ONCE]);
+            }
             command.args(selection);
         } else {
             command
                 .args(["test", "--profile", "ci", "--workspace", "--locked", "--no-fail-fast"])
                 .args(selection);
-            if serial {
+            if daemons {
                 command.args(["--", "--test-threads=1"]);
             }
         }

@@ -41,11 +41,16 @@ pub(crate) struct Suite {
     pub(crate) share_s: u64,
     pub(crate) needs: &'static [Need],
     pub(crate) tools: &'static [Tool],
-    /// Its tests start daemons with budgets, so they run one at a time.
-    pub(crate) serial: bool,
+    /// Its tests start daemons with budgets. nextest runs [`DAEMON_TESTS_AT_ONCE`] of them; libtest, which knows no
+    /// budgets, one.
+    pub(crate) daemons: bool,
 }
 
 const MOUNT: &[Need] = &[Need::Root, Need::Fuse];
+
+/// As many as the group `daemons` in `.config/nextest.toml` has places. These tests mostly wait, so the number of
+/// processors does not matter.
+pub(crate) const DAEMON_TESTS_AT_ONCE: &str = "4";
 
 /// Quick ones first; those that start daemons after those that do not.
 pub(crate) const SUITES: &[Suite] = &[
@@ -55,7 +60,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: &[],
         tools: &[],
-        serial: false,
+        daemons: false,
     },
     Suite {
         name: "conformance",
@@ -63,7 +68,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: &[],
         tools: &[],
-        serial: false,
+        daemons: false,
     },
     Suite {
         name: "simulation",
@@ -71,7 +76,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: &[],
         tools: &[],
-        serial: false,
+        daemons: false,
     },
     Suite {
         name: "s3",
@@ -79,7 +84,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: &[],
         tools: &[Tool::PythonWithMoto],
-        serial: false,
+        daemons: false,
     },
     Suite {
         name: "mount",
@@ -87,7 +92,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: MOUNT,
         tools: &[Tool::Fuse3, Tool::Attr],
-        serial: true,
+        daemons: true,
     },
     Suite {
         name: "posix",
@@ -95,7 +100,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: MOUNT,
         tools: &[Tool::Pjdfstest, Tool::Fsx],
-        serial: true,
+        daemons: true,
     },
     Suite {
         name: "guest",
@@ -103,7 +108,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
         tools: &[Tool::Guest],
-        serial: true,
+        daemons: true,
     },
     Suite {
         name: "durability",
@@ -111,7 +116,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: MOUNT,
         tools: &[],
-        serial: true,
+        daemons: true,
     },
     Suite {
         name: "crash",
@@ -119,7 +124,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: MOUNT,
         tools: &[],
-        serial: true,
+        daemons: true,
     },
     Suite {
         name: "survive",
@@ -127,7 +132,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: MOUNT,
         tools: &[],
-        serial: true,
+        daemons: true,
     },
     Suite {
         name: "campaign",
@@ -135,7 +140,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: MOUNT,
         tools: &[],
-        serial: true,
+        daemons: true,
     },
     Suite {
         name: "cluster",
@@ -143,7 +148,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86, Need::NetworkNamespaces],
         tools: &[Tool::Network, Tool::Etcd, Tool::PythonWithTorch],
-        serial: true,
+        daemons: true,
     },
     Suite {
         name: "frameworks",
@@ -151,7 +156,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
         tools: &[Tool::PythonWithTorch],
-        serial: true,
+        daemons: true,
     },
 ];
 
