@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
-use tidemark_benches::compare::{Medians, median, percentile};
-use tidemark_benches::crowd::{self, Counts, Crowd};
+use tidemark_benches::compare::{Compared, Sampled};
+use tidemark_benches::crowd::{Counts, Crowd};
 use tidemark_benches::footprint::{anonymous_bytes, cpu_s};
 use tidemark_benches::nodes::{self, Nodes};
 use tidemark_benches::simulated::{NODES_MAX, Simulated};
@@ -30,6 +30,7 @@ const CONFIG: &str = "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n[replic
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const FILES_PER_CHECKPOINT: usize = 1000;
 const SMOKE_FILES: usize = 60;
+const ALONE: &str = "one node that is alone, with as many writers";
 
 /// How many nodes are simulated, one after the other; the last is what a large cluster has, and as many as a daemon has room for
 /// that may have 20,000 descriptors: a connection from each node and one to it.
@@ -63,12 +64,10 @@ struct Seen {
     list: Rounds,
 }
 
-fn main() -> anyhow::Result<()> {
-    if crowd::serve_where_asked()? {
-        return Ok(());
-    }
-    let bench = Bench::start("catalog")?;
+pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     ensure!(bench.options.path.is_none(), "catalog starts its own daemons: leave --path out");
+    // Names, no bytes.
+    bench.options.size_bytes = 0;
     names(&bench)?;
     many(&bench)
 }
@@ -100,17 +99,17 @@ fn names(bench: &Bench) -> anyhow::Result<()> {
         }
         one.close()?;
     }
-    for (name, mut ours, mut alone) in [
+    for (name, ours, alone) in [
         ("create_shared", ours.create_shared, alone.create_shared),
         ("create_own", ours.create_own, alone.create_own),
         ("look", ours.look, alone.look),
         ("list", ours.list, alone.list),
     ] {
-        let rates = Medians { value: median(&mut ours.per_s)?, baseline: median(&mut alone.per_s)? };
-        bench.result(&format!("catalog_{name}"), "1/s", rates)?;
-        let p99 = |each: &mut Vec<f64>| Ok::<_, anyhow::Error>(percentile(each, 99)? * 1e6);
-        let p99 = Medians { value: p99(&mut ours.each_s)?, baseline: p99(&mut alone.each_s)? };
-        bench.result(&format!("catalog_{name}_p99"), "us", p99)?;
+        let rates = Compared::new(Sampled::median(ours.per_s)?, Sampled::median(alone.per_s)?);
+        bench.result(&format!("catalog_{name}"), "1/s", ALONE, rates)?;
+        let p99 = |each_s| Ok::<_, anyhow::Error>(Sampled::percentile(each_s, 99)?.times(1e6));
+        let p99 = Compared::new(p99(ours.each_s)?, p99(alone.each_s)?);
+        bench.result(&format!("catalog_{name}_p99"), "us", ALONE, p99)?;
     }
     Ok(())
 }
@@ -211,7 +210,7 @@ fn many(bench: &Bench) -> anyhow::Result<()> {
     for &count in counts {
         let (first, before_s, started) = (nodes.count(), cpu_s(pid)?, Instant::now());
         let here = count.min(NODES_MAX);
-        let (mut joins, mut why) = nodes.join(here - first, JOIN_MAX)?;
+        let (joins, mut why) = nodes.join(here - first, JOIN_MAX)?;
         if why.is_none() && count > here {
             let (started, said) = Crowd::start(&coordinator, here, count - here, JOIN_MAX)?;
             (crowd, why) = (Some(started), said);
@@ -229,7 +228,7 @@ fn many(bench: &Bench) -> anyhow::Result<()> {
         let more = (count - before) as f64;
         before = count;
         bench.figure(&name("joined"), "1/s", more / took_s)?;
-        bench.figure(&name("join_p99"), "ms", percentile(&mut joins, 99)? * 1e3)?;
+        bench.figure(&name("join_p99"), "ms", Sampled::percentile(joins, 99)?.times(1e3))?;
         bench.figure(&name("join_cpu"), "ms of a core for each", spent_s * 1e3 / more)?;
 
         let (before_s, started) = (cpu_s(pid)?, Instant::now());
@@ -266,7 +265,7 @@ fn many(bench: &Bench) -> anyhow::Result<()> {
             let looked = nodes.look(first)?;
             Ok((published, took_s, spent_s, looked, started.elapsed().as_secs_f64()))
         });
-        let (mut published, publish_s, spent_s, mut looked, look_s) = match done {
+        let (published, publish_s, spent_s, looked, look_s) = match done {
             Ok(done) => done,
             Err(error) => {
                 bench.say(&format!(
@@ -276,14 +275,14 @@ fn many(bench: &Bench) -> anyhow::Result<()> {
             }
         };
         bench.figure(&name("publish"), "1/s", published.len() as f64 / publish_s)?;
-        bench.figure(&name("publish_p99"), "ms", percentile(&mut published, 99)? * 1e3)?;
         bench.figure(
             &name("publish_cpu"),
             "us of a core for each",
             spent_s * 1e6 / published.len() as f64,
         )?;
+        bench.figure(&name("publish_p99"), "ms", Sampled::percentile(published, 99)?.times(1e3))?;
         bench.figure(&name("look"), "1/s", looked.len() as f64 / look_s)?;
-        bench.figure(&name("look_p99"), "ms", percentile(&mut looked, 99)? * 1e3)?;
+        bench.figure(&name("look_p99"), "ms", Sampled::percentile(looked, 99)?.times(1e3))?;
         let grown_bytes = anonymous_bytes(pid)?.saturating_sub(empty_bytes);
         bench.figure(&name("memory"), "MiB", grown_bytes as f64 / f64::from(1 << 20))?;
     }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use tidemark_benches::compare::{Medians, median};
+use tidemark_benches::compare::{Compared, Sampled};
 use tidemark_benches::footprint::anonymous_bytes;
 use tidemark_benches::nodes::{self, Nodes};
 use tidemark_benches::{Bench, python};
@@ -50,8 +50,7 @@ struct Peaks {
     anonymous_bytes: u64,
 }
 
-fn main() -> anyhow::Result<()> {
-    let mut bench = Bench::start("cluster_save")?;
+pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     ensure!(bench.options.path.is_none(), "cluster_save starts its own daemons: leave --path out");
     if !bench.options.size_given && !bench.options.smoke {
         bench.options.size_bytes = USUAL_BYTES;
@@ -155,8 +154,9 @@ impl Run<'_> {
             shortest = (with_s / base_s <= BOUND).then(|| shortest.unwrap_or(every));
         }
         let first = &lines[0];
-        let medians = Medians { value: number(first, "with_s")?, baseline: number(first, "base_s")? };
-        bench.result(&format!("cluster_save_{kind}_step_with_a_save_each"), "s", medians)?;
+        let steps = Compared::new(number(first, "with_s")?, number(first, "base_s")?);
+        let name = format!("cluster_save_{kind}_step_with_a_save_each");
+        bench.result(&name, "s", "the loop without saves", steps)?;
         match shortest {
             Some(every) => {
                 bench.figure(&format!("cluster_save_{kind}_interval_within_bound"), "steps", every)
@@ -186,10 +186,11 @@ impl Run<'_> {
         self.say_failed("latency", &ranks)?;
         let (plain, lines) = (said(&plain, "save_s")?, said(&ranks, "save_s")?);
         let of = |lines: &[Value], name: &str| {
-            median(&mut lines.iter().map(|line| number(line, name)).collect::<anyhow::Result<Vec<_>>>()?)
+            Sampled::median(lines.iter().map(|line| number(line, name)).collect::<anyhow::Result<_>>()?)
         };
-        let saves = Medians { value: of(&lines, "save_s")?, baseline: of(&plain, "save_s")? };
-        bench.result(&format!("cluster_save_{kind}_save"), "s", saves)?;
+        let saves = Compared::new(of(&lines, "save_s")?, of(&plain, "save_s")?);
+        let against = format!("the same save to {}", bench.baseline_folder());
+        bench.result(&format!("cluster_save_{kind}_save"), "s", &against, saves)?;
         bench.figure(&format!("cluster_save_{kind}_replicated"), "s", of(&lines, "replicated_s")?)?;
         bench.figure(&format!("cluster_save_{kind}_committed"), "s", of(&lines, "committed_s")?)
     }
@@ -232,11 +233,11 @@ impl Run<'_> {
             mib(one_bytes),
             mib(first_half.unwrap_or_default())
         ))?;
-        let tier1 = Medians { value: mib(peaks.tier1_bytes), baseline: mib(budget_bytes) };
-        bench.result(&format!("cluster_save_{kind}_tier1_peak"), "MiB", tier1)?;
-        // Two that are kept, and one that is on its way.
-        let tier3 = Medians { value: mib(peaks.tier3_bytes as f64), baseline: mib(3.0 * one_bytes) };
-        bench.result(&format!("cluster_save_{kind}_tier3_peak"), "MiB", tier3)?;
+        let tier1 = Compared::new(mib(peaks.tier1_bytes), mib(budget_bytes));
+        bench.result(&format!("cluster_save_{kind}_tier1_peak"), "MiB", "Tier-1's budget", tier1)?;
+        let tier3 = Compared::new(mib(peaks.tier3_bytes as f64), mib(3.0 * one_bytes));
+        let against = "two states that are kept and one on its way";
+        bench.result(&format!("cluster_save_{kind}_tier3_peak"), "MiB", against, tier3)?;
         bench.figure(&format!("cluster_save_{kind}_anonymous_peak"), "MiB", mib(peaks.anonymous_bytes as f64))
     }
 }

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write, pipe};
 use std::path::Path;
 use std::time::Instant;
-use tidemark_benches::compare::{Medians, median, percentile};
+use tidemark_benches::compare::{Compared, Sampled, percentile};
 use tidemark_benches::{Bench, Mount, files};
 
 /// One page: a `latest` file, a `.metadata`.
@@ -19,28 +19,28 @@ const SMALL_FILES_SMOKE: usize = 50;
 /// for capabilities at the first write) and FLUSH. RELEASE comes after close.
 const REQUESTS: f64 = 5.0;
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("create")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     let mount = Mount::open(&bench.options)?;
     let count = if bench.options.smoke { SMALL_FILES_SMOKE } else { SMALL_FILES };
     let ours = mount.path().join("bench-create");
     let theirs = bench.options.baseline.join("tidemark-bench-create");
     for (name, hundredths) in [("create_write_close_p50", 50), ("create_write_close_p99", 99)] {
-        let medians: Medians = bench
+        let medians = bench
             .alternate(|| small_us(&ours, count, hundredths), || small_us(&theirs, count, hundredths))?;
-        bench.result(name, "us", medians)?;
+        bench.result(name, "us", &bench.baseline_folder(), medians.clone())?;
         if hundredths == 50 {
-            // Whoever answers a request in another process is woken for it, and wakes who asked.
-            let mut waking: Vec<f64> =
+            // The daemon is woken for each request, and wakes the caller with its answer.
+            let waking: Vec<f64> =
                 (0..bench.options.rounds).map(|_| there_and_back_us(count)).collect::<Result<_, _>>()?;
-            let baseline = REQUESTS * median(&mut waking)?;
-            let against = Medians { value: medians.value, baseline };
-            bench.result("create_against_the_waking_in_its_requests", "us", against)?;
+            let waking = Sampled::median(waking)?.times(REQUESTS);
+            let against = format!("{REQUESTS} times a byte to a thread on another processor and back");
+            let compared = Compared::new(medians.value, waking);
+            bench.result("create_against_the_waking_in_its_requests", "us", &against, compared)?;
         }
     }
     let size_bytes = bench.options.size_bytes;
     let medians = bench.alternate(|| close_us(&ours, size_bytes), || close_us(&theirs, size_bytes))?;
-    bench.result("close_after_large_write", "us", medians)?;
+    bench.result("close_after_large_write", "us", &bench.baseline_folder(), medians)?;
     mount.close()
 }
 

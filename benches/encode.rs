@@ -4,20 +4,19 @@
 //! codecs; the upload, which the network bounds (`upload`, `upload_s3`).
 
 use std::time::Instant;
-use tidemark_benches::{Bench, compare::Medians, memory};
+use tidemark_benches::{Bench, compare::Compared, memory};
 use tidemark_kernels::encoding::{Codec, Decoder, Encoder, LEVEL};
 
 /// What is encoded at a time.
 const CHUNK_BYTES: usize = 8 << 20;
 /// Enough that each round takes a second at the slowest, and caches hold nothing of it.
-const BYTES_MAX: usize = 128 << 20;
+const BYTES_MAX: u64 = 128 << 20;
 /// Level 3 is zstd's own default.
 const LEVELS: [i32; 2] = [LEVEL, 3];
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("encode")?;
-    let size_bytes = usize::try_from(bench.options.size_bytes)?.min(BYTES_MAX);
-    for (name, bytes) in tensors(size_bytes) {
+pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
+    bench.options.size_bytes = bench.options.size_bytes.min(BYTES_MAX);
+    for (name, bytes) in tensors(usize::try_from(bench.options.size_bytes)?) {
         let mut copy = vec![0; bytes.len()];
         let copied = memory::copy_bytes_per_s(&bytes, &mut copy) / 1e9;
         bench.say(&format!("tensor {name}: {} bytes, memcpy {copied:.2} GB/s", bytes.len()))?;
@@ -31,10 +30,11 @@ fn main() -> anyhow::Result<()> {
             )?;
             let decode = bench.alternate(|| planes.decode(&bytes), || zstd.decode(&bytes))?;
             let share = |size: usize| size as f64 / bytes.len() as f64;
-            let sizes = Medians { value: share(sizes.0), baseline: share(sizes.1) };
-            bench.result(&format!("encode_{name}_planes_level_{level}"), "GB/s", encode)?;
-            bench.result(&format!("decode_{name}_planes_level_{level}"), "GB/s", decode)?;
-            bench.result(&format!("size_{name}_planes_level_{level}"), "of the plain", sizes)?;
+            let sizes = Compared::new(share(sizes.0), share(sizes.1));
+            let against = format!("plain zstd at level {level}");
+            bench.result(&format!("encode_{name}_planes_level_{level}"), "GB/s", &against, encode)?;
+            bench.result(&format!("decode_{name}_planes_level_{level}"), "GB/s", &against, decode)?;
+            bench.result(&format!("size_{name}_planes_level_{level}"), "of the plain", &against, sizes)?;
         }
     }
     Ok(())

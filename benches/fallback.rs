@@ -7,8 +7,9 @@ use anyhow::ensure;
 use tidemark_benches::direct_fuse::DirectFuse;
 use tidemark_benches::{Bench, Mount, files};
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("fallback")?;
+const AGAINST: &str = "a plain FUSE file system over memory, with direct I/O";
+
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     ensure!(bench.options.path.is_none(), "fallback starts its own daemon: leave --path out");
     let mount = Mount::start(&bench.options, Some("[mount]\nmode = \"fallback\"\n"))?;
     let folder = tempfile::tempdir()?;
@@ -27,6 +28,6 @@ fn main() -> anyhow::Result<()> {
     files::remove(&theirs)?;
     plain.unmount()?;
     mount.close()?;
-    bench.result("fallback_write", "GB/s", written)?;
-    bench.result("fallback_read", "GB/s", read)
+    bench.result("fallback_write", "GB/s", AGAINST, written)?;
+    bench.result("fallback_read", "GB/s", AGAINST, read)
 }

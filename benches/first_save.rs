@@ -6,8 +6,7 @@
 use std::path::PathBuf;
 use tidemark_benches::{Bench, Mount, files};
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("first_save")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     let mount = Mount::open(&bench.options)?;
     let size_bytes = bench.options.size_bytes;
     let theirs = bench.options.baseline.join("tidemark-bench-first-save");
@@ -28,7 +27,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(last) = &last {
         files::remove(last)?;
     }
-    bench.result("write_size_unknown", "GB/s", first)?;
+    bench.result("write_size_unknown", "GB/s", &bench.baseline_folder(), first)?;
 
     for (name, percent) in [("write_30_percent_larger", 130), ("write_30_percent_smaller", 70)] {
         // The save before it has another size in each round, untimed, so that the prediction is always wrong.
@@ -40,7 +39,7 @@ fn main() -> anyhow::Result<()> {
         };
         let medians = bench.alternate(|| resave(&ours), || resave(&theirs))?;
         files::remove(&ours)?;
-        bench.result(name, "GB/s", medians)?;
+        bench.result(name, "GB/s", &bench.baseline_folder(), medians)?;
     }
     files::remove(&theirs)?;
     mount.close()

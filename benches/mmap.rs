@@ -4,8 +4,7 @@
 
 use tidemark_benches::{Bench, Mount, files};
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("mmap")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     let mount = Mount::open(&bench.options)?;
     let (ours, theirs) =
         (mount.path().join("bench-mmap"), bench.options.baseline.join("tidemark-bench-mmap"));
@@ -15,5 +14,5 @@ fn main() -> anyhow::Result<()> {
     files::remove(&ours)?;
     files::remove(&theirs)?;
     mount.close()?;
-    bench.result("mmap_first_touch", "GB/s", medians)
+    bench.result("mmap_first_touch", "GB/s", &bench.baseline_folder(), medians)
 }

@@ -11,8 +11,7 @@ use tidemark_benches::{Bench, Mount, files};
 /// Ranks of a usual machine with accelerators.
 const FILES: u64 = 8;
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("parallel")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     let mount = Mount::open(&bench.options)?;
     let each_bytes = (bench.options.size_bytes / FILES).max(1);
     let (ours, theirs) = (named(mount.path()), named(&bench.options.baseline));
@@ -21,7 +20,7 @@ fn main() -> anyhow::Result<()> {
         files::remove(path)?;
     }
     mount.close()?;
-    bench.result("write_8_files", "GB/s", medians)
+    bench.result("write_8_files", "GB/s", &bench.baseline_folder(), medians)
 }
 
 fn named(folder: &Path) -> Vec<PathBuf> {

@@ -5,8 +5,7 @@
 
 use tidemark_benches::{Bench, Mount, files};
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("read")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     let mount = Mount::open(&bench.options)?;
     let (ours, theirs) =
         (mount.path().join("bench-read"), bench.options.baseline.join("tidemark-bench-read"));
@@ -20,5 +19,5 @@ fn main() -> anyhow::Result<()> {
     files::remove(&ours)?;
     files::remove(&theirs)?;
     mount.close()?;
-    bench.result("read", "GB/s", medians)
+    bench.result("read", "GB/s", &bench.baseline_folder(), medians)
 }

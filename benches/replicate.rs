@@ -10,10 +10,10 @@
 use anyhow::{Context, ensure};
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
-use tidemark_benches::compare::{Medians, median};
+use tidemark_benches::compare::{Compared, Sampled};
 use tidemark_benches::footprint::cpu_s;
 use tidemark_benches::nodes::{self, Nodes, wait_for_state};
-use tidemark_benches::rivals::{Copied, Copier, iperf3_gb_per_s};
+use tidemark_benches::rivals::{Copier, iperf3_gb_per_s};
 use tidemark_benches::{Bench, files};
 use tidemark_tests::net::{Host, Network};
 
@@ -39,8 +39,7 @@ struct Seen {
     cpu_s_per_gb: Vec<f64>,
 }
 
-fn main() -> anyhow::Result<()> {
-    let mut bench = Bench::start("replicate")?;
+pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     ensure!(bench.options.path.is_none(), "replicate starts its own daemons: leave --path out");
     if !bench.options.size_given && !bench.options.smoke {
         bench.options.size_bytes = USUAL_BYTES;
@@ -53,9 +52,9 @@ fn main() -> anyhow::Result<()> {
         let _narrow = network.host("n1").bandwidth(NARROW_BITS_PER_S);
         measure(&bench, &network, "replicate_8gbit", 1)?;
     }
-    let cpu = median(&mut open.cpu_s_per_gb.clone())?;
-    bench.figure("replicate_cpu", "s/GB", cpu)?;
-    against_copiers(&bench, &network, cpu)
+    let cpu = Sampled::median(open.cpu_s_per_gb)?;
+    bench.figure("replicate_cpu", "s/GB", cpu.clone())?;
+    against_copiers(&bench, &network, &cpu)
 }
 
 /// The rate and the lag, of the network as it is now.
@@ -65,26 +64,25 @@ fn measure(bench: &Bench, network: &Network, name: &str, streams: usize) -> anyh
     let mut seen = Seen::default();
     let medians =
         bench.alternate(|| replicate(bench, (from, to), &mut seen), || iperf3_gb_per_s(from, to, streams))?;
-    bench.result(name, "GB/s", medians)?;
+    let transfer_s = size_bytes as f64 / 1e9 / medians.baseline.number;
+    let against = format!("iperf3 over the same network (streams: {streams})");
+    bench.result(name, "GB/s", &against, medians)?;
     // The first round was thrown away.
     for samples in [&mut seen.write_s, &mut seen.lag_s, &mut seen.cpu_s_per_gb] {
         samples.remove(0);
     }
-    let (write_s, lag_s) = (median(&mut seen.write_s.clone())?, median(&mut seen.lag_s.clone())?);
-    let transfer_s = size_bytes as f64 / 1e9 / medians.baseline;
+    let write_s = Sampled::median(seen.write_s.clone())?.number;
     let least_s = (transfer_s - write_s).max(0.0);
     bench.say(&format!("{name}: written in {write_s:.3} s, iperf3 would take {transfer_s:.3} s"))?;
-    let lag_name = format!("{name}_lag");
+    let (lag_name, lag) = (format!("{name}_lag"), Sampled::median(seen.lag_s.clone())?);
     if least_s > 0.0 {
-        bench.result(&lag_name, "s", Medians { value: lag_s, baseline: least_s })?;
+        let against = "what iperf3 would take for the file, less what writing it took";
+        bench.result(&lag_name, "s", against, Compared::new(lag, least_s))?;
     } else {
-        bench.figure(&lag_name, "s", lag_s)?;
+        bench.figure(&lag_name, "s", lag)?;
     }
-    bench.figure(
-        &format!("{name}_lag_above_least"),
-        "% of the transfer",
-        100.0 * (lag_s - least_s) / transfer_s,
-    )?;
+    let above = seen.lag_s.iter().map(|lag_s| 100.0 * (lag_s - least_s) / transfer_s).collect();
+    bench.figure(&format!("{name}_lag_above_least"), "% of the transfer", Sampled::median(above)?)?;
     Ok(seen)
 }
 
@@ -118,7 +116,7 @@ fn replicate(bench: &Bench, (from, to): (&Host, &Host), seen: &mut Seen) -> anyh
 }
 
 /// Processor seconds of both ends for each GB, against scp and rsync from memory to memory.
-fn against_copiers(bench: &Bench, network: &Network, cpu: f64) -> anyhow::Result<()> {
+fn against_copiers(bench: &Bench, network: &Network, cpu: &Sampled) -> anyhow::Result<()> {
     let size_bytes = bench.options.size_bytes;
     let (from, to) = (network.host("n1"), network.host("n2"));
     let folder = tempfile::Builder::new()
@@ -134,18 +132,20 @@ fn against_copiers(bench: &Bench, network: &Network, cpu: f64) -> anyhow::Result
         match copier {
             Err(missing) => bench.say(&format!("left out: {missing}"))?,
             Ok(copier) => {
-                let copied = copy(copier, bench.options.rounds.min(RIVAL_ROUNDS_MAX), size_bytes)?;
-                bench.say(&format!("{name}: {:.3} GB/s", copied.gb_per_s))?;
-                let medians = Medians { value: cpu, baseline: copied.cpu_s_per_gb };
-                bench.result(&format!("replicate_cpu_against_{name}"), "s/GB", medians)?;
+                let rounds = bench.options.rounds.min(RIVAL_ROUNDS_MAX);
+                let (rates, costs) = copy(copier, rounds, size_bytes)?;
+                bench.say(&format!("{name}: {:.3} GB/s", rates.number))?;
+                let against = format!("{name} from memory to memory, both ends");
+                let compared = Compared::new(cpu.clone(), costs);
+                bench.result(&format!("replicate_cpu_against_{name}"), "s/GB", &against, compared)?;
             }
         }
     }
     Ok(())
 }
 
-/// The medians of some copies, after a first that does not count.
-fn copy(mut copier: Copier, rounds: usize, size_bytes: u64) -> anyhow::Result<Copied> {
+/// Returns GB/s and processor seconds for each GB of some copies, after a first that does not count.
+fn copy(mut copier: Copier, rounds: usize, size_bytes: u64) -> anyhow::Result<(Sampled, Sampled)> {
     copier.copy(size_bytes)?;
     let (mut rates, mut costs) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -154,5 +154,5 @@ fn copy(mut copier: Copier, rounds: usize, size_bytes: u64) -> anyhow::Result<Co
         rates.push(copied.gb_per_s);
         costs.push(copied.cpu_s_per_gb);
     }
-    Ok(Copied { gb_per_s: median(&mut rates)?, cpu_s_per_gb: median(&mut costs)? })
+    Ok((Sampled::median(rates)?, Sampled::median(costs)?))
 }

@@ -12,8 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use tidemark_benches::{Bench, Footprint, Mount, files};
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("restore")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     ensure!(bench.options.path.is_none(), "restore starts its own daemon: leave --path out");
     let mut mount = Mount::start(&bench.options, None)?;
     let size_bytes = bench.options.size_bytes;
@@ -21,7 +20,8 @@ fn main() -> anyhow::Result<()> {
         (mount.path().join("bench-restore"), bench.options.baseline.join("tidemark-bench-restore"));
     let medians = bench.alternate(|| after_death(&ours, size_bytes), || after_death(&theirs, size_bytes))?;
     files::remove(&theirs)?;
-    bench.result("restore_after_process_death", "GB/s", medians)?;
+    let against = format!("{}, after the same death", bench.baseline_folder());
+    bench.result("restore_after_process_death", "GB/s", &against, medians)?;
     mount.flush()?;
     let (_, tier3) = mount.folders().context("a daemon that was started here has folders")?;
     let object = object_of(&tier3, size_bytes)?.context("a flushed file has an object of its size")?;
@@ -46,7 +46,8 @@ fn main() -> anyhow::Result<()> {
     )?;
     files::remove(&theirs)?;
     mount.close()?;
-    bench.result("restore_cold", "GB/s", medians)?;
+    let against = format!("cp out of Tier-3 to {} and a read there", bench.baseline_folder());
+    bench.result("restore_cold", "GB/s", &against, medians)?;
     bench.figure("restore_cold_anonymous_peak", "MiB", footprint.peak_mib())?;
     bench.figure("restore_cold_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }

@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tidemark_benches::compare::{Medians, median};
+use tidemark_benches::compare::{Compared, Sampled};
 use tidemark_benches::footprint::cpu_s;
 use tidemark_benches::nodes::{self, Nodes};
 use tidemark_benches::rivals::iperf3_gb_per_s;
@@ -38,8 +38,7 @@ struct Seen {
     cpu_s_per_gb: Vec<f64>,
 }
 
-fn main() -> anyhow::Result<()> {
-    let mut bench = Bench::start("restore_peer")?;
+pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     ensure!(bench.options.path.is_none(), "restore_peer starts its own daemons: leave --path out");
     if !bench.options.size_given && !bench.options.smoke {
         bench.options.size_bytes = USUAL_BYTES;
@@ -59,14 +58,16 @@ fn main() -> anyhow::Result<()> {
             iperf3_gb_per_s(network.host("n1"), network.host("n3"), STREAMS)
         },
     )?;
-    bench.result("restore_peer", "GB/s", medians)?;
+    let against = format!("iperf3 over the same network (streams: {STREAMS})");
+    bench.result("restore_peer", "GB/s", &against, medians.clone())?;
     // The first round was thrown away.
-    let of = |samples: &[f64]| median(&mut samples[1..].to_vec());
-    let baseline = of(&from_memory)?;
-    bench.result("restore_peer_against_memory", "GB/s", Medians { value: medians.value, baseline })?;
-    bench.figure("restore_peer_first_byte", "ms", of(&seen.first_byte_s)? * 1e3)?;
-    bench.figure("restore_peer_open", "ms", of(&seen.open_s)? * 1e3)?;
-    bench.figure("restore_peer_fetch", "ms", of(&seen.fetch_s)? * 1e3)?;
+    let of = |samples: &[f64]| Sampled::median(samples[1..].to_vec());
+    let against = format!("a read from {}", bench.baseline_folder());
+    let compared = Compared::new(medians.value, of(&from_memory)?);
+    bench.result("restore_peer_against_memory", "GB/s", &against, compared)?;
+    bench.figure("restore_peer_first_byte", "ms", of(&seen.first_byte_s)?.times(1e3))?;
+    bench.figure("restore_peer_open", "ms", of(&seen.open_s)?.times(1e3))?;
+    bench.figure("restore_peer_fetch", "ms", of(&seen.fetch_s)?.times(1e3))?;
     bench.figure("restore_peer_cpu", "s/GB", of(&seen.cpu_s_per_gb)?)
 }
 

@@ -13,8 +13,7 @@ use tidemark_benches::{Bench, Footprint, Mount, S3, files};
 const RANGE_BYTES: u64 = 8 << 20;
 const RANGES_IN_FLIGHT: usize = 8;
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("restore_s3")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     ensure!(bench.options.path.is_none(), "restore_s3 starts its own daemon: leave --path out");
     let server = S3::start()?;
     let config = format!("[tier3]\npaced = false\nfetches_in_flight = {RANGES_IN_FLIGHT}\n");
@@ -45,7 +44,9 @@ fn main() -> anyhow::Result<()> {
     )?;
     files::remove(&theirs)?;
     mount.close()?;
-    bench.result("restore_s3", "GB/s", medians)?;
+    let against =
+        format!("object_store's client to {}, no checksums, and a read there", bench.baseline_folder());
+    bench.result("restore_s3", "GB/s", &against, medians)?;
     bench.figure("restore_s3_anonymous_peak", "MiB", footprint.peak_mib())?;
     bench.figure("restore_s3_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }

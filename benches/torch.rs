@@ -5,14 +5,13 @@
 
 use anyhow::Context;
 use serde_json::Value;
-use tidemark_benches::compare::{Medians, median};
+use tidemark_benches::compare::{Compared, Sampled};
 use tidemark_benches::{Bench, Mount, python};
 
 /// The state that is saved: two billion bytes in a full run.
 const FULL_BYTES: u64 = 2_000_000_000;
 
-fn main() -> anyhow::Result<()> {
-    let mut bench = Bench::start("torch")?;
+pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     // Also what the daemon's Tier-1 is sized by: one of 12 GiB, the states that Python holds and the file in /dev/shm leave a
     // machine of 24 GiB little that is free, and loads take fresh memory.
     let size_bytes = bench.options.size_bytes.min(FULL_BYTES);
@@ -27,38 +26,48 @@ fn main() -> anyhow::Result<()> {
     ];
     let answer = python::run("torch_io.py", &arguments)?;
     mount.close()?;
+    let gigabytes = size_bytes as f64 / 1e9;
     for operation in ["save", "load", "load_sealing", "load_draining"] {
         // As rates, so that above 1 is better, as everywhere.
-        let medians = medians(&answer, operation)?;
-        let gigabytes = size_bytes as f64 / 1e9;
-        let rates = Medians { value: gigabytes / medians.value, baseline: gigabytes / medians.baseline };
-        bench.result(&format!("torch_{operation}"), "GB/s", rates)?;
+        let rates = |place| {
+            let seconds = seconds(&answer, operation, place)?;
+            Sampled::median(seconds.iter().map(|seconds| gigabytes / seconds).collect())
+        };
+        let rates = Compared::new(rates("mount")?, rates("baseline")?);
+        bench.result(&format!("torch_{operation}"), "GB/s", &against(&bench, operation), rates)?;
     }
     for beside in ["", "_sealing", "_draining"] {
-        let first = medians(&answer, &format!("mmap{beside}"))?;
-        let ms = Medians { value: first.value * 1e3, baseline: first.baseline * 1e3 };
-        bench.result(&format!("torch_load_mmap_first_tensor{beside}"), "ms", ms)?;
+        let ms = |place| {
+            let seconds = seconds(&answer, &format!("mmap{beside}"), place)?;
+            Ok::<_, anyhow::Error>(Sampled::median(seconds)?.times(1e3))
+        };
+        let ms = Compared::new(ms("mount")?, ms("baseline")?);
+        bench.result(&format!("torch_load_mmap_first_tensor{beside}"), "ms", &against(&bench, beside), ms)?;
     }
-    let (sink_s, memcpy_s) = (seconds(&answer, "sink", "baseline")?, seconds(&answer, "memcpy", "baseline")?);
-    let save_s = seconds(&answer, "save", "mount")?;
+    // The two are taken one after the other in each round.
+    let (sink, memcpy) = (seconds(&answer, "sink", "baseline")?, seconds(&answer, "memcpy", "baseline")?);
+    let least =
+        sink.iter().zip(&memcpy).map(|(sink_s, memcpy_s)| 1.3_f64.mul_add(*memcpy_s, *sink_s)).collect();
+    let saves = Compared::new(Sampled::median(seconds(&answer, "save", "mount")?)?, Sampled::median(least)?);
     bench.result(
         "torch_save_against_sink_and_copy",
         "s",
-        Medians { value: save_s, baseline: 1.3_f64.mul_add(memcpy_s, sink_s) },
+        "torch.save into a sink that drops bytes, plus 1.3 × memcpy",
+        saves,
     )
 }
 
-/// The medians of one operation's seconds in both places.
-fn medians(answer: &Value, operation: &str) -> anyhow::Result<Medians> {
-    Ok(Medians {
-        value: seconds(answer, operation, "mount")?,
-        baseline: seconds(answer, operation, "baseline")?,
-    })
+/// Names the baseline of an operation, which has the same work beside it.
+fn against(bench: &Bench, operation: &str) -> String {
+    let folder = bench.baseline_folder();
+    let beside = operation.ends_with("_sealing") || operation.ends_with("_draining");
+    if beside { format!("{folder}, beside the same work") } else { folder }
 }
 
-/// The median of one operation's seconds in one place; what has to do with no place, `sink` and `memcpy`, is in "baseline".
-fn seconds(answer: &Value, operation: &str, place: &str) -> anyhow::Result<f64> {
+/// Returns the seconds of one operation in one place, in the order in which they were taken; what has to do with no place,
+/// `sink` and `memcpy`, is in "baseline".
+fn seconds(answer: &Value, operation: &str, place: &str) -> anyhow::Result<Vec<f64>> {
     let samples = answer.get(operation).and_then(|places| places.get(place)).and_then(Value::as_array);
     let samples = samples.with_context(|| format!("torch_io.py gave no {operation} for {place}"))?;
-    median(&mut samples.iter().filter_map(Value::as_f64).collect::<Vec<_>>())
+    Ok(samples.iter().filter_map(Value::as_f64).collect())
 }

@@ -8,8 +8,7 @@ use std::fs::{self, File};
 use std::time::Instant;
 use tidemark_benches::{Bench, Footprint, Mount, files};
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("upload")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     ensure!(bench.options.path.is_none(), "upload starts its own daemon: leave --path out");
     let mount = Mount::start(&bench.options, None)?;
     let (_, tier3) = mount.folders().context("a daemon that was started here has folders")?;
@@ -32,7 +31,7 @@ fn main() -> anyhow::Result<()> {
     )?;
     files::remove(&source)?;
     mount.close()?;
-    bench.result("upload_local", "GB/s", medians)?;
+    bench.result("upload_local", "GB/s", "cp and fsync to the same disk", medians)?;
     bench.figure("upload_local_anonymous_peak", "MiB", footprint.peak_mib())?;
     bench.figure("upload_local_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }

@@ -12,8 +12,7 @@ use tidemark_benches::{Bench, Footprint, Mount, S3};
 const PART_BYTES: usize = 8 << 20;
 const PARTS_IN_FLIGHT: usize = 8;
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("upload_s3")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     ensure!(bench.options.path.is_none(), "upload_s3 starts its own daemon: leave --path out");
     let server = S3::start()?;
     let config =
@@ -36,7 +35,8 @@ fn main() -> anyhow::Result<()> {
         },
     )?;
     mount.close()?;
-    bench.result("upload_s3", "GB/s", medians)?;
+    let against = "object_store's client, the same bytes from memory, no checksums";
+    bench.result("upload_s3", "GB/s", against, medians)?;
     bench.figure("upload_s3_anonymous_peak", "MiB", footprint.peak_mib())?;
     bench.figure("upload_s3_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }

@@ -5,8 +5,7 @@
 
 use tidemark_benches::{Bench, Mount, files};
 
-fn main() -> anyhow::Result<()> {
-    let bench = Bench::start("write")?;
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     let mount = Mount::open(&bench.options)?;
     let (ours, theirs) =
         (mount.path().join("bench-write"), bench.options.baseline.join("tidemark-bench-write"));
@@ -18,5 +17,5 @@ fn main() -> anyhow::Result<()> {
     files::remove(&ours)?;
     files::remove(&theirs)?;
     mount.close()?;
-    bench.result("write", "GB/s", medians)
+    bench.result("write", "GB/s", &bench.baseline_folder(), medians)
 }

@@ -72,7 +72,9 @@ pub struct Crowd {
     said: Lines<BufReader<ChildStdout>>,
 }
 
-/// Is the other process, where this one was started as that; true when it has done its part and is to end.
+/// Serves as the other process where this one was started as that; true when it has done its part and is to end.
+///
+/// The bench's executable asks this before anything else: stdout is for the answers alone.
 ///
 /// # Errors
 /// As [`Simulated`]'s.

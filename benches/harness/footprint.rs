@@ -6,6 +6,7 @@
 //! RssAnon is the daemon's own: heap, stacks, buffers. VmHWM would be wrong here: it counts Tier-1's pages too, for as long
 //! as the daemon has them mapped.
 
+use crate::compare::Sampled;
 use anyhow::{Context, ensure};
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,12 +16,11 @@ use std::time::Duration;
 /// A buffer of 8 MiB lives for some milliseconds where the disk is fast.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What was seen so far.
+/// What was seen so far, one of each a run.
 #[derive(Debug, Default)]
 pub struct Footprint {
-    peak_bytes: u64,
-    cpu_s: f64,
-    runs: u32,
+    peaks_bytes: Vec<u64>,
+    cpu_s: Vec<f64>,
 }
 
 impl Footprint {
@@ -37,24 +37,25 @@ impl Footprint {
             ended.store(true, Ordering::Release);
             (done, sampler.join().expect("sampling does not panic"))
         });
-        self.peak_bytes = self.peak_bytes.max(seen_bytes?);
-        self.cpu_s += cpu_s(pid)? - before_s;
-        self.runs += 1;
+        self.peaks_bytes.push(seen_bytes?);
+        self.cpu_s.push(cpu_s(pid)? - before_s);
         done
     }
 
-    /// In MiB.
+    /// Returns the largest peak of all runs, in MiB.
     #[must_use]
-    pub fn peak_mib(&self) -> f64 {
-        self.peak_bytes as f64 / f64::from(1 << 20)
+    pub fn peak_mib(&self) -> Sampled {
+        let mib = |bytes: &u64| *bytes as f64 / f64::from(1 << 20);
+        let samples: Vec<f64> = self.peaks_bytes.iter().map(mib).collect();
+        Sampled { number: samples.iter().copied().fold(0.0, f64::max), samples }
     }
-}
 
-impl Footprint {
-    /// Seconds of one core, of all threads of the process, for each GB where a run moved `bytes`.
+    /// Returns the mean over all runs, in seconds of one core, of what all threads of the process took for each GB where a
+    /// run moved `bytes`.
     #[must_use]
-    pub fn cpu_s_per_gb(&self, bytes: u64) -> f64 {
-        self.cpu_s / f64::from(self.runs.max(1)) / (bytes as f64 / 1e9)
+    pub fn cpu_s_per_gb(&self, bytes: u64) -> Sampled {
+        let samples: Vec<f64> = self.cpu_s.iter().map(|cpu_s| cpu_s / (bytes as f64 / 1e9)).collect();
+        Sampled { number: samples.iter().sum::<f64>() / samples.len().max(1) as f64, samples }
     }
 }
 
@@ -139,7 +140,7 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        assert!(footprint.peak_bytes >= before_bytes + touched_bytes as u64, "{footprint:?}");
+        assert!(footprint.peaks_bytes[0] >= before_bytes + touched_bytes as u64, "{footprint:?}");
         assert!(footprint.during(u32::MAX, || Ok(())).is_err(), "no such process");
     }
 

@@ -1,8 +1,8 @@
 //! What every bench shares: how two things are compared fairly, and the things that are compared.
 //!
-//! Owns: the options, the order of samples, medians, the RESULT lines, warm memory, baselines, and starting a
-//! daemon to measure. Does not own: what a stage measures (one file per stage beside this folder) or the
-//! targets (RESULTS-EARLIER.md).
+//! Owns: the choice of a bench, its options, the order of samples, medians, the RESULT lines, warm memory, baselines, and
+//! starting a daemon to measure. Does not own: what a bench measures (one file each beside this folder) or the targets
+//! (RESULTS-EARLIER.md).
 
 pub mod compare;
 pub mod crowd;
@@ -17,6 +17,7 @@ pub mod python;
 pub mod rivals;
 pub mod s3;
 pub mod simulated;
+pub mod stages;
 
 pub use compare::Bench;
 pub use daemon::Mount;

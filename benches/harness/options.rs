@@ -1,6 +1,7 @@
-//! The command line of a bench.
+//! The options of a bench, which follow its name on the command line.
 //!
-//! Owns: parsing it, and the sizes of a full and of a smoke run. Does not own: what a stage does with them.
+//! Owns: parsing them, and the sizes of a full and of a smoke run. Does not own: the choice of the bench (`stages`), what it does
+//! with its options.
 
 use anyhow::{Context, bail};
 use std::path::PathBuf;
@@ -31,13 +32,13 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads this process's arguments.
+    /// Reads the arguments after the bench's name, and TIDEMARK_BENCH_SMOKE.
     ///
     /// # Errors
     /// An unknown option, or a value that is missing, zero or no number.
-    pub fn from_process() -> anyhow::Result<Self> {
+    pub fn from_arguments(arguments: &[String]) -> anyhow::Result<Self> {
         let smoke_wanted = std::env::var_os("TIDEMARK_BENCH_SMOKE").is_some_and(|value| value == "1");
-        Self::parse(std::env::args().skip(1), smoke_wanted)
+        Self::parse(arguments.iter().cloned(), smoke_wanted)
     }
 
     fn parse(arguments: impl Iterator<Item = String>, mut smoke: bool) -> anyhow::Result<Self> {

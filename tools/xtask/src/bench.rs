@@ -1,154 +1,232 @@
-//! `cargo xtask bench` and `cargo xtask figures`: the benches, and their figures as a table.
+//! `cargo xtask bench`: which benches there are, building them once, and running each.
 //!
-//! It owns the reading of `RESULT` lines. What is measured, and against what, belongs to each bench.
+//! It owns the reading of the benches' table and of their output. It does not own what a bench measures, nor what becomes of
+//! its figures (`results`).
 
-use std::process::Command;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::machine;
-use crate::shell::{say, watch};
+use crate::figure::Figure;
+use crate::shell::{capture, say, watch};
 use crate::workspace::Workspace;
 
-/// The package whose bench targets are run.
-const BENCHES: &str = "tidemark-benches";
+/// The folder of the benches below the workspace's root.
+pub(crate) const FOLDER: &str = "benches";
+/// The bench target that holds all of them, in `benches/Cargo.toml`.
+const TARGET: &str = "benches";
+/// The programs that benches start; they look for them beside their own executable.
+const PROGRAMS: [&str; 3] = ["ckptd", "ckptctl", "tidemark-s3"];
 /// Each figure is one line that begins with this word and goes on as a JSON object.
 const RESULT: &str = "RESULT ";
 
-/// One figure, as a bench printed it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Figure {
-    name: String,
-    value: f64,
-    unit: String,
-    baseline: String,
-    ratio: Option<f64>,
+/// One bench, as the table in `benches/main.rs` has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stage {
+    pub(crate) name: String,
+    pub(crate) question: String,
+}
+
+/// What `cargo xtask bench` or `cargo xtask figures` was asked for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct BenchOptions {
+    pub(crate) smoke: bool,
+    pub(crate) list: bool,
+    /// All benches when it is empty.
+    pub(crate) names: Vec<String>,
+    /// What follows `--`: options of the benches themselves.
+    pub(crate) passed_on: Vec<String>,
+}
+
+/// Reads `[--smoke] [--list] [NAME]... [-- OPTION...]`.
+pub(crate) fn options(arguments: &[String]) -> Result<BenchOptions> {
+    let mut options = BenchOptions::default();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--smoke" => options.smoke = true,
+            "--list" => options.list = true,
+            "--" => options.passed_on.extend(rest.by_ref().cloned()),
+            flag if flag.starts_with('-') => {
+                bail!(
+                    "`{flag}` is not known here; options of a bench come after `--`; see `cargo xtask --help`"
+                )
+            }
+            name => options.names.push(name.to_owned()),
+        }
+    }
+    Ok(options)
 }
 
 /// Runs the named benches, or all; true when each of them succeeded.
-pub(crate) fn run(only: &[&str], smoke: bool) -> Result<bool> {
-    Ok(collect(only, smoke)?.is_some())
-}
-
-/// Runs all benches and prints their figures as a Markdown table; true when each of them succeeded.
-pub(crate) fn figures() -> Result<bool> {
-    let Some(figures) = collect(&[], false)? else { return Ok(false) };
-    say(&table(&figures));
-    Ok(true)
-}
-
-/// The benches of the workspace.
-pub(crate) fn names(workspace: &Workspace) -> Vec<&str> {
-    workspace.targets(BENCHES, "bench")
-}
-
-/// Runs one bench; its figures, or what was wrong with it.
-///
-/// Figures are taken with the profile that ships; a smoke run takes the one that the tests have built already.
-pub(crate) fn one(name: &str, smoke: bool) -> Result<Result<Vec<Figure>, String>> {
-    let mut command = Command::new("cargo");
-    command.args(["bench", "--locked", "--workspace", "--bench", name]);
-    if smoke {
-        command.args(["--profile", "ci", "--", "--smoke"]);
+pub(crate) fn run(options: &BenchOptions) -> Result<bool> {
+    let workspace = Workspace::read()?;
+    let stages = chosen(stages(&workspace.root)?, &options.names)?;
+    if options.list {
+        for Stage { name, question } in &stages {
+            say(&format!("{name:12} {question}"));
+        }
+        return Ok(true);
     }
+    let executable = build(&workspace, options.smoke)?;
+    let mut good = true;
+    for stage in &stages {
+        if let Err(why) = one(&executable, &stage.name, options.smoke, &options.passed_on)? {
+            say(&why);
+            good = false;
+        }
+    }
+    Ok(good)
+}
+
+/// Returns the benches in the order of their table. Reads sources, so that a misspelt name is refused before minutes of
+/// building.
+pub(crate) fn stages(root: &Path) -> Result<Vec<Stage>> {
+    let folder = root.join(FOLDER);
+    let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("reading {}", path.display()));
+    let table = folder.join("main.rs");
+    let stages = names(&read(&table)?)
+        .map(|name| {
+            let path = folder.join(format!("{name}.rs"));
+            let question = question(&read(&path)?).with_context(|| {
+                format!(
+                    "{} does not open with its question: make its first line `//! How …?`",
+                    path.display()
+                )
+            })?;
+            Ok(Stage { name: name.to_owned(), question })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    ensure!(!stages.is_empty(), "{} has no line `stage!(NAME),`: the table of benches", table.display());
+    Ok(stages)
+}
+
+/// Returns those of `stages` that `names` has, in the order of the table; all of them when it has none.
+pub(crate) fn chosen(stages: Vec<Stage>, names: &[String]) -> Result<Vec<Stage>> {
+    if let Some(unknown) = names.iter().find(|name| stages.iter().all(|stage| stage.name != **name)) {
+        let known: Vec<&str> = stages.iter().map(|stage| stage.name.as_str()).collect();
+        bail!("no bench is called `{unknown}`; there are {}", known.join(", "));
+    }
+    Ok(stages.into_iter().filter(|stage| names.is_empty() || names.contains(&stage.name)).collect())
+}
+
+/// Builds the benches and the programs that they start; returns the benches' executable.
+///
+/// Figures are taken with what a person builds; a smoke run takes what the tests have built already. The whole
+/// workspace is selected, as for the tests: other packages would select other features, and build all of it again.
+pub(crate) fn build(workspace: &Workspace, smoke: bool) -> Result<PathBuf> {
+    let profile = if smoke { "ci" } else { "release" };
+    say(&format!("building the benches with profile {profile}"));
+    let mut command = Command::new("cargo");
+    command
+        .args(["build", "--profile", profile, "--locked", "--workspace", "--bench", TARGET])
+        .args(PROGRAMS.iter().flat_map(|program| ["--bin", program]))
+        .args(["--message-format", "json-render-diagnostics"])
+        .current_dir(&workspace.root)
+        .stderr(Stdio::inherit());
+    let messages = capture(&mut command).context("the benches do not build; what cargo said is above")?;
+    executable(&messages)
+        .with_context(|| format!("cargo built no bench target `{TARGET}`; is it in {FOLDER}/Cargo.toml?"))
+}
+
+/// Runs one bench; returns its figures, or what was wrong with it.
+pub(crate) fn one(
+    executable: &Path,
+    name: &str,
+    smoke: bool,
+    passed_on: &[String],
+) -> Result<Result<Vec<Figure>, String>> {
+    let mut command = Command::new(executable);
+    command.arg(name).args(smoke.then_some("--smoke")).args(passed_on);
     let ran = watch(&mut command)?;
     if !ran.success {
         return Ok(Err(format!("bench {name} failed")));
     }
     let figures: Result<Vec<Figure>, String> =
-        ran.output.lines().filter_map(|line| line.strip_prefix(RESULT)).map(parse).collect();
-    Ok(figures.and_then(|found| {
-        if found.is_empty() { Err(format!("bench {name} printed no {RESULT}line")) } else { Ok(found) }
-    }))
-}
-
-fn collect(only: &[&str], smoke: bool) -> Result<Option<Vec<Figure>>> {
-    let workspace = Workspace::read()?;
-    let all = names(&workspace);
-    if let Some(unknown) = only.iter().find(|name| !all.contains(name)) {
-        bail!("no bench is called `{unknown}`; there are {}", all.join(", "));
-    }
-    let (mut figures, mut good) = (vec![], true);
-    for name in all.into_iter().filter(|name| only.is_empty() || only.contains(name)) {
-        match one(name, smoke)? {
-            Ok(found) => figures.extend(found),
-            Err(why) => {
-                say(&why);
-                good = false;
-            }
-        }
-    }
-    if figures.is_empty() {
-        say("no figure was taken");
-    }
-    Ok((good && !figures.is_empty()).then_some(figures))
-}
-
-fn parse(text: &str) -> Result<Figure, String> {
-    let wrong = |what: &str| format!("a {RESULT}line {what}: {text}");
-    let json: Value = serde_json::from_str(text).map_err(|error| wrong(&format!("is no JSON ({error})")))?;
-    Ok(Figure {
-        name: json["name"].as_str().ok_or_else(|| wrong("has no name"))?.into(),
-        value: json["value"].as_f64().ok_or_else(|| wrong("has no value"))?,
-        unit: json["unit"].as_str().ok_or_else(|| wrong("has no unit"))?.into(),
-        baseline: match &json["baseline"] {
-            Value::Null => "—".into(),
-            Value::String(words) => words.clone(),
-            Value::Number(number) => number.as_f64().map_or_else(|| number.to_string(), round),
-            other => other.to_string(),
-        },
-        ratio: json["ratio"].as_f64(),
+        ran.output.lines().filter_map(|line| line.strip_prefix(RESULT)).map(Figure::parse).collect();
+    Ok(match figures {
+        Ok(found) if found.is_empty() => Err(format!("bench {name} printed no {RESULT}line")),
+        Ok(found) => Ok(found),
+        Err(why) => Err(format!("bench {name} printed a {RESULT}line that {why}")),
     })
 }
 
-fn table(figures: &[Figure]) -> String {
-    let mut text = format!(
-        "\n{}\n\n| figure | value | unit | baseline | ratio |\n|---|---:|---|---:|---:|\n",
-        machine::describe()
-    );
-    for figure in figures {
-        let ratio = figure.ratio.map_or_else(|| "—".into(), |ratio| format!("{ratio:.2}×"));
-        text.push_str(&format!(
-            "| {} | {} | {} | {} | {ratio} |\n",
-            figure.name,
-            round(figure.value),
-            figure.unit,
-            figure.baseline
-        ));
-    }
-    text
+/// The names in the table of `benches/main.rs`, which has each on a line `stage!(NAME),`.
+fn names(table: &str) -> impl Iterator<Item = &str> {
+    table.lines().filter_map(|line| line.trim().strip_prefix("stage!(")?.strip_suffix("),"))
 }
 
-/// Three digits say all that a figure taken on one machine can say.
-fn round(value: f64) -> String {
-    let magnitude = value.abs();
-    if magnitude >= 100.0 {
-        format!("{value:.0}")
-    } else if magnitude >= 10.0 {
-        format!("{value:.1}")
-    } else {
-        format!("{value:.2}")
-    }
+/// The question that a bench's file opens with.
+fn question(text: &str) -> Option<String> {
+    let first = text.lines().next()?.strip_prefix("//! ")?;
+    first.ends_with('?').then(|| first.to_owned())
+}
+
+/// The path of the benches' executable in what cargo prints about each thing that it built.
+fn executable(messages: &str) -> Option<PathBuf> {
+    let is_bench = |target: &Value| {
+        target["name"] == TARGET
+            && target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "bench"))
+    };
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|message| message["reason"] == "compiler-artifact" && is_bench(&message["target"]))
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_figure_becomes_a_row() {
-        let figure =
-            parse(r#"{"name":"write","value":7.825,"unit":"GB/s","baseline":3.1,"ratio":2.524}"#).unwrap();
-        assert!(table(&[figure]).ends_with("| write | 7.83 | GB/s | 3.10 | 2.52× |\n"));
-        let alone =
-            parse(r#"{"name":"close","value":120,"unit":"us","baseline":null,"ratio":null}"#).unwrap();
-        assert!(table(&[alone]).ends_with("| close | 120 | us | — | — |\n"));
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
     }
 
     #[test]
-    fn a_figure_without_a_value_is_refused() {
-        assert!(parse(r#"{"name":"write","unit":"GB/s"}"#).unwrap_err().contains("has no value"));
-        assert!(parse("7 GB/s").is_err());
+    fn names_and_options_of_benches_are_told_apart() {
+        let read = options(&words("--smoke seal write -- --rounds 4 --smoke")).unwrap();
+        assert!(read.smoke && !read.list);
+        assert_eq!(read.names, ["seal", "write"]);
+        assert_eq!(read.passed_on, ["--rounds", "4", "--smoke"]);
+        assert!(options(&words("seal --rounds 4")).is_err());
+    }
+
+    #[test]
+    fn a_misspelt_bench_is_refused() {
+        let stages = ["write", "read"].map(|name| Stage { name: name.into(), question: "How?".into() });
+        let some = chosen(stages.to_vec(), &words("read")).unwrap();
+        assert_eq!(some, stages[1..]);
+        assert_eq!(chosen(stages.to_vec(), &[]).unwrap(), stages);
+        assert!(chosen(stages.to_vec(), &words("raed")).unwrap_err().to_string().contains("write, read"));
+    }
+
+    #[test]
+    fn every_file_of_a_bench_is_in_the_table() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut listed: Vec<String> = stages(&root).unwrap().into_iter().map(|stage| stage.name).collect();
+        let files = fs::read_dir(root.join(FOLDER)).unwrap().map(|entry| entry.unwrap().path());
+        let mut there: Vec<String> = files
+            .filter(|path| {
+                path.extension().is_some_and(|ending| ending == "rs") && !path.ends_with("main.rs")
+            })
+            .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        listed.sort_unstable();
+        there.sort_unstable();
+        assert_eq!(listed, there);
+    }
+
+    #[test]
+    fn the_executable_is_that_of_the_bench_target() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"benches","kind":["lib"]},"executable":null}
+            {"reason":"compiler-artifact","target":{"name":"ckptd","kind":["bin"]},"executable":"/t/ckptd"}
+            {"reason":"compiler-artifact","target":{"name":"benches","kind":["bench"]},"executable":"/t/deps/benches-1"}
+            {"reason":"build-finished","success":true}"#;
+        assert_eq!(executable(messages), Some("/t/deps/benches-1".into()));
+        assert_eq!(executable("no JSON"), None);
     }
 }

@@ -8,9 +8,11 @@ mod bench;
 mod build_times;
 mod count;
 mod dist;
+mod figure;
 mod licences;
 mod machine;
 mod prepare;
+mod results;
 mod run;
 mod shell;
 mod soak;
@@ -37,14 +39,16 @@ Developer tasks of Tidemark.
       --list       name the checks and suites, and what this machine cannot run
   cargo xtask tidy
       The checks that need no build: files, architecture, licences.
-  cargo xtask bench [--smoke] [NAME]...
-      The benches; with --smoke small sizes, to see that they run.
+  cargo xtask bench [--smoke] [--list] [NAME]... [-- OPTION...]
+      The named benches, or all. What follows `--` goes to each of them: `-- --rounds 4`.
+      --smoke  small sizes, to see that they run; the figures mean nothing
+      --list   name the benches and their questions
   cargo xtask soak --minutes N [--seed S]
       The crash campaign for that long; a seed that it showed gives the same kills again.
   cargo xtask dist
       The binaries that are shipped, below target/shipped, with their line tables in files beside them.
-  cargo xtask figures
-      Runs all benches and prints their figures as a Markdown table.
+  cargo xtask figures [NAME]... [-- OPTION...]
+      The named benches, or all, and their figures as tables in benches/RESULTS.md. The tables of other benches stay.
 ";
 
 fn main() -> ExitCode {
@@ -71,21 +75,13 @@ fn dispatch(arguments: &[String]) -> Result<bool> {
             no_more(rest)?;
             run::tidy()
         }
-        "bench" => {
-            let smoke = rest.iter().any(|argument| argument == "--smoke");
-            let names: Vec<&str> =
-                rest.iter().map(String::as_str).filter(|name| *name != "--smoke").collect();
-            bench::run(&names, smoke)
-        }
+        "bench" => bench::run(&bench::options(rest)?),
         "soak" => soak::soak(&soak::options(rest)?),
         "dist" => {
             no_more(rest)?;
             dist::dist()
         }
-        "figures" => {
-            no_more(rest)?;
-            bench::figures()
-        }
+        "figures" => results::figures(&bench::options(rest)?),
         "--help" | "-h" | "help" => {
             shell::say(HELP);
             Ok(true)

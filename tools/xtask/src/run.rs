@@ -290,14 +290,23 @@ impl Run<'_> {
     fn bench(&mut self) -> Result<()> {
         say(&format!("\n== {BENCH}"));
         let stopwatch = Stopwatch::start();
+        let executable = match bench::build(&self.workspace, true) {
+            Ok(executable) => executable,
+            Err(error) => {
+                self.row(BENCH, single(false), stopwatch.read(), &format!("{error:#}"));
+                return Ok(());
+            }
+        };
         let mut count = Count::default();
-        for name in bench::names(&self.workspace) {
-            let good = bench::one(name, true)?.is_ok();
-            count.passed += u64::from(good);
-            count.failed += u64::from(!good);
+        for stage in bench::stages(&self.workspace.root)? {
+            let ran = bench::one(&executable, &stage.name, true, &[])?;
+            count.passed += u64::from(ran.is_ok());
+            count.failed += u64::from(ran.is_err());
+            if let Err(why) = ran {
+                say(&why);
+            }
         }
-        let note = if count == Count::default() { "no bench ran" } else { "" };
-        self.row(BENCH, honest(count, true), stopwatch.read(), note);
+        self.row(BENCH, honest(count, true), stopwatch.read(), "");
         Ok(())
     }
 
