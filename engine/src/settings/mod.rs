@@ -305,7 +305,7 @@ pub struct RetentionSettings {
 
 /// See [`RetentionSettings`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct RunRetention {
     /// So many of the newest versions.
     pub keep_last: Option<u64>,
@@ -511,6 +511,16 @@ mod tests {
         assert_eq!(default.codec_of(&RunPath::root()), None, "off unless somebody asks for it");
         let error = serde_json::from_str::<CompressionSettings>(r#"{"codec":"lz4"}"#).unwrap_err();
         assert!(error.to_string().contains("lz4"), "{error}");
+    }
+
+    #[test]
+    fn a_misspelt_key_of_one_run_is_refused_as_one_of_all_runs() {
+        let read = serde_json::from_str::<RetentionSettings>;
+        for text in [r#"{"keep_lats":3}"#, r#"{"runs":{"team/run7":{"keep_lats":3}}}"#] {
+            assert!(read(text).unwrap_err().to_string().contains("keep_lats"), "{text}");
+        }
+        let settings = read(r#"{"keep_last":3,"runs":{"team/run7":{"ttl_s":9}}}"#).unwrap();
+        assert_eq!((settings.all.keep_last, settings.runs["team/run7"].ttl_s), (Some(3), Some(9)));
     }
 
     #[test]
