@@ -1,4 +1,4 @@
-//! What a person may decide of several nodes: whose copies are where, how fast they are made, and how long a silent node is waited for.
+//! The settings of several nodes: where copies lie, how fast they are made, and how long a silent node is waited for.
 //!
 //! Owns: the keys of `[placement]`, `[replication]` and `[members]`. Does not own: the rules that they are handed to (`protocol`).
 
@@ -12,18 +12,12 @@ use tidemark_protocol::placement::{DOMAIN_LABEL, Rules, Scheme, Scope};
 /// The longest that a node may be waited for: a day.
 const PATIENCE_S_MAX: f64 = 86_400.0;
 
-/// Who keeps whose copies. Only the coordinator's are heeded, so every node that may become it should have the same.
+/// Choice of partners. Only the coordinator's values are used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PlacementSettings {
-    /// `ring`: each node's copies are at the next one, and one that joins or leaves moves the copies of one other. `pair`: two nodes
-    /// keep each other's, so that about half as many losses of two nodes at once lose data, and a change moves more.
     pub scheme: Scheme,
-    /// The label whose value names what fails together, such as `rack` or `switch`: partners differ in it wherever that can be.
-    /// A node without the label counts as a domain of its own.
     pub domain: String,
-    /// Partners in one domain, on purpose: the label that they are to have in common, such as `rack`. Copies stay below one switch, and
-    /// the loss of a rack goes to Tier-3. Then `domain` says nothing.
     pub scope: Option<String>,
 }
 
@@ -34,7 +28,7 @@ impl Default for PlacementSettings {
 }
 
 impl PlacementSettings {
-    /// For the choice of partners.
+    /// Returns the rules for the choice of partners.
     #[must_use]
     pub fn rules(&self) -> Rules {
         let apart = || Scope::Apart(self.domain.clone());
@@ -54,12 +48,10 @@ impl PlacementSettings {
     }
 }
 
-/// How this node's files come to other nodes' memory. Each node heeds its own.
+/// Copies of this node's files to other nodes. Each node uses its own values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReplicationSettings {
-    /// Spread the copies over half of the time until the next checkpoint is expected, so that the job's own traffic has the rest of the
-    /// network. Without it they take all they get, and each checkpoint is in two memories as soon as can be.
     pub paced: bool,
 }
 
@@ -69,15 +61,11 @@ impl Default for ReplicationSettings {
     }
 }
 
-/// How long a node that is not heard is waited for. Only the coordinator's are heeded.
+/// Time limits for nodes that do not answer. Only the coordinator's values are used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MembersSettings {
-    /// Seconds after which a node that its neighbours hear and the coordinator does not counts as gone. Longer: a broken network
-    /// between the two is not taken for a death.
     pub cut_off_s: f64,
-    /// Seconds after which a node that is surely gone is given up, and the copies that it kept are made again elsewhere. Shorter: saves
-    /// are replicated again sooner. Longer: a machine that only restarts costs no copying.
     pub for_good_s: f64,
 }
 
@@ -90,7 +78,7 @@ impl Default for MembersSettings {
 }
 
 impl MembersSettings {
-    /// For the verdicts.
+    /// Returns the time limits for verdicts on members.
     #[must_use]
     pub fn patience(&self) -> Patience {
         let ms = |seconds: f64| {

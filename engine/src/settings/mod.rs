@@ -1,7 +1,7 @@
-//! What a person may decide: plain data, documented, with defaults that are enough on one machine.
+//! The settings of a node: plain data, with defaults that suffice on one machine.
 //!
-//! Owns: the keys of `ckptd.toml`, their defaults and their limits. Does not own: flags and the environment
-//! (`ckptd`), which win over the file.
+//! Owns: the keys of `ckptd.toml`, their defaults and their limits. Does not own: flags and the environment (`ckptd`), which
+//! override the file; what each key means (`tools/ckptd/ckptd.toml`, whose tests name a key that is missing there).
 
 mod cluster;
 
@@ -17,7 +17,7 @@ use tidemark_protocol::recognise::{RuleError, RuleSpec, Rules};
 use tidemark_protocol::report::Marks;
 use tidemark_protocol::retention::{Best, Policy};
 
-/// The whole of `ckptd.toml`. An unknown key is refused, so that a typing error is not a silent default.
+/// The whole of `ckptd.toml`. Unknown keys are refused, so that a misspelt key is not a silent default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -36,38 +36,23 @@ pub struct Settings {
     pub shutdown: ShutdownSettings,
     pub retention: RetentionSettings,
     pub compression: CompressionSettings,
-    /// How other frameworks' checkpoints look, one `[[rules]]` each; they come before our own, so a rule may also correct
-    /// one of those.
     pub rules: Vec<RuleSpec>,
 }
 
-/// Who this node is and where it listens.
+/// Identity and addresses of this node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeSettings {
-    /// The node's name in status, markers and logs. Default: the host name.
     pub name: Option<String>,
-    /// Holds the socket, the lock and the last known status; nothing in it is durable.
     pub state_dir: PathBuf,
-    /// Where peers connect.
     pub listen: String,
-    /// Plain HTTP for `/metrics` and `/healthz`.
     pub http: String,
-    /// The coordinator's lease: `file:PATH` (one machine, released by death) or `tier3` (conditional puts).
-    /// Default: a lock file in the state directory.
     pub lease: Option<String>,
-    /// The cluster that this node is of; its certificate says so, too.
     pub cluster: String,
-    /// Where the coordinator is: `embedded` (this node, or whoever has the lease), or where to find it, as
-    /// `NODE@HOST:PORT[,…]`.
     pub coordinator: String,
-    /// Where peers reach this node, when that is not what it listens on.
     pub advertise: Option<String>,
-    /// The directory with `ca.pem` and this node's certificate and key; see `ckptctl certs`.
     pub certs: Option<PathBuf>,
-    /// Links without certificates, for one machine only: nothing is proved and nothing hidden.
     pub insecure: bool,
-    /// What this node is called by for placement: `rack = "r1"`, `switch = "s3"`.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -89,17 +74,12 @@ impl Default for NodeSettings {
     }
 }
 
-/// How the kernel reaches us.
+/// Connection of the mount with the kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MountSettings {
-    /// `auto` takes passthrough where a real call shows that it works; `fallback` never does.
     pub mode: MountMode,
-    /// Session threads; 0 is one for each CPU, two to eight. Names need few: a thread more than CPUs costs each request
-    /// a colder cache.
     pub threads: u32,
-    /// While requests follow each other, the kernel is asked to keep idle processors from sleeping: a small file then costs
-    /// less than half. At most half of the time, never without requests.
     pub keep_awake: bool,
 }
 
@@ -109,7 +89,7 @@ impl Default for MountSettings {
     }
 }
 
-/// See [`MountSettings::mode`].
+/// Path of file contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MountMode {
@@ -118,16 +98,12 @@ pub enum MountMode {
     Fallback,
 }
 
-/// This node's memory.
+/// Memory of this node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tier1Settings {
-    /// The budget, e.g. `"64GiB"`. Default: half of the smaller of MemAvailable and the cgroup's limit.
     pub size: Option<String>,
-    /// Keep unused budget allocated and touched, so that a save never waits for the host to give memory. Costs the
-    /// budget from the start; without it the first save after a pause is several times slower on a virtual machine.
     pub ballast: bool,
-    /// Without privileges Tier-1 is a directory; on a memory file system, please.
     pub directory: Option<PathBuf>,
     #[serde(flatten)]
     pub marks: MarkSettings,
@@ -139,27 +115,21 @@ impl Default for Tier1Settings {
     }
 }
 
-/// A local disk for files that find no room in memory. Without both keys there is none.
+/// Local disk for files that find no room in memory; none without a directory and a budget.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpillSettings {
-    /// An existing directory on a disk of this machine, e.g. `"/local/nvme/tidemark"`; not a network or stacked file system. The
-    /// daemon makes a private folder in it and touches nothing else.
     pub directory: Option<PathBuf>,
-    /// How much of the disk it may take, e.g. `"200GiB"`.
     pub budget: Option<String>,
     #[serde(flatten)]
     pub marks: MarkSettings,
 }
 
-/// When host copies give way in a tier before somebody needs the room, in percent of its size.
+/// Marks of a tier between which host copies are reclaimed ahead of need, in percent of its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MarkSettings {
-    /// Reclaiming begins when more is in use. Lower leaves more room for a save of unknown size, higher keeps more
-    /// checkpoints where they open at once.
     pub high_percent: u64,
-    /// It ends when less is in use, and begins here while some file grows.
     pub low_percent: u64,
 }
 
@@ -170,7 +140,7 @@ impl Default for MarkSettings {
 }
 
 impl MarkSettings {
-    /// Both marks in bytes of a tier's size.
+    /// Returns both marks in bytes of a tier's size.
     #[must_use]
     pub fn of(self, size_bytes: u64) -> Marks {
         let part = |percent: u64| size_bytes / 100 * percent;
@@ -178,21 +148,14 @@ impl MarkSettings {
     }
 }
 
-/// The durable tier.
+/// Durable storage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tier3Settings {
-    /// `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or `file:///directory`.
     pub url: String,
-    /// Bytes in one part of a multipart upload. Larger parts cost memory (times `parts_in_flight`), smaller ones
-    /// requests. A multiple of the 8 MiB chunk.
     pub part_bytes: u64,
-    /// Parts on their way at once, over all files, at most: the daemon finds out how many the way holds. `part_bytes` times
-    /// this is the memory the drain may use.
     pub parts_in_flight: u32,
-    /// Chunks of 8 MiB fetched at once, over all files that are opened cold, at most: as above.
     pub fetches_in_flight: u32,
-    /// Spread the drain over the time until the next checkpoint is expected.
     pub paced: bool,
 }
 
@@ -208,12 +171,10 @@ impl Default for Tier3Settings {
     }
 }
 
-/// When files become checkpoints.
+/// Recognition of finished saves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SaveSettings {
-    /// Seconds of quiet after which closed files count as settled. Longer than the longest pause of a save that
-    /// is still going on, shorter than a person wants to wait.
     pub settle_s: f64,
 }
 
@@ -223,12 +184,10 @@ impl Default for SaveSettings {
     }
 }
 
-/// What becomes of checkpoints that can never be complete.
+/// Treatment of checkpoints that can never become complete.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TornSettings {
-    /// Take them out of sight once nobody of the session that wrote them lives, and let trackers name what is whole, so that
-    /// a job that comes back finds the newest whole one. They lie below `.tidemark/torn` until memory is short.
     pub hide: bool,
 }
 
@@ -238,11 +197,10 @@ impl Default for TornSettings {
     }
 }
 
-/// What `fsync` waits for.
+/// Meaning of fsync(2) on the mount.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FsyncSettings {
-    /// `host`: this node's journal has it.
     pub policy: FsyncPolicy,
 }
 
@@ -252,19 +210,17 @@ impl Default for FsyncSettings {
     }
 }
 
-/// See [`FsyncSettings::policy`].
+/// Condition for fsync(2) to return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FsyncPolicy {
     Host,
 }
 
-/// How often bytes at rest are looked at.
+/// Verification of bytes at rest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VerifySettings {
-    /// Bytes per second the scrub reads of sealed host pages; 0 switches it off. 256 MiB/s is about 2 % of one
-    /// core and goes over 1 TiB in 70 minutes.
     pub scrub_bytes_per_s: u64,
 }
 
@@ -274,15 +230,11 @@ impl Default for VerifySettings {
     }
 }
 
-/// How the daemon ends.
+/// Orderly end of the daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShutdownSettings {
-    /// Seconds SIGTERM may spend on making everything durable before it gives up and says what is not.
     pub drain_timeout_s: u64,
-    /// Seconds after SIGTERM in which jobs that are ending too may still make files; from then on a new file is EROFS, so
-    /// that what is to be drained does not grow. Shorter loses the last save of a slow job, longer leaves less time for
-    /// its upload.
     pub grace_s: u64,
 }
 
@@ -292,37 +244,25 @@ impl Default for ShutdownSettings {
     }
 }
 
-/// What is kept of each run in Tier-3: everything, unless one of these says less. What any of them keeps stays, and so do the
-/// newest two versions of a run, what is pinned, and what somebody has open.
+/// Versions to keep in Tier-3: of runs that are listed by `runs`, of all others by `all`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RetentionSettings {
     #[serde(flatten)]
     pub all: RunRetention,
-    /// Other words for single runs, by their path below the mount: `[retention.runs."team/run7"]`.
     pub runs: BTreeMap<String, RunRetention>,
 }
 
-/// See [`RetentionSettings`].
+/// Versions to keep of one run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct RunRetention {
-    /// So many of the newest versions.
     pub keep_last: Option<u64>,
-    /// Versions whose step is a multiple of this.
     pub keep_every_steps: Option<u64>,
-    /// The first version of each period of so many seconds.
     pub keep_every_s: Option<u64>,
-    /// Versions younger than so many seconds.
     pub ttl_s: Option<u64>,
-    /// So many of those whose `user.tidemark.metric` is best; of equal ones the newer. The job, or whoever evaluates it, sets
-    /// that attribute to a number, on the checkpoint's directory or on a file of it, before the other rules let it go: where
-    /// an evaluation takes as long as three saves, keep the last four too.
     pub keep_best: Option<u64>,
-    /// Whether the `lowest` is the best, as of a loss, or the `highest`.
     pub best: Best,
-    /// Whether what the job removed, or saved anew under the same name, goes from Tier-3 too once two newer versions are
-    /// committed. Without it such a version stays, and `ckptctl undelete` brings it back.
     pub follow_removals: bool,
 }
 
@@ -342,7 +282,7 @@ impl RunRetention {
 }
 
 impl RetentionSettings {
-    /// Of one run.
+    /// Returns the policy of one run.
     #[must_use]
     pub fn policy_of(&self, run: &RunPath) -> Policy {
         let path = run.path().map_or(&b""[..], |path| path.as_bytes());
@@ -350,7 +290,7 @@ impl RetentionSettings {
         own.unwrap_or(&self.all).policy()
     }
 
-    /// Whether nothing is ever given up.
+    /// Whether no version is ever retired.
     #[must_use]
     pub fn keeps_everything(&self) -> bool {
         let nothing =
@@ -359,33 +299,28 @@ impl RetentionSettings {
     }
 }
 
-/// How checkpoints are made smaller on their way to Tier-3: not at all, unless one of these says how. What is in Tier-3
-/// already stays as it is, and is read whatever stands here. Loose files are never encoded.
+/// Compression of uploads: of runs that are listed by `runs`, of all others by `codec`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CompressionSettings {
     pub codec: CodecChoice,
-    /// Other words for single runs, by their path below the mount: `[compression.runs."team/run7"]`.
     pub runs: BTreeMap<String, RunCompression>,
 }
 
-/// See [`CompressionSettings`].
+/// Compression of one run's uploads.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunCompression {
     pub codec: CodecChoice,
 }
 
-/// See [`CompressionSettings`].
+/// Compression method.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodecChoice {
-    /// Objects are the files' bytes, and plain tools can copy a checkpoint out of Tier-3.
     #[default]
     None,
-    /// zstd over the bytes as they are: repetitive data, and little of tensors.
     Zstd,
-    /// Exponents and mantissas of BF16 and FP32 apart, each by zstd where that helps: smaller and faster on tensors.
     Planes,
 }
 
@@ -400,7 +335,7 @@ impl CodecChoice {
 }
 
 impl CompressionSettings {
-    /// Of one run.
+    /// Returns the codec of one run.
     #[must_use]
     pub fn codec_of(&self, run: &RunPath) -> Option<Codec> {
         let path = run.path().map_or(&b""[..], |path| path.as_bytes());
@@ -421,7 +356,7 @@ pub enum SettingsError {
 }
 
 impl Settings {
-    /// Checks what types cannot say. Errors name the key, the value and the rule.
+    /// Checks what types cannot express. Errors name the key, the value and the rule.
     pub fn validate(&self) -> Result<(), SettingsError> {
         let refuse = |key, value: String, rule| Err(SettingsError::Value { key, value, rule });
         let chunk = tidemark_protocol::layout::CHUNK_BYTES;
@@ -479,7 +414,7 @@ impl Settings {
         self.recognition().map(drop)
     }
 
-    /// The rules by which checkpoints are recognised: the user's, then ours.
+    /// Returns the rules by which checkpoints are recognised: the user's, then the built-in ones.
     ///
     /// # Errors
     /// [`SettingsError::Rule`], the first that cannot be used.
@@ -511,6 +446,16 @@ mod tests {
         assert_eq!(default.codec_of(&RunPath::root()), None, "off unless somebody asks for it");
         let error = serde_json::from_str::<CompressionSettings>(r#"{"codec":"lz4"}"#).unwrap_err();
         assert!(error.to_string().contains("lz4"), "{error}");
+    }
+
+    #[test]
+    fn a_misspelt_key_of_one_run_is_refused_as_one_of_all_runs() {
+        let read = serde_json::from_str::<RetentionSettings>;
+        for text in [r#"{"keep_lats":3}"#, r#"{"runs":{"team/run7":{"keep_lats":3}}}"#] {
+            assert!(read(text).unwrap_err().to_string().contains("keep_lats"), "{text}");
+        }
+        let settings = read(r#"{"keep_last":3,"runs":{"team/run7":{"ttl_s":9}}}"#).unwrap();
+        assert_eq!((settings.all.keep_last, settings.runs["team/run7"].ttl_s), (Some(3), Some(9)));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Owns: flags, how they win over the configuration file, and exit codes. Does not own: what a command does.
 
+use crate::config::Config;
 use crate::state_dir::StateDir;
 use anyhow::Context;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -30,6 +31,8 @@ enum Command {
     /// Replace the running daemon by another binary. What is open stays open; if the new one does not serve within ten
     /// seconds, the old one is started again.
     Upgrade(Upgrade),
+    /// Print a commented configuration file (`ckptd config example`), or a reference of its keys.
+    Config(Config),
     /// List the named steps at which TIDEMARK_STOP_AT (or, with its keeper, TIDEMARK_STOP_NODE_AT) may
     /// stop this process (for crash tests).
     #[command(hide = true)]
@@ -41,7 +44,7 @@ enum Command {
 pub(crate) struct Up {
     /// The directory to mount on; made if missing, refused if it is not empty or carries a live mount.
     pub(crate) mountpoint: PathBuf,
-    /// TOML configuration [default: /etc/tidemark/ckptd.toml, where it exists].
+    /// TOML configuration, as `ckptd config example` prints it [default: /etc/tidemark/ckptd.toml, where it exists].
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// This node's name [default: the host name].
@@ -212,12 +215,17 @@ pub fn run(build: Build) -> ExitCode {
                 Err(failure) => say(&failure),
             }
         }
-        Command::Upgrade(upgrade) => match replace(&upgrade) {
-            Ok(()) => ProcessExit::Done,
-            Err(failure) => say(&failure),
-        },
+        Command::Upgrade(upgrade) => exit_code(replace(&upgrade)),
+        Command::Config(config) => exit_code(config.print()),
     };
     ExitCode::from(code.number())
+}
+
+fn exit_code(result: Result<(), Failure>) -> ProcessExit {
+    match result {
+        Ok(()) => ProcessExit::Done,
+        Err(failure) => say(&failure),
+    }
 }
 
 #[expect(clippy::print_stderr, reason = "the last words of a daemon that does not start are for a person")]
@@ -308,4 +316,20 @@ fn replace(upgrade: &Upgrade) -> Result<(), Failure> {
     })?;
     println!("{} serves as process {pid}", binary.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_names_the_example_of_the_configuration() {
+        let help = Cli::command().render_help().to_string();
+        assert!(help.contains("ckptd config example"), "{help}");
+        for form in ["example", "reference"] {
+            let cli = Cli::try_parse_from(["ckptd", "config", form]).unwrap();
+            assert!(matches!(cli.command, Command::Config(_)), "{form}");
+        }
+        assert!(Cli::try_parse_from(["ckptd", "config"]).is_err());
+    }
 }

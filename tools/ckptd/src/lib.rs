@@ -4,6 +4,7 @@ mod api;
 mod attributes;
 mod base;
 mod cli;
+mod config;
 mod descriptors;
 mod forward;
 mod host;

@@ -57,7 +57,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "model",
         question: "does the file system agree with a small model of it?",
-        share_s: 60,
+        share_s: 15,
         needs: &[],
         tools: &[],
         daemons: false,
@@ -65,7 +65,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "conformance",
         question: "does each store keep one contract?",
-        share_s: 60,
+        share_s: 10,
         needs: &[],
         tools: &[],
         daemons: false,
@@ -73,7 +73,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "simulation",
         question: "does a cluster keep its promises under loss, delay, partition, death and wrong clocks?",
-        share_s: 60,
+        share_s: 45,
         needs: &[],
         tools: &[],
         daemons: false,
@@ -89,7 +89,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "mount",
         question: "does a real kernel see what SEMANTICS.md says?",
-        share_s: 60,
+        share_s: 15,
         needs: MOUNT,
         tools: &[Tool::Fuse3, Tool::Attr],
         daemons: true,
@@ -97,7 +97,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "posix",
         question: "does the mount pass what other file systems are tested with?",
-        share_s: 60,
+        share_s: 150,
         needs: MOUNT,
         tools: &[Tool::Pjdfstest, Tool::Fsx],
         daemons: true,
@@ -105,7 +105,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "guest",
         question: "does FALLBACK keep its promises on a real kernel that has no passthrough?",
-        share_s: 60,
+        share_s: 90,
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
         tools: &[Tool::Guest],
         daemons: true,
@@ -113,7 +113,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "durability",
         question: "bad bytes, bad input, no room, no Tier-3: is only the truth served, and nothing sealed lost?",
-        share_s: 60,
+        share_s: 210,
         needs: MOUNT,
         tools: &[],
         daemons: true,
@@ -121,7 +121,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "crash",
         question: "stopped at every named step, does restart tell the truth?",
-        share_s: 60,
+        share_s: 30,
         needs: MOUNT,
         tools: &[],
         daemons: true,
@@ -129,7 +129,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "survive",
         question: "the daemon is killed, replaced or dies again and again: does everything that is open go on?",
-        share_s: 60,
+        share_s: 100,
         needs: MOUNT,
         tools: &[],
         daemons: true,
@@ -137,7 +137,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "campaign",
         question: "killed at any moment under load, over and over: is every promise kept?",
-        share_s: 60,
+        share_s: 75,
         needs: MOUNT,
         tools: &[],
         daemons: true,
@@ -145,7 +145,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "cluster",
         question: "several hosts in network namespaces: what is lost with a host or a link, and what is not?",
-        share_s: 60,
+        share_s: 270,
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86, Need::NetworkNamespaces],
         tools: &[Tool::Network, Tool::Etcd, Tool::PythonWithTorch],
         daemons: true,
@@ -153,7 +153,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "frameworks",
         question: "do unmodified frameworks save, die and resume?",
-        share_s: 60,
+        share_s: 480,
         needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
         tools: &[Tool::PythonWithTorch],
         daemons: true,
