@@ -65,7 +65,7 @@ pub(crate) struct Up {
     /// Plain HTTP for /metrics and /healthz; port 0 takes a free one [default: 127.0.0.1:7071].
     #[arg(long, value_name = "ADDR")]
     pub(crate) http: Option<String>,
-    /// Where the coordinator is: embedded, or NODE@HOST:PORT[,…] [default: embedded].
+    /// Where the coordinator is: embedded, or NODE@HOST:PORT [default: embedded].
     #[arg(long, value_name = "WHERE")]
     pub(crate) coordinator: Option<String>,
     /// The coordinator's lease: file:PATH, tier3, or for several nodes etcd://HOST:PORT[,…]/PREFIX, whose holder is the coordinator [default: a lock file in the state directory].
