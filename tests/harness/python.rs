@@ -124,7 +124,9 @@ impl Python {
             .args(arguments)
             .env("CUDA_VISIBLE_DEVICES", "")
             .env("HF_HUB_OFFLINE", "1")
-            .env("PYTHONDONTWRITEBYTECODE", "1")
+            // What a framework imports is compiled once for all tests, and nothing is left beside the sources.
+            .env_remove("PYTHONDONTWRITEBYTECODE")
+            .env("PYTHONPYCACHEPREFIX", machine::target_dir().join("tools/pycache"))
             .env("OMP_NUM_THREADS", if world > 1 { "1" } else { "2" });
         for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"]
         {

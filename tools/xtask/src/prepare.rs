@@ -292,7 +292,7 @@ fn pip(interpreter: &Path) -> Command {
         "--quiet",
         "--no-deps",
         "--no-cache-dir",
-        // Most of what is installed is never imported; Python compiles the rest when it is.
+        // Most of what is installed is never imported; the suites keep what is compiled when it is (`tools/pycache`).
         "--no-compile",
         "--disable-pip-version-check",
     ]);
