@@ -124,6 +124,8 @@ impl Python {
             .args(arguments)
             .env("CUDA_VISIBLE_DEVICES", "")
             .env("HF_HUB_OFFLINE", "1")
+            // Nothing here is compiled, and loading torch's compiler takes every process a second.
+            .env("TORCHDYNAMO_DISABLE", "1")
             // What a framework imports is compiled once for all tests, and nothing is left beside the sources.
             .env_remove("PYTHONDONTWRITEBYTECODE")
             .env("PYTHONPYCACHEPREFIX", machine::target_dir().join("tools/pycache"))

@@ -166,8 +166,6 @@ fn start(package: &Package, python: &Python, place: &Path, outside: &Path, steps
     let (run, steps) = (text(run), steps.to_string());
     let arguments = [&[run.as_str(), &steps], package.arguments].concat();
     let python = python.clone().with("TMPDIR", &text(temporary));
-    // Nothing here is compiled, and loading torch's compiler takes every rank a second.
-    let python = python.with("TORCHDYNAMO_DISABLE", "1");
     let ranks = python.start(package.ranks, &script(package.script), &arguments);
     Life::new(ranks, package.ranks)
 }
