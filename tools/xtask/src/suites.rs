@@ -84,7 +84,7 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 60,
         needs: &[],
         tools: &[Tool::PythonWithMoto],
-        daemons: false,
+        daemons: true,
     },
     Suite {
         name: "mount",
