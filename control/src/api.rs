@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tidemark_protocol::report::{
     ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Export, Flush, Gc, Import, Node, Pin, Placement,
-    Prefetch, Progress, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify,
+    Prefetch, Progress, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify, Why,
 };
 use tidemark_protocol::selector::{Place, Selector, VersionNumber};
 use tokio::sync::mpsc;
@@ -36,6 +36,7 @@ pub mod path {
     pub const STATUS: &str = "/v1/status";
     pub const LIST: &str = "/v1/list";
     pub const SHOW: &str = "/v1/show";
+    pub const WHY: &str = "/v1/why";
     pub const TIERS: &str = "/v1/tiers";
     pub const NODES: &str = "/v1/nodes";
     pub const PLACEMENT: &str = "/v1/placement";
@@ -77,6 +78,14 @@ pub struct ShowRequest {
     pub checkpoint: Selector,
     /// List its files too.
     pub files: bool,
+}
+
+/// `why`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WhyRequest {
+    /// A checkpoint, or a file of one, or a file outside any.
+    pub place: Place,
 }
 
 /// `verify`.
@@ -199,6 +208,7 @@ pub trait NodeApi: Send + Sync + 'static {
     /// In order of run, timeline, step, version. Empty is not an error.
     async fn list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError>;
     async fn show(&self, request: ShowRequest) -> Result<Show, ApiError>;
+    async fn why(&self, request: WhyRequest) -> Result<Why, ApiError>;
     async fn tiers(&self) -> Result<Vec<TierStatus>, ApiError>;
     async fn nodes(&self) -> Result<Vec<Node>, ApiError>;
     /// Not found on a node that is alone.

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidemark_protocol::report::{
     ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Export, Flush, Gc, Import, Node, Pin, Placement,
-    Prefetch, Progress, Recovery, Removal, Show, Status, StreamLine, TierStatus, Undelete, Verify,
+    Prefetch, Progress, Recovery, Removal, Show, Status, StreamLine, TierStatus, Undelete, Verify, Why,
 };
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -71,6 +71,10 @@ impl Client {
 
     pub async fn show(&self, request: &api::ShowRequest) -> Result<Show, ClientError> {
         self.post(path::SHOW, request).await
+    }
+
+    pub async fn why(&self, request: &api::WhyRequest) -> Result<Why, ClientError> {
+        self.post(path::WHY, request).await
     }
 
     pub async fn commit(&self, request: &api::CommitRequest) -> Result<Commit, ClientError> {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tidemark_control::api::{
     CommitRequest, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest, ListRequest,
     PinRequest, REQUEST_BYTES_MAX, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest,
-    VerifyRequest,
+    VerifyRequest, WhyRequest,
 };
 use tidemark_control::client::{Client, ClientError};
 use tidemark_control::server::{REQUESTS_MAX, ServeError, Server};
@@ -84,6 +84,8 @@ async fn every_command_comes_back_as_it_was_answered() {
     assert_eq!(client.list(&ListRequest::default()).await.unwrap()[0], fake::checkpoint("run7/step-1200"));
     let show = client.show(&ShowRequest { checkpoint: at("run7/x"), files: true }).await.unwrap();
     assert_eq!(show.files.unwrap()[0].path, "run7/x/a");
+    let why = client.why(&WhyRequest { place: Place::relative(b"run7/x").unwrap() }).await.unwrap();
+    assert_eq!((why.path.as_str(), why.writers[0].process), ("run7/x", 7));
     let mut heard = 0;
     let request = VerifyRequest { checkpoint: Some(at("run7")), deep: true };
     assert!(client.verify(&request, |_| heard += 1).await.unwrap().deep);

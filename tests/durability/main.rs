@@ -28,4 +28,5 @@ mod scavenge;
 mod shield;
 mod site;
 mod spill;
+mod visibility;
 mod wishes;

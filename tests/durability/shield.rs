@@ -208,8 +208,8 @@ fn a_tracker_names_a_whole_save_that_has_not_settled() {
     let mut aside = Rank::start(&run, None);
     aside.does("echo state >global_step10/mp_rank_00_model_states.pt");
     ranks.into_iter().for_each(Rank::kill);
-    wait_hidden(&daemon, "run/global_step20");
     std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["global_step10", "global_step20", "latest"], "nothing whole is there instead");
     assert_holds(&daemon, "run/latest", b"global_step20", "without a tracker a job begins at step 0");
     aside.kill();
     let followed = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
@@ -292,30 +292,34 @@ fn what_went_out_of_sight_comes_back_when_told_and_never_where_it_is_switched_of
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     let run = daemon.mount().join("run");
     fs::create_dir(&run).unwrap();
+    // A job has to be able to load something else.
+    save(&daemon, "run/step1.pt", &noise(1, MIB));
+    daemon.wait_committed("run/step1.pt", SHIELD_LIMIT);
     let mut job = Rank::start(&run, None);
     job.does("exec 3>step7.pt; head -c 300000 /dev/zero >&3");
     job.kill();
     wait_hidden(&daemon, "run/step7.pt");
-    assert_eq!(names(&run), [""; 0]);
+    assert_eq!(names(&run), ["step1.pt"]);
     let flush = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
     assert_eq!(flush.status.code(), Some(1), "torn is not durable: {}", shown(&flush));
     assert!(shown(&flush).contains(".tidemark/torn/run/step7.pt"), "{}", shown(&flush));
     let back = daemon.ctl_json(&["undelete", run.join("step7.pt").to_str().unwrap()]);
     assert_eq!(back["files"], 1, "{back:#}");
     std::thread::sleep(STAYS);
-    assert_eq!(names(&run), ["step7.pt"], "a person wants to see it");
+    assert_eq!(names(&run), ["step1.pt", "step7.pt"], "a person wants to see it");
     assert_eq!(daemon.checkpoint("run/step7.pt").expect("listed")["state"], "torn");
     drop(daemon);
 
     let config = format!("{CONFIG}[torn]\nhide = false\n");
     let Some(daemon) = start(options("256MiB", &config)) else { return };
     let run = daemon.mount().join("run");
-    fs::create_dir(&run).unwrap();
+    save(&daemon, "run/step1.pt", &noise(1, MIB));
+    daemon.wait_committed("run/step1.pt", SHIELD_LIMIT);
     let mut job = Rank::start(&run, None);
     job.does("exec 3>step7.pt; head -c 300000 /dev/zero >&3");
     job.kill();
     std::thread::sleep(STAYS);
-    assert_eq!(names(&run), ["step7.pt"]);
+    assert_eq!(names(&run), ["step1.pt", "step7.pt"]);
 }
 
 /// Closed files say nothing of those that were to come; how the process ended does.
@@ -414,7 +418,8 @@ fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {
 fn what_is_out_of_sight_gives_way_to_a_save_that_waits_for_memory() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     let run = daemon.mount().join("run");
-    fs::create_dir(&run).unwrap();
+    save(&daemon, "run/step0.pt", &noise(5, MIB));
+    daemon.wait_committed("run/step0.pt", SHIELD_LIMIT);
     for step in 1..=3 {
         let mut job = Rank::start(&run, None);
         job.does(&format!("exec 3>step{step}.pt; head -c {} /dev/zero >&3", 60 * MIB));

@@ -22,6 +22,7 @@ use tidemark_protocol::manifest::Prepared;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, MarkerBy, Role, RuleSpec, Rules};
 use tidemark_protocol::record::{Record, RecordFile};
+use tidemark_protocol::visibility::Content;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_secs(1);
@@ -152,6 +153,7 @@ impl Catalog {
             history: None,
             older: None,
             succeeded: false,
+            removed: &BTreeSet::new(),
             renamed_at_ns: None,
             settle_ns: SETTLE_NS,
         };
@@ -235,6 +237,8 @@ impl Catalog {
             published_at_ns: facts.published_ns,
             closed_at_ns: facts.closed_ns,
             vouched: facts.vouched,
+            content: Content::Unknown,
+            committed: false,
             writers: facts.writers.iter().map(writer).collect(),
         }
     }

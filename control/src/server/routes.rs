@@ -47,6 +47,7 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .route(path::DOCTOR, get(|State(s): State<Shared>| async move { answer(s.node.doctor().await) }))
         .route(path::LIST, post(list))
         .route(path::SHOW, post(show))
+        .route(path::WHY, post(why))
         .route(path::COMMIT, post(commit))
         .route(path::PIN, post(pin))
         .route(path::UNDELETE, post(undelete))
@@ -129,6 +130,10 @@ async fn list(State(shared): State<Shared>, body: Bytes) -> Response {
 
 async fn show(State(shared): State<Shared>, body: Bytes) -> Response {
     ask(&body, async |request| shared.node.show(request).await).await
+}
+
+async fn why(State(shared): State<Shared>, body: Bytes) -> Response {
+    ask(&body, async |request| shared.node.why(request).await).await
 }
 
 async fn commit(State(shared): State<Shared>, body: Bytes) -> Response {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
     ListRequest, NodeApi, PinRequest, PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest,
-    ShowRequest, UndeleteRequest, VerifyRequest,
+    ShowRequest, UndeleteRequest, VerifyRequest, WhyRequest,
 };
 use tidemark_protocol::id::{Incarnation, StartId, Step, Timeline, Version};
 use tidemark_protocol::report::{
@@ -16,7 +16,7 @@ use tidemark_protocol::report::{
     Doctor, ErrorCode, Event, EventLevel, Export, File, Flush, FuseMode, Gc, GcRow, Import, Marks,
     MountStatus, Node, NodeState, Pending, PendingReason, Pin, Placement, PlacementRow, Prefetch, Problem,
     Progress, Recovery, Removal, ReplicationStatus, RunRecovery, RunStatus, Show, Status, SurvivalRow,
-    TierState, TierStatus, Undelete, Unfetched, Unrecoverable, Verify, VerifyRepair,
+    TierState, TierStatus, Undelete, Unfetched, Unrecoverable, Verify, VerifyRepair, Why, WhyFile, WhyWriter,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -164,6 +164,39 @@ impl NodeApi for FakeNode {
             epoch: None,
             previous: None,
             files: request.files.then(|| vec![file]),
+        })
+    }
+
+    async fn why(&self, request: WhyRequest) -> Result<Why, ApiError> {
+        let path = shown(&request.place);
+        if path.starts_with("absent") {
+            return Err(absent(&path));
+        }
+        let writer = WhyWriter {
+            process: 7,
+            session: "master:h:1#0\u{1b}".into(),
+            rank: Some(0),
+            world_size: Some(2),
+            end: "ended well".into(),
+            files: 1,
+        };
+        let file = WhyFile {
+            path: format!("{path}/a\u{1b}"),
+            bytes: 7,
+            state: "sealed".into(),
+            renamed: true,
+            committed: false,
+        };
+        Ok(Why {
+            path,
+            state: CheckpointState::Settled,
+            verdict: "a file is missing\u{1b}".into(),
+            in_sight: true,
+            sight: Some("nothing else is there\u{1b}".into()),
+            fallback: false,
+            writers: vec![writer],
+            files: vec![file],
+            files_left_out: 3,
         })
     }
 

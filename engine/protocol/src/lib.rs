@@ -33,3 +33,4 @@ pub mod retention;
 pub mod selector;
 pub mod shield;
 pub mod size;
+pub mod visibility;

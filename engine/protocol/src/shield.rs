@@ -1,10 +1,10 @@
-//! Whether a torn checkpoint goes out of sight, and what a tracker beside it should say then.
+//! Who may still write a checkpoint, what becomes of a directory in which nothing is, and what a tracker should say.
 //!
-//! Owns: both decisions, with their reasons. Does not own: when a checkpoint is torn (`evidence`), who lives (the node).
+//! Owns: these decisions, with their reasons. Does not own: when a checkpoint is torn and goes out of sight (`visibility`), who
+//! lives (the node).
 //!
-//! A job that comes back takes the directory with the highest step, or the one that its tracker names. So what can never be
-//! complete leaves the listing before such a job looks, and the tracker names what is whole. Neither may happen while a
-//! process of the session that wrote it may live: it could be about to write the rest.
+//! A job that comes back takes the directory with the highest step, or the one that its tracker names. So the tracker names what
+//! is whole. Nothing may happen while a process of the session that wrote it may live: it could be about to write the rest.
 
 use crate::path::CheckpointName;
 use crate::recognise::CheckpointId;
@@ -33,25 +33,17 @@ impl Session {
     }
 }
 
-/// What becomes of a torn checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Shield {
-    Hide,
-    Stay { why: String },
-}
-
-/// Decides about a torn checkpoint from the sessions that wrote it.
+/// Why somebody may still write, of the sessions that wrote it; none where nobody is left.
 #[must_use]
-pub fn decide(sessions: &[Session]) -> Shield {
-    let stay = |session: &Session| match session {
+pub fn who_is_left(sessions: &[Session]) -> Option<String> {
+    if sessions.is_empty() {
+        return Some("who wrote it is not known".to_owned());
+    }
+    sessions.iter().find_map(|session| match session {
         Session::Gone => None,
         Session::Alive { process } => Some(format!("process {process} of the session that wrote it lives")),
         Session::Doubtful { why } => Some(format!("whether its writers live is not known: {why}")),
-    };
-    if sessions.is_empty() {
-        return Shield::Stay { why: "who wrote it is not known".to_owned() };
-    }
-    sessions.iter().find_map(stay).map_or(Shield::Hide, |why| Shield::Stay { why })
+    })
 }
 
 /// What becomes of the directory of a checkpoint that holds no file.
@@ -175,13 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_hidden_while_anybody_of_its_session_may_live() {
+    fn somebody_is_left_while_anybody_of_a_session_may_live() {
         let doubt = Session::Doubtful { why: "its environment cannot be read".into() };
         for stays in [vec![], vec![Session::Gone, Session::Alive { process: 7 }], vec![doubt, Session::Gone]]
         {
-            assert!(matches!(decide(&stays), Shield::Stay { .. }), "{stays:?}");
+            assert!(who_is_left(&stays).is_some(), "{stays:?}");
         }
-        assert_eq!(decide(&[Session::Gone, Session::Gone]), Shield::Hide);
+        assert_eq!(who_is_left(&[Session::Gone, Session::Gone]), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Owns: names, attributes, handles, file states, overwrite rules, COLD opens, reclaim of host copies, writers'
 //! identities, extended attributes, the journal. Does not own: the kernel's protocol (the fuse crate), memory
-//! (`tier1`), when to seal, upload or fetch (the node loop, which drains [`Namespace::wait_dirty`] and looks at
+//! (`tier1`), when to seal, upload or fetch (the node loop, which drains [`Namespace::take_dirty`] and looks at
 //! [`FileView`]s).
 //!
 //! One mutex guards everything and is held for map look-ups and an fstat at most. What takes longer (a backing
@@ -63,7 +63,7 @@ pub use tidemark_protocol::file::FileState;
 pub use tidemark_protocol::residency::ReclaimClass;
 pub use view::FileView;
 pub use withdraw::{Leads, Listed, Withdrawn};
-pub use writer::{Failure, Peers, SessionKey, WriterId};
+pub use writer::{End, Ended, Peers, SessionKey, WriterId};
 pub use xattr::XattrSource;
 
 use crate::courtesy::Courtesy;
@@ -323,6 +323,11 @@ impl Namespace {
         journal: Journal,
     ) -> Arc<Self> {
         state.note_touched();
+        let writers = WriterCache::new(settings.proc_root);
+        // The daemon before this one had descriptors of them: who lives still is to be heard of when it ends.
+        state.tree.nodes.values().filter_map(|node| node.file().ok()).for_each(|file| {
+            file.writers.iter().for_each(|writer| writers.watch(writer));
+        });
         let namespace = Arc::new(Self {
             incarnation: settings.incarnation,
             clock: settings.clock,
@@ -332,7 +337,7 @@ impl Namespace {
             dirtied: Condvar::new(),
             journal_bytes: journal.size_bytes(),
             journal: Mutex::new(journal),
-            writers: WriterCache::new(settings.proc_root),
+            writers,
             prediction: RwLock::new(None),
             withdrawn: OnceLock::new(),
             xattr_source: RwLock::new(None),
@@ -370,11 +375,8 @@ impl Namespace {
         *self.prediction.write().expect(UNPOISONED) = Some(prediction);
     }
 
-    /// Waits until something changed or `timeout` has passed, and drains the set of changed nodes: files whose
-    /// state changed or that are gone ([`Namespace::view`] is then `None`), and directories renamed or removed.
-    /// A change made while the caller works is in the next answer; the set is bounded by the number of nodes
-    /// plus those removed since the last call.
-    pub fn wait_dirty(&self, timeout: Duration) -> Vec<NodeId> {
+    /// Waits until something changed that nobody took yet, or until `timeout` has passed. Whether something did.
+    pub fn wait_dirty(&self, timeout: Duration) -> bool {
         let mut state = self.lock();
         state.watching += 1;
         let (mut state, _) = self
@@ -382,13 +384,21 @@ impl Namespace {
             .wait_timeout_while(state, timeout, |state| state.dirty.is_empty())
             .expect(UNPOISONED);
         state.watching -= 1;
-        std::mem::take(&mut state.dirty).into_iter().collect()
+        !state.dirty.is_empty()
     }
 
-    /// How a process was killed or failed; none while it runs, when it ended well, and where nobody knows.
+    /// Drains the set of changed nodes: files whose state changed or that are gone ([`Namespace::view`] is then `None`), and
+    /// directories renamed or removed. It holds all that changed before the call; what changes while the caller works is in
+    /// the next answer. It is bounded by the number of nodes plus those removed since the last call.
     #[must_use]
-    pub fn failure(&self, writer: &WriterId) -> Option<Failure> {
-        self.writers.failure(writer)
+    pub fn take_dirty(&self) -> Vec<NodeId> {
+        self.look(|state| std::mem::take(&mut state.dirty)).into_iter().collect()
+    }
+
+    /// How a process ended; none while it runs, and where nobody knows.
+    #[must_use]
+    pub fn end(&self, writer: &WriterId) -> Option<End> {
+        self.writers.end(writer)
     }
 
     /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].

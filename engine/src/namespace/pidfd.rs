@@ -27,13 +27,24 @@ const GET_INFO: Opcode = opcode::read_write::<PidfdInfo>(0xff, 11);
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
+pub enum Ended {
     /// exit(0).
     Well,
     /// exit with anything else.
     Failed,
     /// By a signal.
     Killed,
+}
+
+impl Ended {
+    /// What wait(2) gives says.
+    pub(super) fn from_wait(code: i32) -> Self {
+        match (code, code & SIGNAL) {
+            (0, _) => Self::Well,
+            (_, 0) => Self::Failed,
+            _ => Self::Killed,
+        }
+    }
 }
 
 /// None while nobody waited for it yet, and where the kernel does not tell.
@@ -44,11 +55,7 @@ pub(super) fn ended(process: &OwnedFd) -> Option<Ended> {
     // SAFETY: the kernel writes at most as many bytes as the opcode says, and any are valid for the structure.
     unsafe { ioctl(process, request) }.ok()?;
     let known = info.mask & INFO_EXIT != 0;
-    known.then_some(match (info.exit_code, info.exit_code & SIGNAL) {
-        (0, _) => Ended::Well,
-        (_, 0) => Ended::Failed,
-        _ => Ended::Killed,
-    })
+    known.then(|| Ended::from_wait(info.exit_code))
 }
 
 /// Whether this kernel tells at all.

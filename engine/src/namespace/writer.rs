@@ -3,16 +3,17 @@
 //! Owns: [`WriterId`], [`SessionKey`], reading them from /proc, the bounded cache.
 //! Does not own: what a session means for completeness (the protocol).
 
-use super::pidfd::{self, Ended};
+use super::pidfd;
+pub use super::pidfd::Ended;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::ClockId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 use tidemark_protocol::id::Incarnation;
 
@@ -75,8 +76,8 @@ const MAX_SESSION_BYTES: usize = 200;
 const CACHED: usize = 512;
 /// How long one that ended is asked how: until somebody has waited for it.
 const REAPED_WITHIN: Duration = Duration::from_secs(60);
-/// Failures remembered, the latest.
-const FAILURES: usize = 4096;
+/// Ends remembered, the latest: of a copy file by file each file has a process of its own.
+const ENDS: usize = 16 << 10;
 /// A thread id is looked up again after this, should it have been reused in a process that still lives.
 const CACHED_FOR: Duration = Duration::from_secs(60);
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -92,13 +93,45 @@ struct Known {
     ended: Option<(Instant, i64)>,
 }
 
-/// How a process ended that did not end well.
+/// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Failure {
+pub struct End {
     /// When it was seen, in nanoseconds of CLOCK_REALTIME.
     pub at_ns: i64,
-    /// By a signal, and not by itself.
-    pub killed: bool,
+    pub how: Ended,
+}
+
+impl End {
+    /// When it was seen, where the process did not end well.
+    #[must_use]
+    pub fn failed_at_ns(self) -> Option<i64> {
+        match self.how {
+            Ended::Well => None,
+            Ended::Failed | Ended::Killed => Some(self.at_ns),
+        }
+    }
+}
+
+/// The ends that were seen, by process.
+#[derive(Debug, Default)]
+struct Ends {
+    known: BTreeMap<(u32, u64), End>,
+    /// The first seen first.
+    order: VecDeque<(u32, u64)>,
+}
+
+impl Ends {
+    fn add(&mut self, process: (u32, u64), end: End) {
+        if self.known.insert(process, end).is_some() {
+            return;
+        }
+        self.order.push_back(process);
+        if self.order.len() > ENDS
+            && let Some(first) = self.order.pop_front()
+        {
+            self.known.remove(&first);
+        }
+    }
 }
 
 /// Remembers threads' processes, so that creating a file does not read /proc each time.
@@ -106,13 +139,12 @@ pub struct Failure {
 pub(super) struct WriterCache {
     proc_root: PathBuf,
     known: Mutex<BTreeMap<u32, Known>>,
-    /// Processes that were killed or failed.
-    failures: Mutex<BTreeMap<(u32, u64), Failure>>,
+    ends: Mutex<Ends>,
 }
 
 impl WriterCache {
     pub(super) fn new(proc_root: PathBuf) -> Self {
-        Self { proc_root, known: Mutex::default(), failures: Mutex::default() }
+        Self { proc_root, known: Mutex::default(), ends: Mutex::default() }
     }
 
     pub(super) fn proc_root(&self) -> &Path {
@@ -154,10 +186,27 @@ impl WriterCache {
         Some(writer)
     }
 
-    /// How the process was seen to have been killed or to have failed.
-    pub(super) fn failure(&self, writer: &WriterId) -> Option<Failure> {
-        let failures = self.failures.lock().expect(super::UNPOISONED);
-        failures.get(&writer.process()).copied()
+    /// Remembers a process that wrote for the daemon before this one, where it has not gone yet.
+    pub(super) fn watch(&self, writer: &Arc<WriterId>) {
+        let mut known = self.known.lock().expect(super::UNPOISONED);
+        if writer.home.is_some() || known.len() >= CACHED || known.contains_key(&writer.tgid) {
+            return;
+        }
+        let pid = i32::try_from(writer.tgid).ok().and_then(Pid::from_raw);
+        let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        // The descriptor is taken first: if it is still the same process afterwards, it is that one's.
+        let is_it = |stat: &Stat| stat.start_time_ticks == writer.start_time_ticks;
+        let found = Stat::read(&self.proc_root, writer.tgid).filter(is_it).and(process);
+        if let Some(process) = found {
+            let (writer, since) = (Arc::clone(writer), Instant::now());
+            known.insert(writer.tgid, Known { writer, process, since, ended: None });
+        }
+    }
+
+    /// How the process was seen to have ended.
+    pub(super) fn end(&self, writer: &WriterId) -> Option<End> {
+        let ends = self.ends.lock().expect(super::UNPOISONED);
+        ends.known.get(&writer.process()).copied()
     }
 
     /// Whether it is remembered still: it lives, or the kernel has not said how it ended.
@@ -183,18 +232,11 @@ impl WriterCache {
                 return true;
             }
             let (seen, at_ns) = *entry.ended.get_or_insert_with(|| (Instant::now(), now_ns));
-            match pidfd::ended(&entry.process) {
-                Some(Ended::Well) => false,
-                Some(ended @ (Ended::Failed | Ended::Killed)) => {
-                    let mut failures = self.failures.lock().expect(super::UNPOISONED);
-                    if failures.len() == FAILURES
-                        && let Some(oldest) =
-                            failures.iter().min_by_key(|(_, failure)| failure.at_ns).map(|(of, _)| *of)
-                    {
-                        failures.remove(&oldest);
-                    }
-                    failures
-                        .insert(entry.writer.process(), Failure { at_ns, killed: ended == Ended::Killed });
+            let how = pidfd::ended(&entry.process).or_else(|| zombie(&self.proc_root, &entry.writer));
+            match how {
+                Some(how) => {
+                    let mut ends = self.ends.lock().expect(super::UNPOISONED);
+                    ends.add(entry.writer.process(), End { at_ns, how });
                     false
                 }
                 None => pidfd::tells() && seen.elapsed() < REAPED_WITHIN,
@@ -240,6 +282,23 @@ fn ticks_at(realtime_ns: i64) -> u64 {
     let since_boot = ns(ClockId::Boottime) - (ns(ClockId::Realtime) - realtime_ns);
     u64::try_from(since_boot).unwrap_or(0) / 1_000_000_000 * TICKS_PER_SECOND
         + u64::try_from(since_boot).unwrap_or(0) % 1_000_000_000 * TICKS_PER_SECOND / 1_000_000_000
+}
+
+/// How a process ended for which nobody has waited yet; none where that is not known. Linux says it since 3.5 to those who may
+/// trace the process, and 0 to all others (do_task_stat in fs/proc/array.c).
+fn zombie(proc_root: &Path, writer: &WriterId) -> Option<Ended> {
+    let stat = Stat::read(proc_root, writer.tgid).filter(|_| may_trace_all())?;
+    let is_it = stat.ended && stat.start_time_ticks == writer.start_time_ticks;
+    stat.exit_code.filter(|_| is_it).map(Ended::from_wait)
+}
+
+/// Whether this process may trace every other.
+fn may_trace_all() -> bool {
+    static MAY: LazyLock<bool> = LazyLock::new(|| {
+        rustix::thread::capabilities(None)
+            .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_PTRACE))
+    });
+    *MAY
 }
 
 fn is_alive(process: &OwnedFd) -> bool {
@@ -318,6 +377,8 @@ struct Stat {
     kernel: bool,
     session: i64,
     start_time_ticks: u64,
+    /// Field 52, as wait(2) gives it.
+    exit_code: Option<i32>,
 }
 
 impl Stat {
@@ -334,6 +395,7 @@ impl Stat {
             kernel,
             session: field(6)?.parse().ok()?,
             start_time_ticks: field(22)?.parse().ok()?,
+            exit_code: field(52).and_then(|code| code.parse().ok()),
         })
     }
 }
@@ -396,6 +458,44 @@ mod tests {
     }
 
     #[test]
+    fn how_a_process_ended_is_known_before_somebody_waits_for_it() {
+        let cache = WriterCache::new("/proc".into());
+        for (script, how) in [
+            ("read line; exit 0", Ended::Well),
+            ("read line; exit 3", Ended::Failed),
+            ("read line; kill -9 $$", Ended::Killed),
+        ] {
+            let mut child = std::process::Command::new("sh")
+                .args(["-c", script])
+                .stdin(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+            let writer = cache.identify(child.id()).unwrap();
+            assert_eq!(cache.end(&writer), None);
+            drop(child.stdin.take());
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while cache.end(&writer).is_none() && may_trace_all() {
+                assert!(Instant::now() < deadline, "{script}");
+                std::thread::sleep(Duration::from_millis(1));
+                cache.forget_ended(7);
+            }
+            assert_eq!(cache.end(&writer), may_trace_all().then_some(End { at_ns: 7, how }), "{script}");
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn of_very_many_ends_the_latest_are_known() {
+        let mut ends = Ends::default();
+        for tgid in 0..=u32::try_from(ENDS).unwrap() {
+            ends.add((tgid, 1), End { at_ns: 1, how: Ended::Well });
+            ends.add((tgid, 1), End { at_ns: 1, how: Ended::Well });
+        }
+        assert_eq!((ends.known.len(), ends.order.len()), (ENDS, ENDS));
+        assert!(!ends.known.contains_key(&(0, 1)));
+    }
+
+    #[test]
     fn a_process_that_ended_is_let_go_of_and_others_are_kept() {
         let cache = WriterCache::new("/proc".into());
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -407,7 +507,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         cache.forget_ended(7);
-        assert_eq!(cache.failure(&writer), pidfd::tells().then_some(Failure { at_ns: 7, killed: true }));
+        assert_eq!(cache.end(&writer), pidfd::tells().then_some(End { at_ns: 7, how: Ended::Killed }));
         assert_eq!(cache.known.lock().unwrap().keys().collect::<Vec<_>>(), [&std::process::id()]);
     }
 }

@@ -212,8 +212,10 @@ impl Engine {
             return None;
         }
         let state = match &book.verdict {
-            Some(Verdict::Torn { .. }) => CheckpointState::Torn,
-            Some(Verdict::Settled { .. }) => CheckpointState::Settled,
+            Some(Verdict::Torn { .. } | Verdict::Broken { .. }) => CheckpointState::Torn,
+            Some(Verdict::Settled { .. } | Verdict::Incomplete { kept_at_ns: Some(_), .. }) => {
+                CheckpointState::Settled
+            }
             Some(Verdict::Complete { .. }) => CheckpointState::Complete,
             Some(Verdict::Open { .. } | Verdict::ReadIndex { .. } | Verdict::Incomplete { .. }) | None => {
                 CheckpointState::Open
@@ -422,14 +424,11 @@ impl Engine {
         });
         let object_key =
             stored.or_else(|| view.and_then(|view| view.object.as_ref()).map(|object| object.key.clone()));
-        let (state, sealed) = match view.map(|view| &view.state) {
-            Some(FileState::Open { .. }) => ("open", None),
-            Some(FileState::Closed) => ("closed", None),
-            Some(FileState::Cut) => ("cut", None),
-            Some(FileState::Mapped) => ("mapped", None),
-            Some(FileState::Sealed { crc, .. }) => ("sealed", Some(*crc)),
-            None => ("sealed", None),
-        };
+        let state = view.map_or("sealed", |view| decide::state_word(&view.state));
+        let sealed = view.and_then(|view| match &view.state {
+            FileState::Sealed { crc, .. } => Some(*crc),
+            FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
+        });
         let host = view.is_some_and(|view| view.host);
         File {
             bytes,

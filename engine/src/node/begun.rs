@@ -8,6 +8,7 @@
 
 use crate::namespace::{self, Made};
 use crate::node::run::Engine;
+use crate::node::tracker::is_of_run;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tidemark_protocol::path::RelPath;
@@ -89,6 +90,8 @@ impl Engine {
                     let remembered = self.begun.directories.get_mut(&node).expect("it was there");
                     remembered.later = Some((now + ASK_EVERY, process));
                 }
+                // Another may have written into it, and lives.
+                Unwritten::Goes { .. } if self.had_not_heard(is_of_run(&id.run)) => {}
                 Unwritten::Goes { why } => {
                     // A file in flight may be all that there is of something: it stays to be looked at.
                     let gone = if found.temporaries == 0 {

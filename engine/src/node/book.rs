@@ -166,9 +166,14 @@ impl Book {
         candidate.is_some_and(|found| found.files.contains_key(path) || found.temporaries.contains(path))
     }
 
-    /// It can never be complete as it is.
+    /// It can never be complete as it is: torn, or broken.
     pub(crate) fn is_torn(&self) -> bool {
-        matches!(self.verdict, Some(Verdict::Torn { .. }))
+        self.verdict.as_ref().is_some_and(is_damage)
+    }
+
+    /// Files are missing, and nobody is left to bring them.
+    pub(crate) fn is_kept_without_proof(&self) -> bool {
+        matches!(self.verdict, Some(Verdict::Incomplete { kept_at_ns: Some(_), .. }))
     }
 
     /// The newest version of which it is known what it held, where nothing of it is in the tree any more.
@@ -181,6 +186,11 @@ impl Book {
     pub(crate) fn path(&self) -> Vec<u8> {
         tidemark_protocol::key::checkpoint_path(&self.id.run, &self.id.directory)
     }
+}
+
+/// Whether a verdict says that it can never be complete.
+pub(crate) fn is_damage(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Torn { .. } | Verdict::Broken { .. })
 }
 
 /// How another marker names a version.

@@ -3,7 +3,7 @@
 //! Owns: the facts a verdict needs, and what follows from it. Does not own: the verdict (protocol), carrying it out
 //! (`run`). Nothing is changed here: a decision is a value.
 
-use crate::namespace::{FileState, FileView, Namespace, NodeId, WriterId};
+use crate::namespace::{End, FileState, FileView, Namespace, NodeId, WriterId};
 use crate::node::Shared;
 use crate::node::book::{Book, LooseStage, Number, ParsedIndex};
 use crate::node::ledger::{Contents, Ledger, contents};
@@ -20,12 +20,13 @@ use tidemark_protocol::evidence::{
     Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, complete, parse_index,
 };
 use tidemark_protocol::format::FORMAT;
-use tidemark_protocol::id::{AttemptId, Generation};
+use tidemark_protocol::id::{AttemptId, FileId, Generation, SealNumber};
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink};
 use tidemark_protocol::path::{RawText, RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, IndexKind};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
+use tidemark_protocol::visibility::Content;
 
 /// What follows from looking at a book.
 #[derive(Debug)]
@@ -109,8 +110,14 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     // What was known to be a part does not become whole because somebody wants everything to be durable.
     let told = if partial && told == Told::Flush { Told::No } else { told };
     let now_ns = shared.now_ns();
-    let fact = |view| fact(shared, view);
-    let file_facts: BTreeMap<_, _> = files.iter().map(|(path, view)| ((*path).clone(), fact(view))).collect();
+    let committed = book.committed().map(|(_, version)| &version.contents);
+    let fact = |path: &RelPath, view: &Arc<FileView>| {
+        let is_committed = committed.is_some_and(|committed| committed.get(path) == seal_of(view).as_ref());
+        fact(shared, view, is_committed)
+    };
+    let file_facts: BTreeMap<_, _> =
+        files.iter().map(|(path, view)| ((*path).clone(), fact(path, view))).collect();
+    let removed = removed(ledger, book);
     let settle_ns = settle_ns(shared);
     let older = older(ledger, candidate);
     let mut fetch = None;
@@ -124,6 +131,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
             history: ledger.history.get(&candidate.id.run),
             older,
             succeeded: succeeded(ledger, candidate, &files),
+            removed: &removed,
             renamed_at_ns: shared.namespace.renamed_ns(&book.path()),
             settle_ns,
         };
@@ -155,6 +163,11 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
         (Verdict::Settled { detail }, None, Some(present)) => {
             start(shared, ledger, book, &files, present, (Evidence::Quiescence, detail.clone()))
         }
+        (Verdict::Incomplete { why, kept_at_ns: Some(at_ns), .. }, None, Some(present))
+            if now_ns >= *at_ns =>
+        {
+            start(shared, ledger, book, &files, present, (Evidence::Quiescence, why.clone()))
+        }
         (Verdict::Complete { .. }, None, None) => {
             // Complete although a file is cut: its size was proved. Others are being sealed.
             let cut = files.iter().find(|(_, view)| matches!(view.state, FileState::Cut));
@@ -178,7 +191,32 @@ fn settle_ns(shared: &Shared) -> i64 {
     ns
 }
 
-fn fact(shared: &Shared, view: &Arc<FileView>) -> FileFact {
+/// A file's state as reports name it.
+pub(crate) fn state_word(state: &FileState) -> &'static str {
+    match state {
+        FileState::Open { .. } => "open",
+        FileState::Closed => "closed",
+        FileState::Cut => "cut",
+        FileState::Mapped => "mapped",
+        FileState::Sealed { .. } => "sealed",
+    }
+}
+
+/// The sealed bytes of a file.
+pub(crate) fn seal_of(view: &FileView) -> Option<(FileId, SealNumber)> {
+    match view.state {
+        FileState::Sealed { seal, .. } => Some((view.file, seal)),
+        FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
+    }
+}
+
+/// Names of the last committed version that are not there any more.
+fn removed(ledger: &Ledger, book: &Book) -> BTreeSet<RelPath> {
+    let had = book.committed().into_iter().flat_map(|(_, version)| version.contents.keys());
+    had.filter(|path| ledger.file(path).is_none()).cloned().collect()
+}
+
+fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool) -> FileFact {
     let cut = matches!(view.state, FileState::Cut);
     FileFact {
         state: view.state.clone(),
@@ -186,6 +224,8 @@ fn fact(shared: &Shared, view: &Arc<FileView>) -> FileFact {
         published_at_ns: view.published_ns,
         closed_at_ns: view.closed_ns,
         vouched: view.renamed,
+        content: Content::Unknown,
+        committed,
         writers: view.writers.iter().map(|writer| fate(shared, writer, cut)).collect(),
     }
 }
@@ -202,12 +242,14 @@ pub(crate) fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (F
         };
         return (fate, failed_at_ns);
     }
-    let failed_at_ns = namespace.failure(writer).map(|failure| failure.at_ns);
-    let fate = match (is_alive(namespace, writer), cut || failed_at_ns.is_some()) {
-        (true, _) => Fate::Alive,
-        (false, true) => Fate::Killed,
-        (false, false) if namespace.is_end_awaited(writer) => Fate::Ended,
-        (false, false) => Fate::Gone,
+    let end = namespace.end(writer);
+    let failed_at_ns = end.and_then(End::failed_at_ns);
+    let fate = match end {
+        _ if is_alive(namespace, writer) => Fate::Alive,
+        _ if cut || failed_at_ns.is_some() => Fate::Killed,
+        Some(_) => Fate::Exited,
+        None if namespace.is_end_awaited(writer) => Fate::Ended,
+        None => Fate::Gone,
     };
     (fate, failed_at_ns)
 }
@@ -544,9 +586,9 @@ pub(crate) fn look_loose(
 pub(crate) fn verdict_text(verdict: &Verdict) -> String {
     match verdict {
         Verdict::Complete { detail, .. } | Verdict::Settled { detail } => detail.clone(),
-        Verdict::Open { why, .. } | Verdict::Torn { why } => why.clone(),
-        Verdict::Incomplete { missing, why } if missing.is_empty() => why.clone(),
-        Verdict::Incomplete { missing, why } => format!("{why}: {}", missing.join(", ")),
+        Verdict::Open { why, .. } | Verdict::Torn { why } | Verdict::Broken { why } => why.clone(),
+        Verdict::Incomplete { missing, why, .. } if missing.is_empty() => why.clone(),
+        Verdict::Incomplete { missing, why, .. } => format!("{why}: {}", missing.join(", ")),
         Verdict::ReadIndex { path, .. } => format!("{path} is to be read"),
     }
 }

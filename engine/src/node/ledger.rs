@@ -154,6 +154,11 @@ impl Ledger {
         }
     }
 
+    /// The names of a file, as far as is known.
+    pub(crate) fn paths_of(&self, node: NodeId) -> &[RelPath] {
+        self.paths.get(&node).map_or(&[], Vec::as_slice)
+    }
+
     fn put(&mut self, view: FileView) {
         let mut paths = Vec::with_capacity(view.paths.len());
         let seen = view.paths.iter().filter(|path| !is_hidden(path));

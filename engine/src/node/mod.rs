@@ -71,6 +71,7 @@ mod tracker;
 mod tree;
 mod verify;
 mod verify_peers;
+mod why;
 
 pub use advance::ATTEMPTS_IN_FLIGHT_MAX;
 pub use answer::{Identity, Standing, Wanted};

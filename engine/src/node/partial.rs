@@ -41,6 +41,9 @@ impl Engine {
             let version = self.version(&id, number);
             let why = version.record().evidence_detail.clone();
             let Some(candidate) = version.candidate(self.ledger.rules(), &id) else { continue };
+            if !self.has_committed_beside(&id) {
+                continue;
+            }
             let in_sight = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
             match (names_of(&candidate).iter().find(in_sight).is_some(), names) {
                 (true, Names::Kept) => continue,
@@ -62,6 +65,15 @@ impl Engine {
             // Nobody removed it.
             self.shields.add_out_of_sight(id, number);
         }
+    }
+
+    /// Another checkpoint of the run is committed, can be read, and is in the tree.
+    fn has_committed_beside(&self, id: &CheckpointId) -> bool {
+        let others = self.ledger.books.values().filter(|book| book.id.run == id.run && book.id != *id);
+        let committed = others.filter_map(|book| Some((book, book.committed()?.1)));
+        committed.into_iter().any(|(book, version)| {
+            self.is_loadable(&version.checkpoint) && self.shared.namespace.node_at(&book.path()).is_some()
+        })
     }
 
     /// Looks at the trackers beside what went, once what they may name is known.

@@ -6,10 +6,11 @@
 //! Nothing of it outlives the daemon: the next one takes every removal for meant. One that is waited for is not in Tier-3 yet,
 //! so that the names are there again after the death of a node.
 
-use crate::namespace::{FileView, WriterId};
+use crate::namespace::{Ended, FileView, WriterId};
 use crate::node::book::{Book, Number};
 use crate::node::decide::is_alive;
 use crate::node::run::Engine;
+use crate::node::tracker::is_of_run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,7 +93,9 @@ impl Engine {
         // Thousands of files have one remover.
         let mut asked = BTreeMap::new();
         self.removals.removers.retain(|_, who| {
-            let told = || namespace.is_end_awaited(who) || namespace.failure(who).is_some();
+            let told = || {
+                namespace.is_end_awaited(who) || namespace.end(who).is_some_and(|end| end.how != Ended::Well)
+            };
             *asked.entry(who.process()).or_insert_with(told)
         });
     }
@@ -111,6 +114,8 @@ impl Engine {
         };
         match (decide(&removers, left), committed) {
             (Removal::Waits { .. }, _) => {}
+            // What it removed may have another name by now.
+            (Removal::Undone { .. }, Some(_)) if self.had_not_heard(is_of_run(&id.run)) => {}
             (Removal::Undone { why }, Some(number)) => self.undo(id, number, &why),
             (Removal::Undone { .. } | Removal::Stands { .. }, _) => self.end_removal(id),
         }
@@ -122,13 +127,13 @@ impl Engine {
         if is_alive(namespace, who) {
             return Actor::Alive { process: who.tgid };
         }
-        match namespace.failure(who) {
+        let failed = || Actor::Failed { process: who.tgid };
+        match namespace.end(who).map(|end| end.how) {
+            Some(Ended::Killed) => failed(),
             // rm(1) exits with 1 for a name that is not there, and meant what it removed.
-            Some(failure) if failure.killed || self.has_written(who, run) => {
-                Actor::Failed { process: who.tgid }
-            }
+            Some(Ended::Failed) if self.has_written(who, run) => failed(),
             None if namespace.is_end_awaited(who) => Actor::Ended,
-            Some(_) | None => Actor::Meant,
+            Some(Ended::Well | Ended::Failed) | None => Actor::Meant,
         }
     }
 

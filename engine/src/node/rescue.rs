@@ -66,13 +66,14 @@ pub(crate) fn plan(
     let Rescue::Wanted(sealed) = look(ledger, book) else { return None };
     let candidate = book.candidate.as_ref()?;
     let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
-    // At most time is missing: the same version is committed when that has passed.
+    // At most time is missing: the same version is committed when that has passed. Or it is kept as it is.
     let whole = files.len() == sealed.len()
         && matches!(
             verdict,
             Some(
                 Verdict::Open { again_at_ns: Some(_), .. }
                     | Verdict::Settled { .. }
+                    | Verdict::Incomplete { kept_at_ns: Some(_), .. }
                     | Verdict::Complete { .. }
             )
         );

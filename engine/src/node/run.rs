@@ -7,7 +7,7 @@ use crate::namespace::{NodeId, NotSealable, ROOT, SealTicket};
 use crate::node::away::{Away, Cause};
 use crate::node::backlog::Backlog;
 use crate::node::begun::Begun;
-use crate::node::book::LooseStage;
+use crate::node::book::{LooseStage, is_damage};
 use crate::node::decide::Action;
 use crate::node::due::Due;
 use crate::node::flush::Flushes;
@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::CheckpointEvent;
 use tidemark_protocol::evidence::{History, masked_names};
 use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::replication::Priority;
 use tidemark_protocol::report::EventLevel;
@@ -130,7 +131,7 @@ impl Node {
     pub fn start(parts: NodeParts) -> Self {
         let NodeParts { shared, rules, recovered } = parts;
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
-        // One batch of nodes: a batch that waits is the back-pressure, and the dirty set goes on coalescing behind it.
+        // One word: the set of what changed goes on coalescing behind it.
         let (dirty, dirtied) = mpsc::channel(1);
         let stop = Arc::new(AtomicBool::new(false));
         let watcher = (Arc::clone(&shared), Arc::clone(&stop));
@@ -193,13 +194,12 @@ impl Node {
     }
 }
 
-fn watch(shared: &Shared, stop: &AtomicBool, dirty: &mpsc::Sender<Vec<NodeId>>) {
+fn watch(shared: &Shared, stop: &AtomicBool, dirty: &mpsc::Sender<()>) {
     while !stop.load(Ordering::Acquire) {
-        let nodes = shared.namespace.wait_dirty(WATCH_TIMEOUT);
-        if nodes.is_empty() {
+        if !shared.namespace.wait_dirty(WATCH_TIMEOUT) {
             continue;
         }
-        if dirty.blocking_send(nodes).is_err() {
+        if dirty.blocking_send(()).is_err() {
             return;
         }
         std::thread::sleep(WATCH_PAUSE);
@@ -208,21 +208,23 @@ fn watch(shared: &Shared, stop: &AtomicBool, dirty: &mpsc::Sender<Vec<NodeId>>) 
 
 async fn run(
     mut engine: Engine,
-    mut dirtied: mpsc::Receiver<Vec<NodeId>>,
+    mut dirtied: mpsc::Receiver<()>,
     mut asked: mpsc::Receiver<Question>,
     stop: Arc<AtomicBool>,
 ) {
     while !stop.load(Ordering::Acquire) {
         let pause = engine.pause(Instant::now());
         tokio::select! {
-            Some(nodes) = dirtied.recv() => {
-                engine.ledger.refresh(&engine.shared.namespace, &nodes);
-                engine.copy(&nodes);
-            }
+            Some(()) = dirtied.recv() => engine.catch_up(),
             Some(done) = engine.jobs.join_next(), if !engine.jobs.is_empty() => {
                 engine.apply(done.expect("a job does not panic"));
             }
-            Some(question) = asked.recv() => question(&mut engine),
+            Some(question) = asked.recv() => {
+                // Who asks has seen what was done before.
+                engine.catch_up();
+                engine.ledger.regroup(Instant::now());
+                question(&mut engine);
+            }
             () = tokio::time::sleep(pause) => {}
         }
         engine.step(Instant::now());
@@ -273,6 +275,35 @@ impl Engine {
         }
         engine.hide_partial(recovered.names);
         engine
+    }
+
+    /// The ledger knows all that changed before this call.
+    fn catch_up(&mut self) {
+        let nodes = self.shared.namespace.take_dirty();
+        self.ledger.refresh(&self.shared.namespace, &nodes);
+        self.copy(&nodes);
+    }
+
+    /// Whether something happened to paths that are asked about of which the ledger had not heard; it has now.
+    ///
+    /// Asked once it was seen that a process has ended, and before anything is done for it: what that process did last, or one
+    /// that lives did meanwhile, may not have been heard of. Where this says so, it is decided again later.
+    pub(crate) fn had_not_heard(&mut self, asked: impl Fn(&Rules, &RelPath) -> bool) -> bool {
+        let nodes = self.shared.namespace.take_dirty();
+        let asked = |ledger: &Ledger| {
+            let mut paths = nodes.iter().flat_map(|node| ledger.paths_of(*node));
+            paths.any(|path| asked(ledger.rules(), path))
+        };
+        let had = asked(&self.ledger);
+        self.ledger.refresh(&self.shared.namespace, &nodes);
+        self.copy(&nodes);
+        had || asked(&self.ledger)
+    }
+
+    /// The same of what decides about a checkpoint.
+    pub(crate) fn had_not_heard_of(&mut self, id: &CheckpointId) -> bool {
+        let scope = self.ledger.books[id].scope.clone();
+        self.had_not_heard(|rules, path| rules.scope(path) == scope) || self.ledger.is_stale_scope(&scope)
     }
 
     /// Files that changed are copied to other nodes.
@@ -430,6 +461,13 @@ impl Engine {
             let plan = rescue::plan(&self.shared, &self.ledger, book, outcome.verdict.as_ref());
             outcome.action = plan.map_or(Action::None, Action::Start);
         }
+        let (torn_before, kept_before) = (book.is_torn(), book.is_kept_without_proof());
+        let decides = !matches!(outcome.action, Action::None | Action::Fetch(_))
+            || !torn_before && outcome.verdict.as_ref().is_some_and(is_damage);
+        if decides && self.had_not_heard_of(id) {
+            self.unsettled.insert(id.clone());
+            return;
+        }
         let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
         if outcome.unsettled {
             self.unsettled.insert(id.clone());
@@ -437,12 +475,19 @@ impl Engine {
             self.unsettled.remove(id);
         }
         book.indices.extend(outcome.indices);
-        let torn_before = book.is_torn();
         book.verdict = outcome.verdict;
+        let book = &self.ledger.books[id];
+        let why = || decide::waits_for(book);
         if book.is_torn() && !torn_before {
             self.shared.metrics.torn_versions.inc();
-            let what = book.verdict.as_ref().map(decide::verdict_text).unwrap_or_default();
-            self.event(EventLevel::Warn, "torn", id, what);
+            self.event(EventLevel::Warn, "torn", id, why());
+        } else if book.is_kept_without_proof() && !kept_before {
+            self.event(
+                EventLevel::Warn,
+                "incomplete",
+                id,
+                format!("it stays, and is not committed: {}", why()),
+            );
         }
         match outcome.action {
             Action::None => {}

@@ -1,6 +1,6 @@
 //! Takes torn checkpoints out of sight of a job that comes back.
 //!
-//! Owns: who of a session lives, carrying the decision out, taking it back. Does not own: the decision (`protocol::shield`), when
+//! Owns: who of a session lives, carrying the decision out, taking it back. Does not own: the decision (`protocol::visibility`), when
 //! a checkpoint is torn (protocol), where the names lie meanwhile (`namespace::hidden`), the trackers beside it (`tracker`).
 //!
 //! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
@@ -13,11 +13,13 @@ use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
 use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
-use tidemark_protocol::shield::{self, Session, Shield};
+use tidemark_protocol::shield::Session;
+use tidemark_protocol::visibility::{self, Standing, Tree};
 
 /// Between two looks at who lives of a session: each reads /proc of the whole machine.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -41,6 +43,8 @@ pub(crate) struct Shields {
     owed: BTreeMap<CheckpointId, (Number, Instant)>,
     /// An administrator wants these to be seen. The next daemon hides them again.
     returned: BTreeSet<CheckpointId>,
+    /// Why those went that are out of sight.
+    hidden: BTreeMap<CheckpointId, String>,
     /// Versions out of sight that nobody removed: those that cannot be read whole, and what a stop kept of those that were not.
     out_of_sight: BTreeSet<(CheckpointId, Number)>,
 }
@@ -48,6 +52,16 @@ pub(crate) struct Shields {
 impl Shields {
     pub(crate) fn is_out_of_sight(&self, id: &CheckpointId, number: Number) -> bool {
         self.out_of_sight.contains(&(id.clone(), number))
+    }
+
+    /// Why a torn checkpoint stays in sight; none where that was not asked.
+    pub(crate) fn why_in_sight(&self, id: &CheckpointId) -> Option<&str> {
+        self.later.get(id).map(|later| later.why.as_str()).filter(|why| !why.is_empty())
+    }
+
+    /// Why a checkpoint went out of sight; none where the daemon before this one did it.
+    pub(crate) fn why_hidden(&self, id: &CheckpointId) -> Option<&str> {
+        self.hidden.get(id).map(String::as_str)
     }
 
     pub(crate) fn out_of_sight(&self) -> impl Iterator<Item = &(CheckpointId, Number)> {
@@ -96,9 +110,16 @@ impl Engine {
         }
         drop(files);
         let sessions = self.sessions_of(id, &candidate);
-        let stays = match shield::decide(&sessions) {
-            Shield::Stay { why } => Some(why),
-            Shield::Hide => self.hide(id, &candidate).err().map(|error| error.to_string()),
+        let standing = match &self.ledger.books[id].verdict {
+            Some(Verdict::Broken { .. }) => Standing::Broken,
+            _ => Standing::Torn,
+        };
+        let trainer = self.is_of_a_trainer(id, &candidate);
+        let stays = match visibility::tree(standing, trainer, &sessions, self.has_fallback(id)) {
+            Tree::Stays { why } => Some(why),
+            // Somebody who lives may have added to it.
+            Tree::Hides if self.had_not_heard_of(id) => return,
+            Tree::Hides => self.hide(id, &candidate).err().map(|error| error.to_string()),
         };
         let why = stays.unwrap_or_default();
         let process = sessions.iter().find_map(Session::living);
@@ -107,6 +128,22 @@ impl Engine {
         if !why.is_empty() && before.is_none_or(|before| before.why != why) {
             self.event(EventLevel::Warn, "torn_in_sight", id, format!("it stays where it is: {why}"));
         }
+    }
+
+    /// A launcher gave one of its writers a rank, or one wrote another checkpoint of the run.
+    fn is_of_a_trainer(&self, id: &CheckpointId, candidate: &Candidate) -> bool {
+        let writers = || {
+            let files = self.ledger.files_of(candidate, &self.ledger.books[id].scope);
+            files.flat_map(|(_, view)| &view.writers)
+        };
+        if writers().any(|writer| writer.rank.is_some()) {
+            return true;
+        }
+        let processes: BTreeSet<_> = writers().map(WriterId::process).collect();
+        let others = self.ledger.books.values().filter(|book| book.id.run == id.run && book.id != *id);
+        let candidates = others.filter_map(|book| Some((book.candidate.as_ref()?, &book.scope)));
+        let files = candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope));
+        files.flat_map(|(_, view)| &view.writers).any(|writer| processes.contains(&writer.process()))
     }
 
     /// What is known of each session that wrote the candidate.
@@ -179,6 +216,7 @@ impl Engine {
         self.hide_names(candidate)?;
         self.shared.metrics.torn_hidden.inc();
         let why = self.ledger.books[id].verdict.as_ref().map(verdict_text).unwrap_or_default();
+        self.shields.hidden.insert(id.clone(), why.clone());
         let what = format!(
             "{} files went out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts them back",
             candidate.files.len()
@@ -263,6 +301,7 @@ impl Engine {
                 return Some(Err(format!("{name} stays out of sight: {error}")));
             }
         }
+        self.shields.hidden.remove(&found.id);
         self.shields.returned.insert(found.id.clone());
         self.shields.out_of_sight.retain(|(id, _)| *id != found.id);
         self.gc.is_shown_again(&found.id);
@@ -287,6 +326,7 @@ impl Engine {
     pub(crate) fn drop_torn(&mut self, id: &CheckpointId) {
         self.shields.returned.remove(id);
         self.shields.later.remove(id);
+        self.shields.hidden.remove(id);
         let found = self.torn().into_iter().find(|(candidate, _)| candidate.id == *id);
         // Files in flight make no checkpoint.
         let unwritten = id.path().filter(|path| self.ledger.rules().named_by_directory(path).is_some());

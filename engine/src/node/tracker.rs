@@ -15,10 +15,10 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
-use tidemark_protocol::recognise::{Candidate, CheckpointId};
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{EventLevel, path_text};
-use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Shield, Tracker, TrackerHolds};
+use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Tracker, TrackerHolds};
 
 /// Between two looks at trackers: each reads /proc of the whole machine.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -71,6 +71,11 @@ enum Standing {
         published_ns: i64,
         sealing: bool,
     },
+}
+
+pub(crate) fn is_of_run(run: &RunPath) -> impl Fn(&Rules, &RelPath) -> bool {
+    let run = run.path().cloned();
+    move |_, path| run.as_ref().is_none_or(|run| path.is_below(run))
 }
 
 fn id_of(checkpoint: &Checkpoint) -> CheckpointId {
@@ -180,6 +185,10 @@ impl Engine {
         {
             return false;
         }
+        // Somebody who lives may have added to what would be named, and the tracker may say something else by now.
+        if self.had_not_heard(is_of_run(&beside.run)) {
+            return false;
+        }
         self.trackers.waiting.remove(path);
         let whole = named.as_ref().map(|(id, step)| Named::of(id, *step));
         let namespace = &self.shared.namespace;
@@ -279,6 +288,14 @@ impl Engine {
         })
     }
 
+    /// Whether a job could load something else than this checkpoint: an older version of it, or a whole one of the run, committed
+    /// or waiting for nothing but time.
+    pub(crate) fn has_fallback(&self, id: &CheckpointId) -> bool {
+        let committed = self.ledger.books[id].committed().map(|(number, _)| *number);
+        committed.is_some_and(|number| self.gc.check_stays(&(id.clone(), number)).is_ok())
+            || self.fit_to_be_named(&id.run, Some(id)).named.is_some()
+    }
+
     fn fit_to_be_named(&self, run: &RunPath, gone: Option<&CheckpointId>) -> Fit {
         let recorded = self.whole_of(run, gone);
         // What has no record yet is newer than all that have one; what may get none may be old.
@@ -325,12 +342,12 @@ impl Engine {
         }
         match look(&self.shared, &self.ledger, book, Told::Flush).verdict {
             // It is about to go out of sight, if it has not.
-            None | Some(Verdict::Torn { .. }) => Standing::Covered,
+            None | Some(Verdict::Torn { .. } | Verdict::Broken { .. }) => Standing::Covered,
             // A flush takes what nothing proves for whole.
             Some(Verdict::Complete { evidence, .. })
                 if evidence.commits()
                     && evidence != Evidence::Told
-                    && shield::decide(&self.sessions_of(&book.id, candidate)) == Shield::Hide =>
+                    && shield::who_is_left(&self.sessions_of(&book.id, candidate)).is_none() =>
             {
                 Standing::Whole(published_ns)
             }

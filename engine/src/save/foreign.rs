@@ -22,6 +22,7 @@ use tidemark_protocol::layout::{chunk_count, chunk_range};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, Rules};
 use tidemark_protocol::record::Evidence;
+use tidemark_protocol::visibility::Content;
 
 /// Indices read of one checkpoint; it has one or two.
 const INDICES_MAX: usize = 64;
@@ -130,6 +131,8 @@ pub async fn judge(
             published_at_ns: 0,
             closed_at_ns: 0,
             vouched: true,
+            content: Content::Unknown,
+            committed: false,
             writers: Vec::new(),
         };
         (file.path.clone(), fact)
@@ -144,6 +147,7 @@ pub async fn judge(
             history: None,
             older: None,
             succeeded: false,
+            removed: &BTreeSet::new(),
             renamed_at_ns: None,
             settle_ns: SETTLE_NS,
         };
@@ -170,7 +174,10 @@ pub async fn judge(
                 let detail = "an administrator imported it; nothing in it says whether every rank wrote";
                 return Ok(Ok((Evidence::Told, detail.to_owned())));
             }
-            Verdict::Open { why, .. } | Verdict::Incomplete { why, .. } | Verdict::Torn { why } => {
+            Verdict::Open { why, .. }
+            | Verdict::Incomplete { why, .. }
+            | Verdict::Torn { why }
+            | Verdict::Broken { why } => {
                 return Ok(Err(why));
             }
             Verdict::ReadIndex { path, .. } => {

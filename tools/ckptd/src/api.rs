@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
     ListRequest, NodeApi, PinRequest, PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest,
-    ShowRequest, UndeleteRequest, VerifyRequest,
+    ShowRequest, UndeleteRequest, VerifyRequest, WhyRequest,
 };
 use tidemark_engine::cluster::{Authority, Seat};
 use tidemark_engine::node::{Identity, Node, Wanted};
@@ -25,7 +25,7 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Export, Flush, FuseMode, Gc,
     Import, MountStatus, NodeState, Pin, Placement, Prefetch, Problem, Recovery, Removal, RunStatus, Show,
-    Status, TierStatus, Undelete, Verify, path_text,
+    Status, TierStatus, Undelete, Verify, Why, path_text,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -312,6 +312,15 @@ impl NodeApi for Daemon {
         let what = described(&request.checkpoint);
         let shown = self.node.show(wanted(request.checkpoint), request.files, self.identity()).await;
         shown.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
+    }
+
+    async fn why(&self, request: WhyRequest) -> Result<Why, ApiError> {
+        if self.decides() == Decides::Elsewhere {
+            return self.forward(Command::Why(request)).await;
+        }
+        let place = request.place.as_bytes().to_vec();
+        let why = self.node.why(place.clone()).await;
+        why.ok_or_else(stopped)?.ok_or_else(|| not_found(&path_text(&place)))
     }
 
     async fn tiers(&self) -> Result<Vec<TierStatus>, ApiError> {

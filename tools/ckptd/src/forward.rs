@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use tidemark_control::api::{
     CommitRequest, FlushRequest, ListRequest, NodeApi, PinRequest, ProgressSink, REQUEST_BYTES_MAX,
-    RecoverRequest, ShowRequest, UndeleteRequest,
+    RecoverRequest, ShowRequest, UndeleteRequest, WhyRequest,
 };
 use tidemark_engine::cluster::{Away, Seat};
 use tidemark_protocol::membership::Coordinator;
@@ -62,6 +62,7 @@ pub(crate) enum Command {
     Runs,
     List(ListRequest),
     Show(ShowRequest),
+    Why(WhyRequest),
     Flush(FlushRequest),
     Commit(CommitRequest),
     Pin(PinRequest),
@@ -236,6 +237,7 @@ impl Daemon {
             Command::Runs => json(&self.runs().await),
             Command::List(request) => json(&self.list(request).await),
             Command::Show(request) => json(&self.show(request).await),
+            Command::Why(request) => json(&self.why(request).await),
             // How far it is, the answers tell.
             Command::Flush(request) => json(&self.flush_for_others(request).await?),
             Command::Commit(request) => json(&self.commit(request).await),

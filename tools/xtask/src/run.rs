@@ -70,9 +70,8 @@ pub(crate) fn test(options: &TestOptions) -> Result<bool> {
     let installing = Installing::start(tools, Arc::clone(&workspace));
     let mut run = Run { workspace, options, nextest, installing, summary: Summary::default() };
     run.all()?;
-    let share_s = |name: &str| suites::asked().find(|asked| asked.name == name).map(|asked| asked.share_s);
     // With `--long` a suite takes what it takes.
-    let text = run.summary.text(|name| share_s(name).filter(|_| !options.long));
+    let text = run.summary.text(|name| suites::share_s(name).filter(|_| !options.long));
     let report = run.workspace.target_dir.join(REPORT);
     fs::write(&report, &text).with_context(|| format!("writing {}", report.display()))?;
     say(&text);
@@ -125,14 +124,16 @@ impl Run<'_> {
             return Ok(());
         }
         if self.wants("unit") {
-            self.tests("unit", &self.unit_arguments(), false)?;
+            self.tests("unit", &[], &self.unit_arguments(), false)?;
         }
         if self.wants("doc") {
             self.doc()?;
         }
-        for suite in SUITES {
-            if self.wants(suite.name) {
-                self.suite(suite)?;
+        for round in suites::rounds(|suite| self.wants(suite.name)) {
+            if self.nextest {
+                self.round(&round)?;
+            } else {
+                round.iter().try_for_each(|suite| self.round(&[*suite]))?;
             }
         }
         if self.wants(BENCH) {
@@ -216,10 +217,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn suite(&mut self, suite: &Suite) -> Result<()> {
+    /// Whether a suite can run; where it cannot, its row says why.
+    fn is_ready(&mut self, suite: &Suite) -> Result<bool> {
         if let Some(why) = suite.lacking() {
             self.left_out(suite.name, why);
-            return Ok(());
+            return Ok(false);
         }
         if !self.workspace.targets(TESTS, "test").contains(&suite.name) {
             self.row(
@@ -228,7 +230,7 @@ impl Run<'_> {
                 Spent::default(),
                 "it has no test target, although this machine can run it",
             );
-            return Ok(());
+            return Ok(false);
         }
         let stopwatch = Stopwatch::start();
         let lacking = self.installing.wait(suite.tools)?.map(str::to_owned);
@@ -236,18 +238,34 @@ impl Run<'_> {
         if let Some(why) = lacking {
             // The machine could run the suite, so this is a failure and not something left out.
             self.row(suite.name, single(false), Spent::default(), &why);
-            return Ok(());
+            return Ok(false);
         }
-        let arguments = if self.nextest {
-            words(&format!("-E package({TESTS})&binary({})", suite.name))
-        } else {
-            words(&format!("--test {}", suite.name))
-        };
-        self.tests(suite.name, &arguments, suite.daemons)
+        Ok(true)
     }
 
-    /// Runs tests that are built already, and counts them.
-    fn tests(&mut self, name: &str, selection: &[String], daemons: bool) -> Result<()> {
+    /// Runs suites in one go.
+    fn round(&mut self, round: &[&Suite]) -> Result<()> {
+        let mut ready = Vec::new();
+        for suite in round {
+            if self.is_ready(suite)? {
+                ready.push(*suite);
+            }
+        }
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<_> = ready.iter().map(|suite| suite.name).collect();
+        let arguments = if self.nextest {
+            words(&format!("-E package({TESTS})&binary(/^({})$/)", names.join("|")))
+        } else {
+            names.iter().flat_map(|name| words(&format!("--test {name}"))).collect()
+        };
+        let daemons = ready.iter().any(|suite| suite.daemons);
+        self.tests(&suites::row_name(&ready), &names, &arguments, daemons)
+    }
+
+    /// Runs tests that are built already, and counts them. `suites`: of each of these at least one has to run.
+    fn tests(&mut self, name: &str, suites: &[&str], selection: &[String], daemons: bool) -> Result<()> {
         let mut command = Command::new("cargo");
         if self.nextest {
             command.args([
@@ -282,8 +300,13 @@ impl Run<'_> {
         let ran = watch_some(command.current_dir(&self.workspace.root), |line| !test_times::is_pass(line))?;
         self.summary.tests.read(&ran.output);
         let count = count::tests(&ran.output);
-        let note = if count.passed + count.failed == 0 { "no test ran" } else { "" };
-        self.row(name, honest(count, ran.success), ran.spent, note);
+        let silent = suites.iter().find(|suite| self.nextest && !test_times::names(&ran.output, suite));
+        let note = match silent {
+            Some(suite) => format!("no test of {suite} ran"),
+            None if count.passed + count.failed == 0 => "no test ran".to_owned(),
+            None => String::new(),
+        };
+        self.row(name, honest(count, ran.success && silent.is_none()), ran.spent, &note);
         Ok(())
     }
 

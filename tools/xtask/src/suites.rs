@@ -52,6 +52,10 @@ const MOUNT: &[Need] = &[Need::Root, Need::Fuse];
 /// processors does not matter.
 pub(crate) const DAEMON_TESTS_AT_ONCE: &str = "4";
 
+/// Suites that run in one go and share a row. The guest is an emulated machine that has one processor to itself and mostly waits for
+/// it; the tests of durability mostly wait for time.
+const TOGETHER: &[&str] = &["guest", "durability"];
+
 /// Quick ones first; those that start daemons after those that do not.
 pub(crate) const SUITES: &[Suite] = &[
     Suite {
@@ -167,6 +171,30 @@ impl Suite {
     }
 }
 
+/// The suites that are wanted, in the order of a run; those of one round run in one go.
+pub(crate) fn rounds(wanted: impl Fn(&Suite) -> bool) -> Vec<Vec<&'static Suite>> {
+    let mut rounds: Vec<Vec<&'static Suite>> = Vec::new();
+    let shares = |suite: &Suite| TOGETHER.contains(&suite.name);
+    for suite in SUITES.iter().filter(|suite| wanted(suite)) {
+        match rounds.last_mut().filter(|round| shares(suite) && round.iter().all(|other| shares(other))) {
+            Some(round) => round.push(suite),
+            None => rounds.push(vec![suite]),
+        }
+    }
+    rounds
+}
+
+/// The name of a round's row.
+pub(crate) fn row_name(round: &[&Suite]) -> String {
+    round.iter().map(|suite| suite.name).collect::<Vec<_>>().join("+")
+}
+
+/// The seconds that a row may take.
+pub(crate) fn share_s(row: &str) -> Option<u64> {
+    let share = |name: &str| asked().find(|asked| asked.name == name).map(|asked| asked.share_s);
+    row.split('+').map(share).sum()
+}
+
 /// All checks and suites, in the order of a run.
 pub(crate) fn asked() -> impl Iterator<Item = Asked> {
     let suites =
@@ -191,6 +219,18 @@ pub(crate) fn mismatches(targets: &[&str]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rounds_hold_every_wanted_suite_once_and_in_order() {
+        let names = |rounds: Vec<Vec<&'static Suite>>| {
+            rounds.concat().iter().map(|suite| suite.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(rounds(|_| true)), SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>());
+        let rows: Vec<_> = rounds(|_| true).iter().map(|round| row_name(round)).collect();
+        assert!(rows.contains(&TOGETHER.join("+")), "{rows:?}");
+        assert!(rows.iter().all(|row| share_s(row).is_some()), "{rows:?}");
+        assert_eq!(names(rounds(|suite| suite.name == "guest")), ["guest"]);
+    }
 
     #[test]
     fn every_name_is_there_once() {

@@ -37,6 +37,12 @@ pub(crate) fn is_pass(line: &str) -> bool {
     line.trim_start().starts_with("PASS [")
 }
 
+/// Whether a test of this target ended.
+pub(crate) fn names(output: &str, target: &str) -> bool {
+    let is_of = |name: &str| name.split_once(' ').is_some_and(|(of, _)| of.ends_with(&format!("::{target}")));
+    output.lines().filter_map(ended).any(|(name, _)| is_of(&name))
+}
+
 /// `        PASS [   0.005s] (  7/417) tidemark-tests::mount names::a_test`: a name and its time.
 fn ended(line: &str) -> Option<(String, Duration)> {
     let (word, rest) = line.trim_start().split_once(" [")?;
@@ -75,6 +81,12 @@ mod tests {
             ["tidemark-tests::mount names::b", "tidemark-tests::mount names::c", "tidemark-engine store::a"]
         );
         assert_eq!(slowest[0].1, Duration::from_millis(12500));
+    }
+
+    #[test]
+    fn a_target_of_which_no_test_ended_is_found() {
+        let output = "PASS [ 0.005s] (1/3) tidemark-tests::mount names::guest\n";
+        assert!(names(output, "mount") && !names(output, "guest") && !names(output, "unt"));
     }
 
     #[test]

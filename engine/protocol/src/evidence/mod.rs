@@ -16,6 +16,7 @@ use crate::file::FileState;
 use crate::path::RelPath;
 use crate::recognise::{Candidate, IndexKind, MarkerBy, Role, Rule, Rules, Shape};
 use crate::record::Evidence;
+use crate::visibility::{self, Content, Ends, Names, Seen, Standing};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long nothing must have happened before a checkpoint without better evidence counts as settled.
@@ -32,6 +33,10 @@ pub struct FileFact {
     pub closed_at_ns: i64,
     /// rename(2) vouches for the bytes.
     pub vouched: bool,
+    /// What its format says of its bytes.
+    pub content: Content,
+    /// The last committed version of the checkpoint holds these bytes under this name.
+    pub committed: bool,
     /// The processes that had it open for writing since it was last sealed.
     pub writers: Vec<Writer>,
 }
@@ -107,6 +112,8 @@ pub struct Facts<'a> {
     pub older: Option<Older>,
     /// Every writer of this version has begun a later one.
     pub succeeded: bool,
+    /// Names that the last committed version of this checkpoint had, and that its job took away since.
+    pub removed: &'a BTreeSet<RelPath>,
     /// When the checkpoint's directory got its name by rename; `None` where it was made under it, or is no directory.
     pub renamed_at_ns: Option<i64>,
     /// How long nothing must have happened; [`SETTLE_NS`] unless configured.
@@ -124,10 +131,13 @@ pub enum Verdict {
     Open { why: String, again_at_ns: Option<i64> },
     /// This index is closed and has to be read first.
     ReadIndex { path: RelPath, kind: IndexKind },
-    /// Files are known to be missing, and writers are there that may still bring them.
-    Incomplete { missing: Vec<String>, why: String },
-    /// It can never be complete: a writer was killed, or all are gone while files are missing.
+    /// Files are known to be missing. Where nobody is left to bring them, it is kept as it is from `kept_at_ns` on, without a
+    /// commit.
+    Incomplete { missing: Vec<String>, why: String, kept_at_ns: Option<i64> },
+    /// It can never be complete: a writer was killed or failed while files are missing, or while it had one open.
     Torn { why: String },
+    /// A file contradicts its own format: never committed, whatever else is proven.
+    Broken { why: String },
 }
 
 /// The verdict on one candidate at `now_ns`.
@@ -190,6 +200,9 @@ impl Case<'_> {
             Finding::Read(path, kind) => return Verdict::ReadIndex { path, kind },
             other => other,
         };
+        if let Some(broken) = self.broken() {
+            return broken;
+        }
         if let Some(torn) = self.cut(&index) {
             return torn;
         }
@@ -215,13 +228,60 @@ impl Case<'_> {
         if self.facts.told == Told::Commit {
             return Verdict::Complete { evidence: Evidence::Told, detail: "an administrator said so".into() };
         }
-        if let Some((missing, why)) = missing {
-            if self.writers().any(|writer| writer.fate == Fate::Alive) || self.writers().next().is_none() {
-                return Verdict::Incomplete { missing, why };
-            }
-            return Verdict::Torn { why: format!("every writer is gone, and {why}") };
+        match missing {
+            Some((missing, why)) => self.lacking(missing, why),
+            None => self.without_proof(),
         }
-        self.without_proof()
+    }
+
+    /// Names are known to be missing.
+    fn lacking(&self, missing: Vec<String>, why: String) -> Verdict {
+        let ends = self.ends();
+        let standing = visibility::standing(Seen {
+            ends,
+            names: Names::Lacking,
+            content: Content::Unknown,
+            cut: false,
+            trainer: self.is_of_a_trainer(),
+            layout: !matches!(self.candidate.framework.as_str(), "safetensors" | "torch_save"),
+        });
+        let ended = match ends {
+            Ends::Living => return Verdict::Incomplete { missing, why, kept_at_ns: None },
+            Ends::Well => "every writer ended well".to_owned(),
+            Ends::Failed { process } => format!("process {process}, which wrote it, was killed or failed"),
+            Ends::Unknown => "every writer is gone, and how they ended is not known".to_owned(),
+        };
+        let why = format!("{ended}, and {why}");
+        match standing {
+            Standing::Torn => Verdict::Torn { why },
+            _ => Verdict::Incomplete { missing, why, kept_at_ns: Some(self.quiet_at_ns()) },
+        }
+    }
+
+    fn ends(&self) -> Ends {
+        let any = |fates: &[Fate]| self.writers().any(|writer| fates.contains(&writer.fate));
+        if any(&[Fate::Alive, Fate::Ended]) {
+            return Ends::Living;
+        }
+        if let Some(writer) = self.failed_early() {
+            return Ends::Failed { process: writer.process.0 };
+        }
+        if any(&[Fate::Killed, Fate::Gone]) || self.writers().next().is_none() {
+            return Ends::Unknown;
+        }
+        Ends::Well
+    }
+
+    /// A launcher gave one of its writers a rank, or one wrote the version before.
+    fn is_of_a_trainer(&self) -> bool {
+        let before = self.facts.history.map(|history| &history.processes);
+        let wrote_before = |writer: &Writer| before.is_some_and(|before| before.contains(&writer.process));
+        self.writers().any(|writer| writer.rank.is_some() || wrote_before(writer))
+    }
+
+    fn broken(&self) -> Option<Verdict> {
+        let broken = self.present().find(|(_, _, fact)| fact.content == Content::Broken);
+        broken.map(|(path, ..)| Verdict::Broken { why: format!("{path} contradicts its own format") })
     }
 
     /// Evidence that names every file needs no time where the rule says that nothing follows; elsewhere the settle
@@ -259,7 +319,19 @@ impl Case<'_> {
             let detail = "every writer has begun a later checkpoint".into();
             return Verdict::Complete { evidence: Evidence::Succeeded, detail };
         }
-        if let Some(detail) = self.history() {
+        // An exception closes a file on its way out: of bytes that do not say whether they are whole only the end of the
+        // process tells, moments later.
+        let untold = self.candidate.shape == Shape::Single
+            && self.present().any(|(_, _, fact)| fact.content != Content::Whole);
+        if let Some(writer) = self.failed_early().filter(|_| untold) {
+            let process = writer.process.0;
+            let detail = format!(
+                "process {process}, which wrote it, failed before the settle time had passed, and its bytes do not say \
+                 whether it is whole"
+            );
+            return if self.quiet() { Verdict::Settled { detail } } else { self.wait(&detail) };
+        }
+        if let Some(detail) = self.history().filter(|_| !untold || self.quiet()) {
             return Verdict::Complete { evidence: Evidence::History, detail };
         }
         let alone = self.one_process();
@@ -346,8 +418,10 @@ impl Case<'_> {
             .filter_map(|(path, role)| self.facts.files.get(path).map(|fact| (path, *role, fact)))
     }
 
+    /// Who wrote what is there. What was committed before is whole, whoever wrote it.
     fn writers(&self) -> impl Iterator<Item = &Writer> {
-        self.present().flat_map(|(_, _, fact)| &fact.writers)
+        let fresh = self.present().filter(|(_, _, fact)| !fact.committed);
+        fresh.flat_map(|(_, _, fact)| &fact.writers)
     }
 
     /// Every file must be closed, whatever else is known.
@@ -376,7 +450,7 @@ impl Case<'_> {
         let proven = matches!(index, Finding::Proves(..));
         let torn = self.present().find(|(path, _, fact)| {
             let exact = proven && self.exact_size(path) == Some(fact.size_bytes);
-            fact.state == FileState::Cut && !fact.vouched && !exact
+            fact.state == FileState::Cut && !fact.vouched && !exact && fact.content != Content::Whole
         });
         torn.map(|(path, ..)| Verdict::Torn {
             why: format!("the writer of {path} was killed while it was open"),
@@ -445,8 +519,8 @@ impl Case<'_> {
         }
     }
 
-    /// Every index lists only files that are there, published before it, of the size it says; and every shard lies
-    /// under an index.
+    /// Every index lists only files that are there, published before it where anybody may go on, of the size it says; and every
+    /// shard lies under an index.
     fn index(&self) -> Finding {
         let indices: Vec<_> = self.present().filter(|(_, role, _)| matches!(role, Role::Index(_))).collect();
         if indices.is_empty() {
@@ -459,7 +533,10 @@ impl Case<'_> {
             let by_rank = self.candidate.files.values().any(|role| matches!(role, Role::RankMarker { .. }));
             return dcp.filter(|_| !by_rank).map_or(Finding::Silent, without);
         }
+        // A job writes its index last, and one that goes on may be about to write it anew. A copy has any order.
+        let copied = self.ends() == Ends::Well && self.is_over();
         let mut listed = BTreeSet::new();
+        let dcp = indices.iter().any(|(_, role, _)| *role == Role::Index(IndexKind::Dcp));
         for (index, role, fact) in &indices {
             let Role::Index(kind) = role else { continue };
             let Some(covered) = self.facts.indices.get(*index) else {
@@ -473,15 +550,18 @@ impl Case<'_> {
             };
             let directory = index.parent();
             let mut missing = Vec::new();
+            let mut removed = 0;
             for (relative, exact) in covered {
                 let path =
                     directory.as_ref().map_or_else(|| Ok(relative.clone()), |above| above.join(relative));
-                let known = path.ok().and_then(|path| self.facts.files.get(&path).map(|file| (path, file)));
-                let Some((path, file)) = known else {
+                let Some((path, file)) =
+                    path.as_ref().ok().and_then(|path| Some((path.clone(), self.facts.files.get(path)?)))
+                else {
+                    removed += usize::from(path.is_ok_and(|path| self.facts.removed.contains(&path)));
                     missing.push(relative.to_string());
                     continue;
                 };
-                if file.published_at_ns > fact.published_at_ns {
+                if file.published_at_ns > fact.published_at_ns && !copied {
                     return Finding::Missing(Vec::new(), format!("{path} was written after {index}"));
                 }
                 if let Some(exact) = exact.filter(|exact| *exact > file.size_bytes) {
@@ -490,12 +570,26 @@ impl Case<'_> {
                 }
                 listed.insert(path);
             }
+            if !missing.is_empty() && removed == covered.len() && self.ends() == Ends::Well {
+                // Left over from the version before: who ended well took away all that it speaks of.
+                continue;
+            }
             if !missing.is_empty() {
                 let why = format!("{} of the files that {index} lists are missing", missing.len());
                 return Finding::Missing(missing, why);
             }
         }
-        let stray = self.present().find(|(path, role, _)| role.is_of_one_rank() && !listed.contains(*path));
+        if listed.is_empty() {
+            return Finding::Silent;
+        }
+        let published = self.present().filter(|(path, ..)| listed.contains(*path));
+        let first_ns = published.map(|(_, _, fact)| fact.published_at_ns).min();
+        let stray = self.present().find(|(path, role, fact)| {
+            // What more ranks left of an older save into the same directory.
+            let left = first_ns.is_some_and(|first_ns| fact.published_at_ns < first_ns)
+                || dcp && path.name().ends_with(b".distcp");
+            role.is_of_one_rank() && !listed.contains(*path) && !left
+        });
         match stray {
             // State of other ranks that no index speaks of: count decides.
             Some(_) => Finding::Silent,

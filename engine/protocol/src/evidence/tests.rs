@@ -12,6 +12,7 @@ struct World {
     history: Option<History>,
     older: Option<Older>,
     succeeded: bool,
+    removed: BTreeSet<RelPath>,
     renamed_at_ns: Option<i64>,
 }
 
@@ -41,6 +42,8 @@ impl World {
                 published_at_ns: second * SECOND,
                 closed_at_ns: second * SECOND,
                 vouched: false,
+                content: Content::Unknown,
+                committed: false,
                 writers: vec![writer.clone()],
             };
             (path(name), fact)
@@ -54,6 +57,7 @@ impl World {
             history: None,
             older: None,
             succeeded: false,
+            removed: BTreeSet::new(),
             renamed_at_ns: None,
         }
     }
@@ -78,6 +82,7 @@ impl World {
             history: self.history.as_ref(),
             older: self.older,
             succeeded: self.succeeded,
+            removed: &self.removed,
             renamed_at_ns: self.renamed_at_ns,
             settle_ns: SETTLE_NS,
         };
@@ -192,7 +197,116 @@ fn a_writer_killed_between_two_files_leaves_a_torn_directory() {
     assert!(matches!(ranks.at(99), Verdict::Torn { .. }), "nobody knows what was to come");
     let mut single = World::new(&[("r/step1.pt", 1, writer(1, None))]);
     single.file("r/step1.pt").writers[0].fate = Fate::Killed;
-    assert_eq!(single.evidence(99), Some(Evidence::OneProcess), "a closed file is whole");
+    assert!(matches!(single.at(99), Verdict::Settled { .. }), "an exception closes files too");
+    single.told = Told::Flush;
+    assert!(matches!(single.at(99), Verdict::Settled { .. }), "who flushes does not know either");
+    single.file("r/step1.pt").content = Content::Whole;
+    assert!(single.evidence(99).is_some(), "its bytes say that it is whole");
+    let mut late = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    late.file("r/step1.pt").writers[0].fate = Fate::Killed;
+    late.file("r/step1.pt").writers[0].failed_at_ns = Some(6 * SECOND);
+    assert_eq!(late.evidence(99), Some(Evidence::OneProcess), "it did other things first");
+}
+
+/// `cp`, `wget` and `gsutil` have a process for each file: none of them knows of the others.
+#[test]
+fn what_lacks_files_stays_as_it_is_where_everybody_ended_well() {
+    let copied = |fate: Fate| {
+        let mut world = World::new(&[
+            ("m/model.safetensors.index.json", 1, writer(1, None)),
+            ("m/model-00001-of-00002.safetensors", 3, writer(2, None)),
+        ]);
+        world.file("m/model.safetensors.index.json").writers[0].fate = fate;
+        world.file("m/model-00001-of-00002.safetensors").writers[0].fate = Fate::Exited;
+        let listed = [("model-00001-of-00002.safetensors", None), ("model-00002-of-00002.safetensors", None)];
+        world.index("m/model.safetensors.index.json", &listed)
+    };
+    let kept_at = |world: &World| match world.at(99) {
+        Verdict::Incomplete { kept_at_ns, .. } => Some(kept_at_ns),
+        _ => None,
+    };
+    assert_eq!(kept_at(&copied(Fate::Exited)), Some(Some(8 * SECOND)));
+    assert_eq!(kept_at(&copied(Fate::Alive)), Some(None), "somebody may bring the rest");
+    assert_eq!(kept_at(&copied(Fate::Ended)), Some(None), "how it ended is said in a moment");
+    assert_eq!(kept_at(&copied(Fate::Gone)), Some(Some(8 * SECOND)), "nobody knows, and people copy models");
+    assert!(matches!(copied(Fate::Killed).at(99), Verdict::Torn { .. }));
+    let mut whole = copied(Fate::Exited);
+    let last = whole.file("m/model-00001-of-00002.safetensors").clone();
+    whole.files.insert(path("m/model-00002-of-00002.safetensors"), last);
+    assert_eq!(whole.evidence(7), None, "more may follow");
+    assert_eq!(whole.evidence(8), Some(Evidence::Index), "in whatever order it was copied");
+    whole.file("m/model-00002-of-00002.safetensors").writers[0].fate = Fate::Alive;
+    assert_eq!(whole.evidence(99), None, "a job writes its index last");
+    let mut told = copied(Fate::Exited);
+    told.told = Told::Flush;
+    assert!(kept_at(&told).is_some(), "nobody said that it is whole");
+}
+
+#[test]
+fn a_framework_s_directory_that_lacks_files_is_torn_where_ranks_are_gone_and_nobody_saw_how() {
+    let ranks = |rank: Option<u64>| {
+        let mut world = dcp();
+        world.files.remove(&path("r/step-1/.metadata"));
+        for fact in world.files.values_mut() {
+            fact.writers[0] = Writer { fate: Fate::Gone, rank, ..fact.writers[0].clone() };
+        }
+        world
+    };
+    assert!(matches!(ranks(Some(0)).at(99), Verdict::Torn { .. }));
+    assert!(
+        matches!(ranks(None).at(99), Verdict::Incomplete { kept_at_ns: Some(_), .. }),
+        "it may be a copy"
+    );
+}
+
+#[test]
+fn a_broken_file_is_never_complete() {
+    let mut world = dcp().index("r/step-1/.metadata", &[("__0_0.distcp", None), ("__1_0.distcp", None)]);
+    assert!(world.evidence(3).is_some());
+    world.file("r/step-1/__1_0.distcp").content = Content::Broken;
+    for told in [Told::No, Told::Flush, Told::Commit] {
+        world.told = told;
+        assert!(matches!(world.at(99), Verdict::Broken { .. }), "{told:?}");
+    }
+}
+
+#[test]
+fn a_cut_file_whose_bytes_say_that_it_is_whole_is_whole() {
+    let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    world.file("r/step1.pt").state = FileState::Cut;
+    world.file("r/step1.pt").content = Content::Whole;
+    assert!(world.evidence(99).is_some());
+}
+
+/// transformers' `save_pretrained` in one file over shards takes the shards away and leaves their index.
+#[test]
+fn an_index_of_files_that_its_job_took_away_proves_nothing_and_lacks_nothing() {
+    let mut world = World::new(&[
+        ("m/model.safetensors.index.json", 1, writer(1, None)),
+        ("m/model.safetensors", 9, writer(2, None)),
+        ("m/config.json", 9, writer(2, None)),
+    ])
+    .index("m/model.safetensors.index.json", &[("model-00001-of-00002.safetensors", None)]);
+    world.file("m/model.safetensors.index.json").committed = true;
+    for name in ["m/model.safetensors", "m/config.json"] {
+        world.file(name).writers[0].fate = Fate::Exited;
+    }
+    assert!(matches!(world.at(99), Verdict::Incomplete { .. }), "it never was there");
+    world.removed.insert(path("m/model-00001-of-00002.safetensors"));
+    assert_eq!(world.evidence(99), Some(Evidence::OneProcess));
+    world.file("m/config.json").writers[0].fate = Fate::Alive;
+    assert!(matches!(world.at(99), Verdict::Incomplete { .. }), "new shards may follow");
+    world.file("m/config.json").writers[0].fate = Fate::Killed;
+    assert!(matches!(world.at(99), Verdict::Torn { .. }), "it was killed between the two");
+}
+
+#[test]
+fn an_index_of_fewer_ranks_proves_what_it_lists_beside_what_more_ranks_left() {
+    let mut world = dcp().index("r/step-1/.metadata", &[("__0_0.distcp", None), ("__1_0.distcp", None)]);
+    let left =
+        FileFact { published_at_ns: 0, committed: true, ..world.file("r/step-1/__0_0.distcp").clone() };
+    world.files.insert(path("r/step-1/__2_0.distcp"), left);
+    assert_eq!(world.evidence(3), Some(Evidence::Index));
 }
 
 #[test]
@@ -205,7 +319,7 @@ fn a_count_needs_every_rank() {
     let parts = [("m/a-00001-of-00002.safetensors", 1, writer(1, None))];
     assert!(matches!(World::new(&parts).at(99), Verdict::Incomplete { .. }));
     let mut gone = World::new(&[("r/step1_rank0.pt", 1, rank(0))]);
-    gone.file("r/step1_rank0.pt").writers[0].fate = Fate::Gone;
+    gone.file("r/step1_rank0.pt").writers[0].fate = Fate::Killed;
     assert!(matches!(gone.at(99), Verdict::Torn { .. }));
 }
 
@@ -238,6 +352,9 @@ fn history_and_a_later_save_are_evidence() {
         processes,
         session: "s".into(),
     });
+    assert_eq!(world.evidence(2), None, "an exception may be on its way out of the process");
+    assert_eq!(world.evidence(6), Some(Evidence::History));
+    world.file("r/step_0100.pt").content = Content::Whole;
     assert_eq!(world.evidence(2), Some(Evidence::History));
     world.file("r/step_0100.pt").writers[0].fate = Fate::Killed;
     assert_eq!(world.evidence(2), None, "one of the writers died");
@@ -252,7 +369,7 @@ fn deepspeed_is_complete_when_every_rank_has_written_its_part() {
         ("r/global_step8/zero_pp_rank_0_mp_rank_00_optim_states.pt", 2, rank(0)),
     ];
     match World::new(&files).at(99) {
-        Verdict::Incomplete { missing, why } => {
+        Verdict::Incomplete { missing, why, .. } => {
             assert_eq!(missing, ["rank 1"]);
             assert!(why.contains("1 of 2 ranks"), "{why}");
         }

@@ -179,6 +179,41 @@ fn show_keeps_its_shape() {
 }
 
 #[test]
+fn why_keeps_its_shape() {
+    let why = Why {
+        path: "run7/step-1200".into(),
+        state: CheckpointState::Settled,
+        verdict: "v".into(),
+        in_sight: true,
+        sight: None,
+        fallback: true,
+        writers: vec![WhyWriter {
+            process: 7,
+            session: "s".into(),
+            rank: Some(1),
+            world_size: None,
+            end: "ended well".into(),
+            files: 2,
+        }],
+        files: vec![WhyFile {
+            path: "a".into(),
+            bytes: 1,
+            state: "cut".into(),
+            renamed: false,
+            committed: true,
+        }],
+        files_left_out: 0,
+    };
+    let golden = json!({
+        "path": "run7/step-1200", "state": "settled", "verdict": "v", "in_sight": true, "sight": null,
+        "fallback": true, "files_left_out": 0,
+        "writers": [{"process": 7, "session": "s", "rank": 1, "world_size": null, "end": "ended well", "files": 2}],
+        "files": [{"path": "a", "bytes": 1, "state": "cut", "renamed": false, "committed": true}],
+    });
+    is_golden(&why, &golden);
+}
+
+#[test]
 fn the_ends_of_long_work_keep_their_shape() {
     let verify = Verify { files: 1, deep: true, ..Verify::default() };
     is_golden(

@@ -14,6 +14,7 @@ mod exit;
 mod keeping;
 mod placement;
 mod status;
+mod why;
 mod work;
 
 pub use checkpoint::{Checkpoint, CheckpointRef, CheckpointState, Copies, CopyCount, File, Show};
@@ -27,6 +28,7 @@ pub use status::{
     Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, Problem, ReplicationStatus,
     RunStatus, Status, TierState, TierStatus,
 };
+pub use why::{Why, WhyFile, WhyWriter};
 pub use work::{
     BrokenInvariant, Commit, Event, EventLevel, Flush, Pending, PendingReason, Prefetch, Progress,
     StreamLine, Unfetched, Unrecoverable, Verify, VerifyRepair,

@@ -21,6 +21,7 @@ mod status;
 mod tiers;
 mod undelete;
 mod verify;
+mod why;
 
 use crate::context::{Context, Failure};
 use tidemark_protocol::report::ExitCode;
@@ -30,6 +31,7 @@ pub(crate) enum Command {
     Status(status::Args),
     Ls(ls::Args),
     Show(show::Args),
+    Why(why::Args),
     Tiers(tiers::Args),
     Nodes(nodes::Args),
     Placement(placement::Args),
@@ -58,6 +60,7 @@ pub(crate) async fn run(command: Option<Command>, context: &mut Context) -> Resu
         Command::Status(args) => args.run(context).await,
         Command::Ls(args) => args.run(context).await,
         Command::Show(args) => args.run(context).await,
+        Command::Why(args) => args.run(context).await,
         Command::Tiers(args) => args.run(context).await,
         Command::Nodes(args) => args.run(context).await,
         Command::Placement(args) => args.run(context).await,

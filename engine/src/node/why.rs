@@ -1,0 +1,135 @@
+//! What was concluded about a path, and from which facts: for a person who wonders.
+//!
+//! Owns: putting the answer together. Does not own: the facts (`decide`), the conclusions (`protocol::evidence`, `visibility`).
+
+use crate::namespace::{FileState, FileView, path_of_torn};
+use crate::node::answer::Wanted;
+use crate::node::book::Book;
+use crate::node::decide::{self, fate_of};
+use crate::node::run::{Engine, Node};
+use std::collections::BTreeMap;
+use tidemark_protocol::evidence::Fate;
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::report::{CheckpointState, Why, WhyFile, WhyWriter, path_text};
+
+/// Files listed: a person reads the first of them, and the answer stays below a megabyte.
+const FILES_MAX: usize = 1000;
+
+impl Node {
+    /// What is known about the checkpoint that a path belongs to, or about a file outside any. The outer `None` when the loop has
+    /// stopped, the inner one when nothing is known.
+    pub async fn why(&self, place: Vec<u8>) -> Option<Option<Why>> {
+        self.ask(move |engine| engine.why(&place)).await
+    }
+}
+
+impl Engine {
+    fn why(&self, place: &[u8]) -> Option<Why> {
+        let hidden = self.torn().into_iter().find(|(candidate, _)| {
+            let inside = candidate.files.keys().any(|path| path.as_bytes() == place);
+            inside || candidate.id.path().is_some_and(|path| path.as_bytes() == place)
+        });
+        let wanted = Wanted::Path(place.to_vec());
+        let found = self.find(&wanted);
+        if let Some((candidate, files)) = hidden.filter(|_| found.is_none_or(|book| book.candidate.is_none()))
+        {
+            let sight = self.shields.why_hidden(&candidate.id).map(str::to_owned);
+            let why = sight.clone().unwrap_or_else(|| "it can never be complete".to_owned());
+            let of_torn = |view: &FileView| {
+                let paths =
+                    view.paths.iter().filter_map(|path| RelPath::new(path_of_torn(path)?.to_vec()).ok());
+                paths.collect::<Vec<_>>()
+            };
+            let at: BTreeMap<RelPath, &FileView> = files
+                .iter()
+                .flat_map(|view| of_torn(view).into_iter().map(move |path| (path, view)))
+                .collect();
+            let files: Vec<_> = at.iter().map(|(path, view)| (path, *view)).collect();
+            let path = candidate.id.path().map_or_else(String::new, |path| path.to_string());
+            return Some(self.answer(path, (CheckpointState::Torn, why), (false, sight), true, &files, None));
+        }
+        let Some(book) = found else { return self.why_loose(place) };
+        let row = self.standing_row(book)?;
+        let version = book.versions.get(&(row.timeline, row.version));
+        let verdict = match version {
+            Some(version) => {
+                let (evidence, detail) = version.checkpoint.evidence();
+                format!("{evidence}: {detail}")
+            }
+            None => decide::waits_for(book),
+        };
+        let files: Vec<_> = match &book.candidate {
+            Some(candidate) => self.ledger.files_of(candidate, &book.scope).collect(),
+            None => Vec::new(),
+        };
+        let files: Vec<_> = files.into_iter().map(|(path, view)| (path, view.as_ref())).collect();
+        let sight = (book.candidate.is_some(), self.shields.why_in_sight(&book.id).map(str::to_owned));
+        let fallback = self.has_fallback(&book.id);
+        Some(self.answer(row.path, (row.state, verdict), sight, fallback, &files, Some(book)))
+    }
+
+    fn why_loose(&self, place: &[u8]) -> Option<Why> {
+        let path = RelPath::new(place.to_vec()).ok()?;
+        let view = self.ledger.file(&path)?;
+        let verdict = "no rule takes it for a part of a checkpoint: it is kept as it is".to_owned();
+        let standing = (CheckpointState::Loose, verdict);
+        Some(self.answer(path_text(place), standing, (true, None), false, &[(&path, view.as_ref())], None))
+    }
+
+    fn answer(
+        &self,
+        path: String,
+        (state, verdict): (CheckpointState, String),
+        (in_sight, sight): (bool, Option<String>),
+        fallback: bool,
+        files: &[(&RelPath, &FileView)],
+        book: Option<&Book>,
+    ) -> Why {
+        let mut writers: BTreeMap<(u32, u64), WhyWriter> = BTreeMap::new();
+        for (_, view) in files {
+            let cut = matches!(view.state, FileState::Cut);
+            for writer in &view.writers {
+                let found = writers.entry(writer.process()).or_insert_with(|| WhyWriter {
+                    process: writer.tgid,
+                    session: writer.session.0.clone(),
+                    rank: writer.rank,
+                    world_size: writer.world_size,
+                    end: end(fate_of(&self.shared.namespace, writer, cut).0).to_owned(),
+                    files: 0,
+                });
+                found.files += 1;
+            }
+        }
+        let committed = book.and_then(Book::committed).map(|(_, version)| &version.contents);
+        let shown = |(path, view): &(&RelPath, &FileView)| WhyFile {
+            path: path.to_string(),
+            bytes: view.size_bytes,
+            state: decide::state_word(&view.state).to_owned(),
+            renamed: view.renamed,
+            committed: committed.is_some_and(|committed| {
+                decide::seal_of(view).is_some_and(|seal| committed.get(*path) == Some(&seal))
+            }),
+        };
+        Why {
+            path,
+            state,
+            verdict,
+            in_sight,
+            sight,
+            fallback,
+            writers: writers.into_values().collect(),
+            files: files.iter().take(FILES_MAX).map(shown).collect(),
+            files_left_out: u64::try_from(files.len().saturating_sub(FILES_MAX)).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+fn end(fate: Fate) -> &'static str {
+    match fate {
+        Fate::Alive => "lives",
+        Fate::Exited => "ended well",
+        Fate::Killed => "was killed or failed",
+        Fate::Ended => "has ended, and the kernel has not said how yet",
+        Fate::Gone => "is gone, and nobody saw how",
+    }
+}

@@ -1,0 +1,154 @@
+//! What stays in sight although it is not whole: what programs closed that ended well, and what a job has nothing else instead of.
+//!
+//! Owns: copies file by file, saves over saves, the first save of a run. Does not own: what goes out of sight (`shield`), the table
+//! (`protocol::visibility`).
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use tidemark_tests::{machine, process, tier3};
+
+use crate::shield::Rank;
+use crate::site::{CONFIG, MIB, assert_holds, names, noise, options, save, start};
+
+const COMMITTED_WITHIN: Duration = Duration::from_secs(60);
+/// Several looks, and the settle time: what is there by then stays.
+const STAYS: Duration = Duration::from_millis(3500);
+
+const INDEX: &str = r#"{"metadata":{},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}}"#;
+
+/// A process and a session of its own, which ends well.
+fn run_in(directory: &Path, script: &str) {
+    let status = Command::new("setsid").args(["-w", "sh", "-c", script]).current_dir(directory).status();
+    assert!(status.unwrap().success(), "{script}");
+}
+
+fn sharded(directory: &Path) -> [(&'static str, Vec<u8>); 4] {
+    let files = [
+        ("config.json", b"{}".to_vec()),
+        ("model.safetensors.index.json", INDEX.as_bytes().to_vec()),
+        ("model-00001-of-00002.safetensors", noise(1, 300_000)),
+        ("model-00002-of-00002.safetensors", noise(2, 300_000)),
+    ];
+    fs::create_dir_all(directory).unwrap();
+    for (name, bytes) in &files {
+        fs::write(directory.join(name), bytes).unwrap();
+    }
+    files
+}
+
+/// `cp`, `wget` and `scp` have a process for each file: the index is there, its process is gone, and the shards follow, or not.
+#[test]
+fn a_model_that_is_copied_file_by_file_stays_and_so_does_a_part_of_one() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let source = daemon.scratch("source");
+    let files = sharded(&source);
+    for copy in ["whole", "part"] {
+        fs::create_dir(daemon.mount().join(copy)).unwrap();
+    }
+    let copied = |copy: &str, name: &str| {
+        run_in(&daemon.mount().join(copy), &format!("cp {} .", source.join(name).display()));
+    };
+    for (name, _) in &files[..2] {
+        copied("part", name);
+        copied("whole", name);
+    }
+    // Long enough for all of them to be gone, and for the settle time.
+    std::thread::sleep(STAYS);
+    for (name, _) in &files[2..] {
+        copied("whole", name);
+    }
+    daemon.wait_committed("whole", COMMITTED_WITHIN);
+    assert_eq!(names(&daemon.mount().join("part")), ["config.json", "model.safetensors.index.json"]);
+    if machine::kernel_release() >= (6, 15) {
+        assert_eq!(daemon.checkpoint("part").expect("listed")["state"], "settled");
+        assert!(tier3::commits(&daemon.tier3_dir(), "part").is_empty(), "nobody has the shards");
+    }
+    // What is not whole is the user's all the same.
+    daemon.stop_with_status();
+    daemon.start_again();
+    for (name, bytes) in &files {
+        assert_holds(&daemon, &format!("whole/{name}"), bytes, "with empty memory");
+    }
+    for (name, bytes) in &files[..2] {
+        assert_holds(&daemon, &format!("part/{name}"), bytes, "with empty memory");
+    }
+    daemon.stop_with_status();
+}
+
+/// transformers' `save_pretrained` in one file over shards: the shards go, their index stays.
+#[test]
+fn a_model_that_is_saved_in_one_file_over_its_shards_is_not_mixed_with_them() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let model = daemon.mount().join("model");
+    run_in(daemon.mount(), "mkdir model");
+    let source = daemon.scratch("source");
+    sharded(&source);
+    run_in(
+        &model,
+        &format!(
+            "cat {0}/config.json >config.json; for f in {0}/model*; do cat $f >${{f##*/}}; done",
+            source.display()
+        ),
+    );
+    daemon.wait_committed("model", COMMITTED_WITHIN);
+    run_in(&model, "printf '{ }' >config.json; rm model-0*; head -c 500000 /dev/zero >model.safetensors");
+    if machine::kernel_release() < (6, 15) {
+        // Nobody is told there that it ended well.
+        return;
+    }
+    let again = || (tier3::commits(&daemon.tier3_dir(), "model").len() == 2).then_some(());
+    process::until(COMMITTED_WITHIN, again)
+        .unwrap_or_else(|| panic!("{:#?}\n{:#?}", daemon.checkpoints(), crate::site::events(&daemon)));
+    let left = ["config.json", "model.safetensors", "model.safetensors.index.json"];
+    assert_eq!(names(&model), left);
+    daemon.stop();
+    daemon.start_again();
+    assert_eq!(names(&daemon.mount().join("model")), left, "with empty memory");
+    daemon.stop();
+}
+
+/// A job that finds nothing begins at step 0, and nobody notices.
+#[test]
+fn the_first_save_of_a_run_stays_in_sight_although_it_is_torn() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut job = Rank::start(&run, None);
+    job.does("exec 3>step1.pt; head -c 300000 /dev/zero >&3");
+    job.kill();
+    let torn = || daemon.checkpoint("run/step1.pt").filter(|listed| listed["state"] == "torn").map(drop);
+    process::until(COMMITTED_WITHIN, torn).expect("it is torn");
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["step1.pt"]);
+    // A directory of which a file was open, too, and after a restart with empty memory.
+    fs::create_dir(daemon.mount().join("ranks")).unwrap();
+    run_in(&daemon.mount().join("ranks"), "mkdir step_1; cat /bin/true >step_1/model_rank0.pt");
+    let mut job = Rank::start(&daemon.mount().join("ranks"), None);
+    job.does("exec 3>step_1/model_rank1.pt; head -c 300000 /dev/zero >&3");
+    job.kill();
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&daemon.mount().join("ranks")), ["step_1"]);
+    daemon.stop_with_status();
+    daemon.start_again();
+    assert_eq!(names(&daemon.mount().join("ranks")), ["step_1"]);
+    assert_eq!(names(&daemon.mount().join("ranks/step_1")), ["model_rank0.pt"]);
+}
+
+#[test]
+fn what_is_torn_goes_once_something_whole_is_there() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut job = Rank::start(&run, None);
+    job.does("exec 3>step1.pt; head -c 300000 /dev/zero >&3");
+    job.kill();
+    let torn = || daemon.checkpoint("run/step1.pt").filter(|listed| listed["state"] == "torn").map(drop);
+    process::until(COMMITTED_WITHIN, torn).expect("it is torn");
+    save(&daemon, "run/step2.pt", &noise(2, MIB));
+    let hidden = || (names(&run) == ["step2.pt"]).then_some(());
+    process::until(COMMITTED_WITHIN, hidden)
+        .unwrap_or_else(|| panic!("{:?} {:#?}", names(&run), crate::site::events(&daemon)));
+}
