@@ -47,7 +47,7 @@ pub(super) fn writer_fact(namespace: &Namespace, writer: &WriterId, cut: bool) -
         fate: match fate {
             Fate::Alive => WireFate::Alive,
             Fate::Exited => WireFate::Exited,
-            Fate::Killed => WireFate::Killed,
+            Fate::Failed | Fate::Killed => WireFate::Killed,
             Fate::Ended | Fate::Gone => WireFate::Gone,
         },
         failed_at_ns,

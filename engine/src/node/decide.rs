@@ -3,7 +3,7 @@
 //! Owns: the facts a verdict needs, and what follows from it. Does not own: the verdict (protocol), carrying it out
 //! (`run`). Nothing is changed here: a decision is a value.
 
-use crate::namespace::{End, FileState, FileView, Namespace, NodeId, WriterId};
+use crate::namespace::{End, Ended, FileState, FileView, Namespace, NodeId, WriterId};
 use crate::node::Shared;
 use crate::node::book::{Book, LooseStage, Number, ParsedIndex};
 use crate::node::ledger::{Contents, Ledger, contents};
@@ -246,8 +246,12 @@ pub(crate) fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (F
     let failed_at_ns = end.and_then(End::failed_at_ns);
     let fate = match end {
         _ if is_alive(namespace, writer) => Fate::Alive,
-        _ if cut || failed_at_ns.is_some() => Fate::Killed,
-        Some(_) => Fate::Exited,
+        _ if cut => Fate::Killed,
+        Some(end) => match end.how {
+            Ended::Well => Fate::Exited,
+            Ended::Failed => Fate::Failed,
+            Ended::Killed => Fate::Killed,
+        },
         None if namespace.is_end_awaited(writer) => Fate::Ended,
         None => Fate::Gone,
     };

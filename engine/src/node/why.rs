@@ -128,7 +128,8 @@ fn end(fate: Fate) -> &'static str {
     match fate {
         Fate::Alive => "lives",
         Fate::Exited => "ended well",
-        Fate::Killed => "was killed or failed",
+        Fate::Failed => "failed",
+        Fate::Killed => "was killed, or ended with a file open",
         Fate::Ended => "has ended, and the kernel has not said how yet",
         Fate::Gone => "is gone, and nobody saw how",
     }

@@ -19,6 +19,11 @@ use crate::record::Evidence;
 use crate::visibility::{self, Content, Ends, Names, Seen, Standing};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The rule of a model's parts.
+const PARTS: &str = "safetensors";
+/// The rule of plain files.
+const FILES: &str = "torch_save";
+
 /// How long nothing must have happened before a checkpoint without better evidence counts as settled.
 pub const SETTLE_NS: i64 = 5_000_000_000;
 /// What is known of one file.
@@ -61,7 +66,9 @@ pub enum Fate {
     Alive,
     /// Ended by itself.
     Exited,
-    /// Ended by a signal, or in failure.
+    /// Ended by itself, with a status that says that something failed.
+    Failed,
+    /// Ended by a signal, or with a file open.
     Killed,
     /// Ended, and the kernel has not said how yet.
     Ended,
@@ -243,7 +250,7 @@ impl Case<'_> {
             content: Content::Unknown,
             cut: false,
             trainer: self.is_of_a_trainer(),
-            layout: !matches!(self.candidate.framework.as_str(), "safetensors" | "torch_save"),
+            layout: !matches!(self.candidate.framework.as_str(), PARTS | FILES),
         });
         let ended = match ends {
             Ends::Living => return Verdict::Incomplete { missing, why, kept_at_ns: None },
@@ -266,7 +273,7 @@ impl Case<'_> {
         if let Some(writer) = self.failed_early() {
             return Ends::Failed { process: writer.process.0 };
         }
-        if any(&[Fate::Killed, Fate::Gone]) || self.writers().next().is_none() {
+        if any(&[Fate::Killed, Fate::Failed, Fate::Gone]) || self.writers().next().is_none() {
             return Ends::Unknown;
         }
         Ends::Well
@@ -277,6 +284,15 @@ impl Case<'_> {
         let before = self.facts.history.map(|history| &history.processes);
         let wrote_before = |writer: &Writer| before.is_some_and(|before| before.contains(&writer.process));
         self.writers().any(|writer| writer.rank.is_some() || wrote_before(writer))
+    }
+
+    /// Of a model's parts, which people copy about: `cp -a` ends with 1 where it could not keep an attribute.
+    fn is_a_copy_that_failed(&self) -> bool {
+        let killed = self.writers().any(|writer| writer.fate == Fate::Killed);
+        matches!(self.ends(), Ends::Failed { .. })
+            && !killed
+            && !self.is_of_a_trainer()
+            && self.candidate.framework == PARTS
     }
 
     fn broken(&self) -> Option<Verdict> {
@@ -380,7 +396,7 @@ impl Case<'_> {
     fn failed_early(&self) -> Option<&Writer> {
         let quiet_at_ns = self.quiet_at_ns();
         let early = |writer: &&Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns);
-        self.writers().filter(|writer| writer.fate == Fate::Killed).find(early)
+        self.writers().filter(|writer| matches!(writer.fate, Fate::Killed | Fate::Failed)).find(early)
     }
 
     /// The file that the saving process writes last is there, and was.
@@ -534,7 +550,7 @@ impl Case<'_> {
             return dcp.filter(|_| !by_rank).map_or(Finding::Silent, without);
         }
         // A job writes its index last, and one that goes on may be about to write it anew. A copy has any order.
-        let copied = self.ends() == Ends::Well && self.is_over();
+        let copied = self.is_over() && (self.ends() == Ends::Well || self.is_a_copy_that_failed());
         let mut listed = BTreeSet::new();
         let dcp = indices.iter().any(|(_, role, _)| *role == Role::Index(IndexKind::Dcp));
         for (index, role, fact) in &indices {

@@ -235,8 +235,15 @@ fn what_lacks_files_stays_as_it_is_where_everybody_ended_well() {
     whole.files.insert(path("m/model-00002-of-00002.safetensors"), last);
     assert_eq!(whole.evidence(7), None, "more may follow");
     assert_eq!(whole.evidence(8), Some(Evidence::Index), "in whatever order it was copied");
-    whole.file("m/model-00002-of-00002.safetensors").writers[0].fate = Fate::Alive;
+    let last = |whole: &mut World, fate| {
+        whole.file("m/model-00002-of-00002.safetensors").writers[0].fate = fate;
+    };
+    last(&mut whole, Fate::Alive);
     assert_eq!(whole.evidence(99), None, "a job writes its index last");
+    last(&mut whole, Fate::Failed);
+    assert_eq!(whole.evidence(99), Some(Evidence::Index), "`cp -a` could not keep an attribute");
+    whole.file("m/model-00002-of-00002.safetensors").writers[0].rank = Some(0);
+    assert!(matches!(whole.at(99), Verdict::Torn { .. }), "a trainer failed before it wrote the index anew");
     let mut told = copied(Fate::Exited);
     told.told = Told::Flush;
     assert!(kept_at(&told).is_some(), "nobody said that it is whole");
