@@ -243,7 +243,7 @@ impl Case<'_> {
             content: Content::Unknown,
             cut: false,
             trainer: self.is_of_a_trainer(),
-            layout: !matches!(self.candidate.framework.as_str(), "safetensors" | "torch_save"),
+            layout: !matches!(self.candidate.framework.as_str(), "safetensors" | "torch_save" | "file"),
         });
         let ended = match ends {
             Ends::Living => return Verdict::Incomplete { missing, why, kept_at_ns: None },
