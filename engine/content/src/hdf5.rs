@@ -64,6 +64,13 @@ pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
         return Err(Stop::unknown(format!("its addresses count from {base}")));
     }
     if end > length {
+        // The addresses of several files that are one: in the old versions a driver's block says so, in the newer ones an
+        // extension may. Each of several files has room for more than a superblock.
+        let undefined = if width == 4 { u64::from(u32::MAX) } else { u64::MAX };
+        let elsewhere = address(if version < 2 { 3 } else { 1 }).is_none_or(|address| address != undefined);
+        if elsewhere && length >= SUPERBLOCK_BYTES as u64 {
+            return Err(Stop::unknown(format!("it ends at {length} of {end}, and may go on in other files")));
+        }
         return Err(Stop::broken(format!(
             "its superblock says that it ends at {end}, and it ends at {length}"
         )));

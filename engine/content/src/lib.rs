@@ -111,12 +111,11 @@ impl Format {
     pub fn is_sized_in_advance(self) -> bool {
         match self {
             Self::Safetensors | Self::Gguf | Self::Npy => true,
-            // What ends them, or what follows each part, is written last.
-            Self::TorchZip | Self::Npz | Self::Keras | Self::Zip | Self::Pickle | Self::Tar => false,
-            // Counts between the storages, but the last storage may be zeros.
-            Self::TorchLegacy => false,
-            // Chunks are allocated before they are written.
+            // Its writer allocates before it writes.
             Self::Hdf5 => true,
+            // What ends them is written last, or each part when the one before it is there.
+            Self::TorchZip | Self::Npz | Self::Keras | Self::Zip => false,
+            Self::TorchLegacy | Self::Pickle | Self::Tar => false,
         }
     }
 }

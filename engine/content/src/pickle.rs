@@ -433,9 +433,12 @@ impl<'s, 'a> Walk<'s, 'a> {
         Ok(())
     }
 
-    /// Memo slots are handed out in order; one far beyond is refused rather than filled up to.
+    /// Memo slots are handed out in order, by Python 2 from 1 on; one far beyond is refused rather than filled up to.
     fn remember(&mut self, index: u64) -> Result<(), Stop> {
         let top = self.top()?;
+        if self.memo.is_empty() && index == 1 {
+            self.memo.push(Value::Other);
+        }
         let known = self.memo.len();
         match usize::try_from(index).ok().filter(|index| *index <= known && known < MAX_MEMO) {
             Some(index) if index == known => self.memo.push(top),

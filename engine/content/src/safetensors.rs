@@ -13,6 +13,8 @@ use std::fmt;
 const LENGTH_BYTES: u64 = 8;
 /// The format's own limit of a header.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// The longest header that is read: of a hundred thousand tensors. One name in it may have all of its bytes, and is held whole.
+const MAX_READ_BYTES: u64 = 16 << 20;
 /// The most tensors of one file.
 const MAX_TENSORS: usize = 1 << 20;
 
@@ -74,9 +76,10 @@ struct Extent {
 
 fn tensors(source: &mut Source<'_>, data_at: u64) -> Result<Vec<Extent>, Stop> {
     let header_bytes = data_at - LENGTH_BYTES;
-    if header_bytes > source.left_bytes() {
-        let left = source.left_bytes();
-        return Err(Stop::unknown(format!("its header has {header_bytes} bytes, and {left} may be read")));
+    if header_bytes > MAX_READ_BYTES {
+        return Err(Stop::unknown(format!(
+            "its header has {header_bytes} bytes, more than {MAX_READ_BYTES}"
+        )));
     }
     let mut window = Window::new(source, LENGTH_BYTES, data_at);
     let mut stop = None;

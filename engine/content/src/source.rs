@@ -93,7 +93,7 @@ impl<'a> Source<'a> {
     }
 
     /// How much may still be read.
-    pub(crate) fn left_bytes(&self) -> u64 {
+    fn left_bytes(&self) -> u64 {
         self.limits.read_bytes.saturating_sub(self.read_bytes)
     }
 

@@ -193,6 +193,11 @@ pub(crate) fn members(
         });
         seen.map_err(|stop| stop.of_member(&name))?;
     }
+    // Some writers count no further than 65535.
+    if window.at() < at + bytes {
+        let more = at + bytes - window.at();
+        return Err(Stop::unknown(format!("its directory has {more} bytes behind its {entries} entries")));
+    }
     extents.sort_unstable();
     // Two names of the same bytes are in nobody's way.
     extents.dedup();

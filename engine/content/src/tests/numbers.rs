@@ -80,6 +80,11 @@ fn hdf5_knows_its_end() {
     whole_and_broken_when_cut(&build::hdf5_new(200, 0), Hdf5, 8);
     is(&build::hdf5_new(200, 1), Hdf5, Broken, "open for writing");
     is(&[&build::hdf5_old(200)[..], b"!"].concat(), Hdf5, Unknown, "goes on to 201");
+    // Of several files that are one the first knows the end of all.
+    let mut family = build::hdf5_old(200);
+    family[48..56].copy_from_slice(&96_u64.to_le_bytes());
+    is(&family, Hdf5, Whole, "");
+    is(&family[..150], Hdf5, Unknown, "may go on in other files");
     let mut sum = build::hdf5_new(200, 0);
     sum[30] ^= 1;
     is(&sum, Hdf5, Broken, "checksum");

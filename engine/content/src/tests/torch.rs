@@ -132,6 +132,16 @@ fn entries_have_their_own_places() {
     is(&zip.end(), TorchZip, Broken, "where the directory begins");
 }
 
+/// A writer that counts to 65535 and begins again lists more than it says.
+#[test]
+fn a_directory_with_more_than_its_count_is_unknown() {
+    let mut bytes = build::torch(&[(0, 64), (1, 64)]);
+    let count = bytes.len() - 14;
+    assert_eq!(bytes[count..count + 4], [6, 0, 6, 0]);
+    bytes[count..count + 4].copy_from_slice(&[3, 0, 3, 0]);
+    is(&bytes, TorchZip, Unknown, "bytes behind its 3 entries");
+}
+
 #[test]
 fn a_comment_may_follow_the_end_record() {
     let mut bytes = build::torch(&[(0, 64)]);
@@ -158,6 +168,8 @@ fn a_pickle_is_whole_or_cut() {
     whole_and_broken_when_cut(&list, Pickle, 14);
     is(&[&list[..], &list].concat(), Pickle, Whole, "2 pickle(s)");
     is(&[&list[..], b"raw"].concat(), Pickle, Unknown, "3 other bytes follow");
+    let python2 = [&b"\x80\x02]q\x01("[..], &b"K\x01h\x01".repeat(9), b"e."].concat();
+    is(&python2, Pickle, Whole, "1 pickle(s)");
     // A text of 1000 bytes that is not there is no proof so early in the file.
     assert_eq!(judged(b"\x80\x02X\xe8\x03\0\0").verdict, Unknown);
     // A frame is.
