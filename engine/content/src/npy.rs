@@ -9,7 +9,7 @@ use crate::zip::{self, Directory, u16_at, u32_at};
 
 pub(crate) const MAGIC: &[u8] = b"\x93NUMPY";
 /// Magic, two bytes of version, a length of four bytes in the newer ones.
-const PREFIX_BYTES: u64 = 12;
+const PREFIX_BYTES: usize = 12;
 /// Longer headers are those of structures with many fields, which are not read here.
 const MAX_HEADER_BYTES: u64 = 64 << 10;
 
@@ -43,10 +43,10 @@ pub(crate) fn read_archive(source: &mut Source<'_>, directory: Directory) -> Rea
 /// Reads the array in `length` bytes from `start` on.
 pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
     let cut = |needed: u64| Stop::broken(format!("its header ends at {needed} of its {length} bytes"));
-    if length < PREFIX_BYTES {
-        return Err(cut(PREFIX_BYTES));
+    if length < PREFIX_BYTES as u64 {
+        return Err(cut(PREFIX_BYTES as u64));
     }
-    let prefix: [u8; PREFIX_BYTES as usize] = source.array(start)?;
+    let prefix: [u8; PREFIX_BYTES] = source.array(start)?;
     let (header_at, header_bytes) = match (prefix.starts_with(MAGIC), prefix[6]) {
         (true, 1) => (10, u64::from(u16_at(&prefix, 8))),
         (true, 2 | 3) => (12, u64::from(u32_at(&prefix, 8))),

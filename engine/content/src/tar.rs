@@ -6,11 +6,12 @@
 use crate::Read;
 use crate::source::{Source, Stop};
 
-const BLOCK_BYTES: u64 = 512;
+const BLOCK: usize = 512;
+const BLOCK_BYTES: u64 = BLOCK as u64;
 /// A pax header may hold any attributes; the size is in the first bytes of those that are written.
 const MAX_PAX_BYTES: usize = 64 << 10;
 
-type Block = [u8; BLOCK_BYTES as usize];
+type Block = [u8; BLOCK];
 
 /// Whether the file begins with a header that its own checksum proves.
 pub(crate) fn begins(head: &[u8]) -> bool {
@@ -24,7 +25,7 @@ pub(crate) fn read(source: &mut Source<'_>) -> Read {
     let mut pax_size = None;
     loop {
         source.step()?;
-        let block = match source.array::<{ BLOCK_BYTES as usize }>(at) {
+        let block = match source.array::<BLOCK>(at) {
             Ok(block) => block,
             Err(Stop::Early(_)) => return Err(cut_before_its_end(source, at, members)),
             Err(stop) => return Err(stop),
@@ -71,7 +72,7 @@ pub(crate) fn read(source: &mut Source<'_>) -> Read {
 
 /// The file ends where a header or the end's zeros must be. Some writers leave the zeros out, and readers let them.
 fn cut_before_its_end(source: &mut Source<'_>, at: u64, members: u64) -> Stop {
-    let mut rest = [0; BLOCK_BYTES as usize];
+    let mut rest = [0; BLOCK];
     let length = source.size_bytes() - at;
     let rest = usize::try_from(length).ok().and_then(|length| rest.get_mut(..length));
     let Some(rest) = rest else { return Stop::unknown("its end is not where it is read") };
@@ -88,7 +89,7 @@ fn cut_before_its_end(source: &mut Source<'_>, at: u64, members: u64) -> Stop {
 
 /// The first block of zeros is at `at`.
 fn end(source: &mut Source<'_>, at: u64, members: u64) -> Read {
-    match source.array::<{ BLOCK_BYTES as usize }>(at + BLOCK_BYTES) {
+    match source.array::<BLOCK>(at + BLOCK_BYTES) {
         Ok(second) if second.iter().all(|byte| *byte == 0) => {
             Ok(format!("its {members} members end at {at}, and the end's zeros follow"))
         }

@@ -8,15 +8,15 @@ use crate::{Format, Read, keras, npy, torch_zip};
 
 /// A member's own header. Whatever begins with one is an archive, or was to become one.
 pub(crate) const LOCAL: &[u8] = b"PK\x03\x04";
-const LOCAL_BYTES: u64 = 30;
+const LOCAL_BYTES: usize = 30;
 const CENTRAL: [u8; 4] = *b"PK\x01\x02";
 const CENTRAL_BYTES: usize = 46;
 const END: [u8; 4] = *b"PK\x05\x06";
 const END_BYTES: usize = 22;
 const END64: [u8; 4] = *b"PK\x06\x06";
-const END64_BYTES: u64 = 56;
+const END64_BYTES: usize = 56;
 const LOCATOR: [u8; 4] = *b"PK\x06\x07";
-const LOCATOR_BYTES: u64 = 20;
+const LOCATOR_BYTES: usize = 20;
 /// The end record may have a comment of 64 KiB.
 const TAIL_BYTES: u64 = END_BYTES as u64 + 0xffff;
 /// The most entries of one archive: a torch zip has one for each storage.
@@ -43,6 +43,9 @@ impl Entry {
         self.method == 0 && self.stored_bytes == self.size_bytes
     }
 }
+
+/// What is done with each entry and its name.
+type See<'a> = &'a mut dyn FnMut(&mut Source<'_>, &[u8], Entry) -> Result<(), Stop>;
 
 /// Where the directory is.
 #[derive(Debug, Clone, Copy)]
@@ -72,13 +75,13 @@ pub(crate) fn read(source: &mut Source<'_>) -> (Option<Format>, Read) {
 
 /// The kind by the first member, which is there also when the archive has no end.
 fn kind(source: &mut Source<'_>) -> Option<Format> {
-    let header: [u8; LOCAL_BYTES as usize] = source.array(0).ok()?;
+    let header: [u8; LOCAL_BYTES] = source.array(0).ok()?;
     let (name_bytes, extra_bytes) = (u16_at(&header, 26), u16_at(&header, 28));
     let mut name = [0; MAX_FIRST_NAME_BYTES];
     let name = name.get_mut(..usize::from(name_bytes))?;
-    source.read(LOCAL_BYTES, name).ok()?;
+    source.read(LOCAL_BYTES as u64, name).ok()?;
     let padding = extra_bytes >= 4
-        && source.array(LOCAL_BYTES + u64::from(name_bytes)).is_ok_and(|id: [u8; 2]| id == *b"FB");
+        && source.array(LOCAL_BYTES as u64 + u64::from(name_bytes)).is_ok_and(|id: [u8; 2]| id == *b"FB");
     if padding || torch_zip::is_member(name) {
         Some(Format::TorchZip)
     } else if name.ends_with(b".npy") {
@@ -126,16 +129,16 @@ fn directory(source: &mut Source<'_>, end_at: u64, record: &[u8]) -> Result<Dire
     let (mut entries, mut bytes, mut at) =
         (u64::from(u16_at(record, 10)), u64::from(u32_at(record, 12)), u64::from(u32_at(record, 16)));
     let mut directory_end = end_at;
-    let locator_at = end_at.checked_sub(LOCATOR_BYTES);
-    let locator: Option<[u8; LOCATOR_BYTES as usize]> = locator_at.and_then(|at| source.array(at).ok());
+    let locator_at = end_at.checked_sub(LOCATOR_BYTES as u64);
+    let locator: Option<[u8; LOCATOR_BYTES]> = locator_at.and_then(|at| source.array(at).ok());
     if let (Some(locator_at), Some(locator)) = (locator_at, locator)
         && locator.starts_with(&LOCATOR)
     {
         // It counts from the beginning of the archive, which may not be that of the file. The record itself ends at the locator.
         let said = u64_at(&locator, 8);
-        let before = locator_at.checked_sub(END64_BYTES);
+        let before = locator_at.checked_sub(END64_BYTES as u64);
         let mut record_at = |place: u64| {
-            let end64: [u8; END64_BYTES as usize] = source.array(place).ok()?;
+            let end64: [u8; END64_BYTES] = source.array(place).ok()?;
             let end = place.checked_add(12)?.checked_add(u64_at(&end64, 4))?;
             (end64.starts_with(&END64) && end == locator_at).then_some((place, end64))
         };
@@ -166,11 +169,7 @@ fn directory(source: &mut Source<'_>, end_at: u64, record: &[u8]) -> Result<Dire
 }
 
 /// Shows each entry with its name, and sees that all lie before the directory and beside each other.
-pub(crate) fn members(
-    source: &mut Source<'_>,
-    directory: Directory,
-    see: &mut dyn FnMut(&mut Source<'_>, &[u8], Entry) -> Result<(), Stop>,
-) -> Result<(), Stop> {
+pub(crate) fn members(source: &mut Source<'_>, directory: Directory, see: See<'_>) -> Result<(), Stop> {
     let Directory { at, bytes, entries } = directory;
     let mut window = Window::new(source, at, at + bytes);
     let (mut name, mut extra) = (vec![], vec![]);
@@ -243,14 +242,14 @@ fn placed(source: &mut Source<'_>, entry: Entry, directory_at: u64) -> Result<En
             "{stored_bytes} bytes whose header is at {header_at} reach beyond {directory_at}, where the directory begins"
         ))
     };
-    if header_at.checked_add(LOCAL_BYTES).is_none_or(|end| end > directory_at) {
+    if header_at.checked_add(LOCAL_BYTES as u64).is_none_or(|end| end > directory_at) {
         return Err(beyond());
     }
-    let header: [u8; LOCAL_BYTES as usize] = source.array(header_at)?;
+    let header: [u8; LOCAL_BYTES] = source.array(header_at)?;
     if !header.starts_with(LOCAL) {
         return Err(Stop::broken(format!("no header is at {header_at}, where the directory says")));
     }
-    let at = header_at + LOCAL_BYTES + u64::from(u16_at(&header, 26)) + u64::from(u16_at(&header, 28));
+    let at = header_at + LOCAL_BYTES as u64 + u64::from(u16_at(&header, 26)) + u64::from(u16_at(&header, 28));
     let end = at.checked_add(stored_bytes).filter(|end| *end <= directory_at);
     end.map(|_| Entry { at, ..entry }).ok_or_else(beyond)
 }
