@@ -3,6 +3,7 @@
 //! The scripts beside this file know nothing of Tidemark: they take a path and print hashes. This suite owns when
 //! the daemon is stopped, and the comparison of what was saved with what is loaded.
 
+mod content;
 mod gpt2;
 mod killed;
 mod packages;

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tidemark_content::Verdict;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Caller, Clock, FsError, Namespace, NamespaceSettings, OpenOutcome};
 use tidemark_engine::node::{Events, Names, Node, NodeParts, Shared, recover};
@@ -89,13 +90,14 @@ struct Site {
     /// The last save of each step whose name is still there.
     present: BTreeMap<usize, usize>,
     committed: BTreeSet<VersionId>,
+    judges: bool,
 }
 
 impl Site {
     fn new(tier1: Arc<Tier1>) -> Self {
         let inner: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let (saves, present, committed) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
-        Self { tier1, inner, epoch: 0, node: None, saves, present, committed }
+        Self { tier1, inner, epoch: 0, node: None, saves, present, committed, judges: true }
     }
 
     fn node(&self) -> &Node {
@@ -149,6 +151,7 @@ impl Site {
         let metrics = Arc::new(Metrics::new());
         let mut settings = Settings::default();
         settings.save.settle_s = SETTLE_S;
+        settings.content.judge = self.judges;
         let (epoch, limits) = (Epoch(self.epoch), UploadLimits::default());
         Arc::new(Shared {
             fetches: tidemark_engine::flight::Flight::new(2),
@@ -177,8 +180,11 @@ impl Site {
     }
 
     fn save(&mut self, step: usize) {
+        self.save_bytes(step, vec![u8::try_from(step).unwrap(); self.saves.len() + 1]);
+    }
+
+    fn save_bytes(&mut self, step: usize, bytes: Vec<u8>) {
         let namespace = self.namespace();
-        let bytes = vec![u8::try_from(step).unwrap(); self.saves.len() + 1];
         let folder = namespace.node_at(b"r").unwrap();
         let file = loop {
             let opened = match namespace.node_at(&path(step)) {
@@ -200,6 +206,19 @@ impl Site {
         namespace.release(file.fh).unwrap();
         self.present.insert(step, self.saves.len());
         self.saves.push((step, bytes));
+    }
+
+    /// What the bytes of a step's file say, once it is sealed.
+    async fn verdict(&self, step: usize) -> Option<Verdict> {
+        let namespace = self.namespace();
+        loop {
+            let view = namespace.view(namespace.node_at(&path(step)).unwrap()).unwrap();
+            if view.sealed().is_some() {
+                return view.content.map(|content| content.verdict);
+            }
+            assert!(view.content.is_none(), "the verdict is of older bytes");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     async fn apply(&mut self, op: &Op) {
@@ -341,6 +360,36 @@ fn what_a_commit_rests_on_is_verified_and_a_finding_names_the_sentence() {
             "a_manifest_holds_exactly_the_files_of_its_record",
         ];
         assert_eq!(site.verify().await, sentences);
+        site.node().stop();
+    });
+}
+
+/// A header of safetensors that says how long the file is.
+fn safetensors(bytes: usize) -> Vec<u8> {
+    let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![7; bytes]].concat()
+}
+
+#[test]
+fn a_sealed_file_is_judged_by_its_bytes_until_they_change() {
+    let folder = folder();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut site = Site::new(tier1(folder.path()));
+        for judges in [true, false] {
+            site.judges = judges;
+            site.start(0).await;
+            // Small files are read, larger ones mapped.
+            let large = safetensors(1 << 20);
+            site.save_bytes(0, large.clone());
+            site.save_bytes(1, large[..large.len() - 1].to_vec());
+            site.save_bytes(2, b"step,loss".to_vec());
+            let expected =
+                if judges { [Some(Verdict::Whole), Some(Verdict::Broken), None] } else { [None; 3] };
+            assert_eq!([site.verdict(0).await, site.verdict(1).await, site.verdict(2).await], expected);
+            site.save_bytes(0, safetensors(100)[..90].to_vec());
+            assert_eq!(site.verdict(0).await, judges.then_some(Verdict::Broken), "of the new bytes");
+        }
         site.node().stop();
     });
 }

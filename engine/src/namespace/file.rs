@@ -8,6 +8,7 @@ use super::writer::WriterId;
 use crate::tier1::Backing;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
+use tidemark_content::Judgement;
 use tidemark_protocol::encoding::{Encoding, ObjectLayout};
 use tidemark_protocol::file::{FileEvent, FileFate};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
@@ -58,6 +59,8 @@ pub(super) struct File {
     pub(super) fate: FileFate,
     /// The seal that the copy holds, and the copy.
     pub(super) object: Option<Box<(SealNumber, ObjectCopy)>>,
+    /// What the bytes of the present seal say of themselves; none of what was sealed before this daemon started.
+    pub(super) content: Option<Box<Judgement>>,
     pub(super) writers: Vec<Arc<WriterId>>,
     pub(super) opens: u32,
     pub(super) class: ReclaimClass,
@@ -106,6 +109,7 @@ impl File {
             size_bytes: 0,
             fate: FileFate::default(),
             object: None,
+            content: None,
             writers: Vec::new(),
             opens: 0,
             class: ReclaimClass::Never,
@@ -157,6 +161,7 @@ impl File {
     pub(super) fn unseal(&mut self, own: FileId) {
         self.happens(FileEvent::Changed);
         self.object = None;
+        self.content = None;
         self.class = ReclaimClass::Never;
         self.unverified = false;
         self.remote = None;

@@ -6,6 +6,7 @@ use super::file::SealHold;
 use super::{FsError, Namespace, NodeId};
 use crate::tier1::Backing;
 use std::sync::Arc;
+use tidemark_content::Judgement;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::{FileEvent, FileState, Seal};
 use tidemark_protocol::id::{FileId, SealNumber};
@@ -117,6 +118,18 @@ impl Namespace {
                 && file.fate.seal().is_some_and(|now| now.number == seal)
             {
                 file.unverified = false;
+            }
+        });
+    }
+
+    /// Keeps what the bytes of this seal say of themselves, for as long as they are the file's.
+    pub(crate) fn note_content(&self, file: FileId, seal: SealNumber, content: Judgement) {
+        self.look(|state| {
+            let node = state.node_of(file, self.incarnation);
+            if let Some(Ok(file)) = node.map(|node| state.file_mut(node))
+                && file.fate.seal().is_some_and(|now| now.number == seal)
+            {
+                file.content = Some(Box::new(content));
             }
         });
     }

@@ -9,6 +9,7 @@ use super::node::{Body, Node};
 use super::writer::WriterId;
 use super::{FileState, HIDDEN, ROOT, ReclaimClass};
 use super::{Namespace, NodeId, State};
+use tidemark_content::Judgement;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 
 /// A file as it is now. Paths are relative to the mount, in bytes, without a leading slash.
@@ -35,6 +36,9 @@ pub struct FileView {
     pub host: bool,
     /// The copy in Tier-3 of the present seal.
     pub object: Option<ObjectCopy>,
+    /// What the bytes of the present seal say of themselves. None where they were not judged here, or begin as no format that is
+    /// known.
+    pub content: Option<Judgement>,
     pub reclaim: ReclaimClass,
     pub opened_ns: i64,
     /// When its last writer let go of it.
@@ -156,6 +160,7 @@ impl State {
             opens: file.opens,
             host: file.backing.is_some(),
             object: file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone()),
+            content: file.content.as_deref().cloned(),
             reclaim: file.class,
             opened_ns: file.opened_ns,
             closed_ns: file.closed_ns,

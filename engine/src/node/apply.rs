@@ -6,10 +6,9 @@
 use crate::namespace::{ObjectCopy, SealTicket};
 use crate::node::away::Cause;
 use crate::node::book::LooseStage;
-use crate::node::jobs::Done;
+use crate::node::jobs::{Done, Hashed};
 use crate::node::run::{Engine, error_text, retry_pause};
 use crate::save::loose::LooseError;
-use crate::save::seal::SealSums;
 use std::time::Instant;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::path::RelPath;
@@ -21,8 +20,8 @@ impl Engine {
         match done {
             Done::Sealed(sealed) => {
                 self.seals_in_flight -= 1;
-                for (ticket, sums) in sealed {
-                    self.sealed(ticket, sums);
+                for (ticket, hashed) in sealed {
+                    self.sealed(ticket, hashed);
                 }
             }
             Done::Prepared { id, number, attempt, result } => self.prepare_done(&id, number, attempt, result),
@@ -50,21 +49,26 @@ impl Engine {
         }
     }
 
-    fn sealed(&mut self, ticket: SealTicket, sums: std::io::Result<SealSums>) {
+    fn sealed(&mut self, ticket: SealTicket, hashed: std::io::Result<Hashed>) {
         self.sealing.remove(&ticket.node);
-        match sums {
-            Ok(sums) => match self.shared.namespace.finish_seal(&ticket, sums.crc, sums.chunks) {
-                Ok(()) => {
-                    self.shared.metrics.seal_files.inc();
-                    if let Some(path) = self.shared.namespace.path_of(ticket.node) {
-                        self.shared.sizes.learn(&path, ticket.size_bytes);
+        match hashed {
+            Ok(Hashed { sums, content }) => {
+                match self.shared.namespace.finish_seal(&ticket, sums.crc, sums.chunks) {
+                    Ok(()) => {
+                        self.shared.metrics.seal_files.inc();
+                        if let Some(content) = content {
+                            self.shared.namespace.note_content(ticket.file, ticket.seal, content);
+                        }
+                        if let Some(path) = self.shared.namespace.path_of(ticket.node) {
+                            self.shared.sizes.learn(&path, ticket.size_bytes);
+                        }
+                    }
+                    Err(_voided) => {
+                        self.shared.metrics.seal_voided_files.inc();
+                        self.ledger.seals_later.insert(ticket.node);
                     }
                 }
-                Err(_voided) => {
-                    self.shared.metrics.seal_voided_files.inc();
-                    self.ledger.seals_later.insert(ticket.node);
-                }
-            },
+            }
             Err(error) => {
                 // Tried again with every tick: a hole may need memory that others give back later.
                 if self.ledger.unreadable.insert(ticket.node) {

@@ -13,6 +13,7 @@ use crate::node::run::error_text;
 use crate::restore::fetch::{FetchError, FetchPlan, fetch};
 use crate::restore::peer::{PeerError, PeerPlan, fetch_from_peers};
 use crate::save::commit::{self, Attempt, CommitError};
+use crate::save::content;
 use crate::save::loose::{self, LooseError, LooseUpload};
 use crate::save::seal::{self, SealSums};
 use crate::save::small;
@@ -21,6 +22,7 @@ use crate::store::StoreError;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_content::Judgement;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::Manifest;
@@ -38,10 +40,17 @@ const HEAR_AGAIN: Duration = Duration::from_millis(200);
 /// Between two looks whether a seal still gives way.
 const SEAL_PAUSE: Duration = Duration::from_millis(1);
 
+/// What a closed file's bytes are, and what they say of themselves.
+#[derive(Debug)]
+pub(crate) struct Hashed {
+    pub(crate) sums: SealSums,
+    pub(crate) content: Option<Judgement>,
+}
+
 /// How a job ended.
 #[derive(Debug)]
 pub(crate) enum Done {
-    Sealed(Vec<(SealTicket, io::Result<SealSums>)>),
+    Sealed(Vec<(SealTicket, io::Result<Hashed>)>),
     Prepared {
         id: CheckpointId,
         number: Number,
@@ -87,13 +96,19 @@ pub(crate) enum Done {
     },
 }
 
-/// Hashes closed files, one after the other.
+/// Hashes closed files, one after the other, and judges what they hold while their pages are at hand.
 pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done {
     let joined = tokio::task::spawn_blocking(move || {
         let hash = |ticket: SealTicket| {
             let begun = Instant::now();
-            let sums = if ticket.size_bytes <= small::SMALL_BYTES {
-                small::read(&ticket.backing, ticket.size_bytes).map(|bytes| seal::hash(&bytes, 1))
+            let with_content = |sums, bytes: &[u8]| {
+                let judges = shared.settings.content.judge;
+                let content = if judges { content::of(&bytes, ticket.size_bytes) } else { None };
+                Hashed { sums, content }
+            };
+            let hashed = if ticket.size_bytes <= small::SMALL_BYTES {
+                small::read(&ticket.backing, ticket.size_bytes)
+                    .map(|bytes| with_content(seal::hash(&bytes, 1), &bytes))
             } else {
                 // One that takes a millisecond is in nobody's way.
                 let long = ticket.size_bytes > CHUNK_BYTES;
@@ -102,14 +117,16 @@ pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done 
                         std::thread::sleep(SEAL_PAUSE);
                     }
                 };
-                ticket.backing.map().map(|mapping| seal::hash_pausing(&mapping, shared.seal_threads, pause))
+                ticket.backing.map().map(|mapping| {
+                    with_content(seal::hash_pausing(&mapping, shared.seal_threads, pause), &mapping)
+                })
             };
-            if sums.is_ok() {
+            if hashed.is_ok() {
                 shared.metrics.seal_seconds.observe(begun.elapsed().as_secs_f64());
                 shared.metrics.seal_bytes.inc_by(ticket.size_bytes);
             }
             reach(StepPoint::SealHashed);
-            (ticket, sums)
+            (ticket, hashed)
         };
         Done::Sealed(tickets.into_iter().map(hash).collect())
     });

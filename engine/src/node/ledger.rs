@@ -451,6 +451,7 @@ mod tests {
             opens: 0,
             host: true,
             object: None,
+            content: None,
             reclaim: ReclaimClass::Never,
             opened_ns: 0,
             closed_ns: 0,

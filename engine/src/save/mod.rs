@@ -5,6 +5,7 @@
 pub mod commit;
 #[cfg(test)]
 mod commit_test;
+pub(crate) mod content;
 pub mod drain;
 pub mod encode;
 pub mod foreign;

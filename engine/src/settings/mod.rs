@@ -31,6 +31,7 @@ pub struct Settings {
     pub tier3: Tier3Settings,
     pub save: SaveSettings,
     pub torn: TornSettings,
+    pub content: ContentSettings,
     pub fsync: FsyncSettings,
     pub verify: VerifySettings,
     pub shutdown: ShutdownSettings,
@@ -194,6 +195,19 @@ pub struct TornSettings {
 impl Default for TornSettings {
     fn default() -> Self {
         Self { hide: true }
+    }
+}
+
+/// Reading of what files hold.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ContentSettings {
+    pub judge: bool,
+}
+
+impl Default for ContentSettings {
+    fn default() -> Self {
+        Self { judge: true }
     }
 }
 

@@ -27,7 +27,7 @@ use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::machine;
 use tidemark_tests::python::Python;
 
-use crate::{environment, script};
+use crate::{content, environment, script};
 
 const KILLS: u64 = 3;
 /// For a package whose family has another row with [`KILLS`]. Most of a life is loading the framework, so the short form
@@ -129,6 +129,8 @@ fn comes_back(package: &Package) {
     let unbroken = start(package, &python, &plain, &plain, steps);
     let (truth, pace) = unbroken.ends();
     assert!(truth.iter().all(|rank| rank.len() as u64 == steps), "{}: hashes of {steps} steps", package.name);
+    let dice_of_cuts = &mut Dice::new(seed);
+    println!("{}: {}", package.name, content::of_saves(&plain, dice_of_cuts));
     fs::remove_dir_all(&plain).expect("the unbroken run is not needed any more");
 
     let outside = daemon.scratch("outside");

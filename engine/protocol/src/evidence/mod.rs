@@ -21,8 +21,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The rule of a model's parts.
 const PARTS: &str = "safetensors";
-/// The rule of plain files.
+/// The rules of plain files.
 const FILES: &str = "torch_save";
+const OTHER_FILES: &str = "file";
 
 /// How long nothing must have happened before a checkpoint without better evidence counts as settled.
 pub const SETTLE_NS: i64 = 5_000_000_000;
@@ -250,7 +251,7 @@ impl Case<'_> {
             content: Content::Unknown,
             cut: false,
             trainer: self.is_of_a_trainer(),
-            layout: !matches!(self.candidate.framework.as_str(), PARTS | FILES),
+            layout: !matches!(self.candidate.framework.as_str(), PARTS | FILES | OTHER_FILES),
         });
         let ended = match ends {
             Ends::Living => return Verdict::Incomplete { missing, why, kept_at_ns: None },

@@ -18,6 +18,16 @@ const DCP_SHARD: &str = r"(?-u)^__(?<rank>\d+)_\d+\.distcp$";
 const MEGATRON_SHARD: &str = r"(?-u)__(?<rank>\d+)_\d+\.distcp$";
 const SAFETENSORS: &str = r"(?-u)-of-\d{5}\.safetensors$|\.safetensors\.index\.json$";
 /// Of ZeRO 1 and above: each rank's part of the optimizer, and with ZeRO 3 of the model.
+/// What other formats' files are called: of HDF5 and Keras, numpy, pickle, Flax, XGBoost, GGML, ONNX.
+const OTHER_FILE: &str = r"\.(?:h5|keras|npz|pkl|msgpack|ubj|gguf|onnx)$";
+/// Those of the formats that hold anything, where the last word says that it is no state of a training; and what Accelerate numbers
+/// by rank and object, not by step.
+const OTHER_DATA: &str = concat!(
+    r"(?i-u)(?:(?:^|[^a-z])(?:data|datasets?|samples?|features?|embeddings?|labels?|predictions?|preds|outputs?|results?",
+    r"|scores?|metrics?|metadata|meta|history|logs?|stats|statistics|summary|vocab|vocabulary|tokens?|tokenizer|index",
+    r"|indices|cache|config|args|hparams|settings|info)|^(?:[xy][-_])?(?:train|val|valid|validation|test|eval))",
+    r"[^a-z]*\.(?:h5|npz|pkl|msgpack)$|^custom_checkpoint_\d+\.pkl$|^random_states_\d+\.pkl$",
+);
 const ZERO_PART: &str =
     r"(?-u)^(?:bf16_|fp16_)?zero_pp_rank_(?<rank>\d+)_mp_rank_\d+(?:_\d+)?_(?:optim|model)_states\.pt$";
 const DEEPSPEED_FILE: &str =
@@ -219,12 +229,24 @@ fn formats() -> Vec<RuleSpec> {
             name: "torch_save".into(),
             directory: some(STEP_DIRECTORY),
             signature: some(
-                r"(?-u)\.(?:pt|pth|bin|ckpt|safetensors|distcp)$|(?:mp_rank_|rank[-_]?|shard[-_]?)\d+",
+                r"(?-u)\.(?:pt|pth|bin|ckpt|safetensors|distcp|pth\.tar)$|(?:mp_rank_|rank[-_]?|shard[-_]?)\d+",
             ),
             shard: some(RANK_PART),
             renamed: true,
-            single: some(r"\.(?:pt|pth|bin|ckpt|safetensors)$"),
+            single: some(r"\.(?:pt|pth|bin|ckpt|safetensors|pth\.tar)$"),
             temporary: some(r"(?-u)\.tmp$|^\.tmp|\.partial$|\.incomplete$|^tmp_.*\.(?:pt|pth)$"),
+            ..RuleSpec::default()
+        },
+        // The same for what is saved without torch. These formats hold data, too, and a run's results must not count as its
+        // newest checkpoint.
+        RuleSpec {
+            name: "file".into(),
+            directory: some(STEP_DIRECTORY),
+            signature: some(OTHER_FILE),
+            shard: some(RANK_PART),
+            renamed: true,
+            single: some(OTHER_FILE),
+            except: some(OTHER_DATA),
             ..RuleSpec::default()
         },
     ]

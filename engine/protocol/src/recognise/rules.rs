@@ -57,6 +57,8 @@ pub struct RuleSpec {
     pub more_follows: bool,
     /// A file that is a checkpoint by itself (or one rank's part of one, where its name carries a rank).
     pub single: Option<String>,
+    /// Names that `signature` and `single` do not mean, though they fit.
+    pub except: Option<String>,
     /// Names of files that are still being written.
     pub temporary: Option<String>,
     /// The file beside the checkpoints that names the one to come back to, and how.
@@ -127,6 +129,7 @@ pub(crate) struct Rule {
     unfinished: Option<Regex>,
     more_follows: bool,
     single: Option<Regex>,
+    except: Option<Regex>,
     tracker: Option<(Regex, TrackerHolds)>,
 }
 
@@ -225,6 +228,7 @@ impl Rule {
             )?,
             more_follows: spec.more_follows,
             single: compile("single", &spec.single)?,
+            except: compile("except", &spec.except)?,
             tracker,
         })
     }
@@ -241,7 +245,15 @@ impl Rule {
     /// Whether the file shows that this rule applies to the directory, whose name fits.
     fn signs(&self, path: &RelPath, directory: &RelPath) -> bool {
         let deep = self.on_top && path.parent().as_ref() != Some(directory);
-        !deep && matches(self.signature.as_ref(), path.name())
+        !deep && self.is_signature(path.name())
+    }
+
+    fn is_signature(&self, name: &[u8]) -> bool {
+        matches(self.signature.as_ref(), name) && !matches(self.except.as_ref(), name)
+    }
+
+    fn is_single(&self, name: &[u8]) -> bool {
+        matches(self.single.as_ref(), name) && !matches(self.except.as_ref(), name)
     }
 
     /// The step that the directory's name gives.
@@ -368,7 +380,8 @@ impl Rules {
     }
 
     fn is_signature(&self, path: &RelPath) -> bool {
-        self.signatures.is_match(path.name())
+        let name = path.name();
+        self.signatures.is_match(name) && self.rules.iter().any(|rule| rule.is_signature(name))
     }
 
     /// Whether `path` decides about no other path, and is loose wherever no checkpoint is a directory. Such a file may
@@ -380,12 +393,13 @@ impl Rules {
 
     /// Whether the file shows that its directory, whatever its name, is a checkpoint.
     pub(super) fn makes_flat(&self, path: &RelPath) -> bool {
-        let flat = |rule: &Rule| rule.directory.is_none() && matches(rule.signature.as_ref(), path.name());
+        let flat = |rule: &Rule| rule.directory.is_none() && rule.is_signature(path.name());
         self.is_signature(path) && self.rules.iter().any(flat)
     }
 
     pub(super) fn is_single(&self, path: &RelPath) -> bool {
-        self.singles.is_match(path.name())
+        let name = path.name();
+        self.singles.is_match(name) && self.rules.iter().any(|rule| rule.is_single(name))
     }
 
     /// What a file's name says that it is, in a checkpoint of that framework. Markers are the framework's own, and most
@@ -443,12 +457,9 @@ impl Rules {
     ) -> String {
         let directory = id.path();
         let fits = |rule: &&Rule| match shape {
-            Shape::Single | Shape::Family => {
-                files.clone().any(|path| matches(rule.single.as_ref(), path.name()))
-            }
+            Shape::Single | Shape::Family => files.clone().any(|path| rule.is_single(path.name())),
             Shape::Flat => {
-                rule.directory.is_none()
-                    && files.clone().any(|path| matches(rule.signature.as_ref(), path.name()))
+                rule.directory.is_none() && files.clone().any(|path| rule.is_signature(path.name()))
             }
             Shape::Tree => {
                 let Some(directory) = &directory else { return false };

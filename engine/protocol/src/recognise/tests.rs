@@ -46,6 +46,35 @@ fn plain_files_are_checkpoints_by_themselves() {
 }
 
 #[test]
+fn files_of_other_formats_are_checkpoints_by_themselves() {
+    for name in [
+        "latest.weights.h5",
+        "model.keras",
+        "state.npz",
+        "model_final.pkl",
+        "train_state.msgpack",
+        "xgb.ubj",
+        "test-model.gguf",
+        "metadata.onnx",
+        "optimizer.pkl",
+    ] {
+        assert_eq!(grouped(&[&format!("r/{name}")]), [format!("r|{name}|file|-|1")]);
+    }
+    assert_eq!(grouped(&["r/checkpoint_30.pth.tar"]), ["r|checkpoint_30.pth.tar|torch_save|30|1"]);
+    assert_eq!(grouped(&["r/epoch_3/step_100.h5"]), ["r/epoch_3|step_100.h5|file|100|1"]);
+    assert_eq!(grouped(&["r/w_rank0.npz", "r/w_rank1.npz"]), ["r|w_rank*.npz|file|-|2"]);
+    let directory = ["r/step_5/model.h5", "r/step_5/optimizer.pkl", "r/step_5/metrics.pkl"];
+    assert_eq!(grouped(&directory), ["r|step_5|file|5|3"]);
+    // In a checkpoint of another kind they are parts of it.
+    let parts =
+        ["hf/model-00001-of-00002.safetensors", "hf/optimizer.pkl", "hf/rng_state.pkl", "hf/model.onnx"];
+    assert_eq!(grouped(&parts), ["_|hf|safetensors|-|4"]);
+    let saved =
+        ["r/checkpoint-9/trainer_state.json", "r/checkpoint-9/optimizer.pkl", "r/checkpoint-9/model.h5"];
+    assert_eq!(grouped(&saved), ["r|checkpoint-9|hf_trainer|9|3"]);
+}
+
+#[test]
 fn ranks_of_one_name_are_one_version() {
     let family = ["r/step5_rank0.pt", "r/step5_rank1.pt", "r/step6_rank0.pt"];
     assert_eq!(grouped(&family), ["r|step5_rank*.pt|torch_save|5|2", "r|step6_rank*.pt|torch_save|6|1"]);
@@ -230,6 +259,21 @@ fn a_file_that_many_write_makes_no_checkpoint_of_its_directory() {
         grouped(&["r/metadata.pkl", "r/step100.pt", "r/train.log"]),
         ["r|step100.pt|torch_save|100|1"],
         "a pickle beside checkpoints"
+    );
+    for data in
+        ["metrics.pkl", "dataset.h5", "train_data.npz", "val-metrics_100.npz", "Test.h5", "tokens.msgpack"]
+    {
+        assert_eq!(grouped(&[&format!("r/{data}")]), [""; 0], "{data} is no state of a training");
+        assert_eq!(
+            grouped(&[&format!("r/step_5/{data}")]),
+            [""; 0],
+            "{data} makes no directory a checkpoint"
+        );
+    }
+    assert_eq!(
+        grouped(&["r/random_states_0.pkl", "r/custom_checkpoint_0.pkl"]),
+        [""; 0],
+        "parts of Accelerate's"
     );
     let nested = ["epoch_3/iteration_100/x.pt", "epoch_3/iteration_200/x.pt"];
     assert_eq!(

@@ -1,0 +1,203 @@
+//! Tells from a file's bytes whether the file is whole.
+//!
+//! Owns: the readers of each format and their bounds. Does not own: where the bytes are, what follows from a verdict.
+//!
+//! A file is broken only when it begins as a format and the format's own structure contradicts the file. What a reader does not
+//! understand is unknown, never broken: a false "broken" may hide a healthy file, and a false "unknown" hides nothing.
+//!
+//! Every file is taken for hostile. A reader keeps to [`Limits`], allocates nothing by a length that it has not compared with the
+//! file's, and calls itself nowhere. No verdict says that all names of a checkpoint are there.
+
+mod gguf;
+mod hdf5;
+mod keras;
+mod npy;
+mod pickle;
+mod safetensors;
+mod source;
+mod tar;
+mod torch_legacy;
+mod torch_zip;
+mod zip;
+
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+use source::{Source, Stop};
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+/// The version of the readers. It rises with every change that may give the same bytes another verdict, so that a kept verdict can be
+/// told from one that today's readers would give.
+pub const READERS: u32 = 1;
+
+/// The first bytes of a file, by which its format is recognised. The last of them that a format needs are those of tar, at 257.
+const HEAD_BYTES: usize = 512;
+
+/// Reads ranges of one file that nobody changes meanwhile.
+pub trait Bytes {
+    /// Fills `into` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// Any error makes the verdict unknown.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+}
+
+impl Bytes for &[u8] {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let from = usize::try_from(offset).ok().and_then(|offset| self.get(offset..));
+        let range = from.and_then(|from| from.get(..into.len()));
+        into.copy_from_slice(range.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+/// What one verdict may cost. Beyond it, the verdict is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How much is read.
+    pub read_bytes: u64,
+    /// How many opcodes, directory entries, headers and tensors are looked at.
+    pub steps: u64,
+    /// How far the clock may advance.
+    pub cpu: Duration,
+}
+
+impl Default for Limits {
+    /// A seal hashes some gigabytes a second: this adds at most a tenth to a file of a gigabyte, and nothing that is seen to others.
+    fn default() -> Self {
+        Self { read_bytes: 64 << 20, steps: 4 << 20, cpu: Duration::from_millis(50) }
+    }
+}
+
+/// What the bytes say of themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The format's structure accounts for the file to its end.
+    Whole,
+    /// The file begins as the format, and the format's structure contradicts the file.
+    Broken,
+    /// No format that is known here, one that cannot tell, or more than the limits allow.
+    Unknown,
+}
+
+/// The formats that have a reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// What `torch.save` writes, TorchScript and `torch.package`.
+    TorchZip,
+    Safetensors,
+    /// What `torch.save` wrote before 1.6, and writes when it is told to.
+    TorchLegacy,
+    Hdf5,
+    Pickle,
+    Npz,
+    Npy,
+    Keras,
+    Gguf,
+    Tar,
+    /// Any other zip archive.
+    Zip,
+}
+
+impl Format {
+    /// Whether its writers may set the file's size first and fill it afterwards. Of such a file the verdict whole says nothing when
+    /// its writer was killed: the header may be there, and the rest zeros.
+    #[must_use]
+    pub fn is_sized_in_advance(self) -> bool {
+        match self {
+            Self::Safetensors | Self::Gguf | Self::Npy => true,
+            // Its writer allocates before it writes.
+            Self::Hdf5 => true,
+            // What ends them is written last, or each part when the one before it is there.
+            Self::TorchZip | Self::Npz | Self::Keras | Self::Zip => false,
+            Self::TorchLegacy | Self::Pickle | Self::Tar => false,
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TorchZip => "torch zip",
+            Self::Safetensors => "safetensors",
+            Self::TorchLegacy => "legacy torch",
+            Self::Hdf5 => "HDF5",
+            Self::Pickle => "pickle",
+            Self::Npz => "npz",
+            Self::Npy => "npy",
+            Self::Keras => ".keras",
+            Self::Gguf => "GGUF",
+            Self::Tar => "tar",
+            Self::Zip => "zip",
+        })
+    }
+}
+
+/// A verdict with its reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Judgement {
+    pub verdict: Verdict,
+    /// As the file begins; `None` where it begins as no known format.
+    pub format: Option<Format>,
+    /// A sentence without its full stop. Where two values contradict each other it has both.
+    pub reason: String,
+    /// [`READERS`] of the build that read.
+    pub readers: u32,
+}
+
+/// Judges one file. `clock` says how much time was used until now, best the thread's CPU time; its beginning does not matter.
+///
+/// Costs at most `limits`, and memory for [`READS_AT_ONCE`](source::READS_AT_ONCE) and what a reader keeps of each part: some
+/// 40 MiB for the worst hostile file, some kilobytes for a checkpoint.
+#[must_use]
+pub fn judge(bytes: &dyn Bytes, size_bytes: u64, limits: &Limits, clock: &dyn Fn() -> Duration) -> Judgement {
+    let mut source = Source::new(bytes, size_bytes, limits, clock);
+    let mut head = [0; HEAD_BYTES];
+    let length = usize::try_from(size_bytes).unwrap_or(HEAD_BYTES).min(HEAD_BYTES);
+    let head = &mut head[..length];
+    let (format, read) = match source.read(0, head) {
+        Ok(()) => recognised(&mut source, head),
+        Err(stop) => (None, Err(stop)),
+    };
+    let (verdict, reason) = match read {
+        Ok(reason) => (Verdict::Whole, reason),
+        Err(Stop::Broken(reason)) => (Verdict::Broken, reason),
+        Err(Stop::Unknown(reason)) => (Verdict::Unknown, reason),
+        // Each reader says what an early end means to its format; where it does not, nothing is proved.
+        Err(Stop::Early(early)) => (Verdict::Unknown, early.to_string()),
+    };
+    Judgement { verdict, format, reason, readers: READERS }
+}
+
+/// What a reader says of a whole file.
+type Read = Result<String, Stop>;
+
+/// The format that the first bytes show, and what its reader says.
+fn recognised(source: &mut Source<'_>, head: &[u8]) -> (Option<Format>, Read) {
+    if head.starts_with(zip::LOCAL) {
+        return zip::read(source);
+    }
+    let (format, reader): (_, fn(&mut Source<'_>, &[u8]) -> Read) = if head.starts_with(hdf5::SIGNATURE) {
+        (Format::Hdf5, |source, _| hdf5::read(source, 0, source.size_bytes()))
+    } else if head.starts_with(gguf::MAGIC) {
+        (Format::Gguf, |source, _| gguf::read(source))
+    } else if head.starts_with(npy::MAGIC) {
+        (Format::Npy, |source, _| npy::read(source, 0, source.size_bytes()))
+    } else if torch_legacy::begins(head) {
+        (Format::TorchLegacy, |source, _| torch_legacy::read(source))
+    } else if pickle::begins(head) {
+        (Format::Pickle, |source, _| pickle::read(source))
+    } else if safetensors::begins(head) {
+        (Format::Safetensors, safetensors::read)
+    } else if tar::begins(head) {
+        (Format::Tar, |source, _| tar::read(source))
+    } else {
+        return (None, Err(Stop::unknown("it begins as no format that is known here")));
+    };
+    (Some(format), reader(source, head))
+}

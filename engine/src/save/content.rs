@@ -1,0 +1,70 @@
+//! Asks the readers of content what a closed file's bytes say of themselves.
+//!
+//! Owns: their clock and limits, and that nothing of theirs stops a seal. Does not own: the readers (`tidemark-content`), what follows
+//! from a verdict.
+
+use crate::tier1::Backing;
+use rustix::time::{ClockId, clock_gettime};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+use tidemark_content::{Bytes, Judgement, Limits, judge};
+
+impl Bytes for Backing {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read_exact_at(into, offset)
+    }
+}
+
+/// What the bytes say of themselves; `None` where they begin as no format that has a reader.
+///
+/// Costs at most [`Limits::default`] of this thread.
+#[must_use]
+pub(crate) fn of(bytes: &dyn Bytes, size_bytes: u64) -> Option<Judgement> {
+    // Bytes of a stranger go through much code here, and a file whose seal did not end would never be durable.
+    let judged =
+        catch_unwind(AssertUnwindSafe(|| judge(bytes, size_bytes, &Limits::default(), &thread_time)));
+    match judged {
+        Ok(judgement) => judgement.format.is_some().then_some(judgement),
+        Err(_panic) => {
+            tracing::error!(
+                size_bytes,
+                "a reader of content panicked; the file is sealed without its verdict"
+            );
+            None
+        }
+    }
+}
+
+/// The processor time of this thread: that others have the processor is no cost of the file's.
+fn thread_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Panics;
+
+    impl Bytes for Panics {
+        fn read_at(&self, _offset: u64, _into: &mut [u8]) -> io::Result<()> {
+            panic!("a reader with a fault");
+        }
+    }
+
+    #[test]
+    fn a_panic_is_no_verdict() {
+        assert_eq!(of(&Panics, 100), None);
+        assert_eq!(of(&&b"step,loss\n"[..], 10), None);
+        assert!(of(&&b"\x89HDF\r\n\x1a\n"[..], 8).is_some());
+    }
+
+    #[test]
+    fn the_clock_goes() {
+        let begun = thread_time();
+        while thread_time() <= begun {
+            std::hint::spin_loop();
+        }
+    }
+}
