@@ -152,3 +152,69 @@ fn what_is_torn_goes_once_something_whole_is_there() {
     process::until(COMMITTED_WITHIN, hidden)
         .unwrap_or_else(|| panic!("{:?} {:#?}", names(&run), crate::site::events(&daemon)));
 }
+
+/// The beginning of a model of 16 bytes, with so many of them.
+fn safetensors(size_bytes: usize) -> Vec<u8> {
+    let header = br#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
+    let length = u64::try_from(header.len()).unwrap();
+    [&length.to_le_bytes()[..], header, &vec![7; size_bytes]].concat()
+}
+
+/// An exception closes a file on its way out, and its process may go on.
+#[test]
+fn a_file_that_contradicts_its_own_format_is_never_committed_and_a_trainers_goes() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let scratch = daemon.scratch("source");
+    fs::write(scratch.join("whole"), safetensors(16)).unwrap();
+    fs::write(scratch.join("broken"), safetensors(15)).unwrap();
+    let run = daemon.mount().join("run");
+    run_in(daemon.mount(), "mkdir run person");
+    let copied = |from: &str, to: &str| format!("cat {} >{to}", scratch.join(from).display());
+    let mut trainer = Rank::start(&run, Some(("29541", 0, 1)));
+    trainer.does(&copied("whole", "step_1.safetensors"));
+    daemon.wait_committed("run/step_1.safetensors", COMMITTED_WITHIN);
+    trainer.does(&copied("broken", "step_2.safetensors"));
+    // A person's: nobody knows better than they do whether it is of use.
+    run_in(&daemon.mount().join("person"), &copied("whole", "step_1.safetensors"));
+    run_in(&daemon.mount().join("person"), &copied("broken", "step_2.safetensors"));
+    daemon.wait_committed("person/step_1.safetensors", COMMITTED_WITHIN);
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["step_1.safetensors", "step_2.safetensors"], "its writer lives");
+    trainer.kill();
+    let gone = || (names(&run) == ["step_1.safetensors"]).then_some(());
+    process::until(COMMITTED_WITHIN, gone).unwrap_or_else(|| panic!("{:#?}", crate::site::events(&daemon)));
+    let flush = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
+    assert_eq!(flush.status.code(), Some(1), "it cannot become durable as a checkpoint");
+    assert_eq!(names(&daemon.mount().join("person")), ["step_1.safetensors", "step_2.safetensors"]);
+    let why = daemon.ctl_json(&["why", daemon.mount().join("person/step_2.safetensors").to_str().unwrap()]);
+    let verdict = why["verdict"].as_str().unwrap();
+    assert!(verdict.contains("contradicts its own format") && verdict.contains("16 bytes"), "{why:#}");
+    // The next daemon asks again: what this one knew of bytes is not written down.
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&daemon.mount().join("person")), ["step_1.safetensors", "step_2.safetensors"]);
+    for path in ["run/step_2.safetensors", "person/step_2.safetensors"] {
+        assert!(tier3::commits(&daemon.tier3_dir(), path).is_empty(), "{path}");
+    }
+    daemon.stop_with_status();
+}
+
+/// Killed after the last byte, and before close(2).
+#[test]
+fn a_cut_file_whose_bytes_say_that_it_is_whole_is_committed() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    // Two blocks of zeros end a tar archive.
+    let archive = daemon.scratch("source").join("archive.tar");
+    run_in(daemon.scratch("source"), "echo state >part; tar cf archive.tar part");
+    for (name, kept) in [("step1.bin", "cat"), ("step2.bin", "head -c 600")] {
+        let mut job = Rank::start(&run, None);
+        job.does(&format!("exec 3>{name}; {kept} {} >&3", archive.display()));
+        job.kill();
+    }
+    daemon.wait_committed("run/step1.bin", COMMITTED_WITHIN);
+    assert_holds(&daemon, "run/step1.bin", &fs::read(&archive).unwrap(), "it was all there");
+    assert!(tier3::commits(&daemon.tier3_dir(), "run/step2.bin").is_empty());
+}

@@ -238,6 +238,7 @@ impl Catalog {
             closed_at_ns: facts.closed_ns,
             vouched: facts.vouched,
             content: Content::Unknown,
+            content_reason: String::new(),
             committed: false,
             writers: facts.writers.iter().map(writer).collect(),
         }

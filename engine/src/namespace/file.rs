@@ -59,8 +59,9 @@ pub(super) struct File {
     pub(super) fate: FileFate,
     /// The seal that the copy holds, and the copy.
     pub(super) object: Option<Box<(SealNumber, ObjectCopy)>>,
-    /// What the bytes of the present seal say of themselves; none of what was sealed before this daemon started.
-    pub(super) content: Option<Box<Judgement>>,
+    /// What the bytes say of themselves, where they begin as a format; none where they were not asked since they last changed, or by
+    /// this daemon.
+    pub(super) judged: Option<Option<Box<Judgement>>>,
     pub(super) writers: Vec<Arc<WriterId>>,
     pub(super) opens: u32,
     pub(super) class: ReclaimClass,
@@ -109,7 +110,7 @@ impl File {
             size_bytes: 0,
             fate: FileFate::default(),
             object: None,
-            content: None,
+            judged: None,
             writers: Vec::new(),
             opens: 0,
             class: ReclaimClass::Never,
@@ -161,7 +162,7 @@ impl File {
     pub(super) fn unseal(&mut self, own: FileId) {
         self.happens(FileEvent::Changed);
         self.object = None;
-        self.content = None;
+        self.judged = None;
         self.class = ReclaimClass::Never;
         self.unverified = false;
         self.remote = None;

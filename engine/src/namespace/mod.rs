@@ -56,6 +56,7 @@ pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use open::OpenOutcome;
 pub use outgoing::{OutgoingBody, OutgoingNode, Told};
 pub use room::RoomWait;
+pub(crate) use seal::JudgeTicket;
 pub use seal::{NotSealable, SealPin, SealTicket, Voided};
 pub use session::{Answer, RequestId};
 pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};

@@ -23,6 +23,15 @@ pub struct SealTicket {
     _hold: Arc<SealHold>,
 }
 
+/// Bytes to be judged; see [`Namespace::begin_judging`].
+#[derive(Debug)]
+pub(crate) struct JudgeTicket {
+    pub(crate) node: NodeId,
+    pub(crate) backing: Arc<Backing>,
+    pub(crate) size_bytes: u64,
+    changes: u64,
+}
+
 /// The bytes of a seal, kept as they are while this lives, whatever happens to the file.
 #[derive(Debug)]
 pub struct SealPin {
@@ -122,14 +131,37 @@ impl Namespace {
         });
     }
 
+    /// The bytes of a file that nobody writes, to ask what they say of themselves. They may change meanwhile.
+    pub(crate) fn begin_judging(&self, node: NodeId) -> Option<JudgeTicket> {
+        self.look(|state| {
+            let file = state.tree.node(node).and_then(|node| node.file()).ok()?;
+            let backing = file.backing.clone().filter(|_| file.fate.writers() == 0)?;
+            let size_bytes = backing.stat().ok()?.size_bytes;
+            Some(JudgeTicket { node, backing, size_bytes, changes: file.changes })
+        })
+    }
+
+    /// Keeps what the bytes say of themselves, unless they have changed since, or may.
+    pub(crate) fn end_judging(&self, ticket: &JudgeTicket, content: Option<Judgement>) {
+        // Where it has changed, or is gone, nobody waits for the answer.
+        let _ = self.change(|state| {
+            let file = state.file_mut(ticket.node)?;
+            if file.changes == ticket.changes && file.fate.writers() == 0 {
+                file.judged = Some(content.map(Box::new));
+                state.mark(ticket.node);
+            }
+            Ok(())
+        });
+    }
+
     /// Keeps what the bytes of this seal say of themselves, for as long as they are the file's.
-    pub(crate) fn note_content(&self, file: FileId, seal: SealNumber, content: Judgement) {
+    pub(crate) fn note_content(&self, file: FileId, seal: SealNumber, content: Option<Judgement>) {
         self.look(|state| {
             let node = state.node_of(file, self.incarnation);
             if let Some(Ok(file)) = node.map(|node| state.file_mut(node))
                 && file.fate.seal().is_some_and(|now| now.number == seal)
             {
-                file.content = Some(Box::new(content));
+                file.judged = Some(content.map(Box::new));
             }
         });
     }

@@ -36,9 +36,10 @@ pub struct FileView {
     pub host: bool,
     /// The copy in Tier-3 of the present seal.
     pub object: Option<ObjectCopy>,
-    /// What the bytes of the present seal say of themselves. None where they were not judged here, or begin as no format that is
-    /// known.
+    /// What the bytes say of themselves. None where they begin as no format that is known, or were not judged.
     pub content: Option<Judgement>,
+    /// They were judged here since they last changed.
+    pub judged: bool,
     pub reclaim: ReclaimClass,
     pub opened_ns: i64,
     /// When its last writer let go of it.
@@ -160,7 +161,8 @@ impl State {
             opens: file.opens,
             host: file.backing.is_some(),
             object: file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone()),
-            content: file.content.as_deref().cloned(),
+            content: file.judged.as_ref().and_then(|judged| judged.as_deref().cloned()),
+            judged: file.judged.is_some(),
             reclaim: file.class,
             opened_ns: file.opened_ns,
             closed_ns: file.closed_ns,

@@ -32,6 +32,12 @@ impl Engine {
                 let result = result.map(|key| ObjectCopy { key, size_bytes, encoding: None });
                 self.loose_done(&path, of, (generation, tries), result, now);
             }
+            Done::Judged(judged) => {
+                for (ticket, content) in judged {
+                    self.judging.remove(&ticket.node);
+                    self.shared.namespace.end_judging(&ticket, content);
+                }
+            }
             Done::Heard { id, contents, heard } => self.others_heard(id, contents, heard),
             Done::Fetched { node, result } => {
                 self.fetching.remove(&node);
@@ -56,9 +62,7 @@ impl Engine {
                 match self.shared.namespace.finish_seal(&ticket, sums.crc, sums.chunks) {
                     Ok(()) => {
                         self.shared.metrics.seal_files.inc();
-                        if let Some(content) = content {
-                            self.shared.namespace.note_content(ticket.file, ticket.seal, content);
-                        }
+                        self.shared.namespace.note_content(ticket.file, ticket.seal, content);
                         if let Some(path) = self.shared.namespace.path_of(ticket.node) {
                             self.shared.sizes.learn(&path, ticket.size_bytes);
                         }

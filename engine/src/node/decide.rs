@@ -14,6 +14,7 @@ use crate::save::share::Share;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_content::{Format, Judgement};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::evidence::{
@@ -47,6 +48,8 @@ pub(crate) enum Action {
     Accept(NodeId),
     /// A new version contains this file, whose bytes are only in Tier-3.
     Fetch(NodeId),
+    /// The verdict rests on what the bytes of these files say of themselves.
+    Judge(Vec<NodeId>),
     Start(Box<Plan>),
     /// A provisional version has evidence now.
     Raise {
@@ -118,6 +121,17 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let file_facts: BTreeMap<_, _> =
         files.iter().map(|(path, view)| ((*path).clone(), fact(path, view))).collect();
     let removed = removed(ledger, book);
+    let unjudged: Vec<NodeId> = match shared.settings.content.judge {
+        true => files.iter().filter(|(_, view)| is_unjudged(view)).map(|(_, view)| view.node).collect(),
+        false => Vec::new(),
+    };
+    if !unjudged.is_empty() {
+        let why = "what its files hold is being looked at".to_owned();
+        outcome.verdict = Some(Verdict::Open { why, again_at_ns: None });
+        outcome.action = Action::Judge(unjudged);
+        outcome.unsettled = true;
+        return outcome;
+    }
     let settle_ns = settle_ns(shared);
     let older = older(ledger, candidate);
     let mut fetch = None;
@@ -191,6 +205,23 @@ fn settle_ns(shared: &Shared) -> i64 {
     ns
 }
 
+/// Whether nobody asked yet what a file's bytes say of themselves, and nobody writes it.
+fn is_unjudged(view: &FileView) -> bool {
+    view.host && !view.judged && matches!(view.state, FileState::Cut | FileState::Sealed { .. })
+}
+
+/// What a file's bytes say of themselves. Where its writer was killed, the size that a format sets in advance says nothing.
+pub(crate) fn content_of(view: &FileView) -> Content {
+    let Some(Judgement { verdict, format, .. }) = &view.content else { return Content::Unknown };
+    let in_advance = format.is_some_and(Format::is_sized_in_advance);
+    match verdict {
+        tidemark_content::Verdict::Whole if view.state == FileState::Cut && in_advance => Content::Unknown,
+        tidemark_content::Verdict::Whole => Content::Whole,
+        tidemark_content::Verdict::Broken => Content::Broken,
+        tidemark_content::Verdict::Unknown => Content::Unknown,
+    }
+}
+
 /// A file's state as reports name it.
 pub(crate) fn state_word(state: &FileState) -> &'static str {
     match state {
@@ -224,7 +255,8 @@ fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool) -> FileFact {
         published_at_ns: view.published_ns,
         closed_at_ns: view.closed_ns,
         vouched: view.renamed,
-        content: Content::Unknown,
+        content: content_of(view),
+        content_reason: view.content.as_ref().map(|content| content.reason.clone()).unwrap_or_default(),
         committed,
         writers: view.writers.iter().map(|writer| fate(shared, writer, cut)).collect(),
     }

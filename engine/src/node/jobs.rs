@@ -5,7 +5,7 @@
 //! A job owns what it works on and gives it back at its end, so nothing is shared with the loop while it runs.
 
 use crate::error::ErrorKind;
-use crate::namespace::{ColdFile, FsError, Namespace, NodeId, SealTicket};
+use crate::namespace::{ColdFile, FsError, JudgeTicket, Namespace, NodeId, SealTicket};
 use crate::node::Shared;
 use crate::node::book::Number;
 use crate::node::ledger::Contents;
@@ -51,6 +51,7 @@ pub(crate) struct Hashed {
 #[derive(Debug)]
 pub(crate) enum Done {
     Sealed(Vec<(SealTicket, io::Result<Hashed>)>),
+    Judged(Vec<(JudgeTicket, Option<Judgement>)>),
     Prepared {
         id: CheckpointId,
         number: Number,
@@ -131,6 +132,18 @@ pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done 
         Done::Sealed(tickets.into_iter().map(hash).collect())
     });
     joined.await.expect("hashing a mapping does not panic")
+}
+
+/// Asks bytes that are not hashed now what they say of themselves: of cut files, and of what an earlier daemon hashed.
+pub(crate) async fn judge(tickets: Vec<JudgeTicket>) -> Done {
+    let joined = tokio::task::spawn_blocking(move || {
+        let judge = |ticket: JudgeTicket| {
+            let content = content::of(&*ticket.backing, ticket.size_bytes);
+            (ticket, content)
+        };
+        Done::Judged(tickets.into_iter().map(judge).collect())
+    });
+    joined.await.expect("a reader's panic is caught")
 }
 
 /// Phase 1 of an attempt.

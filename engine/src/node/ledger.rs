@@ -452,6 +452,7 @@ mod tests {
             host: true,
             object: None,
             content: None,
+            judged: true,
             reclaim: ReclaimClass::Never,
             opened_ns: 0,
             closed_ns: 0,

@@ -51,6 +51,9 @@ const LOOSE_IN_FLIGHT_BYTES: u64 = 256 << 20;
 /// chunk, some milliseconds.
 const SEAL_ALONE_BYTES: u64 = CHUNK_BYTES;
 
+/// Files judged at once beside those that are hashed: each may take some tens of milliseconds.
+const JUDGED_AT_ONCE: usize = 256;
+
 /// Small files hashed by one job: some milliseconds of opening and mapping.
 const SEAL_BATCH_FILES: usize = 256;
 
@@ -108,6 +111,8 @@ pub(crate) struct Engine {
     pub(crate) unsettled: BTreeSet<CheckpointId>,
     pub(crate) backlog: Backlog,
     pub(crate) sealing: BTreeSet<NodeId>,
+    /// Files whose bytes are being asked what they say of themselves.
+    pub(crate) judging: BTreeSet<NodeId>,
     pub(crate) seals_in_flight: usize,
     pub(crate) fetching: BTreeSet<NodeId>,
     /// Checkpoints of which other nodes are asked what they know, and with which contents they were whole when all had said it.
@@ -257,6 +262,7 @@ impl Engine {
             unsettled: BTreeSet::new(),
             backlog: Backlog::default(),
             sealing: BTreeSet::new(),
+            judging: BTreeSet::new(),
             seals_in_flight: 0,
             fetching: BTreeSet::new(),
             hearing: BTreeMap::new(),
@@ -352,6 +358,7 @@ impl Engine {
         fresh.jobs = std::mem::take(&mut self.jobs);
         fresh.sealing = std::mem::take(&mut self.sealing);
         fresh.seals_in_flight = self.seals_in_flight;
+        fresh.judging = std::mem::take(&mut self.judging);
         fresh.fetching = std::mem::take(&mut self.fetching);
         fresh.flushes = std::mem::take(&mut self.flushes);
         fresh.draining = self.draining;
@@ -462,7 +469,7 @@ impl Engine {
             outcome.action = plan.map_or(Action::None, Action::Start);
         }
         let (torn_before, kept_before) = (book.is_torn(), book.is_kept_without_proof());
-        let decides = !matches!(outcome.action, Action::None | Action::Fetch(_))
+        let decides = !matches!(outcome.action, Action::None | Action::Fetch(_) | Action::Judge(_))
             || !torn_before && outcome.verdict.as_ref().is_some_and(is_damage);
         if decides && self.had_not_heard_of(id) {
             self.unsettled.insert(id.clone());
@@ -496,6 +503,7 @@ impl Engine {
                 self.shared.namespace.accept_cut(node);
             }
             Action::Fetch(node) => self.fetch(node),
+            Action::Judge(nodes) => self.judge(nodes),
             Action::Start(plan) => {
                 if self.has_heard_others(id, &plan.contents) {
                     self.start_version(id, *plan);
@@ -551,6 +559,16 @@ impl Engine {
             self.fetching.insert(node);
             let path = jobs::path_text(&self.shared.namespace, node);
             self.jobs.spawn(jobs::fetch_cold(Arc::clone(&self.shared), path, cold));
+        }
+    }
+
+    fn judge(&mut self, nodes: Vec<NodeId>) {
+        let left = JUDGED_AT_ONCE.saturating_sub(self.judging.len());
+        let asked = nodes.into_iter().filter(|node| !self.judging.contains(node)).take(left);
+        let tickets: Vec<_> = asked.filter_map(|node| self.shared.namespace.begin_judging(node)).collect();
+        if !tickets.is_empty() {
+            self.judging.extend(tickets.iter().map(|ticket| ticket.node));
+            self.jobs.spawn(jobs::judge(tickets));
         }
     }
 

@@ -132,6 +132,7 @@ pub async fn judge(
             closed_at_ns: 0,
             vouched: true,
             content: Content::Unknown,
+            content_reason: String::new(),
             committed: false,
             writers: Vec::new(),
         };

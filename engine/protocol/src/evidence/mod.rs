@@ -41,6 +41,8 @@ pub struct FileFact {
     pub vouched: bool,
     /// What its format says of its bytes.
     pub content: Content,
+    /// Why, in a sentence; empty where nobody asked.
+    pub content_reason: String,
     /// The last committed version of the checkpoint holds these bytes under this name.
     pub committed: bool,
     /// The processes that had it open for writing since it was last sealed.
@@ -298,7 +300,9 @@ impl Case<'_> {
 
     fn broken(&self) -> Option<Verdict> {
         let broken = self.present().find(|(_, _, fact)| fact.content == Content::Broken);
-        broken.map(|(path, ..)| Verdict::Broken { why: format!("{path} contradicts its own format") })
+        broken.map(|(path, _, fact)| Verdict::Broken {
+            why: format!("{path} contradicts its own format: {}", fact.content_reason),
+        })
     }
 
     /// Evidence that names every file needs no time where the rule says that nothing follows; elsewhere the settle

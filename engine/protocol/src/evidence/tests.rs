@@ -43,6 +43,7 @@ impl World {
                 closed_at_ns: second * SECOND,
                 vouched: false,
                 content: Content::Unknown,
+                content_reason: String::new(),
                 committed: false,
                 writers: vec![writer.clone()],
             };

@@ -17,7 +17,6 @@ const DCP_SHARD: &str = r"(?-u)^__(?<rank>\d+)_\d+\.distcp$";
 /// Megatron may put a hint before it.
 const MEGATRON_SHARD: &str = r"(?-u)__(?<rank>\d+)_\d+\.distcp$";
 const SAFETENSORS: &str = r"(?-u)-of-\d{5}\.safetensors$|\.safetensors\.index\.json$";
-/// Of ZeRO 1 and above: each rank's part of the optimizer, and with ZeRO 3 of the model.
 /// What other formats' files are called: of HDF5 and Keras, numpy, pickle, Flax, XGBoost, GGML, ONNX.
 const OTHER_FILE: &str = r"\.(?:h5|keras|npz|pkl|msgpack|ubj|gguf|onnx)$";
 /// Those of the formats that hold anything, where the last word says that it is no state of a training; and what Accelerate numbers
@@ -28,6 +27,7 @@ const OTHER_DATA: &str = concat!(
     r"|indices|cache|config|args|hparams|settings|info)|^(?:[xy][-_])?(?:train|val|valid|validation|test|eval))",
     r"[^a-z]*\.(?:h5|npz|pkl|msgpack)$|^custom_checkpoint_\d+\.pkl$|^random_states_\d+\.pkl$",
 );
+/// Of ZeRO 1 and above: each rank's part of the optimizer, and with ZeRO 3 of the model.
 const ZERO_PART: &str =
     r"(?-u)^(?:bf16_|fp16_)?zero_pp_rank_(?<rank>\d+)_mp_rank_\d+(?:_\d+)?_(?:optim|model)_states\.pt$";
 const DEEPSPEED_FILE: &str =
