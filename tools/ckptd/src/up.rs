@@ -456,6 +456,8 @@ impl Start<'_> {
                 false
             }
         };
+        // However the drain ended: what is closed from now on would be lost, and no program is to believe otherwise.
+        shared.namespace.refuse_writers();
         unmount(&mounted).await;
         // Only now: a daemon that dies while it drains is to be followed by one that drains on.
         self.say_the_end();
@@ -646,7 +648,7 @@ async fn drain_all(daemon: &Daemon, settings: &Settings) -> bool {
         std::future::pending::<()>().await;
     };
     let outcome = tokio::select! {
-        outcome = daemon.node.drain(timeout) => outcome,
+        outcome = daemon.node.drain(timeout, grace.min(timeout)) => outcome,
         () = closing => None,
     };
     let Some(outcome) = outcome else { return false };
