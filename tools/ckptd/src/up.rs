@@ -466,12 +466,8 @@ impl Start<'_> {
         publishing.abort();
         // The receiver is gone only when the server has ended by itself.
         let _ = end_server.send(());
-        match serving.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "serving commands ended badly")
-            }
-            Err(error) => tracing::error!(%error, "serving commands panicked"),
+        if let Err(error) = serving.await {
+            tracing::error!(%error, "serving commands panicked");
         }
         base.tier1.remove_spill();
         drop(listener);
