@@ -33,7 +33,7 @@ struct Served {
     http: SocketAddr,
     directory: tempfile::TempDir,
     stop: oneshot::Sender<()>,
-    task: tokio::task::JoinHandle<Result<(), ServeError>>,
+    task: tokio::task::JoinHandle<()>,
 }
 
 async fn served(node: FakeNode) -> Served {
@@ -208,6 +208,23 @@ async fn a_stale_socket_is_replaced_and_a_live_one_is_refused() {
 }
 
 #[tokio::test]
+async fn a_socket_that_was_removed_is_made_again_and_another_daemon_s_is_left() {
+    let served = served(FakeNode::default()).await;
+    let socket = served.directory.path().join("ckptd.sock");
+    std::fs::remove_file(&socket).unwrap();
+    eventually("the socket is back", || socket.exists()).await;
+    assert_eq!(served.client.status().await.unwrap().mount.path, fake::MOUNT);
+    std::fs::remove_file(&socket).unwrap();
+    let other = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&socket).unwrap());
+    let theirs = inode();
+    // Two looks.
+    tokio::time::sleep(Duration::from_millis(2200)).await;
+    assert_eq!(inode(), theirs);
+    drop(other);
+}
+
+#[tokio::test]
 async fn what_is_not_a_socket_is_never_removed() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("ckptd.sock");
@@ -250,6 +267,28 @@ async fn tcp_gives_health_and_nothing_that_changes_anything() {
     let ill = served(FakeNode { degraded: true, ..FakeNode::default() }).await;
     let answer = http(ill.http, "/healthz").await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("does not serve"), "{answer}");
+}
+
+/// Each is a descriptor that the daemon needs for files.
+#[tokio::test]
+async fn idle_connections_give_way_to_new_ones() {
+    let served = served(FakeNode::default()).await;
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(tokio::net::TcpStream::connect(served.http).await.unwrap());
+    }
+    assert!(http(served.http, "/healthz").await.starts_with("HTTP/1.1 200"), "whoever comes later is answered");
+    let closed = async {
+        for stream in &mut idle[..100] {
+            assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), closed).await.expect("the oldest were closed");
+    let mut newest = idle.pop().unwrap();
+    newest.write_all(b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").await.unwrap();
+    let mut answer = [0; 12];
+    newest.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200", "one that is within the bound is kept");
 }
 
 #[tokio::test]
@@ -310,6 +349,6 @@ async fn an_orderly_end_tells_streams_and_removes_the_socket() {
         matches!(&error, ClientError::Answer(refused) if refused.code == ErrorCode::Unavailable),
         "{error}"
     );
-    tokio::time::timeout(Duration::from_secs(4), served.task).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(4), served.task).await.unwrap().unwrap();
     assert_eq!(files_in(served.directory.path()), [""; 0]);
 }

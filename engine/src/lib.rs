@@ -5,6 +5,7 @@
 pub mod allowance;
 pub mod cluster;
 mod courtesy;
+pub mod descriptors;
 pub mod error;
 pub mod flight;
 pub mod metrics;

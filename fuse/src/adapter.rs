@@ -63,6 +63,16 @@ impl Adapter {
     fn ns(&self) -> &Namespace {
         &self.shared.namespace
     }
+
+    /// Why a name may not be changed: it is the control directory's, or nothing that is changed now is kept.
+    fn refuse(&self, parent: INodeNo, name: &OsStr) -> Option<Errno> {
+        refuse(parent, name).or_else(|| self.keeps_nothing())
+    }
+
+    /// What a change is refused with once the daemon keeps nothing more.
+    fn keeps_nothing(&self) -> Option<Errno> {
+        self.ns().are_writers_refused().then_some(Errno::EROFS)
+    }
 }
 
 impl Filesystem for Adapter {
@@ -145,6 +155,9 @@ impl Filesystem for Adapter {
         if ControlDir::owns(node.0) {
             return reply.error(Errno::EROFS);
         }
+        if let Some(refused) = self.keeps_nothing() {
+            return reply.error(refused);
+        }
         let change = SetAttr { mode, uid, gid, size, atime: atime.map(set_time), mtime: mtime.map(set_time) };
         let (caller, node) = (caller(request), node.0);
         if size.is_some() {
@@ -172,7 +185,7 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         self.count(Opcode::MkNod);
-        if let Some(refused) = refuse(parent, name) {
+        if let Some(refused) = self.refuse(parent, name) {
             return reply.error(refused);
         }
         if let Some(answer) = self.shared.answered(request) {
@@ -189,7 +202,7 @@ impl Filesystem for Adapter {
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
         self.count(Opcode::MkDir);
-        if let Some(refused) = refuse(parent, name) {
+        if let Some(refused) = self.refuse(parent, name) {
             return reply.error(refused);
         }
         if let Some(answer) = self.shared.answered(request) {
@@ -201,7 +214,7 @@ impl Filesystem for Adapter {
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         self.count(Opcode::Unlink);
-        if let Some(refused) = refuse(parent, name) {
+        if let Some(refused) = self.refuse(parent, name) {
             return reply.error(refused);
         }
         if self.shared.answered(request).is_some() {
@@ -213,7 +226,7 @@ impl Filesystem for Adapter {
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         self.count(Opcode::RmDir);
-        if let Some(refused) = refuse(parent, name) {
+        if let Some(refused) = self.refuse(parent, name) {
             return reply.error(refused);
         }
         if self.shared.answered(request).is_some() {
@@ -225,7 +238,7 @@ impl Filesystem for Adapter {
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         self.count(Opcode::SymLink);
-        if let Some(refused) = refuse(parent, name) {
+        if let Some(refused) = self.refuse(parent, name) {
             return reply.error(refused);
         }
         if let Some(answer) = self.shared.answered(request) {
@@ -247,7 +260,7 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         self.count(Opcode::Rename);
-        if let Some(refused) = refuse(parent, name).or_else(|| refuse(new_parent, new_name)) {
+        if let Some(refused) = self.refuse(parent, name).or_else(|| self.refuse(new_parent, new_name)) {
             return reply.error(refused);
         }
         if self.shared.answered(request).is_some() {
@@ -260,7 +273,7 @@ impl Filesystem for Adapter {
 
     fn link(&self, request: &Request, node: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.count(Opcode::Link);
-        if let Some(refused) = refuse(parent, name) {
+        if let Some(refused) = self.refuse(parent, name) {
             return reply.error(refused);
         }
         if ControlDir::owns(node.0) {
@@ -291,6 +304,9 @@ impl Filesystem for Adapter {
         }
         let (caller, node, flags) = (caller(request), node.0, flags.0);
         if flags & (libc::O_ACCMODE | libc::O_TRUNC) != libc::O_RDONLY {
+            if self.ns().are_writers_refused() {
+                return self.shared.refuse_open(caller.request, FsError::ReadOnly, reply);
+            }
             let workers = self.workers.clone();
             return gate::pass(
                 &self.shared,
@@ -325,7 +341,7 @@ impl Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         self.count(Opcode::Create);
-        if let Some(refused) = refuse(parent, name) {
+        if let Some(refused) = self.refuse(parent, name) {
             return reply.error(refused);
         }
         if let Some(answer) = self.shared.answered(request) {
@@ -388,6 +404,9 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         self.count(Opcode::Write);
+        if self.ns().are_writers_refused() {
+            return reply.error(Errno::EIO);
+        }
         match self.shared.data() {
             DataPath::Fallback(files) => files.write(fh.0, offset, data, reply),
             DataPath::Passthrough(_) => reply.error(Errno::EIO),
@@ -446,6 +465,9 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         self.count(Opcode::FAllocate);
+        if let Some(refused) = self.keeps_nothing() {
+            return reply.error(refused);
+        }
         let mode = mode.cast_unsigned();
         answer_empty(self.ns().fallocate(&caller(request), fh.0, mode, offset, length), reply);
     }
@@ -586,6 +608,9 @@ impl Filesystem for Adapter {
         if ControlDir::owns(node.0) {
             return reply.error(Errno::EROFS);
         }
+        if let Some(refused) = self.keeps_nothing() {
+            return reply.error(refused);
+        }
         if self.shared.answered(request).is_some() {
             return self.shared.answer_done(request_id(request), Ok(()), reply);
         }
@@ -632,6 +657,9 @@ impl Filesystem for Adapter {
         self.count(Opcode::RemoveXattr);
         if ControlDir::owns(node.0) {
             return reply.error(Errno::EROFS);
+        }
+        if let Some(refused) = self.keeps_nothing() {
+            return reply.error(refused);
         }
         if self.shared.answered(request).is_some() {
             return self.shared.answer_done(request_id(request), Ok(()), reply);

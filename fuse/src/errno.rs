@@ -6,6 +6,12 @@
 
 use fuser::Errno;
 use tidemark_engine::namespace::FsError;
+use tidemark_engine::tier1::is_descriptor_limit;
+
+/// The errno of a read or a write of a backing file that failed here.
+pub(crate) fn io_errno(error: std::io::Error) -> Errno {
+    if is_descriptor_limit(&error) { errno(FsError::too_many_open()) } else { error.into() }
+}
 
 /// The errno a refusal is answered with.
 pub(crate) fn errno(error: FsError) -> Errno {
@@ -16,8 +22,9 @@ pub(crate) fn errno(error: FsError) -> Errno {
         FsError::NotDirectory => Errno::ENOTDIR,
         FsError::IsDirectory => Errno::EISDIR,
         FsError::NoSpace => Errno::ENOSPC,
-        // Not EMFILE: that would say that the program itself has too many.
-        FsError::TooManyOpen => Errno::ENFILE,
+        // It is this process that has too many, which no errno says. ENFILE would send people to the whole system's table
+        // (fs.file-max); `status` names the limit that is meant.
+        FsError::TooManyOpen => Errno::EMFILE,
         FsError::NameTooLong => Errno::ENAMETOOLONG,
         // The kernel looks the name up again and retries the open once (fs/namei.c, path_openat's callers).
         FsError::Stale => Errno::ESTALE,

@@ -26,8 +26,8 @@ pub enum MountError {
     #[error("mountpoint {path} is not empty (it has {entry:?}): empty it or choose another")]
     NotEmpty { path: PathBuf, entry: String },
     #[error(
-        "mountpoint {path} carries a live mount already ({source_name}, type {fs_type}): unmount it or choose \
-         another"
+        "mountpoint {path} carries a live mount already ({source_name}, type {fs_type}): choose a directory inside it, as \
+         {path}/ckpt, or unmount it where it is not needed"
     )]
     Occupied { path: PathBuf, fs_type: String, source_name: String },
     #[error("the dead mount at {path} could not be removed: try umount -l {path}")]

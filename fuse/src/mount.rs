@@ -181,6 +181,12 @@ fn mount_at(path: &Path) -> Result<Option<Present>, MountError> {
     Ok(find_mount(&table, path))
 }
 
+/// Whether a mount of ours is the topmost one at `path`.
+pub(crate) fn is_ours_at(path: &Path) -> Result<bool, MountError> {
+    let present = mount_at(path)?;
+    Ok(present.is_some_and(|present| present.fs_type == FS_TYPE && present.source == SOURCE))
+}
+
 /// proc_pid_mountinfo(5): field 5 is the mount point, with blanks and backslashes as three octal digits; the
 /// type and the source follow a lone dash.
 fn find_mount(table: &[u8], path: &Path) -> Option<Present> {
@@ -233,6 +239,11 @@ mod tests {
         assert_eq!((found.fs_type.as_str(), found.source.as_str()), ("fuse.x", "second"));
         assert_eq!(find_mount(TABLE, Path::new("/mnt/with blank")).unwrap().fs_type, "fuse.tidemark");
         assert_eq!(find_mount(TABLE, Path::new("/ck")), None);
+        let ours = |path: &str| {
+            let present = find_mount(TABLE, Path::new(path));
+            present.is_some_and(|present| (present.fs_type.as_str(), present.source.as_str()) == (FS_TYPE, SOURCE))
+        };
+        assert!(ours("/mnt/with blank") && !ours("/ckpt") && !ours("/gone"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::error::MountError;
 use crate::handshake::{self, InitExchange};
 use crate::host::Host;
-use crate::mount::{attach, detach, prepare};
+use crate::mount::{attach, detach, is_ours_at, prepare};
 use crate::notify::{self, Invalidator};
 use crate::probe;
 use crate::shared::Shared;
@@ -370,6 +370,12 @@ impl Mounted {
         self.served.device.as_fd()
     }
 
+    /// Whether the mount is still at its path. True where that cannot be found out.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        is_ours_at(&self.record.path).unwrap_or(true)
+    }
+
     /// Takes the mount away and waits, at most five seconds, for the session to end. Lazily, the name goes at
     /// once and what is open stays usable until it is closed or this process ends.
     ///
@@ -377,10 +383,11 @@ impl Mounted {
     /// [`MountError::Busy`] names who has what open; the mount then goes on serving.
     pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
         let mut detached = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*detached {
+        // Whatever else has the path now is not ours to take away.
+        if !*detached && self.is_there() {
             detach(&self.record.path, lazy, self.record.privileged)?;
-            *detached = true;
         }
+        *detached = true;
         drop(detached);
         if !self.ended_within(SESSION_END_PATIENCE) {
             tracing::info!(path = %self.record.path.display(), "unmounted, but still in use");
@@ -423,6 +430,7 @@ impl Drop for Mounted {
         let detached = *self.detached.lock().unwrap_or_else(PoisonError::into_inner);
         if !detached
             && !self.ended_within(Duration::ZERO)
+            && self.is_there()
             && let Err(error) = detach(&self.record.path, true, self.record.privileged)
         {
             tracing::warn!(%error, "the mount could not be taken away");

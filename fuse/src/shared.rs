@@ -139,7 +139,7 @@ impl Shared {
 
     /// Gives a file back that the kernel never heard of.
     pub(crate) fn give_back(&self, file: &OpenFile) {
-        if let Err(error) = self.namespace.release(file.fh) {
+        if let Err(error) = self.namespace.take_back(file.fh) {
             tracing::warn!(fh = file.fh, %error, "an open file could not be given back");
         }
     }

@@ -20,6 +20,48 @@ fn on(tier3: &Path) -> DaemonOptions {
     DaemonOptions { tier3: Some(format!("file://{}", tier3.display())), ..options("256MiB", CONFIG) }
 }
 
+/// Where another daemon lives and is to be superseded.
+fn over(tier3: &Path) -> DaemonOptions {
+    DaemonOptions { flags: vec!["--take-over".into()], ..on(tier3) }
+}
+
+#[test]
+fn a_second_stand_alone_daemon_is_refused_and_the_successor_of_a_dead_one_is_not() {
+    let shared = tempfile::tempdir().unwrap();
+    let Some(mut first) = start(on(shared.path())) else { return };
+    let begun = Instant::now();
+    let refused = Daemon::start_refused(on(shared.path()));
+    let text = shown(&refused);
+    assert_eq!(refused.status.code(), Some(6), "{text}");
+    let pid = first.ready().pid.to_string();
+    for word in [&pid, "--coordinator", "--certs", "another --tier3", "--take-over"] {
+        assert!(text.contains(word), "{word} is not in {text}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "on one machine nothing is waited for");
+    save(&first, "run/step1.pt", &noise(1, MIB));
+    first.flush();
+
+    // Nobody helps the next, in another state directory, after a crash or an orderly end.
+    first.kill9();
+    let begun = Instant::now();
+    let mut second = Daemon::start(on(shared.path()));
+    second.stop();
+    let mut third = Daemon::start(on(shared.path()));
+    assert!(begun.elapsed() < Duration::from_secs(15), "a dead daemon is not waited for: {:?}", begun.elapsed());
+    // The next daemon of a keeper is the same node.
+    let dead = third.kill_serving();
+    third.wait_for_next(dead);
+    save(&third, "run/step2.pt", &noise(2, MIB));
+    third.flush();
+
+    // One that is superseded learns of it without writing anything.
+    let fourth = Daemon::start(over(shared.path()));
+    let fenced = process::until(Duration::from_secs(15), || has_problem(&third, "fenced").then_some(()));
+    assert!(fenced.is_some(), "{:#?}", problems(&third));
+    drop(fourth);
+    third.stop_with_status();
+}
+
 #[test]
 fn an_older_coordinator_is_fenced_and_its_bytes_are_still_served() {
     let shared = tempfile::tempdir().unwrap();
@@ -27,7 +69,7 @@ fn an_older_coordinator_is_fenced_and_its_bytes_are_still_served() {
     let (one, two, late) = (noise(1, 3 * MIB + 1), noise(2, 3 * MIB + 2), noise(3, 3 * MIB + 3));
     save(&first, "run/step1.pt", &one);
     first.flush();
-    let second = Daemon::start(on(shared.path()));
+    let second = Daemon::start(over(shared.path()));
     assert_holds(&second, "run/step1.pt", &one, "what the first committed");
     // Two other names and the same name: none of the three may be decided by the first.
     for path in ["run/step2.pt", "run/step3.pt", "other/step1.pt"] {
@@ -90,7 +132,7 @@ fn stopped_around(round: u64, delay: Duration) {
         let flush = scope.spawn(|| first.ctl(&["flush", "--wait", "--timeout", "10"]));
         thread::sleep(delay);
         process::signal(pid, Signal::STOP);
-        let mut second = Daemon::start(on(shared.path()));
+        let mut second = Daemon::start(over(shared.path()));
         save(&second, PATH, &theirs);
         second.flush();
         assert_holds(&second, PATH, &theirs, "at the newer one");

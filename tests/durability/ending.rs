@@ -13,6 +13,11 @@ use tidemark_tests::{process, tier3};
 
 use crate::site::{CONFIG, MIB, assert_holds, events, names, noise, open_for_update, options, save, start};
 
+/// What a program never closes, or never completes, is waited for shortly.
+fn short_grace() -> String {
+    format!("{CONFIG}[shutdown]\ngrace_s = 1\n")
+}
+
 #[test]
 fn sigterm_commits_what_is_complete_and_exits_0() {
     let config = "[save]\nsettle_s = 2.0\n[tier3]\npaced = true\n";
@@ -38,7 +43,7 @@ fn sigterm_commits_what_is_complete_and_exits_0() {
 
 #[test]
 fn sigterm_with_a_file_open_for_writing_names_it_and_exits_1() {
-    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
     let bytes = noise(2, 9 * MIB);
     save(&daemon, "run/step1.pt", &bytes);
     let mut open = File::create(daemon.mount().join("run/step2.pt")).unwrap();
@@ -59,7 +64,7 @@ fn sigterm_with_a_file_open_for_writing_names_it_and_exits_1() {
 
 #[test]
 fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
-    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
     let shards = [noise(11, 3 * MIB + 1), noise(12, MIB)];
     // What a job can load instead: without it all of this would stay in sight.
     save(&daemon, "dcp/whole_step0.pt", &noise(10, MIB));
@@ -114,7 +119,7 @@ fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
 /// A node is preempted in the middle of a save: its trainer is killed, its daemon told to end. The job comes back elsewhere.
 #[test]
 fn after_a_preemption_the_job_finds_the_newest_whole_save_and_a_tracker_that_names_it() {
-    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
     let run = daemon.mount().join("run");
     for rank in 0..2 {
         save(
@@ -166,7 +171,7 @@ fn after_a_preemption_the_job_finds_the_newest_whole_save_and_a_tracker_that_nam
 
 #[test]
 fn sigterm_keeps_what_was_closed_beside_a_file_whose_writer_was_killed() {
-    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
     let bytes = noise(13, MIB);
     save(&daemon, "run/step5.pt", &bytes);
     daemon.wait_committed("run/step5.pt", Duration::from_secs(60));
@@ -268,4 +273,84 @@ fn new_files_are_refused_after_the_grace_and_open_ones_are_written_on() {
     let status = daemon.stop_with_status();
     job.join().expect("the job saw what it should");
     assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
+}
+
+/// Three ways to be in the middle of a save when SIGTERM comes: a file is open, a file is open under the name that it will not keep,
+/// and a part is closed while the next does not exist yet.
+#[test]
+fn sigterm_waits_for_programs_that_are_saving() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = noise(21, MIB);
+    let run = daemon.mount().join("run");
+    fs::create_dir_all(run.join("step-4")).unwrap();
+    let mut open = File::create(run.join("step2.pt")).unwrap();
+    open.write_all(&bytes).unwrap();
+    let mut in_flight = File::create(run.join("step3.pt.tmp")).unwrap();
+    in_flight.write_all(&bytes).unwrap();
+    save(&daemon, "run/step-4/__0_0.distcp", &bytes);
+    let begun = Instant::now();
+    let job = std::thread::spawn({
+        let bytes = bytes.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(1200));
+            fs::write(run.join("step-4/__1_0.distcp"), &bytes).expect("a save that goes on");
+            open.write_all(&bytes).expect("what is open is written on");
+            drop(open);
+            drop(in_flight);
+            // Between the close and the rename nothing of it is open.
+            std::thread::sleep(Duration::from_millis(200));
+            fs::rename(run.join("step3.pt.tmp"), run.join("step3.pt")).expect("a save that goes on");
+        }
+    });
+    // The index of a checkpoint in two parts never comes, so that the end has something to say.
+    let status = daemon.stop_with_status();
+    job.join().expect("the job saved");
+    assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
+    assert!(begun.elapsed() < Duration::from_secs(9), "nobody saves any more: {:?}", begun.elapsed());
+    for path in ["run/step2.pt", "run/step3.pt"] {
+        assert_eq!(tier3::commits(&daemon.tier3_dir(), path).len(), 1, "{path}: {}", daemon.log_tail());
+    }
+    daemon.start_again();
+    assert_holds(&daemon, "run/step2.pt", &[&bytes[..], &bytes].concat(), "closed after SIGTERM");
+    assert_holds(&daemon, "run/step3.pt", &bytes, "renamed after SIGTERM");
+    assert_holds(&daemon, ".tidemark/torn/run/step-4/__1_0.distcp", &bytes, "made after SIGTERM");
+}
+
+/// S-end: whatever is written too late is told so, at the latest by close(2).
+#[test]
+fn a_close_that_comes_too_late_is_an_error() {
+    let config = format!("{CONFIG}[shutdown]\ngrace_s = 0\n");
+    let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+    save(&daemon, "run/step1.pt", &noise(22, MIB));
+    let script = "import os, sys, time
+mount = sys.argv[1]
+checkpoint = os.open(mount + '/run/step2.pt', os.O_CREAT | os.O_WRONLY)
+log = os.open(mount + '/run/log.txt', os.O_CREAT | os.O_WRONLY)
+os.write(checkpoint, b'x' * 100000)
+print('writes', flush=True)
+def refused(call, *words):
+    try: call(*words)
+    except OSError as error: return error.strerror
+    return 'success'
+while refused(os.mkdir, mount + '/d') != 'Read-only file system':
+    os.path.isdir(mount + '/d') and os.rmdir(mount + '/d')
+    time.sleep(0.01)
+print(refused(os.rename, mount + '/run/step1.pt', mount + '/run/other.pt'))
+print(refused(os.fsync, checkpoint))
+print(refused(os.close, checkpoint))
+print(refused(os.close, log), flush=True)";
+    let mut job = Command::new("python3")
+        .args(["-c", script])
+        .arg(daemon.mount())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(job.stdout.take().unwrap()));
+    assert_eq!(lines.next().unwrap().unwrap(), "writes");
+    let status = daemon.stop_with_status();
+    assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
+    let told: Vec<_> = lines.map(Result::unwrap).collect();
+    assert_eq!(told, ["Read-only file system", "Input/output error", "Input/output error", "Input/output error"]);
+    assert!(job.wait().unwrap().success());
+    assert!(tier3::markers(&daemon.tier3_dir(), "run/step2.pt").is_empty());
 }

@@ -10,6 +10,7 @@ mod away;
 mod bytes;
 mod coordinators;
 mod documents;
+mod doors;
 mod encoded;
 mod ending;
 mod export;

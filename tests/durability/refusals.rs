@@ -293,3 +293,77 @@ fn a_budget_larger_than_memory_or_too_small_is_usage() {
     assert_eq!(output.status.code(), Some(2), "a configuration that is not there: {}", shown(&output));
     assert!(String::from_utf8_lossy(&output.stderr).contains(&config), "{}", shown(&output));
 }
+
+#[test]
+fn a_mountpoint_that_is_a_volume_is_refused_with_a_place_inside_it() {
+    if !machine::can_mount() {
+        return;
+    }
+    let refused = Try::new();
+    let mountpoint = refused.path("ckpt");
+    fs::create_dir_all(&mountpoint).unwrap();
+    let before = format!("mount --bind '{mountpoint}' '{mountpoint}'");
+    Try { before: Some(before), ..refused }.refused(1, &[&mountpoint, "a directory inside it"]);
+}
+
+#[test]
+fn too_few_descriptors_to_start_with_are_named() {
+    if !machine::can_mount() {
+        return;
+    }
+    let before = "exec setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource prlimit --nofile=100:100 \"$0\" \"$@\"";
+    Try { before: Some(before.into()), ..Try::new() }.refused(1, &["100 files", "at least 128", "LimitNOFILE"]);
+}
+
+#[test]
+fn a_state_directory_of_another_user_or_of_all_is_refused() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+    if !machine::can_mount() {
+        return;
+    }
+    let shared = Try::new();
+    let directory = shared.path("shared");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777)).unwrap();
+    Try { state_dir: Some(directory.clone()), ..shared }.refused(1, &[&directory, "1777", "--state-dir"]);
+
+    let theirs = Try::new();
+    let (directory, precious) = (theirs.path("theirs"), theirs.path("precious"));
+    fs::create_dir(&directory).unwrap();
+    fs::write(&precious, "precious").unwrap();
+    for name in ["status.json.new", "status.json", "keeper.json", "lock"] {
+        symlink(&precious, format!("{directory}/{name}")).unwrap();
+    }
+    chown(&directory, Some(65534), Some(65534)).unwrap();
+    let kept = Try { state_dir: Some(directory.clone()), ..theirs };
+    kept.refused(1, &[&directory, "user 65534", "--state-dir"]);
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+    assert_eq!(fs::metadata(&directory).unwrap().uid(), 65534);
+}
+
+#[test]
+fn a_start_that_waits_for_a_mute_tier3_says_so_and_ends_when_it_is_told() {
+    if !machine::can_mount() {
+        return;
+    }
+    // The kernel takes connections, and nobody ever answers.
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", mute.local_addr().unwrap());
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name);
+    let log = fs::File::create(path("log")).unwrap();
+    let mut command = Command::new(machine::binary("ckptd"));
+    command.arg("up").arg(path("ckpt")).arg("--state-dir").arg(path("state"));
+    command.args(["--tier1=128MiB", "--tier3=s3://b/p", "--listen=127.0.0.1:0", "--http=127.0.0.1:0"]);
+    command.envs([("AWS_ENDPOINT_URL", endpoint.as_str()), ("AWS_REGION", "us-east-1")]);
+    command.envs([("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "y")]);
+    let mut starting = command.stdout(std::process::Stdio::null()).stderr(log).spawn().unwrap();
+    let said = process::until(Duration::from_secs(5), || {
+        fs::read_to_string(path("log")).unwrap().contains("Tier-3 has not answered yet").then_some(())
+    });
+    assert!(said.is_some(), "{}", fs::read_to_string(path("log")).unwrap());
+    process::signal(starting.id(), rustix::process::Signal::TERM);
+    let ended = process::wait(&mut starting, Duration::from_secs(6)).unwrap();
+    assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", fs::read_to_string(path("log")).unwrap());
+    assert!(!is_mounted(&path("ckpt")));
+}

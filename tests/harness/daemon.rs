@@ -231,6 +231,16 @@ impl Daemon {
         Some(status)
     }
 
+    /// The same where the daemon's mountpoint is another's by then: it is left as it is.
+    pub fn wait_for_end_by_itself(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let running = self.running.as_mut().expect("the daemon runs");
+        let daemons = process::children(running.child.id());
+        let status = process::wait(&mut running.child, limit).expect("waiting for ckptd")?;
+        self.running = None;
+        wait_until_gone(&daemons);
+        Some(status)
+    }
+
     /// Another configuration for the next start.
     pub fn set_config(&mut self, text: &str) {
         self.options.config = Some(text.to_owned());

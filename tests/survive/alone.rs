@@ -1,6 +1,6 @@
 //! Single things that may be in the way when a daemon dies.
 //!
-//! Owns: the keeper killed alone, handles closed meanwhile, very many open files, flipped bytes, kills while resuming.
+//! Owns: the keeper killed alone, signals that mean nothing, a daemon that hangs, handles closed meanwhile, very many open files, flipped bytes, kills while resuming.
 
 use crate::{pattern, start};
 use rustix::process::Signal;
@@ -176,10 +176,81 @@ fn nothing_can_be_written_to_the_state_directory_and_the_mount_goes_on() {
     let aside = daemon.scratch("aside").join("state");
     let path = daemon.mount().join("a.bin");
     fs::write(&path, b"before").unwrap();
+    // A daemon that runs would make it again.
+    process::signal(daemon.serving_pid().unwrap(), Signal::STOP);
     fs::rename(daemon.state_dir(), &aside).unwrap();
     let dead = daemon.kill_serving();
     fs::write(&path, b"after").unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"after");
     fs::rename(&aside, daemon.state_dir()).unwrap();
     daemon.wait_for_next(dead);
+}
+
+/// A terminal that is closed, a rotation of logs, `systemctl reload` by habit: to the keeper and to the daemon, whose log goes
+/// nowhere from then on.
+#[test]
+fn signals_that_others_send_by_habit_end_neither_keeper_nor_daemon() {
+    if !tidemark_tests::machine::can_mount() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name);
+    let mut command = std::process::Command::new(tidemark_tests::machine::binary("ckptd"));
+    command.arg("up").arg(path("ckpt")).arg("--state-dir").arg(path("state"));
+    command.arg(format!("--tier3=file://{}", path("t3").display()));
+    command.args(["--tier1=128MiB", "--listen=127.0.0.1:0", "--http=127.0.0.1:0"]);
+    let piped = std::process::Stdio::piped;
+    let mut keeper = command.stdout(piped()).stderr(piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut stdout = std::io::BufReader::new(keeper.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
+    assert!(line.starts_with("ready:"), "{line}");
+    // Whatever is logged now fails to be.
+    drop((stdout, keeper.stderr.take()));
+    let daemon = process::children(keeper.id())[0];
+    for signal in [Signal::HUP, Signal::USR1, Signal::USR2] {
+        process::signal(keeper.id(), signal);
+        process::signal(daemon, signal);
+    }
+    fs::create_dir(path("ckpt/run")).unwrap();
+    fs::write(path("ckpt/run/step1.pt"), pattern(1, 0, MIB)).unwrap();
+    let ctl = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(tidemark_tests::machine::binary("ckptctl"));
+        process::run(command.arg("--state-dir").arg(path("state")).args(arguments), LIMIT)
+    };
+    assert!(ctl(&["flush", "--wait", "--timeout", "30"]).status.success());
+    assert!(keeper.try_wait().unwrap().is_none());
+    assert_eq!(process::children(keeper.id()), [daemon], "neither was replaced");
+    process::signal(keeper.id(), Signal::TERM);
+    assert_eq!(process::wait(&mut keeper, LIMIT).unwrap().and_then(|status| status.code()), Some(0));
+    assert!(!is_mounted(&path("ckpt")));
+}
+
+/// A daemon that does not run is not one that is gone. After ten seconds of SIGSTOP it goes on; after 30 in which a program waits, which
+/// is left to `--long`, its keeper replaces it.
+#[test]
+fn a_daemon_that_hangs_is_said_to_hang_and_is_replaced_only_after_long() {
+    let Some(daemon) = start("128MiB") else { return };
+    let pid = daemon.serving_pid().unwrap();
+    let path = daemon.mount().join("run");
+    fs::create_dir(&path).unwrap();
+    process::signal(pid, Signal::STOP);
+    let waiting = std::thread::spawn(move || fs::metadata(path).unwrap().is_dir());
+    let begun = std::time::Instant::now();
+    let asked = daemon.ctl(&["status"]);
+    let text = tidemark_tests::daemon::shown(&asked);
+    assert!(begun.elapsed() < Duration::from_secs(4), "it took {:?}", begun.elapsed());
+    assert_eq!(asked.status.code(), Some(5), "{text}");
+    assert!(text.contains("UNKNOWN") && text.contains("SIGSTOP") && text.contains("no_answer"), "{text}");
+    if tidemark_tests::machine::long() {
+        let next = daemon.wait_for_next(pid);
+        assert_ne!(next, pid);
+        assert!(begun.elapsed() >= Duration::from_secs(30), "it was replaced after {:?}", begun.elapsed());
+        assert!(daemon.log().contains("the daemon hangs"), "{}", daemon.log_tail());
+    } else {
+        process::signal(pid, Signal::CONT);
+        assert_eq!(daemon.serving_pid(), Some(pid));
+        assert!(daemon.ctl(&["status"]).status.success());
+    }
+    assert!(waiting.join().unwrap(), "the call that waited was answered once");
 }

@@ -26,10 +26,12 @@ struct Unit {
     home: tempfile::TempDir,
     notify: OwnedFd,
     kept: BTreeMap<String, OwnedFd>,
+    /// It keeps descriptors, and says so.
+    stores: bool,
 }
 
 impl Unit {
-    fn new() -> Self {
+    fn new(stores: bool) -> Self {
         let home = tempfile::tempdir().expect("a step of the harness itself");
         let notify =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
@@ -40,7 +42,7 @@ impl Unit {
         )
         .expect("a step of the harness itself");
         fs::create_dir(home.path().join("tier3")).expect("a step of the harness itself");
-        Self { home, notify, kept: BTreeMap::new() }
+        Self { home, notify, kept: BTreeMap::new(), stores }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -69,9 +71,6 @@ impl Unit {
             .arg("--state-dir")
             .arg(self.path("state"))
             .env("NOTIFY_SOCKET", self.path("notify"))
-            .env("FDSTORE", "16")
-            .env("LISTEN_FDS", names.len().to_string())
-            .env("LISTEN_FDNAMES", names.join(":"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(
@@ -81,6 +80,10 @@ impl Unit {
                     .open(self.path("log"))
                     .expect("a step of the harness itself"),
             );
+        if self.stores {
+            let count = names.len().to_string();
+            command.env("FDSTORE", "16").env("LISTEN_FDS", count).env("LISTEN_FDNAMES", names.join(":"));
+        }
         let pass = move || {
             for (number, fd) in (3..).zip(&passed) {
                 // SAFETY: dup2 of an open descriptor onto a number that nothing of this process has. Async-signal-safe.
@@ -145,7 +148,7 @@ fn systemd_s_descriptor_store_takes_the_keeper_s_place() {
     if !machine::can_mount() {
         return;
     }
-    let mut unit = Unit::new();
+    let mut unit = Unit::new(true);
     let mut daemon = unit.start();
     unit.wait_for("READY=1", &mut daemon);
     let path = unit.path("ckpt").join("open.bin");
@@ -196,6 +199,30 @@ fn systemd_s_descriptor_store_takes_the_keeper_s_place() {
     assert!(fs::read(&path).unwrap() == bytes, "from Tier-3");
     process::signal(daemon.id(), rustix::process::Signal::TERM);
     assert!(process::wait(&mut daemon, LIMIT).unwrap().is_some());
+}
+
+/// systemd before 254, or a unit without `FileDescriptorStoreMax=`: it keeps nothing, and wants to hear of the start and the end from
+/// the process that it started.
+#[test]
+fn a_unit_that_keeps_no_descriptors_hears_of_the_start_and_the_end_from_the_keeper() {
+    if !machine::can_mount() {
+        return;
+    }
+    let mut unit = Unit::new(false);
+    let mut keeper = unit.start();
+    unit.wait_for("READY=1", &mut keeper);
+    let served = status(&unit.path("state"));
+    assert_eq!(served["keeper_pid"], keeper.id(), "the unit's process is the keeper");
+    let pid = served["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap();
+    process::signal(pid, rustix::process::Signal::KILL);
+    let next = process::until(LIMIT, || (status(&unit.path("state"))["pid"] != pid).then_some(()));
+    assert!(next.is_some(), "the keeper keeps");
+    assert!(unit.hear().is_none() && unit.kept.is_empty(), "a daemon that dies is no news for systemd");
+    process::signal(keeper.id(), rustix::process::Signal::TERM);
+    unit.wait_for("STOPPING=1", &mut keeper);
+    let ended = process::wait(&mut keeper, LIMIT).unwrap();
+    let log = || fs::read_to_string(unit.path("log")).unwrap();
+    assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", log());
 }
 
 fn status(state_dir: &Path) -> serde_json::Value {

@@ -51,6 +51,7 @@ struct Held {
 /// One candidate's view of the lease.
 #[derive(Debug)]
 pub struct StoreLease {
+    folder: &'static str,
     store: Arc<dyn Store>,
     holder: String,
     nonce: u64,
@@ -64,7 +65,19 @@ impl StoreLease {
     /// A candidate named `holder`; `nonce` is random and new for each start of the daemon.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, holder: String, nonce: u64, times: LeaseTimes) -> Self {
-        Self { store, holder, nonce, times, held: None, seen: None }
+        Self::in_folder(LEASE_FOLDER, store, holder, nonce, times)
+    }
+
+    /// The same for another lease than the coordinator's. `folder` ends with a slash.
+    #[must_use]
+    pub fn in_folder(
+        folder: &'static str,
+        store: Arc<dyn Store>,
+        holder: String,
+        nonce: u64,
+        times: LeaseTimes,
+    ) -> Self {
+        Self { folder, store, holder, nonce, times, held: None, seen: None }
     }
 
     /// The epoch of the term, while it may be acted on at `now`.
@@ -76,6 +89,15 @@ impl StoreLease {
     /// Takes the lease if it is free or its term is over. `now` is the time just before this call. Costs a listing, a
     /// read, and a create where there is something to take.
     pub async fn try_acquire(&mut self, now: Instant) -> Result<Turn, LeaseError> {
+        self.try_acquire_from(now, |_| false).await
+    }
+
+    /// The same where the caller may know of a holder that it is gone, and need not wait for its term.
+    pub async fn try_acquire_from(
+        &mut self,
+        now: Instant,
+        is_gone: impl Fn(&str) -> bool,
+    ) -> Result<Turn, LeaseError> {
         self.held = None;
         let numbers = self.numbers().await?;
         let mut next = 1;
@@ -89,7 +111,8 @@ impl StoreLease {
             let needed = self.times.term + self.times.margin;
             let waited = now.saturating_duration_since(first_seen);
             // A term of our own from before, whose end we know, is over when we say so.
-            let free = body.released || self.is_ours(&body) || waited >= needed;
+            let free =
+                body.released || self.is_ours(&body) || waited >= needed || is_gone(&body.holder);
             if !free {
                 let (holder, epoch) = (body.holder, body.epoch);
                 return Ok(Turn::Theirs { holder, epoch, wait: needed.saturating_sub(waited) });
@@ -157,18 +180,18 @@ impl StoreLease {
         let body = Body { holder: self.holder.clone(), nonce: self.nonce, epoch, released };
         let text = serde_json::to_vec(&body)
             .map_err(|error| self.unreadable(number, &format!("it cannot be written: {error}")))?;
-        let created = self.store.create(&key(number), Bytes::from(text)).await;
+        let created = self.store.create(&self.key(number), Bytes::from(text)).await;
         Ok(created.map_err(|source| self.failed(source))? == Created::Created)
     }
 
     /// All numbers present, ascending. Names that are not numbers are not ours.
     async fn numbers(&self) -> Result<Vec<u64>, LeaseError> {
-        let listing = self.store.list(LEASE_FOLDER, true).await.map_err(|source| self.failed(source))?;
-        Ok(listing.keys.iter().filter_map(|head| parse(&head.key)).collect())
+        let listing = self.store.list(self.folder, true).await.map_err(|source| self.failed(source))?;
+        Ok(listing.keys.iter().filter_map(|head| parse(self.folder, &head.key)).collect())
     }
 
     async fn read(&self, number: u64) -> Result<Body, LeaseError> {
-        let found = self.store.get(&key(number), BODY_BYTES).await.map_err(|source| self.failed(source))?;
+        let found = self.store.get(&self.key(number), BODY_BYTES).await.map_err(|source| self.failed(source))?;
         let found = found.ok_or_else(|| self.unreadable(number, "it is gone again"))?;
         serde_json::from_slice(&found).map_err(|error| self.unreadable(number, &error.to_string()))
     }
@@ -186,11 +209,15 @@ impl StoreLease {
     async fn sweep(&self, numbers: &[u64]) {
         let old = numbers.len().saturating_sub(KEPT).min(DELETED_AT_ONCE);
         for &number in &numbers[..old] {
-            if let Err(error) = self.store.delete(&key(number)).await {
+            if let Err(error) = self.store.delete(&self.key(number)).await {
                 tracing::debug!(number, %error, "an old lease object stays until the next renewal");
                 return;
             }
         }
+    }
+
+    fn key(&self, number: u64) -> String {
+        format!("{}{number:0DIGITS$}", self.folder)
     }
 
     fn failed(&self, source: StoreError) -> LeaseError {
@@ -198,7 +225,7 @@ impl StoreLease {
     }
 
     fn unreadable(&self, number: u64, reason: &str) -> LeaseError {
-        LeaseError::Unreadable { store: self.store.describe(), key: key(number), reason: reason.to_owned() }
+        LeaseError::Unreadable { store: self.store.describe(), key: self.key(number), reason: reason.to_owned() }
     }
 
     fn lost(&self, ours: Epoch, theirs: Epoch, holder: String) -> LeaseError {
@@ -206,12 +233,8 @@ impl StoreLease {
     }
 }
 
-fn key(number: u64) -> String {
-    format!("{LEASE_FOLDER}{number:0DIGITS$}")
-}
-
-fn parse(key: &str) -> Option<u64> {
-    let digits = key.strip_prefix(LEASE_FOLDER)?;
+fn parse(folder: &str, key: &str) -> Option<u64> {
+    let digits = key.strip_prefix(folder)?;
     (digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 

@@ -1,20 +1,25 @@
 //! Serves a node's commands on a unix socket, and its health on TCP.
 //!
 //! Owns: the listeners and their life. Does not own: what each path does (`routes`), lines of long work (`stream`),
-//! the socket file (`socket`).
+//! the socket file (`socket`), which connections are kept (`connections`).
 
+mod connections;
 mod routes;
 mod socket;
 mod stream;
 
 use crate::api::NodeApi;
-use futures::FutureExt;
+use axum::Router;
+use connections::Limits;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use socket::SocketFile;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use stream::Ending;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 
@@ -23,6 +28,13 @@ use tokio::sync::watch;
 pub const REQUESTS_MAX: usize = 64;
 /// The same on TCP, counted apart, so that probes and commands cannot starve each other.
 pub const HTTP_REQUESTS_MAX: usize = 16;
+/// Commands need a connection each, and whoever may open the socket is trusted: four times [`REQUESTS_MAX`].
+const CONNECTIONS: Limits = Limits { connections: 256, header_time: Duration::from_secs(60) };
+/// Anybody on the machine may connect to TCP. Four times [`HTTP_REQUESTS_MAX`] are few beside the descriptors that files need,
+/// also where the daemon may have 1,024. A scraper that comes every 15 s connects again.
+const HTTP_CONNECTIONS: Limits = Limits { connections: 64, header_time: Duration::from_secs(10) };
+/// How often it is looked whether somebody removed the socket.
+const SOCKET_LOOK: Duration = Duration::from_secs(1);
 /// How long answers under way may take when the server is told to end. Streams are ended at once.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
@@ -30,9 +42,10 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// or an orderly end.
 ///
 /// # Errors
-/// As [`Server::bind`] and [`Server::run`].
+/// As [`Server::bind`].
 pub async fn serve(node: Arc<dyn NodeApi>, uds: PathBuf, http: SocketAddr) -> Result<(), ServeError> {
-    Server::bind(&uds, http).await?.run(node, futures::future::pending()).await
+    Server::bind(&uds, http).await?.run(node, futures::future::pending()).await;
+    Ok(())
 }
 
 /// Bound and not yet answering: connections wait in the kernel's queue.
@@ -65,44 +78,58 @@ impl Server {
 
     /// Answers until `shutdown` resolves: then streams end with an error that says so, other answers under way have
     /// a few seconds, and the socket file is removed.
-    ///
-    /// # Errors
-    /// When a listener fails for good.
-    pub async fn run(
-        self,
-        node: Arc<dyn NodeApi>,
-        shutdown: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<(), ServeError> {
+    pub async fn run(self, node: Arc<dyn NodeApi>, shutdown: impl Future<Output = ()> + Send + 'static) {
         let (ending, _) = watch::channel(false);
         let commands = routes::commands(Arc::clone(&node), ending.subscribe());
         let health = routes::health(node);
-        let ended = |mut ending: watch::Receiver<bool>| async move {
-            // An error means that the sender is gone, which ends the server too.
-            let _ = ending.wait_for(|ending| *ending).await;
+        let Self { unix, mut socket, tcp, http_addr: _ } = self;
+        let both = async {
+            tokio::join!(
+                serve_commands(unix, &mut socket, commands, ending.subscribe()),
+                connections::serve(tcp, health, HTTP_CONNECTIONS, ending.subscribe()),
+            );
         };
-        let unix = axum::serve(self.unix, commands)
-            .with_graceful_shutdown(ended(ending.subscribe()))
-            .into_future()
-            .map(|end| end.map_err(|source| ServeError::Accept { source }));
-        let tcp = axum::serve(self.tcp, health)
-            .with_graceful_shutdown(ended(ending.subscribe()))
-            .into_future()
-            .map(|end| end.map_err(|source| ServeError::Accept { source }));
-        let both = async { tokio::try_join!(unix, tcp).map(|_| ()) };
         let deadline = async {
             shutdown.await;
             ending.send_replace(true);
             tokio::time::sleep(SHUTDOWN_GRACE).await;
         };
-        let end = tokio::select! {
-            end = both => end,
+        tokio::select! {
+            () = both => {}
             () = deadline => {
                 tracing::warn!(grace_s = SHUTDOWN_GRACE.as_secs(), "answers under way were cut off");
-                Ok(())
             }
-        };
-        self.socket.remove();
-        end
+        }
+        socket.remove();
+    }
+}
+
+/// Serves commands until `ending`, on a new socket where the one before was removed. What came by that one is answered still.
+async fn serve_commands(unix: UnixListener, socket: &mut SocketFile, routes: Router, ending: Ending) {
+    let serve = |unix| connections::serve(unix, routes.clone(), CONNECTIONS, ending.clone());
+    let mut serving = FuturesUnordered::from_iter([serve(unix)]);
+    loop {
+        tokio::select! {
+            ended = serving.next() => {
+                if ended.is_none() {
+                    return;
+                }
+            }
+            () = tokio::time::sleep(SOCKET_LOOK) => {
+                if *ending.borrow() || !socket.is_missing() {
+                    continue;
+                }
+                match socket.make_again() {
+                    Ok(unix) => {
+                        tracing::warn!("the command socket was removed; it is made again");
+                        serving.push(serve(unix));
+                    }
+                    Err(error) => {
+                        tracing::debug!(error = &error as &dyn std::error::Error, "the command socket is not made again");
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -124,6 +151,4 @@ pub enum ServeError {
     Socket { operation: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot listen for HTTP on {http}; choose another --http (port 0 takes a free one)")]
     BindHttp { http: SocketAddr, source: io::Error },
-    #[error("a listener failed")]
-    Accept { source: io::Error },
 }

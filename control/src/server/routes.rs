@@ -2,6 +2,7 @@
 //!
 //! Owns: the routes, the bounds on requests, the HTTP status of each error. Does not own: streams (`stream`).
 
+use super::connections::Holding;
 use super::stream::{self, Ending};
 use super::{HTTP_REQUESTS_MAX, REQUESTS_MAX};
 use crate::api::{EventSink, NodeApi, ProgressSink, REQUEST_BYTES_MAX, path};
@@ -15,7 +16,7 @@ use axum::routing::{get, post};
 use serde::{Serialize, de::DeserializeOwned};
 use std::sync::Arc;
 use tidemark_protocol::report::{ApiError, ErrorCode};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 /// What Prometheus wants to hear about the text it gets.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -95,33 +96,7 @@ async fn admit(State(permits): State<Arc<Semaphore>>, request: Request, next: Ne
             "try again, or end a command that follows events",
         ));
     };
-    next.run(request).await.map(|body| Body::new(Counted { body, _permit: permit }))
-}
-
-/// A body that holds its request's permit.
-struct Counted {
-    body: Body,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl axum::body::HttpBody for Counted {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, axum::Error>>> {
-        std::pin::Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        self.body.size_hint()
-    }
+    next.run(request).await.map(|body| Body::new(Holding::new(body, permit)))
 }
 
 async fn list(State(shared): State<Shared>, body: Bytes) -> Response {

@@ -87,6 +87,19 @@ fn refuse_live(path: &Path) -> Result<(), ServeError> {
 }
 
 impl SocketFile {
+    /// Whether somebody has removed it, and its directory is there.
+    pub(super) fn is_missing(&self) -> bool {
+        let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode);
+        !is_ours && self.path.parent().is_some_and(Path::is_dir)
+    }
+
+    /// Makes it again, unless another daemon has put its own there.
+    pub(super) fn make_again(&mut self) -> Result<UnixListener, ServeError> {
+        let (listener, again) = bind(&self.path)?;
+        *self = again;
+        Ok(listener)
+    }
+
     /// Removes it, unless another daemon has put its own there.
     pub(super) fn remove(&self) {
         let ours = fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode);

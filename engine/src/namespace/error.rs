@@ -54,6 +54,13 @@ pub enum FsError {
 }
 
 impl FsError {
+    /// A refusal for want of a descriptor of this process, which `status` shows for a while.
+    #[must_use]
+    pub fn too_many_open() -> Self {
+        crate::descriptors::note_refusal();
+        Self::TooManyOpen
+    }
+
     /// What the caller should do.
     #[must_use]
     pub fn kind(self) -> ErrorKind {
@@ -85,7 +92,7 @@ impl From<crate::tier1::Tier1Error> for FsError {
             return Self::NoSpace;
         }
         tracing::error!(%error, "Tier-1 failed under a file system call");
-        if error.is_descriptor_limit() { Self::TooManyOpen } else { Self::Io }
+        if error.is_descriptor_limit() { Self::too_many_open() } else { Self::Io }
     }
 }
 
@@ -95,6 +102,6 @@ impl From<std::io::Error> for FsError {
             return Self::NoSpace;
         }
         tracing::error!(%error, "a backing file failed under a file system call");
-        if crate::tier1::is_descriptor_limit(&error) { Self::TooManyOpen } else { Self::Io }
+        if crate::tier1::is_descriptor_limit(&error) { Self::too_many_open() } else { Self::Io }
     }
 }

@@ -65,12 +65,42 @@ pub(super) struct HandleTable {
     last: u64,
     /// The handles that programs run from, with their nodes; nearly always empty.
     running: Vec<(u64, NodeId)>,
+    /// The handles that were made with their files, the latest of them.
+    made: Made,
+}
+
+/// More than there are threads that answer a create.
+const MADE_KEPT: usize = 64;
+
+#[derive(Debug)]
+struct Made([u64; MADE_KEPT]);
+
+impl Default for Made {
+    fn default() -> Self {
+        Self([0; MADE_KEPT])
+    }
+}
+
+impl Made {
+    fn place(fh: u64) -> usize {
+        usize::try_from(fh % MADE_KEPT as u64).expect("below 64")
+    }
 }
 
 impl HandleTable {
     /// The kernel keeps the handle that execve(2) opened until the program ends.
     pub(super) fn runs(&mut self, fh: u64, node: NodeId) {
         self.running.push((fh, node));
+    }
+
+    /// A handle was made together with its file.
+    pub(super) fn made(&mut self, fh: u64) {
+        self.made.0[Made::place(fh)] = fh;
+    }
+
+    /// Whether that is known of a handle; only of the latest.
+    fn has_made(&self, fh: u64) -> bool {
+        self.made.0[Made::place(fh)] == fh
     }
 
     pub(super) fn is_running(&self, node: NodeId) -> bool {
@@ -159,10 +189,14 @@ impl Namespace {
     /// A descriptor of this handle was closed; `cut` when the kernel did it for a process being killed.
     ///
     /// # Errors
-    /// [`FsError::BadHandle`].
+    /// [`FsError::BadHandle`]; [`FsError::Io`] once the daemon keeps nothing more.
     pub fn flush(&self, fh: u64, caller: &Caller, cut: bool) -> Result<(), FsError> {
         self.change(|state| {
             let handle = state.handles.open.get_mut(&fh).ok_or(FsError::BadHandle)?;
+            // Under the lock: what was answered before writers were refused is seen by who looks after that.
+            if handle.writable && self.are_writers_refused() {
+                return Err(FsError::Io);
+            }
             handle.closing = if cut { Closing::Cut } else { Closing::Closed };
             handle.flushed_ns = caller.now_ns;
             if handle.writable {
@@ -173,6 +207,28 @@ impl Namespace {
             }
             Ok(())
         })
+    }
+
+    /// Takes back a handle that no program got: nothing was written through it, so it leaves no cut file. A file that was made
+    /// for it goes again, since a failed open changes nothing.
+    ///
+    /// # Errors
+    /// [`FsError::BadHandle`].
+    pub fn take_back(&self, fh: u64) -> Result<(), FsError> {
+        let made = self.change(|state| {
+            let handle = state.handles.open.get_mut(&fh).ok_or(FsError::BadHandle)?;
+            handle.closing = Closing::Closed;
+            let node = handle.node;
+            state.session.touched.handles.insert(fh);
+            let target = state.tree.node(node)?;
+            let only_ours = target.link_count() == 1 && target.file().is_ok_and(|file| file.opens == 1);
+            let name = target.first_link().filter(|_| only_ours && state.handles.has_made(fh));
+            Ok(name.and_then(|link| Some((link.parent, state.tree.entry_at(link)?.name.to_vec()))))
+        })?;
+        self.release(fh)?;
+        let Some((parent, name)) = made else { return Ok(()) };
+        let nobody = Caller { uid: 0, gid: 0, pid: 0, now_ns: self.clock.now_ns(), request: 0 };
+        self.unlink(&nobody, parent, &name)
     }
 
     /// The handle's last descriptor is gone. The last writer's release makes the file closed, or cut when its
@@ -236,9 +292,12 @@ impl Namespace {
     /// trainers sync in the middle of a write.
     ///
     /// # Errors
-    /// [`FsError::BadHandle`]; [`FsError::Io`] when the journal failed.
+    /// [`FsError::BadHandle`]; [`FsError::Io`] when the journal failed, and once the daemon keeps nothing more.
     pub fn fsync(&self, fh: u64) -> Result<(), FsError> {
-        self.change(|state| state.handles.open.get(&fh).map(drop).ok_or(FsError::BadHandle))
+        self.change(|state| {
+            let handle = state.handles.open.get(&fh).ok_or(FsError::BadHandle)?;
+            if handle.writable && self.are_writers_refused() { Err(FsError::Io) } else { Ok(()) }
+        })
     }
 
     /// The journal has the directory's entries already: each was journaled before its call returned.
@@ -318,7 +377,7 @@ const SUPPORTED_MODES: u32 = 0x01 | PUNCH_HOLE | 0x10;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::namespace::{Clock, NamespaceSettings};
+    use crate::namespace::{Clock, NamespaceSettings, OpenOutcome};
     use crate::tier1::{MediumChoice, Tier1, Tier1Settings};
     use tidemark_protocol::id::Incarnation;
 
@@ -360,5 +419,55 @@ mod tests {
         let published_ns = |open: &OpenFile| next.view(open.node).unwrap().published_ns;
         assert_eq!([&shard, &index, &cut].map(published_ns), [2, 3, RELEASED_NS]);
         assert_eq!(next.view(shard.node).unwrap().closed_ns, RELEASED_NS);
+    }
+
+    /// Where the kernel cannot be given an open file, nothing was written through it.
+    #[test]
+    fn an_open_that_no_program_got_leaves_nothing_behind_and_cuts_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let medium = MediumChoice::Directory(directory.path().join("tier1"));
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+        let namespace = Namespace::new(settings(), tier1).unwrap();
+        let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
+        let create = |name: &[u8]| namespace.create(&caller(1), ROOT, name, 0o644, flags).unwrap().1;
+        let made = create(b"made");
+        namespace.take_back(made.fh).unwrap();
+        assert_eq!(namespace.lookup(ROOT, b"made").unwrap_err(), FsError::NotFound);
+
+        let whole = create(b"whole");
+        whole.backing.write_at(b"whole", 0).unwrap();
+        namespace.flush(whole.fh, &caller(2), false).unwrap();
+        namespace.release(whole.fh).unwrap();
+        let opened = create(b"whole");
+        namespace.take_back(opened.fh).unwrap();
+        let view = namespace.view(whole.node).unwrap();
+        assert_eq!((view.state, view.size_bytes), (super::super::FileState::Closed, 5), "not cut, and there");
+
+        let (first, second) = (create(b"both"), create(b"both"));
+        namespace.take_back(first.fh).unwrap();
+        assert!(namespace.lookup(ROOT, b"both").is_ok(), "another program has it open");
+        namespace.release(second.fh).unwrap();
+    }
+
+    #[test]
+    fn once_writers_are_refused_no_close_of_theirs_is_a_success() {
+        let directory = tempfile::tempdir().unwrap();
+        let medium = MediumChoice::Directory(directory.path().join("tier1"));
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+        let namespace = Namespace::new(settings(), tier1).unwrap();
+        let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
+        let written = namespace.create(&caller(1), ROOT, b"f", 0o644, flags).unwrap().1;
+        let OpenOutcome::Ready(read) = namespace.open(&caller(1), written.node, 0).unwrap() else { panic!() };
+        namespace.fsync(written.fh).unwrap();
+        namespace.refuse_writers();
+        assert_eq!(namespace.flush(written.fh, &caller(2), false), Err(FsError::Io));
+        assert_eq!(namespace.fsync(written.fh), Err(FsError::Io));
+        namespace.flush(read.fh, &caller(2), false).unwrap();
+        assert_eq!(
+            namespace.create(&caller(1), ROOT, b"g", 0o644, flags).map(|_| ()),
+            Err(FsError::ReadOnly)
+        );
+        namespace.release(written.fh).unwrap();
+        assert_eq!(namespace.view(written.node).unwrap().state, super::super::FileState::Cut);
     }
 }

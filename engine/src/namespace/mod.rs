@@ -232,6 +232,8 @@ pub struct Namespace {
     fates: Mutex<Fates>,
     /// The daemon is ending: no new files.
     closed: AtomicBool,
+    /// The daemon is about to go: nothing that is done from now on is kept.
+    refuses_writers: AtomicBool,
     /// How seals give way to programs.
     seals: Mutex<Courtesy>,
 }
@@ -347,6 +349,7 @@ impl Namespace {
             catalog_told: tokio::sync::Notify::new(),
             fates: Mutex::default(),
             closed: AtomicBool::new(false),
+            refuses_writers: AtomicBool::new(false),
             seals: Mutex::new(Courtesy::new(SEALS_GIVE_WAY_AT_ONCE, Instant::now())),
         });
         if namespace.commit().is_err() {
@@ -358,6 +361,19 @@ impl Namespace {
     /// From now on a new file is refused with [`FsError::ReadOnly`]; files that are there can be written still.
     pub fn close_to_new_files(&self) {
         self.closed.store(true, Ordering::Release);
+    }
+
+    /// From now on nothing that a program changes is kept, and it is told so: a close of what it may have written is
+    /// [`FsError::Io`], every other change [`FsError::ReadOnly`].
+    pub fn refuse_writers(&self) {
+        self.close_to_new_files();
+        self.refuses_writers.store(true, Ordering::Release);
+    }
+
+    /// See [`Namespace::refuse_writers`].
+    #[must_use]
+    pub fn are_writers_refused(&self) -> bool {
+        self.refuses_writers.load(Ordering::Acquire)
     }
 
     /// A program waits for an answer: see [`Tier1::asked`].

@@ -164,6 +164,7 @@ impl Namespace {
             let open = open.inspect_err(|_| {
                 state.tree.free(id);
             })?;
+            state.handles.made(open.fh);
             state.tree.attach(parent, name, id, caller.now_ns);
             state.tell(|state| state.made(parent, name, id));
             state.note_name(parent, name);

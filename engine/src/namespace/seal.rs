@@ -3,7 +3,8 @@
 //! Owns: tickets, the lease test's outcome, holds on a seal's bytes. Does not own: hashing (the node loop).
 
 use super::file::SealHold;
-use super::{FsError, Namespace, NodeId};
+use super::{FsError, Namespace, NodeId, ROOT, State};
+use crate::store::Readers;
 use crate::tier1::Backing;
 use std::sync::Arc;
 use tidemark_content::Judgement;
@@ -37,7 +38,38 @@ pub(crate) struct JudgeTicket {
 pub struct SealPin {
     pub backing: Arc<Backing>,
     pub size_bytes: u64,
+    /// Who could read the file when it was pinned.
+    pub readers: Readers,
     _hold: Arc<SealHold>,
+}
+
+/// Read permission of the group and of others in a file's mode, and leave to pass through a directory in its mode.
+const GROUP_READS: u32 = 0o040;
+const OTHERS_READ: u32 = 0o004;
+const GROUP_PASSES: u32 = 0o010;
+const OTHERS_PASS: u32 = 0o001;
+
+impl State {
+    /// Who besides its owner can read a file by its first name, as the kernel would decide it: by the file's mode, and by the
+    /// modes of all directories above.
+    fn readers(&self, node: NodeId) -> Readers {
+        let Some(file) = self.tree.nodes.get(&node) else { return Readers::default() };
+        let (mut group, mut others) = (file.mode & GROUP_READS != 0, file.mode & OTHERS_READ != 0);
+        let mut at = node;
+        while at != ROOT {
+            let Some(directory) =
+                self.tree.parent(at).and_then(|parent| Some((parent, self.tree.nodes.get(&parent)?)))
+            else {
+                // Of no name, or below a directory that was removed.
+                return Readers::default();
+            };
+            at = directory.0;
+            let (mode, gid) = (directory.1.mode, directory.1.gid);
+            others &= mode & OTHERS_PASS != 0;
+            group &= mode & if gid == file.gid { GROUP_PASSES } else { OTHERS_PASS } != 0;
+        }
+        Readers { gid: file.gid, group, others }
+    }
 }
 
 /// Why a file cannot be sealed now.
@@ -115,7 +147,7 @@ impl Namespace {
     /// Whether a file's bytes were sealed before this daemon started and nobody has looked at them since.
     pub fn is_unverified(&self, node: NodeId) -> bool {
         let unverified =
-            |state: &mut super::State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
+            |state: &mut State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
         self.look(unverified).unwrap_or(false)
     }
 
@@ -208,7 +240,8 @@ impl Namespace {
             let frozen = file.fate.seal().filter(|frozen| frozen.number == seal && !file.busy)?;
             let size_bytes = frozen.size_bytes;
             let backing = Arc::clone(file.backing.as_ref()?);
-            Some(SealPin { backing, size_bytes, _hold: file.hold() })
+            let hold = file.hold();
+            Some(SealPin { backing, size_bytes, readers: state.readers(node), _hold: hold })
         })
     }
 

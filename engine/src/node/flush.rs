@@ -3,14 +3,15 @@
 //! Owns: the waiting, what is still pending and why. Does not own: uploading (`run`) or what counts as complete
 //! (protocol).
 
-use crate::namespace::{FileState, torn_path};
+use crate::namespace::{FileState, FileView, torn_path};
 use crate::node::book::{Book, LooseStage};
 use crate::node::decide;
 use crate::node::rescue::{self, Rescue};
 use crate::node::run::{Engine, Node};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_protocol::evidence::Told;
+use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{CheckpointRef, Flush, Pending, PendingReason, Progress};
 use tokio::sync::oneshot;
@@ -20,6 +21,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Those looks may take one part in this many of the loop's time: a pass over 100,000 loose files takes longer than that.
 const LOOK_SHARE: u32 = 8;
+
+/// Between two files of one save a program has none of them open. A save whose last file was closed less than this ago goes on.
+const SAVE_GAP: Duration = Duration::from_secs(2);
 
 /// Entries of a pending list; a flush of 100,000 open files need not name them all.
 const PENDING_MAX: usize = 1000;
@@ -38,8 +42,10 @@ struct Waiter {
     place: Vec<u8>,
     until: Option<Instant>,
     told: Told,
-    /// The end of the daemon waits only for what can still move by itself.
+    /// The end of the daemon waits only for what can still move by itself, and, while the grace lasts, for programs that save.
     ending: bool,
+    /// Writers are refused since this waiter began to look once more: what they closed before is all there is.
+    writers_refused: bool,
     answer: Option<oneshot::Sender<FlushOutcome>>,
     began: Instant,
 }
@@ -83,10 +89,7 @@ impl Engine {
         ending: bool,
     ) -> oneshot::Receiver<FlushOutcome> {
         let (answer, answered) = oneshot::channel();
-        // What was closed just before must be seen, however far behind the watcher is.
-        let nodes: Vec<_> =
-            self.shared.namespace.views_below(&place).into_iter().map(|view| view.node).collect();
-        self.ledger.refresh(&self.shared.namespace, &nodes);
+        self.see_all_below(&place);
         // And that its writer was killed: of what is known to be torn a flush makes nothing.
         self.shared.namespace.forget_ended_writers();
         self.flushes.waiting.push(Waiter {
@@ -94,16 +97,85 @@ impl Engine {
             until,
             told,
             ending,
+            writers_refused: false,
             answer: Some(answer),
             began: Instant::now(),
         });
         // Somebody waits: drain and copies may use the whole link, and everything is looked at again.
         self.lift_paces();
+        self.look_at_everything();
+        answered
+    }
+
+    /// What was closed just before must be seen, however far behind the watcher is.
+    fn see_all_below(&mut self, place: &[u8]) {
+        let nodes: Vec<_> =
+            self.shared.namespace.views_below(place).into_iter().map(|view| view.node).collect();
+        self.ledger.refresh(&self.shared.namespace, &nodes);
+    }
+
+    fn look_at_everything(&mut self) {
         self.ledger.due.extend(self.ledger.books.keys().cloned());
         self.ledger.loose_all_due();
         self.flushes.not_before = None;
         self.ledger.tree_changed = true;
-        answered
+    }
+
+    /// Ends the time in which the end of the daemon waits for programs that save.
+    pub(crate) fn end_grace(&mut self, now: Instant) {
+        if self.grace_until.is_some_and(|until| until <= now) {
+            self.grace_until = None;
+            // What was left alone while it was being saved is taken up as it is.
+            self.look_at_everything();
+        }
+    }
+
+    /// Whether the end of the daemon still waits for a program that saves this checkpoint.
+    pub(crate) fn waits_for_saving(&self, book: &Book) -> bool {
+        self.grace_until.is_some() && self.saving(book).is_some()
+    }
+
+    /// Why a program is believed to be saving this checkpoint still; none where no program is.
+    fn saving(&self, book: &Book) -> Option<(PendingReason, String)> {
+        let candidate = book.candidate.as_ref().filter(|_| !book.is_torn())?;
+        let is_part = matches!(
+            book.verdict,
+            Some(Verdict::Incomplete { .. } | Verdict::Open { again_at_ns: None, .. })
+        );
+        self.ledger.files_of(candidate, &book.scope).find_map(|(path, view)| self.written(path, view, is_part))
+    }
+
+    /// Whether any program is saving: a checkpoint, or a file under a name that it will not keep.
+    fn is_anything_saved(&self) -> bool {
+        // The cheap look first: there may be very many files.
+        let in_flight = |(path, view): (&RelPath, &Arc<FileView>)| {
+            (view.sealed().is_none() || self.was_just_closed(view))
+                && self.ledger.rules().is_temporary(path)
+                && self.written(path, view, true).is_some()
+        };
+        self.ledger.books.values().any(|book| self.saving(book).is_some())
+            || self.ledger.files().any(in_flight)
+    }
+
+    fn was_just_closed(&self, view: &FileView) -> bool {
+        let gap_ns = i64::try_from(SAVE_GAP.as_nanos()).unwrap_or(i64::MAX);
+        self.shared.now_ns().saturating_sub(view.closed_ns) < gap_ns
+    }
+
+    /// Why a file is believed to be written still. `is_part`: with what is there its save is not over.
+    fn written(&self, path: &RelPath, view: &FileView, is_part: bool) -> Option<(PendingReason, String)> {
+        match view.state {
+            FileState::Open { writers } => {
+                Some((PendingReason::Open, format!("{path} has {writers} open writers")))
+            }
+            FileState::Mapped => Some((PendingReason::Mapped, format!("{path} is mapped writable"))),
+            FileState::Closed | FileState::Cut | FileState::Sealed { .. } => {
+                let lives = |writer| decide::is_alive(&self.shared.namespace, writer);
+                let goes_on = is_part && self.was_just_closed(view) && view.writers.iter().any(lives);
+                let what = || format!("{path} was closed a moment ago, and more is to come");
+                goes_on.then(|| (PendingReason::Incomplete, what()))
+            }
+        }
     }
 
     /// Answers the flushes whose place is durable, or whose time is up.
@@ -115,7 +187,11 @@ impl Engine {
             return;
         }
         let begun = Instant::now();
+        let mut refuses_writers = false;
         let mut waiting = std::mem::take(&mut self.flushes.waiting);
+        let saves = self.grace_until.is_some()
+            && waiting.iter().any(|waiter| waiter.ending)
+            && self.is_anything_saved();
         // Many may wait for one place.
         let mut known: BTreeMap<Vec<u8>, Vec<Pending>> = BTreeMap::new();
         waiting.retain_mut(|waiter| {
@@ -133,11 +209,17 @@ impl Engine {
                 PendingReason::Uploading | PendingReason::Unknown => true,
             };
             // A fenced node commits nothing more: what is pending stays so, however long anyone waits.
-            let moves = self.fenced.is_none() && pending.iter().any(waits);
+            let moves = self.fenced.is_none() && (waiter.ending && saves || pending.iter().any(waits));
             let changes = moves
                 || self.tree_is_pending(waiter.began)
                 || self.trackers_change(&waiter.place, waiter.began);
             if !timed_out && (!noticed || changes) {
+                return true;
+            }
+            if waiter.ending && !timed_out && !waiter.writers_refused {
+                // A close that was answered until now counts, and may not have been noticed yet.
+                self.shared.namespace.refuse_writers();
+                (waiter.writers_refused, waiter.began, refuses_writers) = (true, Instant::now(), true);
                 return true;
             }
             let mut pending = pending.clone();
@@ -154,6 +236,10 @@ impl Engine {
         });
         self.flushes.waiting.append(&mut waiting);
         self.flushes.not_before = Some(now + LOOK_EVERY.max(begun.elapsed() * LOOK_SHARE));
+        if refuses_writers {
+            self.see_all_below(b"");
+            self.look_at_everything();
+        }
     }
 
     /// Everything at or below `place` that is not durable, and why.
@@ -216,6 +302,9 @@ impl Engine {
             };
         }
         if self.draining {
+            if let Some((reason, what)) = self.saving(book).filter(|_| self.grace_until.is_some()) {
+                return row(reason, what);
+            }
             let what = match rescue::look(&self.ledger, book) {
                 Rescue::Sealing => Some("its files are being sealed"),
                 Rescue::Uploading | Rescue::Wanted(_) => Some("its sealed files are on their way to Tier-3"),
@@ -327,12 +416,15 @@ impl Node {
     }
 
     /// The end of the daemon: seals, uploads and commits what can be, for at most `timeout`; answers what is not
-    /// durable then.
-    pub async fn drain(&self, timeout: Duration) -> Option<FlushOutcome> {
-        let until = Some(Instant::now() + timeout);
+    /// durable then. For `grace` it waits for programs that save; then, or when none does, writers are refused, so that no
+    /// close is answered with success that is not followed by an upload.
+    pub async fn drain(&self, timeout: Duration, grace: Duration) -> Option<FlushOutcome> {
+        let now = Instant::now();
+        let until = Some(now + timeout);
         let answered = self
             .ask(move |engine| {
                 engine.draining = true;
+                engine.grace_until = Some(now + grace);
                 // Memory ends with us: what is sealed of them is kept as of any other.
                 engine.show_all_torn();
                 engine.begin_flush(Vec::new(), until, Told::No, true)

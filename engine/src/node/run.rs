@@ -124,6 +124,8 @@ pub(crate) struct Engine {
     /// Another coordinator took over: nothing is decided here any more.
     pub(crate) fenced: Option<String>,
     pub(crate) draining: bool,
+    /// While the daemon ends: until then programs that save are waited for.
+    pub(crate) grace_until: Option<Instant>,
     /// What it may decide.
     pub(crate) knows: Knows,
     pub(crate) passed_over: Vec<String>,
@@ -173,6 +175,11 @@ impl Node {
         });
         self.questions.send(question).await.ok()?;
         answered.await.ok()
+    }
+
+    /// Resolves when the loop has come to this question, which says that it turns, or has stopped.
+    pub async fn turns(&self) {
+        let _ = self.ask(|_| ()).await;
     }
 
     /// This node is the coordinator from now on: it decides over what its tree and `recovered` hold.
@@ -271,6 +278,7 @@ impl Engine {
             tier3_away: Away::default(),
             fenced: None,
             draining: false,
+            grace_until: None,
             knows: recovered.knows,
             passed_over: recovered.passed_over,
             last_tick: now,
@@ -345,9 +353,9 @@ impl Engine {
     fn decide_no_more(&mut self) {
         self.jobs.abort_all();
         let rules = self.ledger.rules().clone();
-        let draining = self.draining;
+        let (draining, grace_until) = (self.draining, self.grace_until);
         *self = Self::new(Arc::clone(&self.shared), rules, Recovered::default());
-        self.draining = draining;
+        (self.draining, self.grace_until) = (draining, grace_until);
         self.ledger.refresh(&self.shared.namespace, &[ROOT]);
     }
 
@@ -362,6 +370,7 @@ impl Engine {
         fresh.fetching = std::mem::take(&mut self.fetching);
         fresh.flushes = std::mem::take(&mut self.flushes);
         fresh.draining = self.draining;
+        fresh.grace_until = self.grace_until;
         *self = fresh;
         self.ledger.refresh(&self.shared.namespace, &[ROOT]);
     }
@@ -380,6 +389,7 @@ impl Engine {
         let tick = now.saturating_duration_since(self.last_tick) >= TICK;
         if tick {
             self.last_tick = now;
+            self.end_grace(now);
             self.ledger.due.extend(self.unsettled.iter().cloned());
             self.forget_causes();
             self.measure();
@@ -464,7 +474,7 @@ impl Engine {
         let book = &self.ledger.books[id];
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
-        if self.draining && matches!(outcome.action, Action::None) {
+        if self.draining && !self.waits_for_saving(book) && matches!(outcome.action, Action::None) {
             let plan = rescue::plan(&self.shared, &self.ledger, book, outcome.verdict.as_ref());
             outcome.action = plan.map_or(Action::None, Action::Start);
         }

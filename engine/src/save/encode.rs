@@ -13,7 +13,7 @@ use crate::flight::Place;
 use crate::restore::decode;
 use crate::save::drain::Drain;
 use crate::save::upload::{self, SealedBytes, UploadError, check_chunk};
-use crate::store::PartSource;
+use crate::store::{PartSource, Readers};
 use crate::tier1::Mapping;
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -203,6 +203,10 @@ impl EncodedSource {
 impl PartSource for EncodedSource {
     fn size_bytes(&self) -> u64 {
         self.layout.object_bytes()
+    }
+
+    fn readers(&self) -> Readers {
+        self.work.bytes.pin.readers
     }
 
     fn read_part(&self, range: Range<u64>) -> io::Result<Bytes> {

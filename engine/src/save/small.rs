@@ -37,8 +37,8 @@ pub(crate) async fn upload(
         return Err(UploadError::HostCorrupt { path: file.path.clone(), chunk: 0, expected, found });
     }
     let failed = |source| UploadError::Store { path: file.path.clone(), key: key.to_owned(), source };
-    let uploaded =
-        drain.store.upload(key, Arc::new(Bytes::from(bytes)), &drain.limits).await.map_err(failed)?;
+    let source = Arc::new((Bytes::from(bytes), file.pin.readers));
+    let uploaded = drain.store.upload(key, source, &drain.limits).await.map_err(failed)?;
     arrived(drain, key, (&file.path, &ObjectLayout::plain(size_bytes), &file.chunks), begun, uploaded).await
 }
 

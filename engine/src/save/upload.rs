@@ -8,7 +8,7 @@ use crate::flight::Place;
 use crate::namespace::SealPin;
 use crate::restore::decode;
 use crate::save::drain::Drain;
-use crate::store::{PartSource, StoreError, UploadLimits, Uploaded};
+use crate::store::{PartSource, Readers, StoreError, UploadLimits, Uploaded};
 use crate::tier1::Mapping;
 use bytes::Bytes;
 use std::io;
@@ -232,6 +232,10 @@ pub(crate) fn check_chunk(chunks: &[Crc64], chunk: u64, bytes: &[u8]) -> io::Res
 impl PartSource for SealedSource {
     fn size_bytes(&self) -> u64 {
         self.bytes.pin.size_bytes
+    }
+
+    fn readers(&self) -> Readers {
+        self.bytes.pin.readers
     }
 
     fn read_part(&self, range: Range<u64>) -> io::Result<Bytes> {

@@ -159,12 +159,42 @@ pub enum Damage {
     Accepted { reason: String },
 }
 
+/// Who besides the daemon's user may read an object, where the store is a directory. Nobody may write one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Readers {
+    /// The file's group.
+    pub gid: u32,
+    /// Its members may.
+    pub group: bool,
+    /// All that are not in the group may.
+    pub others: bool,
+}
+
 /// The bytes of an upload. Reads block (they may copy from a mapping), so they run on the blocking pool.
 pub trait PartSource: Send + Sync {
     /// Fixed for the whole upload.
     fn size_bytes(&self) -> u64;
     /// Exactly the bytes of `range`, which lies inside the size. Called again when a part is sent again.
     fn read_part(&self, range: Range<u64>) -> io::Result<Bytes>;
+    /// Who may read the object besides the daemon's user: no more than who may read the file.
+    fn readers(&self) -> Readers {
+        Readers::default()
+    }
+}
+
+/// Bytes in memory for these readers.
+impl PartSource for (Bytes, Readers) {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_part(&self, range: Range<u64>) -> io::Result<Bytes> {
+        self.0.read_part(range)
+    }
+
+    fn readers(&self) -> Readers {
+        self.1
+    }
 }
 
 impl PartSource for Bytes {

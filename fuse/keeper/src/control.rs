@@ -1,13 +1,14 @@
 //! The socket through which an upgrade is asked for.
 //!
-//! Owns: its place, the question and the answer. Does not own: the upgrade (`keep`). Who may open the state directory may
-//! ask: it is made 0700.
+//! Owns: its place, the question and the answer, and who may ask: the keeper's own user and root, whatever the state directory's
+//! mode is. Does not own: the upgrade (`keep`).
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,8 +39,9 @@ impl std::fmt::Display for UpgradeError {
         match self {
             Self::NoKeeper { path, source } => write!(
                 f,
-                "no keeper answers at {} ({source}); is ckptd running, and is this its --state-dir? Under systemd, \
-                 replace the binary and restart the unit",
+                "no keeper answers at {} ({source}); is ckptd running, and is this its --state-dir? Where systemd keeps the \
+                 descriptors (FileDescriptorStoreMax=) there is no keeper: replace the binary, then `systemctl kill \
+                 --signal=KILL UNIT`, which keeps the mount and what is open",
                 path.display()
             ),
             Self::Refused { why } => f.write_str(why),
@@ -90,6 +92,8 @@ fn seqpacket() -> rustix::io::Result<OwnedFd> {
 pub(crate) struct Listener {
     pub(crate) socket: OwnedFd,
     path: PathBuf,
+    /// Which file it was, so that one that was removed is noticed.
+    inode: (u64, u64),
 }
 
 /// Somebody who asked for an upgrade and waits.
@@ -109,13 +113,39 @@ impl Listener {
         }
         let socket = seqpacket()?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         rustix::net::listen(&socket, WAITING_MAX)?;
-        Ok(Self { socket, path })
+        let inode = inode_of(&path)?;
+        Ok(Self { socket, path, inode })
+    }
+
+    /// Takes its place again where somebody removed it, and the state directory is there.
+    pub(crate) fn stay(&mut self, state_dir: &Path) {
+        if inode_of(&self.path).is_ok_and(|there| there == self.inode) || !state_dir.is_dir() {
+            return;
+        }
+        match Self::bind(state_dir) {
+            Ok(again) => {
+                tracing::warn!(path = %self.path.display(), "the keeper's socket was removed; it is made again");
+                *self = again;
+            }
+            Err(error) => {
+                tracing::debug!(path = %self.path.display(), %error, "the keeper's socket is not made again");
+            }
+        }
     }
 
     /// The next question. The asker has sent it with its connection, or is not waited for.
+    ///
+    /// # Errors
+    /// Also when another user asks, who is not answered.
     pub(crate) fn accept(&self) -> io::Result<Question> {
         let asker = rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC)?;
+        let peer = rustix::net::sockopt::socket_peercred(&asker)?;
+        if !may_ask(peer.uid.as_raw(), rustix::process::geteuid().as_raw()) {
+            tracing::warn!(uid = peer.uid.as_raw(), "another user asked the keeper for an upgrade; refused");
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         let patience = Some(Duration::from_millis(200));
         rustix::net::sockopt::set_socket_timeout(&asker, rustix::net::sockopt::Timeout::Recv, patience)?;
         let mut path = vec![0; QUESTION_MAX_BYTES];
@@ -125,10 +155,22 @@ impl Listener {
     }
 }
 
+/// The binary that is asked for runs as the keeper's user.
+fn may_ask(uid: u32, own_uid: u32) -> bool {
+    uid == own_uid || uid == 0
+}
+
+fn inode_of(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Gone already, or with the directory; a stale one is replaced.
-        let _ = fs::remove_file(&self.path);
+        // Gone already, or with the directory; a stale one is replaced. Another's stays.
+        if inode_of(&self.path).is_ok_and(|there| there == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -145,5 +187,36 @@ impl Question {
         let text = &text.as_bytes()[..text.len().min(ANSWER_MAX_BYTES)];
         // Whoever asked may have gone.
         let _ = rustix::net::send(&self.asker, text, SendFlags::NOSIGNAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keeper_s_own_user_and_root_may_ask_and_others_may_not() {
+        assert!(may_ask(1000, 1000) && may_ask(0, 1000) && may_ask(0, 0));
+        assert!(!may_ask(1001, 1000) && !may_ask(65534, 0));
+    }
+
+    #[test]
+    fn a_socket_that_was_removed_is_made_again_once_its_directory_is_there() {
+        let home = tempfile::tempdir().unwrap();
+        let state = home.path().join("state");
+        fs::create_dir(&state).unwrap();
+        let mut listener = Listener::bind(&state).unwrap();
+        let first = listener.inode;
+        listener.stay(&state);
+        assert_eq!(listener.inode, first);
+        fs::remove_dir_all(&state).unwrap();
+        listener.stay(&state);
+        assert!(!state.exists(), "the daemon makes the directory, with its lock");
+        fs::create_dir(&state).unwrap();
+        listener.stay(&state);
+        let asker = seqpacket().unwrap();
+        rustix::net::connect(&asker, &SocketAddrUnix::new(state.join(NAME)).unwrap()).unwrap();
+        rustix::net::send(&asker, b"/bin/true", SendFlags::NOSIGNAL).unwrap();
+        assert_eq!(listener.accept().unwrap().binary, Path::new("/bin/true"));
     }
 }

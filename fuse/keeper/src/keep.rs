@@ -5,24 +5,27 @@
 use crate::control::{Listener, Question};
 use crate::message::{MESSAGE_MAX_BYTES, Message};
 use crate::names;
+use crate::pulse::{self, Pulse};
 use crate::restart::{Restart, Verdict};
 use crate::run_ahead::RunAhead;
 use crate::stand_in::StandIn;
 use crate::store::{KEEPER_NAME, PASSED_MAX, PASSED_VARIABLE};
-use crate::sys;
+use crate::sys::{self, Told};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use sd_notify::NotifyState;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::File;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -30,6 +33,14 @@ use std::time::{Duration, Instant};
 
 /// How long a daemon that replaces another may take to serve.
 const REPLACE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a daemon that was told twice to end may take. One that serves unmounts, waits for answers under way and for blocking
+/// work, some 12 s together; one that never served has nothing to lose.
+const END_PATIENCE: Duration = Duration::from_secs(30);
+const END_PATIENCE_BEFORE_SERVING: Duration = Duration::from_secs(1);
+
+/// How often the keeper looks around while nothing happens.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
 
 /// What to keep.
 #[derive(Debug)]
@@ -67,6 +78,9 @@ struct Daemon {
     stopping: bool,
     /// It was told to end.
     told: bool,
+    /// It was told for the second time, or more often, to end; the first of those.
+    told_again: Option<Instant>,
+    pulse: Pulse,
     /// Its end of the socket is closed: it is on its way out, and has nothing more to say.
     hung_up: bool,
     /// Makes space ready in its place, until it takes over.
@@ -127,9 +141,9 @@ impl Binary {
 }
 
 impl Daemon {
-    /// How long to wait for it at most; without end once it does its own work.
-    fn patience(&self) -> Option<Duration> {
-        self.ahead.as_ref().map(RunAhead::patience)
+    /// How long to wait for it at most.
+    fn patience(&self) -> Duration {
+        self.ahead.as_ref().map_or(LOOK_AROUND, RunAhead::patience).min(LOOK_AROUND)
     }
 
     /// What becomes readable when it says something, or dies. A socket that was hung up is readable all the time, and
@@ -150,6 +164,11 @@ impl Keep {
             let status = self.serve(&mut daemon)?;
             if daemon.stopping || !self.served {
                 return Ok(Kept::Ended(exit_code(status)));
+            }
+            if daemon.told_again.is_some() {
+                // It hung, or was killed by somebody who would not wait either.
+                self.abandon();
+                return Ok(Kept::Abandoned);
             }
             let mut ready = daemon.ready;
             let mut last = how(status);
@@ -193,6 +212,10 @@ impl Keep {
         let mut command = self.binary.command();
         // A group of its own: a terminal's interrupt comes to the keeper, which passes it on once.
         command.args(&self.plan.arguments).env(PASSED_VARIABLE, names.join(":")).process_group(0);
+        // systemd hears this process only, which says what the daemon says.
+        for variable in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+            command.env_remove(variable);
+        }
         sys::pass(&mut command, passed)?;
         let mut child = command.spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a number");
@@ -214,6 +237,8 @@ impl Keep {
             ready: None,
             stopping: false,
             told: false,
+            told_again: None,
+            pulse: Pulse::default(),
             hung_up: false,
             ahead,
         })
@@ -223,18 +248,71 @@ impl Keep {
     fn serve(&mut self, daemon: &mut Daemon) -> io::Result<ExitStatus> {
         loop {
             let watched = [&self.signals, &daemon.pidfd, daemon.voice(), &self.listener.socket];
-            let [signals, dead, said, asked] = wait_for(watched, daemon.patience())?;
+            let [signals, dead, said, asked] = wait_for(watched, Some(daemon.patience()))?;
             self.attend(daemon, said || dead);
             if dead {
                 return daemon.child.wait();
             }
-            if signals && sys::take_signal(&self.signals).is_some() {
+            if signals && self.is_told_to_end() {
                 self.terminations += 1;
                 self.pass_on(daemon);
             }
             if asked && let Ok(question) = self.listener.accept() {
                 self.replace(daemon, question)?;
             }
+            self.look_after(daemon, Instant::now())?;
+            self.listener.stay(&self.plan.state_dir);
+        }
+    }
+
+    /// Takes one signal; whether it says to end.
+    fn is_told_to_end(&self) -> bool {
+        match sys::take_signal(&self.signals) {
+            Some(Told::End) => true,
+            Some(Told::Nothing(signal)) => {
+                tracing::info!(signal, "nothing follows from this signal; SIGTERM ends ckptd in order");
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Kills a daemon that does not do what only it can do: end when it was told twice, or work while requests wait.
+    fn look_after(&self, daemon: &mut Daemon, now: Instant) -> io::Result<()> {
+        let patience = if self.served { END_PATIENCE } else { END_PATIENCE_BEFORE_SERVING };
+        if daemon.told_again.is_some_and(|told| now.saturating_duration_since(told) >= patience) {
+            let (pid, waited_s) = (daemon.child.id(), patience.as_secs());
+            tracing::error!(pid, waited_s, "told twice to end, the daemon lives; it is killed");
+            return daemon.child.kill();
+        }
+        if !daemon.pulse.is_silent(now) {
+            return Ok(());
+        }
+        let requests_wait = self.plan.descriptors.get(names::DEVICE).is_some_and(is_readable);
+        let Some(facts) = pulse::facts_of(daemon.child.id(), requests_wait) else { return Ok(()) };
+        if let Some(silent) = daemon.pulse.look(now, facts) {
+            let (pid, silent_s) = (daemon.child.id(), silent.as_secs());
+            tracing::error!(
+                pid,
+                silent_s,
+                "the daemon hangs: its loop does not turn, and programs wait; it is killed, and what is open stays open"
+            );
+            daemon.child.kill()?;
+        }
+        Ok(())
+    }
+
+    /// Nobody serves the mount any more.
+    fn abandon(&self) {
+        if let Some(mount) = &self.mount {
+            unmount(mount);
+        }
+    }
+
+    /// Tells systemd, where it started this process and wants to know.
+    fn tell_systemd(&self, state: &NotifyState<'_>) {
+        if let Err(error) = sd_notify::notify(std::slice::from_ref(state)) {
+            tracing::warn!(%error, %state, "systemd was not told; is NOTIFY_SOCKET a socket that lives?");
         }
     }
 
@@ -252,6 +330,9 @@ impl Keep {
 
     /// Tells a daemon to end; a second time, to end at once.
     fn pass_on(&self, daemon: &mut Daemon) {
+        if daemon.told {
+            daemon.told_again.get_or_insert_with(Instant::now);
+        }
         daemon.told = true;
         // It may have died this moment; then the loop hears of it.
         let _ = pidfd_send_signal(&daemon.pidfd, Signal::TERM);
@@ -301,11 +382,23 @@ impl Keep {
             }
             Some(Message::Remove { name }) => drop(self.plan.descriptors.remove(&name)),
             Some(Message::Mount { path }) => self.mount = Some(PathBuf::from(OsString::from_vec(path))),
-            Some(Message::Stopping) => daemon.stopping = true,
+            Some(Message::Stopping) => {
+                daemon.stopping = true;
+                self.tell_systemd(&NotifyState::Stopping);
+            }
+            Some(Message::Turned) => {
+                daemon.pulse.turned(Instant::now());
+                if std::env::var_os("WATCHDOG_USEC").is_some() {
+                    self.tell_systemd(&NotifyState::Watchdog);
+                }
+            }
             // Said when the mount serves, and again when commands are answered too.
             Some(Message::Ready) if daemon.ready.is_some() => {}
             Some(Message::Ready) => {
                 daemon.ready = Some(Instant::now());
+                if !self.served {
+                    self.tell_systemd(&NotifyState::Ready);
+                }
                 self.served = true;
                 let took = daemon.started.elapsed();
                 tracing::info!(pid = daemon.child.id(), took_ms = took.as_millis(), "the daemon serves");
@@ -381,7 +474,7 @@ impl Keep {
         let mut daemon = self.start()?;
         let give_up = daemon.started + REPLACE_PATIENCE;
         while daemon.ready.is_none() {
-            let pause = daemon.patience().unwrap_or(Duration::from_millis(50));
+            let pause = daemon.patience().min(Duration::from_millis(50));
             let [dead, said] = wait_for([&daemon.pidfd, daemon.voice()], Some(pause))?;
             self.attend(&mut daemon, said || dead);
             if dead {
@@ -416,15 +509,13 @@ impl Keep {
             let device = stand_in.as_ref().map_or(&self.signals, StandIn::device);
             let [signals, asked, requested] =
                 wait_for([&self.signals, &self.listener.socket, device], Some(left.min(tick)))?;
-            if signals && sys::take_signal(&self.signals).is_some() {
+            if signals && self.is_told_to_end() {
                 self.terminations += 1;
                 if self.terminations == 1 {
                     // One more daemon, to end in order.
                     return Ok(None);
                 }
-                if let Some(mount) = &self.mount {
-                    unmount(mount);
-                }
+                self.abandon();
                 return Ok(Some(Kept::Abandoned));
             }
             ahead.take_if(|ahead| !ahead.goes_on());
@@ -481,7 +572,7 @@ impl Keep {
             last,
             pause.as_millis()
         );
-        if let Err(error) = std::fs::write(self.status_path(), text) {
+        if let Err(error) = write_closed(&self.status_path(), &text) {
             tracing::warn!(%error, "the keeper's status was not written");
         }
     }
@@ -500,6 +591,18 @@ fn wait_for<const N: usize>(fds: [&OwnedFd; N], time: Option<Duration>) -> io::R
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(polled.map(|fd| !fd.revents().is_empty())),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// Replaces a file of the state directory, which nobody else is to read. No link is followed.
+fn write_closed(path: &Path, text: &str) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options.open(path)?.write_all(text.as_bytes())
+}
+
+/// Whether a read would find something now.
+fn is_readable(fd: &OwnedFd) -> bool {
+    wait_for([fd], Some(Duration::ZERO)).is_ok_and(|[readable]| readable)
 }
 
 fn unmount(path: &Path) {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `keep` | the loop: one child, its descriptors, signals, upgrades, the end |
 //! | `restart` | when to start again, and when that has become a crash loop; pure |
+//! | `pulse` | when a daemon that lives counts as hung |
 //! | `run_ahead` | space ahead of growing files while no daemon is there |
 //! | `stand_in` | the few answers that open files need while daemons die again and again |
 //! | `closing` | closed or cut |
@@ -21,6 +22,7 @@ mod closing;
 mod control;
 mod keep;
 mod message;
+mod pulse;
 mod restart;
 mod run_ahead;
 mod stand_in;

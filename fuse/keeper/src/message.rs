@@ -24,6 +24,8 @@ pub(crate) enum Message {
     Stopping,
     /// It is about to take Tier-1 over: leave it alone from now on, and say so.
     Taking,
+    /// Its loop has turned.
+    Turned,
     /// Where the mount is, for the keeper to take it away when nobody else can.
     Mount { path: Vec<u8> },
 }
@@ -36,6 +38,7 @@ impl Message {
             Self::Ready => b"READY=1".to_vec(),
             Self::Stopping => b"STOPPING=1".to_vec(),
             Self::Taking => b"X_TAKING=1".to_vec(),
+            Self::Turned => b"WATCHDOG=1".to_vec(),
             Self::Mount { path } => [b"X_MOUNT=", path.as_slice()].concat(),
         }
     }
@@ -57,9 +60,13 @@ impl Message {
         if let Some(path) = bytes.strip_prefix(b"X_MOUNT=") {
             return Some(Self::Mount { path: path.to_vec() });
         }
-        [(&b"READY"[..], Self::Ready), (b"STOPPING", Self::Stopping), (b"X_TAKING", Self::Taking)]
-            .into_iter()
-            .find_map(|(name, message)| value(name).map(|_| message))
+        let words = [
+            (&b"READY"[..], Self::Ready),
+            (b"STOPPING", Self::Stopping),
+            (b"X_TAKING", Self::Taking),
+            (b"WATCHDOG", Self::Turned),
+        ];
+        words.into_iter().find_map(|(name, message)| value(name).map(|_| message))
     }
 }
 
@@ -77,6 +84,7 @@ mod tests {
             Message::Ready,
             Message::Stopping,
             Message::Taking,
+            Message::Turned,
             Message::Mount { path },
         ] {
             assert_eq!(Message::decode(&message.encode()), Some(message));

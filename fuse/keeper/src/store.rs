@@ -92,7 +92,8 @@ fn passed(first: RawFd, names: &str) -> io::Result<BTreeMap<String, OwnedFd>> {
     numbered.map(|(number, name)| Ok((name.to_owned(), take_passed(number)?))).collect()
 }
 
-/// systemd keeps descriptors for a unit with `FileDescriptorStoreMax=`, which it says with `FDSTORE` (systemd 254).
+/// systemd keeps descriptors for a unit with `FileDescriptorStoreMax=`, which it says with `FDSTORE` (systemd 254). Without that a
+/// keeper of ours keeps them, and tells systemd how things stand (`keep`).
 fn systemd() -> io::Result<Keeper> {
     let room = std::env::var("FDSTORE").ok().and_then(|room| room.parse::<u32>().ok()).unwrap_or(0);
     let (Some(path), true) = (std::env::var_os("NOTIFY_SOCKET"), room > 0) else { return Ok(Keeper::Nobody) };
@@ -168,6 +169,24 @@ impl Keeper {
         }
     }
 
+    /// This process's loop has turned. Never waits: a keeper that is behind hears the next time.
+    pub fn turned(&self) {
+        // systemd asks for life signs with WatchdogSec=, and others would only fill its queue.
+        if !self.is_ours() && std::env::var_os("WATCHDOG_USEC").is_none() {
+            return;
+        }
+        let what = "that the loop turned";
+        if let Err(error) = self.send(&Message::Turned, None, SendFlags::NOSIGNAL | SendFlags::DONTWAIT, what) {
+            tracing::debug!(%error, "no life sign was given");
+        }
+    }
+
+    /// Whether a process of ours keeps, and not systemd.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        matches!(self, Self::Ours(_))
+    }
+
     /// A descriptor that becomes readable when our keeper is gone; none where there is nothing to watch.
     ///
     /// # Errors
@@ -185,6 +204,16 @@ impl Keeper {
         fd: Option<BorrowedFd<'_>>,
         what: &'static str,
     ) -> Result<(), StoreError> {
+        self.send(message, fd, SendFlags::NOSIGNAL, what)
+    }
+
+    fn send(
+        &self,
+        message: &Message,
+        fd: Option<BorrowedFd<'_>>,
+        flags: SendFlags,
+        what: &'static str,
+    ) -> Result<(), StoreError> {
         let text = message.encode();
         let iov = [io::IoSlice::new(&text)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -194,7 +223,6 @@ impl Keeper {
             let pushed = ancillary.push(SendAncillaryMessage::ScmRights(&fds));
             assert!(pushed, "the space is for one descriptor");
         }
-        let flags = SendFlags::NOSIGNAL;
         let sent = match self {
             Self::Nobody => return Ok(()),
             Self::Ours(socket) => sendmsg(socket.as_fd(), &iov, &mut ancillary, flags),

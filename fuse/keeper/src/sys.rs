@@ -14,10 +14,21 @@ pub(crate) const FIRST_PASSED: RawFd = 100;
 /// The same by sd_listen_fds(3): behind stdin, stdout and stderr.
 pub(crate) const FIRST_LISTEN: RawFd = 3;
 
-/// Signals that this process waits for with a descriptor instead of being interrupted.
-const WATCHED: [libc::c_int; 2] = [libc::SIGTERM, libc::SIGINT];
+/// Signals that this process waits for with a descriptor instead of being interrupted: those that end it in order, and those
+/// that others send by habit, which would end it out of order.
+const WATCHED: [libc::c_int; 5] =
+    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
 
-/// Blocks SIGTERM and SIGINT and gives a descriptor that is readable when one has come.
+/// A signal that has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// SIGTERM or SIGINT.
+    End,
+    /// One that means nothing here: a terminal that was closed, a rotation of logs, a reload.
+    Nothing(i32),
+}
+
+/// Blocks the watched signals and gives a descriptor that is readable when one has come.
 pub(crate) fn watch_signals() -> io::Result<OwnedFd> {
     let set = watched()?;
     // SAFETY: the set is initialised; the old mask is not asked for.
@@ -48,12 +59,18 @@ fn watched() -> io::Result<libc::sigset_t> {
     Ok(set)
 }
 
-/// One signal that has come, if any: its number.
-pub(crate) fn take_signal(signals: &OwnedFd) -> Option<i32> {
+/// One signal that has come, if any.
+pub(crate) fn take_signal(signals: &OwnedFd) -> Option<Told> {
     let mut info = [0; size_of::<libc::signalfd_siginfo>()];
     let read = rustix::io::read(signals, &mut info).ok()?;
+    if read != info.len() {
+        return None;
+    }
     // `ssi_signo` is the first field, a u32.
-    (read == info.len()).then(|| i32::from_ne_bytes(info[..4].try_into().expect("four bytes")))
+    Some(match i32::from_ne_bytes(info[..4].try_into().expect("four bytes")) {
+        libc::SIGTERM | libc::SIGINT => Told::End,
+        other => Told::Nothing(other),
+    })
 }
 
 /// Makes a command start with its signals as usual, and with `passed` as descriptors from [`FIRST_PASSED`] on.

@@ -8,6 +8,7 @@
 //! A read is copied once: the kernel copies from our mapping of the backing file straight into the program's
 //! buffer.
 
+use crate::errno::io_errno;
 use super::pages::{PageDropper, Written};
 use fuser::{Errno, FopenFlags, Notifier, ReplyData, ReplyWrite};
 use std::collections::HashMap;
@@ -119,7 +120,7 @@ impl Fallback {
             (Ok(()), Some(pages)) => {
                 pages.drop_and_acknowledge(Written { node: served.node, offset, bytes: written, reply });
             }
-            (Err(error), _) => reply.error(error.into()),
+            (Err(error), _) => reply.error(io_errno(error)),
         }
     }
 
@@ -128,7 +129,7 @@ impl Fallback {
         match served.answer_read(offset, u64::from(size)) {
             Ok(Answer::Mapped(mapping, start, end)) => reply.data(&mapping[start..end]),
             Ok(Answer::Copied(bytes)) => reply.data(&bytes),
-            Err(error) => reply.error(error.into()),
+            Err(error) => reply.error(io_errno(error)),
         }
     }
 

@@ -120,7 +120,7 @@ fn acquire(ids: &BackingIds<Kernel>, file: &OpenFile) -> Result<u32, Errno> {
             node = file.node, backing = file.backing.number(), %error,
             "a backing file could not be registered for passthrough; the open fails"
         );
-        errno(if is_descriptor_limit(&error) { FsError::TooManyOpen } else { FsError::Io })
+        errno(if is_descriptor_limit(&error) { FsError::too_many_open() } else { FsError::Io })
     })
 }
 

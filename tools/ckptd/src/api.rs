@@ -3,6 +3,8 @@
 //! Owns: putting their answers together. Does not own: the answers of the loop (engine), transport (control).
 
 use crate::descriptors;
+use crate::doctor::{check, of_machine};
+use crate::troubles::Troubles;
 use crate::forward::{Command, Decides};
 use crate::replication::{self, Counted};
 use async_trait::async_trait;
@@ -44,6 +46,7 @@ pub(crate) struct Daemon {
     /// Set once it serves.
     pub(crate) mounted: OnceLock<Arc<Mounted>>,
     pub(crate) draining: std::sync::atomic::AtomicBool,
+    pub(crate) troubles: Troubles,
     /// Files that lack copies.
     pub(crate) counted: Counted,
     /// What the coordinator said of runs last.
@@ -199,6 +202,8 @@ impl Daemon {
         let replication = self.counted.status(self.node.shared(), now_ms());
         let mut problems = standing.problems;
         problems.extend(replication.as_ref().and_then(replication::problem));
+        problems.extend(self.troubles.problems(&self.mountpoint));
+        problems.extend(descriptors::problem());
         if self.began.elapsed() > JOIN_PATIENCE
             && let Some(what) = self.silence()
         {
@@ -358,35 +363,8 @@ impl NodeApi for Daemon {
     async fn doctor(&self) -> Result<Doctor, ApiError> {
         let standing = self.node.standing().await.ok_or_else(stopped)?;
         let mount = self.mount_status();
-        let check = |name: &str, ok: bool, what: String, fix: Option<&str>| Check {
-            name: name.to_owned(),
-            verdict: if ok { CheckVerdict::Ok } else { CheckVerdict::Warn },
-            what,
-            fix: fix.filter(|_| !ok).map(ToOwned::to_owned),
-        };
-        let mut checks = vec![check(
-            "passthrough",
-            mount.mode == FuseMode::Passthrough,
-            mount.reason,
-            Some("needs Linux 6.9 or later and CAP_SYS_ADMIN; without it every byte passes the daemon"),
-        )];
-        let capabilities = self.node.shared().tier1.capabilities();
-        for (name, capability) in [
-            ("private_tmpfs", &capabilities.private_tmpfs),
-            ("huge_pages", &capabilities.huge),
-            ("noswap", &capabilities.noswap),
-            ("leases", &capabilities.leases),
-            ("preallocation", &capabilities.preallocation),
-        ] {
-            checks.push(check(
-                name,
-                capability.works,
-                capability.reason.clone(),
-                Some("see `ckptctl doctor` as root"),
-            ));
-        }
-        let (enough, what) = descriptors::check();
-        checks.push(check("descriptors", enough, what, Some(descriptors::FIX)));
+        let mode = self.mounted.get().map(|mounted| mounted.mode());
+        let mut checks = of_machine(mode, mount.reason, &self.node.shared().tier1);
         for tier in &standing.tiers {
             if let Some(fencing) = tier.fencing {
                 let what = format!("{}: one winner of many creates of one key: {fencing}", tier.medium);
@@ -402,7 +380,8 @@ impl NodeApi for Daemon {
                 ));
             }
         }
-        for problem in standing.problems {
+        let here = self.troubles.problems(&self.mountpoint).into_iter().chain(descriptors::problem());
+        for problem in standing.problems.into_iter().chain(here) {
             checks.push(Check {
                 name: problem.code,
                 verdict: CheckVerdict::Fail,
@@ -454,7 +433,11 @@ impl NodeApi for Daemon {
         let is_known = self.node.is_known(place.clone()).await;
         let place = known(place, is_known)?;
         let timeout = request.timeout_s.map(Duration::from_secs);
-        self.node.flush(place, request.wait, timeout, move |now| progress.tell(now)).await.ok_or_else(stopped)
+        let flushed = self.node.flush(place, request.wait, timeout, move |now| progress.tell(now)).await;
+        let mut flushed = flushed.ok_or_else(stopped)?;
+        // What a job has written since went to the directory below, and nothing of it is here to be flushed.
+        flushed.pending.extend(self.troubles.pending(&self.mountpoint));
+        Ok(flushed)
     }
 
     async fn commit(&self, request: CommitRequest) -> Result<Commit, ApiError> {
@@ -534,6 +517,9 @@ impl NodeApi for Daemon {
     }
 
     fn healthy(&self) -> Result<(), String> {
-        if self.mounted.get().is_none() { Err("the mount does not serve yet".to_owned()) } else { Ok(()) }
+        if self.mounted.get().is_none() {
+            return Err("the mount does not serve yet".to_owned());
+        }
+        self.troubles.mount_gone(&self.mountpoint).map_or(Ok(()), Err)
     }
 }

@@ -31,6 +31,8 @@ enum Command {
     /// Replace the running daemon by another binary. What is open stays open; if the new one does not serve within ten
     /// seconds, the old one is started again.
     Upgrade(Upgrade),
+    /// Try what Tidemark needs from this machine without a daemon, and print the report as JSON (`ckptctl doctor` shows it).
+    Doctor,
     /// Print a commented configuration file (`ckptd config example`), or a reference of its keys.
     Config(Config),
     /// List the named steps at which TIDEMARK_STOP_AT (or, with its keeper, TIDEMARK_STOP_NODE_AT) may
@@ -80,6 +82,9 @@ pub(crate) struct Up {
     /// Speak with other nodes without certificates; on loopback only.
     #[arg(long)]
     pub(crate) insecure: bool,
+    /// Start on a Tier-3 that another stand-alone daemon holds. That daemon is fenced: it commits nothing any more.
+    #[arg(long)]
+    pub(crate) take_over: bool,
     /// What this node is called by for placement; may be given several times.
     #[arg(long = "label", value_name = "K=V")]
     pub(crate) labels: Vec<String>,
@@ -208,6 +213,7 @@ pub fn run(build: Build) -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let code = match cli.command {
         Command::StepPoints => step_points(),
+        Command::Doctor => look_at_machine(),
         Command::Up(up) => {
             crate::logs::start();
             match serve(build, &up, inherited) {
@@ -242,14 +248,23 @@ fn step_points() -> ProcessExit {
     ProcessExit::Done
 }
 
+#[expect(clippy::print_stdout, reason = "the answer of a command")]
+fn look_at_machine() -> ProcessExit {
+    let doctor = crate::doctor::without_daemon();
+    println!("{}", serde_json::to_string_pretty(&doctor).expect("a report is written as JSON"));
+    doctor.exit_code()
+}
+
 /// Serves, or keeps the process that does.
 fn serve(build: Build, up: &Up, inherited: Inherited) -> Result<ExitCode, Failure> {
+    crate::process::guard();
     let settings = up.settings().map_err(Failure::usage)?;
     if inherited.is_first() { keep(&settings) } else { serve_kept(build, up, settings, inherited) }
 }
 
 /// This process was started by a person: it becomes the keeper, and starts itself once more to serve.
 fn keep(settings: &Settings) -> Result<ExitCode, Failure> {
+    crate::descriptors::raise_limit().map_err(Failure::failed)?;
     let state_dir = StateDir::take(&settings.node.state_dir, None).map_err(Failure::failed)?;
     let lock = state_dir.lock().map_err(Failure::failed)?;
     let plan = Plan {
@@ -257,7 +272,6 @@ fn keep(settings: &Settings) -> Result<ExitCode, Failure> {
         state_dir: settings.node.state_dir.clone(),
         descriptors: [(names::LOCK.to_owned(), lock)].into(),
     };
-    crate::descriptors::raise_limit();
     crate::up::before_others();
     match tidemark_keeper::keep(plan).context("the keeper cannot start").map_err(Failure::failed)? {
         Kept::Ended(code) => Ok(ExitCode::from(code)),
@@ -286,7 +300,7 @@ fn serve_kept(build: Build, up: &Up, settings: Settings, inherited: Inherited) -
         .build()
         .context("threads cannot be started")
         .map_err(Failure::failed)?;
-    let result = runtime.block_on(crate::up::up(build.version, &up.mountpoint, settings, inherited));
+    let result = runtime.block_on(crate::up::up(build.version, up, settings, inherited));
     // Blocking work that nobody waits for any more (a slow store) must not hold the end back.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     let code = if result? { ProcessExit::Done } else { ProcessExit::Failed };

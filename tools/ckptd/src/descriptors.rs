@@ -1,8 +1,11 @@
 //! How many files this process may have open.
 //!
-//! Owns: raising the limit at the start, and saying when it is small. Does not own: who holds descriptors (engine).
+//! Owns: raising the limit at the start, and saying when it is too small, or was reached. Does not own: who holds descriptors (engine).
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::time::Duration;
+use tidemark_engine::descriptors::last_refusal;
+use tidemark_protocol::report::Problem;
 
 /// Asked for first; needs CAP_SYS_RESOURCE, and is the most that Linux allows by default (`fs.nr_open`).
 const WANTED: u64 = 1 << 20;
@@ -11,8 +14,14 @@ const WANTED: u64 = 1 << 20;
 /// fetched, uploaded or dropped while a program still maps it holds one or two.
 const ENOUGH: u64 = 4096;
 
-/// Raises the limit as far as this process may, once at the start.
-pub(crate) fn raise_limit() {
+/// Below this a start cannot succeed: a daemon of its own needs some 60, and its keeper passes them on above number 100.
+const LEAST: u64 = 128;
+
+/// How long a refusal is shown.
+const SHOWN_FOR: Duration = Duration::from_secs(600);
+
+/// Raises the limit as far as this process may, once at the start. Errors: even then it is too small to start with.
+pub(crate) fn raise_limit() -> anyhow::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: Some(WANTED), maximum: Some(WANTED) };
     if setrlimit(Resource::Nofile, wanted).is_err() {
@@ -22,10 +31,30 @@ pub(crate) fn raise_limit() {
             tracing::warn!(%error, limit = ?limit.current, "the descriptor limit stays as it is");
         }
     }
+    if let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < LEAST) {
+        anyhow::bail!("this process may open {limit} files (descriptors), and at least {LEAST} are needed to start; {FIX}");
+    }
     let (enough, what) = check();
     if !enough {
         tracing::warn!(what, fix = FIX, "the descriptor limit is small");
     }
+    Ok(())
+}
+
+/// What a person is told when a program's call was refused for want of a descriptor lately.
+pub(crate) fn problem() -> Option<Problem> {
+    let ago = last_refusal()?.elapsed();
+    (ago < SHOWN_FOR).then(|| {
+        let (_, limit) = check();
+        Problem {
+            code: "descriptors".to_owned(),
+            what: format!(
+                "a program's open or create was refused {} s ago (EMFILE), because ckptd has as many files open as it may: {limit}",
+                ago.as_secs()
+            ),
+            action: FIX.to_owned(),
+        }
+    })
 }
 
 /// What to do about a small limit.

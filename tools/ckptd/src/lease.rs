@@ -2,6 +2,7 @@
 //!
 //! Owns: the choice, taking it at the start, renewing it. Does not own: the kinds (control).
 
+use crate::alone::{Alone, SIGN_EVERY};
 use crate::api::Daemon;
 use crate::state_dir::StateDir;
 use anyhow::Context;
@@ -70,21 +71,50 @@ impl Lease {
         }
     }
 
-    /// Holds the lease until dropped; a lease that is lost fences the node.
-    pub(crate) async fn keep(self, daemon: Arc<Daemon>) {
-        match self {
-            Self::File(_lease) => std::future::pending().await,
-            Self::Elsewhere => std::future::pending().await,
-            Self::Store(mut lease, _) => loop {
-                tokio::time::sleep(LeaseTimes::default().term / 3).await;
-                if let Err(error) = lease.renew(Instant::now()).await {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the lease was not renewed");
-                    if lease.epoch(Instant::now()).is_none() {
-                        daemon.node.fence(error.to_string()).await;
-                        return;
-                    }
+    /// Holds the lease, and Tier-3 for a daemon that is `alone`, until `ending`; what is lost fences the node.
+    pub(crate) async fn keep(
+        mut self,
+        mut alone: Option<Alone>,
+        daemon: Arc<Daemon>,
+        ending: impl Future<Output = ()>,
+    ) {
+        let lost = tokio::select! {
+            why = self.renew() => Some(why),
+            why = give_signs(&mut alone) => Some(why),
+            () = ending => None,
+        };
+        if let Some(why) = lost {
+            daemon.node.fence(why).await;
+            return;
+        }
+        if let Some(alone) = alone {
+            alone.release().await;
+        }
+    }
+
+    /// Renews the lease until it is lost; says why.
+    async fn renew(&mut self) -> String {
+        let Self::Store(lease, _) = self else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(LeaseTimes::default().term / 3).await;
+            if let Err(error) = lease.renew(Instant::now()).await {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the lease was not renewed");
+                if lease.epoch(Instant::now()).is_none() {
+                    return error.to_string();
                 }
-            },
+            }
+        }
+    }
+}
+
+/// Says that this daemon lives until another has taken its place; says who.
+async fn give_signs(alone: &mut Option<Alone>) -> String {
+    let Some(alone) = alone else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(SIGN_EVERY).await;
+        if let Err(why) = alone.renew().await {
+            tracing::error!(%why, "another daemon commits in this Tier-3");
+            return why;
         }
     }
 }

@@ -1,23 +1,27 @@
 //! The daemon of one node, and the keeper that holds what must outlive it. Wires everything, decides nothing.
 
+mod alone;
 mod api;
 mod attributes;
 mod base;
 mod cli;
 mod config;
 mod descriptors;
+mod doctor;
 mod forward;
 mod host;
 mod lease;
 mod logs;
 mod memory;
 mod peers;
+mod process;
 mod publish;
 mod replication;
 mod seat;
 mod session;
 mod state_dir;
 mod tier3;
+mod troubles;
 mod up;
 
 pub use cli::{Build, run};

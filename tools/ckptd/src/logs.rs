@@ -11,5 +11,7 @@ pub(crate) fn start() {
         .flatten_event(true)
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // A terminal or a pipe that is gone takes no line, nor one that says so: that one would end the thread.
+        .log_internal_errors(false)
         .init();
 }

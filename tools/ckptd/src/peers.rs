@@ -263,6 +263,7 @@ fn occupancy(tier1: &Tier1) -> (u64, u64) {
 pub(crate) async fn drain_member(shared: &Shared, patience: Duration) -> bool {
     let give_up = tokio::time::Instant::now() + patience;
     shared.lift_pace_of_copies();
+    let mut refused = false;
     loop {
         let own = shared.namespace.views_below(b"").into_iter().filter(|view| view.remote.is_none());
         let left = own.filter(|view| match view.state {
@@ -270,8 +271,14 @@ pub(crate) async fn drain_member(shared: &Shared, patience: Duration) -> bool {
             FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => true,
         });
         let left = left.count();
-        if left == 0 {
+        if left == 0 && refused {
             return true;
+        }
+        if left == 0 {
+            // Once more, without a close that nobody would wait for.
+            shared.namespace.refuse_writers();
+            refused = true;
+            continue;
         }
         if tokio::time::Instant::now() >= give_up {
             tracing::warn!(files = left, "not in Tier-3 at the end; other nodes may have copies");

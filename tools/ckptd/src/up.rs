@@ -9,7 +9,7 @@
 use crate::api::Daemon;
 use crate::attributes::Attributes;
 use crate::base::Base;
-use crate::cli::Failure;
+use crate::cli::{Failure, Up};
 use crate::descriptors;
 use crate::host::DaemonHost;
 use crate::memory;
@@ -18,11 +18,11 @@ use crate::publish::{publish, publish_on};
 use crate::seat;
 use crate::session::{self, Found, Serving};
 use crate::state_dir::StateDir;
-use crate::tier3::Tier3;
+use crate::tier3::{Opener, Tier3, waited_for};
 use anyhow::Context;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -44,6 +44,12 @@ use tidemark_protocol::id::{NodeName, StartId};
 use tidemark_protocol::key::NodeLife;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+/// How often this process looks after what others may take away from it, and gives its keeper a life sign.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// How long the end waits for Tier-3 to take that this daemon is gone.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
+
 /// What a start is given.
 #[derive(Debug)]
 struct Start<'a> {
@@ -57,6 +63,7 @@ struct Start<'a> {
     listen: SocketAddr,
     id: StartId,
     role: Role,
+    take_over: bool,
 }
 
 /// How a start came to serve.
@@ -89,24 +96,49 @@ struct Serves {
     mounted: Option<Arc<Mounted>>,
 }
 
+impl Signals {
+    fn watch() -> std::io::Result<Self> {
+        // What others send by habit: a closed terminal, a rotation of logs, a reload. Their default would end this process.
+        for kind in [SignalKind::hangup(), SignalKind::user_defined1(), SignalKind::user_defined2()] {
+            let mut signals = signal(kind)?;
+            tokio::spawn(async move {
+                while signals.recv().await.is_some() {
+                    let signal = kind.as_raw_value();
+                    tracing::info!(signal, "nothing follows from this signal; SIGTERM ends ckptd in order");
+                }
+            });
+        }
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Resolves when one has come, or the keeper is gone.
+    async fn told_to_end(&mut self, gone: &mut tokio::sync::oneshot::Receiver<()>) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            Ok(()) = gone => {}
+        }
+    }
+}
+
 /// Brings the node up, serves, and takes it down again. `Ok(false)`: ended, but not everything is durable.
 pub(crate) async fn up(
     version: &'static str,
-    mountpoint: &Path,
+    up: &Up,
     settings: Settings,
     inherited: Inherited,
 ) -> Result<bool, Failure> {
     // Before anybody is told that this process serves, and may end it in order.
-    let signals = Signals {
-        terminate: signal(SignalKind::terminate()).map_err(Failure::failed)?,
-        interrupt: signal(SignalKind::interrupt()).map_err(Failure::failed)?,
-    };
+    let mut signals = Signals::watch().map_err(Failure::failed)?;
     let Inherited { keeper, mut descriptors } = inherited;
     let lock = descriptors.remove(names::LOCK);
     let state_dir = StateDir::take(&settings.node.state_dir, lock).map_err(Failure::failed)?;
     let start = Start {
         version,
-        mountpoint,
+        mountpoint: &up.mountpoint,
         settings: &settings,
         keeper: &keeper,
         state_dir: &state_dir,
@@ -115,27 +147,30 @@ pub(crate) async fn up(
         listen: parse_addr("--listen", &settings.node.listen).map_err(Failure::usage)?,
         id: StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?),
         role: Role::of(&settings).map_err(Failure::usage)?,
+        take_over: up.take_over,
     };
-    descriptors::raise_limit();
+    descriptors::raise_limit().map_err(Failure::failed)?;
     let mut gone = keeper_gone(&keeper).map_err(Failure::failed)?;
     match session::find(&keeper, descriptors).map_err(Failure::failed)? {
         None => {
-            let serves = start.begin().await?;
+            let serves = tokio::select! {
+                serves = start.begin() => serves?,
+                () = signals.told_to_end(&mut gone) => {
+                    tracing::warn!("told to end before it served: nothing was mounted");
+                    start.say_the_end();
+                    return Ok(true);
+                }
+            };
             start.serve(serves, Began { first: true, told_to_end: false }, signals, gone).await
         }
         Some(found) => {
             let (http, listen) = (found.record.http.parse(), found.record.listen.parse());
             let start =
                 Start { http: http.unwrap_or(start.http), listen: listen.unwrap_or(start.listen), ..start };
-            let mut signals = signals;
             let patience = Duration::from_secs(settings.shutdown.drain_timeout_s);
             let told = AtomicBool::new(false);
             let told_to_end = async {
-                tokio::select! {
-                    _ = signals.terminate.recv() => {}
-                    _ = signals.interrupt.recv() => {}
-                    Ok(()) = &mut gone => {}
-                }
+                signals.told_to_end(&mut gone).await;
                 told.store(true, Ordering::Release);
                 tokio::time::sleep(patience).await;
             };
@@ -176,11 +211,20 @@ impl Start<'_> {
 
     async fn tier3(&self) -> Result<Tier3, Failure> {
         match self.role {
-            Role::Alone | Role::Coordinator => {
-                Tier3::open(self.settings, self.state_dir, self.name.as_str()).await
-            }
+            Role::Alone | Role::Coordinator => Tier3::open(self.opener(self.take_over)).await,
             // The coordinator looks at it for all.
             Role::Member(_) | Role::Candidate(_) => Tier3::of_member(self.settings).await,
+        }
+    }
+
+    fn opener(&self, take_over: bool) -> Opener<'_> {
+        let keeper = keeper_pid(self.keeper);
+        Opener {
+            settings: self.settings,
+            state_dir: self.state_dir,
+            name: self.name.as_str(),
+            keeper,
+            take_over,
         }
     }
 
@@ -237,9 +281,8 @@ impl Start<'_> {
         }
         reach(StepPoint::ResumeAfterServing);
         let tier3 = match self.role {
-            Role::Alone | Role::Coordinator => {
-                Tier3::open_in_the_end(self.settings, self.state_dir, self.name.as_str()).await
-            }
+            // What it took over at its first start is its own, or another's by now.
+            Role::Alone | Role::Coordinator => Tier3::open_in_the_end(self.opener(false)).await,
             Role::Member(_) | Role::Candidate(_) => Tier3::of_member(self.settings).await?,
         };
         let (shared, node) = self.engine(&base, Names::Kept, &tier3, peers.as_ref()).await?;
@@ -329,7 +372,7 @@ impl Start<'_> {
                 // The coordinator knows what Tier-3 holds.
                 break tidemark_engine::node::Recovered::default();
             }
-            match recover(&shared, names).await {
+            match waited_for(&self.settings.tier3.url, recover(&shared, names)).await {
                 Ok(recovered) => break recovered,
                 Err(error) if names == Names::Empty => {
                     let error = anyhow::Error::from(error).context("Tier-3 cannot be taken up");
@@ -386,6 +429,7 @@ impl Start<'_> {
             mountpoint: self.mountpoint.to_owned(),
             mounted: OnceLock::new(),
             draining: AtomicBool::new(false),
+            troubles: Default::default(),
             counted: Default::default(),
             runs_elsewhere: Default::default(),
             began: Instant::now(),
@@ -420,9 +464,13 @@ impl Start<'_> {
             // An error means that the sender is gone, which ends the server too.
             let _ = server_ends.await;
         }));
-        let keeping = match peers.as_ref().and_then(|peers| peers.candidate(&daemon)) {
+        let (end_lease, lease_ends) = tokio::sync::oneshot::channel::<()>();
+        let mut keeping = match peers.as_ref().and_then(|peers| peers.candidate(&daemon)) {
             Some(candidate) => tokio::spawn(candidate.run()),
-            None => tokio::spawn(tier3.lease.keep(Arc::clone(&daemon))),
+            None => tokio::spawn(tier3.lease.keep(tier3.alone, Arc::clone(&daemon), async {
+                // An error means that the sender is gone, which is the end, too.
+                let _ = lease_ends.await;
+            })),
         };
         let publishing =
             tokio::spawn(publish_on(Arc::clone(&daemon), Arc::clone(&host), self.state_dir.clone()));
@@ -438,12 +486,17 @@ impl Start<'_> {
             );
         }
         self.state_dir.clear_keeper_status();
+        let mut watching = std::pin::pin!(self.watch(&daemon, &mounted));
         tokio::select! {
             () = std::future::ready(()), if began.told_to_end => {}
             _ = signals.terminate.recv() => {}
             _ = signals.interrupt.recv() => {}
             Ok(()) = gone, if !began.told_to_end => tracing::error!("the keeper is gone, and nobody would start this daemon again: it drains and ends"),
-            () = ended(&mounted) => tracing::warn!("the mount was taken away from outside"),
+            () = ended(&mounted) => {
+                daemon.troubles.mount_is_gone();
+                tracing::warn!("the mount was taken away from outside: what was saved is drained, then this daemon ends");
+            }
+            never = &mut watching => match never {},
         }
 
         daemon.draining.store(true, Ordering::Release);
@@ -455,25 +508,76 @@ impl Start<'_> {
                 tracing::warn!("a second SIGTERM: ending at once");
                 false
             }
+            never = &mut watching => match never {},
         };
+        // However the drain ended: what is closed from now on would be lost, and no program is to believe otherwise.
+        shared.namespace.refuse_writers();
         unmount(&mounted).await;
         // Only now: a daemon that dies while it drains is to be followed by one that drains on.
         self.say_the_end();
         daemon.node.stop();
-        keeping.abort();
+        // Its receiver is gone where the lease was lost, or is a candidate's, which ends by itself.
+        let _ = end_lease.send(());
+        if tokio::time::timeout(RELEASE_PATIENCE, &mut keeping).await.is_err() {
+            keeping.abort();
+        }
         publishing.abort();
         // The receiver is gone only when the server has ended by itself.
         let _ = end_server.send(());
-        match serving.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "serving commands ended badly")
-            }
-            Err(error) => tracing::error!(%error, "serving commands panicked"),
+        if let Err(error) = serving.await {
+            tracing::error!(%error, "serving commands panicked");
         }
         base.tier1.remove_spill();
         drop(listener);
         Ok(durable)
+    }
+
+    /// Looks after what may be taken away from under a daemon, and says that its loop turns; also while it drains.
+    async fn watch(&self, daemon: &Daemon, mounted: &Arc<Mounted>) -> std::convert::Infallible {
+        let mut answered = 0;
+        loop {
+            tokio::time::sleep(WATCH_EVERY).await;
+            // One of the two is enough: a loop that looks at very many files for long holds no program up.
+            let turned = tokio::time::timeout(WATCH_EVERY, daemon.node.turns()).await.is_ok();
+            let requests = mounted.counters().iter().map(|(_, count)| count).sum::<u64>();
+            if turned || requests != answered {
+                self.keeper.turned();
+            }
+            answered = requests;
+            let (state_dir, looked_at) = (self.state_dir.clone(), Arc::clone(mounted));
+            let looks = tokio::task::spawn_blocking(move || (looked_at.is_there(), state_dir.is_there()));
+            let (mount_there, state_dir_there) = looks.await.expect("looking does not panic");
+            if !mount_there && daemon.troubles.mount_is_gone() {
+                let path = mounted.path().display();
+                tracing::error!(%path, "the mount is not at its place any more; what is open below it goes on");
+            }
+            if !state_dir_there {
+                self.make_state_dir_again(daemon);
+            }
+        }
+    }
+
+    /// The state directory was removed: without it no command reaches this daemon, and no other is kept off.
+    fn make_state_dir_again(&self, daemon: &Daemon) {
+        let made = self.state_dir.make_again().and_then(|()| {
+            if self.keeper.is_ours() {
+                self.keeper.put(names::LOCK, self.state_dir.lock()?.as_fd())?;
+            }
+            Ok(())
+        });
+        let path = self.settings.node.state_dir.display();
+        match made {
+            Ok(()) => {
+                daemon.troubles.state_dir_is_back();
+                tracing::warn!(%path, "the state directory was removed; it is made again, and commands are answered there");
+            }
+            Err(error) => {
+                let why = format!("{error:#}");
+                if daemon.troubles.state_dir_is_gone(&why) {
+                    tracing::error!(%path, %why, "the state directory was removed, and is not made again");
+                }
+            }
+        }
     }
 
     /// Nothing is to be kept any more.
@@ -646,7 +750,7 @@ async fn drain_all(daemon: &Daemon, settings: &Settings) -> bool {
         std::future::pending::<()>().await;
     };
     let outcome = tokio::select! {
-        outcome = daemon.node.drain(timeout) => outcome,
+        outcome = daemon.node.drain(timeout, grace.min(timeout)) => outcome,
         () = closing => None,
     };
     let Some(outcome) = outcome else { return false };
@@ -659,6 +763,10 @@ async fn drain_all(daemon: &Daemon, settings: &Settings) -> bool {
 async fn unmount(mounted: &Arc<Mounted>) {
     let mounted = Arc::clone(mounted);
     let done = tokio::task::spawn_blocking(move || {
+        if mounted.ended_within(Duration::ZERO) || !mounted.is_there() {
+            tracing::info!("the mount was taken away before");
+            return Ok(());
+        }
         if let Err(error) = mounted.unmount(false) {
             tracing::warn!(error = &error as &dyn std::error::Error, "the mount is busy: unmounting lazily");
             mounted.unmount(true)?;

@@ -7,12 +7,13 @@ use super::compare::write_compared;
 use super::direct::{DIRECT_LEAST_BYTES, Direct};
 use super::names::{Piece, STAGING, path_of, piece_of};
 use super::sync::DirectorySyncs;
+use crate::store::Readers;
 use bytes::Bytes;
-use rustix::fs::{self, Advice, AtFlags, CWD, FallocateFlags, FlockOperation, RenameFlags};
+use rustix::fs::{self, Advice, AtFlags, CWD, FallocateFlags, FlockOperation, Gid, Mode, RenameFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +27,11 @@ const PLACE_ATTEMPTS: u32 = 8;
 
 /// Gathered before it is sent to the disk: long enough for sequential writes, short beside what a host has for others.
 const DIRTY_MOST_BYTES: u64 = 128 << 20;
+
+/// Objects lie in directories that only the daemon's user may change, whatever its umask is.
+const DIRECTORY_MODE: u32 = 0o755;
+/// What is not whole is nobody else's to look at.
+const STAGING_MODE: u32 = 0o700;
 
 /// Files are compared in blocks of this size.
 const COMPARE_BYTES: usize = 1 << 20;
@@ -50,13 +56,20 @@ impl Drop for Staged {
 
 impl Staged {
     /// A new empty file with `size_bytes` of space set aside, so that a full disk is found before the first part.
-    pub(super) fn new(root: &Path, size_bytes: u64) -> io::Result<Self> {
+    pub(super) fn new(root: &Path, size_bytes: u64, readers: Readers) -> io::Result<Self> {
         let mut random = [0_u8; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let path =
             root.join(STAGING).join(format!("{}-{:032x}", std::process::id(), u128::from_le_bytes(random)));
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(&path)?;
+        let mode = object_mode(readers);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(&path)?;
         let staged = Self { path, file, direct: None, dirty_bytes: AtomicU64::new(0) };
+        if readers.group != readers.others
+            && fs::fchown(&staged.file, None, Some(Gid::from_raw(readers.gid))).is_err()
+        {
+            // Without the right to give it to that group its members are not told from others, so nobody gets to read it.
+            fs::fchmod(&staged.file, Mode::from_raw_mode(object_mode(Readers::default())))?;
+        }
         // Without lock support (some network mounts) the age alone protects the file.
         let _ = fs::flock(&staged.file, FlockOperation::NonBlockingLockExclusive);
         if size_bytes > 0 {
@@ -70,8 +83,13 @@ impl Staged {
     }
 
     /// The same for parts that may go past the page cache.
-    pub(super) fn new_direct(root: &Path, size_bytes: u64, direct: &Arc<Direct>) -> io::Result<Self> {
-        let mut staged = Self::new(root, size_bytes)?;
+    pub(super) fn new_direct(
+        root: &Path,
+        size_bytes: u64,
+        readers: Readers,
+        direct: &Arc<Direct>,
+    ) -> io::Result<Self> {
+        let mut staged = Self::new(root, size_bytes, readers)?;
         staged.direct = direct.open_for_write(&staged.path).map(|file| (Arc::clone(direct), file));
         Ok(staged)
     }
@@ -188,7 +206,12 @@ impl Staged {
 
 /// Makes the root and the staging directory, and removes what crashes left there.
 pub(super) fn prepare(root: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(root.join(STAGING))?;
+    make_directories(root)?;
+    if let Err(error) = std::fs::DirBuilder::new().mode(STAGING_MODE).create(root.join(STAGING))
+        && error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(error);
+    }
     let mut at = Some(root);
     while let Some(directory) = at.filter(|d| !d.as_os_str().is_empty()) {
         // Directories above the root may not be ours to open; then they were there before us.
@@ -220,7 +243,8 @@ fn sweep(path: &Path) -> io::Result<()> {
 /// Writes, names and syncs a whole small object; `Ok(false)` when the name holds other bytes.
 pub(super) fn create(root: &Path, key: &str, body: &Bytes, syncs: &DirectorySyncs) -> io::Result<bool> {
     let target = path_of(root, key);
-    let mut staged = Staged::new(root, 0)?;
+    // A document names files, and holds attributes, that may be closed to others.
+    let mut staged = Staged::new(root, 0, Readers::default())?;
     staged.file.write_all(body)?;
     staged.sync(true)?;
     if staged.place(root, &target, syncs)? {
@@ -233,15 +257,15 @@ pub(super) fn create(root: &Path, key: &str, body: &Bytes, syncs: &DirectorySync
 pub(super) fn upload(
     root: &Path,
     target: &Path,
-    body: &Bytes,
+    (body, readers): (&Bytes, Readers),
     syncs: &DirectorySyncs,
     direct: &Arc<Direct>,
 ) -> io::Result<Option<u64>> {
     // Space is set aside only for what is written past the page cache: beyond the end of a file that is slow.
     let staged = if body.len() < DIRECT_LEAST_BYTES {
-        Staged::new(root, 0)?
+        Staged::new(root, 0, readers)?
     } else {
-        Staged::new_direct(root, body.len() as u64, direct)?
+        Staged::new_direct(root, body.len() as u64, readers, direct)?
     };
     staged.write_at(body, 0)?;
     staged.finish(root, target, syncs)
@@ -249,14 +273,14 @@ pub(super) fn upload(
 
 /// Finds out whether parts can go past the page cache here.
 pub(super) fn try_direct(root: &Path, direct: &Direct) -> io::Result<()> {
-    let staged = Staged::new(root, 0)?;
+    let staged = Staged::new(root, 0, Readers::default())?;
     direct.try_out(&staged.path, &staged.file);
     Ok(())
 }
 
 /// Whether a difference between what was written and what the file has is found: what the probe asks.
 pub(super) fn finds_damage(root: &Path) -> io::Result<bool> {
-    let staged = Staged::new(root, 0)?;
+    let staged = Staged::new(root, 0, Readers::default())?;
     super::compare::finds_damage(&staged.file)
 }
 
@@ -307,9 +331,20 @@ pub(super) fn delete(root: &Path, key: &str) -> io::Result<()> {
 
 fn make_parents(root: &Path, target: &Path) -> io::Result<()> {
     match target.parent() {
-        Some(parent) if parent != root => std::fs::create_dir_all(parent),
+        Some(parent) if parent != root => make_directories(parent),
         _ => Ok(()),
     }
+}
+
+fn make_directories(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
+}
+
+/// The daemon's user reads and writes; whoever may read the file reads. The umask may take away more.
+fn object_mode(readers: Readers) -> u32 {
+    let group = if readers.group { 0o040 } else { 0 };
+    let others = if readers.others { 0o004 } else { 0 };
+    0o600 | group | others
 }
 
 /// fsyncs every directory from the object's up to the root. Another writer may have made any of them a moment ago

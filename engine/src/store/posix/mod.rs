@@ -257,19 +257,19 @@ impl Store for PosixStore {
         limits: &UploadLimits,
     ) -> Result<Uploaded, StoreError> {
         self.check(Operation::Upload, key)?;
-        let size_bytes = source.size_bytes();
+        let (size_bytes, readers) = (source.size_bytes(), source.readers());
         let (target, syncs) = (path_of(&self.root, key), Arc::clone(&self.syncs));
         if size_bytes <= limits.part_bytes {
             // One piece: one call to the pool and back, not three.
             let bytes = read_part(key, &source, 0..size_bytes).await?;
             let direct = Arc::clone(&self.direct);
-            let upload = move |root: &Path| files::upload(root, &target, &bytes, &syncs, &direct);
+            let upload = move |root: &Path| files::upload(root, &target, (&bytes, readers), &syncs, &direct);
             let other = self.call(Operation::Upload, key, upload).await?;
             return self.uploaded(key, size_bytes, other);
         }
         let direct = Arc::clone(&self.direct);
         let staged = self
-            .call(Operation::Upload, key, move |root| Staged::new_direct(root, size_bytes, &direct))
+            .call(Operation::Upload, key, move |root| Staged::new_direct(root, size_bytes, readers, &direct))
             .await
             .map(Arc::new)?;
         stream::iter(part_ranges(size_bytes, limits.part_bytes).map(Ok))
@@ -309,6 +309,7 @@ impl Store for PosixStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Readers;
 
     async fn store() -> (tempfile::TempDir, PosixStore) {
         let dir = tempfile::tempdir().expect("tempdir");
@@ -391,6 +392,31 @@ mod tests {
         }
         assert_eq!(store.head("run").await.expect("head"), None);
         assert_eq!(store.get("run/file/below", 10).await.expect("get"), None);
+    }
+
+    #[tokio::test]
+    async fn an_object_is_open_to_whoever_may_read_its_file_and_a_document_to_nobody() {
+        use std::os::unix::fs::MetadataExt;
+        let (_dir, store) = store().await;
+        let gid = std::fs::metadata(&store.root).expect("stat").gid();
+        let mode = |key: &str| std::fs::metadata(store.root.join(key)).expect("stat").mode() & 0o777;
+        let large = Bytes::from(vec![7; 3 << 20]);
+        for (key, readers, expected) in [
+            ("a/private", Readers::default(), 0o600),
+            ("a/group", Readers { gid, group: true, others: false }, 0o640),
+            ("a/but-the-group", Readers { gid, group: false, others: true }, 0o604),
+            ("a/all", Readers { gid, group: true, others: true }, 0o644),
+        ] {
+            for (body, parts) in [(Bytes::from("1"), 8 << 20), (large.clone(), 1 << 20)] {
+                let key = format!("{key}-{}", body.len());
+                let limits = UploadLimits { part_bytes: parts, parts_in_flight: 2 };
+                store.upload(&key, Arc::new((body, readers)), &limits).await.expect("upload");
+                assert_eq!(mode(&key), expected, "{key}");
+            }
+        }
+        store.create("a/document", Bytes::from("1")).await.expect("create");
+        assert_eq!(mode("a/document"), 0o600);
+        assert_eq!((mode("a"), mode(STAGING)), (0o755, 0o700));
     }
 
     #[tokio::test]

@@ -6,27 +6,40 @@ use crate::text;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::time::Duration;
 use tidemark_control::api::{KEEPER_FILE_NAME, STATUS_FILE_NAME};
+use tidemark_control::client::ClientError;
 use tidemark_protocol::report::{ExitCode, NodeState, Problem, ReplicationStatus, RunStatus, Status};
 
 /// A status is a few kilobytes; one that is larger was not written by us.
 const STATUS_BYTES_MAX: u64 = 16 << 20;
 
+/// A daemon that has not answered by then is looked at: who asks hears within two seconds that something is wrong.
+const SILENT_AFTER: Duration = Duration::from_millis(1500);
+/// A daemon that has much to do, or few processors, may answer until then.
+const PATIENCE: Duration = Duration::from_millis(8500);
+
 /// Show how this node is, and what a restart would load
 ///
 /// Lines `status` and `action` appear only where something is wrong. When no daemon answers, the last known status is
-/// shown, a note goes to stderr, and the exit status is 5.
+/// shown, a note goes to stderr, and the exit status is 5. A daemon that lives and does not answer is UNKNOWN.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
-        let away = match context.client.status().await {
-            Ok(status) => {
-                context.print(&status, print)?;
-                return Ok(ExitCode::Done);
+        let away = match ask(context).await {
+            Asked::Answer(answer) => match *answer {
+                Ok(status) => {
+                    context.print(&status, print)?;
+                    return Ok(ExitCode::Done);
+                }
+                Err(error) => error,
+            },
+            Asked::Hangs(status) => {
+                context.print(&*status, print)?;
+                return Ok(ExitCode::Unavailable);
             }
-            Err(error) => error,
         };
         let Some(last_known) = away.is_away().then(|| last_known(&context.state_dir)).flatten() else {
             return Err(away.into());
@@ -41,6 +54,81 @@ impl Args {
         context.print(&last_known, print)?;
         Ok(ExitCode::Unavailable)
     }
+}
+
+/// What asking came to.
+enum Asked {
+    Answer(Box<Result<Status, ClientError>>),
+    /// It lives and does not answer: what was known last, with that as its problem.
+    Hangs(Box<Status>),
+}
+
+/// Asks the daemon. One that is silent is said to be so before it is waited for longer; one that is stopped is not waited for.
+async fn ask(context: &Context) -> Asked {
+    let mut answer = std::pin::pin!(context.client.status());
+    if let Ok(answer) = tokio::time::timeout(SILENT_AFTER, answer.as_mut()).await {
+        return Asked::Answer(Box::new(answer));
+    }
+    // Without a process of that number it is being started again, which is waited for as ever.
+    let Some((known, state)) = last_known(&context.state_dir)
+        .and_then(|known| state_of(known.pid).map(|state| (known, state)))
+    else {
+        return Asked::Answer(Box::new(answer.await));
+    };
+    if !is_stopped(state) {
+        // A note only: without stderr the exit status still tells.
+        let _ = writeln!(
+            anstream::stderr(),
+            "ckptctl: the daemon (process {}) has not answered for {} s; waiting {} s more",
+            known.pid,
+            SILENT_AFTER.as_secs_f32(),
+            PATIENCE.as_secs_f32()
+        );
+        if let Ok(answer) = tokio::time::timeout(PATIENCE, answer).await {
+            return Asked::Answer(Box::new(answer));
+        }
+    }
+    Asked::Hangs(Box::new(hanging(known, state, text::now_ms())))
+}
+
+/// The state of a process that is a daemon of ours, as a letter; none when there is none.
+fn state_of(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    state_in(&stat)
+}
+
+/// Field 3 of a stat line (proc_pid_stat(5)) of a process named ckptd.
+fn state_in(stat: &str) -> Option<char> {
+    let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+    rest.trim_start().chars().next().filter(|_| name == "ckptd")
+}
+
+/// By SIGSTOP, or by a debugger.
+fn is_stopped(state: char) -> bool {
+    matches!(state, 'T' | 't')
+}
+
+/// What is shown of a daemon that lives and does not answer.
+fn hanging(mut known: Status, state: char, now_ms: i64) -> Status {
+    let age = text::age(known.written_ms, now_ms);
+    let why = match state {
+        'T' => "it was stopped by a signal (SIGSTOP)",
+        't' => "a debugger has stopped it",
+        'D' => "it waits in the kernel, for a device or for memory",
+        'R' => "it runs, or waits for a processor",
+        _ => "all of it waits for something",
+    };
+    let what = format!("the daemon (process {}) does not answer; {why}; what follows was known {age} ago", known.pid);
+    let action = if is_stopped(state) {
+        format!("kill -CONT {}, or end the debugger; saves and opens wait until then", known.pid)
+    } else {
+        "look at its log and at the load of this machine; its keeper replaces it after 30 s in which requests wait and nothing \
+         explains its silence"
+            .to_owned()
+    };
+    known.state = NodeState::Unknown;
+    known.problems.insert(0, Problem { code: "no_answer".to_owned(), what, action });
+    known
 }
 
 /// What the daemon wrote before it went away; none where there is nothing that can be read.
@@ -154,6 +242,20 @@ fn lag(run: &RunStatus) -> String {
     }
     let versions = if run.lag_versions == 1 { "version" } else { "versions" };
     let bytes = tidemark_protocol::size::Shown(run.lag_bytes);
-    let since = std::time::Duration::try_from_secs_f64(run.lag_seconds).unwrap_or_default().as_secs();
+    let since = Duration::try_from_secs_f64(run.lag_seconds).unwrap_or_default().as_secs();
     format!("{} {versions}, {bytes}, {}", run.lag_versions, text::duration(since))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_process_named_ckptd_is_a_daemon() {
+        assert_eq!(state_in("7 (ckptd) T 1 7 7 0"), Some('T'));
+        for other in ["", "7", "7 (ckptd", "7 (ckptd) ", "7 (python3) S 1", "7 (x) (ckptd) S 1"] {
+            assert_eq!(state_in(other), None, "{other}");
+        }
+        assert!(is_stopped('T') && is_stopped('t') && !is_stopped('S') && !is_stopped('R'));
+    }
 }

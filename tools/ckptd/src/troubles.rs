@@ -1,0 +1,89 @@
+//! What was taken away from under this daemon: its mount, its state directory.
+//!
+//! Owns: whether that is so now, and what people are told. Does not own: looking (`up`).
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use tidemark_protocol::report::{Pending, PendingReason, Problem};
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(crate) struct Troubles {
+    mount_gone: AtomicBool,
+    /// Why the state directory could not be made again.
+    state_dir: Mutex<Option<String>>,
+}
+
+impl Troubles {
+    /// The mount is not at its path any more, and never comes back there. True the first time.
+    pub(crate) fn mount_is_gone(&self) -> bool {
+        !self.mount_gone.swap(true, Ordering::AcqRel)
+    }
+
+    /// The state directory is gone, and this is why it stays so. True where that was not known.
+    pub(crate) fn state_dir_is_gone(&self, why: &str) -> bool {
+        let known = self.state_dir.lock().unwrap_or_else(PoisonError::into_inner).replace(why.to_owned());
+        known.as_deref() != Some(why)
+    }
+
+    pub(crate) fn state_dir_is_back(&self) {
+        *self.state_dir.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// What is wrong with the mount, in a sentence; none where nothing is.
+    pub(crate) fn mount_gone(&self, mountpoint: &Path) -> Option<String> {
+        self.mount_gone.load(Ordering::Acquire).then(|| {
+            format!(
+                "the mount is not at {} any more (it was unmounted by hand, or something was mounted over it); what is written \
+                 there now is not saved here",
+                mountpoint.display()
+            )
+        })
+    }
+
+    pub(crate) fn problems(&self, mountpoint: &Path) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if let Some(what) = self.mount_gone(mountpoint) {
+            problems.push(Problem {
+                code: "mount_gone".to_owned(),
+                what,
+                action: "end the jobs that use the path, then stop ckptd, which drains what it has, and start it again"
+                    .to_owned(),
+            });
+        }
+        if let Some(why) = self.state_dir.lock().unwrap_or_else(PoisonError::into_inner).as_deref() {
+            problems.push(Problem {
+                code: "state_dir_gone".to_owned(),
+                what: format!("the state directory was removed, and ckptctl does not reach this daemon: {why}"),
+                action: "make place for it, or stop ckptd by a signal to its keeper and start it again".to_owned(),
+            });
+        }
+        problems
+    }
+
+    /// A flush that found everything durable must not pass over files that went elsewhere.
+    pub(crate) fn pending(&self, mountpoint: &Path) -> Option<Pending> {
+        let what = self.mount_gone(mountpoint)?;
+        Some(Pending { path: String::new(), reason: PendingReason::Unknown, what })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gone_is_said_once_to_the_log_and_for_as_long_as_it_lasts_to_people() {
+        let (troubles, mount) = (Troubles::default(), Path::new("/ckpt"));
+        assert!(troubles.problems(mount).is_empty() && troubles.pending(mount).is_none());
+        assert!(troubles.mount_is_gone() && !troubles.mount_is_gone());
+        assert!(troubles.state_dir_is_gone("full") && !troubles.state_dir_is_gone("full"));
+        assert!(troubles.state_dir_is_gone("held by another"));
+        let codes: Vec<_> = troubles.problems(mount).into_iter().map(|problem| problem.code).collect();
+        assert_eq!(codes, ["mount_gone", "state_dir_gone"]);
+        assert!(troubles.pending(mount).unwrap().what.contains("/ckpt"));
+        troubles.state_dir_is_back();
+        assert_eq!(troubles.problems(mount).len(), 1);
+    }
+}
