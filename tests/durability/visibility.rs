@@ -208,7 +208,7 @@ fn a_cut_file_whose_bytes_say_that_it_is_whole_is_committed() {
     fs::create_dir(&run).unwrap();
     // Two blocks of zeros end a tar archive.
     let archive = daemon.scratch("source").join("archive.tar");
-    run_in(daemon.scratch("source"), "echo state >part; tar cf archive.tar part");
+    run_in(&daemon.scratch("source"), "echo state >part; tar cf archive.tar part");
     for (name, kept) in [("step1.bin", "cat"), ("step2.bin", "head -c 600")] {
         let mut job = Rank::start(&run, None);
         job.does(&format!("exec 3>{name}; {kept} {} >&3", archive.display()));
