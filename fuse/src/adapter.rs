@@ -28,7 +28,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tidemark_engine::namespace::{FsError, Namespace, OpenOutcome, SetAttr};
+use tidemark_engine::namespace::{DirEntry, FsError, Looked, Namespace, NodeId, OpenOutcome, SetAttr};
 use tidemark_keeper::closed_by;
 
 /// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
@@ -73,6 +73,12 @@ impl Adapter {
     fn keeps_nothing(&self) -> Option<Errno> {
         self.ns().are_writers_refused().then_some(Errno::EROFS)
     }
+
+    /// The next entries of a listing; none is its end.
+    fn list(&self, node: NodeId, fh: FileHandle, cookie: u64) -> Result<Vec<DirEntry>, FsError> {
+        let end = self.shared.listings.end(fh.0, cookie == 0, || self.ns().listing_end(node))?;
+        self.ns().readdir_to(node, cookie, end)
+    }
 }
 
 impl Filesystem for Adapter {
@@ -91,7 +97,7 @@ impl Filesystem for Adapter {
         Ok(())
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.count(Opcode::Lookup);
         let name = name.as_bytes();
         let control = &self.shared.control;
@@ -107,11 +113,17 @@ impl Filesystem for Adapter {
                 None => reply.error(Errno::ENOENT),
             };
         }
-        let (parent, owned) = (parent.0, name.to_vec());
+        let (caller, parent, owned) = (caller(request), parent.0, name.to_vec());
         let wanted = || Wanted::Look { parent, name: name.to_vec() };
+        let workers = self.workers.clone();
         gate::pass(&self.shared, &self.workers, wanted, move |shared, leave| {
-            let found = leave.and_then(|_leave| shared.namespace.lookup(parent, &owned));
-            shared.answer_entry(0, found, reply);
+            match leave.and_then(|_leave| shared.namespace.lookup_by(caller.pid, parent, &owned)) {
+                Ok(Looked::Found(found)) => shared.answer_entry(0, Ok(found), reply),
+                Ok(Looked::Begun) => {
+                    workers.submit(Job::LookupAnew { caller, parent, name: owned, reply });
+                }
+                Err(error) => shared.answer_entry(0, Err(error), reply),
+            }
         });
     }
 
@@ -357,7 +369,13 @@ impl Filesystem for Adapter {
                 Ok(leave) => leave,
                 Err(error) => return shared.answer_create(caller.request, Err(error), reply),
             };
-            match shared.namespace.create(&caller, parent, &name, mode, flags) {
+            let made = if shared.namespace.awaits_departures() {
+                // A worker waits for what was just removed.
+                Err(FsError::NoSpace)
+            } else {
+                shared.namespace.create(&caller, parent, &name, mode, flags)
+            };
+            match made {
                 Err(FsError::NoSpace) => {
                     workers.submit(Job::Create { caller, parent, name, mode, flags, leave, reply });
                 }
@@ -483,13 +501,13 @@ impl Filesystem for Adapter {
             &self.workers,
             || Wanted::List { directory: node },
             move |shared, leave| match leave.and_then(|_leave| shared.namespace.opendir(node)) {
-                Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
+                Ok(()) => reply.opened(FileHandle(shared.listings.open()), FopenFlags::empty()),
                 Err(error) => reply.error(errno(error)),
             },
         );
     }
 
-    fn readdir(&self, _: &Request, node: INodeNo, _: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
+    fn readdir(&self, _: &Request, node: INodeNo, fh: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
         self.count(Opcode::ReadDir);
         for (own, name) in [(COOKIE_SELF, "."), (COOKIE_PARENT, "..")] {
             if cookie < own && reply.add(node, own, FileType::Directory, name) {
@@ -500,7 +518,7 @@ impl Filesystem for Adapter {
             self.shared.control.fill(self.ns(), (COOKIE_PARENT, cookie), &mut reply);
             return reply.ok();
         }
-        match self.ns().readdir(node.0, cookie) {
+        match self.list(node.0, fh, cookie) {
             Ok(entries) => {
                 for entry in entries {
                     let kind = attr::file_type(entry.kind);
@@ -518,7 +536,7 @@ impl Filesystem for Adapter {
         &self,
         _: &Request,
         node: INodeNo,
-        _: FileHandle,
+        fh: FileHandle,
         cookie: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
@@ -537,7 +555,7 @@ impl Filesystem for Adapter {
             self.shared.control.fill_plus(self.ns(), (COOKIE_PARENT, cookie), block_size, &mut reply);
             return reply.ok();
         }
-        let listed = self.ns().getattr(node.0).and_then(|own| Ok((own, self.ns().readdir(node.0, cookie)?)));
+        let listed = self.ns().getattr(node.0).and_then(|own| Ok((own, self.list(node.0, fh, cookie)?)));
         let (own, entries) = match listed {
             Ok(listed) => listed,
             Err(error) => return reply.error(errno(error)),
@@ -561,9 +579,10 @@ impl Filesystem for Adapter {
         reply.ok();
     }
 
-    fn releasedir(&self, _: &Request, node: INodeNo, _: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+    fn releasedir(&self, _: &Request, node: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
         self.count(Opcode::ReleaseDir);
         if !ControlDir::owns(node.0) {
+            self.shared.listings.close(fh.0);
             self.ns().releasedir(node.0);
         }
         reply.ok();

@@ -11,11 +11,13 @@ use crate::counters::{Opcode, RequestCounters};
 use crate::errno::errno;
 use crate::handle::DataPath;
 use crate::host::Host;
+use crate::listing::Listings;
+use crate::notify::Invalidator;
 use crate::promptly;
 use fuser::{Generation, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, Request};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tidemark_engine::namespace::{Answer, Attr, FsError, Namespace, OpenFile, RequestId};
+use tidemark_engine::namespace::{Answer, Attr, FsError, Namespace, NodeId, OpenFile, RequestId};
 
 /// What the session threads and the restore threads share.
 pub(crate) struct Shared {
@@ -26,6 +28,9 @@ pub(crate) struct Shared {
     pub(crate) awake: Arc<Awake>,
     pub(crate) data: OnceLock<DataPath>,
     pub(crate) block_size: u32,
+    pub(crate) listings: Listings,
+    /// Set before the first request comes.
+    pub(crate) invalidator: OnceLock<Invalidator>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -67,6 +72,14 @@ impl Shared {
             reply.error(errno);
         }
         self.namespace.delivered(request);
+    }
+
+    /// Before the kernel is sent back to the names of a node: they are about to lead to another.
+    pub(crate) fn forget_names(&self, node: NodeId) {
+        let names = self.namespace.names_of(node);
+        if let (Some(invalidator), false) = (self.invalidator.get(), names.is_empty()) {
+            invalidator.forget_names(node, names);
+        }
     }
 
     pub(crate) fn refuse_open(&self, request: RequestId, error: FsError, reply: ReplyOpen) {
