@@ -28,7 +28,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tidemark_engine::namespace::{DirEntry, FsError, Looked, Namespace, NodeId, OpenOutcome, SetAttr};
+use tidemark_engine::namespace::{FsError, Namespace, OpenOutcome, SetAttr};
 use tidemark_keeper::closed_by;
 
 /// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
@@ -73,12 +73,6 @@ impl Adapter {
     fn keeps_nothing(&self) -> Option<Errno> {
         self.ns().are_writers_refused().then_some(Errno::EROFS)
     }
-
-    /// The next entries of a listing; none is its end.
-    fn list(&self, node: NodeId, fh: FileHandle, cookie: u64) -> Result<Vec<DirEntry>, FsError> {
-        let end = self.shared.listings.end(fh.0, cookie == 0, || self.ns().listing_end(node))?;
-        self.ns().readdir_to(node, cookie, end)
-    }
 }
 
 impl Filesystem for Adapter {
@@ -113,18 +107,7 @@ impl Filesystem for Adapter {
                 None => reply.error(Errno::ENOENT),
             };
         }
-        let (caller, parent, owned) = (caller(request), parent.0, name.to_vec());
-        let wanted = || Wanted::Look { parent, name: name.to_vec() };
-        let workers = self.workers.clone();
-        gate::pass(&self.shared, &self.workers, wanted, move |shared, leave| {
-            match leave.and_then(|_leave| shared.namespace.lookup_by(caller.pid, parent, &owned)) {
-                Ok(Looked::Found(found)) => shared.answer_entry(0, Ok(found), reply),
-                Ok(Looked::Begun) => {
-                    workers.submit(Job::LookupAnew { caller, parent, name: owned, reply });
-                }
-                Err(error) => shared.answer_entry(0, Err(error), reply),
-            }
-        });
+        named::lookup(&self.shared, &self.workers, caller(request), (parent.0, name), reply);
     }
 
     fn forget(&self, _: &Request, node: INodeNo, lookups: u64) {
@@ -369,13 +352,7 @@ impl Filesystem for Adapter {
                 Ok(leave) => leave,
                 Err(error) => return shared.answer_create(caller.request, Err(error), reply),
             };
-            let made = if shared.namespace.awaits_departures() {
-                // A worker waits for what was just removed.
-                Err(FsError::NoSpace)
-            } else {
-                shared.namespace.create(&caller, parent, &name, mode, flags)
-            };
-            match made {
+            match shared.create_at_once(&caller, parent, &name, mode, flags) {
                 Err(FsError::NoSpace) => {
                     workers.submit(Job::Create { caller, parent, name, mode, flags, leave, reply });
                 }
@@ -518,7 +495,7 @@ impl Filesystem for Adapter {
             self.shared.control.fill(self.ns(), (COOKIE_PARENT, cookie), &mut reply);
             return reply.ok();
         }
-        match self.list(node.0, fh, cookie) {
+        match self.shared.list(node.0, fh.0, cookie) {
             Ok(entries) => {
                 for entry in entries {
                     let kind = attr::file_type(entry.kind);
@@ -555,7 +532,8 @@ impl Filesystem for Adapter {
             self.shared.control.fill_plus(self.ns(), (COOKIE_PARENT, cookie), block_size, &mut reply);
             return reply.ok();
         }
-        let listed = self.ns().getattr(node.0).and_then(|own| Ok((own, self.list(node.0, fh, cookie)?)));
+        let listed =
+            self.ns().getattr(node.0).and_then(|own| Ok((own, self.shared.list(node.0, fh.0, cookie)?)));
         let (own, entries) = match listed {
             Ok(listed) => listed,
             Err(error) => return reply.error(errno(error)),

@@ -15,6 +15,7 @@
 use crate::convert::answer_bytes;
 use crate::errno::errno;
 use crate::gate::{Call, Leave};
+use crate::named::Place;
 use crate::shared::Shared;
 use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyEntry, ReplyOpen, ReplyXattr};
 use std::io;
@@ -53,7 +54,7 @@ pub(crate) enum Job {
         reply: ReplyCreate,
     },
     /// A look-up before which the names of a file go to a new one.
-    LookupAnew { caller: Caller, parent: NodeId, name: Vec<u8>, reply: ReplyEntry },
+    LookupAnew { caller: Caller, place: Place, reply: ReplyEntry },
     /// An open that may change bytes.
     Open { caller: Caller, node: NodeId, flags: i32, leave: Leave, reply: ReplyOpen },
     /// An open whose bytes must be fetched.
@@ -155,7 +156,7 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
                 reply,
             );
         }
-        Job::LookupAnew { caller, parent, name, reply } => {
+        Job::LookupAnew { caller, place: (parent, name), reply } => {
             let found = when_room(shared, || shared.namespace.lookup_anew(&caller, parent, &name));
             shared.answer_entry(0, found, reply);
         }

@@ -6,11 +6,12 @@
 
 mod journal;
 mod reference;
+mod restart;
 mod whole;
 
 use proptest::prelude::*;
 use reference::{Content, Id, ROOT, Reference};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidemark_engine::namespace::{
     Attr, Caller, FileState, FsError, Kind, Looked, Namespace, NamespaceSettings, NotSealable, ObjectCopy,
@@ -528,74 +529,6 @@ impl World {
         let backing = &self.handles[handle % self.handles.len()].file.backing;
         assert_eq!(backing.write_at(bytes, offset as u64).unwrap(), bytes.len());
         self.reference.node(id).mtime_ns = None;
-    }
-
-    /// The daemon dies; the kernel's session goes on, and its successor has every handle as it was.
-    fn take_over(&mut self) {
-        let mut backings = self.backings();
-        self.pins.clear();
-        let mut grown = BTreeSet::new();
-        for open in &self.handles {
-            backings.insert(open.file.backing.number(), Arc::clone(&open.file.backing));
-            // A successor finds backing files by their numbers and begins their growth itself.
-            if open.file.writable && grown.insert(open.file.backing.number()) {
-                open.file.backing.end_growth();
-            }
-        }
-        self.namespace =
-            Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), true, &mut |number| {
-                backings.get(&number).cloned()
-            })
-            .unwrap();
-        assert_eq!(self.namespace.open_files().len(), self.handles.len());
-        for open in &mut self.handles {
-            let now = self.namespace.handle(open.file.fh).expect("a handle outlives the daemon");
-            let was = (open.file.node, open.file.writable, open.file.backing.number());
-            assert_eq!((now.node, now.writable, now.backing.number()), was);
-            open.file = now;
-        }
-    }
-
-    /// The daemon dies with all handles; its successor has the journal and the backing files.
-    fn crash(&mut self) {
-        let backings = self.backings();
-        self.pins.clear();
-        let mut grown = BTreeSet::new();
-        for open in std::mem::take(&mut self.handles) {
-            if open.file.writable {
-                // The kernel's handles die with a real daemon's process; ours are the backing file's writers.
-                if grown.insert(open.file.backing.number()) {
-                    open.file.backing.end_growth();
-                }
-                self.reference.node(open.id).cut = true;
-                self.reference.node(open.id).mtime_ns = None;
-            }
-        }
-        self.namespace =
-            Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), false, &mut |number| {
-                backings.get(&number).cloned()
-            })
-            .unwrap();
-    }
-
-    /// The backing files of everything that has a name.
-    fn backings(&self) -> BTreeMap<u64, Arc<Backing>> {
-        let mut backings: BTreeMap<u64, Arc<Backing>> = BTreeMap::new();
-        for (path, id) in self.reference.paths() {
-            if matches!(self.reference.nodes[&id].content, Content::File(_))
-                && !self.reference.nodes[&id].cold
-            {
-                let node = self.namespace.node_at(&path).unwrap();
-                self.verify(node);
-                let OpenOutcome::Ready(open) = self.namespace.open(&self.caller(), node, O_RDONLY).unwrap()
-                else {
-                    panic!("cold, though its bytes should be here");
-                };
-                self.namespace.release(open.fh).unwrap();
-                backings.insert(open.backing.number(), open.backing);
-            }
-        }
-        backings
     }
 
     /// Everything visible is as the reference has it.

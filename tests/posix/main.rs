@@ -9,6 +9,7 @@
 //! to the machine: there only the number of cases that ran is held to.
 
 #![expect(clippy::print_stdout, reason = "the counts are what a person runs this suite for")]
+#![expect(clippy::unwrap_used, reason = "a scenario's own step that fails is a failure of its test")]
 
 mod differential;
 mod fsx;

@@ -3,8 +3,8 @@
 //! Owns: what a new file waits for when they are most of the room there is, and telling those who still read them that nobody wants
 //! them. Does not own: freeing them (`State::release_unreachable`, Tier-1), what else gives way (`reclaim`), who waits (the adapter).
 //!
-//! After unlink(2) the kernel's FORGET is on its way, and the seal or the upload may still read the bytes. A program that goes on
-//! writing at memory speed would meet a full Tier-1 in that moment.
+//! After unlink(2) the kernel's RELEASE and FORGET are on their way, and the seal or the upload may still read the bytes. A program
+//! that goes on writing at memory speed would meet a full Tier-1 in that moment.
 
 use super::file::{File, SealHold};
 use super::{Namespace, State};
@@ -38,15 +38,16 @@ pub(super) struct Departing {
 pub(super) struct Departures(Vec<Departing>);
 
 impl Departing {
-    /// Of a file that nobody can reach any more; none where its memory is not worth a wait.
+    /// Of a file that has no name any more; none where its memory is not worth a wait.
     pub(super) fn of(file: &File) -> Option<Self> {
-        let backing = file.backing.as_ref()?;
-        (file.size_bytes >= DEPARTING_BYTES_MIN && !backing.is_spilled()).then(|| Self {
-            bytes: Arc::downgrade(backing),
-            hold: Weak::clone(&file.hold),
-            size_bytes: file.size_bytes,
-            since: Instant::now(),
-        })
+        let backing = file.backing.as_ref().filter(|backing| !backing.is_spilled())?;
+        let size_bytes = match file.fate.writers() {
+            0 => file.size_bytes,
+            // Only the backing file knows how far its writers came.
+            _ => backing.stat().ok()?.size_bytes,
+        };
+        let (bytes, hold) = (Arc::downgrade(backing), Weak::clone(&file.hold));
+        (size_bytes >= DEPARTING_BYTES_MIN).then(|| Self { bytes, hold, size_bytes, since: Instant::now() })
     }
 }
 
@@ -95,8 +96,13 @@ impl Namespace {
     /// Blocks until what was just removed is free, or is not worth the wait any more; half a second at most.
     pub fn wait_for_departures(&self) {
         let until = Instant::now() + DEPARTURE_WAIT;
+        let mut waited = false;
         while self.awaits_departures() && Instant::now() < until {
+            waited = true;
             std::thread::sleep(DEPARTURE_LOOK);
+        }
+        if waited {
+            self.tier1.free_spent();
         }
     }
 

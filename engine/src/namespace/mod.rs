@@ -617,6 +617,10 @@ impl State {
         }
         let (remembered, forsaken) = (node.is_remembered(), node.forsaken);
         if let Body::File(file) = &mut node.body {
+            // The RELEASE of a descriptor that was closed before may be on its way, as FORGET is.
+            if let Some(departing) = Departing::of(file) {
+                self.departing.add(departing);
+            }
             if file.opens > 0 || file.busy {
                 return;
             }
@@ -624,9 +628,6 @@ impl State {
                 removed.note(file.id);
             }
             self.dirty.insert(id);
-            if let Some(departing) = Departing::of(file) {
-                self.departing.add(departing);
-            }
             if remembered {
                 if forsaken {
                     self.leftovers.insert(id);

@@ -161,8 +161,7 @@ impl Namespace {
 
     /// Whether a file's bytes were sealed before this daemon started and nobody has looked at them since.
     pub fn is_unverified(&self, node: NodeId) -> bool {
-        let unverified =
-            |state: &mut State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
+        let unverified = |state: &mut State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
         self.look(unverified).unwrap_or(false)
     }
 

@@ -8,8 +8,8 @@
 //! A read is copied once: the kernel copies from our mapping of the backing file straight into the program's
 //! buffer.
 
-use crate::errno::io_errno;
 use super::pages::{PageDropper, Written};
+use crate::errno::io_errno;
 use fuser::{Errno, FopenFlags, Notifier, ReplyData, ReplyWrite};
 use std::collections::HashMap;
 use std::io;

@@ -124,7 +124,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             w.stat("loop");
         }),
         scenario("a mode without rights is kept", |w| {
-            OpenOptions::new().write(true).create(true).mode(0o000).open(w.path("f")).unwrap();
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o000).open(w.path("f")).unwrap();
             w.stat("f");
         }),
         scenario("a descriptor reads on after a rename", |w| {
