@@ -91,7 +91,7 @@ impl Filesystem for Adapter {
         Ok(())
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.count(Opcode::Lookup);
         let name = name.as_bytes();
         let control = &self.shared.control;
@@ -107,12 +107,7 @@ impl Filesystem for Adapter {
                 None => reply.error(Errno::ENOENT),
             };
         }
-        let (parent, owned) = (parent.0, name.to_vec());
-        let wanted = || Wanted::Look { parent, name: name.to_vec() };
-        gate::pass(&self.shared, &self.workers, wanted, move |shared, leave| {
-            let found = leave.and_then(|_leave| shared.namespace.lookup(parent, &owned));
-            shared.answer_entry(0, found, reply);
-        });
+        named::lookup(&self.shared, &self.workers, caller(request), (parent.0, name), reply);
     }
 
     fn forget(&self, _: &Request, node: INodeNo, lookups: u64) {
@@ -357,7 +352,7 @@ impl Filesystem for Adapter {
                 Ok(leave) => leave,
                 Err(error) => return shared.answer_create(caller.request, Err(error), reply),
             };
-            match shared.namespace.create(&caller, parent, &name, mode, flags) {
+            match shared.create_at_once(&caller, parent, &name, mode, flags) {
                 Err(FsError::NoSpace) => {
                     workers.submit(Job::Create { caller, parent, name, mode, flags, leave, reply });
                 }
@@ -483,13 +478,13 @@ impl Filesystem for Adapter {
             &self.workers,
             || Wanted::List { directory: node },
             move |shared, leave| match leave.and_then(|_leave| shared.namespace.opendir(node)) {
-                Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
+                Ok(()) => reply.opened(FileHandle(shared.listings.open()), FopenFlags::empty()),
                 Err(error) => reply.error(errno(error)),
             },
         );
     }
 
-    fn readdir(&self, _: &Request, node: INodeNo, _: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
+    fn readdir(&self, _: &Request, node: INodeNo, fh: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
         self.count(Opcode::ReadDir);
         for (own, name) in [(COOKIE_SELF, "."), (COOKIE_PARENT, "..")] {
             if cookie < own && reply.add(node, own, FileType::Directory, name) {
@@ -500,7 +495,7 @@ impl Filesystem for Adapter {
             self.shared.control.fill(self.ns(), (COOKIE_PARENT, cookie), &mut reply);
             return reply.ok();
         }
-        match self.ns().readdir(node.0, cookie) {
+        match self.shared.list(node.0, fh.0, cookie) {
             Ok(entries) => {
                 for entry in entries {
                     let kind = attr::file_type(entry.kind);
@@ -518,7 +513,7 @@ impl Filesystem for Adapter {
         &self,
         _: &Request,
         node: INodeNo,
-        _: FileHandle,
+        fh: FileHandle,
         cookie: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
@@ -537,7 +532,8 @@ impl Filesystem for Adapter {
             self.shared.control.fill_plus(self.ns(), (COOKIE_PARENT, cookie), block_size, &mut reply);
             return reply.ok();
         }
-        let listed = self.ns().getattr(node.0).and_then(|own| Ok((own, self.ns().readdir(node.0, cookie)?)));
+        let listed =
+            self.ns().getattr(node.0).and_then(|own| Ok((own, self.shared.list(node.0, fh.0, cookie)?)));
         let (own, entries) = match listed {
             Ok(listed) => listed,
             Err(error) => return reply.error(errno(error)),
@@ -561,9 +557,10 @@ impl Filesystem for Adapter {
         reply.ok();
     }
 
-    fn releasedir(&self, _: &Request, node: INodeNo, _: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+    fn releasedir(&self, _: &Request, node: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
         self.count(Opcode::ReleaseDir);
         if !ControlDir::owns(node.0) {
+            self.shared.listings.close(fh.0);
             self.ns().releasedir(node.0);
         }
         reply.ok();

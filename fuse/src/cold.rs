@@ -15,8 +15,9 @@
 use crate::convert::answer_bytes;
 use crate::errno::errno;
 use crate::gate::{Call, Leave};
+use crate::named::Place;
 use crate::shared::Shared;
-use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyOpen, ReplyXattr};
+use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyEntry, ReplyOpen, ReplyXattr};
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,6 +53,8 @@ pub(crate) enum Job {
         leave: Leave,
         reply: ReplyCreate,
     },
+    /// A look-up before which the names of a file go to a new one.
+    LookupAnew { caller: Caller, place: Place, reply: ReplyEntry },
     /// An open that may change bytes.
     Open { caller: Caller, node: NodeId, flags: i32, leave: Leave, reply: ReplyOpen },
     /// An open whose bytes must be fetched.
@@ -88,9 +91,11 @@ impl Workers {
     /// Hands the job to a worker. Never blocks.
     pub(crate) fn submit(&self, job: Job) {
         let queue = match &job {
-            Job::Create { .. } | Job::Open { .. } | Job::Resize { .. } | Job::GetXattr { .. } => {
-                &self.changing
-            }
+            Job::Create { .. }
+            | Job::LookupAnew { .. }
+            | Job::Open { .. }
+            | Job::Resize { .. }
+            | Job::GetXattr { .. } => &self.changing,
             Job::Names(_) => &self.asking,
             Job::OpenCold { .. } | Job::OpenUnverified { .. } | Job::ResizeCold { .. } => &self.fetching,
         };
@@ -103,6 +108,7 @@ fn put(shared: &Shared, queue: &SyncSender<Job>, job: Job) {
         tracing::warn!(waiting = QUEUE_MAX, "too many opens wait for a worker; one is refused");
         match job {
             Job::Create { reply, .. } => reply.error(Errno::EAGAIN),
+            Job::LookupAnew { reply, .. } => reply.error(Errno::EAGAIN),
             Job::Open { reply, .. } | Job::OpenCold { reply, .. } | Job::OpenUnverified { reply, .. } => {
                 reply.error(Errno::EAGAIN);
             }
@@ -143,29 +149,35 @@ fn serve(shared: &Shared, waiting: &Mutex<Receiver<Job>>, cold: Option<&SyncSend
 fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
     match job {
         Job::Create { caller, parent, name, mode, flags, leave: _leave, reply } => {
+            shared.namespace.wait_for_departures();
             shared.answer_create(
                 caller.request,
                 when_room(shared, || shared.namespace.create(&caller, parent, &name, mode, flags)),
                 reply,
             );
         }
-        Job::Open { caller, node, flags, leave, reply } => match open_when_room(shared, &caller, node, flags)
-        {
-            Ok(OpenOutcome::Ready(file)) => {
-                // Whoever opens it elsewhere from now on is to wait for what is written here.
-                leave.announced();
-                shared.answer_open(caller.request, &file, reply);
+        Job::LookupAnew { caller, place: (parent, name), reply } => {
+            let found = when_room(shared, || shared.namespace.lookup_anew(&caller, parent, &name));
+            shared.answer_entry(0, found, reply);
+        }
+        Job::Open { caller, node, flags, leave, reply } => {
+            match open_to_write(shared, &caller, node, flags) {
+                Ok(OpenOutcome::Ready(file)) => {
+                    // Whoever opens it elsewhere from now on is to wait for what is written here.
+                    leave.announced();
+                    shared.answer_open(caller.request, &file, reply);
+                }
+                Ok(OpenOutcome::Unverified) => {
+                    let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
+                    put(shared, queue, Job::OpenUnverified { caller, node, flags, reply });
+                }
+                Ok(OpenOutcome::Cold(cold)) => {
+                    let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
+                    put(shared, queue, Job::OpenCold { cold, caller, node, flags, reply });
+                }
+                Err(error) => shared.refuse_open(caller.request, error, reply),
             }
-            Ok(OpenOutcome::Unverified) => {
-                let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
-                put(shared, queue, Job::OpenUnverified { caller, node, flags, reply });
-            }
-            Ok(OpenOutcome::Cold(cold)) => {
-                let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
-                put(shared, queue, Job::OpenCold { cold, caller, node, flags, reply });
-            }
-            Err(error) => shared.refuse_open(caller.request, error, reply),
-        },
+        }
         Job::OpenCold { cold, caller, node, flags, reply } => {
             match fetch_and_open(shared, cold, &caller, node, flags) {
                 Ok(file) => shared.answer_open(caller.request, &file, reply),
@@ -179,8 +191,12 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
             }
         }
         Job::Resize { caller, node, change, reply } => {
+            shared.namespace.wait_for_departures();
             let changed = make_sure(shared, node)
                 .and_then(|()| when_room(shared, || shared.namespace.setattr(&caller, node, &change)));
+            if matches!(changed, Err(FsError::Stale)) {
+                shared.forget_names(node);
+            }
             match (changed, cold_queue) {
                 (Err(FsError::Busy), Some(queue)) => match shared.namespace.cold(node) {
                     Some(cold) => put(shared, queue, Job::ResizeCold { cold, caller, node, change, reply }),
@@ -220,6 +236,24 @@ fn open_when_room(
     when_room(shared, || shared.namespace.open(caller, node, flags))
 }
 
+/// An open that may change bytes. Where it is sent back to the names, the kernel has forgotten them by then.
+fn open_to_write(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenOutcome, FsError> {
+    shared.namespace.wait_for_departures();
+    let opened = open_when_room(shared, caller, node, flags);
+    if matches!(opened, Err(FsError::Stale)) {
+        shared.forget_names(node);
+    }
+    opened
+}
+
+/// Brings a file's bytes in. One that changed meanwhile is looked at again: it may be here, or its names lead elsewhere.
+fn fetch(shared: &Shared, cold: ColdFile) -> Result<(), FsError> {
+    match shared.host.fetch(cold) {
+        Err(FsError::Stale) => Ok(()),
+        fetched => fetched,
+    }
+}
+
 fn fetch_and_open(
     shared: &Shared,
     mut cold: ColdFile,
@@ -228,7 +262,7 @@ fn fetch_and_open(
     flags: i32,
 ) -> Result<OpenFile, FsError> {
     for _ in 0..ATTEMPTS_MAX {
-        shared.host.fetch(cold)?;
+        fetch(shared, cold)?;
         match open_when_room(shared, caller, node, flags)? {
             OpenOutcome::Ready(file) => return Ok(file),
             OpenOutcome::Cold(again) => cold = again,
@@ -250,7 +284,7 @@ fn verify_and_open(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -
         match open_when_room(shared, caller, node, flags)? {
             OpenOutcome::Ready(file) => return Ok(file),
             OpenOutcome::Unverified => {}
-            OpenOutcome::Cold(cold) => shared.host.fetch(cold)?,
+            OpenOutcome::Cold(cold) => fetch(shared, cold)?,
         }
     }
     Err(reclaimed(node))
@@ -264,7 +298,7 @@ fn fetch_and_resize(
     change: &SetAttr,
 ) -> Result<Attr, FsError> {
     for _ in 0..ATTEMPTS_MAX {
-        shared.host.fetch(cold)?;
+        fetch(shared, cold)?;
         match when_room(shared, || shared.namespace.setattr(caller, node, change)) {
             Err(FsError::Busy) => match shared.namespace.cold(node) {
                 Some(again) => cold = again,

@@ -5,12 +5,16 @@
 //! There is no wildcard: a new refusal must be given its errno here before the crate compiles.
 
 use fuser::Errno;
+use std::io;
 use tidemark_engine::namespace::FsError;
 use tidemark_engine::tier1::is_descriptor_limit;
 
-/// The errno of a read or a write of a backing file that failed here.
-pub(crate) fn io_errno(error: std::io::Error) -> Errno {
-    if is_descriptor_limit(&error) { errno(FsError::too_many_open()) } else { error.into() }
+/// The errno of a read or a write of a backing file that failed here. A budget that has no room says so without a number of its own.
+pub(crate) fn io_errno(error: io::Error) -> Errno {
+    if is_descriptor_limit(&error) {
+        return errno(FsError::too_many_open());
+    }
+    if error.kind() == io::ErrorKind::StorageFull { Errno::ENOSPC } else { error.into() }
 }
 
 /// The errno a refusal is answered with.
@@ -42,5 +46,18 @@ pub(crate) fn errno(error: FsError) -> Errno {
         FsError::CrossDevice => Errno::EXDEV,
         FsError::ReadOnly => Errno::EROFS,
         FsError::BadHandle => Errno::EBADF,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_budget_is_told_from_damage_whether_we_refuse_or_the_kernel_does() {
+        let code = |error: io::Error| io_errno(error).code();
+        assert_eq!(code(io::ErrorKind::StorageFull.into()), libc::ENOSPC);
+        assert_eq!(code(io::Error::from_raw_os_error(libc::ENOSPC)), libc::ENOSPC);
+        assert_eq!(code(io::ErrorKind::UnexpectedEof.into()), libc::EIO);
     }
 }

@@ -25,6 +25,8 @@ mod handshake;
 mod holders;
 mod host;
 mod init;
+mod listing;
+mod locks;
 mod mount;
 mod named;
 mod notify;

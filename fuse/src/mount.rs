@@ -172,6 +172,13 @@ fn is_dead(path: &Path) -> bool {
 struct Present {
     fs_type: String,
     source: String,
+    /// Major and minor number; none where they cannot be read.
+    device: Option<(u32, u32)>,
+}
+
+/// The device number of what is mounted at `path`, as `/proc/locks` names it.
+pub(crate) fn device_at(path: &Path) -> Option<(u32, u32)> {
+    mount_at(path).ok()??.device
 }
 
 /// What is mounted exactly at `path`, the topmost when several are.
@@ -187,22 +194,28 @@ pub(crate) fn is_ours_at(path: &Path) -> Result<bool, MountError> {
     Ok(present.is_some_and(|present| present.fs_type == FS_TYPE && present.source == SOURCE))
 }
 
-/// proc_pid_mountinfo(5): field 5 is the mount point, with blanks and backslashes as three octal digits; the
-/// type and the source follow a lone dash.
+/// proc_pid_mountinfo(5): field 3 is the device, field 5 the mount point, with blanks and backslashes as three octal
+/// digits; the type and the source follow a lone dash.
 fn find_mount(table: &[u8], path: &Path) -> Option<Present> {
     let mut found = None;
     for line in table.split(|&byte| byte == b'\n') {
         let mut fields = line.split(|&byte| byte == b' ');
-        let Some(point) = fields.nth(4) else { continue };
+        let device = fields.nth(2).and_then(device_number);
+        let Some(point) = fields.nth(1) else { continue };
         if OsString::from_vec(unescape(point)) != path {
             continue;
         }
         let mut after_dash = fields.skip_while(|field| *field != b"-").skip(1);
         let (Some(fs_type), Some(source)) = (after_dash.next(), after_dash.next()) else { continue };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        found = Some(Present { fs_type: text(fs_type), source: text(&unescape(source)) });
+        found = Some(Present { fs_type: text(fs_type), source: text(&unescape(source)), device });
     }
     found
+}
+
+fn device_number(field: &[u8]) -> Option<(u32, u32)> {
+    let (major, minor) = std::str::from_utf8(field).ok()?.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn unescape(field: &[u8]) -> Vec<u8> {

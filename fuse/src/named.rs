@@ -1,13 +1,13 @@
-//! Requests that make, move or take away names, once other nodes have had their say.
+//! Requests that find, make, move or take away names, once other nodes have had their say.
 //!
 //! Owns: what each does with its leave. Does not own: getting it (`gate`), the namespace's part.
 
 use crate::adapter::FILE_MODE_BITS;
-use crate::cold::Workers;
+use crate::cold::{Job, Workers};
 use crate::gate::{self, Wanted};
 use crate::shared::Shared;
 use fuser::{ReplyEmpty, ReplyEntry};
-use tidemark_engine::namespace::{Caller, FsError, Namespace, NodeId, Special};
+use tidemark_engine::namespace::{Caller, FsError, Looked, Namespace, NodeId, Special};
 use tidemark_engine::step_point::{StepPoint, reach};
 
 /// A directory and a name in it.
@@ -18,6 +18,29 @@ type Remove = fn(&Namespace, &Caller, NodeId, &[u8]) -> Result<(), FsError>;
 
 fn change((parent, name): &Place, sure: bool) -> Wanted {
     Wanted::Change { parent: *parent, name: name.clone(), sure }
+}
+
+/// Finds a name. Where a file's names are about to go to a new one, a worker sees to that first.
+pub(crate) fn lookup(
+    shared: &Shared,
+    workers: &Workers,
+    caller: Caller,
+    (parent, name): (NodeId, &[u8]),
+    reply: ReplyEntry,
+) {
+    let (later, owned) = (workers.clone(), name.to_vec());
+    gate::pass(
+        shared,
+        workers,
+        || Wanted::Look { parent, name: name.to_vec() },
+        move |shared, leave| match leave
+            .and_then(|_leave| shared.namespace.lookup_by(caller.pid, parent, &owned))
+        {
+            Ok(Looked::Found(found)) => shared.answer_entry(0, Ok(found), reply),
+            Ok(Looked::Begun) => later.submit(Job::LookupAnew { caller, place: (parent, owned), reply }),
+            Err(error) => shared.answer_entry(0, Err(error), reply),
+        },
+    );
 }
 
 /// A directory that this node makes is its own.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use crate::attr::TTL_DEFAULT;
 use fuser::{INodeNo, Notifier};
 
 /// Waiting invalidations. 4096 names of at most 255 bytes are about 1 MiB.
@@ -22,8 +23,25 @@ const QUEUE_MAX: usize = 4096;
 
 #[derive(Debug)]
 enum Stale {
-    Entry { parent: u64, name: Vec<u8> },
-    Node { node: u64 },
+    Entry {
+        parent: u64,
+        name: Vec<u8>,
+    },
+    Node {
+        node: u64,
+    },
+    /// The name is about to lead to another node, and this one to lose its last name.
+    Gone {
+        parent: u64,
+        node: u64,
+        name: Vec<u8>,
+    },
+    /// The node's attributes, and no pages.
+    Attributes {
+        node: u64,
+    },
+    /// All that was put before this was sent.
+    Sent(SyncSender<()>),
 }
 
 /// Puts invalidations into the queue. Never blocks, may be called from anywhere.
@@ -42,6 +60,22 @@ impl Invalidator {
     /// The node's attributes (and, in FALLBACK, cached pages) are no longer right.
     pub fn node(&self, node: u64) {
         self.put(Stale::Node { node });
+    }
+
+    /// Has the kernel forget these names of a node before they lead to another, and the node once nobody has it open. Blocks until it
+    /// has, or until it believes none of them any more: a directory may be locked by a call that waits for us. Not to be
+    /// called by a thread that answers requests.
+    pub(crate) fn forget_names(&self, node: u64, names: Vec<(u64, Vec<u8>)>) {
+        let (done, sent) = sync_channel(1);
+        let names = names.into_iter().map(|(parent, name)| Stale::Gone { parent, node, name });
+        let mut all = names.chain([Stale::Attributes { node }, Stale::Sent(done)]);
+        if all.all(|stale| self.queue.try_send(stale).is_ok()) {
+            // Whether it came in time or not, the names are not believed now.
+            let _ = sent.recv_timeout(TTL_DEFAULT);
+        } else {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(TTL_DEFAULT);
+        }
     }
 
     /// Invalidations dropped because the queue was full; they took effect when the time to live ended.
@@ -72,6 +106,17 @@ fn send_all(notifier: &Notifier, waiting: &Receiver<Stale>) {
             }
             // From offset 0 to the end: attributes and all pages (fs/fuse/inode.c, fuse_reverse_inval_inode).
             Stale::Node { node } => notifier.inval_inode(INodeNo(*node), 0, 0),
+            Stale::Attributes { node } => notifier.inval_inode(INodeNo(*node), -1, 0),
+            // Besides dropping the entry it sets the inode's link count to zero: otherwise the kernel would keep an inode without
+            // a name, and we its bytes, until it is short of memory itself.
+            Stale::Gone { parent, node, name } => {
+                notifier.delete(INodeNo(*parent), INodeNo(*node), &OsString::from_vec(name.clone()))
+            }
+            Stale::Sent(done) => {
+                // Whoever waits for it may have given up.
+                let _ = done.try_send(());
+                continue;
+            }
         };
         if let Err(error) = sent {
             tracing::debug!(?stale, %error, "the kernel did not take an invalidation");
@@ -82,6 +127,21 @@ fn send_all(notifier: &Notifier, waiting: &Receiver<Stale>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_forgotten_when_all_that_is_needed_for_it_was_sent() {
+        let (queue, waiting) = sync_channel(8);
+        let invalidator = Invalidator { queue, dropped: Arc::default() };
+        let waits = std::thread::spawn(move || {
+            invalidator.forget_names(7, vec![(1, b"a".to_vec()), (3, b"b".to_vec())]);
+        });
+        assert!(matches!(waiting.recv(), Ok(Stale::Gone { parent: 1, node: 7, .. })));
+        assert!(matches!(waiting.recv(), Ok(Stale::Gone { parent: 3, node: 7, .. })));
+        assert!(matches!(waiting.recv(), Ok(Stale::Attributes { node: 7 })));
+        let Ok(Stale::Sent(done)) = waiting.recv() else { panic!("nobody waits") };
+        done.send(()).unwrap();
+        waits.join().unwrap();
+    }
 
     #[test]
     fn a_full_queue_drops_and_counts_instead_of_blocking() {

@@ -8,12 +8,15 @@ use crate::attr::{BLOCK_SIZE_FALLBACK, BLOCK_SIZE_PASSTHROUGH};
 use crate::awake::Awake;
 use crate::cold::Workers;
 use crate::control_dir::ControlDir;
+use crate::convert::now_ns;
 use crate::counters::{Counters, RequestCounters};
 use crate::device::Device;
 use crate::error::MountError;
 use crate::handshake::{self, InitExchange};
 use crate::host::Host;
-use crate::mount::{attach, detach, is_ours_at, prepare};
+use crate::listing::Listings;
+use crate::locks::is_locked;
+use crate::mount::{attach, detach, device_at, is_ours_at, prepare};
 use crate::notify::{self, Invalidator};
 use crate::probe;
 use crate::shared::Shared;
@@ -266,7 +269,15 @@ fn serve(
             Mode::Passthrough => BLOCK_SIZE_PASSTHROUGH,
             Mode::Fallback => BLOCK_SIZE_FALLBACK,
         },
+        listings: Listings::new(now_ns()),
+        invalidator: OnceLock::new(),
     });
+    match device_at(path) {
+        Some(device) => shared.namespace.set_lock_oracle(Box::new(move |inodes| is_locked(device, inodes))),
+        None => {
+            tracing::warn!(path = %path.display(), "the mount is not in /proc/self/mountinfo; locks are not seen")
+        }
+    }
     let adapter = Adapter {
         workers: Workers::start(&shared).map_err(thread)?,
         passthrough: (mode == Mode::Passthrough).then(|| Arc::clone(&device)),
@@ -283,6 +294,7 @@ fn serve(
     }
     shared.data().begin(session.notifier()).map_err(thread)?;
     let invalidator = notify::start(session.notifier()).map_err(thread)?;
+    assert!(shared.invalidator.set(invalidator.clone()).is_ok(), "a session begins once");
     let ended = Arc::new(Ended::default());
     let report = Arc::clone(&ended);
     std::thread::Builder::new()

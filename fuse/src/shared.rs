@@ -11,11 +11,15 @@ use crate::counters::{Opcode, RequestCounters};
 use crate::errno::errno;
 use crate::handle::DataPath;
 use crate::host::Host;
+use crate::listing::Listings;
+use crate::notify::Invalidator;
 use crate::promptly;
 use fuser::{Generation, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, Request};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tidemark_engine::namespace::{Answer, Attr, FsError, Namespace, OpenFile, RequestId};
+use tidemark_engine::namespace::{
+    Answer, Attr, Caller, DirEntry, FsError, Namespace, NodeId, OpenFile, RequestId,
+};
 
 /// What the session threads and the restore threads share.
 pub(crate) struct Shared {
@@ -26,6 +30,9 @@ pub(crate) struct Shared {
     pub(crate) awake: Arc<Awake>,
     pub(crate) data: OnceLock<DataPath>,
     pub(crate) block_size: u32,
+    pub(crate) listings: Listings,
+    /// Set before the first request comes.
+    pub(crate) invalidator: OnceLock<Invalidator>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -67,6 +74,35 @@ impl Shared {
             reply.error(errno);
         }
         self.namespace.delivered(request);
+    }
+
+    /// Creates a file; where a worker has to wait for what was just removed, there is no room yet.
+    pub(crate) fn create_at_once(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+        flags: i32,
+    ) -> Result<(Attr, OpenFile), FsError> {
+        if self.namespace.awaits_departures() {
+            return Err(FsError::NoSpace);
+        }
+        self.namespace.create(caller, parent, name, mode, flags)
+    }
+
+    /// The next entries of the listing that a directory's handle reads; none is its end.
+    pub(crate) fn list(&self, node: NodeId, fh: u64, cookie: u64) -> Result<Vec<DirEntry>, FsError> {
+        let end = self.listings.end(fh, cookie == 0, || self.namespace.listing_end(node))?;
+        self.namespace.readdir_to(node, cookie, end)
+    }
+
+    /// Before the kernel is sent back to the names of a node: they are about to lead to another.
+    pub(crate) fn forget_names(&self, node: NodeId) {
+        let names = self.namespace.names_of(node);
+        if let (Some(invalidator), false) = (self.invalidator.get(), names.is_empty()) {
+            invalidator.forget_names(node, names);
+        }
     }
 
     pub(crate) fn refuse_open(&self, request: RequestId, error: FsError, reply: ReplyOpen) {

@@ -93,6 +93,24 @@ fn a_save_of_unknown_size_finds_room_where_everything_may_give_way() {
     }
 }
 
+/// Nobody has said that it is whole yet: the seal or the upload may be at it when it goes.
+#[test]
+fn what_was_just_removed_makes_room_for_the_next_save() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let (first, next) = (vec![1; 220 * MIB], vec![2; 150 * MIB]);
+    let path = |name: &str| daemon.mount().join(name);
+    for round in 0..3 {
+        fs::write(path("first"), &first).unwrap();
+        fs::remove_file(path("first")).unwrap();
+        // Of no size that anybody could know, and at memory speed.
+        let written = fs::write(path(&format!("next-{round}")), &next);
+        assert!(written.is_ok(), "round {round}: {written:?}");
+        // The same over a rename.
+        fs::rename(path(&format!("next-{round}")), path("next")).unwrap();
+        fs::remove_file(path("next")).unwrap();
+    }
+}
+
 #[test]
 fn a_trainer_in_a_memory_cgroup_smaller_than_its_checkpoint_saves_it() {
     const FILE_MIB: usize = 512;

@@ -6,15 +6,16 @@
 
 mod journal;
 mod reference;
+mod restart;
 mod whole;
 
 use proptest::prelude::*;
 use reference::{Content, Id, ROOT, Reference};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidemark_engine::namespace::{
-    Caller, FileState, FsError, Kind, Namespace, NamespaceSettings, NotSealable, ObjectCopy, OpenFile,
-    OpenOutcome, RENAME_EXCHANGE, RENAME_NOREPLACE, SealPin, SetAttr, SetTime, Special,
+    Attr, Caller, FileState, FsError, Kind, Looked, Namespace, NamespaceSettings, NotSealable, ObjectCopy,
+    OpenFile, OpenOutcome, RENAME_EXCHANGE, RENAME_NOREPLACE, SealPin, SetAttr, SetTime, Special,
 };
 use tidemark_engine::tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 use tidemark_protocol::checksum::Crc64;
@@ -178,7 +179,7 @@ impl World {
     /// Opens as the kernel does: what is cold is fetched first, and ESTALE is answered by looking up again.
     fn open(&mut self, path: &[u8], node: u64, id: Id, flags: i32, truncate: bool) {
         let modifies = flags != O_RDONLY || truncate;
-        let fresh = self.reference.nodes[&id].sealed && truncate;
+        let fresh = self.reference.nodes[&id].sealed && truncate && !self.reference.bytes(id).is_empty();
         let forks =
             modifies && (fresh || self.pinned(id)) && self.opens(id) > 0 && !self.reference.nodes[&id].cold;
         self.verify(node);
@@ -192,14 +193,12 @@ impl World {
         let mut target = id;
         if forks {
             assert_eq!(opened.err(), None.or(Some(FsError::Stale)), "old handles must keep the old bytes");
-            let again = self.namespace.node_at(path).unwrap();
-            assert_ne!(again, node);
-            self.verify(again);
+            let again;
+            (again, target) = self.look_up_again(path, node, id);
             opened = self.namespace.open(&self.caller(), again, flags);
-            let old = self.reference.nodes[&id].clone();
-            target = self.reference.make(old.content, old.mode, self.now_ns, old.ino);
-            self.reference.node(target).xattrs = old.xattrs;
-            self.reference.move_names(id, target);
+            if truncate {
+                self.reference.bytes(target).clear();
+            }
         }
         let Ok(OpenOutcome::Ready(file)) = opened else { panic!("{opened:?}") };
         if modifies && !forks {
@@ -220,6 +219,25 @@ impl World {
             self.reference.node(target).cold = false;
         }
         self.handles.push(Open { id: target, file });
+    }
+
+    /// Looks a path up as the kernel does after ESTALE: its names go to a new node. Nothing had changed before.
+    fn look_up_again(&mut self, path: &[u8], node: u64, id: Id) -> (u64, Id) {
+        assert_eq!(self.namespace.node_at(path), Some(node), "what failed has changed nothing");
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap();
+        let directory = &path[..path.len() - name.len()];
+        let parent = self.namespace.node_at(directory).unwrap();
+        let caller = self.caller();
+        let looked = self.namespace.lookup_by(caller.pid, parent, name).unwrap();
+        assert!(matches!(looked, Looked::Begun), "{looked:?}");
+        let again = self.namespace.lookup_anew(&caller, parent, name).unwrap().node;
+        self.namespace.forget(again, 1);
+        assert_ne!(again, node);
+        let old = self.reference.nodes[&id].clone();
+        let target = self.reference.make(old.content, old.mode, self.now_ns, old.ino);
+        self.reference.node(target).xattrs = old.xattrs;
+        self.reference.move_names(id, target);
+        (again, target)
     }
 
     /// The file has new bytes: pins keep the old ones, which are no file's any more.
@@ -251,21 +269,16 @@ impl World {
         let chunks: Arc<[Crc64]> = (0..ticket.size_bytes.div_ceil(8 << 20)).map(Crc64).collect();
         if voided {
             let set = SetAttr { size: Some(ticket.size_bytes + 1), ..SetAttr::default() };
-            match self.namespace.setattr(&self.caller(), node, &set) {
-                Ok(_) => {
-                    self.reference.bytes(id).push(0);
-                    self.reference.node(id).mtime_ns = Some(self.now_ns);
-                }
-                Err(error) => {
-                    assert_eq!(error, FsError::Stale);
-                    assert!(self.opens(id) > 0);
-                    let old = self.reference.nodes[&id].clone();
-                    let new = self.reference.make(old.content, old.mode, self.now_ns, old.ino);
-                    self.reference.node(new).xattrs = old.xattrs;
-                    self.reference.bytes(new).push(0);
-                    self.reference.move_names(id, new);
-                }
+            let mut target = id;
+            if let Err(error) = self.namespace.setattr(&self.caller(), node, &set) {
+                assert_eq!(error, FsError::Stale);
+                assert!(self.opens(id) > 0);
+                let again;
+                (again, target) = self.look_up_again(&self.namespace.path_of(node).unwrap(), node, id);
+                self.namespace.setattr(&self.caller(), again, &set).unwrap();
             }
+            self.reference.bytes(target).push(0);
+            self.reference.node(target).mtime_ns = Some(self.now_ns);
             assert!(self.namespace.finish_seal(&ticket, Crc64(1), chunks).is_err());
             return;
         }
@@ -313,11 +326,18 @@ impl World {
             Op::Write { handle, offset, bytes } => self.write(*handle, Some(usize::from(*offset)), bytes),
             Op::Append { handle, bytes } => self.write(*handle, None, bytes),
             Op::Truncate { node, size } => {
-                let Some((_, node, id)) = self.file(*node) else { return };
+                let Some((path, node, mut id)) = self.file(*node) else { return };
                 let set = SetAttr { size: Some(u64::from(*size)), ..SetAttr::default() };
                 let empty = self.reference.bytes(id).is_empty();
                 let size = usize::from(*size);
-                match self.namespace.setattr(&caller, node, &set) {
+                let mut changed = self.namespace.setattr(&caller, node, &set);
+                if changed == Err(FsError::Stale) {
+                    assert!(self.opens(id) > 0 && (self.pinned(id) || size == 0));
+                    let again;
+                    (again, id) = self.look_up_again(&path, node, id);
+                    changed = self.namespace.setattr(&caller, again, &set);
+                }
+                match changed {
                     Ok(attr) => {
                         assert_eq!(attr.size_bytes, size as u64);
                         self.detach_pins(id);
@@ -328,15 +348,9 @@ impl World {
                             self.reference.node(id).mtime_ns = None;
                         }
                     }
-                    Err(FsError::Busy) => assert!(self.reference.nodes[&id].cold && size > 0 && !empty),
                     Err(error) => {
-                        assert_eq!(error, FsError::Stale);
-                        assert!(self.opens(id) > 0 && (self.pinned(id) || size == 0));
-                        let old = self.reference.nodes[&id].clone();
-                        let new = self.reference.make(old.content, old.mode, now, old.ino);
-                        self.reference.node(new).xattrs = old.xattrs;
-                        self.reference.bytes(new).resize(size, 0);
-                        self.reference.move_names(id, new);
+                        assert_eq!(error, FsError::Busy);
+                        assert!(self.reference.nodes[&id].cold && size > 0 && !empty);
                     }
                 }
             }
@@ -352,6 +366,7 @@ impl World {
                 let open = self.handles.swap_remove(*handle % self.handles.len());
                 self.namespace.flush(open.file.fh, &caller, *cut).unwrap();
                 self.namespace.release(open.file.fh).unwrap();
+                self.forget_nameless(open.file.node);
                 assert_eq!(self.namespace.release(open.file.fh), Err(FsError::BadHandle));
                 self.reference.node(open.id).cut |= *cut && open.file.writable;
             }
@@ -398,16 +413,22 @@ impl World {
             }
             Op::Unlink { dir, name: n } => {
                 let ((node, id), n) = (self.directory(*dir), name(*n));
+                let known = self.namespace.lookup(node, &n);
                 assert_eq!(self.namespace.unlink(&caller, node, &n), self.reference.unlink(id, &n, now));
+                self.forget(known);
             }
             Op::Rmdir { dir, name: n } => {
                 let ((node, id), n) = (self.directory(*dir), name(*n));
+                let known = self.namespace.lookup(node, &n);
                 assert_eq!(self.namespace.rmdir(&caller, node, &n), self.reference.rmdir(id, &n, now));
+                self.forget(known);
             }
             Op::Rename { dir, name: n, to_dir, to_name, flags } => {
                 let ((node, id), (to, to_id)) = (self.directory(*dir), self.directory(*to_dir));
                 let (n, to_n) = (name(*n), name(*to_name));
+                let known = self.namespace.lookup(to, &to_n);
                 let renamed = self.namespace.rename(&caller, (node, &n), (to, &to_n), *flags);
+                self.forget(known);
                 let expected = match *flags {
                     RENAME_EXCHANGE => self.reference.exchange((id, &n), (to_id, &to_n), now),
                     flags => self.reference.rename((id, &n), (to_id, &to_n), flags == RENAME_NOREPLACE, now),
@@ -479,6 +500,20 @@ impl World {
         }
     }
 
+    /// The kernel looks up what it is about to take the name of, and forgets it once that is done.
+    fn forget(&self, known: Result<Attr, FsError>) {
+        if let Ok(known) = known {
+            self.namespace.forget(known.node, 1);
+        }
+    }
+
+    /// It forgets an inode without a name after its last close.
+    fn forget_nameless(&self, node: u64) {
+        if self.namespace.getattr(node).is_ok_and(|attr| attr.nlink == 0) {
+            self.namespace.forget(node, 1);
+        }
+    }
+
     fn write(&mut self, handle: usize, offset: Option<usize>, bytes: &[u8]) {
         let Some(open) = self.handles.get(handle % self.handles.len().max(1)) else { return };
         if !open.file.writable {
@@ -494,74 +529,6 @@ impl World {
         let backing = &self.handles[handle % self.handles.len()].file.backing;
         assert_eq!(backing.write_at(bytes, offset as u64).unwrap(), bytes.len());
         self.reference.node(id).mtime_ns = None;
-    }
-
-    /// The daemon dies; the kernel's session goes on, and its successor has every handle as it was.
-    fn take_over(&mut self) {
-        let mut backings = self.backings();
-        self.pins.clear();
-        let mut grown = BTreeSet::new();
-        for open in &self.handles {
-            backings.insert(open.file.backing.number(), Arc::clone(&open.file.backing));
-            // A successor finds backing files by their numbers and begins their growth itself.
-            if open.file.writable && grown.insert(open.file.backing.number()) {
-                open.file.backing.end_growth();
-            }
-        }
-        self.namespace =
-            Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), true, &mut |number| {
-                backings.get(&number).cloned()
-            })
-            .unwrap();
-        assert_eq!(self.namespace.open_files().len(), self.handles.len());
-        for open in &mut self.handles {
-            let now = self.namespace.handle(open.file.fh).expect("a handle outlives the daemon");
-            let was = (open.file.node, open.file.writable, open.file.backing.number());
-            assert_eq!((now.node, now.writable, now.backing.number()), was);
-            open.file = now;
-        }
-    }
-
-    /// The daemon dies with all handles; its successor has the journal and the backing files.
-    fn crash(&mut self) {
-        let backings = self.backings();
-        self.pins.clear();
-        let mut grown = BTreeSet::new();
-        for open in std::mem::take(&mut self.handles) {
-            if open.file.writable {
-                // The kernel's handles die with a real daemon's process; ours are the backing file's writers.
-                if grown.insert(open.file.backing.number()) {
-                    open.file.backing.end_growth();
-                }
-                self.reference.node(open.id).cut = true;
-                self.reference.node(open.id).mtime_ns = None;
-            }
-        }
-        self.namespace =
-            Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), false, &mut |number| {
-                backings.get(&number).cloned()
-            })
-            .unwrap();
-    }
-
-    /// The backing files of everything that has a name.
-    fn backings(&self) -> BTreeMap<u64, Arc<Backing>> {
-        let mut backings: BTreeMap<u64, Arc<Backing>> = BTreeMap::new();
-        for (path, id) in self.reference.paths() {
-            if matches!(self.reference.nodes[&id].content, Content::File(_))
-                && !self.reference.nodes[&id].cold
-            {
-                let node = self.namespace.node_at(&path).unwrap();
-                self.verify(node);
-                let OpenOutcome::Ready(open) = self.namespace.open(&self.caller(), node, O_RDONLY).unwrap()
-                else {
-                    panic!("cold, though its bytes should be here");
-                };
-                self.namespace.release(open.fh).unwrap();
-                backings.insert(open.backing.number(), open.backing);
-            }
-        }
-        backings
     }
 
     /// Everything visible is as the reference has it.

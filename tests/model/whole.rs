@@ -196,8 +196,10 @@ impl Site {
             };
             match opened {
                 Ok(OpenOutcome::Ready(file)) => break file,
-                // Somebody reads the old bytes: the new ones are another file's, which has the name now.
-                Err(FsError::Stale) => {}
+                // Somebody reads the old bytes: a look-up gives the name to another file, whose the new ones are.
+                Err(FsError::Stale) => {
+                    namespace.lookup_anew(&caller(), folder, &name(step)).unwrap();
+                }
                 other => panic!("{other:?}"),
             }
         };

@@ -161,6 +161,48 @@ fn a_listing_shows_what_stays_once_while_others_come_and_go() {
     });
 }
 
+/// S-readdir: "It ends, also where each entry is renamed or made anew as soon as it is seen".
+#[test]
+fn a_listing_ends_while_its_entries_are_renamed() {
+    const FILES: usize = 2000;
+    type Change = fn(&Path);
+    for site in Site::both() {
+        let moves: [(&str, Change); 3] = [
+            ("once", |path| fs::rename(path, path.with_extension("bak")).unwrap()),
+            ("there and back", |path| {
+                fs::rename(path, path.with_extension("tmp")).unwrap();
+                fs::rename(path.with_extension("tmp"), path).unwrap();
+            }),
+            ("anew", |path| {
+                fs::remove_file(path).unwrap();
+                File::create(path).unwrap();
+            }),
+        ];
+        for (how, change) in moves {
+            let directory = site.path(how);
+            fs::create_dir(&directory).unwrap();
+            (0..FILES).for_each(|i| drop(File::create(directory.join(format!("f{i}"))).unwrap()));
+            let listed = fs::read_dir(&directory).unwrap().take(2 * FILES);
+            let seen = listed.map(|entry| change(&entry.unwrap().path())).count();
+            assert_eq!(seen, FILES, "{how}");
+            assert_eq!(fs::read_dir(&directory).unwrap().count(), FILES, "{how}");
+        }
+    }
+}
+
+/// S-readdir: a listing that is begun again has what came meanwhile.
+#[test]
+fn a_listing_that_is_rewound_shows_what_came_meanwhile() {
+    let Some(site) = Site::usual() else { return };
+    File::create(site.path("first")).unwrap();
+    let mut directory = rustix::fs::Dir::read_from(File::open(site.path("")).unwrap()).unwrap();
+    let count = |directory: &mut rustix::fs::Dir| directory.by_ref().map(Result::unwrap).count();
+    assert_eq!(count(&mut directory), 3, "with the directory itself and the one above");
+    File::create(site.path("second")).unwrap();
+    directory.rewind();
+    assert_eq!(count(&mut directory), 4);
+}
+
 /// S-create: "O_CREAT|O_EXCL creates or is EEXIST, with one winner among any number of callers."
 #[test]
 fn eight_threads_create_and_exclusive_creation_has_one_winner() {

@@ -1,9 +1,11 @@
 //! Sealed files: overwritten, updated, mapped.
 
 use crate::site::{PATIENCE, Site, pattern};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,6 +33,116 @@ fn overwriting_a_sealed_file_leaves_open_files_and_mappings_their_bytes() {
     assert!(bytes == old && map[..] == old[..]);
     drop(reader);
     assert!(map[..] == old[..], "the mapping outlives the descriptor");
+}
+
+/// S-trunc: "a new file under the same names". S-links: all of them, at once.
+#[test]
+fn every_name_of_an_overwritten_file_has_the_new_bytes() {
+    for site in Site::both() {
+        let (a, b) = (site.path("a"), site.path("b"));
+        fs::write(&a, pattern(300_000, 1)).unwrap();
+        site.seal("a");
+        fs::hard_link(&a, &b).unwrap();
+        let nodes = site.namespace.statfs().nodes;
+        let mut reader = File::open(&a).unwrap();
+        // From now on the kernel believes this name for a second.
+        assert_eq!(fs::metadata(&a).unwrap().nlink(), 2);
+        fs::write(&b, b"new").unwrap();
+        for name in [&a, &b] {
+            assert_eq!(fs::read(name).unwrap(), b"new");
+            let seen = fs::metadata(name).unwrap();
+            assert_eq!((seen.len(), seen.nlink(), seen.ino()), (3, 2, reader.metadata().unwrap().ino()));
+        }
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        assert!(bytes == pattern(300_000, 1));
+        drop(reader);
+        site.wait_for_nodes(nodes);
+    }
+}
+
+/// S-trunc: "An open by `/proc/self/fd/N` or a handle has no name that could get a new file".
+#[test]
+fn an_open_without_a_name_truncates_the_file_where_it_is() {
+    for site in Site::both() {
+        fs::write(site.path("f"), pattern(300_000, 1)).unwrap();
+        site.seal("f");
+        let reader = File::open(site.path("f")).unwrap();
+        let FileState::Sealed { seal, .. } = site.view("f").state else { panic!("it is sealed") };
+        let pin = site.namespace.pin_seal(site.view("f").file, seal).unwrap();
+        let upload = std::thread::spawn(move || {
+            let pin = pin;
+            // As long as an upload reads it, it stays.
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(pin.backing.stat().unwrap().size_bytes, 300_000);
+        });
+        let again = format!("/proc/self/fd/{}", reader.as_raw_fd());
+        let mut writer = OpenOptions::new().write(true).truncate(true).open(&again).unwrap();
+        upload.join().unwrap();
+        assert_eq!((fs::metadata(site.path("f")).unwrap().len(), reader.metadata().unwrap().len()), (0, 0));
+        writer.write_all(b"new").unwrap();
+        assert_eq!(fs::read(site.path("f")).unwrap(), b"new");
+        drop(writer);
+        // truncate(2) is another way to the same.
+        site.seal("f");
+        let path = CString::new(again).unwrap();
+        // SAFETY: truncate(2) reads one string that ends with a zero, which lives until the call returns.
+        assert_eq!(unsafe { libc::truncate(path.as_ptr(), 0) }, 0, "{}", std::io::Error::last_os_error());
+        assert_eq!(fs::metadata(site.path("f")).unwrap().len(), 0);
+    }
+}
+
+/// S-rename, S-unlink: an inode keeps its bytes while the kernel remembers it, and no program sees ESTALE.
+#[test]
+fn an_inode_without_a_name_is_opened_with_its_bytes() {
+    for site in Site::both() {
+        let file = site.path("f");
+        let remember = || rustix::fs::open(&file, OFlags::PATH, Mode::empty()).unwrap();
+        let read = |known: &OwnedFd| fs::read(format!("/proc/self/fd/{}", known.as_raw_fd())).unwrap();
+        fs::write(&file, b"first").unwrap();
+        let nodes = site.namespace.statfs().nodes;
+        let replaced = remember();
+        fs::write(site.path("f.tmp"), b"second").unwrap();
+        fs::rename(site.path("f.tmp"), &file).unwrap();
+        assert_eq!(read(&replaced), b"first");
+        site.seal("f");
+        let overwritten = remember();
+        let reader = File::open(&file).unwrap();
+        fs::write(&file, b"third").unwrap();
+        drop(reader);
+        assert_eq!(read(&overwritten), b"second");
+        let removed = remember();
+        fs::remove_file(&file).unwrap();
+        assert_eq!(read(&removed), b"third");
+        fs::write(format!("/proc/self/fd/{}", removed.as_raw_fd()), b"fourth").unwrap();
+        assert_eq!(read(&removed), b"fourth");
+        drop((replaced, overwritten, removed));
+        site.wait_for_nodes(nodes - 1);
+    }
+}
+
+/// S-locks: "A lock excludes whatever opens the file".
+#[test]
+fn a_lock_excludes_who_opens_with_truncation() {
+    for site in Site::both() {
+        let shared = |name: &str| File::open(site.path(name)).unwrap();
+        let anew = |name: &str| OpenOptions::new().write(true).truncate(true).open(site.path(name)).unwrap();
+        let lock = |file: &File| rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
+        for (name, bytes) in [("empty", &b""[..]), ("pid", b"4711\n")] {
+            fs::write(site.path(name), bytes).unwrap();
+            site.seal(name);
+        }
+        let holder = shared("pid");
+        lock(&holder).unwrap();
+        let other = anew("pid");
+        assert_eq!(lock(&other), Err(rustix::io::Errno::WOULDBLOCK));
+        drop(holder);
+        lock(&other).unwrap();
+        // An empty file has no bytes that would have to be kept: there the order does not matter.
+        let (holder, other) = (shared("empty"), anew("empty"));
+        lock(&holder).unwrap();
+        assert_eq!(lock(&other), Err(rustix::io::Errno::WOULDBLOCK));
+    }
 }
 
 /// S-trunc with no file open: a new backing file behind the same inode.

@@ -76,6 +76,21 @@ impl Site {
         Self::new(ModeChoice::Fallback)
     }
 
+    /// One mount of each kind that this machine can have: for what the kernel and the daemon agree on about names and inodes.
+    pub(crate) fn both() -> impl Iterator<Item = Self> {
+        [Self::usual, Self::fallback].into_iter().filter_map(|site| site())
+    }
+
+    /// The kernel forgets an inode some time after its last use.
+    pub(crate) fn wait_for_nodes(&self, expected: u64) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.namespace.statfs().nodes != expected {
+            let nodes = self.namespace.statfs().nodes;
+            assert!(Instant::now() < deadline, "{nodes} nodes, expected {expected}: one is not forgotten");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     fn new(mode: ModeChoice) -> Option<Self> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             println!("left out: the mount suite needs root and /dev/fuse");

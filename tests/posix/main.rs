@@ -9,7 +9,9 @@
 //! to the machine: there only the number of cases that ran is held to.
 
 #![expect(clippy::print_stdout, reason = "the counts are what a person runs this suite for")]
+#![expect(clippy::unwrap_used, reason = "a scenario's own step that fails is a failure of its test")]
 
+mod differential;
 mod fsx;
 mod known;
 mod pjdfstest;
@@ -62,4 +64,12 @@ fn fsx_on_disk_and_tmpfs() {
     for place in [Place::disk(), tmpfs] {
         fsx::run(&tool, &place);
     }
+}
+
+/// The same calls in all places, with and without passthrough: no program can tell them apart, but for what SEMANTICS.md says.
+#[test]
+fn the_mount_answers_as_a_disk_and_a_tmpfs_do() {
+    let (Some(passthrough), Some(tmpfs)) = (Place::mount(Mode::Passthrough), Place::tmpfs()) else { return };
+    let Some(fallback) = Place::mount(Mode::Fallback) else { return };
+    differential::assert_alike(&[passthrough, fallback], &Place::disk(), &tmpfs);
 }

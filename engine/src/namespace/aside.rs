@@ -46,7 +46,7 @@ impl Namespace {
             }
             let gone = state.tree.unlink(directory, &name_of(node), now_ns)?;
             state.mark(gone);
-            state.release_unreachable(gone);
+            state.forsake(gone);
             Ok(())
         })
     }

@@ -465,7 +465,7 @@ impl State {
             self.tree.detach(link, now_ns);
         }
         self.mark(node);
-        self.release_unreachable(node);
+        self.forsake(node);
         Some(kept)
     }
 }

@@ -107,7 +107,7 @@ impl Namespace {
                     state.tree.unlink(link.parent, &name, now_ns)?;
                 }
                 state.mark(node);
-                state.release_unreachable(node);
+                state.forsake(node);
                 Ok(())
             });
             if let Err(error) = ended {

@@ -6,6 +6,7 @@
 use super::mirror::Remote;
 use super::writer::WriterId;
 use crate::tier1::Backing;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use tidemark_content::Judgement;
@@ -14,6 +15,7 @@ use tidemark_protocol::file::{FileEvent, FileFate};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::manifest::ManifestFile;
 use tidemark_protocol::residency::ReclaimClass;
+use tokio::sync::Notify;
 
 /// Processes remembered per file: forked writers of one shard, never a crowd. Later ones are left out.
 pub(super) const MAX_WRITERS: usize = 64;
@@ -43,8 +45,34 @@ impl ObjectCopy {
 }
 
 /// While one lives, someone reads a seal's bytes (to hash or to upload them): they are copied, not changed.
-#[derive(Debug)]
-pub(super) struct SealHold;
+#[derive(Debug, Default)]
+pub(super) struct SealHold {
+    abandoned: AtomicBool,
+    told: Notify,
+}
+
+impl SealHold {
+    /// Nobody wants what is made of these bytes any more, and their memory is needed.
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+        self.told.notify_waiters();
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
+    /// Resolves when it is abandoned.
+    pub(super) async fn abandoned(&self) {
+        loop {
+            let told = self.told.notified();
+            if self.is_abandoned() {
+                return;
+            }
+            told.await;
+        }
+    }
+}
 
 /// A file of the tree.
 #[derive(Debug)]
@@ -143,6 +171,11 @@ impl File {
         }
     }
 
+    /// Its bytes are in no place that is known.
+    pub(super) fn is_lost(&self) -> bool {
+        self.backing.is_none() && self.size_bytes > 0 && self.object.is_none()
+    }
+
     /// Someone reads the present seal's bytes.
     pub(super) fn is_held(&self) -> bool {
         self.hold.strong_count() > 0
@@ -150,7 +183,7 @@ impl File {
 
     pub(super) fn hold(&mut self) -> Arc<SealHold> {
         self.hold.upgrade().unwrap_or_else(|| {
-            let hold = Arc::new(SealHold);
+            let hold = Arc::new(SealHold::default());
             self.hold = Arc::downgrade(&hold);
             hold
         })

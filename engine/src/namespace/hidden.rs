@@ -185,7 +185,7 @@ impl Namespace {
                         state.tree.unlink(entry.0, &entry.1, now_ns)?
                     };
                     state.mark(gone);
-                    state.release_unreachable(gone);
+                    state.forsake(gone);
                 }
                 Ok(false)
             })?;
@@ -277,7 +277,7 @@ impl State {
         self.file_mut(old)?.backing = None;
         self.mark(old);
         self.mark(id);
-        self.release_unreachable(old);
+        self.forsake(old);
         Ok(id)
     }
 

@@ -247,7 +247,7 @@ impl State {
                     self.tree.unlink(parent, name, now_ns)?
                 };
                 self.mark(gone);
-                self.release_unreachable(gone);
+                self.forsake(gone);
                 Ok(())
             }
             NameOperation::Renamed { from, to, exchange } => {
@@ -262,7 +262,7 @@ impl State {
                 self.renamed(moved, now_ns);
                 if let Some(replaced) = replaced {
                     self.mark(replaced);
-                    self.release_unreachable(replaced);
+                    self.forsake(replaced);
                 }
                 Ok(())
             }
@@ -519,7 +519,7 @@ impl State {
                 self.tree.unlink(entry.0, &entry.1, now_ns)?
             };
             self.mark(gone);
-            self.release_unreachable(gone);
+            self.forsake(gone);
             if at == top {
                 return Ok(());
             }

@@ -14,6 +14,7 @@ mod attr;
 mod begun;
 mod cold;
 mod copies;
+mod departing;
 mod deputy;
 mod error;
 mod file;
@@ -35,6 +36,7 @@ mod room;
 mod seal;
 mod session;
 mod snapshot;
+mod stale;
 mod tree;
 mod view;
 mod withdraw;
@@ -60,6 +62,7 @@ pub(crate) use seal::JudgeTicket;
 pub use seal::{NotSealable, SealPin, SealTicket, Voided};
 pub use session::{Answer, RequestId};
 pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};
+pub use stale::{LockOracle, Looked};
 pub use tidemark_protocol::file::FileState;
 pub use tidemark_protocol::residency::ReclaimClass;
 pub use view::FileView;
@@ -69,6 +72,7 @@ pub use xattr::XattrSource;
 
 use crate::courtesy::Courtesy;
 use crate::tier1::{Backing, Tier1};
+use departing::Departing;
 use deputy::Removed;
 use file::File;
 use handle::HandleTable;
@@ -76,12 +80,12 @@ use journal::Journal;
 pub use kept::{Kept, KeptBy};
 use mirror::Fates;
 use node::{Body, Node};
-use open::StaleCallers;
 use outgoing::Outgoing;
 use reclaim::Candidate;
 pub use reclaim::Place;
 use room::Room;
 use session::Session;
+use stale::StaleCallers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::path::PathBuf;
@@ -222,6 +226,8 @@ pub struct Namespace {
     prediction: RwLock<Option<Prediction>>,
     /// Told of each name that no request took away: the kernel may remember it.
     withdrawn: OnceLock<Withdrawn>,
+    /// Whether a program holds a lock on an inode; none without a mount.
+    locks: RwLock<Option<LockOracle>>,
     xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
     room: Room,
     /// Wakes whoever tells other nodes.
@@ -254,6 +260,9 @@ struct State {
     trash: Vec<Arc<Backing>>,
     stale: StaleCallers,
     candidates: BTreeSet<Candidate>,
+    /// Files without a name that the kernel may remember without knowing that: their bytes are the first to give way.
+    leftovers: BTreeSet<NodeId>,
+    departing: departing::Departures,
     /// Files that carry another identity than their node's: another incarnation's, or that of one of our own that was
     /// removed and brought back.
     adopted: BTreeMap<FileId, NodeId>,
@@ -343,6 +352,7 @@ impl Namespace {
             writers,
             prediction: RwLock::new(None),
             withdrawn: OnceLock::new(),
+            locks: RwLock::new(None),
             xattr_source: RwLock::new(None),
             room: Room::default(),
             told: tokio::sync::Notify::new(),
@@ -557,6 +567,8 @@ impl State {
             trash: Vec::new(),
             stale: StaleCallers::default(),
             candidates: BTreeSet::new(),
+            leftovers: BTreeSet::new(),
+            departing: departing::Departures::default(),
             adopted: BTreeMap::new(),
             copies: copies::Copies::default(),
             waiting: 0,
@@ -596,33 +608,53 @@ impl State {
             .is_ok_and(|node| node.link_count() > 0 || node.file().is_ok_and(|file| file.opens > 0))
     }
 
-    /// Frees what nobody can reach any more: bytes go with the last name and the last handle, the node itself
-    /// when the kernel has forgotten it too.
+    /// Frees what nobody can reach any more: a node and its bytes go with the last name, the last handle, and the kernel's
+    /// memory of it. An open that looked its name up before that was replaced comes after, and finds the old bytes.
     fn release_unreachable(&mut self, id: NodeId) {
         let Ok(node) = self.tree.node_mut(id) else { return };
         if id == ROOT || node.link_count() > 0 {
             return;
         }
+        let (remembered, forsaken) = (node.is_remembered(), node.forsaken);
         if let Body::File(file) = &mut node.body {
+            // The RELEASE of a descriptor that was closed before may be on its way, as FORGET is.
+            if let Some(departing) = Departing::of(file) {
+                self.departing.add(departing);
+            }
             if file.opens > 0 || file.busy {
+                return;
+            }
+            if let (Some(removed), Some(_)) = (&mut self.removed, &file.remote) {
+                removed.note(file.id);
+            }
+            self.dirty.insert(id);
+            if remembered {
+                if forsaken {
+                    self.leftovers.insert(id);
+                }
                 return;
             }
             self.trash.extend(file.backing.take());
             file.happens(FileEvent::Changed);
-            if let (Some(removed), Some(_)) = (&mut self.removed, &file.remote) {
-                removed.note(file.id);
-            }
             let key = Candidate::of(id, file);
             self.candidates.remove(&key);
-            self.dirty.insert(id);
+            self.leftovers.remove(&id);
         }
-        if node.lookups == 0
+        if !remembered
             && let Some(node) = self.tree.free(id)
             && let Body::File(file) = node.body
             && self.adopted.get(&file.id) == Some(&id)
         {
             self.adopted.remove(&file.id);
         }
+    }
+
+    /// The same after the daemon itself took a name away: the kernel may not know that the node has lost its last one.
+    fn forsake(&mut self, id: NodeId) {
+        if let Ok(node) = self.tree.node_mut(id) {
+            node.forsaken = node.link_count() == 0;
+        }
+        self.release_unreachable(id);
     }
 
     fn file_mut(&mut self, id: NodeId) -> Result<&mut File, FsError> {

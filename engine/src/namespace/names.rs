@@ -6,7 +6,7 @@
 use super::attr::{Attr, Kind, Special, attr};
 use super::begun::Made;
 use super::handle::DirEntry;
-use super::node::{Body, Node};
+use super::node::{Body, Link, Node};
 use super::outgoing::attributes;
 use super::session::Answer;
 use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State};
@@ -44,6 +44,8 @@ impl Namespace {
         let forgotten = self.change(|state| {
             if let Ok(known) = state.tree.node_mut(node) {
                 known.lookups = known.lookups.saturating_sub(count);
+                // It drops all its look-ups of a node at once.
+                known.taken_up = false;
                 state.release_unreachable(node);
             }
             Ok(())
@@ -260,9 +262,26 @@ impl Namespace {
     /// # Errors
     /// [`FsError::NotDirectory`], [`FsError::Stale`].
     pub fn readdir(&self, node: NodeId, cookie: u64) -> Result<Vec<DirEntry>, FsError> {
+        self.readdir_to(node, cookie, u64::MAX)
+    }
+
+    /// Where a listing that begins now ends: what gets its name later has a cookie beyond.
+    ///
+    /// # Errors
+    /// [`FsError::NotDirectory`], [`FsError::Stale`].
+    pub fn listing_end(&self, node: NodeId) -> Result<u64, FsError> {
+        self.look(|state| Ok(state.tree.node(node)?.directory()?.next_cookie))
+    }
+
+    /// As [`Namespace::readdir`], of the entries with cookies below `end` ([`Namespace::listing_end`]).
+    ///
+    /// # Errors
+    /// As [`Namespace::readdir`].
+    pub fn readdir_to(&self, node: NodeId, cookie: u64, end: u64) -> Result<Vec<DirEntry>, FsError> {
         self.look(|state| {
             let directory = state.tree.node(node)?.directory()?;
-            let after = (std::ops::Bound::Excluded(cookie), std::ops::Bound::Unbounded);
+            let first = cookie.saturating_add(1);
+            let after = first..end.max(first);
             let entries = directory.by_cookie.range(after);
             entries
                 .filter(|(_, entry)| node != super::ROOT || *entry.name != *super::HIDDEN)
@@ -293,6 +312,15 @@ impl Namespace {
 
     /// A listing holds nothing but its cookie, so there is nothing to give back.
     pub fn releasedir(&self, _node: NodeId) {}
+
+    /// All names of a node, each with its directory.
+    pub fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
+        self.look(|state| {
+            let Ok(found) = state.tree.node(node) else { return Vec::new() };
+            let name = |link: Link| Some((link.parent, state.tree.entry_at(link)?.name.to_vec()));
+            found.links().filter_map(name).collect()
+        })
+    }
 
     /// The directory above a node; the root's is the root.
     ///

@@ -36,6 +36,11 @@ pub(super) struct Node {
     pub(super) ctime_ns: i64,
     /// How often the kernel was told of this node and has not forgotten it.
     pub(super) lookups: u64,
+    /// Found by this daemon in a session that goes on: the kernel may know it, and was told of it an unknown number of times.
+    pub(super) taken_up: bool,
+    /// The daemon took the last name away, or gave it to another node, of which the kernel may not know: an open that comes here
+    /// may have meant a name that leads elsewhere now.
+    pub(super) forsaken: bool,
     link: Option<Link>,
     /// Hard links beyond the first; nearly always empty.
     more_links: Vec<Link>,
@@ -96,6 +101,8 @@ impl Node {
             mtime_ns: now_ns,
             ctime_ns: now_ns,
             lookups: 0,
+            taken_up: false,
+            forsaken: false,
             link: None,
             more_links: Vec::new(),
             xattrs: None,
@@ -116,7 +123,14 @@ impl Node {
         u32::try_from(count).expect("links are bounded by MAX_LINKS")
     }
 
+    /// Whether the kernel may still ask for it. What it learned of before this daemon began, and was not told the end of, it
+    /// asks for as of what never had a name.
+    pub(super) fn is_remembered(&self) -> bool {
+        self.lookups > 0 || (self.taken_up && !self.forsaken)
+    }
+
     pub(super) fn add_link(&mut self, link: Link) {
+        self.forsaken = false;
         if self.link.is_none() {
             self.link = Some(link);
         } else {

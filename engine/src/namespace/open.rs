@@ -1,11 +1,12 @@
 //! Opening: creating files, and what O_TRUNC, appending and updating mean for bytes that are frozen.
 //!
-//! Owns: create, open, the choice between changing bytes in place, a new backing file and a new node, and the
-//! rule that a caller meets ESTALE once at most. Does not own: truncation by size (`resize`), fetching (`cold`).
+//! Owns: create, open, and the choice between changing bytes in place, a new backing file and a new node.
+//! Does not own: which thread was sent back to the names (`stale`), truncation by size (`resize`), fetching (`cold`).
 //!
 //! A FUSE inode has one backing file while any handle is open. So where old handles must keep the old bytes, the
-//! names are given to a new node with the same inode number, and the open is answered ESTALE: the kernel looks
-//! the name up again and opens the new node.
+//! open is answered ESTALE and changes nothing. The kernel looks the name up again, and that look-up gives the names to a
+//! new node with the same inode number (`stale`). An open that comes back without a look-up has no name: it came by
+//! `/proc/self/fd` or by a handle. There the bytes are changed where they are, as on every file system.
 
 use super::attr::{Attr, attr_of_new, freeze, observe, rebase};
 use super::cold::ColdFile;
@@ -14,13 +15,12 @@ use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::reclaim::{Candidate, Place};
 use super::session::Answer;
+use super::stale::{Patience, Spared};
 use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State};
 use crate::error::ErrorKind;
 use crate::tier1::{Backing, Tier1Error};
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileCounter, FileId, Generation};
 
@@ -40,39 +40,10 @@ const TRUNCATE: i32 = 0o1000;
 const EXCLUSIVE: i32 = 0o200;
 const EXECUTES: i32 = 0o40;
 
-/// How long a caller that just had ESTALE waits for the last old handle.
-const STALE_WAIT: Duration = Duration::from_secs(10);
-/// How long an ESTALE is remembered: the kernel's second try comes within milliseconds.
-const STALE_MEMORY: Duration = Duration::from_secs(5);
-/// Callers remembered; beyond, the oldest is forgotten, and could meet a second ESTALE.
-const STALE_CALLERS: usize = 1024;
 /// Bytes copied at a time when a frozen file is opened for update.
 const COPY_BYTES: usize = 4 << 20;
 /// Room made for a file of unknown size: what a backing file begins with.
 const UNKNOWN_SIZE_ROOM_BYTES: u64 = 2 << 20;
-
-/// Who was answered ESTALE lately: (thread, inode).
-#[derive(Debug, Default)]
-pub(super) struct StaleCallers(VecDeque<(u32, u64, Instant)>);
-
-impl StaleCallers {
-    fn had(&self, pid: u32, ino: u64) -> bool {
-        self.0.iter().any(|(p, i, at)| *p == pid && *i == ino && at.elapsed() < STALE_MEMORY)
-    }
-
-    fn note(&mut self, pid: u32, ino: u64) {
-        while self.0.len() >= STALE_CALLERS
-            || self.0.front().is_some_and(|(_, _, at)| at.elapsed() >= STALE_MEMORY)
-        {
-            self.0.pop_front();
-        }
-        self.0.push_back((pid, ino, Instant::now()));
-    }
-
-    fn settle(&mut self, pid: u32, ino: u64) {
-        self.0.retain(|(p, i, _)| *p != pid || *i != ino);
-    }
-}
 
 /// How bytes are made ready to be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,9 +57,12 @@ pub(super) enum Change {
 }
 
 impl File {
-    /// How a change that keeps `keep_bytes` must be made. `truncates`: bytes that mappings may show go away.
-    pub(super) fn change(&self, keep_bytes: u64, truncates: bool) -> Change {
-        let frozen = self.is_held() || (self.fate.seal().is_some() && truncates && keep_bytes == 0);
+    /// How a change of a file of `size_bytes` must be made that keeps `kept` of them.
+    pub(super) fn change(&self, size_bytes: u64, kept: Spared) -> Change {
+        let keep_bytes = kept.of(size_bytes);
+        // An empty file has no bytes that anybody could lose, and is often there to be locked.
+        let emptied = keep_bytes == 0 && size_bytes > 0;
+        let frozen = self.is_held() || (self.fate.seal().is_some() && emptied);
         match (frozen, self.opens) {
             _ if self.backing.is_none() => Change::NewBacking { keep_bytes: 0 },
             (false, _) => Change::InPlace,
@@ -201,12 +175,13 @@ impl Namespace {
 
     /// Opens a file. O_TRUNC of unsealed bytes happens in place; of sealed ones in a new backing file, or, with
     /// handles open, in a new node. Opening for append or update withdraws the seal; while the seal's bytes are
-    /// being hashed or uploaded they are copied first, and the copy's cost is in this call.
+    /// being hashed or uploaded they are copied first, and the copy's cost is in this call. What fails has changed nothing.
     ///
     /// # Errors
-    /// [`FsError::Stale`] once where a new node took the names; [`FsError::IsDirectory`], [`FsError::NoSpace`];
-    /// [`FsError::Running`] for O_RDONLY with O_TRUNC of a program that runs;
-    /// [`FsError::Busy`] when another call changes these bytes for longer than a minute.
+    /// [`FsError::Stale`] once where the name is to be looked up again ([`Namespace::lookup_by`]); [`FsError::IsDirectory`],
+    /// [`FsError::NoSpace`]; [`FsError::Running`] for O_RDONLY with O_TRUNC of a program that runs;
+    /// [`FsError::Busy`] when another call changes these bytes for longer than a minute, or where there is no name to look up
+    /// and an upload has read them for ten seconds.
     pub fn open(&self, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenOutcome, FsError> {
         let writable = flags & ACCESS_MODE != 0;
         let truncates = flags & TRUNCATE != 0;
@@ -218,17 +193,21 @@ impl Namespace {
             return Ok(opened);
         }
         let writer = self.writers.identify(caller.pid);
-        let started = Instant::now();
+        let kept = if truncates { Spared::First(0) } else { Spared::All };
+        let mut patience = Patience::begin(caller.pid, kept);
         let (size_bytes, mut change, old) = loop {
             let mut state = self.settle(node)?;
+            if !patience.is_nameless() {
+                state.send_back_if_forsaken(node, caller.pid)?;
+            }
             let target = state.tree.node(node)?;
             let file = target.file()?;
-            if target.link_count() == 0 && file.backing.is_none() {
-                return Err(FsError::Stale);
-            }
             if !writable && state.handles.is_running(node) {
                 // With O_RDONLY|O_TRUNC the kernel looks whether a program runs from it only after we have truncated.
                 return Err(FsError::Running);
+            }
+            if target.link_count() == 0 && file.is_lost() && !truncates {
+                return Err(FsError::Stale);
             }
             if file.backing.is_none() && !truncates && file.size_bytes > 0 {
                 return Ok(OpenOutcome::Cold(ColdFile::of(node, file)));
@@ -237,17 +216,10 @@ impl Namespace {
                 return Ok(OpenOutcome::Unverified);
             }
             let size_bytes = observe(target, file)?.size_bytes;
-            let change = file.change(if truncates { 0 } else { size_bytes }, truncates);
-            let ino = target.ino;
-            if matches!(change, Change::NewNode { .. }) && state.stale.had(caller.pid, ino) {
-                // A second ESTALE would reach the application, so this caller waits for the old handles.
-                let (state, in_time) = self.wait_change(state, started + STALE_WAIT);
-                drop(state);
-                if !in_time {
-                    return Err(FsError::Busy);
-                }
+            let change = file.change(size_bytes, kept);
+            let Some((mut state, change)) = self.without_new_node(state, node, change, &mut patience)? else {
                 continue;
-            }
+            };
             let file = state.file_mut(node)?;
             file.busy = true;
             // Where nobody has it open, it may be begun anew elsewhere.
@@ -264,22 +236,18 @@ impl Namespace {
         }
         // Another owner of these bytes would keep their memory, for which `reserve` waits below.
         drop(old);
+        if change == Change::InPlace && truncates {
+            // Before a byte is touched: a daemon that dies in between must not leave a seal over other bytes.
+            self.change(|state| state.withdraw_seal(node, self.file_id(node)))?;
+        }
         let prepared = if truncates && change != Change::InPlace {
             self.prepare_overwrite(expected_bytes)
         } else {
             self.prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes)
         };
-        let outcome = self.change(|state| {
-            let applied =
-                state.apply_change(self, node, change, prepared, truncates.then_some(0), caller.now_ns)?;
-            if applied != node {
-                let ino = state.tree.node(node)?.ino;
-                state.stale.note(caller.pid, ino);
-                state.answer(caller.request, Answer::Superseded);
-                return Ok(None);
-            }
-            let ino = state.tree.node(node)?.ino;
-            state.stale.settle(caller.pid, ino);
+        let opened = self.change(|state| {
+            state.apply_change(self, node, change, prepared, truncates.then_some(0), caller.now_ns)?;
+            state.stale.settle(caller.pid, node);
             if writable {
                 let file = state.file_mut(node)?;
                 if truncates {
@@ -290,9 +258,8 @@ impl Namespace {
                     state.tree.touched.writers.push(node);
                 }
             }
-            state.open_for(caller, node, writable).map(Some)
+            state.open_for(caller, node, writable)
         })?;
-        let opened = outcome.ok_or(FsError::Stale)?;
         if writable && expected_bytes > 0 {
             // The bytes that it replaces are on their way out only now, and are often the room that it needs.
             self.reserve(&opened.backing, expected_bytes);
@@ -302,10 +269,11 @@ impl Namespace {
 
     fn open_for_reading(&self, caller: &Caller, node: NodeId) -> Result<OpenOutcome, FsError> {
         let here = {
-            let state = self.settle(node)?;
+            let mut state = self.settle(node)?;
+            state.send_back_if_forsaken(node, caller.pid)?;
             let target = state.tree.node(node)?;
             let file = target.file()?;
-            if file.backing.is_none() && target.link_count() == 0 {
+            if file.is_lost() && target.link_count() == 0 {
                 return Err(FsError::Stale);
             }
             if file.backing.is_none() && file.size_bytes > 0 {
@@ -395,7 +363,7 @@ impl Namespace {
     }
 
     /// How large the last file of this node's name was; 0 when nobody knows.
-    fn expected_bytes(&self, node: NodeId) -> u64 {
+    pub(super) fn expected_bytes(&self, node: NodeId) -> u64 {
         self.path_of(node).and_then(|path| self.predict(&path)).unwrap_or(0)
     }
 
@@ -405,7 +373,7 @@ impl Namespace {
 
     /// An empty backing file for a file that is written anew, of the expected size where there is room for that beside
     /// the old bytes.
-    fn prepare_overwrite(&self, expected_bytes: u64) -> Result<Option<Arc<Backing>>, FsError> {
+    pub(super) fn prepare_overwrite(&self, expected_bytes: u64) -> Result<Option<Arc<Backing>>, FsError> {
         match self.new_backing(Some(expected_bytes)) {
             Err(FsError::NoSpace) => self.new_backing(Some(0)).map(Some),
             made => made.map(Some),
@@ -569,6 +537,7 @@ impl State {
         let size_bytes = fresh.stat()?.size_bytes;
         let replaced = self.tree.node_mut(old)?;
         replaced.overwritten = true;
+        replaced.forsaken = true;
         let mut file = File::new(namespace.file_id(id), Generation(id), Some(fresh), now_ns);
         file.size_bytes = size_bytes;
         let mut node = Node::new(

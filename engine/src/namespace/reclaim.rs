@@ -7,6 +7,7 @@ use super::{FsError, Namespace, NodeId, ReclaimClass, State};
 use crate::tier1::Backing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileId, SealNumber};
 
 /// Where host copies lie. Each has its own room, and making room in one does not help the other.
@@ -127,7 +128,8 @@ impl Namespace {
 
     /// The same, of the files that lie in one of the two places. What was prefetched goes last.
     pub fn make_room_in(&self, place: Place, bytes: u64) -> u64 {
-        let freed = self.make_room_from(place, bytes, Wanted::Any);
+        let mut freed = self.drop_leftovers(place);
+        freed += self.make_room_from(place, bytes.saturating_sub(freed), Wanted::Any);
         if freed < bytes {
             freed + self.make_room_from(place, bytes - freed, Wanted::Prefetched)
         } else {
@@ -138,6 +140,15 @@ impl Namespace {
     /// The same for a prefetch, which takes nothing from one.
     pub(super) fn make_room_gently(&self, bytes: u64) -> u64 {
         self.make_room_from(Place::Memory, bytes, Wanted::Any)
+    }
+
+    /// Drops the bytes of files that no name leads to, which the kernel remembers perhaps only because nobody told it so.
+    fn drop_leftovers(&self, place: Place) -> u64 {
+        let dropped = self.change(|state| {
+            let leftovers = std::mem::take(&mut state.leftovers);
+            Ok(leftovers.into_iter().map(|node| state.drop_leftover(node, place)).sum())
+        });
+        dropped.unwrap_or(0)
     }
 
     fn make_room_from(&self, place: Place, bytes: u64, wanted: Wanted) -> u64 {
@@ -199,6 +210,27 @@ impl State {
         let here = file.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
         let prefetched = file.prefetched_until.is_some_and(|until| Instant::now() < until);
         here && (!prefetched || wanted == Wanted::Prefetched)
+    }
+
+    /// Gives the bytes that are freed. One that is in use, or lies elsewhere, stays for the next time.
+    fn drop_leftover(&mut self, node: NodeId, place: Place) -> u64 {
+        let Ok(known) = self.tree.node_mut(node) else { return 0 };
+        if known.link_count() > 0 {
+            return 0;
+        }
+        let Ok(file) = known.file_mut() else { return 0 };
+        let here = file.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
+        if !here || file.opens > 0 || file.busy {
+            self.leftovers.insert(node);
+            return 0;
+        }
+        let freed = if file.is_held() { 0 } else { file.size_bytes };
+        let key = Candidate::of(node, file);
+        self.trash.extend(file.backing.take());
+        file.happens(FileEvent::Changed);
+        self.candidates.remove(&key);
+        self.tree.touched.node(node);
+        freed
     }
 
     /// Drops a host copy whose bytes Tier-3 has. By dropping, never by truncating: a mapping of the old bytes

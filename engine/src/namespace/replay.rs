@@ -170,8 +170,17 @@ pub(super) fn rebuild(
     }
     hang(&mut tree, raw.entries)?;
     let (handles, writers) = held(&tree, raw.handles);
-    drop_unreachable(&mut tree, handles.values().map(|handle| handle.node).collect());
+    let open: BTreeSet<NodeId> = handles.values().map(|handle| handle.node).collect();
+    let dropped = drop_unreachable(&mut tree, &open, session_goes_on);
+    // An inode that the kernel remembers keeps its node and its bytes. What it forgot while nobody listened gives way first.
+    let nameless = tree.nodes.iter().filter(|(id, node)| **id != ROOT && node.link_count() == 0);
+    let leftovers = nameless.map(|(id, _)| *id).filter(|id| !open.contains(id)).collect();
+    for node in tree.nodes.values_mut() {
+        node.taken_up = session_goes_on;
+        node.forsaken = node.overwritten && node.link_count() == 0;
+    }
     let mut state = State::new(tree);
+    state.leftovers = leftovers;
     state.handles.given(raw.last_handle);
     state.session.backing_ids = raw.backing_ids;
     state.session.inherit(raw.answers.into_iter());
@@ -208,7 +217,8 @@ pub(super) fn rebuild(
     state.find_copies();
     state.dirty = state.tree.nodes.keys().copied().collect();
     // The journal holds all this already; what was cut, dropped or lost is written by the next compaction.
-    state.tree.touched = super::tree::Touched::default();
+    // But a daemon that goes on with the next session must not take up what was of this one.
+    state.tree.touched = super::tree::Touched { freed: dropped, ..super::tree::Touched::default() };
     Ok(state)
 }
 
@@ -245,10 +255,14 @@ fn held(tree: &Tree, handles: BTreeMap<u64, Handle>) -> (BTreeMap<u64, Handle>, 
     (handles, writers)
 }
 
-/// Frees what no path from the root reaches and nobody has open.
-fn drop_unreachable(tree: &mut Tree, open: BTreeSet<NodeId>) {
-    let mut reached = open;
+/// Frees what no path from the root reaches and nobody has open. While the session goes on a node without a name stays: it was
+/// freed in the journal when the kernel forgot it.
+fn drop_unreachable(tree: &mut Tree, open: &BTreeSet<NodeId>, session_goes_on: bool) -> Vec<NodeId> {
+    let mut reached = open.clone();
     reached.insert(ROOT);
+    if session_goes_on {
+        reached.extend(tree.nodes.iter().filter(|(_, node)| node.link_count() == 0).map(|(id, _)| *id));
+    }
     let mut todo = vec![ROOT];
     while let Some(at) = todo.pop() {
         if let Ok(directory) = tree.nodes[&at].directory() {
@@ -257,7 +271,9 @@ fn drop_unreachable(tree: &mut Tree, open: BTreeSet<NodeId>) {
             );
         }
     }
+    let dropped = tree.nodes.keys().copied().filter(|id| !reached.contains(id)).collect();
     tree.nodes.retain(|id, _| reached.contains(id));
+    dropped
 }
 
 /// Gives an encoded object the lengths of its chunks back. Without them nothing of it can be read: it is no copy then.

@@ -5,6 +5,7 @@
 use super::attr::{Attr, SetAttr, SetTime, attr, freeze, observe, rebase};
 use super::node::Body;
 use super::open::Change;
+use super::stale::{Patience, Spared};
 use super::{Caller, FILE_MODE_BITS, FsError, MODE_BITS, Namespace, NodeId};
 
 impl Namespace {
@@ -13,7 +14,7 @@ impl Namespace {
     ///
     /// # Errors
     /// [`FsError::Busy`] for a new size of a file whose bytes are elsewhere: fetch it first ([`Namespace::cold`]);
-    /// [`FsError::Stale`] where a new node took the names; [`FsError::NoSpace`], [`FsError::IsDirectory`], [`FsError::TooBig`].
+    /// [`FsError::Stale`] once where the name is to be looked up again, and nothing has changed; [`FsError::NoSpace`], [`FsError::IsDirectory`], [`FsError::TooBig`].
     pub fn setattr(&self, caller: &Caller, node: NodeId, set: &SetAttr) -> Result<Attr, FsError> {
         if let Some(size_bytes) = set.size {
             self.set_size(caller, node, size_bytes)?;
@@ -60,20 +61,27 @@ impl Namespace {
         if i64::try_from(size_bytes).is_err() {
             return Err(FsError::TooBig);
         }
-        let (old_bytes, change) = {
+        let mut patience = Patience::begin(caller.pid, Spared::First(size_bytes));
+        let (old_bytes, change) = loop {
             let mut state = self.settle(node)?;
+            if !patience.is_nameless() {
+                state.send_back_if_forsaken(node, caller.pid)?;
+            }
             let target = state.tree.node(node)?;
             let file = target.file()?;
             if file.backing.is_none() && size_bytes > 0 && file.size_bytes > 0 {
                 return Err(FsError::Busy);
             }
             let old_bytes = observe(target, file)?.size_bytes;
-            let mut change = file.change(size_bytes.min(old_bytes), size_bytes < old_bytes);
+            let mut change = file.change(old_bytes, Spared::First(size_bytes));
             if file.fate.writers() > 0 && !file.is_held() {
                 change = Change::InPlace;
             }
+            let Some((mut state, change)) = self.without_new_node(state, node, change, &mut patience)? else {
+                continue;
+            };
             state.file_mut(node)?.busy = true;
-            (old_bytes, change)
+            break (old_bytes, change);
         };
         if change == Change::InPlace {
             // Before a byte is touched: a daemon that dies in between must not leave a seal over other bytes.
@@ -81,11 +89,8 @@ impl Namespace {
         }
         let prepared = self.prepare(node, change, size_bytes, old_bytes);
         self.change(|state| {
-            let applied =
-                state.apply_change(self, node, change, prepared, Some(size_bytes), caller.now_ns)?;
-            if applied != node {
-                return Err(FsError::Stale);
-            }
+            state.apply_change(self, node, change, prepared, Some(size_bytes), caller.now_ns)?;
+            state.stale.settle(caller.pid, node);
             let target = state.tree.node_mut(node)?;
             target.mtime_ns = caller.now_ns;
             target.ctime_ns = caller.now_ns;

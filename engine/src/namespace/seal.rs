@@ -21,7 +21,7 @@ pub struct SealTicket {
     pub backing: Arc<Backing>,
     pub size_bytes: u64,
     changes: u64,
-    _hold: Arc<SealHold>,
+    hold: Arc<SealHold>,
 }
 
 /// Bytes to be judged; see [`Namespace::begin_judging`].
@@ -40,7 +40,22 @@ pub struct SealPin {
     pub size_bytes: u64,
     /// Who could read the file when it was pinned.
     pub readers: Readers,
-    _hold: Arc<SealHold>,
+    hold: Arc<SealHold>,
+}
+
+impl SealTicket {
+    /// Whether the file was removed and its memory is needed: there is nothing to hash for.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        self.hold.is_abandoned()
+    }
+}
+
+impl SealPin {
+    /// Resolves when the file was removed and its memory is needed: whoever uploads it should stop and drop this.
+    pub async fn abandoned(&self) {
+        self.hold.abandoned().await;
+    }
 }
 
 /// Read permission of the group and of others in a file's mode, and leave to pass through a directory in its mode.
@@ -139,15 +154,14 @@ impl Namespace {
             }
             let hold = file.hold();
             let (id, seal, size_bytes) = (file.id, file.fate.last_seal().next(), backing.stat()?.size_bytes);
-            Ok(Ok(SealTicket { node, file: id, seal, backing, size_bytes, changes, _hold: hold }))
+            Ok(Ok(SealTicket { node, file: id, seal, backing, size_bytes, changes, hold }))
         });
         changed.unwrap_or(Err(NotSealable::Gone))
     }
 
     /// Whether a file's bytes were sealed before this daemon started and nobody has looked at them since.
     pub fn is_unverified(&self, node: NodeId) -> bool {
-        let unverified =
-            |state: &mut State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
+        let unverified = |state: &mut State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
         self.look(unverified).unwrap_or(false)
     }
 
@@ -241,7 +255,7 @@ impl Namespace {
             let size_bytes = frozen.size_bytes;
             let backing = Arc::clone(file.backing.as_ref()?);
             let hold = file.hold();
-            Some(SealPin { backing, size_bytes, readers: state.readers(node), _hold: hold })
+            Some(SealPin { backing, size_bytes, readers: state.readers(node), hold })
         })
     }
 

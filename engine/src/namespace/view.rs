@@ -71,6 +71,11 @@ impl Namespace {
         self.look(|state| state.view(node))
     }
 
+    /// The same of a file that may have lost its last name: somebody has it open, or the kernel remembers it.
+    pub fn view_of_node(&self, node: NodeId) -> Option<FileView> {
+        self.look(|state| state.view_with(node, Vec::new()))
+    }
+
     /// A file by its identity.
     pub fn view_of(&self, file: FileId) -> Option<FileView> {
         self.look(|state| state.view(state.node_of(file, self.incarnation)?))
@@ -135,11 +140,14 @@ pub(super) const NODES_AT_ONCE: usize = 256;
 impl State {
     pub(super) fn view(&self, id: NodeId) -> Option<FileView> {
         let node: &Node = self.tree.nodes.get(&id)?;
-        let Body::File(file) = &node.body else { return None };
+        let Body::File(_) = &node.body else { return None };
         let paths: Vec<Vec<u8>> = node.links().filter_map(|link| self.tree.path(link)).collect();
-        if paths.is_empty() {
-            return None;
-        }
+        if paths.is_empty() { None } else { self.view_with(id, paths) }
+    }
+
+    fn view_with(&self, id: NodeId, paths: Vec<Vec<u8>>) -> Option<FileView> {
+        let node: &Node = self.tree.nodes.get(&id)?;
+        let Body::File(file) = &node.body else { return None };
         let observed = observe(node, file).ok()?;
         let seal = file.fate.last_seal();
         let remote = file.remote.as_deref();

@@ -83,7 +83,7 @@ impl Namespace {
                 // One that is not empty, or no directory any more, is somebody's.
                 if let Ok(node) = state.tree.rmdir(parent, path.name(), now_ns) {
                     state.mark(node);
-                    state.release_unreachable(node);
+                    state.forsake(node);
                     gone.push((parent, path.name()));
                 }
             }
@@ -142,7 +142,7 @@ impl State {
             return None;
         }
         self.mark(node);
-        self.release_unreachable(node);
+        self.forsake(node);
         Some((parent, name))
     }
 

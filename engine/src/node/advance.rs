@@ -12,6 +12,7 @@ use crate::node::decide::{Plan, run_of};
 use crate::node::jobs;
 use crate::node::run::{Engine, RETRY_LONGEST, error_text, retry_pause};
 use crate::save::commit::{Attempt, CommitError};
+use crate::save::upload::UploadError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -178,6 +179,10 @@ impl Engine {
             // A marker that cannot be read has used its number as well.
             (_, CommitError::Lost { .. } | CommitError::Taken { .. } | CommitError::Marker { .. }) => {
                 (EventLevel::Warn, CheckpointEvent::DecidedOtherwise { why: why.clone() })
+            }
+            // Its files are gone, and so is nobody's fault.
+            (_, CommitError::Upload(UploadError::Removed { .. })) => {
+                (EventLevel::Warn, CheckpointEvent::Spoiled { why: why.clone() })
             }
             (ErrorKind::Corrupt, _) => (EventLevel::Error, CheckpointEvent::Spoiled { why: why.clone() }),
             (ErrorKind::Fenced, _) => {

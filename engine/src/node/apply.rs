@@ -9,6 +9,7 @@ use crate::node::book::LooseStage;
 use crate::node::jobs::{Done, Hashed};
 use crate::node::run::{Engine, error_text, retry_pause};
 use crate::save::loose::LooseError;
+use crate::save::upload::UploadError;
 use std::time::Instant;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::path::RelPath;
@@ -18,10 +19,15 @@ impl Engine {
     pub(crate) fn apply(&mut self, done: Done) {
         let now = Instant::now();
         match done {
-            Done::Sealed(sealed) => {
+            Done::Sealed { hashed, given_up } => {
                 self.seals_in_flight -= 1;
-                for (ticket, hashed) in sealed {
+                for (ticket, hashed) in hashed {
                     self.sealed(ticket, hashed);
+                }
+                for node in given_up {
+                    self.sealing.remove(&node);
+                    // It may have got a name again.
+                    self.ledger.seals_later.insert(node);
                 }
             }
             Done::Prepared { id, number, attempt, result } => self.prepare_done(&id, number, attempt, result),
@@ -118,7 +124,9 @@ impl Engine {
                 let why = error_text(&error);
                 let pause = retry_pause(tries, longest);
                 tracing::warn!(%path, %why, "a loose file did not reach Tier-3 yet");
-                self.tier3_away.failed(Cause::Loose(path.clone()), now, why.clone());
+                if !matches!(error, LooseError::Upload(UploadError::Removed { .. })) {
+                    self.tier3_away.failed(Cause::Loose(path.clone()), now, why.clone());
+                }
                 book.stage = LooseStage::Waiting { until: now + pause, tries: tries + 1, why };
             }
         }

@@ -5,7 +5,7 @@
 //! A job owns what it works on and gives it back at its end, so nothing is shared with the loop while it runs.
 
 use crate::error::ErrorKind;
-use crate::namespace::{ColdFile, FsError, JudgeTicket, Namespace, NodeId, SealTicket};
+use crate::namespace::{ColdFile, FsError, JudgeTicket, Namespace, NodeId, RoomWait, SealTicket};
 use crate::node::Shared;
 use crate::node::book::Number;
 use crate::node::ledger::Contents;
@@ -50,7 +50,11 @@ pub(crate) struct Hashed {
 /// How a job ended.
 #[derive(Debug)]
 pub(crate) enum Done {
-    Sealed(Vec<(SealTicket, io::Result<Hashed>)>),
+    Sealed {
+        hashed: Vec<(SealTicket, io::Result<Hashed>)>,
+        /// Removed meanwhile, and their memory was needed.
+        given_up: Vec<NodeId>,
+    },
     Judged(Vec<(JudgeTicket, Option<Judgement>)>),
     Prepared {
         id: CheckpointId,
@@ -100,7 +104,8 @@ pub(crate) enum Done {
 /// Hashes closed files, one after the other, and judges what they hold while their pages are at hand.
 pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done {
     let joined = tokio::task::spawn_blocking(move || {
-        let hash = |ticket: SealTicket| {
+        let mut given_up = Vec::new();
+        let mut hash = |ticket: SealTicket| {
             let begun = Instant::now();
             let with_content = |sums, bytes: &[u8]| {
                 let judges = shared.settings.content.judge;
@@ -109,27 +114,35 @@ pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done 
             };
             let hashed = if ticket.size_bytes <= small::SMALL_BYTES {
                 small::read(&ticket.backing, ticket.size_bytes)
-                    .map(|bytes| with_content(seal::hash(&bytes, 1), &bytes))
+                    .map(|bytes| Some(with_content(seal::hash(&bytes, 1), &bytes)))
             } else {
                 // One that takes a millisecond is in nobody's way.
                 let long = ticket.size_bytes > CHUNK_BYTES;
-                let pause = || {
-                    while long && shared.namespace.seals_give_way() {
+                let go_on = || {
+                    while long && !ticket.is_abandoned() && shared.namespace.seals_give_way() {
                         std::thread::sleep(SEAL_PAUSE);
                     }
+                    !ticket.is_abandoned()
                 };
                 ticket.backing.map().map(|mapping| {
-                    with_content(seal::hash_pausing(&mapping, shared.seal_threads, pause), &mapping)
+                    let sums = seal::hash_while(&mapping, shared.seal_threads, go_on)?;
+                    Some(with_content(sums, &mapping))
                 })
+            };
+            let Some(hashed) = hashed.transpose() else {
+                // With the ticket goes what keeps the memory.
+                given_up.push(ticket.node);
+                return None;
             };
             if hashed.is_ok() {
                 shared.metrics.seal_seconds.observe(begun.elapsed().as_secs_f64());
                 shared.metrics.seal_bytes.inc_by(ticket.size_bytes);
             }
             reach(StepPoint::SealHashed);
-            (ticket, hashed)
+            Some((ticket, hashed))
         };
-        Done::Sealed(tickets.into_iter().map(hash).collect())
+        let hashed = tickets.into_iter().filter_map(&mut hash).collect();
+        Done::Sealed { hashed, given_up }
     });
     joined.await.expect("hashing a mapping does not panic")
 }
@@ -239,12 +252,23 @@ impl RestoreError {
         }
     }
 
+    /// Whether this node has no room for it: it has copies, and may be fetched when there is.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::NoSpace { .. } => true,
+            Self::Fetch(error) => error.kind() == ErrorKind::NoSpace,
+            Self::Peer(PeerError::Write { source, .. }) => source.kind() == io::ErrorKind::StorageFull,
+            Self::NoCopy { .. } | Self::Peer(_) | Self::Changed { .. } => false,
+        }
+    }
+
     /// What the caller of open(2) is told.
     #[must_use]
     pub fn errno(&self) -> FsError {
         match self {
-            Self::NoSpace { .. } => FsError::NoSpace,
-            Self::NoCopy { .. } | Self::Fetch(_) | Self::Peer(_) => FsError::Io,
+            error if error.is_full() => FsError::NoSpace,
+            Self::NoSpace { .. } | Self::NoCopy { .. } | Self::Fetch(_) | Self::Peer(_) => FsError::Io,
             Self::Changed { source, .. } => *source,
         }
     }
@@ -319,6 +343,26 @@ async fn fetched_when(
     path: &str,
     cold: &ColdFile,
 ) -> Result<(Arc<crate::tier1::Backing>, ColdFile), RestoreError> {
+    let mut wait = shared.namespace.room_wait();
+    loop {
+        match fetched_once(room, shared, path, cold, &mut wait).await {
+            // A writer took the page that was promised to this file: the room is made once more.
+            Err(error) if error.is_full() && room == Room::Awaited => match wait.pause() {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(error),
+            },
+            result => return result,
+        }
+    }
+}
+
+async fn fetched_once(
+    room: Room,
+    shared: &Shared,
+    path: &str,
+    cold: &ColdFile,
+    wait: &mut RoomWait<'_>,
+) -> Result<(Arc<crate::tier1::Backing>, ColdFile), RestoreError> {
     let mut cold = cold.clone();
     let mut failed: Vec<Address> = Vec::new();
     let mut backing = None;
@@ -331,7 +375,7 @@ async fn fetched_when(
         let Some((_, chunks)) = cold.checksums.clone().filter(|_| !suppliers.is_empty()) else { break };
         let landing = match backing.take() {
             Some(landing) => landing,
-            None => room_for(room, shared, path, &cold).await?,
+            None => room_for(room, shared, path, &cold, wait).await?,
         };
         let _growing = landing.growing();
         let plan = PeerPlan { path: path.to_owned(), file, seal, size_bytes: cold.size_bytes, chunks };
@@ -350,7 +394,7 @@ async fn fetched_when(
     };
     let backing = match backing {
         Some(backing) => backing,
-        None => room_for(room, shared, path, &cold).await?,
+        None => room_for(room, shared, path, &cold, wait).await?,
     };
     let _growing = backing.growing();
     let plan = FetchPlan {
@@ -382,9 +426,9 @@ async fn room_for(
     shared: &Shared,
     path: &str,
     cold: &ColdFile,
+    wait: &mut RoomWait<'_>,
 ) -> Result<Arc<crate::tier1::Backing>, RestoreError> {
     let size_bytes = cold.size_bytes;
-    let mut wait = shared.namespace.room_wait();
     loop {
         let made = match room {
             Room::Now => shared.namespace.backing_for_prefetch(size_bytes),
@@ -408,4 +452,19 @@ pub(crate) fn path_text(namespace: &Namespace, node: NodeId) -> String {
     namespace
         .path_of(node)
         .map_or_else(|| format!("node {node}"), |path| String::from_utf8_lossy(&path).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_is_told_that_there_is_no_room_and_not_that_the_bytes_are_gone() {
+        let full =
+            FetchError::Write { path: "a".into(), chunk: 0, source: io::ErrorKind::StorageFull.into() };
+        let error = RestoreError::from(full);
+        assert_eq!((error.errno(), error.is_full(), error.is_loss()), (FsError::NoSpace, true, false));
+        let lost = RestoreError::NoCopy { path: "a".into() };
+        assert_eq!((lost.errno(), lost.is_full()), (FsError::Io, false));
+    }
 }

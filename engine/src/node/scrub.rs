@@ -289,7 +289,7 @@ pub struct BadAtOpen {
 pub enum NotVerified {
     /// The bytes are others: [`heal_at_open`] decides what an open is told.
     Bad(Box<BadAtOpen>),
-    /// They could not be looked at, or have no name to be looked at by.
+    /// They could not be looked at, or are gone.
     Unreadable(FsError),
 }
 
@@ -299,7 +299,9 @@ pub enum NotVerified {
 /// # Errors
 /// [`NotVerified`].
 pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Result<(), NotVerified> {
-    let Some(view) = namespace.view(node) else { return Err(NotVerified::Unreadable(FsError::Stale)) };
+    let Some(view) = namespace.view_of_node(node) else {
+        return Err(NotVerified::Unreadable(FsError::Stale));
+    };
     let path = crate::node::jobs::path_text(namespace, node);
     let Some(target) = target(path, &view) else { return Ok(()) };
     let Some(pin) = namespace.pin_seal(target.file, target.seal) else { return Ok(()) };
@@ -309,9 +311,10 @@ pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Re
             Ok(())
         }
         Err(Mismatch::Bad(bad)) => Err(NotVerified::Bad(Box::new(BadAtOpen { target, bad }))),
-        Err(error @ Mismatch::Unreadable { .. }) => {
-            tracing::error!(why = %error_text(&error), "an open is refused");
-            Err(NotVerified::Unreadable(FsError::Io))
+        Err(Mismatch::Unreadable { path, source }) => {
+            tracing::error!(%path, error = %source, "a host copy could not be mapped to be checked; its open is refused");
+            // A full Tier-1 is no damage.
+            Err(NotVerified::Unreadable(FsError::from(source)))
         }
     }
 }
@@ -319,7 +322,8 @@ pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Re
 /// Replaces what was found bad at an open from Tier-3.
 ///
 /// # Errors
-/// [`FsError::Io`] when there is no good copy, or when others have the bad one open.
+/// [`FsError::Io`] when there is no good copy, or when others have the bad one open; [`FsError::NoSpace`] where there is no room
+/// for a good one now.
 pub async fn heal_at_open(shared: &Arc<Shared>, bad: BadAtOpen) -> Result<(), FsError> {
     let BadAtOpen { target, bad } = bad;
     shared.metrics.verify_mismatches.get_or_create(&[("copy", "host")]).inc();
@@ -331,6 +335,10 @@ pub async fn heal_at_open(shared: &Arc<Shared>, bad: BadAtOpen) -> Result<(), Fs
             tracing::warn!(%path, %bad, "a host copy was bad at its first open and has been replaced");
             event(EventLevel::Warn, "repaired", format!("{bad}; the host copy was replaced from Tier-3"));
             Ok(())
+        }
+        Err(HealError::Restore(error)) if error.is_full() => {
+            tracing::warn!(%path, %bad, why = %error_text(&error), "a host copy is bad at its first open, and is not replaced yet");
+            Err(FsError::NoSpace)
         }
         Err(error) => {
             let why = error_text(&error);

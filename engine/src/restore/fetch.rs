@@ -82,6 +82,10 @@ impl FetchError {
                 ErrorKind::Corrupt
             }
             Self::Store { source, .. } => source.kind(),
+            // Writers take pages without asking, also those that were promised to this file.
+            Self::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+                ErrorKind::NoSpace
+            }
             Self::Write { .. } => ErrorKind::Unavailable,
         }
     }
@@ -206,4 +210,19 @@ fn write_all<L: Landing>(landing: &L, mut bytes: &[u8], mut offset: u64) -> std:
         offset += u64::try_from(written).expect("a length fits 64 bits");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_memory_is_no_damage() {
+        let refused =
+            |source: std::io::Error| FetchError::Write { path: "a".into(), chunk: 0, source }.kind();
+        // The kernel's word, and Tier-1's own.
+        assert_eq!(refused(rustix::io::Errno::NOSPC.into()), ErrorKind::NoSpace);
+        assert_eq!(refused(std::io::ErrorKind::StorageFull.into()), ErrorKind::NoSpace);
+        assert_eq!(refused(rustix::io::Errno::IO.into()), ErrorKind::Unavailable);
+    }
 }

@@ -55,6 +55,16 @@ pub async fn upload(
     bytes: SealedBytes,
     codec: Option<Codec>,
 ) -> Result<Sent, UploadError> {
+    let (pin, path) = (Arc::clone(&bytes.pin), bytes.path.clone());
+    upload::while_wanted(&pin, &path, encoded(drain, key, bytes, codec)).await
+}
+
+async fn encoded(
+    drain: &Arc<Drain>,
+    key: &str,
+    bytes: SealedBytes,
+    codec: Option<Codec>,
+) -> Result<Sent, UploadError> {
     let size_bytes = bytes.pin.size_bytes;
     let Some(codec) = codec.filter(|_| size_bytes >= ENCODED_FILE_BYTES_MIN) else {
         return plain(drain, key, bytes).await;

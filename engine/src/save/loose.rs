@@ -73,7 +73,8 @@ pub async fn upload(drain: &Arc<Drain>, upload: LooseUpload) -> Result<String, L
     let etag = if upload.size_bytes <= small::SMALL_BYTES {
         small::upload(drain, &key, &bytes).await?
     } else {
-        upload::upload(drain, &key, bytes).await?
+        let path = bytes.path.clone();
+        upload::while_wanted(&upload.pin, &path, upload::upload(drain, &key, bytes)).await?
     };
     reach(StepPoint::LooseBeforeSidecar);
     let sidecar = LooseSidecar {

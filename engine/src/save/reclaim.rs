@@ -38,6 +38,7 @@ pub fn run(shared: &Shared, stop: &AtomicBool) {
             shared.metrics.reclaim_bytes.inc_by(freed);
             let waited_for = shared.namespace.waiting_for_room() > 0;
             if freed < lacking && (waited_for || growing) {
+                shared.namespace.abandon_departed();
                 shared.namespace.drop_hidden();
             }
             if freed < lacking && waited_for {

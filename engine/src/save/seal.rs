@@ -22,20 +22,20 @@ const CHUNKS_PER_THREAD_MIN: usize = 4;
 /// Costs one pass over the bytes; the whole-file checksum is combined from the chunks', not read again.
 #[must_use]
 pub fn hash(bytes: &[u8], threads: usize) -> SealSums {
-    hash_pausing(bytes, threads, || {})
+    hash_while(bytes, threads, || true).expect("nobody stops it")
 }
 
-/// As [`hash`]; each thread calls `pause` before it hashes a chunk.
+/// As [`hash`]; each thread asks `go_on`, which may pause, before it hashes a chunk. None once that was false.
 #[must_use]
-pub(crate) fn hash_pausing(bytes: &[u8], threads: usize, pause: impl Fn() + Sync) -> SealSums {
+pub(crate) fn hash_while(bytes: &[u8], threads: usize, go_on: impl Fn() -> bool + Sync) -> Option<SealSums> {
     let chunk_bytes = usize::try_from(CHUNK_BYTES).expect("a chunk fits an address space");
     let count = bytes.len().div_ceil(chunk_bytes);
     let threads = threads.min(count / CHUNKS_PER_THREAD_MIN).max(1);
-    let chunks: Vec<Crc64> =
-        tidemark_kernels::hash_chunks(bytes, chunk_bytes, threads, pause).into_iter().map(Crc64).collect();
+    let sums = tidemark_kernels::hash_chunks(bytes, chunk_bytes, threads, go_on)?;
+    let chunks: Vec<Crc64> = sums.into_iter().map(Crc64).collect();
     let size_bytes = u64::try_from(bytes.len()).expect("a length fits 64 bits");
     let crc = Crc64::combine_all(&chunks, size_bytes).expect("these are the chunks of this many bytes");
-    SealSums { crc, chunks: chunks.into() }
+    Some(SealSums { crc, chunks: chunks.into() })
 }
 
 #[cfg(test)]

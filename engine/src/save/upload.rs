@@ -34,6 +34,8 @@ pub struct SealedBytes {
 pub enum UploadError {
     #[error("{path} cannot be read from Tier-1")]
     Read { path: String, source: io::Error },
+    #[error("{path} was removed, and its memory was needed before it was in Tier-3; save it again")]
+    Removed { path: String },
     #[error(
         "chunk {chunk} of {path} changed in host memory after it was sealed: checksum {found}, expected {expected}; \
          it is not uploaded; save it again"
@@ -58,6 +60,7 @@ impl UploadError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Read { .. } | Self::Encode { .. } => ErrorKind::Unavailable,
+            Self::Removed { .. } => ErrorKind::NotFound,
             Self::HostCorrupt { .. } => ErrorKind::Corrupt,
             // Also what was read back and did not come whole.
             Self::Store { source: StoreError::Damaged { .. }, .. } => ErrorKind::Unavailable,
@@ -84,6 +87,19 @@ pub async fn upload(
     let (path, chunks) = (bytes.path.clone(), Arc::clone(&bytes.chunks));
     let source = Arc::new(SealedSource { drain: Arc::clone(drain), bytes, mapping });
     send(drain, key, source, (&path, &layout, &chunks)).await
+}
+
+/// Does `work` on the bytes of a pin for as long as they are wanted. What is dropped in the middle is taken back by the store.
+pub(crate) async fn while_wanted<R>(
+    pin: &SealPin,
+    path: &str,
+    work: impl Future<Output = Result<R, UploadError>>,
+) -> Result<R, UploadError> {
+    tokio::select! {
+        biased;
+        () = pin.abandoned() => Err(UploadError::Removed { path: path.to_owned() }),
+        done = work => done,
+    }
 }
 
 /// The pages of a sealed file.

@@ -8,8 +8,8 @@
 //! A read is copied once: the kernel copies from our mapping of the backing file straight into the program's
 //! buffer.
 
-use crate::errno::io_errno;
 use super::pages::{PageDropper, Written};
+use crate::errno::io_errno;
 use fuser::{Errno, FopenFlags, Notifier, ReplyData, ReplyWrite};
 use std::collections::HashMap;
 use std::io;
@@ -155,8 +155,11 @@ impl Served {
         let wanted = end.saturating_sub(offset);
         // Mapped, a hole would have to be filled first; copied, it is zeros.
         let sparse = stat.blocks_512 * 512 < present;
-        if wanted >= MAP_MIN_BYTES && !sparse {
-            let mapping = self.mapping(end)?;
+        // Truncated between the two looks at it, it cannot be mapped so far: what is left of it is copied.
+        if wanted >= MAP_MIN_BYTES
+            && !sparse
+            && let Some(mapping) = self.mapping(end)?
+        {
             // Our own code never touches the mapped bytes: the kernel copies them, and a file truncated meanwhile
             // makes that copy fail with EIO instead of raising SIGBUS here.
             let (start, end) = (to_usize(offset)?, to_usize(end)?);
@@ -174,19 +177,18 @@ impl Served {
         Ok(Answer::Copied(bytes))
     }
 
-    /// A mapping that reaches to `end`, which the file does.
-    fn mapping(&self, end: u64) -> io::Result<Arc<Mapping>> {
+    /// A mapping that reaches to `end`; none where the file does not any more.
+    fn mapping(&self, end: u64) -> io::Result<Option<Arc<Mapping>>> {
         let mut held = self.io.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mapping) = held.as_ref().filter(|mapping| mapping.len() as u64 >= end) {
-            return Ok(Arc::clone(mapping));
+            return Ok(Some(Arc::clone(mapping)));
         }
         let mapping = Arc::new(self.backing.map()?);
         if (mapping.len() as u64) < end {
-            // Truncated between the two looks at it; the program's next read sees the new end.
-            return Err(io::Error::from_raw_os_error(libc::EIO));
+            return Ok(None);
         }
         *held = Some(Arc::clone(&mapping));
-        Ok(mapping)
+        Ok(Some(mapping))
     }
 }
 

@@ -120,7 +120,12 @@ fn acquire(ids: &BackingIds<Kernel>, file: &OpenFile) -> Result<u32, Errno> {
             node = file.node, backing = file.backing.number(), %error,
             "a backing file could not be registered for passthrough; the open fails"
         );
-        errno(if is_descriptor_limit(&error) { FsError::too_many_open() } else { FsError::Io })
+        let refused = error.get_ref().and_then(|inner| inner.downcast_ref::<FsError>()).copied();
+        errno(if is_descriptor_limit(&error) {
+            FsError::too_many_open()
+        } else {
+            refused.unwrap_or(FsError::Io)
+        })
     })
 }
 

@@ -16,20 +16,23 @@ pub const THREADS_MAX: usize = 16;
 ///
 /// Uses the calling thread and up to `threads - 1` more (at least 1, at most [`THREADS_MAX`] are used, and
 /// never more than there are chunks), all of them gone when it returns; where the system refuses a thread, the
-/// others do its work. Each of them calls `pause` before it hashes a chunk. Allocates eight bytes per chunk.
+/// others do its work. Each of them asks `go_on` before it hashes a chunk, which may pause; once that is false nothing more is
+/// hashed, and there are no checksums. Allocates eight bytes per chunk.
 ///
 /// # Panics
 /// When `chunk_bytes` is 0.
 #[must_use]
-pub fn hash_chunks(bytes: &[u8], chunk_bytes: usize, threads: usize, pause: impl Fn() + Sync) -> Vec<u64> {
+pub fn hash_chunks(
+    bytes: &[u8],
+    chunk_bytes: usize,
+    threads: usize,
+    go_on: impl Fn() -> bool + Sync,
+) -> Option<Vec<u64>> {
     let chunk_bytes = NonZeroUsize::new(chunk_bytes).expect("a chunk has at least one byte").get();
     let count = bytes.len().div_ceil(chunk_bytes);
     let helpers = threads.clamp(1, THREADS_MAX).min(count.max(1)) - 1;
     if helpers == 0 {
-        let hash = |chunk| {
-            pause();
-            crc64(chunk)
-        };
+        let hash = |chunk| go_on().then(|| crc64(chunk));
         return bytes.chunks(chunk_bytes).map(hash).collect();
     }
 
@@ -40,10 +43,9 @@ pub fn hash_chunks(bytes: &[u8], chunk_bytes: usize, threads: usize, pause: impl
         let mut taken = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
+            if index >= count || !go_on() {
                 return taken;
             }
-            pause();
             let from = index * chunk_bytes;
             let to = from.saturating_add(chunk_bytes).min(bytes.len());
             taken.push((index, crc64(&bytes[from..to])));
@@ -65,8 +67,8 @@ pub fn hash_chunks(bytes: &[u8], chunk_bytes: usize, threads: usize, pause: impl
             store(helper.join().expect("hashing does not panic"));
         }
     });
-    assert_eq!(hashed, count, "every chunk is hashed exactly once");
-    checksums
+    assert!(hashed <= count, "every chunk is hashed once at most");
+    (hashed == count).then_some(checksums)
 }
 
 #[cfg(test)]
@@ -83,25 +85,33 @@ mod tests {
             threads in 0usize..6,
         ) {
             let expected: Vec<u64> = bytes.chunks(chunk_bytes).map(reference::crc64).collect();
-            prop_assert_eq!(hash_chunks(&bytes, chunk_bytes, threads, || {}), expected);
+            prop_assert_eq!(hash_chunks(&bytes, chunk_bytes, threads, || true), Some(expected));
         }
     }
 
     #[test]
     fn a_chunk_larger_than_the_buffer_is_the_buffer() {
-        assert_eq!(hash_chunks(b"123456789", usize::MAX, 4, || {}), [0xae8b_1486_0a79_9888]);
-        assert_eq!(hash_chunks(b"", 1, 4, || {}), []);
+        assert_eq!(hash_chunks(b"123456789", usize::MAX, 4, || true), Some(vec![0xae8b_1486_0a79_9888]));
+        assert_eq!(hash_chunks(b"", 1, 4, || true), Some(Vec::new()));
     }
 
     #[test]
-    fn there_is_a_pause_before_each_chunk_and_none_after_the_last() {
+    fn there_is_a_question_before_each_chunk_and_none_after_the_last() {
         for threads in [1, 3] {
-            let pauses = AtomicUsize::new(0);
-            let pause = || {
-                pauses.fetch_add(1, Ordering::Relaxed);
-            };
-            assert_eq!(hash_chunks(&[7; 41], 10, threads, pause).len(), 5);
-            assert_eq!(pauses.into_inner(), 5, "{threads} threads");
+            let asked = AtomicUsize::new(0);
+            let go_on = || asked.fetch_add(1, Ordering::Relaxed) < usize::MAX;
+            assert_eq!(hash_chunks(&[7; 41], 10, threads, go_on).map(|sums| sums.len()), Some(5));
+            assert_eq!(asked.into_inner(), 5, "{threads} threads");
+        }
+    }
+
+    #[test]
+    fn once_nobody_wants_them_there_are_no_checksums() {
+        for threads in [1, 3] {
+            let asked = AtomicUsize::new(0);
+            let go_on = || asked.fetch_add(1, Ordering::Relaxed) < 2;
+            assert_eq!(hash_chunks(&[7; 41], 10, threads, go_on), None, "{threads} threads");
+            assert!(asked.into_inner() <= 2 + threads, "each thread stops at its next chunk");
         }
     }
 }

@@ -42,6 +42,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("tests/survive/systemd.rs", "descriptors under fixed numbers, as systemd passes them"),
     ("tests/survive/workload.rs", "a shared mapping as a program stores into it"),
     ("tests/mount", "system calls as a program makes them"),
+    ("tests/posix/differential", "system calls as a program makes them"),
     ("tests/harness/bin/trainer/calls.rs", "close and shared mappings as a trainer makes them"),
     ("tests/harness/campaign/page.rs", "a page of memory that two processes share"),
 ];

@@ -1,0 +1,145 @@
+//! Bytes that a program removed and that are not free yet.
+//!
+//! Owns: what a new file waits for when they are most of the room there is, and telling those who still read them that nobody wants
+//! them. Does not own: freeing them (`State::release_unreachable`, Tier-1), what else gives way (`reclaim`), who waits (the adapter).
+//!
+//! After unlink(2) the kernel's RELEASE and FORGET are on their way, and the seal or the upload may still read the bytes. A program
+//! that goes on writing at memory speed would meet a full Tier-1 in that moment.
+
+use super::file::{File, SealHold};
+use super::{Namespace, State};
+use crate::tier1::Backing;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// The longest wait. A chunk is hashed within a millisecond, and a part that is on its way to a disk is written within some.
+const DEPARTURE_WAIT: Duration = Duration::from_millis(500);
+
+/// Between two looks.
+const DEPARTURE_LOOK: Duration = Duration::from_millis(1);
+
+/// Smaller files are not waited for: a writer does not fill what they leave before they are gone.
+const DEPARTING_BYTES_MIN: u64 = 1 << 20;
+
+/// Files remembered; beyond, the oldest is not waited for.
+const DEPARTING_MAX: usize = 1024;
+
+/// One file that is about to be free.
+#[derive(Debug)]
+pub(super) struct Departing {
+    bytes: Weak<Backing>,
+    hold: Weak<SealHold>,
+    size_bytes: u64,
+    since: Instant,
+}
+
+/// All of them, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Departures(Vec<Departing>);
+
+impl Departing {
+    /// Of a file that has no name any more; none where its memory is not worth a wait.
+    pub(super) fn of(file: &File) -> Option<Self> {
+        let backing = file.backing.as_ref().filter(|backing| !backing.is_spilled())?;
+        let size_bytes = match file.fate.writers() {
+            0 => file.size_bytes,
+            // Only the backing file knows how far its writers came.
+            _ => backing.stat().ok()?.size_bytes,
+        };
+        let (bytes, hold) = (Arc::downgrade(backing), Weak::clone(&file.hold));
+        (size_bytes >= DEPARTING_BYTES_MIN).then(|| Self { bytes, hold, size_bytes, since: Instant::now() })
+    }
+}
+
+impl Departures {
+    /// Adds a file. One that is known already is not waited for longer.
+    pub(super) fn add(&mut self, departing: Departing) {
+        if self.0.iter().any(|known| known.bytes.ptr_eq(&departing.bytes)) {
+            return;
+        }
+        self.forget_gone();
+        if self.0.len() >= DEPARTING_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(departing);
+    }
+
+    fn forget_gone(&mut self) {
+        self.0.retain(|departing| departing.bytes.strong_count() > 0);
+    }
+
+    /// Bytes that are still worth a wait at `now`.
+    fn awaited_bytes(&mut self, now: Instant) -> u64 {
+        self.forget_gone();
+        let recent = self.0.iter().filter(|departing| now.duration_since(departing.since) < DEPARTURE_WAIT);
+        recent.map(|departing| departing.size_bytes).sum()
+    }
+
+    /// Who hashes or uploads them stops.
+    fn abandon(&self) {
+        self.0.iter().filter_map(|departing| departing.hold.upgrade()).for_each(|hold| hold.abandon());
+    }
+}
+
+impl Namespace {
+    /// Whether a file that begins now should wait for what was just removed, because that is more than is free without it. Who
+    /// still reads those bytes is told to stop. Costs a short lock, nearly always no more.
+    pub fn awaits_departures(&self) -> bool {
+        let bytes = self.look(|state| state.departing.awaited_bytes(Instant::now()));
+        if bytes == 0 || bytes <= self.tier1.usage().available_bytes {
+            return false;
+        }
+        self.abandon_departed();
+        true
+    }
+
+    /// Blocks until what was just removed is free, or is not worth the wait any more; half a second at most.
+    pub fn wait_for_departures(&self) {
+        let until = Instant::now() + DEPARTURE_WAIT;
+        let mut waited = false;
+        while self.awaits_departures() && Instant::now() < until {
+            waited = true;
+            std::thread::sleep(DEPARTURE_LOOK);
+        }
+        if waited {
+            self.tier1.free_spent();
+        }
+    }
+
+    /// Tells those who read bytes that no name leads to, and nobody has open, to stop: the memory is needed.
+    pub fn abandon_departed(&self) {
+        self.look(|state: &mut State| state.departing.abandon());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tier1::{MediumChoice, Tier1, Tier1Settings};
+    use futures::FutureExt;
+    use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation};
+
+    #[test]
+    fn what_was_removed_is_awaited_until_it_is_free_but_not_for_ever() {
+        let directory = tempfile::tempdir().unwrap();
+        let medium = MediumChoice::Directory(directory.path().join("tier1"));
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+        let id = FileId { incarnation: Incarnation(1), counter: FileCounter(1) };
+        let mut file = File::new(id, Generation(1), Some(tier1.create(None).unwrap()), 0);
+        file.size_bytes = DEPARTING_BYTES_MIN - 1;
+        assert!(Departing::of(&file).is_none(), "too small for a wait");
+        file.size_bytes = 3 << 20;
+        let reads = file.hold();
+        let mut departures = Departures::default();
+        departures.add(Departing::of(&file).unwrap());
+        departures.add(Departing::of(&file).unwrap());
+        let now = Instant::now();
+        assert_eq!(departures.awaited_bytes(now), 3 << 20, "a file counts once");
+        assert_eq!(departures.awaited_bytes(now + DEPARTURE_WAIT), 0, "somebody keeps it for longer");
+        assert!(!reads.is_abandoned() && reads.abandoned().now_or_never().is_none());
+        departures.abandon();
+        assert!(reads.is_abandoned() && reads.abandoned().now_or_never().is_some());
+        drop(file);
+        assert_eq!(departures.awaited_bytes(now), 0, "its bytes are free");
+    }
+}

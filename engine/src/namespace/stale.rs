@@ -1,0 +1,289 @@
+//! Changes of frozen bytes that old handles must keep: who is sent back to the names, and what the look-up does that follows.
+//!
+//! Owns: which thread was answered ESTALE for which node, giving the names to a new node at its next look-up, and where a change
+//! must be made in place instead. Does not own: the change itself (`open`, `resize`).
+//!
+//! The kernel answers an ESTALE by looking all names of the path up again and repeating the call once, in the same thread. A second
+//! one would reach the program. So the first answer changes nothing: a call that fails has done nothing. When the thread
+//! looks the name up, the names go to the new node. When it comes back without a look-up, there is no name, and no new node
+//! could be found.
+
+use super::attr::{Attr, attr, observe};
+use super::open::Change;
+use super::{Caller, FsError, Namespace, NodeId, State, UNPOISONED};
+use std::collections::VecDeque;
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+/// How long an ESTALE is remembered: the kernel's second try comes within milliseconds of the answer, which waits a second at most
+/// for the kernel to forget the names.
+const STALE_MEMORY: Duration = Duration::from_secs(5);
+/// Callers remembered; beyond, the oldest is forgotten, and could meet a second ESTALE.
+const STALE_CALLERS: usize = 1024;
+/// How long a change without a name waits for the seal or the upload that reads the bytes.
+const HELD_WAIT: Duration = Duration::from_secs(10);
+/// The same where a program holds a lock on the inode; after that the bytes that are read count for more.
+const LOCKED_WAIT: Duration = Duration::from_secs(1);
+
+/// What a change keeps of the old bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spared {
+    All,
+    First(u64),
+}
+
+impl Spared {
+    pub(super) fn of(self, size_bytes: u64) -> u64 {
+        match self {
+            Self::All => size_bytes,
+            Self::First(bytes) => bytes.min(size_bytes),
+        }
+    }
+}
+
+/// Whether a program holds a lock on an inode. The numbers are those that the kernel may show for it.
+pub type LockOracle = Box<dyn Fn([u64; 2]) -> bool + Send + Sync>;
+
+/// What a look-up came to.
+#[derive(Debug)]
+pub enum Looked {
+    Found(Attr),
+    /// The names go to a new node first, which may take as long as a copy: call [`Namespace::lookup_anew`].
+    Begun,
+}
+
+/// One thread that was sent back to the names.
+#[derive(Debug, Clone, Copy)]
+struct SentBack {
+    pid: u32,
+    node: NodeId,
+    at: Instant,
+    /// It has looked a name up since.
+    looked: bool,
+    /// What it will do; none where it only opened a node whose names lead elsewhere.
+    kept: Option<Spared>,
+}
+
+/// The threads that were answered ESTALE lately, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct StaleCallers(VecDeque<SentBack>);
+
+impl StaleCallers {
+    /// Whether this thread was sent back from this node and came again without a look-up: it has no name.
+    fn is_nameless(&self, pid: u32, node: NodeId) -> bool {
+        self.0.iter().any(|sent| sent.is_of(pid, node) && !sent.looked && sent.at.elapsed() < STALE_MEMORY)
+    }
+
+    fn note(&mut self, pid: u32, node: NodeId, kept: Option<Spared>) {
+        self.settle(pid, node);
+        while self.0.len() >= STALE_CALLERS
+            || self.0.front().is_some_and(|sent| sent.at.elapsed() >= STALE_MEMORY)
+        {
+            self.0.pop_front();
+        }
+        self.0.push_back(SentBack { pid, node, at: Instant::now(), looked: false, kept });
+    }
+
+    /// The thread looks a name up that leads to `node`; what it means to do there, if anything.
+    fn looks_up(&mut self, pid: u32, node: Option<NodeId>) -> Option<Spared> {
+        if self.0.is_empty() {
+            return None;
+        }
+        self.0.retain(|sent| sent.at.elapsed() < STALE_MEMORY);
+        self.0.iter_mut().filter(|sent| sent.pid == pid).for_each(|sent| sent.looked = true);
+        self.0.iter().find(|sent| Some(sent.node) == node && sent.pid == pid)?.kept
+    }
+
+    pub(super) fn settle(&mut self, pid: u32, node: NodeId) {
+        self.0.retain(|sent| !sent.is_of(pid, node));
+    }
+}
+
+impl SentBack {
+    fn is_of(&self, pid: u32, node: NodeId) -> bool {
+        self.pid == pid && self.node == node
+    }
+}
+
+/// What one call knows of a change that old handles stand in the way of.
+#[derive(Debug)]
+pub(super) struct Patience {
+    pid: u32,
+    kept: Spared,
+    begun: Instant,
+    /// It has no name. That stays so however long it waits.
+    nameless: bool,
+    /// Whether somebody holds a lock on the inode, once that was asked.
+    locked: Option<bool>,
+}
+
+impl Patience {
+    pub(super) fn begin(pid: u32, kept: Spared) -> Self {
+        Self { pid, kept, begun: Instant::now(), nameless: false, locked: None }
+    }
+
+    pub(super) fn is_nameless(&self) -> bool {
+        self.nameless
+    }
+}
+
+impl Namespace {
+    /// Sets who knows whether a program holds a lock: the mount, before it serves.
+    pub fn set_lock_oracle(&self, oracle: LockOracle) {
+        *self.locks.write().expect(UNPOISONED) = Some(oracle);
+    }
+
+    fn is_locked(&self, numbers: [u64; 2]) -> bool {
+        self.locks.read().expect(UNPOISONED).as_ref().is_some_and(|is_locked| is_locked(numbers))
+    }
+
+    /// Decides a change that would need a new node: in place, where nobody could find the new one or a lock must go on to
+    /// exclude; else the caller is sent back to the names. `None` when something was waited for: all is to be looked at again.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`]: nothing has changed, and the names are to be looked up again. [`FsError::Busy`] when the bytes were
+    /// read for too long.
+    pub(super) fn without_new_node<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        node: NodeId,
+        change: Change,
+        patience: &mut Patience,
+    ) -> Result<Option<(MutexGuard<'a, State>, Change)>, FsError> {
+        if !matches!(change, Change::NewNode { .. }) {
+            return Ok(Some((state, change)));
+        }
+        let target = state.tree.node(node)?;
+        let numbers = [node, target.ino];
+        patience.nameless |= target.link_count() == 0 || state.stale.is_nameless(patience.pid, node);
+        let nameless = patience.nameless;
+        let held = target.file()?.is_held();
+        let locked = match patience.locked {
+            Some(locked) => locked,
+            None if nameless => false,
+            None => {
+                drop(state);
+                patience.locked = Some(self.is_locked(numbers));
+                return Ok(None);
+            }
+        };
+        if (nameless || locked) && !held {
+            return Ok(Some((state, Change::InPlace)));
+        }
+        if nameless || locked {
+            let wait = if nameless { HELD_WAIT } else { LOCKED_WAIT };
+            let (next, in_time) = self.wait_change(state, patience.begun + wait);
+            if in_time {
+                return Ok(None);
+            }
+            if nameless {
+                return Err(FsError::Busy);
+            }
+            state = next;
+        }
+        // From now on the kernel keeps no name of it: all of them are about to lead elsewhere.
+        state.tree.node_mut(node)?.overwritten = true;
+        state.stale.note(patience.pid, node, Some(patience.kept));
+        Err(FsError::Stale)
+    }
+
+    /// Finds a name for a thread and counts that the kernel knows its node.
+    ///
+    /// # Errors
+    /// As [`Namespace::lookup`].
+    pub fn lookup_by(&self, pid: u32, parent: NodeId, name: &[u8]) -> Result<Looked, FsError> {
+        self.look(|state| {
+            let found = state.tree.child(parent, name);
+            if state.stale.looks_up(pid, found.ok()).is_some() {
+                return Ok(Looked::Begun);
+            }
+            let id = found?;
+            let node = state.tree.node_mut(id)?;
+            let attr = attr(id, node)?;
+            node.lookups += 1;
+            Ok(Looked::Found(attr))
+        })
+    }
+
+    /// The same after [`Looked::Begun`]: gives the names to a new node with what the change keeps of the bytes. May block as long as
+    /// that is copied.
+    ///
+    /// # Errors
+    /// As [`Namespace::lookup`]; [`FsError::NoSpace`], and nothing has changed.
+    pub fn lookup_anew(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<Attr, FsError> {
+        let begun = self.look(|state| {
+            let node = state.tree.child(parent, name).ok()?;
+            Some((node, state.stale.looks_up(caller.pid, Some(node))?))
+        });
+        if let Some((node, kept)) = begun {
+            self.give_names_away(node, kept, caller.now_ns)?;
+            self.look(|state| state.stale.settle(caller.pid, node));
+        }
+        self.lookup(parent, name)
+    }
+
+    /// Gives the names of a file to a new node, where that is still needed.
+    fn give_names_away(&self, node: NodeId, kept: Spared, now_ns: i64) -> Result<(), FsError> {
+        let (size_bytes, change) = {
+            let mut state = self.settle(node)?;
+            let target = state.tree.node(node)?;
+            let file = target.file()?;
+            let size_bytes = observe(target, file)?.size_bytes;
+            let change = file.change(size_bytes, kept);
+            if target.link_count() == 0 || !matches!(change, Change::NewNode { .. }) {
+                return Ok(()); // The old handles are gone, or somebody else was first.
+            }
+            state.file_mut(node)?.busy = true;
+            (size_bytes, change)
+        };
+        let keep_bytes = kept.of(size_bytes);
+        let prepared = if keep_bytes == 0 {
+            self.prepare_overwrite(self.expected_bytes(node).max(size_bytes))
+        } else {
+            self.prepare(node, change, keep_bytes, size_bytes)
+        };
+        self.change(|state| state.apply_change(self, node, change, prepared, None, now_ns).map(drop))
+    }
+}
+
+impl State {
+    /// An open of a node whose names the daemon gave to another is sent back once: a path finds what has them now.
+    pub(super) fn send_back_if_forsaken(&mut self, node: NodeId, pid: u32) -> Result<(), FsError> {
+        if !self.tree.node(node)?.forsaken || self.stale.is_nameless(pid, node) {
+            return Ok(());
+        }
+        self.stale.note(pid, node, None);
+        Err(FsError::Stale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_looked_a_name_up_since_has_one() {
+        let mut stale = StaleCallers::default();
+        stale.note(7, 40, Some(Spared::First(0)));
+        assert!(stale.is_nameless(7, 40));
+        assert!(!stale.is_nameless(8, 40) && !stale.is_nameless(7, 41), "another thread, another file");
+        assert_eq!(stale.looks_up(8, Some(40)), None);
+        assert_eq!(stale.looks_up(7, Some(3)), None, "a directory above it");
+        assert!(!stale.is_nameless(7, 40));
+        assert_eq!(stale.looks_up(7, Some(40)), Some(Spared::First(0)));
+        stale.settle(7, 40);
+        assert_eq!(stale.looks_up(7, Some(40)), None);
+        stale.note(7, 40, None);
+        assert_eq!(stale.looks_up(7, Some(40)), None, "it changes nothing");
+    }
+
+    #[test]
+    fn the_callers_that_are_remembered_are_bounded() {
+        let mut stale = StaleCallers::default();
+        for pid in 0..u32::try_from(STALE_CALLERS).unwrap() + 1 {
+            stale.note(pid, 40, None);
+        }
+        assert_eq!(stale.0.len(), STALE_CALLERS);
+        assert!(!stale.is_nameless(0, 40));
+    }
+}

@@ -1,0 +1,79 @@
+//! The end of a daemon, and what its successor finds.
+//!
+//! Owns: both ends, with the kernel's session and without. Does not own: what must be the same afterwards (`compare`).
+
+use super::{Content, O_RDONLY, World};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemark_engine::namespace::{Namespace, OpenOutcome};
+use tidemark_engine::tier1::Backing;
+
+impl World {
+    /// The daemon dies; the kernel's session goes on, and its successor has every handle as it was.
+    pub(super) fn take_over(&mut self) {
+        let mut backings = self.backings();
+        self.pins.clear();
+        let mut grown = BTreeSet::new();
+        for open in &self.handles {
+            backings.insert(open.file.backing.number(), Arc::clone(&open.file.backing));
+            // A successor finds backing files by their numbers and begins their growth itself.
+            if open.file.writable && grown.insert(open.file.backing.number()) {
+                open.file.backing.end_growth();
+            }
+        }
+        self.namespace =
+            Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), true, &mut |number| {
+                backings.get(&number).cloned()
+            })
+            .unwrap();
+        assert_eq!(self.namespace.open_files().len(), self.handles.len());
+        for open in &mut self.handles {
+            let now = self.namespace.handle(open.file.fh).expect("a handle outlives the daemon");
+            let was = (open.file.node, open.file.writable, open.file.backing.number());
+            assert_eq!((now.node, now.writable, now.backing.number()), was);
+            open.file = now;
+        }
+    }
+
+    /// The daemon dies with all handles; its successor has the journal and the backing files.
+    pub(super) fn crash(&mut self) {
+        let backings = self.backings();
+        self.pins.clear();
+        let mut grown = BTreeSet::new();
+        for open in std::mem::take(&mut self.handles) {
+            if open.file.writable {
+                // The kernel's handles die with a real daemon's process; ours are the backing file's writers.
+                if grown.insert(open.file.backing.number()) {
+                    open.file.backing.end_growth();
+                }
+                self.reference.node(open.id).cut = true;
+                self.reference.node(open.id).mtime_ns = None;
+            }
+        }
+        self.namespace =
+            Namespace::recover(self.settings.clone(), Arc::clone(&self.tier1), false, &mut |number| {
+                backings.get(&number).cloned()
+            })
+            .unwrap();
+    }
+
+    /// The backing files of everything that has a name.
+    fn backings(&self) -> BTreeMap<u64, Arc<Backing>> {
+        let mut backings: BTreeMap<u64, Arc<Backing>> = BTreeMap::new();
+        for (path, id) in self.reference.paths() {
+            if matches!(self.reference.nodes[&id].content, Content::File(_))
+                && !self.reference.nodes[&id].cold
+            {
+                let node = self.namespace.node_at(&path).unwrap();
+                self.verify(node);
+                let OpenOutcome::Ready(open) = self.namespace.open(&self.caller(), node, O_RDONLY).unwrap()
+                else {
+                    panic!("cold, though its bytes should be here");
+                };
+                self.namespace.release(open.fh).unwrap();
+                backings.insert(open.backing.number(), open.backing);
+            }
+        }
+        backings
+    }
+}
