@@ -98,7 +98,7 @@ fn stay_on(processor: usize) -> anyhow::Result<()> {
 
 fn close_us(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
     files::remove(path)?;
-    files::warm(size_bytes);
+    files::warm(size_bytes)?;
     let block = files::buffer(files::BLOCK_BYTES);
     let mut file = File::create(path)?;
     let mut left = size_bytes;

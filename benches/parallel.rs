@@ -31,7 +31,7 @@ fn write_all(paths: &[PathBuf], each_bytes: u64) -> anyhow::Result<f64> {
     for path in paths {
         files::remove(path)?;
     }
-    files::warm(each_bytes * FILES);
+    files::warm(each_bytes * FILES)?;
     let started = Instant::now();
     thread::scope(|scope| {
         let writers: Vec<_> =

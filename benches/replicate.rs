@@ -149,7 +149,7 @@ fn copy(mut copier: Copier, rounds: usize, size_bytes: u64) -> anyhow::Result<(S
     copier.copy(size_bytes)?;
     let (mut rates, mut costs) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        files::warm(size_bytes);
+        files::warm(size_bytes)?;
         let copied = copier.copy(size_bytes)?;
         rates.push(copied.gb_per_s);
         costs.push(copied.cpu_s_per_gb);

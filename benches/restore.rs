@@ -36,7 +36,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
         },
         || {
             files::remove(&theirs)?;
-            files::warm(size_bytes);
+            files::warm(size_bytes)?;
             drop_cached(&object)?;
             let started = Instant::now();
             fs::copy(&object, &theirs).context("copy out of Tier-3")?;
@@ -55,7 +55,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
 /// A process of its own writes the file and is killed; then the file is read.
 fn after_death(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
     files::remove(path)?;
-    files::warm(size_bytes);
+    files::warm(size_bytes)?;
     let script = "head -c \"$1\" /dev/zero > \"$0\" && echo written && exec sleep 600";
     let mut trainer = Command::new("sh")
         .args(["-c", script])

@@ -35,7 +35,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
         },
         || {
             files::remove(&theirs)?;
-            files::warm(size_bytes);
+            files::warm(size_bytes)?;
             let started = Instant::now();
             client.download(&key, &File::create_new(&theirs)?, size_bytes, RANGE_BYTES, RANGES_IN_FLIGHT)?;
             files::read(&theirs, size_bytes)?;

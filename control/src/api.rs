@@ -23,6 +23,8 @@ pub const SOCKET_NAME: &str = "ckptd.sock";
 pub const LOCK_NAME: &str = "lock";
 /// What the keeper says while its daemons die again and again, in the state directory.
 pub const KEEPER_FILE_NAME: &str = "keeper.json";
+/// Held by whoever keeps the daemon's memory: the daemon, and its keeper.
+pub const LOCK_FILE_NAME: &str = "lock";
 /// The last known status, in the state directory.
 pub const STATUS_FILE_NAME: &str = "status.json";
 
@@ -234,6 +236,11 @@ pub trait NodeApi: Send + Sync + 'static {
     fn metrics_text(&self) -> String;
     /// Whether the mount serves; the error says why not.
     fn healthy(&self) -> Result<(), String>;
+
+    /// What is wrong although the mount serves, a line each: the rest of what `/healthz` says.
+    fn concerns(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Where long work tells how far it is. Telling never waits: a client that reads slowly misses some.

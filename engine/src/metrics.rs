@@ -21,6 +21,8 @@ use std::sync::atomic::AtomicU64;
 pub type Label = [(&'static str, &'static str); 1];
 /// A counter for each value of a label.
 pub type CounterBy = Family<Label, Counter>;
+/// A gauge for each value of a label.
+pub type GaugeBy = Family<Label, Gauge>;
 /// A gauge of a fraction or of seconds.
 pub type GaugeF64 = Gauge<f64, AtomicU64>;
 
@@ -138,6 +140,7 @@ metrics! {
     lag_bytes: Level, bytes, Stable, "Their bytes that are not in Tier-3 yet";
     lag_seconds: Fraction, seconds, Stable, "How long the oldest of them has been complete";
     fuse_requests: CountBy, count, Stable, "Requests from the kernel, by opcode";
+    problem: LevelBy, count, Stable, "Problems that status shows, by code; 0 for each that it does not";
     fuse_awake_seconds: Fraction, seconds, Trial, "How long idle processors were kept from sleeping for requests, since the daemon began";
 }
 
@@ -153,6 +156,7 @@ mod kinds {
     pub(super) type Count = super::Counter;
     pub(super) type CountBy = super::CounterBy;
     pub(super) type Level = super::Gauge;
+    pub(super) type LevelBy = super::GaugeBy;
     pub(super) type Fraction = super::GaugeF64;
     pub(super) type Times = super::Histogram;
 
@@ -161,6 +165,7 @@ mod kinds {
         pub(in super::super) const Count: &str = "counter";
         pub(in super::super) const CountBy: &str = "counter";
         pub(in super::super) const Level: &str = "gauge";
+        pub(in super::super) const LevelBy: &str = "gauge";
         pub(in super::super) const Fraction: &str = "gauge";
         pub(in super::super) const Times: &str = "histogram";
     }
@@ -177,6 +182,9 @@ mod kinds {
         }
         pub(in super::super) fn Level() -> super::Level {
             super::Level::default()
+        }
+        pub(in super::super) fn LevelBy() -> super::LevelBy {
+            super::LevelBy::default()
         }
         pub(in super::super) fn Fraction() -> super::Fraction {
             super::Fraction::default()

@@ -71,6 +71,7 @@ fn names_end_with_their_unit_and_are_said_once() {
     metrics.fuse_requests.get_or_create(&[("opcode", "create")]).inc();
     metrics.coordinator_calls.get_or_create(&[("call", "look")]).inc();
     metrics.catalog_calls.get_or_create(&[("call", "look")]).inc();
+    metrics.problem.get_or_create(&[("code", "lost")]).set(1);
     let text = metrics.encode();
     for row in TABLE {
         let unit = if row.unit == "count" { String::new() } else { format!("_{}", row.unit) };

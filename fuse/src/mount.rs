@@ -254,7 +254,9 @@ mod tests {
         assert_eq!(find_mount(TABLE, Path::new("/ck")), None);
         let ours = |path: &str| {
             let present = find_mount(TABLE, Path::new(path));
-            present.is_some_and(|present| (present.fs_type.as_str(), present.source.as_str()) == (FS_TYPE, SOURCE))
+            present.is_some_and(|present| {
+                (present.fs_type.as_str(), present.source.as_str()) == (FS_TYPE, SOURCE)
+            })
         };
         assert!(ours("/mnt/with blank") && !ours("/ckpt") && !ours("/gone"));
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tidemark_tests::daemon::{Daemon, shown};
-use tidemark_tests::process;
+use tidemark_tests::{process, tier3};
 
 use crate::site::{
     CHUNK_BYTES, CONFIG, MIB, NEVER_SETTLES, assert_holds, chunk_sum, events, flip, flip_host, flipped,
@@ -82,7 +82,7 @@ fn a_byte_flipped_while_the_file_is_open_is_healed_when_it_is_closed() {
     let reader = File::open(daemon.mount().join(PATH)).unwrap();
     flip_host(&daemon, PATH, OFFSET as u64);
     let (code, answer) = verify(&daemon, &["--deep"]);
-    assert_eq!(code, Some(0), "its object is good: {answer:#}");
+    assert_eq!((code, &answer["bad_objects"]), (Some(0), &0.into()), "its object is good: {answer:#}");
     assert_names_chunk(
         only(&answer, "unchecked")["what"].as_str().unwrap(),
         &bytes,
@@ -251,19 +251,84 @@ fn a_truncated_or_missing_object_is_never_served() {
 }
 
 #[test]
-fn a_bad_object_leaves_the_good_host_copy_alone() {
+fn a_bad_or_missing_object_is_written_again_with_the_same_bytes() {
+    const LOOSE: &str = "run/notes.txt";
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let (bytes, other, notes) = (noise(11, FILE_BYTES), noise(12, MIB), noise(13, 70_001));
+    save(&daemon, PATH, &bytes);
+    save(&daemon, "run/step2.pt", &other);
+    save(&daemon, LOOSE, &notes);
+    daemon.flush();
+    let tier3 = daemon.tier3_dir();
+    let (bad, gone) = (object_path(&daemon, &tier3, PATH), object_path(&daemon, &tier3, "run/step2.pt"));
+    let loose = tier3::files_below(&tier3.join(".tidemark/loose/run/notes.txt"));
+    let loose = loose.into_iter().find(|path| path.extension().is_none()).expect("its bytes");
+    // Every node asks for the size, and `--deep` for the bytes.
+    fs::remove_file(&gone).unwrap();
+    flip(&bad, OFFSET as u64);
+    flip(&loose, 12_345);
+    let (code, answer) = verify(&daemon, &[]);
+    assert_eq!(code, Some(0), "{answer:#}");
+    let repair = only(&answer, "repaired");
+    assert_eq!(
+        (&repair["path"], &repair["copy"], &repair["from"]),
+        (&"run/step2.pt".into(), &"object".into(), &"host".into())
+    );
+    let (code, answer) = verify(&daemon, &["--deep"]);
+    assert_eq!(code, Some(0), "{answer:#}");
+    let repaired: Vec<_> = answer["repaired"].as_array().unwrap().iter().map(|r| &r["path"]).collect();
+    assert_eq!(repaired, [LOOSE, PATH], "{answer:#}");
+    assert_names_chunk(&answer["repaired"].to_string(), &bytes, &flipped(&bytes, OFFSET));
+    for (path, expected) in [(&bad, &bytes), (&gone, &other), (&loose, &notes)] {
+        assert!(fs::read(path).unwrap() == *expected, "{}", path.display());
+    }
+    let (code, answer) = verify(&daemon, &["--deep"]);
+    assert!(code == Some(0) && answer["repaired"] == Value::Array(vec![]), "{answer:#}");
+    assert_eq!(events(&daemon).iter().filter(|event| event["kind"] == "repaired").count(), 3);
+    daemon.stop();
+    daemon.start_again();
+    for (path, expected) in [(PATH, &bytes), ("run/step2.pt", &other), (LOOSE, &notes)] {
+        assert_holds(&daemon, path, expected, "from Tier-3 alone");
+    }
+}
+
+#[test]
+fn a_bad_object_of_a_version_that_the_tree_does_not_show_is_found() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    save(&daemon, PATH, &noise(14, MIB));
+    daemon.flush();
+    let older = object_path(&daemon, &daemon.tier3_dir(), PATH);
+    save(&daemon, PATH, &noise(15, MIB));
+    daemon.flush();
+    flip(&older, 70_000);
+    let (code, answer) = verify(&daemon, &["--deep"]);
+    assert_eq!((code, &only(&answer, "unrecoverable")["path"]), (Some(4), &PATH.into()), "{answer:#}");
+    assert!(!has_problem(&daemon, "lost"), "a newer version took its place");
+}
+
+#[test]
+fn a_bad_object_that_cannot_be_written_again_is_named_each_time_and_the_host_copy_stays() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     let bytes = noise(9, FILE_BYTES);
     save(&daemon, PATH, &bytes);
     daemon.flush();
-    flip(&object_path(&daemon, &daemon.tier3_dir(), PATH), OFFSET as u64);
+    let object = object_path(&daemon, &daemon.tier3_dir(), PATH);
+    flip(&object, OFFSET as u64);
     let (code, answer) = verify(&daemon, &[]);
     assert_eq!(code, Some(0), "nobody asked for the bytes: {answer:#}");
-    let (code, answer) = verify(&daemon, &["--deep"]);
-    assert_eq!(code, Some(0), "{answer:#}");
-    let what = answer["unchecked"].to_string() + &answer["repaired"].to_string();
-    assert!(what.contains(PATH), "{answer:#}");
-    assert_names_chunk(&what, &bytes, &flipped(&bytes, OFFSET));
+    // Whoever gave the version up may be deleting it.
+    let attempt = object.parent().unwrap();
+    fs::write(attempt.parent().unwrap().join("_RETIRED"), "").unwrap();
+    for arguments in [&["--deep"][..], &["--deep"], &[]] {
+        let (code, answer) = verify(&daemon, arguments);
+        assert_eq!(code, Some(1), "{answer:#}");
+        let bad = only(&answer, "unchecked");
+        assert_eq!((&bad["path"], &answer["bad_objects"]), (&PATH.into(), &1.into()));
+        assert_names_chunk(bad["what"].as_str().unwrap(), &bytes, &flipped(&bytes, OFFSET));
+        assert!(bad["what"].as_str().unwrap().contains("given up"), "{answer:#}");
+        assert!(has_problem(&daemon, "object_corrupt"));
+    }
+    assert!(fs::read(&object).unwrap() == flipped(&bytes, OFFSET), "it was left alone");
     assert_holds(&daemon, PATH, &bytes, "the host copy");
     // Memory gets short: the only good copy is not what gives way.
     let larger = noise(10, 100 * MIB);

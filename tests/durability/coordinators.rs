@@ -47,7 +47,11 @@ fn a_second_stand_alone_daemon_is_refused_and_the_successor_of_a_dead_one_is_not
     let mut second = Daemon::start(on(shared.path()));
     second.stop();
     let mut third = Daemon::start(on(shared.path()));
-    assert!(begun.elapsed() < Duration::from_secs(15), "a dead daemon is not waited for: {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(15),
+        "a dead daemon is not waited for: {:?}",
+        begun.elapsed()
+    );
     // The next daemon of a keeper is the same node.
     let dead = third.kill_serving();
     third.wait_for_next(dead);

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use tidemark_tests::daemon::{Daemon, DaemonOptions};
+use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
 use tidemark_tests::{machine, tier3};
 
 use crate::site::{CONFIG, assert_holds, noise, options, problems, save};
@@ -200,6 +200,136 @@ fn passes_over(tier3_dir: &Path, key: &Path, [first, third]: [&[u8]; 2]) {
     daemon.start_again();
     assert_holds(&daemon, PATH, third, "saved after the damage");
     assert_eq!(daemon.checkpoint(PATH).expect("it is listed")["state"], "committed");
+}
+
+/// One committed checkpoint, a directory or a file, and a file outside; then the damage, and a start with empty memory.
+fn only_checkpoint(path: &str, damage: impl FnOnce(&Path)) -> Daemon {
+    let mut daemon = Daemon::start(options("128MiB", CONFIG));
+    daemon.assert_passthrough();
+    save(&daemon, path, &noise(6, FILE_BYTES));
+    if path.contains("checkpoint-") {
+        save(&daemon, "run/checkpoint-5/trainer_state.json", b"{}");
+    }
+    save(&daemon, "run/log.txt", b"line\n");
+    daemon.flush();
+    daemon.stop();
+    damage(&daemon.tier3_dir());
+    daemon.start_again();
+    daemon
+}
+
+fn code(daemon: &Daemon, words: &[&str]) -> Option<i32> {
+    daemon.ctl(words).status.code()
+}
+
+/// Asserts that nothing takes the run for one that never saved.
+fn is_an_error_everywhere(daemon: &Daemon, path: &str, what: &str) {
+    let listed = tier3::files_below(&daemon.mount().join("run"));
+    assert!(listed.contains(&daemon.mount().join(path)), "{what}: {listed:?}");
+    let error = fs::read(daemon.mount().join(path)).expect_err("nobody knows what it holds");
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{what}");
+    assert_eq!(fs::read(daemon.mount().join("run/log.txt")).unwrap(), b"line\n");
+    let out = daemon.scratch("out");
+    let at = daemon.mount().join(path);
+    let (at, target) = (at.to_str().unwrap(), out.join("x"));
+    for words in [
+        &["recover", "--plan"][..],
+        &["verify"],
+        &["verify", "--deep"],
+        &["show", at],
+        &["export", at, target.to_str().unwrap()],
+        &["undelete", at],
+        &["status", "--exit-code"],
+    ] {
+        assert_eq!(code(daemon, words), Some(4), "{what}: {words:?}");
+    }
+    assert!(problems(daemon).iter().any(|(code, ..)| code == "lost"), "{what}");
+    daemon.flush();
+    assert_eq!(code(daemon, &["recover", "--plan"]), Some(4), "{what}: a flush makes nothing of it");
+}
+
+#[test]
+fn a_damaged_document_of_the_only_checkpoint_is_an_error_and_not_step_zero() {
+    if !machine::can_mount() {
+        return;
+    }
+    const DIRECTORY: &str = "run/checkpoint-5/model.safetensors";
+    let all = |tier3: &Path, ends: &str| -> Vec<PathBuf> {
+        let found = tier3::files_below(&tier3.join("run")).into_iter();
+        found.filter(|path| path.to_str().unwrap().contains(ends)).collect()
+    };
+    let empty =
+        |tier3: &Path, ends: &str| all(tier3, ends).iter().for_each(|path| fs::write(path, b"").unwrap());
+    for (what, path, documents) in [
+        ("a marker", PATH, &["_COMMITTED"][..]),
+        ("a manifest", PATH, &["manifest-"]),
+        ("the marker of a directory", DIRECTORY, &["_COMMITTED"]),
+        ("a marker and its record", PATH, &["_COMMITTED", "attempt.json"]),
+    ] {
+        let mut daemon = only_checkpoint(path, |tier3| documents.iter().for_each(|name| empty(tier3, name)));
+        is_an_error_everywhere(&daemon, path, what);
+        // The next daemon knows it as well, over the same memory and without it.
+        let dead = daemon.kill_serving();
+        daemon.wait_for_next(dead);
+        is_an_error_everywhere(&daemon, path, what);
+        daemon.stop_with_status();
+        daemon.start_again();
+        is_an_error_everywhere(&daemon, path, what);
+        // It is over when somebody removes it, for good, or when the job has saved again.
+        let top = daemon.mount().join(path.split('/').take(2).collect::<Vec<_>>().join("/"));
+        let output = daemon.ctl(&["rm", top.to_str().unwrap()]);
+        assert!(output.status.success() && !top.exists(), "{what}: {}", shown(&output));
+        daemon.flush();
+        assert_eq!(code(&daemon, &["recover", "--plan"]), Some(0), "{what}");
+        assert_eq!(code(&daemon, &["verify"]), Some(0), "{what}");
+        daemon.stop();
+        daemon.start_again();
+        assert!(!top.exists(), "{what} came back");
+        assert_eq!(code(&daemon, &["recover", "--plan"]), Some(0), "{what}");
+    }
+}
+
+#[test]
+fn a_manifest_that_is_damaged_while_the_daemon_runs_is_written_again() {
+    if !machine::can_mount() {
+        return;
+    }
+    let mut daemon = Daemon::start(options("128MiB", CONFIG));
+    let bytes = noise(8, FILE_BYTES);
+    save(&daemon, PATH, &bytes);
+    daemon.flush();
+    let Version { manifest, .. } = Version::newest(&daemon.tier3_dir());
+    let good = fs::read(&manifest).unwrap();
+    let repaired = || {
+        let verify = daemon.ctl_json(&["verify"]);
+        (verify["repaired"].as_array().unwrap().len(), fs::read(&manifest).unwrap() == good)
+    };
+    crate::site::flip(&manifest, 200);
+    assert_eq!(repaired(), (1, true));
+    fs::remove_file(&manifest).unwrap();
+    assert_eq!(repaired(), (1, true));
+    assert_eq!(repaired(), (0, true));
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, PATH, &bytes, "after its manifest was written again");
+}
+
+#[test]
+fn a_save_over_a_checkpoint_whose_marker_is_damaged_is_committed() {
+    if !machine::can_mount() {
+        return;
+    }
+    let mut daemon = only_checkpoint(PATH, |tier3| {
+        fs::write(Version::newest(tier3).marker, b"").unwrap();
+    });
+    let bytes = noise(7, FILE_BYTES);
+    save(&daemon, PATH, &bytes);
+    daemon.flush();
+    assert_eq!(daemon.ctl_json(&["recover", "--plan"])["runs"][0]["chosen"]["version"], 2);
+    assert!(!problems(&daemon).iter().any(|(code, ..)| code == "lost"));
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, PATH, &bytes, "saved after the damage");
 }
 
 #[test]

@@ -63,7 +63,12 @@ fn an_object_in_a_directory_is_open_to_nobody_who_could_not_read_its_file() {
         let objects = objects(&daemon.tier3_dir(), &bytes(number));
         assert!(!objects.is_empty(), "{path} is not in Tier-3");
         for object in objects {
-            assert_eq!(fs::metadata(&object).unwrap().mode() & 0o777, *expected, "{path}: {}", object.display());
+            assert_eq!(
+                fs::metadata(&object).unwrap().mode() & 0o777,
+                *expected,
+                "{path}: {}",
+                object.display()
+            );
             for above in object.ancestors().skip(1).take_while(|above| *above != daemon.tier3_dir()) {
                 assert_eq!(fs::metadata(above).unwrap().mode() & 0o022, 0, "{}", above.display());
             }
@@ -142,9 +147,10 @@ fn a_mount_that_is_taken_away_is_said_to_be_gone_and_nothing_else_is_unmounted()
     drop(open);
     // Nothing of it is open any more, so it ends by itself.
     let ended = daemon.wait_for_end_by_itself(Duration::from_secs(60));
-    let theirs = fs::read_to_string("/proc/self/mountinfo").unwrap().lines().any(|line| {
-        line.contains(mount.to_str().unwrap()) && line.contains(" - tmpfs theirs ")
-    });
+    let theirs = fs::read_to_string("/proc/self/mountinfo")
+        .unwrap()
+        .lines()
+        .any(|line| line.contains(mount.to_str().unwrap()) && line.contains(" - tmpfs theirs "));
     unmount(&mount, UnmountFlags::DETACH).unwrap();
     assert!(theirs, "another's mount was unmounted");
     // The log was never closed by a program that lives on, so that something is left to name.

@@ -11,7 +11,9 @@ use rustix::process::Signal;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, MIB, assert_holds, events, names, noise, open_for_update, options, save, start};
+use crate::site::{
+    CONFIG, MIB, assert_holds, events, names, noise, open_for_update, options, problems, save, start,
+};
 
 /// What a program never closes, or never completes, is waited for shortly.
 fn short_grace() -> String {
@@ -350,7 +352,56 @@ print(refused(os.close, log), flush=True)";
     let status = daemon.stop_with_status();
     assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
     let told: Vec<_> = lines.map(Result::unwrap).collect();
-    assert_eq!(told, ["Read-only file system", "Input/output error", "Input/output error", "Input/output error"]);
+    assert_eq!(
+        told,
+        ["Read-only file system", "Input/output error", "Input/output error", "Input/output error"]
+    );
     assert!(job.wait().unwrap().success());
     assert!(tier3::markers(&daemon.tier3_dir(), "run/step2.pt").is_empty());
+}
+
+#[test]
+fn what_an_unclean_end_cost_is_said_after_it_and_after_the_next_start() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = noise(21, MIB);
+    save(&daemon, "run/step1.pt", &bytes);
+    daemon.flush();
+    let (tier3, away) = (daemon.tier3_dir(), daemon.tier3_dir().with_extension("away"));
+    fs::rename(&tier3, &away).unwrap();
+    save(&daemon, "run/step2.pt", &bytes);
+    let complete = process::until(Duration::from_secs(20), || {
+        let status = daemon.ctl_json(&["status"]);
+        let known =
+            status["runs"][0]["recoverable"]["step"] == 2 && status["problems"][0]["code"] == "tier3_away";
+        known.then_some(())
+    });
+    assert!(complete.is_some(), "{}", daemon.log_tail());
+    // The last known status is written five times a second.
+    let written = process::until(Duration::from_secs(5), || {
+        let text = fs::read_to_string(daemon.state_dir().join("status.json")).ok()?;
+        text.contains("tier3_away").then_some(())
+    });
+    assert!(written.is_some());
+    daemon.kill9();
+    let status = || -> serde_json::Value {
+        serde_json::from_slice(&daemon.ctl(&["status", "-o", "json"]).stdout).unwrap()
+    };
+    let last_known = status();
+    let codes: Vec<_> =
+        last_known["problems"].as_array().unwrap().iter().map(|p| p["code"].clone()).collect();
+    assert_eq!(codes, ["tier3_away", "unclean_end"], "{last_known:#}");
+    assert_eq!(last_known["runs"][0]["recoverable"]["step"], 1, "{last_known:#}");
+    fs::rename(&away, &tier3).unwrap();
+    daemon.start_again();
+    let unclean = |daemon: &Daemon| problems(daemon).into_iter().find(|(code, ..)| code == "unclean_end");
+    let (_, what, _) = unclean(&daemon).expect("step 2 is gone");
+    assert!(what.contains("step 2") && what.contains("step 1"), "{what}");
+    assert_eq!(daemon.ctl(&["status", "--exit-code"]).status.code(), Some(4));
+    // The job went on: nothing is left to mend.
+    save(&daemon, "run/step3.pt", &bytes);
+    daemon.flush();
+    assert_eq!(unclean(&daemon), None);
+    daemon.stop();
+    daemon.start_again();
+    assert_eq!(unclean(&daemon), None, "a clean end costs nothing");
 }

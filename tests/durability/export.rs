@@ -100,6 +100,21 @@ fn any_version_is_exported_as_it_was_saved_from_memory_or_from_tier3() {
 }
 
 #[test]
+fn a_checkpoint_that_is_one_file_lies_in_the_directory_under_its_own_name() {
+    let Some(daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
+    let bytes = noise(30, CHUNK_BYTES + 7);
+    crate::site::save(&daemon, "run/step5.pt", &bytes);
+    fs::set_permissions(daemon.mount().join("run/step5.pt"), Permissions::from_mode(0o640)).unwrap();
+    daemon.flush();
+    let out = daemon.scratch("out");
+    let target = out.join("there");
+    daemon.ctl_json(&["export", "run@5", target.to_str().unwrap()]);
+    assert_eq!((names(&out), names(&target)), (vec!["there".to_owned()], vec!["step5.pt".to_owned()]));
+    assert!(fs::read(target.join("step5.pt")).unwrap() == bytes);
+    assert_eq!(fs::metadata(target.join("step5.pt")).unwrap().mode() & 0o7777, 0o640);
+}
+
+#[test]
 fn what_cannot_be_exported_whole_leaves_nothing_and_overwrites_nothing() {
     let Some(daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
     let out = daemon.scratch("out");

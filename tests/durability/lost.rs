@@ -10,7 +10,9 @@ use serde_json::Value;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::process;
 
-use crate::site::{CONFIG, MIB, assert_holds, events, flip, noise, object_path, options, save, start};
+use crate::site::{
+    CONFIG, MIB, assert_holds, events, flip, noise, object_path, options, problems, save, start,
+};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const NAMES: [&str; 3] = ["run/step1.pt", "run/step2.pt", "run/step3.pt"];
@@ -101,14 +103,75 @@ fn what_cannot_be_read_whole_goes_out_of_sight_and_the_next_older_one_is_loaded(
     }
 }
 
+/// The problems of that code, what they say.
+fn problems_of(daemon: &Daemon, code: &str) -> Vec<String> {
+    let of = problems(daemon).into_iter().filter(|(found, ..)| found == code);
+    of.map(|(_, what, _)| what).collect()
+}
+
 #[test]
-fn a_run_whose_names_were_removed_is_said_to_be_so() {
+fn a_lost_checkpoint_is_a_problem_until_it_can_be_read_and_undelete_finds_it_by_its_step() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    for name in NAMES {
+        save(&daemon, name, &bytes(name));
+        daemon.flush();
+    }
+    let object = object_path(&daemon, &daemon.tier3_dir(), NAMES[2]);
+    daemon.stop();
+    flip(&object, 70_000);
+    daemon.start_again();
+    assert_eq!(daemon.ctl(&["status", "--exit-code"]).status.code(), Some(0), "nobody has looked yet");
+    fs::read(daemon.mount().join(NAMES[2])).expect_err("no copy is good");
+    wait_out_of_sight(&daemon, NAMES[2]);
+    let lost = problems_of(&daemon, "lost");
+    assert!(lost.len() == 1 && lost[0].contains(NAMES[2]) && lost[0].contains("checksum"), "{lost:?}");
+    assert_eq!(daemon.ctl(&["status", "--exit-code"]).status.code(), Some(4));
+    let told = process::until(LIMIT, || {
+        (daemon.metric("tidemark_problem", &["code=\"lost\""]) == 1.0).then_some(())
+    });
+    assert!(told.is_some(), "{}", daemon.http_get("/metrics"));
+    assert_eq!(daemon.metric("tidemark_problem", &["code=\"fenced\""]), 0.0);
+    let health = daemon.http_get("/healthz");
+    assert!(health.starts_with("degraded\nlost: "), "{health}");
+    assert_eq!(daemon.ctl(&["show", "run@3"]).status.code(), Some(4));
+
+    // As the event offers.
+    let undelete = daemon.ctl(&["undelete", "run@3"]);
+    assert!(undelete.status.success(), "{}", shown(&undelete));
+    assert!(there(&daemon, NAMES[2]));
+    assert_eq!(problems_of(&daemon, "lost").len(), 1, "that it is in sight mends nothing");
+    flip(&object, 70_000);
+    assert_holds(&daemon, NAMES[2], &bytes(NAMES[2]), "mended");
+    assert_eq!(problems_of(&daemon, "lost"), [""; 0]);
+    assert_eq!(daemon.ctl(&["status", "--exit-code"]).status.code(), Some(0));
+}
+
+#[test]
+fn what_the_job_removed_or_saved_over_has_no_row_and_its_run_is_not_lost() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     assert_eq!(plan(&daemon), (Some(0), serde_json::json!({"runs": []})));
-    save(&daemon, NAMES[0], &bytes(NAMES[0]));
+    for name in NAMES {
+        save(&daemon, name, &bytes(name));
+        save(&daemon, "gone/step1.pt", &bytes(NAMES[0]));
+        daemon.flush();
+    }
+    save(&daemon, NAMES[2], &bytes(NAMES[1]));
     daemon.flush();
     fs::remove_file(daemon.mount().join(NAMES[0])).unwrap();
-    let removed = || (plan(&daemon).0 == Some(4)).then_some(());
-    process::until(LIMIT, removed).expect("nothing of it can be loaded");
-    assert!(chosen(&daemon).1[0].2.contains("undelete"));
+    fs::remove_dir_all(daemon.mount().join("gone")).unwrap();
+    let settled = || {
+        let (code, plan) = plan(&daemon);
+        let runs = plan["runs"].as_array().unwrap();
+        (code == Some(0) && runs.len() == 1 && runs[0]["removed"] == 1).then(|| runs[0].clone())
+    };
+    let run = process::until(LIMIT, settled).unwrap_or_else(|| panic!("{:#}", plan(&daemon).1));
+    let row = |row: &Value| {
+        (
+            row["checkpoint"]["step"].as_u64().unwrap(),
+            row["checkpoint"]["version"].as_u64().unwrap(),
+            row["standpoint"].clone(),
+        )
+    };
+    let rows: Vec<_> = run["versions"].as_array().unwrap().iter().map(row).collect();
+    assert_eq!(rows, [(3, 2, "chosen".into()), (2, 1, "older".into())], "{run:#}");
 }

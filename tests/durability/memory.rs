@@ -11,7 +11,10 @@ use tidemark_tests::cgroup::Cgroup;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{machine, process};
 
-use crate::site::{CONFIG, MIB, assert_holds, noise, options, save, start, tier};
+use crate::site::{
+    CONFIG, MIB, NEVER_SETTLES, assert_holds, events, has_problem, noise, options, problems, save, start,
+    tier,
+};
 
 const SAVES: u64 = 8;
 /// More than half of 256 MiB, and not a whole number of anything.
@@ -138,4 +141,22 @@ fn a_trainer_in_a_memory_cgroup_smaller_than_its_checkpoint_saves_it() {
     daemon.stop();
     daemon.start_again();
     assert_holds(&daemon, "run/step1.pt", &bytes, "with empty memory");
+}
+
+#[test]
+fn a_tier1_that_is_full_of_what_may_not_give_way_is_a_problem() {
+    let Some(daemon) = start(options("64MiB", NEVER_SETTLES)) else { return };
+    let bytes = noise(40, 20 * MIB);
+    fs::create_dir(daemon.mount().join("run")).unwrap();
+    assert!(!has_problem(&daemon, "tier1_full"));
+    let failed =
+        (0..5).find(|step| fs::write(daemon.mount().join(format!("run/step{step}.pt")), &bytes).is_err());
+    assert!(failed.is_some(), "64 MiB took 100 MB");
+    let said = process::until(Duration::from_secs(20), || {
+        let told = events(&daemon).iter().any(|event| event["kind"] == "full");
+        (has_problem(&daemon, "tier1_full") && told).then_some(())
+    });
+    assert!(said.is_some(), "{:#?}", problems(&daemon));
+    assert_eq!(daemon.ctl(&["status", "--exit-code"]).status.code(), Some(1));
+    assert!(daemon.log().contains("saves fail"), "{}", daemon.log_tail());
 }

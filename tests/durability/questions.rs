@@ -139,3 +139,43 @@ fn a_path_says_what_it_is_and_where_its_copies_are() {
     assert_eq!(attribute(&file, "copies").as_deref(), Ok("object"));
     assert_eq!(attribute(&file, "crc64nvme"), Ok(sum));
 }
+
+#[test]
+fn ls_counts_every_name_and_says_of_tier3_what_is_there_of_the_present_bytes() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let place = daemon.mount().join("run/checkpoint-1");
+    save(&daemon, "run/checkpoint-1/model.safetensors", &noise(1, 100_000));
+    save(&daemon, "run/checkpoint-1/trainer_state.json", b"{}");
+    fs::hard_link(place.join("model.safetensors"), place.join("model.best.safetensors")).unwrap();
+    save(&daemon, "run/logs/a.log", &noise(2, 70_000));
+    fs::hard_link(daemon.mount().join("run/logs/a.log"), daemon.mount().join("run/logs/b.log")).unwrap();
+    daemon.flush();
+    let row = |path: &str| {
+        let rows = daemon.ctl_json(&["ls", "--all"]);
+        let row = rows.as_array().unwrap().iter().find(|row| row["path"] == path).cloned();
+        let row = row.unwrap_or_else(|| panic!("{path} is not in {rows:#}"));
+        let files = |copy: &str| row["copies"][copy]["files"].as_u64().unwrap();
+        (row["files"].as_u64().unwrap(), files("host"), files("object"), row["bytes"].as_u64().unwrap())
+    };
+    assert_eq!(row("run/checkpoint-1"), (3, 3, 3, 100_002));
+    for log in ["run/logs/a.log", "run/logs/b.log"] {
+        assert_eq!(row(log), (1, 1, 1, 70_000));
+    }
+    // A checkpoint that is written again, too: its open version stands above the committed one.
+    save(&daemon, "run/checkpoint.pth.tar", &noise(4, 90_000));
+    daemon.flush();
+    assert_eq!(row("run/checkpoint.pth.tar"), (1, 1, 1, 90_000));
+    let mut open = fs::File::create(daemon.mount().join("run/checkpoint.pth.tar")).unwrap();
+    std::io::Write::write_all(&mut open, &noise(5, 400_000)).unwrap();
+    let seen = process::until(Duration::from_secs(20), || {
+        (row("run/checkpoint.pth.tar") == (1, 1, 0, 400_000)).then_some(())
+    });
+    assert!(seen.is_some(), "{:?}", row("run/checkpoint.pth.tar"));
+    // Written again and open: Tier-3 has the bytes of the save before.
+    let mut open = fs::File::create(daemon.mount().join("run/logs/a.log")).unwrap();
+    std::io::Write::write_all(&mut open, &noise(3, 300_000)).unwrap();
+    let seen = process::until(Duration::from_secs(20), || {
+        (row("run/logs/a.log") == (1, 1, 0, 300_000)).then_some(())
+    });
+    assert!(seen.is_some(), "{:?}", row("run/logs/a.log"));
+}

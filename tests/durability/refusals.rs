@@ -270,6 +270,22 @@ fn a_configuration_with_an_unknown_key_or_a_value_that_cannot_be_is_usage() {
 }
 
 #[test]
+fn a_wrong_lease_or_certificate_is_found_before_anything_is_written_to_tier3() {
+    if !machine::can_mount() {
+        return;
+    }
+    for (config, words) in [
+        ("[node]\nlease = \"foo\"\n", &["lease", "foo", "etcd://"][..]),
+        ("[node]\nlease = \"file:\"\n", &["lease", "file:PATH"]),
+        ("[node]\ncerts = \"/nowhere/certs\"\n", &["certificates", "/nowhere/certs"]),
+    ] {
+        let refused = Try { config: Some(config.into()), ..Try::new() };
+        refused.refused(2, words);
+        assert!(!Path::new(&refused.path("t3")).exists(), "{config}: Tier-3 was asked first");
+    }
+}
+
+#[test]
 fn a_budget_larger_than_memory_or_too_small_is_usage() {
     if !machine::can_mount() {
         return;
@@ -312,7 +328,8 @@ fn too_few_descriptors_to_start_with_are_named() {
         return;
     }
     let before = "exec setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource prlimit --nofile=100:100 \"$0\" \"$@\"";
-    Try { before: Some(before.into()), ..Try::new() }.refused(1, &["100 files", "at least 128", "LimitNOFILE"]);
+    Try { before: Some(before.into()), ..Try::new() }
+        .refused(1, &["100 files", "at least 128", "LimitNOFILE"]);
 }
 
 #[test]
@@ -364,6 +381,11 @@ fn a_start_that_waits_for_a_mute_tier3_says_so_and_ends_when_it_is_told() {
     assert!(said.is_some(), "{}", fs::read_to_string(path("log")).unwrap());
     process::signal(starting.id(), rustix::process::Signal::TERM);
     let ended = process::wait(&mut starting, Duration::from_secs(6)).unwrap();
-    assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", fs::read_to_string(path("log")).unwrap());
+    assert_eq!(
+        ended.and_then(|status| status.code()),
+        Some(0),
+        "{}",
+        fs::read_to_string(path("log")).unwrap()
+    );
     assert!(!is_mounted(&path("ckpt")));
 }

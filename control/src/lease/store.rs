@@ -111,8 +111,7 @@ impl StoreLease {
             let needed = self.times.term + self.times.margin;
             let waited = now.saturating_duration_since(first_seen);
             // A term of our own from before, whose end we know, is over when we say so.
-            let free =
-                body.released || self.is_ours(&body) || waited >= needed || is_gone(&body.holder);
+            let free = body.released || self.is_ours(&body) || waited >= needed || is_gone(&body.holder);
             if !free {
                 let (holder, epoch) = (body.holder, body.epoch);
                 return Ok(Turn::Theirs { holder, epoch, wait: needed.saturating_sub(waited) });
@@ -191,7 +190,8 @@ impl StoreLease {
     }
 
     async fn read(&self, number: u64) -> Result<Body, LeaseError> {
-        let found = self.store.get(&self.key(number), BODY_BYTES).await.map_err(|source| self.failed(source))?;
+        let found =
+            self.store.get(&self.key(number), BODY_BYTES).await.map_err(|source| self.failed(source))?;
         let found = found.ok_or_else(|| self.unreadable(number, "it is gone again"))?;
         serde_json::from_slice(&found).map_err(|error| self.unreadable(number, &error.to_string()))
     }
@@ -225,7 +225,11 @@ impl StoreLease {
     }
 
     fn unreadable(&self, number: u64, reason: &str) -> LeaseError {
-        LeaseError::Unreadable { store: self.store.describe(), key: self.key(number), reason: reason.to_owned() }
+        LeaseError::Unreadable {
+            store: self.store.describe(),
+            key: self.key(number),
+            reason: reason.to_owned(),
+        }
     }
 
     fn lost(&self, ours: Epoch, theirs: Epoch, holder: String) -> LeaseError {

@@ -62,7 +62,8 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .route(path::FLUSH, post(flush))
         .route(path::EVENTS, post(events))
         .with_state(shared);
-    bounded(routes.merge(health), REQUESTS_MAX)
+    let unknown = ("this daemon has no such command", "use a ckptctl of the daemon's version");
+    bounded(routes.merge(health), REQUESTS_MAX, unknown)
 }
 
 /// What anybody on this machine may read, for TCP. Nothing here changes anything.
@@ -72,16 +73,15 @@ pub(super) fn health(node: Node) -> Router {
         .route(path::HEALTHZ, get(healthz))
         .route(path::STATUS_HTTP, get(|State(node): State<Node>| async move { answer(node.status().await) }))
         .with_state(node);
-    bounded(routes, HTTP_REQUESTS_MAX)
+    bounded(routes, HTTP_REQUESTS_MAX, ("there is nothing at this path", "GET /healthz, /metrics or /status"))
 }
 
-fn bounded(routes: Router, requests_max: usize) -> Router {
+/// `unknown`: what is said of a path that there is not, and what to do.
+fn bounded(routes: Router, requests_max: usize, unknown: (&'static str, &'static str)) -> Router {
     let permits = Arc::new(Semaphore::new(requests_max));
+    let (what, action) = unknown;
     routes
-        .fallback(|| async {
-            let what = "this daemon has no such command";
-            error(&ApiError::new(ErrorCode::NotFound, what, "use a ckptctl of the daemon's version"))
-        })
+        .fallback(move || async move { error(&ApiError::new(ErrorCode::NotFound, what, action)) })
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .layer(middleware::from_fn_with_state(permits, admit))
 }
@@ -171,7 +171,10 @@ async fn metrics(State(node): State<Node>) -> Response {
 
 async fn healthz(State(node): State<Node>) -> Response {
     match node.healthy() {
-        Ok(()) => "ok\n".into_response(),
+        Ok(()) => match node.concerns() {
+            concerns if concerns.is_empty() => "ok\n".into_response(),
+            concerns => format!("degraded\n{}\n", concerns.join("\n")).into_response(),
+        },
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
     }
 }

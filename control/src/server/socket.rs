@@ -89,7 +89,8 @@ fn refuse_live(path: &Path) -> Result<(), ServeError> {
 impl SocketFile {
     /// Whether somebody has removed it, and its directory is there.
     pub(super) fn is_missing(&self) -> bool {
-        let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode);
+        let is_ours =
+            fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode);
         !is_ours && self.path.parent().is_some_and(Path::is_dir)
     }
 

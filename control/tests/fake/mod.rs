@@ -114,10 +114,12 @@ impl NodeApi for FakeNode {
                 latest: Some(reference("run7/step-1200")),
                 watermark: None,
                 recoverable: Some(reference("run7/step-1200")),
+                durable: None,
                 lag_versions: 1,
                 lag_bytes: 10,
                 lag_seconds: 61.0,
             }],
+            unsaved: CopyCount { files: 3, bytes: 40 },
             replication: Some(ReplicationStatus {
                 partner: (!self.degraded).then(|| "n1".into()),
                 lacking_files: 2,
@@ -163,6 +165,7 @@ impl NodeApi for FakeNode {
             manifest_key: None,
             epoch: None,
             previous: None,
+            lost: None,
             files: request.files.then(|| vec![file]),
         })
     }
@@ -406,7 +409,8 @@ impl NodeApi for FakeNode {
     }
 
     async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError> {
-        let run = RunRecovery { run: format!("{:?}", request.place), chosen: None, versions: vec![] };
+        let run =
+            RunRecovery { run: format!("{:?}", request.place), chosen: None, versions: vec![], removed: 0 };
         Ok(Recovery { runs: vec![run] })
     }
 

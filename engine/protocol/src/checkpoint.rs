@@ -26,6 +26,10 @@ enum Stage {
     Failed {
         why: String,
     },
+    /// A marker stands in Tier-3, and what it says, or its manifest, cannot be believed.
+    Unreadable {
+        why: String,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +155,13 @@ impl Checkpoint {
         Self { record, later_proof: None, stage }
     }
 
+    /// A version that was decided, and of which Tier-3 does not say what any more. It may have been committed: it is an error until it
+    /// is removed. The record may be empty.
+    #[must_use]
+    pub fn unreadable(record: Record, why: String) -> Self {
+        Self { record, later_proof: None, stage: Stage::Unreadable { why } }
+    }
+
     /// The record as it was written; its evidence may have been bettered since.
     #[must_use]
     pub fn record(&self) -> &Record {
@@ -208,12 +219,21 @@ impl Checkpoint {
         }
     }
 
+    /// Why its marker or manifest is not believed.
+    #[must_use]
+    pub fn why_unreadable(&self) -> Option<&str> {
+        match &self.stage {
+            Stage::Unreadable { why } => Some(why),
+            _ => None,
+        }
+    }
+
     /// The word for people.
     #[must_use]
     pub fn state(&self) -> CheckpointState {
         match &self.stage {
             Stage::Committed => CheckpointState::Committed,
-            Stage::Aborted { .. } | Stage::Failed { .. } => CheckpointState::Torn,
+            Stage::Aborted { .. } | Stage::Failed { .. } | Stage::Unreadable { .. } => CheckpointState::Torn,
             Stage::Moving(..) | Stage::Settled if !self.is_proven() => CheckpointState::Settled,
             Stage::Moving(Phase::Prepare, _) => CheckpointState::Complete,
             Stage::Settled | Stage::Moving(Phase::Decide, _) => CheckpointState::Prepared,

@@ -66,6 +66,9 @@ fn unfit(version: &Standing<'_>) -> Option<String> {
     if let Some(why) = checkpoint.failure() {
         return Some(why.to_owned());
     }
+    if let Some(why) = checkpoint.why_unreadable() {
+        return Some(format!("Tier-3 does not say any more what was committed: {why}"));
+    }
     if !checkpoint.is_committed() && !checkpoint.is_alive() {
         return Some("it was given up, or superseded before it was committed".to_owned());
     }
@@ -122,6 +125,19 @@ mod tests {
         assert_eq!(standpoints(&versions), [(1, PassedOver), (2, PassedOver), (0, Chosen)]);
         versions[0].in_sight = false;
         assert!(standpoints(&versions).iter().all(|(_, standpoint)| *standpoint == PassedOver));
+    }
+
+    #[test]
+    fn what_cannot_be_believed_is_passed_over_with_the_reason() {
+        let damaged = Checkpoint::unreadable(committed(9).record().clone(), "the marker is empty".to_owned());
+        let older = committed(1);
+        assert_eq!(
+            standpoints(&[whole(&damaged), whole(&older)]),
+            [(0, Standpoint::PassedOver), (1, Standpoint::Chosen)]
+        );
+        let alone = choose(&[whole(&damaged)]);
+        assert_eq!(alone[0].standpoint, Standpoint::PassedOver);
+        assert!(alone[0].reason.contains("the marker is empty"), "{}", alone[0].reason);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub use mirror::{FateOf, Remote, object_copy, object_of};
 pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use open::OpenOutcome;
 pub use outgoing::{OutgoingBody, OutgoingNode, Told};
-pub use room::RoomWait;
+pub use room::{Refusals, RoomWait};
 pub(crate) use seal::JudgeTicket;
 pub use seal::{NotSealable, SealPin, SealTicket, Voided};
 pub use session::{Answer, RequestId};

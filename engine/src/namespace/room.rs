@@ -9,8 +9,8 @@
 
 use super::Namespace;
 use crate::tier1::Tier1;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest wait. Enough for one version of 30 GB to drain at 1 GB/s, and well below the time-outs of the
@@ -27,6 +27,16 @@ pub(super) struct Room {
     /// What had been released, plus one, when a wait ended in vain; 0 when none did. While no more is released than
     /// that, others are refused at once.
     in_vain_at: AtomicU64,
+    refused: Mutex<Refusals>,
+}
+
+/// Calls that were refused for want of room.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Refusals {
+    /// Without writes that the kernel refused.
+    pub count: u64,
+    /// With them.
+    pub last: Option<Instant>,
 }
 
 /// One call's patience.
@@ -42,6 +52,17 @@ impl Namespace {
     /// as [`RoomWait::again`] says so.
     pub fn room_wait(&self) -> RoomWait<'_> {
         RoomWait { room: &self.room, tier1: &self.tier1, until: None }
+    }
+
+    /// A file that grows has met the end of the memory: the kernel refuses its writer without asking.
+    pub(crate) fn note_wall(&self) {
+        self.room.refused.lock().unwrap_or_else(PoisonError::into_inner).last = Some(Instant::now());
+    }
+
+    /// Calls that were refused for want of room since the start.
+    #[must_use]
+    pub fn refusals(&self) -> Refusals {
+        *self.room.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls that wait for room now.
@@ -61,6 +82,15 @@ impl RoomWait<'_> {
 
     /// How long to wait before the next try, for a caller that sleeps itself; none once waiting longer is in vain.
     pub fn pause(&mut self) -> Option<Duration> {
+        let pause = self.next_pause();
+        if pause.is_none() {
+            let mut refused = self.room.refused.lock().unwrap_or_else(PoisonError::into_inner);
+            *refused = Refusals { count: refused.count + 1, last: Some(Instant::now()) };
+        }
+        pause
+    }
+
+    fn next_pause(&mut self) -> Option<Duration> {
         let spilled = self.tier1.spill_usage().map_or(0, |spill| spill.released_bytes);
         let released = self.tier1.usage().released_bytes.saturating_add(spilled).saturating_add(1);
         let now = Instant::now();

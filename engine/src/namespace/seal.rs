@@ -87,6 +87,14 @@ impl State {
     }
 }
 
+impl SealPin {
+    /// Bytes in a backing file that no file of the tree has, so that nothing changes them.
+    #[must_use]
+    pub(crate) fn of_landing(backing: Arc<Backing>, size_bytes: u64) -> Self {
+        Self { backing, size_bytes, readers: Readers::default(), hold: Arc::default() }
+    }
+}
+
 /// Why a file cannot be sealed now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotSealable {

@@ -2,26 +2,28 @@
 //!
 //! Owns: filling those shapes. Does not own: the shapes (protocol), what only the daemon knows (mount, addresses).
 
-use crate::namespace::{FileState, FileView, torn_path};
-use crate::node::book::{Book, LooseStage, Number, VersionBook};
-use crate::node::decide::{self, run_of};
+use crate::namespace::{FileState, FileView, ObjectCopy, torn_path};
+use crate::node::book::{Book, Number, VersionBook};
+use crate::node::decide;
 use crate::node::flush::covers;
 use crate::node::ledger::Contents;
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::{Target, target};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
+use tidemark_protocol::checkpoint;
 use tidemark_protocol::evidence::Verdict;
-use tidemark_protocol::id::{Timeline, Version};
+use tidemark_protocol::id::{FileId, SealNumber, Timeline, Version};
 use tidemark_protocol::key::{Key, VersionId, checkpoint_path};
 use tidemark_protocol::lineage;
-use tidemark_protocol::manifest::Manifest;
+use tidemark_protocol::manifest::{Manifest, ManifestFile};
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::Candidate;
 use tidemark_protocol::report::{
-    Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, File, Problem, RunStatus, Show,
-    TierStatus,
+    ApiError, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, ErrorCode, File,
+    Problem, ProblemCode, RunStatus, Show, TierStatus,
 };
 
 /// Who answers.
@@ -36,6 +38,8 @@ pub struct Standing {
     pub problems: Vec<Problem>,
     pub tiers: Vec<TierStatus>,
     pub runs: Vec<RunStatus>,
+    /// Files whose bytes are in this node's memory and not in Tier-3.
+    pub unsaved: CopyCount,
 }
 
 /// A verify target and the checkpoint it belongs to.
@@ -45,6 +49,8 @@ pub(crate) struct Listed {
     pub(crate) checkpoint: Option<Vec<u8>>,
     /// What an earlier look found, where the host copy was given up for it, or no copy is good.
     pub(crate) bad: Option<String>,
+    /// Keys of objects that an earlier look found bad.
+    pub(crate) suspects: BTreeSet<String>,
 }
 
 impl std::ops::Deref for Listed {
@@ -59,15 +65,25 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Why nothing can be done with a checkpoint whose commit cannot be read.
+pub(crate) fn unreadable(path: &str, why: &str) -> ApiError {
+    let what = format!("Tier-3 does not say any more what was committed of {path}: {why}");
+    ApiError::new(
+        ErrorCode::NotRecoverable,
+        what,
+        "restore that object from a copy of Tier-3 and restart the daemon",
+    )
+}
+
 /// Names a version without saying anything about it.
-pub(crate) fn checkpoint_ref(version: &tidemark_protocol::checkpoint::Checkpoint) -> CheckpointRef {
+pub(crate) fn checkpoint_ref(version: &checkpoint::Checkpoint) -> CheckpointRef {
     let VersionId { run, directory, timeline, version: number } = &version.record().version;
     let path = text(&checkpoint_path(run, directory));
     CheckpointRef { timeline: *timeline, step: version.record().step, version: *number, path }
 }
 
 impl Node {
-    /// Rows of `ls`, in order of run, timeline, step, version.
+    /// Rows of `ls`, in order of run, timeline, step and path, the newest version of each first.
     pub async fn list(&self, place: Vec<u8>, all: bool) -> Option<Vec<Checkpoint>> {
         self.ask(move |engine| engine.list(&place, all)).await
     }
@@ -116,6 +132,23 @@ pub enum Wanted {
     },
 }
 
+/// What there is to check of a file that the tree does not show.
+fn stored_target(file: &ManifestFile, object: ObjectCopy) -> Target {
+    Target {
+        // No node of the tree has this number, and nothing is asked of it: there is no host copy.
+        node: 0,
+        file: file.file,
+        seal: file.seal,
+        path: file.path.to_string(),
+        size_bytes: file.size_bytes,
+        crc: file.crc64nvme,
+        chunks: file.chunks.clone().into(),
+        host: false,
+        object: Some(object),
+        more: Vec::new(),
+    }
+}
+
 /// A checkpoint that no version stands for, as `ls` shows it.
 fn unfinished_row<'a>(
     candidate: &Candidate,
@@ -123,20 +156,26 @@ fn unfinished_row<'a>(
     path: &[u8],
     state: CheckpointState,
     files: impl Iterator<Item = &'a FileView> + Clone,
+    size_now: impl Fn(&FileView) -> u64,
 ) -> Checkpoint {
-    let host = files.clone().filter(|view| view.host);
-    let host = host.fold(CopyCount::default(), |sum, view| CopyCount {
-        files: sum.files + 1,
-        bytes: sum.bytes + view.size_bytes,
-    });
+    let mut seen = BTreeSet::new();
+    let (mut all, mut host) = (CopyCount::default(), CopyCount::default());
+    for view in files.clone() {
+        // Every name counts as a file, and the bytes of several names of one file once.
+        let bytes = if seen.insert(view.file) { size_now(view) } else { 0 };
+        all = CopyCount { files: all.files + 1, bytes: all.bytes + bytes };
+        if view.host {
+            host = CopyCount { files: host.files + 1, bytes: host.bytes + bytes };
+        }
+    }
     Checkpoint {
         run: Some(candidate.id.run.to_string()),
         timeline,
         step: candidate.step,
         version,
         path: text(path),
-        bytes: files.clone().map(|view| view.size_bytes).sum(),
-        files: files.clone().count() as u64,
+        bytes: all.bytes,
+        files: all.files,
         framework: Some(candidate.framework.clone()),
         state,
         evidence: None,
@@ -157,16 +196,26 @@ impl Engine {
             let Some(path) = candidate.id.path().map(|path| torn_path(&path)) else { continue };
             if covers(place, &path) {
                 let number = self.next_number(&candidate.id);
-                rows.push(unfinished_row(&candidate, number, &path, CheckpointState::Torn, files.iter()));
+                let size = |view: &FileView| self.size_now(view);
+                rows.push(unfinished_row(
+                    &candidate,
+                    number,
+                    &path,
+                    CheckpointState::Torn,
+                    files.iter(),
+                    size,
+                ));
             }
         }
         if all {
             let loose = self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes()));
-            rows.extend(loose.filter_map(|(path, book)| self.loose_row(path, &book.stage)));
+            rows.extend(loose.filter_map(|(path, _)| self.loose_row(path)));
         }
         rows.sort_by(|a, b| {
-            (&a.run, a.timeline, a.step, a.version, &a.path)
-                .cmp(&(&b.run, b.timeline, b.step, b.version, &b.path))
+            let of = |row: &Checkpoint| (row.timeline, row.step);
+            let place = a.run.cmp(&b.run).then(of(a).cmp(&of(b))).then(a.path.cmp(&b.path));
+            // What the tree holds now stands above what it replaced.
+            place.then(b.version.cmp(&a.version))
         });
         rows
     }
@@ -179,7 +228,9 @@ impl Engine {
             rows.push(row.clone());
         }
         for (number, version) in book.versions.iter().rev() {
-            let shown = version.checkpoint.is_committed() || version.checkpoint.is_alive();
+            let shown = version.checkpoint.is_committed()
+                || version.checkpoint.is_alive()
+                || version.checkpoint.why_unreadable().is_some();
             if shown
                 && (all
                     || rows.is_empty()
@@ -222,17 +273,28 @@ impl Engine {
             }
         };
         let views = files.iter().map(|(_, view)| view.as_ref());
-        Some(unfinished_row(candidate, book.next_number(), &book.path(), state, views))
+        let size = |view: &FileView| self.size_now(view);
+        Some(unfinished_row(candidate, book.next_number(), &book.path(), state, views, size))
     }
 
     pub(crate) fn version_row(&self, book: &Book, number: Number, version: &VersionBook) -> Checkpoint {
         let record = version.record();
         let mut copies = Copies::default();
-        let mut seen = BTreeSet::new();
-        for entry in record.files.iter().filter(|entry| seen.insert(entry.file)) {
-            let one =
-                |sum: CopyCount| CopyCount { files: sum.files + 1, bytes: sum.bytes + entry.size_bytes };
+        let (mut seen, mut bytes) = (BTreeSet::new(), 0_u64);
+        let mut views: BTreeMap<FileId, &FileView> = BTreeMap::new();
+        for entry in &record.files {
             let view = self.ledger.file(&entry.path).filter(|view| view.file == entry.file);
+            views.extend(view.map(|view| (entry.file, view.as_ref())));
+        }
+        for entry in &record.files {
+            // Every name counts as a file, and the bytes of several names of one file once.
+            let new_bytes = if seen.insert(entry.file) { entry.size_bytes } else { 0 };
+            bytes = bytes.saturating_add(new_bytes);
+            let one = |sum: CopyCount| CopyCount {
+                files: sum.files + 1,
+                bytes: sum.bytes.saturating_add(new_bytes),
+            };
+            let view = views.get(&entry.file).copied();
             if view.is_some_and(|view| self.is_at_home(view)) {
                 copies.host = one(copies.host);
             }
@@ -243,15 +305,15 @@ impl Engine {
                 copies.object = one(copies.object);
             }
         }
-        let files = u64::try_from(seen.len()).expect("a count fits 64 bits");
+        let files = u64::try_from(record.files.len()).expect("a count fits 64 bits");
         Checkpoint {
             run: Some(book.id.run.to_string()),
             timeline: number.0,
             step: record.step,
             version: number.1,
             path: text(&book.path()),
-            bytes: record.size_bytes(),
-            files: u64::try_from(record.files.len()).expect("a count fits 64 bits"),
+            bytes,
+            files,
             framework: Some(record.framework.clone()),
             state: match version.checkpoint.state() {
                 CheckpointState::Complete if copies.peer.files == files => CheckpointState::Replicated,
@@ -272,19 +334,29 @@ impl Engine {
         }
     }
 
-    fn loose_row(&self, path: &RelPath, stage: &LooseStage) -> Option<Checkpoint> {
+    /// The size of a file that is open, or was until its writer died, is its memory's: the view has that of the last close.
+    fn size_now(&self, view: &FileView) -> u64 {
+        match view.state {
+            FileState::Open { .. } | FileState::Cut | FileState::Mapped => {
+                self.shared.namespace.getattr(view.node).map_or(view.size_bytes, |now| now.size_bytes)
+            }
+            FileState::Closed | FileState::Sealed { .. } => view.size_bytes,
+        }
+    }
+
+    fn loose_row(&self, path: &RelPath) -> Option<Checkpoint> {
         let view = self.ledger.file(path)?;
-        let one = |here: bool| {
-            if here { CopyCount { files: 1, bytes: view.size_bytes } } else { CopyCount::default() }
-        };
-        let object = matches!(stage, LooseStage::Uploaded { .. });
+        let bytes = self.size_now(view);
+        let one = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
+        // Of the bytes that the file has now, under whichever of its names they went there.
+        let object = view.sealed().is_some() && view.object.is_some();
         Some(Checkpoint {
             run: None,
             timeline: Timeline(0),
             step: None,
             version: Version(0),
             path: path.to_string(),
-            bytes: view.size_bytes,
+            bytes,
             files: 1,
             framework: None,
             state: CheckpointState::Loose,
@@ -306,7 +378,7 @@ impl Engine {
                 books.max_by_key(|book| book.path().len())
             }
             Wanted::Step { run, step } => self.books_of(run.as_deref()).find(|book| {
-                let newest = book.newest().map(|(_, version)| version.record().step);
+                let newest = book.newest().or(book.unreadable()).map(|(_, version)| version.record().step);
                 let present = || book.candidate.as_ref().map(|candidate| candidate.step);
                 newest.or_else(present).flatten().is_some_and(|found| found.0 == *step)
             }),
@@ -365,7 +437,9 @@ impl Engine {
         let id = book.version_id(number);
         let mut waits_for = Vec::new();
         if committed.is_none() {
+            let unreadable = version.and_then(|version| version.checkpoint.why_unreadable());
             let trouble = version.and_then(|version| version.trouble.clone());
+            let trouble = unreadable.map(ToOwned::to_owned).or(trouble);
             waits_for.push(match (trouble, version.map(|version| &version.checkpoint)) {
                 (Some(why), _) => why,
                 (None, Some(version)) if version.is_alive() && version.is_proven() => {
@@ -387,6 +461,10 @@ impl Engine {
                 Some(Key::Manifest { version: id.clone(), attempt: manifest.attempt, hash }.to_string())
             }),
             epoch: committed.map(|(_, epoch)| epoch.0),
+            lost: version.and_then(|version| {
+                let unreadable = version.checkpoint.why_unreadable().map(ToOwned::to_owned);
+                unreadable.or_else(|| self.why_lost(version.record()))
+            }),
             previous: version.and_then(|version| version.previous.as_ref()).map(|previous| CheckpointRef {
                 timeline: previous.timeline,
                 step: previous.step,
@@ -422,8 +500,9 @@ impl Engine {
             (None, Some(attempt)) => attempt.manifest().ok().and_then(|manifest| key(&manifest)),
             (None, None) => None,
         });
-        let object_key =
-            stored.or_else(|| view.and_then(|view| view.object.as_ref()).map(|object| object.key.clone()));
+        // What was noted of a file that is written again is a copy of other bytes.
+        let noted = view.filter(|view| view.sealed().is_some()).and_then(|view| view.object.as_ref());
+        let object_key = stored.or_else(|| noted.map(|object| object.key.clone()));
         let state = view.map_or("sealed", |view| decide::state_word(&view.state));
         let sealed = view.and_then(|view| match &view.state {
             FileState::Sealed { crc, .. } => Some(*crc),
@@ -484,7 +563,7 @@ impl Engine {
         Some(Commit { checkpoint, state: row.state, already })
     }
 
-    /// Everything to verify at or below `place`.
+    /// The sealed files of the tree at or below `place`, and those that went out of sight because they could not be read.
     pub(crate) fn targets(&self, place: &[u8]) -> Vec<Listed> {
         let mut owners: BTreeMap<&RelPath, Vec<u8>> = BTreeMap::new();
         for book in self.ledger.books.values() {
@@ -492,7 +571,8 @@ impl Engine {
             owners.extend(paths.map(|path| (path, book.path())));
         }
         let mut seen = BTreeSet::new();
-        self.ledger
+        let in_tree = self
+            .ledger
             .files()
             .filter(|(path, view)| {
                 let wanted = covers(place, path.as_bytes()) || owners.get(path).is_some_and(|of| of == place);
@@ -501,29 +581,117 @@ impl Engine {
             .filter_map(|(path, view)| {
                 let target = target(path.to_string(), view)?;
                 let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
-                Some(Listed { target, checkpoint: owners.get(path).cloned(), bad })
-            })
-            .chain(self.lost_targets(place))
-            .collect()
+                let bad = bad.or_else(|| self.shared.losses.refusal(target.file, target.seal));
+                Some(Listed { target, checkpoint: owners.get(path).cloned(), bad, suspects: BTreeSet::new() })
+            });
+        in_tree.chain(self.lost_targets(place)).collect()
+    }
+
+    /// Everything to verify at or below `place`: the targets with all their objects, and what committed versions list that the tree
+    /// does not show.
+    pub(crate) fn targets_and_stored(&self, place: &[u8]) -> Vec<Listed> {
+        let mut listed = self.targets(place);
+        let mut stored = self.stored(place);
+        for Listed { target, .. } in &mut listed {
+            let also = stored.remove(&(target.file, target.seal));
+            also.iter()
+                .flat_map(|also| also.target.objects())
+                .for_each(|object| target.add_object(object.clone()));
+        }
+        let wanted = |listed: &Listed| {
+            let of = listed.checkpoint.as_deref().unwrap_or_default();
+            covers(place, of) || covers(place, listed.target.path.as_bytes())
+        };
+        listed.extend(stored.into_values().filter(wanted));
+        for Listed { target, suspects, .. } in &mut listed {
+            for (key, bad) in self.scrub.bad_objects_of(target.file, target.seal) {
+                suspects.insert(key.clone());
+                target.add_object(bad.object.clone());
+            }
+        }
+        listed
+    }
+
+    /// The files of committed versions that may lie at or below `place`, with all objects that hold their bytes.
+    fn stored(&self, place: &[u8]) -> BTreeMap<(FileId, SealNumber), Listed> {
+        let mut stored: BTreeMap<_, Listed> = BTreeMap::new();
+        let books = self.ledger.books.values().map(|book| (book, book.path()));
+        for (book, path) in books.filter(|(_, path)| covers(place, path) || covers(path, place)) {
+            let files =
+                book.versions.values().filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
+            for file in files {
+                let object = ObjectCopy::of(file);
+                let of = (file.file, file.seal);
+                match stored.entry(of) {
+                    Entry::Occupied(known) => known.into_mut().target.add_object(object),
+                    Entry::Vacant(free) => {
+                        let bad = self.shared.losses.why(file.file, file.seal);
+                        let target = stored_target(file, object);
+                        let suspects = BTreeSet::new();
+                        free.insert(Listed { target, checkpoint: Some(path.clone()), bad, suspects });
+                    }
+                }
+            }
+        }
+        stored
     }
 
     fn standing(&self) -> Standing {
         let now = Instant::now();
         let runs: BTreeSet<_> = self.ledger.books.keys().map(|id| id.run.clone()).collect();
+        let tiers = self.tiers();
         Standing {
-            problems: self.problems(now),
-            tiers: self.tiers(),
+            problems: self.problems(&tiers, now),
+            tiers,
+            unsaved: CopyCount {
+                files: self.ledger.copies.unsaved_files,
+                bytes: self.ledger.copies.unsaved_bytes,
+            },
             runs: runs.into_iter().map(|run| self.run_status(&run)).collect(),
         }
+    }
+
+    /// The newest version of a run that a job can load, of those that fit: what was removed is not there for it. Costs a pass over the
+    /// versions, and a sort of them where the newest was removed.
+    fn newest_in_sight(
+        &self,
+        run: &RunPath,
+        fits: impl Fn(&checkpoint::Checkpoint) -> bool,
+    ) -> Option<&checkpoint::Checkpoint> {
+        let is_there = |(book, number, version): &(&Book, Number, &VersionBook)| {
+            book.candidate.is_some() || !self.is_removed(book, *number, version)
+        };
+        type Row<'a> = (&'a Book, Number, &'a VersionBook);
+        let newer_first =
+            |a: &Row<'_>, b: &Row<'_>| lineage::order(b.2.record()).cmp(&lineage::order(a.2.record()));
+        let books = self.ledger.books.values().filter(|book| book.id.run == *run);
+        let all = books
+            .flat_map(|book| book.versions.iter().map(move |(number, version)| (book, *number, version)));
+        let loadable = all.filter(|(.., version)| {
+            let checkpoint = &version.checkpoint;
+            let stands = checkpoint.is_alive() || checkpoint.is_committed();
+            stands && checkpoint.is_proven() && fits(checkpoint) && self.why_lost(version.record()).is_none()
+        });
+        let newest = loadable.clone().min_by(newer_first)?;
+        if is_there(&newest) {
+            return Some(&newest.2.checkpoint);
+        }
+        let mut sorted: Vec<_> = loadable.collect();
+        sorted.sort_by(newer_first);
+        sorted.into_iter().find(is_there).map(|(.., version)| &version.checkpoint)
     }
 
     fn run_status(&self, run: &RunPath) -> RunStatus {
         let watermark = self.watermark(run).map(checkpoint_ref);
         // Whole in this node's memory, or committed: what a restart of the job would load.
-        let recoverable = lineage::newest_recoverable(
-            run_of(&self.ledger, run).filter(|version| self.why_lost(version.record()).is_none()),
-        )
-        .map(checkpoint_ref);
+        let newest = self.newest_in_sight(run, |_| true);
+        let durable = match newest {
+            Some(newest) if !newest.is_committed() => {
+                self.newest_in_sight(run, checkpoint::Checkpoint::is_committed)
+            }
+            newest => newest,
+        };
+        let (recoverable, durable) = (newest.map(checkpoint_ref), durable.map(checkpoint_ref));
         let lag = self.lag(Some(run));
         RunStatus {
             run: run.to_string(),
@@ -531,19 +699,18 @@ impl Engine {
             latest: recoverable.clone(),
             watermark,
             recoverable,
+            durable,
             lag_versions: lag.versions,
             lag_bytes: lag.bytes,
             lag_seconds: lag.seconds,
         }
     }
 
-    fn problems(&self, now: Instant) -> Vec<Problem> {
+    fn problems(&self, tiers: &[TierStatus], now: Instant) -> Vec<Problem> {
         let mut problems = Vec::new();
-        let mut add = |code: &str, what: String, action: &str| {
-            problems.push(Problem { code: code.to_owned(), what, action: action.to_owned() });
-        };
+        let mut add = |code, what: String, action: &str| problems.push(Problem::new(code, what, action));
         if let Some(why) = &self.fenced {
-            add("fenced", why.clone(), "stop this daemon: another one commits to this Tier-3");
+            add(ProblemCode::Fenced, why.clone(), "stop this daemon: another one commits to this Tier-3");
         }
         if let Some((since, why)) = self.tier3_away.longest() {
             let seconds = now.saturating_duration_since(since).as_secs();
@@ -553,7 +720,7 @@ impl Engine {
                 lag.bytes
             );
             add(
-                "tier3_away",
+                ProblemCode::Tier3Away,
                 what,
                 "nothing is lost while this node lives; repair Tier-3, it is tried again by itself",
             );
@@ -565,11 +732,30 @@ impl Engine {
         };
         // Bytes that were saved again are another seal, and the old ones matter to nobody.
         for (_, what) in self.scrub.bad.iter().filter(|(of, _)| sealed.contains(of)) {
-            add("host_corrupt", what.clone(), "save it again; nothing that was committed is affected");
+            add(
+                ProblemCode::HostCorrupt,
+                what.clone(),
+                "save it again; nothing that was committed is affected",
+            );
+        }
+        for (path, why) in self.lost_checkpoints() {
+            add(
+                ProblemCode::Lost,
+                format!("{path} cannot be read whole: {why}"),
+                "`ckptctl recover --plan` says what a job loads instead; restore the object and run `ckptctl verify --deep`, or remove \
+                 the checkpoint",
+            );
+        }
+        for what in self.bad_objects() {
+            add(
+                ProblemCode::ObjectCorrupt,
+                what,
+                "the loss of this node would lose it; `ckptctl verify --deep` tries again to write it",
+            );
         }
         for what in &self.passed_over {
             add(
-                "tier3_not_believed",
+                ProblemCode::Tier3NotBelieved,
                 what.clone(),
                 "`ckptctl verify --deep` tells what is still recoverable",
             );
@@ -578,13 +764,35 @@ impl Engine {
             if let Some((_, version)) = book.versions.iter().next_back()
                 && let Some(why) = version.checkpoint.failure()
             {
-                add("not_committed", format!("{}: {why}", text(&book.path())), "save this checkpoint again");
+                let what = format!("{}: {why}", text(&book.path()));
+                add(ProblemCode::NotCommitted, what, "save this checkpoint again");
             }
+        }
+        for (code, what) in self.full_tiers(tiers, now) {
+            add(
+                code,
+                what,
+                "`ckptctl tiers` shows what holds it; wait for the uploads, remove what is not needed, or raise the budget",
+            );
         }
         if self.ledger.unnameable > 0 {
             let what = format!("{} names cannot be kept in Tier-3", self.ledger.unnameable);
-            add("unnameable", what, "use shorter paths");
+            add(ProblemCode::Unnameable, what, "use shorter paths");
         }
         problems
+    }
+
+    /// Objects that are bad, of files that are in the tree or in a committed version still.
+    fn bad_objects(&self) -> Vec<String> {
+        if self.scrub.bad_objects.is_empty() {
+            return Vec::new();
+        }
+        let in_tree = self.ledger.files().filter_map(|(_, view)| Some((view.file, view.sealed()?)));
+        let versions = self.ledger.books.values().flat_map(|book| book.versions.values());
+        let files = versions.filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
+        let wanted: BTreeSet<_> = in_tree.chain(files.map(|file| (file.file, file.seal))).collect();
+        let bad =
+            self.scrub.bad_objects.iter().filter(|((file, seal, _), _)| wanted.contains(&(*file, *seal)));
+        bad.map(|(_, bad)| format!("{}: {}", bad.path, bad.what)).collect()
     }
 }

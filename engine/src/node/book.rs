@@ -120,10 +120,12 @@ impl Book {
             .find(|(_, version)| version.checkpoint.is_alive() || version.checkpoint.is_committed())
     }
 
-    /// The newest version that stands or may come to stand and holds all of `present`.
+    /// The newest version that stands or may come to stand, or cannot be read any more, and holds all of `present`.
     pub(crate) fn covering(&self, present: &Contents) -> Option<(&Number, &VersionBook)> {
         self.versions.iter().rev().find(|(_, version)| {
-            let stands = version.checkpoint.is_alive() || version.checkpoint.is_committed();
+            let checkpoint = &version.checkpoint;
+            let stands =
+                checkpoint.is_alive() || checkpoint.is_committed() || checkpoint.why_unreadable().is_some();
             stands && is_covered(present, &version.contents)
         })
     }
@@ -131,6 +133,11 @@ impl Book {
     /// The newest committed version of this checkpoint.
     pub(crate) fn committed(&self) -> Option<(&Number, &VersionBook)> {
         self.versions.iter().rev().find(|(_, version)| version.checkpoint.is_committed())
+    }
+
+    /// The newest version of which Tier-3 does not say any more what was committed.
+    pub(crate) fn unreadable(&self) -> Option<(&Number, &VersionBook)> {
+        self.versions.iter().rev().find(|(_, version)| version.checkpoint.why_unreadable().is_some())
     }
 
     /// The number the next version takes: above every number ever used, decided or not.

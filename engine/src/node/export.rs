@@ -3,7 +3,7 @@
 //! Owns: choosing it, the hold on it, how an error reads. Does not own: the writing (`restore::export`).
 
 use crate::error::ErrorKind;
-use crate::node::answer::{Wanted, checkpoint_ref};
+use crate::node::answer::{Wanted, checkpoint_ref, unreadable};
 use crate::node::book::Number;
 use crate::node::run::{Engine, Node, error_text};
 use crate::restore::export::{ExportError, export};
@@ -81,8 +81,16 @@ impl Engine {
             None => book.committed().map(|(number, version)| (*number, version)),
             Some(number) => book.versions.get(&number).map(|version| (number, version)),
         };
+        let damaged = match number {
+            None => book.unreadable().map(|(_, version)| version),
+            Some(number) => book.versions.get(&number),
+        };
+        let damaged = damaged.and_then(|version| version.checkpoint.why_unreadable());
         let (number, version) =
             found.filter(|(_, version)| version.checkpoint.is_committed()).ok_or_else(|| {
+                if let Some(why) = damaged {
+                    return unreadable(&path, why);
+                }
                 let which = number.map_or_else(
                     || "no version".to_owned(),
                     |(timeline, version)| format!("no version {timeline}.{version}"),

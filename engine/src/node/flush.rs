@@ -142,7 +142,9 @@ impl Engine {
             book.verdict,
             Some(Verdict::Incomplete { .. } | Verdict::Open { again_at_ns: None, .. })
         );
-        self.ledger.files_of(candidate, &book.scope).find_map(|(path, view)| self.written(path, view, is_part))
+        self.ledger
+            .files_of(candidate, &book.scope)
+            .find_map(|(path, view)| self.written(path, view, is_part))
     }
 
     /// Whether any program is saving: a checkpoint, or a file under a name that it will not keep.
@@ -288,7 +290,8 @@ impl Engine {
             let checkpoint = &version.checkpoint;
             let unproven = checkpoint.is_prepared() && !checkpoint.is_proven();
             return match &version.trouble {
-                _ if checkpoint.is_committed() => None,
+                // Of what cannot be read any more a flush makes nothing.
+                _ if checkpoint.is_committed() || checkpoint.why_unreadable().is_some() => None,
                 Some(why) => row(PendingReason::Uploading, why.clone()),
                 None if unproven && version.record().partial => {
                     row(PendingReason::Torn, version.record().evidence_detail.clone())

@@ -94,6 +94,11 @@ impl Gc {
         self.unshown.insert((id, number));
     }
 
+    /// Whether the tree never showed it, though nobody removed it.
+    pub(crate) fn is_unshown(&self, id: &CheckpointId, number: Number) -> bool {
+        self.unshown.contains(&(id.clone(), number))
+    }
+
     pub(crate) fn is_shown_again(&mut self, id: &CheckpointId) {
         self.unshown.retain(|(of, _)| of != id);
     }
@@ -246,8 +251,8 @@ impl Engine {
             version: record.version.clone(),
             step: record.step,
             completed_at_ns: record.completed_at_ns,
-            // Nothing is known against it: it was read back, or its checksums were refused, when it was written.
-            verified: true,
+            // It was read back, or its checksums were refused, when it was written; what is known to be lost since counts for nothing.
+            verified: self.why_lost(record).is_none(),
             pinned: self.gc.pins.contains(&of),
             held,
             removed: superseded || wished || !leads.names && !leads.copies,

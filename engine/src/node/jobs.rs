@@ -228,6 +228,11 @@ pub enum RestoreError {
         "{path} has no copy left: its bytes were lost before they reached Tier-3; remove it, or save it again"
     )]
     NoCopy { path: String },
+    #[error(
+        "{path} was committed, and Tier-3 does not say any more what it holds: {why}; restore that object and restart, or \
+         remove {path}"
+    )]
+    Unreadable { path: String, why: String },
     #[error("no memory for the {size_bytes} bytes of {path}; free some, or raise --tier1")]
     NoSpace { path: String, size_bytes: u64, source: crate::tier1::Tier1Error },
     #[error(transparent)]
@@ -243,7 +248,7 @@ impl RestoreError {
     #[must_use]
     pub fn is_loss(&self) -> bool {
         match self {
-            Self::NoCopy { .. } => true,
+            Self::NoCopy { .. } | Self::Unreadable { .. } => true,
             // An object that is too short does not have the range.
             Self::Fetch(FetchError::Store { source: StoreError::Range { .. }, .. }) => true,
             Self::Fetch(error) => matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound),
@@ -268,7 +273,11 @@ impl RestoreError {
     pub fn errno(&self) -> FsError {
         match self {
             error if error.is_full() => FsError::NoSpace,
-            Self::NoSpace { .. } | Self::NoCopy { .. } | Self::Fetch(_) | Self::Peer(_) => FsError::Io,
+            Self::NoSpace { .. }
+            | Self::NoCopy { .. }
+            | Self::Unreadable { .. }
+            | Self::Fetch(_)
+            | Self::Peer(_) => FsError::Io,
             Self::Changed { source, .. } => *source,
         }
     }
@@ -343,6 +352,9 @@ async fn fetched_when(
     path: &str,
     cold: &ColdFile,
 ) -> Result<(Arc<crate::tier1::Backing>, ColdFile), RestoreError> {
+    if let Some(why) = shared.losses.refusal(cold.file, cold.seal) {
+        return Err(RestoreError::Unreadable { path: path.to_owned(), why });
+    }
     let mut wait = shared.namespace.room_wait();
     loop {
         match fetched_once(room, shared, path, cold, &mut wait).await {

@@ -2,17 +2,20 @@
 //!
 //! Owns: carrying those out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
 
-use crate::node::answer::{Wanted, checkpoint_ref};
+use crate::namespace::Listed;
+use crate::node::answer::{Wanted, checkpoint_ref, unreadable};
 use crate::node::book::Number;
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node, error_text};
 use crate::restore::locate;
 use crate::store::{Created, StoreError};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tidemark_protocol::documents::PinDocument;
 use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::key::{Key, Series, VersionId};
-use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use tidemark_protocol::report::{
     ApiError, CheckpointRef, ErrorCode, EventLevel, Gc, Pin, Progress, Removal, Undelete, path_text,
 };
@@ -111,6 +114,12 @@ impl Node {
     /// # Errors
     /// There is none, or it has to stay, and why: then nothing was done. The daemon is ending.
     pub async fn remove(&self, wanted: Wanted, tell: impl Fn(Progress)) -> Result<Removal, ApiError> {
+        let forgotten = wanted.clone();
+        if let Some(path) =
+            self.ask(move |engine| engine.forget_unreadable(&forgotten)).await.ok_or_else(ending)?
+        {
+            return Ok(Removal { path: path_text(&path), versions: 0, left: 0, trouble: None });
+        }
         let begun = self.ask(move |engine| {
             let Chosen { id, .. } = engine.newest_committed(&wanted)?;
             let path = engine.ledger.books[&id].path();
@@ -163,19 +172,70 @@ impl Engine {
             ApiError::new(ErrorCode::NotFound, what.to_owned(), "`ckptctl ls` shows what there is")
         };
         let book = self.find(wanted).ok_or_else(|| none("there is no such checkpoint"))?;
-        let committed = book.committed();
-        let (number, version) = committed
-            .ok_or_else(|| none(&format!("no version of {} is committed", path_text(&book.path()))))?;
+        let path = path_text(&book.path());
+        let damaged = book.unreadable().and_then(|(_, version)| version.checkpoint.why_unreadable());
+        let (number, version) = book.committed().ok_or_else(|| match damaged {
+            Some(why) => unreadable(&path, why),
+            None => none(&format!("no version of {path} is committed")),
+        })?;
         let reference = checkpoint_ref(&version.checkpoint);
         let version = version.record().version.clone();
         Ok(Chosen { id: book.id.clone(), number: *number, version, reference })
     }
 
+    /// Takes the names of a checkpoint out of the tree of which Tier-3 does not say what was committed, and gives its path. From now on
+    /// it is taken for removed; nothing of it is deleted in Tier-3, since nobody knows what it is.
+    fn forget_unreadable(&mut self, wanted: &Wanted) -> Option<Vec<u8>> {
+        let book = self.find(wanted).filter(|book| book.committed().is_none())?;
+        let (id, path) = (book.id.clone(), book.path());
+        let (_, version) = book.unreadable()?;
+        let files = &version.record().files;
+        let listed: Vec<_> = files
+            .iter()
+            .map(|entry| Listed { path: &entry.path, file: entry.file, seal: entry.seal, key: "" })
+            .collect();
+        let above =
+            files.iter().flat_map(|entry| std::iter::successors(entry.path.parent(), RelPath::parent));
+        let inside = |above: &RelPath| above.as_bytes().starts_with(&path);
+        let directories: BTreeSet<RelPath> = above.filter(inside).collect();
+        let directories: Vec<_> = directories.into_iter().collect();
+        if let Err(error) = self.shared.namespace.withdraw(&listed, &directories) {
+            tracing::error!(checkpoint = %path_text(&path), %error, "some names stay");
+        }
+        self.gc.is_shown_again(&id);
+        self.ledger.tree_changed = true;
+        let what = "it was removed; what Tier-3 holds of it stays there".to_owned();
+        self.event(EventLevel::Info, "removed", &id, what);
+        Some(path)
+    }
+
+    /// The path that a checkpoint had which may be out of sight: one that was never recorded has no book to be found by.
+    fn path_out_of_sight(&self, wanted: &Wanted) -> Option<Vec<u8>> {
+        if let Wanted::Path(path) = wanted {
+            return Some(path.clone());
+        }
+        if let Some(book) = self.find(wanted) {
+            return Some(book.path());
+        }
+        let Wanted::Step { run, step } = wanted else { return None };
+        let of_run = |id: &CheckpointId| {
+            let path = id.run.path().map_or(&b""[..], RelPath::as_bytes);
+            run.as_deref().is_none_or(|run| run == path || run == id.run.to_string().as_bytes())
+        };
+        let is_it = |candidate: &&Candidate| {
+            candidate.step.is_some_and(|found| found.0 == *step) && of_run(&candidate.id)
+        };
+        let torn = self.torn();
+        let found = torn.iter().map(|(candidate, _)| candidate).find(is_it)?;
+        found.id.path().map(|path| path.as_bytes().to_vec())
+    }
+
     fn undelete(&mut self, wanted: &Wanted) -> Result<Undelete, ApiError> {
         let refusal = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
         let refused = |what, action| Err(refusal(what, action));
-        if let Wanted::Path(path) = wanted
-            && let Some(shown) = self.show_torn(path)
+        let path = self.path_out_of_sight(wanted);
+        if let Some(path) = path
+            && let Some(shown) = self.show_torn(&path)
         {
             let again = "rename what has the name, then say it again";
             let (reference, files) = shown.map_err(|why| refusal(why, again))?;

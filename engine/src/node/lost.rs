@@ -6,7 +6,7 @@
 //!
 //! The next daemon knows nothing of it: it finds out again, at the first open.
 
-use crate::namespace::{FileView, FsError};
+use crate::namespace::{FileView, FsError, torn_path};
 use crate::node::answer::Listed;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
@@ -14,7 +14,7 @@ use crate::node::flush::covers;
 use crate::node::ledger::contents;
 use crate::node::run::Engine;
 use crate::node::scrub::target;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::{FileId, SealNumber};
@@ -22,7 +22,7 @@ use tidemark_protocol::lineage;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::Record;
-use tidemark_protocol::report::EventLevel;
+use tidemark_protocol::report::{EventLevel, path_text};
 
 /// Files remembered. Of more the rest is found again when it is opened.
 const LOSSES_MAX: usize = 10_000;
@@ -34,6 +34,8 @@ pub struct Losses(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     why: BTreeMap<(FileId, SealNumber), String>,
+    /// Files of versions whose commit cannot be read: names in the tree, so that a job sees that there was something.
+    refused: BTreeMap<(FileId, SealNumber), String>,
     news: bool,
 }
 
@@ -47,6 +49,21 @@ impl Losses {
         if known.why.len() < LOSSES_MAX {
             known.news |= known.why.insert((file, seal), why).is_none();
         }
+    }
+
+    /// From now on an open of these bytes fails with that reason.
+    pub(crate) fn refuse(&self, file: FileId, seal: SealNumber, why: String) {
+        self.lock().refused.insert((file, seal), why);
+    }
+
+    /// Why an open of these bytes fails before any copy is asked.
+    pub(crate) fn refusal(&self, file: FileId, seal: SealNumber) -> Option<String> {
+        self.lock().refused.get(&(file, seal)).cloned()
+    }
+
+    /// Why no copy is good; none for all that is known.
+    pub(crate) fn why(&self, file: FileId, seal: SealNumber) -> Option<String> {
+        self.lock().why.get(&(file, seal)).cloned()
     }
 
     /// It was read whole after all.
@@ -67,6 +84,39 @@ impl Engine {
             return None;
         }
         record.files.iter().find_map(|file| known.why.get(&(file.file, file.seal)).cloned())
+    }
+
+    /// Whether the job, or a person, took all names of a version away, and nothing brings them back by itself.
+    pub(crate) fn is_removed(&self, book: &Book, number: Number, version: &VersionBook) -> bool {
+        let namespace = &self.shared.namespace;
+        let is_there = |path: &RelPath| {
+            namespace.node_at(path.as_bytes()).is_some() || namespace.node_at(&torn_path(path)).is_some()
+        };
+        !version.contents.is_empty()
+            && !self.removals.may_be_undone(&book.id)
+            && !self.shields.is_out_of_sight(&book.id, number)
+            && !self.gc.is_unshown(&book.id, number)
+            && !version.contents.keys().any(is_there)
+    }
+
+    /// Checkpoints that were committed and cannot be read whole, and why; not what was removed, nor what a newer version of the same
+    /// checkpoint took the place of. Costs a pass over the versions, and over their files where something is lost.
+    pub(crate) fn lost_checkpoints(&self) -> Vec<(String, String)> {
+        let mut lost = Vec::new();
+        for book in self.ledger.books.values() {
+            let committed = book.committed().filter(|(_, version)| self.why_lost(version.record()).is_some());
+            // One that was committed after the damage stands in for it.
+            let unreadable = book
+                .unreadable()
+                .filter(|(number, _)| book.committed().is_none_or(|(committed, _)| committed < *number));
+            let Some((number, version)) = unreadable.or(committed) else { continue };
+            let unreadable = version.checkpoint.why_unreadable().map(ToOwned::to_owned);
+            let Some(why) = unreadable.or_else(|| self.why_lost(version.record())) else { continue };
+            if !self.is_removed(book, *number, version) {
+                lost.push((path_text(&book.path()), why));
+            }
+        }
+        lost
     }
 
     /// Committed, or proven and on its way, and all of it can be read.
@@ -124,8 +174,8 @@ impl Engine {
         let listed = |view: FileView| {
             let (path, checkpoint) = paths.get(&view.file)?;
             let target = target(path.to_string(), &view)?;
-            let bad = self.shared.losses.lock().why.get(&(target.file, target.seal)).cloned();
-            Some(Listed { target, checkpoint: Some(checkpoint.clone()), bad })
+            let bad = self.shared.losses.why(target.file, target.seal);
+            Some(Listed { target, checkpoint: Some(checkpoint.clone()), bad, suspects: BTreeSet::new() })
         };
         self.shared.namespace.torn_files().into_iter().filter_map(listed).collect()
     }

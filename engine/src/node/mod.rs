@@ -17,6 +17,7 @@
 //! | `apply` | what follows from the end of the other jobs |
 //! | `jobs` | the bodies of jobs |
 //! | `away` | what Tier-3 does not take |
+//! | `full` | tiers that fail saves |
 //! | `flush` | who waits for what to be durable |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `partial` | what a stop kept of checkpoints that were not whole |
@@ -46,6 +47,7 @@ mod due;
 mod events;
 mod export;
 mod flush;
+mod full;
 mod gc;
 mod import;
 mod jobs;

@@ -25,6 +25,20 @@ pub(crate) struct Partial {
 }
 
 impl Engine {
+    /// Of versions that the tree does not show because their marker or manifest is damaged: a tracker may name one.
+    pub(crate) fn follow_unreadable(&mut self, names: Names) {
+        if self.shields_nothing() || names == Names::Kept {
+            return;
+        }
+        let unshown = self.ledger.books.values().filter_map(|book| {
+            let (number, version) = book.unreadable()?;
+            let known = !version.record().framework.is_empty() && self.gc.is_unshown(&book.id, *number);
+            known.then(|| (book.id.clone(), *number))
+        });
+        let unshown: Vec<_> = unshown.collect();
+        self.partial.to_follow.extend(unshown);
+    }
+
     /// Before the mount is there. `Kept` names lie where the last daemon, or a person, wanted them.
     pub(crate) fn hide_partial(&mut self, names: Names) {
         if self.shields_nothing() {

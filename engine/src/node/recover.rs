@@ -8,22 +8,26 @@ use crate::node::Shared;
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::metric;
 use crate::node::run::error_text;
-use crate::restore::locate::{self, Catalog, CommittedVersion, PassedOver, UndecidedAttempt};
+use crate::restore::locate::{
+    self, Catalog, CommittedVersion, PassedOver, UndecidedAttempt, UnreadableVersion,
+};
 use crate::save::commit::{self, Attempt, CommitError};
 use crate::save::sweep::{self, Decided};
 use crate::store::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointEvent, Found};
+use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::{LooseSidecar, TreeDocument, VersionMetric};
-use tidemark_protocol::id::{FileId, Generation, SealNumber};
-use tidemark_protocol::key::{Key, Series, VersionId, VersionRef};
+use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
+use tidemark_protocol::key::{Key, Series, VersionId, VersionRef, checkpoint_path};
+use tidemark_protocol::layout::chunk_count;
 use tidemark_protocol::lineage::watermark;
 use tidemark_protocol::manifest::{Attributes, Directory, Manifest, ManifestFile, Prepared};
 use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::record::Record;
+use tidemark_protocol::record::{Record, RecordFile};
 
 /// What a node knows of checkpoints, and so what it may decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,6 +56,8 @@ pub struct Recovered {
     pub(crate) unshown: BTreeSet<(CheckpointId, Number)>,
     /// What was said of versions after they were committed.
     pub(crate) metrics: Vec<VersionMetric>,
+    /// Decided versions of which the marker or the manifest is damaged.
+    unreadable: Vec<UnreadableVersion>,
     /// What an unfinished upload can never matter to.
     decided: Decided,
 }
@@ -159,6 +165,7 @@ impl Recovered {
             }
         }
         self.passed_over.extend(catalog.passed_over.iter().map(say));
+        self.unreadable.extend(catalog.unreadable);
         for CommittedVersion { marker, manifest } in catalog.committed {
             self.decided.versions.insert(marker.version.clone());
             let checkpoint = Checkpoint::decided(record_of(&manifest), Decision::Commit);
@@ -289,6 +296,61 @@ impl Recovered {
         Ok(())
     }
 
+    /// Makes the versions known of which the marker or the manifest is damaged. Where the run has nothing else to load, their names
+    /// come into the tree and cannot be opened: a job must not take the run for one that never saved. Gives those that the tree does
+    /// not show.
+    ///
+    /// What the job removed is left alone. So is what memory outlived the daemon with: that is saved again, as the next version.
+    fn take_up_unreadable(
+        &mut self,
+        shared: &Shared,
+        names: Names,
+        wishes: &Wishes<'_>,
+    ) -> Vec<(CheckpointId, Number)> {
+        let loadable: BTreeSet<RunPath> = self
+            .books
+            .values()
+            .filter(|book| wishes.shown(book).is_some_and(|(_, version)| version.checkpoint.is_proven()))
+            .map(|book| book.id.run.clone())
+            .collect();
+        let mut unshown = Vec::new();
+        for UnreadableVersion { version, record, why } in std::mem::take(&mut self.unreadable) {
+            let number = (version.timeline, version.version);
+            let id = CheckpointId { run: version.run.clone(), directory: version.directory.clone() };
+            if wishes.removes(&id, number) {
+                continue;
+            }
+            let record = record.unwrap_or_else(|| stand_in(&version, shared));
+            let files: Vec<_> = placeholders(&record).collect();
+            let is_placeholder = |entry: &AdoptEntry| match &entry.kind {
+                AdoptKind::File { file, .. } => {
+                    shared.namespace.cold_file(*file).is_some_and(|cold| cold.object.is_none())
+                }
+                _ => false,
+            };
+            let shows = match names {
+                Names::Empty => !loadable.contains(&id.run),
+                Names::Kept if files.iter().any(is_placeholder) => true,
+                Names::Kept => continue,
+            };
+            let contents =
+                record.files.iter().map(|entry| (entry.path.clone(), (entry.file, entry.seal))).collect();
+            if shows {
+                record
+                    .files
+                    .iter()
+                    .for_each(|entry| shared.losses.refuse(entry.file, entry.seal, why.clone()));
+            } else {
+                unshown.push((id, number));
+            }
+            if shows && names == Names::Empty {
+                files.into_iter().for_each(|entry| adopt(shared, entry));
+            }
+            self.put(VersionBook::new(Checkpoint::unreadable(record, why), contents));
+        }
+        unshown
+    }
+
     fn adopt(
         &mut self,
         shared: &Shared,
@@ -297,6 +359,7 @@ impl Recovered {
         sidecars: Vec<LooseSidecar>,
     ) {
         let wishes = Wishes::of(tree);
+        let unshown = self.take_up_unreadable(shared, names, &wishes);
         let mut directories = Vec::new();
         for book in self.books.values() {
             let Some((number, version)) = wishes.shown(book) else { continue };
@@ -365,6 +428,7 @@ impl Recovered {
         if names == Names::Empty {
             self.unshown = self.not_shown(shared, &wishes);
         }
+        self.unshown.extend(unshown);
         // Last, so that what was made inside them has not moved their times.
         for directory in directories {
             adopt_directory(shared, &directory);
@@ -421,6 +485,11 @@ impl<'a> Wishes<'a> {
     fn shown<'b>(&self, book: &'b Book) -> Option<(&'b Number, &'b VersionBook)> {
         let removed = self.versions.get(&(&book.id.run, &book.id.directory)).copied();
         shown(book, removed)
+    }
+
+    /// Whether the job removed that version, or a later one of the same checkpoint.
+    fn removes(&self, id: &CheckpointId, number: Number) -> bool {
+        self.versions.get(&(&id.run, &id.directory)).is_some_and(|removed| *removed >= number)
     }
 
     fn keeps(&self, path: &RelPath, file: &ManifestFile) -> bool {
@@ -536,6 +605,48 @@ pub(crate) fn record_of(manifest: &Manifest) -> Record {
         files: manifest.files.iter().map(ManifestFile::entry).collect(),
         partial: false,
     }
+}
+
+/// Chunks of all placeholders of a version, so that a damaged record cannot ask for more memory: 8 TiB of files.
+const PLACEHOLDER_CHUNKS_MAX: u64 = 1 << 20;
+
+/// The names of a version that cannot be read, with their sizes: an open finds no copy.
+fn placeholders(record: &Record) -> impl Iterator<Item = AdoptEntry> {
+    let mut left = PLACEHOLDER_CHUNKS_MAX;
+    let mtime_ns = record.completed_at_ns;
+    record.files.iter().map(move |file| {
+        let chunks = chunk_count(file.size_bytes);
+        let size_bytes = if chunks <= left { file.size_bytes } else { 0 };
+        left = left.saturating_sub(chunks);
+        // Nothing is ever compared with these: no copy is asked.
+        let chunks = (0..chunk_count(size_bytes)).map(|_| Crc64(0)).collect();
+        let kind = AdoptKind::File {
+            file: file.file,
+            seal: file.seal,
+            size_bytes,
+            crc: file.crc64nvme,
+            chunks,
+            object: None,
+        };
+        entry(&file.path, kind, &Attributes { mode: 0o644, mtime_ns, ..Attributes::default() })
+    })
+}
+
+/// The record of a version of which nothing but the key can be read: one file under the checkpoint's own name.
+fn stand_in(version: &VersionId, shared: &Shared) -> Record {
+    let mut record = empty_record(version, shared);
+    let Ok(path) = RelPath::new(checkpoint_path(&version.run, &version.directory)) else { return record };
+    let hash = blake3::hash(version.to_string().as_bytes());
+    let counter = u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"));
+    record.files.push(RecordFile {
+        path,
+        // No life of a node has this incarnation.
+        file: FileId { incarnation: Incarnation(0), counter: FileCounter(counter) },
+        seal: SealNumber(1),
+        size_bytes: 0,
+        crc64nvme: Crc64(0),
+    });
+    record
 }
 
 /// Stands for a version of which only the number matters any more.

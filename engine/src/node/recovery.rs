@@ -12,6 +12,14 @@ use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recovery::{Standing, Standpoint, choose};
 use tidemark_protocol::report::{Recovery, RecoveryRow, RunRecovery};
 
+/// The versions of one run.
+#[derive(Default)]
+struct OfRun<'a> {
+    versions: Vec<(&'a Book, Number, &'a VersionBook)>,
+    /// Of how many the job removed all names.
+    removed: u64,
+}
+
 impl Node {
     /// Every run that has checkpoints at or below `place`.
     pub async fn recovery(&self, place: Vec<u8>) -> Option<Recovery> {
@@ -21,23 +29,36 @@ impl Node {
 
 impl Engine {
     fn recovery(&self, place: &[u8]) -> Recovery {
-        let mut runs: BTreeMap<&RunPath, Vec<(&Book, Number, &VersionBook)>> = BTreeMap::new();
+        let mut runs: BTreeMap<&RunPath, OfRun<'_>> = BTreeMap::new();
         for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
-            let stands = |(_, version): &(&Number, &VersionBook)| {
-                let checkpoint = &version.checkpoint;
-                checkpoint.is_committed() || checkpoint.is_alive() || checkpoint.failure().is_some()
-            };
-            let versions = book.versions.iter().filter(stands);
-            runs.entry(&book.id.run)
-                .or_default()
-                .extend(versions.map(|(number, version)| (book, *number, version)));
+            self.add_versions(book, runs.entry(&book.id.run).or_default());
         }
         let is_one = |(_, _, version): &(&Book, Number, &VersionBook)| version.checkpoint.failure().is_none();
-        runs.retain(|_, versions| versions.iter().any(is_one));
-        Recovery { runs: runs.into_iter().map(|(run, versions)| self.run_recovery(run, &versions)).collect() }
+        runs.retain(|_, run| run.versions.iter().any(is_one));
+        Recovery { runs: runs.into_iter().map(|(run, of_run)| self.run_recovery(run, &of_run)).collect() }
     }
 
-    fn run_recovery(&self, run: &RunPath, versions: &[(&Book, Number, &VersionBook)]) -> RunRecovery {
+    /// Adds the versions of a checkpoint that a job may come back to, or would have: from the newest to the first that can be loaded.
+    /// Older ones were saved over, and what the job removed it does not miss.
+    fn add_versions<'a>(&'a self, book: &'a Book, run: &mut OfRun<'a>) {
+        for (number, version) in book.versions.iter().rev() {
+            let checkpoint = &version.checkpoint;
+            let is_reason = checkpoint.failure().or(checkpoint.why_unreadable()).is_some();
+            if !checkpoint.is_committed() && !checkpoint.is_alive() && !is_reason {
+                continue;
+            }
+            if self.is_removed(book, *number, version) {
+                run.removed += 1;
+                continue;
+            }
+            run.versions.push((book, *number, version));
+            if self.is_loadable(checkpoint) && self.is_in_sight(book, version) {
+                return;
+            }
+        }
+    }
+
+    fn run_recovery(&self, run: &RunPath, OfRun { versions, removed }: &OfRun<'_>) -> RunRecovery {
         let standings: Vec<_> = versions
             .iter()
             .map(|(book, _, version)| Standing {
@@ -57,6 +78,11 @@ impl Engine {
                 reason: choice.reason,
             }
         };
-        RunRecovery { run: run.to_string(), chosen, versions: choices.into_iter().map(row).collect() }
+        RunRecovery {
+            run: run.to_string(),
+            chosen,
+            versions: choices.into_iter().map(row).collect(),
+            removed: *removed,
+        }
     }
 }

@@ -11,6 +11,7 @@ use crate::node::book::{LooseStage, is_damage};
 use crate::node::decide::Action;
 use crate::node::due::Due;
 use crate::node::flush::Flushes;
+use crate::node::full::Full;
 use crate::node::gc::Gc;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::{Contents, Ledger};
@@ -105,6 +106,7 @@ pub(crate) struct Engine {
     pub(crate) shields: Shields,
     pub(crate) trackers: Trackers,
     pub(crate) removals: Removals,
+    pub(crate) full: Full,
     pub(crate) begun: Begun,
     pub(crate) partial: Partial,
     /// Books whose candidate is not covered by a version: looked at again as time passes.
@@ -261,6 +263,7 @@ impl Engine {
             shields: Shields::default(),
             trackers: Trackers::default(),
             removals: Removals::default(),
+            full: Full::default(),
             begun: Begun::default(),
             partial: Partial::default(),
             shared,
@@ -288,6 +291,7 @@ impl Engine {
             engine.classify_run(&run);
         }
         engine.hide_partial(recovered.names);
+        engine.follow_unreadable(recovered.names);
         engine
     }
 
@@ -341,6 +345,7 @@ impl Engine {
         if now.saturating_duration_since(self.last_tick) >= TICK {
             self.last_tick = now;
             self.measure();
+            self.watch_room(now);
             self.shared.namespace.forget_ended_writers();
             self.ledger.seals_again();
             let _ = self.shared.namespace.take_removers();
@@ -393,6 +398,7 @@ impl Engine {
             self.ledger.due.extend(self.unsettled.iter().cloned());
             self.forget_causes();
             self.measure();
+            self.watch_room(now);
             self.shared.namespace.forget_ended_writers();
             self.ledger.seals_again();
             self.serve_owed(now);

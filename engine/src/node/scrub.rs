@@ -3,7 +3,7 @@
 //! Owns: which file is next, the pace, checking one file, replacing a bad host copy. Does not own: copies in Tier-3
 //! (`verify` reads those).
 
-use crate::namespace::{FileState, FsError, Namespace, NodeId, SealPin};
+use crate::namespace::{FileState, FsError, Namespace, NodeId, ObjectCopy, SealPin};
 use crate::node::Shared;
 use crate::node::jobs::{Done, RestoreError, fetched};
 use crate::node::run::{Engine, error_text};
@@ -17,6 +17,9 @@ use tidemark_protocol::report::EventLevel;
 /// After a pass over everything the scrub rests at least this long, so that a nearly empty Tier-1 costs nothing.
 const REST: Duration = Duration::from_secs(30);
 
+/// Bad objects remembered. The next `verify` finds the rest again.
+const BAD_OBJECTS_MAX: usize = 10_000;
+
 /// Where the scrub is.
 #[derive(Debug)]
 pub(crate) struct Scrub {
@@ -28,6 +31,8 @@ pub(crate) struct Scrub {
     again: BTreeSet<FileId>,
     /// Files whose host copy is bad and has no other: named in the problems.
     pub(crate) bad: BTreeMap<(FileId, SealNumber), String>,
+    /// Objects that the last `verify` found bad and could not write again, by file and key.
+    pub(crate) bad_objects: BTreeMap<(FileId, SealNumber, String), BadObject>,
 }
 
 /// A sealed file to look at.
@@ -41,7 +46,34 @@ pub(crate) struct Target {
     pub(crate) crc: Crc64,
     pub(crate) chunks: Arc<[Crc64]>,
     pub(crate) host: bool,
-    pub(crate) object: Option<crate::namespace::ObjectCopy>,
+    pub(crate) object: Option<ObjectCopy>,
+    /// Further objects that should hold the same bytes: each version has its own, and one that was found bad is not `object` any more.
+    pub(crate) more: Vec<ObjectCopy>,
+}
+
+impl Target {
+    /// All objects that should hold the bytes.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = &ObjectCopy> {
+        self.object.iter().chain(&self.more)
+    }
+
+    /// Adds an object, unless it is known.
+    pub(crate) fn add_object(&mut self, object: ObjectCopy) {
+        match &self.object {
+            None => self.object = Some(object),
+            Some(known) if known.key == object.key => {}
+            Some(_) if self.more.iter().any(|known| known.key == object.key) => {}
+            Some(_) => self.more.push(object),
+        }
+    }
+}
+
+/// An object of Tier-3 that is bad or missing.
+#[derive(Debug)]
+pub(crate) struct BadObject {
+    pub(crate) path: String,
+    pub(crate) object: ObjectCopy,
+    pub(crate) what: String,
 }
 
 /// A chunk that is not what was sealed.
@@ -84,7 +116,19 @@ impl Scrub {
             not_before: now + REST,
             again: BTreeSet::new(),
             bad: BTreeMap::new(),
+            bad_objects: BTreeMap::new(),
         }
+    }
+
+    /// The objects of one file's bytes that were found bad, by key.
+    pub(crate) fn bad_objects_of(
+        &self,
+        file: FileId,
+        seal: SealNumber,
+    ) -> impl Iterator<Item = (&String, &BadObject)> {
+        let all = self.bad_objects.range((file, seal, String::new())..);
+        let of = all.take_while(move |((other, at, _), _)| (*other, *at) == (file, seal));
+        of.map(|((_, _, key), bad)| (key, bad))
     }
 }
 
@@ -183,6 +227,28 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Remembers what a look at an object came to. `bad`: what is wrong with it.
+    pub(crate) fn note_object_checked(&mut self, target: &Target, object: &ObjectCopy, bad: Option<&str>) {
+        let of = (target.file, target.seal, object.key.clone());
+        let Some(what) = bad else {
+            self.scrub.bad_objects.remove(&of);
+            return;
+        };
+        let path = target.path.clone();
+        let known = self.scrub.bad_objects.contains_key(&of);
+        if known || self.scrub.bad_objects.len() < BAD_OBJECTS_MAX {
+            let found = BadObject { path: path.clone(), object: object.clone(), what: what.to_owned() };
+            self.scrub.bad_objects.insert(of, found);
+        }
+        if !known {
+            tracing::error!(%path, what, "an object of Tier-3 is bad, and was not written again");
+            let what = what.to_owned();
+            self.shared.events.add(self.shared.now_ns(), EventLevel::Error, "corrupt", Some(path), what);
+        }
+    }
+}
+
 /// What there is to check of a file; `None` when it is not sealed.
 pub(crate) fn target(path: String, view: &crate::namespace::FileView) -> Option<Target> {
     let FileState::Sealed { seal, size_bytes, crc, chunks } = &view.state else { return None };
@@ -196,6 +262,7 @@ pub(crate) fn target(path: String, view: &crate::namespace::FileView) -> Option<
         chunks: Arc::clone(chunks),
         host: view.host,
         object: view.object.clone(),
+        more: Vec::new(),
     })
 }
 
@@ -211,6 +278,7 @@ fn copy_target(copy: crate::namespace::CopyView) -> Target {
         chunks: copy.sealed.chunks,
         host: true,
         object: copy.object,
+        more: Vec::new(),
     }
 }
 

@@ -188,9 +188,10 @@ impl Engine {
                 withheld |= only_copy;
                 only_copy
             };
-            // What the daemon took out of sight is not removed.
-            let unshown =
-                shown(book, None).is_some_and(|(number, _)| self.shields.is_out_of_sight(&book.id, *number));
+            // What the daemon took out of sight, or never showed, is not removed.
+            let unshown = shown(book, None)
+                .is_some_and(|(number, _)| self.shields.is_out_of_sight(&book.id, *number))
+                || book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number));
             match if unshown { Removed::Nothing } else { here.removed(book) } {
                 Removed::Nothing => {}
                 Removed::All(number) => {
@@ -318,13 +319,15 @@ impl<'a> Here<'a> {
     /// Looks at the version that a restart would show. A name that means something else by now is not removed: its
     /// new bytes are on their way to a version of their own, and until they are there the old ones stand.
     fn removed(&self, book: &Book) -> Removed {
-        let Some((number, version)) = shown(book, None) else { return Removed::Nothing };
+        let unreadable = book.unreadable();
+        let Some((number, version)) = shown(book, None).or(unreadable) else { return Removed::Nothing };
         let now = |path: &RelPath| self.names.get(path.as_bytes());
         let newer = above(book, Some(*number));
         let mut all =
             version.contents.keys().chain(newer.iter().flat_map(|(_, newer)| newer.contents.keys()));
         if all.all(|path| now(path).is_none()) {
-            return Removed::All(newer.last().map_or(*number, |(newest, _)| **newest));
+            let newest = newer.last().map_or(*number, |(newest, _)| **newest);
+            return Removed::All(unreadable.map_or(newest, |(number, _)| newest.max(*number)));
         }
         let mut files = Vec::new();
         for (path, of) in &version.contents {

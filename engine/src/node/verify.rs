@@ -1,17 +1,23 @@
 //! Verifies copies on request: every host copy, and with `deep` every byte in Tier-3 and in other nodes' memory too.
 //!
-//! Owns: what is checked, and the sum of what was found. Does not own: healing a host copy (`scrub`), reading another node's
-//! (`verify_peers`).
+//! Owns: what is checked, writing bad objects again, and the sum of what was found. Does not own: healing a host copy (`scrub`),
+//! reading another node's (`verify_peers`), the write itself (`save::again`).
 
-use crate::namespace::ObjectCopy;
-use crate::node::run::{Node, error_text};
+use crate::namespace::{ObjectCopy, SealPin};
+use crate::node::answer::Listed;
+use crate::node::run::{Engine, Node, error_text};
 use crate::node::scrub::{Scrubbed, Target, scrub};
-use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers};
+use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers, from_a_peer};
 use crate::restore::decode;
+use crate::restore::fetch::{FetchPlan, fetch};
+use crate::save::again::write_again;
+use crate::save::upload::SealedBytes;
 use crate::store::StoreError;
 use futures::stream::{self, StreamExt};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::report::{Progress, Unrecoverable, Verify, VerifyRepair};
+use tidemark_protocol::report::{EventLevel, Progress, Unrecoverable, Verify, VerifyRepair};
 
 /// Files checked at once: one hashes while another waits for Tier-3.
 const FILES_IN_FLIGHT: usize = 4;
@@ -22,74 +28,25 @@ struct Found {
     /// Why the host copy was given up earlier.
     bad: Option<String>,
     host: Option<Scrubbed>,
-    object: Option<Result<(), String>>,
-    object_bad: bool,
+    objects: Vec<(ObjectCopy, ObjectFound)>,
     peers: Vec<PeerCopy>,
 }
 
-impl Node {
-    /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
-    /// size, and with `deep` they and other nodes' copies are read whole. A bad host copy is replaced from Tier-3 where that copy is good.
-    ///
-    /// Dropping the future stops it between two files.
-    pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
-        let below = place.clone();
-        let targets = self.ask(move |engine| engine.targets(&below)).await?;
-        let total_files = u64::try_from(targets.len()).expect("a count fits 64 bits");
-        let total_bytes = targets.iter().map(|target| target.size_bytes).sum();
-        let mut verify = Verify { deep, files: total_files, ..Verify::default() };
-        let checkpoints: std::collections::BTreeSet<_> =
-            targets.iter().map(|target| target.checkpoint.clone()).collect();
-        verify.checkpoints =
-            u64::try_from(checkpoints.into_iter().flatten().count()).expect("a count fits 64 bits");
-        let shared = self.shared();
-        let looked = targets.into_iter().map(|listed| async move {
-            let (target, bad) = (listed.target, listed.bad);
-            let host = if target.host { Some(scrub(shared, target.clone()).await) } else { None };
-            let (object, object_bad) = match &target.object {
-                Some(object) => match check_object(self, &target, object, deep).await {
-                    Ok(()) => (Some(Ok(())), false),
-                    Err(ObjectProblem::Bad(why)) => (Some(Err(why)), true),
-                    Err(ObjectProblem::Away(why)) => (Some(Err(why)), false),
-                },
-                None => (None, false),
-            };
-            let peers = check_peers(shared, &target, deep).await;
-            Found { target, bad, host, object, object_bad, peers }
-        });
-        let mut looked = stream::iter(looked).buffer_unordered(FILES_IN_FLIGHT);
-        let mut done_files = 0;
-        while let Some(found) = looked.next().await {
-            done_files += 1;
-            verify.bytes += found.target.size_bytes;
-            let now = Some(found.target.path.clone());
-            let lost_before = verify.unrecoverable.len();
-            add(&mut verify, &found);
-            let of = (found.target.file, found.target.seal);
-            match verify.unrecoverable.get(lost_before) {
-                Some(lost) => shared.losses.note(of.0, of.1, format!("{}: {}", lost.path, lost.what)),
-                None if deep && matches!(found.object, Some(Ok(()))) => shared.losses.mend(of.0, of.1),
-                None => {}
-            }
-            if let Some(host) = found.host {
-                self.ask(move |engine| engine.note_scrubbed(&host)).await?;
-            }
-            if found.object_bad {
-                let (file, seal) = (found.target.file, found.target.seal);
-                // A bad object is no copy: the host copy must not be reclaimed for its sake.
-                if found.target.host {
-                    shared.namespace.forget_object(file, seal);
-                }
-            }
-            progress(Progress { done_bytes: verify.bytes, total_bytes, done_files, total_files, now });
-        }
-        verify.unrecoverable.sort_by(|a, b| a.path.cmp(&b.path));
-        verify.repaired.sort_by(|a, b| a.path.cmp(&b.path));
-        self.verify_proofs(place, &mut verify).await?;
-        Some(verify)
-    }
+/// What was found of one object.
+enum ObjectFound {
+    Good,
+    /// Bad or missing, and written again.
+    Mended {
+        what: String,
+        from: String,
+    },
+    /// Bad or missing, and still so.
+    Bad(String),
+    /// It could not be read.
+    Away(String),
 }
 
+/// Adds what was found of one file to the sum.
 fn add(verify: &mut Verify, found: &Found) {
     let path = found.target.path.clone();
     let mut wrong = Vec::new();
@@ -111,15 +68,29 @@ fn add(verify: &mut Verify, found: &Found) {
             (Some(bad), Some(Err(error))) => wrong.push(format!("host: {bad}; {}", error_text(error))),
         }
     }
-    match &found.object {
-        Some(Ok(())) => {
-            verify.copies += 1;
-            // That it is there says nothing of one that was found damaged.
-            good |= verify.deep || found.bad.is_none();
+    for (_, object) in &found.objects {
+        match object {
+            ObjectFound::Good => {
+                verify.copies += 1;
+                // That it is there says nothing where no copy could be read before.
+                good |= verify.deep || found.bad.is_none();
+            }
+            ObjectFound::Mended { what, from } => {
+                verify.copies += 1;
+                good = true;
+                verify.repaired.push(VerifyRepair {
+                    path: path.clone(),
+                    copy: "object".to_owned(),
+                    what: what.clone(),
+                    from: from.clone(),
+                });
+            }
+            ObjectFound::Bad(what) => {
+                verify.bad_objects += 1;
+                wrong.push(format!("object: {what}"));
+            }
+            ObjectFound::Away(why) => away = Some(format!("object: {why}")),
         }
-        Some(Err(why)) if found.object_bad => wrong.push(format!("object: {why}")),
-        Some(Err(why)) => away = Some(format!("object: {why}")),
-        None => {}
     }
     for peer in &found.peers {
         let node = &peer.node;
@@ -132,14 +103,16 @@ fn add(verify: &mut Verify, found: &Found) {
             Err(PeerProblem::Away(why)) => away = Some(format!("peer {node}: {why}")),
         }
     }
+    verify.away |= away.is_some();
     if !good && away.is_none() {
-        let copy = if found.target.object.is_some() { "object" } else { "host" };
+        let copy = if found.objects.is_empty() { "host" } else { "object" };
         wrong.extend(found.bad.iter().map(|bad| format!("{copy}: {bad}")));
         let what = if wrong.is_empty() { "no copy is known".to_owned() } else { wrong.join("; ") };
         verify.unrecoverable.push(Unrecoverable { path, what });
-    } else if let Some(what) = away {
-        verify.unchecked.push(Unrecoverable { path, what });
-    } else if !wrong.is_empty() {
+        return;
+    }
+    wrong.extend(away);
+    if !wrong.is_empty() {
         verify.unchecked.push(Unrecoverable { path, what: wrong.join("; ") });
     }
 }
@@ -149,51 +122,261 @@ enum ObjectProblem {
     Away(String),
 }
 
-async fn check_object(
-    node: &Node,
-    target: &Target,
-    object: &ObjectCopy,
-    deep: bool,
-) -> Result<(), ObjectProblem> {
-    let store = &node.shared().drain.store;
-    let away = |error: StoreError| match error {
-        StoreError::NotFound { .. } | StoreError::Range { .. } | StoreError::Damaged { .. } => {
-            ObjectProblem::Bad(error_text(&error))
+impl Node {
+    /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
+    /// size, and with `deep` they and other nodes' copies are read whole. A bad host copy is replaced from Tier-3 where that copy is
+    /// good. A bad or missing object is written again where memory, another node or another object has the bytes.
+    ///
+    /// Dropping the future stops it between two files.
+    pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
+        let below = place.clone();
+        let (targets, fenced) =
+            self.ask(move |engine| (engine.targets_and_stored(&below), engine.fenced.is_some())).await?;
+        let total_files = u64::try_from(targets.len()).expect("a count fits 64 bits");
+        let total_bytes = targets.iter().map(|target| target.size_bytes).sum();
+        let mut verify = Verify { deep, files: total_files, ..Verify::default() };
+        let checkpoints: BTreeSet<_> = targets.iter().map(|target| target.checkpoint.clone()).collect();
+        verify.checkpoints =
+            u64::try_from(checkpoints.into_iter().flatten().count()).expect("a count fits 64 bits");
+        let shared = self.shared();
+        let looked = targets.into_iter().map(|listed| async move {
+            let Listed { target, bad, suspects, .. } = listed;
+            let host = if target.host { Some(scrub(shared, target.clone()).await) } else { None };
+            let objects = self.check_objects(&target, &suspects, deep, fenced).await;
+            let peers = check_peers(shared, &target, deep).await;
+            Found { target, bad, host, objects, peers }
+        });
+        let mut looked = stream::iter(looked).buffer_unordered(FILES_IN_FLIGHT);
+        let mut done_files = 0;
+        while let Some(found) = looked.next().await {
+            done_files += 1;
+            verify.bytes += found.target.size_bytes;
+            let now = Some(found.target.path.clone());
+            let lost_before = verify.unrecoverable.len();
+            add(&mut verify, &found);
+            let of = (found.target.file, found.target.seal);
+            let is_good = |(_, object): &(ObjectCopy, ObjectFound)| match object {
+                ObjectFound::Good => deep,
+                ObjectFound::Mended { .. } => true,
+                ObjectFound::Bad(_) | ObjectFound::Away(_) => false,
+            };
+            match verify.unrecoverable.get(lost_before) {
+                Some(lost) => shared.losses.note(of.0, of.1, format!("{}: {}", lost.path, lost.what)),
+                None if found.objects.iter().any(is_good) => shared.losses.mend(of.0, of.1),
+                None => {}
+            }
+            self.ask(move |engine| engine.note_verified(&found)).await?;
+            progress(Progress { done_bytes: verify.bytes, total_bytes, done_files, total_files, now });
         }
-        error => ObjectProblem::Away(error_text(&error)),
-    };
-    let layout = std::sync::Arc::new(object.layout());
-    let object_bytes = layout.object_bytes();
-    match store.head(&object.key).await.map_err(away)? {
-        None => return Err(ObjectProblem::Bad(format!("{} is not there", object.key))),
-        Some(head) if head.size_bytes != object_bytes => {
-            let what = format!("{} has {} bytes, expected {object_bytes}", object.key, head.size_bytes);
-            return Err(ObjectProblem::Bad(what));
+        drop(looked);
+        verify.unrecoverable.sort_by(|a, b| a.path.cmp(&b.path));
+        verify.repaired.sort_by(|a, b| a.path.cmp(&b.path));
+        self.verify_proofs(place, &mut verify).await?;
+        Some(verify)
+    }
+
+    /// Looks at every object that should hold the bytes, and writes those again that do not. `suspects`: keys that were found bad
+    /// before, of which the size says nothing.
+    async fn check_objects(
+        &self,
+        target: &Target,
+        suspects: &BTreeSet<String>,
+        deep: bool,
+        fenced: bool,
+    ) -> Vec<(ObjectCopy, ObjectFound)> {
+        let mut found = Vec::new();
+        for object in target.objects() {
+            let deep = deep || suspects.contains(&object.key);
+            let result = match self.check_object(target, object, deep).await {
+                Ok(()) => ObjectFound::Good,
+                Err(ObjectProblem::Bad(what)) => ObjectFound::Bad(what),
+                Err(ObjectProblem::Away(why)) => ObjectFound::Away(why),
+            };
+            found.push((object.clone(), result));
         }
-        Some(_) => {}
+        let good = found.iter().find(|(_, result)| matches!(result, ObjectFound::Good));
+        let good = good.map(|(object, _)| object.clone());
+        for (object, result) in &mut found {
+            let ObjectFound::Bad(what) = result else { continue };
+            if fenced {
+                what.push_str("; another coordinator took over, and this node writes nothing to Tier-3");
+                continue;
+            }
+            match self.mend(target, object, good.as_ref()).await {
+                Ok(from) => *result = ObjectFound::Mended { what: std::mem::take(what), from },
+                Err(why) => {
+                    what.push_str("; ");
+                    what.push_str(&why);
+                }
+            }
+        }
+        found
     }
-    if !deep {
-        return Ok(());
+
+    /// Writes an object again and reads it back. Gives where the good bytes came from: `host`, `object` or `peer NODE`.
+    async fn mend(
+        &self,
+        target: &Target,
+        object: &ObjectCopy,
+        good: Option<&ObjectCopy>,
+    ) -> Result<String, String> {
+        let shared = self.shared();
+        let mut tried = Vec::new();
+        // A copy that turns out bad on the way is not the last one.
+        for source in ["host", "peer", "object"] {
+            let (from, pin) = match source {
+                "host" => match shared.namespace.pin_seal(target.file, target.seal) {
+                    Some(pin) => ("host".to_owned(), pin),
+                    None => continue,
+                },
+                "peer" => match from_a_peer(shared, target).await {
+                    Some((node, landing)) => {
+                        (format!("peer {node}"), SealPin::of_landing(landing, target.size_bytes))
+                    }
+                    None => continue,
+                },
+                _ => match good {
+                    Some(good) => match self.landed(target, good).await {
+                        Ok(pin) => ("object".to_owned(), pin),
+                        Err(why) => {
+                            tried.push(why);
+                            continue;
+                        }
+                    },
+                    None => continue,
+                },
+            };
+            let bytes = SealedBytes {
+                path: target.path.clone(),
+                pin: Arc::new(pin),
+                chunks: Arc::clone(&target.chunks),
+            };
+            match write_again(&shared.drain, object, bytes).await {
+                Ok(()) => {
+                    return match self.check_object(target, object, true).await {
+                        Ok(()) => Ok(from),
+                        Err(ObjectProblem::Bad(what) | ObjectProblem::Away(what)) => {
+                            Err(format!("it was written again from {from}, and reads back wrong: {what}"))
+                        }
+                    };
+                }
+                Err(error) => tried.push(error_text(&error)),
+            }
+        }
+        if tried.is_empty() {
+            tried.push("no good copy is left to write it again from".to_owned());
+        }
+        Err(tried.join("; "))
     }
-    let mismatch = || node.shared().metrics.verify_mismatches.get_or_create(&[("copy", "object")]).inc();
-    for chunk in 0..layout.chunks() {
-        let bytes = store.get_range(&object.key, layout.object_range(chunk)).await.map_err(away)?;
-        let layout = std::sync::Arc::clone(&layout);
-        let found = tokio::task::spawn_blocking(move || {
-            decode::stored(&layout, chunk, bytes).map(|bytes| Crc64(tidemark_kernels::crc64(&bytes)))
-        })
-        .await
-        .expect("hashing does not panic")
-        .map_err(|why| {
-            mismatch();
-            ObjectProblem::Bad(format!("chunk {chunk} of {} is no encoded chunk: {why}", object.key))
-        })?;
-        let expected = target.chunks[usize::try_from(chunk).expect("a chunk index fits an address space")];
-        if found != expected {
-            mismatch();
-            let what = format!("chunk {chunk} of {} has checksum {found}, expected {expected}", object.key);
-            return Err(ObjectProblem::Bad(what));
+
+    /// The bytes of a good object in memory of their own.
+    async fn landed(&self, target: &Target, good: &ObjectCopy) -> Result<SealPin, String> {
+        let shared = self.shared();
+        let landing = shared
+            .namespace
+            .backing_for_prefetch(target.size_bytes)
+            .map_err(|error| format!("no memory to read {} into: {}", good.key, error_text(&error)))?;
+        let plan = FetchPlan {
+            path: target.path.clone(),
+            key: good.key.clone(),
+            size_bytes: target.size_bytes,
+            chunks: Arc::clone(&target.chunks),
+            layout: good.layout(),
+        };
+        let (store, metrics) = (Arc::clone(&shared.drain.store), Arc::clone(&shared.metrics));
+        fetch(store, plan, Arc::clone(&landing), Arc::clone(&shared.fetches), metrics)
+            .await
+            .map_err(|error| error_text(&error))?;
+        Ok(SealPin::of_landing(landing, target.size_bytes))
+    }
+
+    async fn check_object(
+        &self,
+        target: &Target,
+        object: &ObjectCopy,
+        deep: bool,
+    ) -> Result<(), ObjectProblem> {
+        let store = &self.shared().drain.store;
+        let away = |error: StoreError| match error {
+            StoreError::NotFound { .. } | StoreError::Range { .. } | StoreError::Damaged { .. } => {
+                ObjectProblem::Bad(error_text(&error))
+            }
+            error => ObjectProblem::Away(error_text(&error)),
+        };
+        let layout = Arc::new(object.layout());
+        let object_bytes = layout.object_bytes();
+        match store.head(&object.key).await.map_err(away)? {
+            None => return Err(ObjectProblem::Bad(format!("{} is not there", object.key))),
+            Some(head) if head.size_bytes != object_bytes => {
+                let what = format!("{} has {} bytes, expected {object_bytes}", object.key, head.size_bytes);
+                return Err(ObjectProblem::Bad(what));
+            }
+            Some(_) => {}
+        }
+        if !deep {
+            return Ok(());
+        }
+        let mismatch = || self.shared().metrics.verify_mismatches.get_or_create(&[("copy", "object")]).inc();
+        for chunk in 0..layout.chunks() {
+            let bytes = store.get_range(&object.key, layout.object_range(chunk)).await.map_err(away)?;
+            let layout = Arc::clone(&layout);
+            let found = tokio::task::spawn_blocking(move || {
+                decode::stored(&layout, chunk, bytes).map(|bytes| Crc64(tidemark_kernels::crc64(&bytes)))
+            })
+            .await
+            .expect("hashing does not panic")
+            .map_err(|why| {
+                mismatch();
+                ObjectProblem::Bad(format!("chunk {chunk} of {} is no encoded chunk: {why}", object.key))
+            })?;
+            let expected =
+                target.chunks[usize::try_from(chunk).expect("a chunk index fits an address space")];
+            if found != expected {
+                mismatch();
+                let what =
+                    format!("chunk {chunk} of {} has checksum {found}, expected {expected}", object.key);
+                return Err(ObjectProblem::Bad(what));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Takes down what was found of a file.
+    fn note_verified(&mut self, found: &Found) {
+        if let Some(host) = &found.host {
+            self.note_scrubbed(host);
+        }
+        let (target, namespace) = (&found.target, Arc::clone(&self.shared.namespace));
+        let mut stands = None;
+        for (object, result) in &found.objects {
+            match result {
+                ObjectFound::Good => {
+                    self.note_object_checked(target, object, None);
+                    stands = stands.or(Some(object));
+                }
+                ObjectFound::Mended { what, from } => {
+                    self.note_object_checked(target, object, None);
+                    stands = stands.or(Some(object));
+                    tracing::warn!(path = %target.path, what, from, "an object of Tier-3 was bad and has been written again");
+                    let what = format!("{what}; the object was written again from {from}");
+                    let (at, path) = (self.shared.now_ns(), Some(target.path.clone()));
+                    self.shared.events.add(at, EventLevel::Warn, "repaired", path, what);
+                }
+                ObjectFound::Bad(what) => self.note_object_checked(target, object, Some(what)),
+                ObjectFound::Away(_) => {}
+            }
+        }
+        let bad = found.objects.iter().any(|(_, result)| matches!(result, ObjectFound::Bad(_)));
+        match stands {
+            Some(object) if bad || !namespace.has_object(target.file, target.seal) => {
+                // False where the file has other bytes by now, or none of its names is in the tree.
+                let _ = namespace.note_object(target.file, target.seal, object.clone());
+            }
+            // A bad object is no copy: the host copy must not be reclaimed for its sake.
+            None if bad => namespace.forget_object(target.file, target.seal),
+            Some(_) | None => {}
         }
     }
-    Ok(())
 }

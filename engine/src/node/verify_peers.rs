@@ -11,6 +11,7 @@ use crate::node::Shared;
 use crate::node::run::error_text;
 use crate::node::scrub::Target;
 use crate::restore::peer::{PeerPlan, Suppliers, fetch_from_peers};
+use crate::tier1::Backing;
 use std::sync::{Arc, Mutex, PoisonError};
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_transport::{Address, Link};
@@ -35,10 +36,22 @@ pub(super) async fn check_peers(shared: &Arc<Shared>, target: &Target, deep: boo
     let mut found = Vec::new();
     for keeper in cluster.keepers(target.file, target.seal) {
         let node = keeper.node.clone();
-        let result = if deep { read(shared, target, keeper, near).await } else { Ok(()) };
+        let result = if deep { read(shared, target, keeper, near).await.map(drop) } else { Ok(()) };
         found.push(PeerCopy { node, result });
     }
     found
+}
+
+/// The verified bytes of a file from the first node that has a good copy.
+pub(super) async fn from_a_peer(shared: &Arc<Shared>, target: &Target) -> Option<(String, Arc<Backing>)> {
+    let (cluster, near) = (shared.cluster.get()?, shared.nearby.get()?);
+    for keeper in cluster.keepers(target.file, target.seal) {
+        let node = keeper.node.clone();
+        if let Ok(landing) = read(shared, target, keeper, near).await {
+            return Some((node, landing));
+        }
+    }
+    None
 }
 
 async fn read(
@@ -46,7 +59,7 @@ async fn read(
     target: &Target,
     keeper: Address,
     near: &Arc<dyn Suppliers>,
-) -> Result<(), PeerProblem> {
+) -> Result<Arc<Backing>, PeerProblem> {
     let landing = shared.namespace.backing_for_prefetch(target.size_bytes).map_err(|error| {
         let full = error.kind() == ErrorKind::NoSpace;
         let why = if full { "no memory to read it into: " } else { "" };
@@ -61,9 +74,10 @@ async fn read(
     };
     let one = Arc::new(One { keeper, near: Arc::clone(near), bad: Mutex::default() });
     let suppliers: Arc<dyn Suppliers> = Arc::clone(&one) as _;
-    let fetched = fetch_from_peers(&suppliers, plan, landing, Arc::clone(&shared.metrics)).await;
+    let into = Arc::clone(&landing);
+    let fetched = fetch_from_peers(&suppliers, plan, into, Arc::clone(&shared.metrics)).await;
     let bad = *one.bad.lock().unwrap_or_else(PoisonError::into_inner);
-    fetched.map_err(|error| match bad {
+    fetched.map(|()| landing).map_err(|error| match bad {
         Some(_) => PeerProblem::Bad(error_text(&error)),
         None => PeerProblem::Away(error_text(&error)),
     })

@@ -52,6 +52,10 @@ impl Engine {
         let row = self.standing_row(book)?;
         let version = book.versions.get(&(row.timeline, row.version));
         let verdict = match version {
+            Some(version) if version.checkpoint.why_unreadable().is_some() => {
+                let why = version.checkpoint.why_unreadable().unwrap_or_default();
+                format!("Tier-3 does not say any more what was committed: {why}")
+            }
             Some(version) => {
                 let (evidence, detail) = version.checkpoint.evidence();
                 format!("{evidence}: {detail}")

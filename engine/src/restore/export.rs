@@ -91,7 +91,7 @@ pub async fn export(
     let mut exported = Exported::default();
     let files = (0..manifest.files.len()).map(|index| {
         let (shared, manifest) = (Arc::clone(shared), Arc::clone(manifest));
-        let path = draft.path.join(places.of_path(&manifest.files[index].path));
+        let path = draft.path.join(places.of_file(&manifest.files[index].path));
         async move { write_file(&shared, &manifest.files[index], path).await.map(|written| (index, written)) }
     });
     let mut running = stream::iter(files).buffer_unordered(FILES_IN_FLIGHT);
@@ -128,6 +128,14 @@ impl Places {
         let version = manifest.version.clone();
         let top = checkpoint_path(&version.run, &version.directory);
         Self { version, top }
+    }
+
+    /// Of a file, or of a link. A checkpoint that is one file lies in the target under its own name.
+    fn of_file(&self, path: &RelPath) -> PathBuf {
+        if path.as_bytes() == self.top {
+            return PathBuf::from(OsStr::from_bytes(path.name()));
+        }
+        self.of_path(path)
     }
 
     /// Empty for the checkpoint's own directory. A manifest's paths were checked when it was read: none is absolute, has `..`
@@ -172,7 +180,7 @@ impl Draft {
         let above = single
             .chain(links)
             .chain(symlinks)
-            .filter_map(|path| places.of_path(path).parent().map(Path::to_owned));
+            .filter_map(|path| places.of_file(path).parent().map(Path::to_owned));
         let all: BTreeSet<PathBuf> = listed.chain(above).collect();
         for directory in all.iter().filter(|directory| !directory.as_os_str().is_empty()) {
             let mut builder = DirBuilder::new();
@@ -187,11 +195,11 @@ impl Draft {
         let mut left_out = BTreeSet::new();
         for link in &manifest.hard_links {
             let (from, to) =
-                (self.path.join(places.of_path(&link.to)), self.path.join(places.of_path(&link.path)));
+                (self.path.join(places.of_file(&link.to)), self.path.join(places.of_file(&link.path)));
             fs::hard_link(&from, &to).map_err(failed("linking", &to))?;
         }
         for link in &manifest.symlinks {
-            let path = self.path.join(places.of_path(&link.path));
+            let path = self.path.join(places.of_file(&link.path));
             std::os::unix::fs::symlink(OsStr::from_bytes(&link.target.0), &path)
                 .map_err(failed("linking", &path))?;
             let owner = rustix::fs::chownat(

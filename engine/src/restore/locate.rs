@@ -3,13 +3,14 @@
 //! Owns: which keys are read and in what order, what is passed over and why. Does not own: what is done with it
 //! (`node::recover`), the keys themselves (protocol).
 
+use crate::node::error_text;
 use crate::store::{Listing, Store, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::documents::{LooseSidecar, PinDocument};
 use tidemark_protocol::format::{Document, FormatError, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
-use tidemark_protocol::id::Generation;
+use tidemark_protocol::id::{AttemptId, Generation};
 use tidemark_protocol::key::{Key, PathOrHash, Series, VersionId};
 use tidemark_protocol::manifest::{Manifest, Prepared, ValidatedManifest};
 use tidemark_protocol::marker::{Decision, Marker};
@@ -32,8 +33,19 @@ pub struct Catalog {
     pub aborted: Vec<DeadVersion>,
     /// Versions given up; their numbers are used.
     pub retired: Vec<DeadVersion>,
+    /// Versions that were decided, and of which the marker or the manifest is not believed.
+    pub unreadable: Vec<UnreadableVersion>,
     /// What was passed over, and why.
     pub passed_over: Vec<PassedOver>,
+}
+
+/// A version that may have been committed. What was passed over names the object.
+#[derive(Debug)]
+pub struct UnreadableVersion {
+    pub version: VersionId,
+    /// Which files it had; none where that cannot be read either.
+    pub record: Option<Record>,
+    pub why: String,
 }
 
 /// A version of which only the number counts.
@@ -95,6 +107,7 @@ pub async fn read(store: &Arc<dyn Store>) -> Result<Catalog, StoreError> {
     // Reads finish in any order; what is decided from a catalog must not depend on it.
     catalog.committed.sort_by(|a, b| a.marker.version.cmp(&b.marker.version));
     catalog.undecided.sort_by(|a, b| a.record.version.cmp(&b.record.version));
+    catalog.unreadable.sort_by(|a, b| a.version.cmp(&b.version));
     Ok(catalog)
 }
 
@@ -122,7 +135,11 @@ impl Catalog {
             }
             Looked::Aborted(version) => self.aborted.push(version),
             Looked::Retired(version) => self.retired.push(version),
-            Looked::PassedOver(mut passed) => self.passed_over.append(&mut passed),
+            Looked::PassedOver(passed) => self.passed_over.push(passed),
+            Looked::Unreadable(version, passed) => {
+                self.unreadable.push(*version);
+                self.passed_over.push(passed);
+            }
         }
     }
 }
@@ -211,7 +228,8 @@ enum Looked {
     Undecided { attempts: Vec<UndecidedAttempt>, passed: Vec<PassedOver> },
     Aborted(DeadVersion),
     Retired(DeadVersion),
-    PassedOver(Vec<PassedOver>),
+    PassedOver(PassedOver),
+    Unreadable(Box<UnreadableVersion>, PassedOver),
 }
 
 async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError> {
@@ -224,14 +242,22 @@ async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError
         return undecided(store, &found.attempts).await;
     }
     let key = Key::Committed { version: version.clone() }.to_string();
-    let pass = |key: String, why| Ok(Looked::PassedOver(vec![PassedOver { key, why }]));
+    let attempts = &found.attempts;
     let marker: Marker = match document(store, &key).await? {
         Ok(marker) => marker,
-        Err(why) => return pass(key, why),
+        // Gone since it was listed: whoever removed it left nothing to believe.
+        Err(why @ FormatProblem::Missing) => return Ok(Looked::PassedOver(PassedOver { key, why })),
+        Err(why) => return unreadable(store, version, attempts, None, PassedOver { key, why }).await,
     };
     if let Err(flaw) = marker.check_place(&version) {
-        return pass(key, FormatProblem::Flaw(flaw));
+        let why = FormatProblem::Flaw(flaw);
+        return unreadable(store, version, attempts, None, PassedOver { key, why }).await;
     }
+    let attempt = Some(marker.attempt);
+    let pass = |key: String, why| {
+        let passed = PassedOver { key, why };
+        unreadable(store, version.clone(), attempts, attempt, passed)
+    };
     let (Decision::Commit, Some(manifest_key), Some(hash)) =
         (marker.decision, marker.manifest.clone(), marker.manifest_hash)
     else {
@@ -243,17 +269,45 @@ async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError
         Err(FormatProblem::Missing) if is_retired(store, &version).await? => {
             return Ok(Looked::Retired(DeadVersion { version, has_remains }));
         }
-        Err(why) => return pass(manifest_key, why),
+        Err(why) => return pass(manifest_key, why).await,
     };
     let validated = match ValidatedManifest::parse(&bytes, &hash) {
         Ok(validated) => validated,
-        Err(error) => return pass(manifest_key, error.into()),
+        Err(error) => return pass(manifest_key, error.into()).await,
     };
     if let Err(flaw) = marker.check_manifest(&validated) {
-        return pass(manifest_key, FormatProblem::Flaw(flaw));
+        return pass(manifest_key, FormatProblem::Flaw(flaw)).await;
     }
     let manifest = validated.into_manifest();
     Ok(Looked::Committed(Box::new(CommittedVersion { marker, manifest })))
+}
+
+/// A version whose marker stands, with what its record says of it: that of the `named` attempt, where the marker can be read.
+async fn unreadable(
+    store: &Arc<dyn Store>,
+    version: VersionId,
+    attempts: &[String],
+    named: Option<AttemptId>,
+    passed: PassedOver,
+) -> Result<Looked, StoreError> {
+    // A marker says at least that something was decided. Where nothing else is left it was against the version.
+    if named.is_none() && attempts.is_empty() {
+        return Ok(Looked::PassedOver(passed));
+    }
+    let mut records = Vec::new();
+    for prefix in attempts {
+        let key = format!("{prefix}.tidemark/attempt.json");
+        let Ok(Key::Record { attempt, .. }) = key.parse() else { continue };
+        if named.is_some_and(|named| named != attempt) {
+            continue;
+        }
+        // What cannot be read says nothing, and is no further trouble.
+        let record = document::<Record>(store, &key).await?;
+        records.extend(record.ok().filter(|record| record.version == version));
+    }
+    let record = records.into_iter().max_by_key(|record| (record.evidence.commits(), record.epoch));
+    let why = format!("{}: {}", passed.key, error_text(&passed.why));
+    Ok(Looked::Unreadable(Box::new(UnreadableVersion { version, record, why }), passed))
 }
 
 async fn is_retired(store: &Arc<dyn Store>, version: &VersionId) -> Result<bool, StoreError> {

@@ -5,6 +5,7 @@
 
 use crate::metrics::Metrics;
 use crate::restore::locate;
+use crate::save::again::{AgainError, check_wanted};
 use crate::save::commit::{CommitError, abort, decide, retire};
 use crate::save::drain::Drain;
 use crate::store::{
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::id::{
-    AttemptId, Epoch, FileCounter, FileId, Incarnation, SealNumber, Step, Timeline, Version,
+    AttemptId, Epoch, FileCounter, FileId, Generation, Incarnation, SealNumber, Step, Timeline, Version,
 };
 use tidemark_protocol::key::{Key, NodeLife, Part, VersionId};
 use tidemark_protocol::layout::CHUNK_BYTES;
@@ -213,6 +214,38 @@ async fn a_retired_version_is_passed_over_before_anything_of_it_is_deleted() {
     assert_eq!(left, ["_COMMITTED", "_RETIRED"], "its number stays used");
     let boundary = inner.list(".tidemark/boundary-r/", true).await.unwrap();
     assert!(!boundary.keys.is_empty(), "the boundary names it");
+}
+
+#[tokio::test]
+async fn an_object_is_written_again_only_while_what_it_belongs_to_stands() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let drain = drain(Arc::clone(&store), 1);
+    let data = |version: &VersionId| {
+        Key::data(version, Part::from(AttemptId(5)), &RelPath::new("r/step1.pt").unwrap())
+            .unwrap()
+            .to_string()
+    };
+    let given_up = |result| matches!(result, Err(AgainError::GivenUp { .. }));
+    commit(&drain, 5).await.unwrap();
+    check_wanted(&drain, &data(&version())).await.unwrap();
+    store.create(&Key::Retired { version: version() }.to_string(), Bytes::new()).await.unwrap();
+    assert!(given_up(check_wanted(&drain, &data(&version())).await), "retired");
+    let aborted = VersionId { version: Version(2), ..version() };
+    abort(&drain, &Record { version: aborted.clone(), ..record(5) }).await.unwrap();
+    assert!(given_up(check_wanted(&drain, &data(&aborted)).await), "decided against");
+
+    let (loose, sidecar) = Key::loose(&RelPath::new("r/log").unwrap(), Generation(3));
+    assert!(given_up(check_wanted(&drain, &loose.to_string()).await), "its sidecar is gone");
+    store.create(&sidecar.to_string(), Bytes::new()).await.unwrap();
+    check_wanted(&drain, &loose.to_string()).await.unwrap();
+
+    let foreign = check_wanted(&drain, "others/model.bin").await;
+    assert!(matches!(foreign, Err(AgainError::Foreign { .. })), "{foreign:?}");
+    let next = VersionId { version: Version(3), ..version() };
+    check_wanted(&drain, &data(&next)).await.unwrap();
+    raise_epoch(store.as_ref(), Epoch(2)).await.unwrap();
+    let fenced = check_wanted(&drain, &data(&next)).await;
+    assert!(matches!(fenced, Err(AgainError::Unknown { .. })), "{fenced:?}");
 }
 
 #[tokio::test]

@@ -90,6 +90,28 @@ async fn encoded(
     Ok(Sent { etag, encoding: Some(encoding) })
 }
 
+/// The encoded chunks of a file as an object holds them already. An error where this build encodes a chunk otherwise: a
+/// manifest says where each chunk lies.
+pub(crate) async fn source_like(
+    drain: &Arc<Drain>,
+    bytes: SealedBytes,
+    encoding: &Encoding,
+) -> Result<Arc<dyn PartSource>, UploadError> {
+    let (mapping, size_bytes) = (upload::map(&bytes)?, bytes.pin.size_bytes);
+    let codec = encoding.codec;
+    let work = Arc::new(Work { drain: Arc::clone(drain), bytes, mapping, codec });
+    let slots = first_pass(&work).await?;
+    let mut lengths = (0_u64..).zip(slots.iter().map(|slot| slot.length).zip(&encoding.lengths));
+    if let Some((chunk, (ours, theirs))) = lengths.find(|(_, (ours, theirs))| ours != *theirs) {
+        let what =
+            format!("chunk {chunk} has {ours} bytes encoded, and {theirs} in Tier-3; another build wrote it");
+        let path = work.bytes.path.clone();
+        return Err(UploadError::Encode { path, source: io::Error::other(what) });
+    }
+    let layout = ObjectLayout::new(size_bytes, Some(encoding));
+    Ok(Arc::new(EncodedSource { work, layout, slots: slots.into_iter().map(Mutex::new).collect() }))
+}
+
 async fn plain(drain: &Arc<Drain>, key: &str, bytes: SealedBytes) -> Result<Sent, UploadError> {
     Ok(Sent { etag: upload::upload(drain, key, bytes).await?, encoding: None })
 }

@@ -2,6 +2,7 @@
 //!
 //! create → write → **seal → upload → commit → reclaim**. The first two happen in the namespace and in Tier-1.
 
+pub mod again;
 pub mod commit;
 #[cfg(test)]
 mod commit_test;

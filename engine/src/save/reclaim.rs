@@ -8,6 +8,7 @@
 
 use crate::namespace::Place;
 use crate::node::Shared;
+use crate::tier1::Usage;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidemark_protocol::report::Marks;
@@ -16,6 +17,8 @@ use tidemark_protocol::report::Marks;
 const LOOK_GROWING: Duration = Duration::from_millis(2);
 /// Between two looks while none does.
 const LOOK_IDLE: Duration = Duration::from_millis(20);
+/// With less than this left a writer is refused before the next look: two of the slices in which files grow.
+const WALL_BYTES: u64 = 4 << 20;
 
 /// How much must give way for a tier of `size` bytes of which `available` are left: once more than the high mark is in use,
 /// as much as brings it down to the low one. While a file grows the whole room is kept ahead of it.
@@ -41,6 +44,9 @@ pub fn run(shared: &Shared, stop: &AtomicBool) {
                 shared.namespace.abandon_departed();
                 shared.namespace.drop_hidden();
             }
+            if freed < lacking && growing && is_at_wall(shared.tier1.usage()) {
+                shared.namespace.note_wall();
+            }
             if freed < lacking && waited_for {
                 // Nothing else gives way: what is not in Tier-3 yet must get there first. A copy elsewhere frees nothing here, so
                 // those go on at their pace.
@@ -50,6 +56,11 @@ pub fn run(shared: &Shared, stop: &AtomicBool) {
         let growing = reclaim_spill(shared) || growing;
         std::thread::sleep(if growing { LOOK_GROWING } else { LOOK_IDLE });
     }
+}
+
+/// Whether a file that grows now is refused its next page: what is promised to open files and not taken yet is still there.
+fn is_at_wall(usage: Usage) -> bool {
+    usage.size_bytes.saturating_sub(usage.used_bytes) < WALL_BYTES
 }
 
 /// The same for the spill, whose files are counted here while they grow; whether one does.

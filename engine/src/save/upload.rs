@@ -83,10 +83,15 @@ pub async fn upload(
     bytes: SealedBytes,
 ) -> Result<Option<String>, UploadError> {
     let layout = ObjectLayout::plain(bytes.pin.size_bytes);
-    let mapping = map(&bytes)?;
     let (path, chunks) = (bytes.path.clone(), Arc::clone(&bytes.chunks));
-    let source = Arc::new(SealedSource { drain: Arc::clone(drain), bytes, mapping });
+    let source = source(drain, bytes)?;
     send(drain, key, source, (&path, &layout, &chunks)).await
+}
+
+/// The bytes of a sealed file as they are, each chunk checked as it is read.
+pub(crate) fn source(drain: &Arc<Drain>, bytes: SealedBytes) -> Result<Arc<dyn PartSource>, UploadError> {
+    let mapping = map(&bytes)?;
+    Ok(Arc::new(SealedSource { drain: Arc::clone(drain), bytes, mapping }))
 }
 
 /// Does `work` on the bytes of a pin for as long as they are wanted. What is dropped in the middle is taken back by the store.

@@ -378,6 +378,15 @@ impl Settings {
             let value = format!("{:?} ({error})", self.node.labels);
             return refuse("node.labels", value, "a few short words each");
         }
+        if let Some(lease) = &self.node.lease
+            && lease != "tier3"
+            && !["file:", "etcd://"]
+                .iter()
+                .any(|kind| lease.strip_prefix(kind).is_some_and(|rest| !rest.is_empty()))
+        {
+            let kinds = "file:PATH, tier3, or etcd://HOST:PORT/PREFIX for several nodes";
+            return refuse("node.lease (--lease)", format!("{lease:?}"), kinds);
+        }
         self.placement.validate()?;
         self.members.validate()?;
         if self.tier3.part_bytes == 0

@@ -158,6 +158,15 @@ impl Store for FaultyStore {
         self.run(Operation::Upload, key, self.inner.upload(key, source, limits)).await
     }
 
+    async fn replace(
+        &self,
+        key: &str,
+        source: Arc<dyn PartSource>,
+        limits: &UploadLimits,
+    ) -> Result<Uploaded, StoreError> {
+        self.run(Operation::Upload, key, self.inner.replace(key, source, limits)).await
+    }
+
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
         self.run(Operation::Delete, key, self.inner.delete(key)).await
     }

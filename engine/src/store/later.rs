@@ -68,6 +68,15 @@ impl Store for LaterStore {
         self.opened().await?.upload(key, source, limits).await
     }
 
+    async fn replace(
+        &self,
+        key: &str,
+        source: Arc<dyn PartSource>,
+        limits: &UploadLimits,
+    ) -> Result<Uploaded, StoreError> {
+        self.opened().await?.replace(key, source, limits).await
+    }
+
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
         self.opened().await?.delete(key).await
     }

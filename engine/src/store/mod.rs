@@ -75,6 +75,19 @@ pub trait Store: Send + Sync + fmt::Debug {
         limits: &UploadLimits,
     ) -> Result<Uploaded, StoreError>;
 
+    /// Writes a data object again whose bytes are bad or gone. The key held the very bytes of `source`; durable on `Ok`.
+    ///
+    /// Readers find what was there or the new object, never a part. The caller reads it back: a lost answer may be
+    /// taken for a success here, since the bad object may have the same size.
+    async fn replace(
+        &self,
+        key: &str,
+        source: Arc<dyn PartSource>,
+        limits: &UploadLimits,
+    ) -> Result<Uploaded, StoreError> {
+        self.upload(key, source, limits).await
+    }
+
     /// Removes the object; absent is `Ok`.
     async fn delete(&self, key: &str) -> Result<(), StoreError>;
 

@@ -97,10 +97,7 @@ pub(crate) fn facts_of(pid: u32, requests_wait: bool) -> Option<Facts> {
 const TICK_MS: u64 = 10;
 
 fn is_traced(status: &str) -> bool {
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("TracerPid:"))
-        .is_some_and(|tracer| tracer.trim() != "0")
+    status.lines().find_map(|line| line.strip_prefix("TracerPid:")).is_some_and(|tracer| tracer.trim() != "0")
 }
 
 /// Fields 3, 14 and 15 of a stat line (proc_pid_stat(5)). The name before them may hold anything.

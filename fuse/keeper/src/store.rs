@@ -176,7 +176,8 @@ impl Keeper {
             return;
         }
         let what = "that the loop turned";
-        if let Err(error) = self.send(&Message::Turned, None, SendFlags::NOSIGNAL | SendFlags::DONTWAIT, what) {
+        if let Err(error) = self.send(&Message::Turned, None, SendFlags::NOSIGNAL | SendFlags::DONTWAIT, what)
+        {
             tracing::debug!(%error, "no life sign was given");
         }
     }

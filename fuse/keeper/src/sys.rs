@@ -16,8 +16,7 @@ pub(crate) const FIRST_LISTEN: RawFd = 3;
 
 /// Signals that this process waits for with a descriptor instead of being interrupted: those that end it in order, and those
 /// that others send by habit, which would end it out of order.
-const WATCHED: [libc::c_int; 5] =
-    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+const WATCHED: [libc::c_int; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
 
 /// A signal that has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,13 +6,18 @@
 use anyhow::{Context, ensure};
 use ckptctl::sample;
 use serde::Serialize;
+use std::fs;
 use std::hint::black_box;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
+use tidemark_protocol::size::Shown;
 
 /// Samples of each place; a first one of both is thrown away besides.
 const ROUNDS: usize = 5;
+/// Tries to remove a folder that a sample still writes into.
+const REMOVE_TRIES: u32 = 100;
 /// Far beyond the caches, and little enough for a small machine.
 const MEMCPY_BYTES: usize = 256 << 20;
 /// The whole budget has to be touched once.
@@ -87,19 +92,103 @@ pub(crate) fn run(bench: BenchMount<'_>) -> anyhow::Result<BenchReport> {
         );
         thread::sleep(WARM_POLL);
     }
-    let name = format!("tidemark-bench-{}", std::process::id());
-    let (mount, baseline) = (bench.path.join(&name), bench.baseline.join(&name));
-    let figures = FIGURES
-        .into_iter()
-        .map(|(name, sample)| compare(name, sample, &mount, &baseline, bench.size_bytes))
-        .collect();
-    // Both, also when the first cannot be removed.
-    let (of_mount, of_baseline) = (sample::remove(&mount), sample::remove(&baseline));
-    let removed = of_mount.and(of_baseline);
-    let figures: anyhow::Result<Vec<BenchFigure>> = figures;
-    let figures = figures?;
+    let places = Places::of(&bench.path, &bench.baseline);
+    let made = places.make();
+    let (mount, baseline) = (places.mount.join(FILE), places.baseline.join(FILE));
+    let figures = made.and_then(|()| {
+        let figures = FIGURES.into_iter();
+        figures.map(|(name, sample)| compare(name, sample, &mount, &baseline, bench.size_bytes)).collect()
+    });
+    let removed = places.remove();
+    let figures: Vec<BenchFigure> = figures?;
     removed?;
     Ok(BenchReport { figures, memcpy_bytes_per_s: memcpy_bytes_per_s() })
+}
+
+/// The file in each of the folders.
+const FILE: &str = "file";
+
+/// A folder of this process in each place. Whoever removes them ends the measurement: no file is made where its folder is gone.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    mount: PathBuf,
+    baseline: PathBuf,
+}
+
+impl Places {
+    /// Those that a measurement of this process uses.
+    pub(crate) fn of(mount: &Path, baseline: &Path) -> Self {
+        let name = format!("tidemark-bench-{}", std::process::id());
+        Self { mount: mount.join(&name), baseline: baseline.join(name) }
+    }
+
+    fn make(&self) -> anyhow::Result<()> {
+        [&self.mount, &self.baseline].into_iter().try_for_each(|folder| {
+            fs::create_dir(folder).with_context(|| format!("make {}", folder.display()))
+        })
+    }
+
+    /// Removes both, also when the first cannot be removed.
+    ///
+    /// # Errors
+    /// Something of them stays.
+    pub(crate) fn remove(&self) -> anyhow::Result<()> {
+        let remove = |folder: &Path| {
+            // A sample that is under way may make its file once more before the folder goes.
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                match fs::remove_dir_all(folder) {
+                    Ok(()) => return Ok(()),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                    Err(_) if tries < REMOVE_TRIES => {}
+                    Err(error) => return Err(error).with_context(|| format!("remove {}", folder.display())),
+                }
+            }
+        };
+        let (of_mount, of_baseline) = (remove(&self.mount), remove(&self.baseline));
+        of_mount.and(of_baseline)
+    }
+}
+
+/// Refuses a size that the mount, the baseline or this process has no memory for: what is measured beyond them is the machine's
+/// distress. `tier1_bytes`: the budget, where the daemon says it.
+///
+/// # Errors
+/// Which of them it is, with both sizes.
+pub(crate) fn check_size(size_bytes: u64, tier1_bytes: Option<u64>, baseline: &Path) -> anyhow::Result<()> {
+    let size = Shown(size_bytes);
+    if let Some(tier1_bytes) = tier1_bytes {
+        let budget = Shown(tier1_bytes);
+        ensure!(
+            size_bytes <= tier1_bytes,
+            "--size {size} does not fit into Tier-1, which has {budget}; give less"
+        );
+    }
+    if let Some(available) = available_memory_bytes() {
+        let available_shown = Shown(available);
+        ensure!(
+            size_bytes <= available,
+            "--size {size} is more than the {available_shown} of memory that are available, and each sample warms so much; give less"
+        );
+    }
+    let stat = rustix::fs::statvfs(baseline).with_context(|| format!("look at {}", baseline.display()))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let place = baseline.display();
+    ensure!(
+        size_bytes <= free,
+        "--size {size} does not fit into {place}, where {} are free; give less",
+        Shown(free)
+    );
+    Ok(())
+}
+
+/// MemAvailable of /proc/meminfo; none where it does not say.
+fn available_memory_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 fn compare(
@@ -153,7 +242,26 @@ fn median(mut samples: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+
+    #[test]
+    fn a_size_that_nothing_can_hold_is_refused_with_both_sizes() {
+        let here = std::env::temp_dir();
+        check_size(1 << 10, Some(1 << 20), &here).unwrap();
+        let refused = check_size(2 << 20, Some(1 << 20), &here).expect_err("Tier-1 is smaller").to_string();
+        assert!(refused.contains("2.0 MiB") && refused.contains("1.0 MiB"), "{refused}");
+        check_size(1 << 60, None, &here).expect_err("no machine has that");
+        sample::warm(1 << 60).expect_err("an error, and not the end of the process");
+    }
+
+    #[test]
+    fn whoever_removes_the_folders_ends_the_measurement_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let places = Places::of(folder.path(), folder.path());
+        places.make().expect_err("one name in one folder");
+        places.remove().unwrap();
+        sample::write(&places.mount.join(FILE), 10).expect_err("its folder is gone");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
 
     #[test]
     fn the_report_has_four_figures_and_leaves_nothing_behind() {

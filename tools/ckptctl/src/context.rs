@@ -102,6 +102,11 @@ pub(crate) enum Failure {
     Directory {
         directory: PathBuf,
     },
+    /// A folder to measure as the mount that is not on it.
+    NotOnMount {
+        path: PathBuf,
+        mount: PathBuf,
+    },
     /// A measurement that could not be taken.
     Bench(anyhow::Error),
     Certificates {
@@ -119,7 +124,9 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Client(error) => error.exit_code(),
-            Self::Place(_) | Self::Selector(_) | Self::Directory { .. } => ExitCode::Usage,
+            Self::Place(_) | Self::Selector(_) | Self::Directory { .. } | Self::NotOnMount { .. } => {
+                ExitCode::Usage
+            }
             Self::Output { source } if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::Done,
             Self::Bench(_) | Self::Certificates { .. } | Self::Output { .. } | Self::Runtime { .. } => {
                 ExitCode::Failed
@@ -137,6 +144,13 @@ impl std::fmt::Display for Failure {
             Self::Directory { directory } => {
                 write!(f, "{:?} is no directory that can be said in text", directory.as_os_str())
             }
+            Self::NotOnMount { path, mount } => {
+                let (path, mount) = (path.display(), mount.display());
+                write!(
+                    f,
+                    "{path} is not on the mount {mount}: give --path a folder there, such as {mount} itself"
+                )
+            }
             Self::Bench(error) => error.fmt(f),
             Self::Certificates { source } => source.fmt(f),
             Self::Output { .. } => f.write_str("cannot write the answer"),
@@ -149,7 +163,7 @@ impl std::error::Error for Failure {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Client(error) => error.source(),
-            Self::Place(_) | Self::Selector(_) | Self::Directory { .. } => None,
+            Self::Place(_) | Self::Selector(_) | Self::Directory { .. } | Self::NotOnMount { .. } => None,
             Self::Bench(error) => error.source(),
             Self::Certificates { source } => source.source(),
             Self::Output { source } | Self::Runtime { source } => Some(source),

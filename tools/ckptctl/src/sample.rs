@@ -43,10 +43,17 @@ pub fn buffer(size_bytes: usize) -> Vec<u8> {
 ///
 /// A virtual machine hands pages that were free for a few seconds to its host, and touching them again costs a
 /// fault there: without this, the sample that comes later in a round pays and the other does not.
-pub fn warm(size_bytes: u64) {
-    let size_bytes = usize::try_from(size_bytes).unwrap_or(usize::MAX);
+///
+/// # Errors
+/// This process may not have so much memory.
+pub fn warm(size_bytes: u64) -> anyhow::Result<()> {
+    let size_bytes = usize::try_from(size_bytes).context("a size for memory")?;
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(size_bytes).context("memory for one file, to have it warm")?;
     // Ones, not zeroes: zeroed memory would be mapped without being touched.
-    black_box(vec![1_u8; size_bytes]);
+    memory.resize(size_bytes, 1_u8);
+    black_box(memory);
+    Ok(())
 }
 
 /// Creates `path`, writes `size_bytes` in blocks and closes it; bytes per second of all three.
@@ -64,7 +71,7 @@ pub fn write(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
 /// As [`write`].
 pub fn write_new(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
     remove(path)?;
-    warm(size_bytes);
+    warm(size_bytes)?;
     write(path, size_bytes)
 }
 
@@ -74,7 +81,7 @@ pub fn write_new(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
 /// As [`write`].
 pub fn save_new(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
     remove(path)?;
-    warm(size_bytes);
+    warm(size_bytes)?;
     let tensor = [SAVE_HEADER_BYTES, SAVE_TENSOR_BYTES, SAVE_DESCRIPTOR_BYTES];
     write_with(path, size_bytes, &tensor, &[SAVE_DIRECTORY_BYTES])
 }

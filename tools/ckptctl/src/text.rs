@@ -24,6 +24,18 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     }))
 }
 
+/// The beginning and the end of a text that has more than `most_chars`; none for one that fits.
+pub(crate) fn cut(text: &str, most_chars: usize) -> Option<String> {
+    let count = text.chars().count();
+    if count <= most_chars {
+        return None;
+    }
+    let kept = most_chars.saturating_sub(1);
+    let (head, tail) = (kept - kept.div_ceil(2), kept.div_ceil(2));
+    let begins = text.chars().take(head);
+    Some(begins.chain(['…']).chain(text.chars().skip(count - tail)).collect())
+}
+
 /// An error and what caused it.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = clean(&error.to_string()).into_owned();
@@ -117,6 +129,14 @@ mod tests {
     fn a_name_cannot_move_the_cursor() {
         assert_eq!(clean("run7/a b\u{fffd}"), "run7/a b\u{fffd}");
         assert_eq!(clean("a\x1b[2J\nb"), r"a\u{1b}[2J\nb");
+    }
+
+    #[test]
+    fn a_long_name_keeps_both_ends() {
+        assert_eq!(cut("run7/step-1200", 14), None);
+        assert_eq!(cut("run7/step-1200", 9).as_deref(), Some("run7…1200"));
+        assert_eq!(cut("äöüßäöüß", 5).as_deref(), Some("äö…üß"), "characters, not bytes");
+        assert_eq!(cut("abc", 1).as_deref(), Some("…"));
     }
 
     #[test]

@@ -109,6 +109,7 @@ fn every_command_exits_with_the_promised_status() {
         ("-o yaml status", 2),
         ("bench mount --path /a --baseline /b --size 4GB", 2),
         ("bench mount --path /absent/a --baseline /absent/b --size 4K --no-wait", 1),
+        ("status --exit-code", 0),
         ("--help", 0),
         ("--version", 0),
     ] {
@@ -223,6 +224,50 @@ fn without_a_daemon_the_last_known_status_is_shown_and_the_exit_says_so() {
     let output = ctl(state.path(), "status");
     assert_eq!((code(&output), stdout(&output).as_str()), (5, ""));
     assert_eq!(code(&ctl(state.path(), "ls")), 5, "other commands have nothing to show");
+}
+
+#[test]
+fn a_script_is_told_of_problems_when_it_asks() {
+    let node = served(FakeNode { degraded: true, ..FakeNode::default() });
+    assert_eq!(code(&ctl(node.state.path(), "status")), 0);
+    assert_eq!(code(&ctl(node.state.path(), "status --exit-code")), 5, "tier3_away");
+}
+
+#[test]
+fn what_was_in_memory_only_is_gone_when_nobody_keeps_it() {
+    let node = served(FakeNode { degraded: true, ..FakeNode::default() });
+    let state = tempfile::tempdir().unwrap();
+    let last_known = ctl(node.state.path(), "status -o json").stdout;
+    std::fs::write(state.path().join("status.json"), last_known).unwrap();
+    let lock = std::fs::File::create(state.path().join("lock")).unwrap();
+    let asked = || {
+        let output = ctl(state.path(), "status -o json");
+        assert_eq!(code(&output), 5, "{}", stderr(&output));
+        let status = json(&output);
+        let codes = status["problems"].as_array().unwrap().iter().map(|problem| problem["code"].clone());
+        (codes.collect::<Vec<_>>(), status["runs"][0]["recoverable"].clone())
+    };
+    lock.lock().unwrap();
+    let (codes, recoverable) = asked();
+    assert_eq!(codes, ["tier3_away"], "what was wrong is known still");
+    assert!(recoverable.is_object(), "a keeper has the memory");
+    lock.unlock().unwrap();
+    let (codes, recoverable) = asked();
+    assert_eq!(
+        (codes, recoverable),
+        (vec!["tier3_away".into(), "unclean_end".into()], serde_json::Value::Null)
+    );
+}
+
+#[test]
+fn certificates_and_what_is_no_mount_are_said_as_asked() {
+    let node = served(FakeNode::default());
+    let made = tempfile::tempdir().unwrap();
+    let directory = made.path().join("authority");
+    let output = ctl(node.state.path(), &format!("certs init {} -o json", directory.display()));
+    assert_eq!((code(&output), &json(&output)["kind"]), (0, &"authority".into()), "{}", stderr(&output));
+    let output = ctl(node.state.path(), &format!("certs node {} n1 -o json", directory.display()));
+    assert!(json(&output)["certificate"].as_str().unwrap().ends_with("n1.pem"), "{}", stdout(&output));
 }
 
 #[test]

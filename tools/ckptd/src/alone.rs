@@ -157,7 +157,11 @@ impl Alone {
             if shortest.is_none() {
                 let holder = shown(&holder);
                 let wait_s = wait.as_secs();
-                tracing::warn!(holder, wait_s, "another daemon held this Tier-3; if it gives no sign of life, this one goes on");
+                tracing::warn!(
+                    holder,
+                    wait_s,
+                    "another daemon held this Tier-3; if it gives no sign of life, this one goes on"
+                );
             }
             shortest = Some(wait);
             tokio::time::sleep(wait.min(LOOK_EVERY)).await;
@@ -188,7 +192,8 @@ impl Alone {
 }
 
 fn shown(holder: &str) -> String {
-    serde_json::from_str::<Holder>(holder).map_or_else(|_| "another ckptd".to_owned(), |theirs| theirs.shown())
+    serde_json::from_str::<Holder>(holder)
+        .map_or_else(|_| "another ckptd".to_owned(), |theirs| theirs.shown())
 }
 
 fn refusal(holder: &str, store: &str) -> Failure {
@@ -225,7 +230,11 @@ mod tests {
         let own = |pid| Process { pid, start_ticks: 1 };
         let ours = Holder { daemon: own(9), keeper: Some(own(8)), lock: (1, 3), ..holder() };
         assert_eq!(holder().life(&ours, |_| true), Life::Lives);
-        assert_eq!(holder().life(&ours, |process| process == KEEPER), Life::Lives, "it starts the next daemon");
+        assert_eq!(
+            holder().life(&ours, |process| process == KEEPER),
+            Life::Lives,
+            "it starts the next daemon"
+        );
         assert_eq!(holder().life(&ours, |_| false), Life::Gone);
         // The daemon before this one, of the same keeper; or any before this one in the same state directory.
         assert_eq!(holder().life(&Holder { keeper: Some(KEEPER), ..ours.clone() }, |_| true), Life::Gone);

@@ -4,13 +4,14 @@
 
 use crate::descriptors;
 use crate::doctor::{check, of_machine};
-use crate::troubles::Troubles;
 use crate::forward::{Command, Decides};
+use crate::last_end::LastEnd;
 use crate::replication::{self, Counted};
+use crate::troubles::Troubles;
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
@@ -26,8 +27,8 @@ use tidemark_protocol::key::is_foreign;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Export, Flush, FuseMode, Gc,
-    Import, MountStatus, NodeState, Pin, Placement, Prefetch, Problem, Recovery, Removal, RunStatus, Show,
-    Status, TierStatus, Undelete, Verify, Why, path_text,
+    Import, MountStatus, NodeState, Pin, Placement, Prefetch, Problem, ProblemCode, Recovery, Removal,
+    RunStatus, Show, Status, TierStatus, Undelete, Verify, Why, path_text, shortened,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -46,6 +47,12 @@ pub(crate) struct Daemon {
     /// Set once it serves.
     pub(crate) mounted: OnceLock<Arc<Mounted>>,
     pub(crate) draining: std::sync::atomic::AtomicBool,
+    /// It has ended, and all of it is durable.
+    pub(crate) stopped: std::sync::atomic::AtomicBool,
+    /// What the end of the daemon before this one may have cost.
+    pub(crate) last_end: LastEnd,
+    /// What was wrong when the last known status was written.
+    pub(crate) problems: std::sync::Mutex<Vec<Problem>>,
     pub(crate) troubles: Troubles,
     /// Files that lack copies.
     pub(crate) counted: Counted,
@@ -183,7 +190,9 @@ impl Daemon {
     }
 
     fn state(&self, degraded: bool) -> NodeState {
-        if self.draining.load(std::sync::atomic::Ordering::Acquire) {
+        if self.stopped.load(std::sync::atomic::Ordering::Acquire) {
+            NodeState::Stopped
+        } else if self.draining.load(std::sync::atomic::Ordering::Acquire) {
             NodeState::Draining
         } else if self.mounted.get().is_none() {
             NodeState::Starting
@@ -201,18 +210,20 @@ impl Daemon {
         let standing = self.node.standing().await.ok_or_else(stopped)?;
         let replication = self.counted.status(self.node.shared(), now_ms());
         let mut problems = standing.problems;
+        problems.extend(self.last_end.problem(&standing.runs));
         problems.extend(replication.as_ref().and_then(replication::problem));
         problems.extend(self.troubles.problems(&self.mountpoint));
         problems.extend(descriptors::problem());
         if self.began.elapsed() > JOIN_PATIENCE
             && let Some(what) = self.silence()
         {
-            problems.push(Problem {
-                code: "coordinator_away".to_owned(),
-                what: format!("{what}; saves go on here, and nothing new is committed"),
-                action: "look at that node and at the network to it".to_owned(),
-            });
+            problems.push(Problem::new(
+                ProblemCode::CoordinatorAway,
+                format!("{what}; saves go on here, and nothing new is committed"),
+                "look at that node and at the network to it",
+            ));
         }
+        let problems = shortened(problems);
         Ok(Status {
             version: self.version.to_owned(),
             pid: std::process::id(),
@@ -227,6 +238,7 @@ impl Daemon {
             mount: self.mount_status(),
             tiers: standing.tiers,
             runs: standing.runs,
+            unsaved: standing.unsaved,
             replication,
             written_ms: now_ms(),
         })
@@ -520,6 +532,20 @@ impl NodeApi for Daemon {
         if self.mounted.get().is_none() {
             return Err("the mount does not serve yet".to_owned());
         }
-        self.troubles.mount_gone(&self.mountpoint).map_or(Ok(()), Err)
+        if let Some(what) = self.troubles.mount_gone(&self.mountpoint) {
+            return Err(what);
+        }
+        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        let fails =
+            |problem: &&Problem| ProblemCode::of(&problem.code).is_some_and(ProblemCode::fails_health);
+        problems
+            .iter()
+            .find(fails)
+            .map_or(Ok(()), |problem| Err(format!("{}: {}", problem.code, problem.what)))
+    }
+
+    fn concerns(&self) -> Vec<String> {
+        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        problems.iter().map(|problem| format!("{}: {}", problem.code, problem.what)).collect()
     }
 }

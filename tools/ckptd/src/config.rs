@@ -123,6 +123,23 @@ mod tests {
     }
 
     #[test]
+    fn every_table_refuses_a_key_that_it_does_not_have() {
+        let example = all_keys();
+        let lines: Vec<_> = example.lines().collect();
+        let heads = lines.iter().enumerate().filter(|(_, line)| line.starts_with('['));
+        // Labels have the names that people give them.
+        let heads: Vec<_> = heads.filter(|(_, line)| !line.contains("labels")).collect();
+        assert!(heads.len() > 12, "{heads:?}");
+        for (at, head) in heads {
+            let mut with = lines.clone();
+            with.insert(at + 1, "no_such_key = 1");
+            let refused = toml::from_str::<Settings>(&with.join("\n")).expect_err(head).to_string();
+            assert!(refused.contains("no_such_key"), "{head}: {refused}");
+        }
+        toml::from_str::<Settings>(&format!("no_such_key = 1\n{example}")).expect_err("outside of any table");
+    }
+
+    #[test]
     fn the_example_is_the_default_as_it_stands_and_valid_with_every_key() {
         assert_eq!(toml::from_str::<Settings>(EXAMPLE).unwrap(), Settings::default());
         let settings: Settings = toml::from_str(&all_keys()).unwrap();

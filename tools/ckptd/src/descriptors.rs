@@ -5,7 +5,7 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::Duration;
 use tidemark_engine::descriptors::last_refusal;
-use tidemark_protocol::report::Problem;
+use tidemark_protocol::report::{Problem, ProblemCode};
 
 /// Asked for first; needs CAP_SYS_RESOURCE, and is the most that Linux allows by default (`fs.nr_open`).
 const WANTED: u64 = 1 << 20;
@@ -32,7 +32,9 @@ pub(crate) fn raise_limit() -> anyhow::Result<()> {
         }
     }
     if let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < LEAST) {
-        anyhow::bail!("this process may open {limit} files (descriptors), and at least {LEAST} are needed to start; {FIX}");
+        anyhow::bail!(
+            "this process may open {limit} files (descriptors), and at least {LEAST} are needed to start; {FIX}"
+        );
     }
     let (enough, what) = check();
     if !enough {
@@ -46,14 +48,11 @@ pub(crate) fn problem() -> Option<Problem> {
     let ago = last_refusal()?.elapsed();
     (ago < SHOWN_FOR).then(|| {
         let (_, limit) = check();
-        Problem {
-            code: "descriptors".to_owned(),
-            what: format!(
-                "a program's open or create was refused {} s ago (EMFILE), because ckptd has as many files open as it may: {limit}",
-                ago.as_secs()
-            ),
-            action: FIX.to_owned(),
-        }
+        let what = format!(
+            "a program's open or create was refused {} s ago (EMFILE), because ckptd has as many files open as it may: {limit}",
+            ago.as_secs()
+        );
+        Problem::new(ProblemCode::Descriptors, what, FIX)
     })
 }
 

@@ -50,14 +50,13 @@ pub(crate) fn without_daemon() -> Doctor {
         fix: Some(fix.to_owned()),
     };
     let medium = MediumChoice::Auto;
-    let mut checks =
-        match Tier1::open(Tier1Settings { size_bytes: TRIAL_BYTES, ballast: false, medium }) {
-            Ok(tier1) => trial(&tier1),
-            Err(error) => {
-                let error = format!("{:#}", anyhow::Error::from(error));
-                vec![fails("tier1", error, "run ckptd as root, or give it memory in /dev/shm")]
-            }
-        };
+    let mut checks = match Tier1::open(Tier1Settings { size_bytes: TRIAL_BYTES, ballast: false, medium }) {
+        Ok(tier1) => trial(&tier1),
+        Err(error) => {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            vec![fails("tier1", error, "run ckptd as root, or give it memory in /dev/shm")]
+        }
+    };
     match memory::tier1_bytes(None) {
         Ok(bytes) => {
             let what = format!("--tier1 is {} by default", tidemark_protocol::size::Shown(bytes));
@@ -83,7 +82,9 @@ mod tests {
     fn a_machine_is_looked_at_without_a_daemon() {
         let doctor = without_daemon();
         let names: Vec<_> = doctor.checks.iter().map(|check| check.name.as_str()).collect();
-        assert!(names.contains(&"memory") && (names.contains(&"passthrough") || names == ["tier1", "memory"]));
+        assert!(
+            names.contains(&"memory") && (names.contains(&"passthrough") || names == ["tier1", "memory"])
+        );
         for check in &doctor.checks {
             assert!(!check.what.is_empty(), "{check:?}");
             assert_eq!(check.fix.is_none(), check.verdict == CheckVerdict::Ok, "{check:?}");

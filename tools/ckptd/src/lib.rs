@@ -10,6 +10,7 @@ mod descriptors;
 mod doctor;
 mod forward;
 mod host;
+mod last_end;
 mod lease;
 mod logs;
 mod memory;

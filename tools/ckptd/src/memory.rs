@@ -62,7 +62,8 @@ fn usable() -> anyhow::Result<Usable> {
         * 1024;
     let of_machine = Usable { bytes: available, because: "MemAvailable".to_owned() };
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let places = places(&read("/proc/self/cgroup"), &std::fs::read("/proc/self/mountinfo").unwrap_or_default());
+    let places =
+        places(&read("/proc/self/cgroup"), &std::fs::read("/proc/self/mountinfo").unwrap_or_default());
     let of_cgroup = places.iter().filter_map(|place| place.usable(|path| std::fs::read_to_string(path).ok()));
     Ok(of_cgroup.chain([of_machine]).min_by_key(|usable| usable.bytes).expect("there is one"))
 }
@@ -182,7 +183,8 @@ mod tests {
         assert_eq!(found(cgroup, MOUNTS, &[(&own, none), (&above, &limit)]), Some(236 * MIB));
         assert_eq!(found(cgroup, MOUNTS, &[(&own, none), (&above, none)]), None);
         let used = (format!("{memory}/jobs/memory.usage_in_bytes"), (100 * MIB).to_string());
-        let stat = (format!("{memory}/jobs/memory.stat"), format!("cache 7\ntotal_inactive_file {}\n", 40 * MIB));
+        let stat =
+            (format!("{memory}/jobs/memory.stat"), format!("cache 7\ntotal_inactive_file {}\n", 40 * MIB));
         let files = [(above.as_str(), limit.as_str()), (&used.0, &used.1), (&stat.0, &stat.1)];
         assert_eq!(found(cgroup, MOUNTS, &files), Some(176 * MIB), "what others have there is not ours");
     }
@@ -190,7 +192,8 @@ mod tests {
     #[test]
     fn version_2_is_read_up_to_the_root_and_max_is_no_limit() {
         let mounts = b"31 30 0:27 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
-        let (slice, own) = ("/sys/fs/cgroup/a.slice/memory.max", "/sys/fs/cgroup/a.slice/b.service/memory.max");
+        let (slice, own) =
+            ("/sys/fs/cgroup/a.slice/memory.max", "/sys/fs/cgroup/a.slice/b.service/memory.max");
         let limit = (1024 * MIB).to_string();
         let cgroup = "0::/a.slice/b.service\n";
         assert_eq!(found(cgroup, mounts, &[(own, "max\n"), (slice, &limit)]), Some(960 * MIB));
@@ -203,15 +206,25 @@ mod tests {
         let mounts = b"35 30 0:31 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
         let (limit, own) = ((128 * MIB).to_string(), "/sys/fs/cgroup/memory/memory.limit_in_bytes");
         for path in ["/docker/abc", "/", "/../elsewhere"] {
-            assert_eq!(found(&format!("5:memory:{path}\n"), mounts, &[(own, &limit)]), Some(64 * MIB), "{path}");
+            assert_eq!(
+                found(&format!("5:memory:{path}\n"), mounts, &[(own, &limit)]),
+                Some(64 * MIB),
+                "{path}"
+            );
         }
     }
 
     #[test]
     fn odd_tables_hold_no_limit() {
-        for (cgroup, mounts) in [("", MOUNTS), ("5", MOUNTS), (":::", MOUNTS), ("5:memory", b""), ("0::/a", b"1 2 3")] as [(&str, &[u8]); 5] {
+        for (cgroup, mounts) in
+            [("", MOUNTS), ("5", MOUNTS), (":::", MOUNTS), ("5:memory", b""), ("0::/a", b"1 2 3")]
+                as [(&str, &[u8]); 5]
+        {
             assert_eq!(found(cgroup, mounts, &[]), None, "{cgroup}");
         }
-        assert!(tier1_bytes(None).is_ok_and(|bytes| bytes >= TIER1_MIN_BYTES), "and this machine has one or none");
+        assert!(
+            tier1_bytes(None).is_ok_and(|bytes| bytes >= TIER1_MIN_BYTES),
+            "and this machine has one or none"
+        );
     }
 }

@@ -76,6 +76,16 @@ impl Role {
     }
 }
 
+/// Refuses certificates that cannot be used before anything is asked of Tier-3.
+pub(crate) fn check_certificates(settings: &Settings, role: &Role, name: &str) -> anyhow::Result<()> {
+    match &settings.node.certs {
+        Some(directory) if *role != Role::Alone => Certs::load(directory, &settings.node.cluster, name)
+            .map(drop)
+            .context("the certificates cannot be used"),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// The address of a node from `NODE@HOST:PORT`.
 pub(crate) fn address(text: &str) -> anyhow::Result<Address> {
     let (node, address) = text

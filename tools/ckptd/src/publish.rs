@@ -5,11 +5,12 @@
 use crate::api::Daemon;
 use crate::host::DaemonHost;
 use crate::state_dir::StateDir;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tidemark_engine::cluster::Seat;
 use tidemark_engine::metrics::raise_to;
 use tidemark_fuse::Opcode;
+use tidemark_protocol::report::{Problem, ProblemCode};
 
 /// How often the control files and the last known status are written again.
 const PUBLISH_EVERY: Duration = Duration::from_millis(200);
@@ -25,6 +26,7 @@ pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &Stat
     let Ok(status) = daemon.own_status().await else { return };
     count_requests(daemon);
     count_calls(daemon);
+    tell_problems(daemon, &status.problems);
     let json = serde_json::to_vec_pretty(&status).expect("a status is written as JSON");
     if let Err(error) = state_dir.write_status(&json) {
         tracing::debug!(%error, "the last known status was not written");
@@ -42,6 +44,17 @@ pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &Stat
     if let Ok(rows) = daemon.own_list(tidemark_control::api::ListRequest::default()).await {
         host.publish("checkpoints.json", serde_json::to_vec_pretty(&rows).expect("rows are written as JSON"));
     }
+}
+
+/// Brings the metric of each problem, and what `/healthz` says, up to the status.
+fn tell_problems(daemon: &Daemon, problems: &[Problem]) {
+    let metrics = &daemon.node.shared().metrics;
+    for code in ProblemCode::ALL {
+        let count = problems.iter().filter(|problem| problem.code == code.word()).count();
+        let gauge = metrics.problem.get_or_create(&[("code", code.word())]);
+        gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+    *daemon.problems.lock().unwrap_or_else(PoisonError::into_inner) = problems.to_vec();
 }
 
 /// Brings the metrics of the mount up to its own counters.

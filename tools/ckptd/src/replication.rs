@@ -8,7 +8,7 @@ use tidemark_engine::namespace::FileState;
 use tidemark_engine::node::Shared;
 use tidemark_engine::replicate::Replicator;
 use tidemark_protocol::cluster::wire::{Member, Members, Standing};
-use tidemark_protocol::report::{Problem, ReplicationStatus};
+use tidemark_protocol::report::{Problem, ProblemCode, ReplicationStatus};
 
 /// Files are counted at most so often: all of them are looked at.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
@@ -101,13 +101,12 @@ pub(crate) fn problem(status: &ReplicationStatus) -> Option<Problem> {
     }
     let bytes = tidemark_protocol::size::Shown(status.lacking_bytes);
     let (files, why) = (status.lacking_files, status.why.as_deref().unwrap_or_default());
-    Some(Problem {
-        code: "under_replicated".to_owned(),
-        what: format!("{files} files ({bytes}) are in this node's memory alone, and not in Tier-3: {why}"),
-        action: "bring that node back; when it has been gone for members.for_good_s its place is given away, and the copies are made \
-                 again"
-            .to_owned(),
-    })
+    Some(Problem::new(
+        ProblemCode::UnderReplicated,
+        format!("{files} files ({bytes}) are in this node's memory alone, and not in Tier-3: {why}"),
+        "bring that node back; when it has been gone for members.for_good_s its place is given away, and the copies are made \
+         again",
+    ))
 }
 
 #[cfg(test)]

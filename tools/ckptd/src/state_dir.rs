@@ -20,6 +20,8 @@ use tidemark_control::api::{KEEPER_FILE_NAME, SOCKET_NAME, STATUS_FILE_NAME};
 
 /// How long a daemon may take to leave that was killed: its memory goes first, its locks after.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
+/// A status is a few kilobytes; one that is larger was not written by us.
+const STATUS_BYTES_MAX: u64 = 16 << 20;
 const LEAVING_EVERY: Duration = Duration::from_millis(20);
 
 /// Permission of group and others to change a directory.
@@ -112,6 +114,14 @@ impl StateDir {
         if let Some(directory) = &self.held().directory {
             let _ = rustix::fs::unlinkat(directory, KEEPER_FILE_NAME, AtFlags::empty());
         }
+    }
+
+    /// What a daemon before this one wrote last; none where there is nothing that can be read.
+    pub(crate) fn last_status(&self) -> Option<tidemark_protocol::report::Status> {
+        let mut text = Vec::new();
+        let file = std::fs::File::open(self.path.join("status.json")).ok()?;
+        file.take(STATUS_BYTES_MAX).read_to_end(&mut text).ok()?;
+        serde_json::from_slice(&text).ok()
     }
 
     /// Replaces the last known status, for `ckptctl status` when no daemon answers.

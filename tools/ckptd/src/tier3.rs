@@ -53,7 +53,11 @@ pub(crate) async fn waited_for<T>(store: &str, work: impl Future<Output = T>) ->
             Ok(done) => return done,
             Err(_) => {
                 let waited_s = began.elapsed().as_secs();
-                tracing::warn!(store, waited_s, "Tier-3 has not answered yet; ckptd waits for it. SIGTERM ends it");
+                tracing::warn!(
+                    store,
+                    waited_s,
+                    "Tier-3 has not answered yet; ckptd waits for it. SIGTERM ends it"
+                );
                 pause = SAID_EVERY;
             }
         }

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use tidemark_protocol::report::{Pending, PendingReason, Problem};
+use tidemark_protocol::report::{Pending, PendingReason, Problem, ProblemCode};
 
 /// See the module's head.
 #[derive(Debug, Default)]
@@ -45,19 +45,15 @@ impl Troubles {
     pub(crate) fn problems(&self, mountpoint: &Path) -> Vec<Problem> {
         let mut problems = Vec::new();
         if let Some(what) = self.mount_gone(mountpoint) {
-            problems.push(Problem {
-                code: "mount_gone".to_owned(),
-                what,
-                action: "end the jobs that use the path, then stop ckptd, which drains what it has, and start it again"
-                    .to_owned(),
-            });
+            let action = "end the jobs that use the path, then stop ckptd, which drains what it has, and start it again";
+            problems.push(Problem::new(ProblemCode::MountGone, what, action));
         }
         if let Some(why) = self.state_dir.lock().unwrap_or_else(PoisonError::into_inner).as_deref() {
-            problems.push(Problem {
-                code: "state_dir_gone".to_owned(),
-                what: format!("the state directory was removed, and ckptctl does not reach this daemon: {why}"),
-                action: "make place for it, or stop ckptd by a signal to its keeper and start it again".to_owned(),
-            });
+            problems.push(Problem::new(
+                ProblemCode::StateDirGone,
+                format!("the state directory was removed, and ckptctl does not reach this daemon: {why}"),
+                "make place for it, or stop ckptd by a signal to its keeper and start it again",
+            ));
         }
         problems
     }

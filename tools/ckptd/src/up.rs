@@ -12,8 +12,9 @@ use crate::base::Base;
 use crate::cli::{Failure, Up};
 use crate::descriptors;
 use crate::host::DaemonHost;
+use crate::last_end::LastEnd;
 use crate::memory;
-use crate::peers::{Peers, Role, drain_member};
+use crate::peers::{Peers, Role, check_certificates, drain_member};
 use crate::publish::{publish, publish_on};
 use crate::seat;
 use crate::session::{self, Found, Serving};
@@ -108,10 +109,7 @@ impl Signals {
                 }
             });
         }
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
     /// Resolves when one has come, or the keeper is gone.
@@ -149,6 +147,7 @@ pub(crate) async fn up(
         role: Role::of(&settings).map_err(Failure::usage)?,
         take_over: up.take_over,
     };
+    check_certificates(&settings, &start.role, start.name.as_str()).map_err(Failure::usage)?;
     descriptors::raise_limit().map_err(Failure::failed)?;
     let mut gone = keeper_gone(&keeper).map_err(Failure::failed)?;
     match session::find(&keeper, descriptors).map_err(Failure::failed)? {
@@ -429,11 +428,19 @@ impl Start<'_> {
             mountpoint: self.mountpoint.to_owned(),
             mounted: OnceLock::new(),
             draining: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            last_end: if began.first {
+                LastEnd::of(self.state_dir.last_status())
+            } else {
+                LastEnd::default()
+            },
+            problems: Default::default(),
             troubles: Default::default(),
             counted: Default::default(),
             runs_elsewhere: Default::default(),
             began: Instant::now(),
         });
+        daemon.last_end.tell(&shared);
         let attributes = Attributes::new(&daemon, tokio::runtime::Handle::current());
         base.namespace.set_xattr_source(Arc::new(attributes));
         host.begin(Arc::clone(&shared));
@@ -512,6 +519,9 @@ impl Start<'_> {
         };
         // However the drain ended: what is closed from now on would be lost, and no program is to believe otherwise.
         shared.namespace.refuse_writers();
+        // The last known status says what is durable at the end.
+        daemon.stopped.store(durable, Ordering::Release);
+        publish(&daemon, &host, self.state_dir).await;
         unmount(&mounted).await;
         // Only now: a daemon that dies while it drains is to be followed by one that drains on.
         self.say_the_end();

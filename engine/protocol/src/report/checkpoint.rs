@@ -122,9 +122,20 @@ pub struct Show {
     pub epoch: Option<u64>,
     /// The commit before it in its lineage.
     pub previous: Option<CheckpointRef>,
+    /// Why it cannot be read whole; null for all that is known.
+    #[serde(default)]
+    pub lost: Option<String>,
     /// Only with `--files`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<Vec<File>>,
+}
+
+impl Show {
+    /// Not recoverable where a file has no good copy, or the commit cannot be read.
+    #[must_use]
+    pub fn exit_code(&self) -> super::ExitCode {
+        if self.lost.is_some() { super::ExitCode::NotRecoverable } else { super::ExitCode::Done }
+    }
 }
 
 /// One file of a checkpoint, or one loose file.

@@ -65,10 +65,12 @@ fn status_keeps_its_shape() {
             latest: Some(reference(Some(1200))),
             watermark: None,
             recoverable: Some(reference(None)),
+            durable: None,
             lag_versions: 1,
             lag_bytes: 10,
             lag_seconds: 0.25,
         }],
+        unsaved: CopyCount { files: 3, bytes: 40 },
         replication: Some(ReplicationStatus { lacking_files: 2, ..ReplicationStatus::default() }),
         written_ms: 1_700_000_000_000,
     };
@@ -88,7 +90,8 @@ fn status_keeps_its_shape() {
                 "latest": {"timeline": 0, "step": 1200, "version": 1, "path": "run7/step-1200"},
                 "watermark": null,
                 "recoverable": {"timeline": 0, "step": null, "version": 1, "path": "run7/step-1200"},
-                "lag_versions": 1, "lag_bytes": 10, "lag_seconds": 0.25}],
+                "durable": null, "lag_versions": 1, "lag_bytes": 10, "lag_seconds": 0.25}],
+            "unsaved": {"files": 3, "bytes": 40},
             "replication": {"partner": null, "lacking_files": 2, "lacking_bytes": 0, "since_ms": null, "why": null},
             "written_ms": 1_700_000_000_000_i64,
         }),
@@ -117,11 +120,11 @@ fn checkpoint() -> Checkpoint {
 fn a_plan_keeps_its_shape() {
     let version =
         RecoveryRow { checkpoint: checkpoint(), standpoint: Standpoint::PassedOver, reason: "r".into() };
-    let run = RunRecovery { run: "run7".into(), chosen: None, versions: vec![version] };
+    let run = RunRecovery { run: "run7".into(), chosen: None, versions: vec![version], removed: 2 };
     is_golden(
         &Recovery { runs: vec![run] },
         &json!({"runs": [{"run": "run7", "chosen": null, "versions": [
-            {"checkpoint": checkpoint_golden(), "standpoint": "passed_over", "reason": "r"}]}]}),
+            {"checkpoint": checkpoint_golden(), "standpoint": "passed_over", "reason": "r"}], "removed": 2}]}),
     );
 }
 
@@ -152,6 +155,7 @@ fn show_keeps_its_shape() {
         manifest_key: Some("f".into()),
         epoch: Some(1),
         previous: None,
+        lost: None,
         files: Some(vec![File {
             path: "run7/step-1200/a".into(),
             bytes: 30,
@@ -168,7 +172,7 @@ fn show_keeps_its_shape() {
     let no_copies = json!({"host": copies["peer"], "peer": copies["peer"], "object": copies["peer"]});
     let golden = json!({
         "checkpoint": checkpoint_golden(), "evidence_detail": "e", "waits_for": [], "attempt": "a1",
-        "participants": ["n0"], "marker_key": "m", "manifest_key": "f", "epoch": 1, "previous": null,
+        "participants": ["n0"], "marker_key": "m", "manifest_key": "f", "epoch": 1, "previous": null, "lost": null,
         "files": [{"path": "run7/step-1200/a", "bytes": 30, "crc64nvme": "00000000000000ab",
             "copies": no_copies, "host_path": null, "state": "sealed", "node": "n0", "object_key": "k",
             "mtime_ms": null}],
@@ -219,7 +223,7 @@ fn the_ends_of_long_work_keep_their_shape() {
     is_golden(
         &verify,
         &json!({"checkpoints": 0, "files": 1, "copies": 0, "bytes": 0, "deep": true, "repaired": [],
-            "unrecoverable": [], "unchecked": [], "broken": []}),
+            "unrecoverable": [], "unchecked": [], "bad_objects": 0, "away": false, "broken": []}),
     );
     let pending = Pending { path: "p".into(), reason: PendingReason::Mapped, what: "w".into() };
     let flush = Flush { waited: true, pending: vec![pending], ..Flush::default() };

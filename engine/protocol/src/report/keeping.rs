@@ -170,8 +170,11 @@ pub struct RunRecovery {
     pub run: String,
     /// None where nothing can be loaded, although there are checkpoints.
     pub chosen: Option<CheckpointRef>,
-    /// From the newest to the oldest along the lineage.
+    /// From the newest to the oldest along the lineage, without what the job removed and what it saved over.
     pub versions: Vec<RecoveryRow>,
+    /// Versions that have no row because the job, or a person, removed all their names.
+    #[serde(default)]
+    pub removed: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

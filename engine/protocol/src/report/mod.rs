@@ -13,6 +13,7 @@ mod checkpoint;
 mod exit;
 mod keeping;
 mod placement;
+mod problem;
 mod status;
 mod why;
 mod work;
@@ -24,9 +25,10 @@ pub use keeping::{
     Undelete,
 };
 pub use placement::{Placement, PlacementRow, SurvivalRow, WARNINGS_MAX};
+pub use problem::{PROBLEMS_OF_ONE_CODE_MAX, Problem, ProblemCode, exit_code_of, shortened};
 pub use status::{
-    Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, Problem, ReplicationStatus,
-    RunStatus, Status, TierState, TierStatus,
+    Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, ReplicationStatus, RunStatus,
+    Status, TierState, TierStatus,
 };
 pub use why::{Why, WhyFile, WhyWriter};
 pub use work::{

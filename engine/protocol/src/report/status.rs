@@ -2,8 +2,9 @@
 //!
 //! Owns: the shapes. Does not own: checkpoints and their files (`checkpoint`), long work (`work`).
 
-use super::CheckpointRef;
+use super::{CheckpointRef, CopyCount, Problem};
 use crate::id::{Incarnation, StartId};
+use crate::size::Shown;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -31,11 +32,54 @@ pub struct Status {
     pub mount: MountStatus,
     pub tiers: Vec<TierStatus>,
     pub runs: Vec<RunStatus>,
+    /// Files whose bytes are in this node's memory and not in Tier-3.
+    #[serde(default)]
+    pub unsaved: CopyCount,
     /// How this node's files are copied to another one; null for a node that is alone.
     #[serde(default)]
     pub replication: Option<ReplicationStatus>,
     /// When this was written, which says how old a `status.json` is.
     pub written_ms: i64,
+}
+
+impl Status {
+    /// What a job can load once this node's memory is gone, and what is gone with it, a sentence each. A checkpoint that other nodes
+    /// have copies of stays.
+    ///
+    /// A daemon that stopped with all of it durable loses nothing.
+    pub fn lose_memory(&mut self) -> Vec<String> {
+        if self.state == NodeState::Stopped {
+            return Vec::new();
+        }
+        let is_copied = self.replication.as_ref().is_some_and(|replication| replication.lacking_files == 0);
+        let mut gone = Vec::new();
+        if is_copied {
+            return gone;
+        }
+        for run in &mut self.runs {
+            if run.recoverable.is_none() || run.recoverable == run.durable {
+                continue;
+            }
+            let name = |found: &Option<CheckpointRef>| match found {
+                None => "nothing".to_owned(),
+                Some(CheckpointRef { step: Some(step), .. }) => format!("step {step}"),
+                Some(CheckpointRef { path, version, .. }) => format!("{path} version {version}"),
+            };
+            gone.push(format!(
+                "run {}: {} was in its memory only, and a job loads {} now",
+                run.run,
+                name(&run.recoverable),
+                name(&run.durable)
+            ));
+            run.recoverable.clone_from(&run.durable);
+            run.latest.clone_from(&run.durable);
+        }
+        let CopyCount { files, bytes } = self.unsaved;
+        if files > 0 {
+            gone.push(format!("{files} files ({}) were not in Tier-3", Shown(bytes)));
+        }
+        gone
+    }
 }
 
 /// What the node is doing.
@@ -69,17 +113,6 @@ impl NodeState {
             Self::Unknown => "unknown",
         }
     }
-}
-
-/// One thing that is wrong.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
-    /// Stable, for alerts: lower-case words joined by `_`, such as `tier3_away`.
-    pub code: String,
-    /// What is wrong, with the numbers.
-    pub what: String,
-    /// What to do about it.
-    pub action: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -210,8 +243,11 @@ pub struct RunStatus {
     pub latest: Option<CheckpointRef>,
     /// The newest committed one of the lineage.
     pub watermark: Option<CheckpointRef>,
-    /// What a restart would load now.
+    /// What a restart would load now: the newest whole one that nobody removed.
     pub recoverable: Option<CheckpointRef>,
+    /// The same of committed ones: what it would load after the loss of this node's memory.
+    #[serde(default)]
+    pub durable: Option<CheckpointRef>,
     /// Complete versions that are newer than the watermark.
     pub lag_versions: u64,
     /// Their bytes that are not in Tier-3 yet.

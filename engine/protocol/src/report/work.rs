@@ -73,19 +73,33 @@ pub struct Verify {
     pub repaired: Vec<VerifyRepair>,
     /// Files with no good copy left.
     pub unrecoverable: Vec<Unrecoverable>,
-    /// What could not be read now although a good copy of the file is known.
+    /// Files that may have a good copy, and of which one could not be read now, or is bad and could not be made good.
     pub unchecked: Vec<Unrecoverable>,
+    /// Objects in Tier-3 that are bad or missing, and could not be written again.
+    #[serde(default)]
+    pub bad_objects: u64,
+    /// Whether Tier-3 or another node did not answer, so that a copy was not read.
+    #[serde(default)]
+    pub away: bool,
     /// Committed checkpoints of which Tier-3 does not say what it must.
     #[serde(default)]
     pub broken: Vec<BrokenInvariant>,
 }
 
 impl Verify {
-    /// Done when every listed file ends with a good copy, and every commit is one.
+    /// Done when every listed file ends with a good copy, every commit is one, and all that was asked for was read. Unavailable when
+    /// something did not answer; failed when an object is bad and could not be written again.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
-        let good = self.unrecoverable.is_empty() && self.broken.is_empty();
-        if good { ExitCode::Done } else { ExitCode::NotRecoverable }
+        if !self.unrecoverable.is_empty() || !self.broken.is_empty() {
+            ExitCode::NotRecoverable
+        } else if self.away {
+            ExitCode::Unavailable
+        } else if self.bad_objects > 0 {
+            ExitCode::Failed
+        } else {
+            ExitCode::Done
+        }
     }
 }
 
@@ -266,6 +280,18 @@ mod tests {
         assert_eq!(repaired.exit_code(), ExitCode::Done);
         let lost = Unrecoverable { path: "r/a".into(), what: "host and object are bad".into() };
         assert_eq!(Verify { unrecoverable: vec![lost], ..repaired }.exit_code(), ExitCode::NotRecoverable);
+    }
+
+    #[test]
+    fn what_was_not_read_or_stays_bad_is_not_done() {
+        let unchecked = |what: &str| vec![Unrecoverable { path: "r/a".into(), what: what.into() }];
+        let open = Verify { unchecked: unchecked("host: it is open"), ..Verify::default() };
+        assert_eq!(open.exit_code(), ExitCode::Done, "it has a good copy, and is healed when it is closed");
+        let bad = Verify { bad_objects: 1, unchecked: unchecked("object: it is gone"), ..Verify::default() };
+        assert_eq!(bad.exit_code(), ExitCode::Failed, "it does not survive this node");
+        assert_eq!(Verify { away: true, ..bad.clone() }.exit_code(), ExitCode::Unavailable);
+        let lost = Verify { unrecoverable: unchecked("object: it is gone"), away: true, ..bad };
+        assert_eq!(lost.exit_code(), ExitCode::NotRecoverable);
     }
 
     #[test]

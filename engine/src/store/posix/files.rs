@@ -164,6 +164,20 @@ impl Staged {
         Ok((!same).then_some(there_bytes))
     }
 
+    /// Makes the bytes durable, then gives them the name whatever it holds.
+    pub(super) fn replace(&self, root: &Path, target: &Path, syncs: &DirectorySyncs) -> io::Result<()> {
+        match std::fs::symlink_metadata(target) {
+            Ok(there) if there.is_file() => {}
+            Ok(_) => return Err(io::Error::new(io::ErrorKind::IsADirectory, "no object has this name")),
+            Err(error) if is_absent(&error) => {}
+            Err(error) => return Err(error),
+        }
+        self.sync(false)?;
+        make_parents(root, target)?;
+        std::fs::rename(&self.path, target)?;
+        sync_parents(root, target, syncs)
+    }
+
     fn link(&self, target: &Path) -> io::Result<bool> {
         match fs::linkat(CWD, &self.path, CWD, target, AtFlags::empty()) {
             Ok(()) => Ok(true),

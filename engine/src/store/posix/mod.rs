@@ -84,6 +84,31 @@ impl PosixStore {
         .map_err(io::Error::other)?
     }
 
+    /// Writes all parts of a source under a temporary name.
+    async fn stage(
+        &self,
+        key: &str,
+        source: &Arc<dyn PartSource>,
+        limits: &UploadLimits,
+    ) -> Result<Arc<Staged>, StoreError> {
+        let (size_bytes, readers) = (source.size_bytes(), source.readers());
+        let direct = Arc::clone(&self.direct);
+        let staged = self
+            .call(Operation::Upload, key, move |root| Staged::new_direct(root, size_bytes, readers, &direct))
+            .await
+            .map(Arc::new)?;
+        stream::iter(part_ranges(size_bytes, limits.part_bytes).map(Ok))
+            .try_for_each_concurrent(limits.parts_in_flight.max(1), |range| {
+                let staged = Arc::clone(&staged);
+                async move {
+                    let bytes = read_part(key, source, range.clone()).await?;
+                    self.call(Operation::Upload, key, move |_| staged.write_at(&bytes, range.start)).await
+                }
+            })
+            .await?;
+        Ok(staged)
+    }
+
     /// What an upload came to. `other`: the key holds that many other bytes.
     fn uploaded(&self, key: &str, size_bytes: u64, other: Option<u64>) -> Result<Uploaded, StoreError> {
         match other {
@@ -267,23 +292,24 @@ impl Store for PosixStore {
             let other = self.call(Operation::Upload, key, upload).await?;
             return self.uploaded(key, size_bytes, other);
         }
-        let direct = Arc::clone(&self.direct);
-        let staged = self
-            .call(Operation::Upload, key, move |root| Staged::new_direct(root, size_bytes, readers, &direct))
-            .await
-            .map(Arc::new)?;
-        stream::iter(part_ranges(size_bytes, limits.part_bytes).map(Ok))
-            .try_for_each_concurrent(limits.parts_in_flight.max(1), |range| {
-                let (staged, source) = (Arc::clone(&staged), &source);
-                async move {
-                    let bytes = read_part(key, source, range.clone()).await?;
-                    self.call(Operation::Upload, key, move |_| staged.write_at(&bytes, range.start)).await
-                }
-            })
-            .await?;
+        let staged = self.stage(key, &source, limits).await?;
         let finish = move |root: &Path| staged.finish(root, &target, &syncs);
         let other = self.call(Operation::Upload, key, finish).await?;
         self.uploaded(key, size_bytes, other)
+    }
+
+    async fn replace(
+        &self,
+        key: &str,
+        source: Arc<dyn PartSource>,
+        limits: &UploadLimits,
+    ) -> Result<Uploaded, StoreError> {
+        self.check(Operation::Upload, key)?;
+        let (target, syncs) = (path_of(&self.root, key), Arc::clone(&self.syncs));
+        let staged = self.stage(key, &source, limits).await?;
+        let replace = move |root: &Path| staged.replace(root, &target, &syncs);
+        self.call(Operation::Upload, key, replace).await?;
+        self.uploaded(key, source.size_bytes(), None)
     }
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
@@ -340,6 +366,24 @@ mod tests {
         let source = Arc::new(Bytes::from("other"));
         let error = store.upload("k", source, &UploadLimits::default()).await.expect_err("differs");
         assert!(matches!(error, StoreError::Differs { there_bytes: 1, ours_bytes: 5, .. }), "{error}");
+        assert_eq!(std::fs::read_dir(store.root.join(STAGING)).expect("read").count(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_replaces_an_object_is_open_to_the_readers_of_its_file_and_a_missing_one_comes_back() {
+        use std::os::unix::fs::PermissionsExt;
+        let (_dir, store) = store().await;
+        let (good, limits) = (Bytes::from("good"), UploadLimits::default());
+        store.upload("r/k", Arc::new(good.clone()), &limits).await.expect("upload");
+        let path = path_of(&store.root, "r/k");
+        std::fs::write(&path, "bad, and longer").expect("damage");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).expect("chmod");
+        store.replace("r/k", Arc::new(good.clone()), &limits).await.expect("replace");
+        assert_eq!(store.get("r/k", 99).await.expect("get"), Some(good.clone()));
+        assert_eq!(std::fs::metadata(&path).expect("stat").permissions().mode() & 0o777, 0o600);
+        std::fs::remove_dir_all(store.root.join("r")).expect("remove");
+        store.replace("r/k", Arc::new(good.clone()), &limits).await.expect("make again");
+        assert_eq!(store.get("r/k", 99).await.expect("get"), Some(good));
         assert_eq!(std::fs::read_dir(store.root.join(STAGING)).expect("read").count(), 0);
     }
 

@@ -5,10 +5,14 @@
 use crate::bench_mount::{self, BenchMount, BenchReport};
 use crate::context::{Context, Failure};
 use crate::table;
+use anyhow::Context as _;
+use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use tidemark_protocol::report::{ExitCode, TierState};
 use tidemark_protocol::size::{self, Shown};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Measure this machine
 #[derive(Debug, clap::Args)]
@@ -42,13 +46,50 @@ struct Mount {
     no_wait: bool,
 }
 
+/// What ends a command in order.
+struct Interrupt([Signal; 3]);
+
+impl Interrupt {
+    fn watch() -> io::Result<Self> {
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        let [interrupt, terminate, hangup] = kinds.map(signal);
+        Ok(Self([interrupt?, terminate?, hangup?]))
+    }
+
+    async fn comes(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+/// Whether a folder lies on the mount of the daemon that answered.
+fn is_on_mount(path: &Path, mount: &Path) -> io::Result<bool> {
+    Ok(fs::metadata(path)?.dev() == fs::metadata(mount)?.dev())
+}
+
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
         let What::Mount(Mount { path, baseline, size, no_wait }) = self.what;
-        if !no_wait {
-            // A daemon that is away would never become warm.
-            context.client.status().await?;
+        // A daemon that is away would never become warm, and says neither its mount nor its budget.
+        let status = context.client.status().await?;
+        let bench = |error: io::Error| Failure::Bench(anyhow::Error::from(error));
+        let mount = Path::new(&status.mount.path);
+        let on_mount = is_on_mount(&path, mount)
+            .with_context(|| format!("look at {}", path.display()))
+            .map_err(Failure::Bench)?;
+        if !on_mount {
+            return Err(Failure::NotOnMount { path, mount: mount.to_owned() });
         }
+        let tier1 = status.tiers.iter().find(|tier| tier.name == "tier1");
+        bench_mount::check_size(size, tier1.and_then(|tier| tier.size_bytes), &baseline)
+            .map_err(Failure::Bench)?;
+        let mut interrupt = Interrupt::watch().map_err(bench)?;
+        let places = bench_mount::Places::of(&path, &baseline);
+        let (path_of, baseline_of) = (path.clone(), baseline.clone());
         let client = context.client.clone();
         let runtime = tokio::runtime::Handle::current();
         let measured = tokio::task::spawn_blocking(move || {
@@ -60,8 +101,15 @@ impl Args {
                 BenchMount { path, baseline, size_bytes: size, no_wait, wait_until_warm: &wait_until_warm };
             bench_mount::run(bench)
         });
-        let report =
-            measured.await.map_err(anyhow::Error::from).and_then(|report| report).map_err(Failure::Bench)?;
+        let report = tokio::select! {
+            report = measured => report.map_err(anyhow::Error::from).and_then(|report| report),
+            () = interrupt.comes() => {
+                let removed = places.remove();
+                let ended = anyhow::anyhow!("interrupted, and nothing is left in {} and {}", path_of.display(), baseline_of.display());
+                Err(removed.err().unwrap_or(ended))
+            }
+        };
+        let report = report.map_err(Failure::Bench)?;
         context.print(&report, print)?;
         Ok(ExitCode::Done)
     }

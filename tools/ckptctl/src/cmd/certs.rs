@@ -3,7 +3,6 @@
 //! Owns: the words. Does not own: the certificates (transport). Asks no daemon.
 
 use crate::context::{Context, Failure};
-use std::io::Write;
 use std::path::PathBuf;
 use tidemark_protocol::report::ExitCode;
 use tidemark_transport::certs;
@@ -37,19 +36,37 @@ enum What {
     },
 }
 
+/// What was made.
+#[derive(Debug, serde::Serialize)]
+struct Made {
+    /// `authority` or `node`.
+    kind: &'static str,
+    /// The cluster's name, or the node's.
+    name: String,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
 impl Args {
-    pub(crate) fn run(self, _: &Context) -> Result<ExitCode, Failure> {
+    pub(crate) fn run(self, context: &Context) -> Result<ExitCode, Failure> {
         let made = match self.what {
-            What::Init { directory, cluster } => certs::init(&directory, &cluster)
-                .map(|()| format!("{} is the authority of {cluster}", directory.join("ca.pem").display())),
-            What::Node { directory, node, sans } => {
-                certs::issue(&directory, &node, &sans).map(|(certificate, key)| {
-                    format!("{} and {} are {node}'s", certificate.display(), key.display())
-                })
-            }
+            What::Init { directory, cluster } => certs::init(&directory, &cluster).map(|()| Made {
+                kind: "authority",
+                name: cluster,
+                certificate: directory.join("ca.pem"),
+                key: directory.join("ca.key"),
+            }),
+            What::Node { directory, node, sans } => certs::issue(&directory, &node, &sans)
+                .map(|(certificate, key)| Made { kind: "node", name: node, certificate, key }),
         };
-        let said = made.map_err(|source| Failure::Certificates { source })?;
-        writeln!(anstream::stdout(), "{said}").map_err(|source| Failure::Output { source })?;
+        let made = made.map_err(|source| Failure::Certificates { source })?;
+        context.print(&made, |made, out| {
+            let (certificate, key) = (made.certificate.display(), made.key.display());
+            match made.kind {
+                "authority" => writeln!(out, "{certificate} is the authority of {}", made.name),
+                _ => writeln!(out, "{certificate} and {key} are {}'s", made.name),
+            }
+        })?;
         Ok(ExitCode::Done)
     }
 }

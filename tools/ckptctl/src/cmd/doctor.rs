@@ -19,7 +19,10 @@ impl Args {
         let doctor = match context.client.doctor().await {
             Err(away) if away.is_away() => {
                 let Some(doctor) = without_daemon() else { return Err(away.into()) };
-                let _ = writeln!(anstream::stderr(), "ckptctl: no daemon answers; this is the machine without one");
+                let _ = writeln!(
+                    anstream::stderr(),
+                    "ckptctl: no daemon answers; this is the machine without one"
+                );
                 doctor
             }
             asked => asked?,
@@ -33,7 +36,8 @@ impl Args {
 fn without_daemon() -> Option<Doctor> {
     let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join("ckptd")));
     let ckptd = beside.filter(|path| path.is_file()).unwrap_or_else(|| "ckptd".into());
-    let output = Command::new(ckptd).arg("doctor").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let output =
+        Command::new(ckptd).arg("doctor").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     serde_json::from_slice(&output.stdout).ok()
 }
 

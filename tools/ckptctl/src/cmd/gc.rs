@@ -38,6 +38,7 @@ fn print(gc: &Gc, out: &mut dyn Write) -> io::Result<()> {
         return writeln!(out, " nothing is committed");
     }
     let mut table = table::new(["RUN", "STEP", "VER", "PATH", "SIZE", "", "REASON"]);
+    let mut names = table::Names::default();
     for row in &gc.rows {
         let verdict = if row.given_up {
             table::word(if gc.dry_run { "would go" } else { "goes" }, Tone::Doubtful)
@@ -46,16 +47,16 @@ fn print(gc: &Gc, out: &mut dyn Write) -> io::Result<()> {
         };
         let checkpoint = &row.checkpoint;
         table.add_row([
-            table::text(&row.run),
+            names.cell(&row.run, table::RUN_CHARS),
             table::number(text::step(checkpoint.step)),
             table::number(format!("{}.{}", checkpoint.timeline, checkpoint.version)),
-            table::text(&checkpoint.path),
+            names.cell(&checkpoint.path, table::PATH_CHARS),
             table::bytes(row.bytes),
             verdict,
             table::text(&row.reason),
         ]);
     }
-    table::write(&table, out)?;
+    names.write(&table, out)?;
     let going = gc.rows.iter().filter(|row| row.given_up);
     let (count, bytes) = going.fold((0_u64, 0_u64), |sum, row| (sum.0 + 1, sum.1 + row.bytes));
     match (gc.dry_run, gc.left) {

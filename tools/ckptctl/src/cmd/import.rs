@@ -42,20 +42,21 @@ impl Args {
 
 fn print(import: &Import, out: &mut dyn Write) -> io::Result<()> {
     let mut table = table::new(["PATH", "FILES", "SIZE", "", "REASON"]);
+    let mut names = table::Names::default();
     for row in &import.rows {
         let tone = match row.outcome {
             ImportOutcome::Imported | ImportOutcome::Already => Tone::Good,
             ImportOutcome::Refused | ImportOutcome::Unknown => Tone::Bad,
         };
         table.add_row([
-            table::text(&row.path),
+            names.cell(&row.path, table::PATH_CHARS),
             table::number(row.files),
             table::bytes(row.bytes),
             table::word(row.outcome.word(), tone),
             table::text(&row.reason),
         ]);
     }
-    table::write(&table, out)?;
+    names.write(&table, out)?;
     let count = |outcome| import.rows.iter().filter(|row| row.outcome == outcome).count();
     let (imported, refused) = (count(ImportOutcome::Imported), count(ImportOutcome::Refused));
     writeln!(

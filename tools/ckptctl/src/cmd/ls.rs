@@ -50,13 +50,14 @@ fn print(rows: &Vec<Checkpoint>, out: &mut dyn Write) -> io::Result<()> {
         "OBJECT",
         "PIN",
     ]);
+    let mut names = table::Names::default();
     for row in rows {
         let age = row.closed_ms.map_or_else(|| "-".to_owned(), |closed_ms| text::age(closed_ms, now_ms));
         table.add_row([
-            table::text(row.run.as_deref().unwrap_or("-")),
+            names.cell(row.run.as_deref().unwrap_or("-"), table::RUN_CHARS),
             table::number(text::step(row.step)),
             table::number(format!("{}.{}", row.timeline, row.version)),
-            table::text(&row.path),
+            names.cell(&row.path, table::PATH_CHARS),
             table::number(age),
             table::bytes(row.bytes),
             table::number(row.files),
@@ -69,7 +70,7 @@ fn print(rows: &Vec<Checkpoint>, out: &mut dyn Write) -> io::Result<()> {
             table::text(if row.pinned { "pinned" } else { "-" }),
         ]);
     }
-    table::write(&table, out)
+    names.write(&table, out)
 }
 
 fn state(state: CheckpointState) -> comfy_table::Cell {

@@ -12,7 +12,8 @@ use tidemark_protocol::report::{ExitCode, Recovery, RunRecovery};
 /// Say which checkpoint of each run a job loads when it comes back, and why not a newer one
 ///
 /// The newest version that is proven whole, can be read, and is in the tree. The mount agrees by itself: what is torn or
-/// cannot be read whole any more goes out of sight. Exits 4 where a run has checkpoints and none of them can be loaded.
+/// cannot be read whole any more goes out of sight. What the job removed or saved over has no row. Exits 4 where a run has
+/// checkpoints and none of them can be loaded.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only what is at or below it
@@ -37,6 +38,7 @@ fn print(recovery: &Recovery, out: &mut dyn Write) -> io::Result<()> {
         return writeln!(out, " no checkpoints here");
     }
     let mut table = table::new(["RUN", "STEP", "VER", "PATH", "", "HOST", "PEER", "OBJECT", "REASON"]);
+    let mut names = table::Names::default();
     for run in &recovery.runs {
         for row in &run.versions {
             let checkpoint = &row.checkpoint;
@@ -46,10 +48,10 @@ fn print(recovery: &Recovery, out: &mut dyn Write) -> io::Result<()> {
                 Standpoint::Older => table::word("older", Tone::Doubtful),
             };
             table.add_row([
-                table::text(&run.run),
+                names.cell(&run.run, table::RUN_CHARS),
                 table::number(text::step(checkpoint.step)),
                 table::number(format!("{}.{}", checkpoint.timeline, checkpoint.version)),
-                table::text(&checkpoint.path),
+                names.cell(&checkpoint.path, table::PATH_CHARS),
                 standpoint,
                 table::text(&text::part(checkpoint.copies.host, checkpoint)),
                 table::text(&text::part(checkpoint.copies.peer, checkpoint)),
@@ -58,7 +60,11 @@ fn print(recovery: &Recovery, out: &mut dyn Write) -> io::Result<()> {
             ]);
         }
     }
-    table::write(&table, out)?;
+    names.write(&table, out)?;
+    let removed: u64 = recovery.runs.iter().map(|run| run.removed).sum();
+    if removed > 0 {
+        writeln!(out, " {removed} more in Tier-3 that were removed; `ckptctl ls --all` lists them")?;
+    }
     let none = |run: &&RunRecovery| run.chosen.is_none();
     recovery
         .runs

@@ -10,6 +10,8 @@ use tidemark_protocol::report::{ExitCode, File, Show};
 use tidemark_protocol::size::Shown;
 
 /// Show one checkpoint: why it is complete, what it waits for, where it is
+///
+/// Exits 4 where it cannot be read whole.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A path, RUN@STEP, @STEP, RUN@latest or latest
@@ -24,7 +26,7 @@ impl Args {
         let checkpoint = context.selector(&self.checkpoint).await?;
         let show = context.client.show(&ShowRequest { checkpoint, files: self.files }).await?;
         context.print(&show, print)?;
-        Ok(ExitCode::Done)
+        Ok(show.exit_code())
     }
 }
 
@@ -46,6 +48,9 @@ fn print(show: &Show, out: &mut dyn Write) -> io::Result<()> {
         let detail =
             show.evidence_detail.as_deref().map(|detail| format!(": {}", clean(detail))).unwrap_or_default();
         writeln!(out, "  evidence: {}{detail}", clean(evidence))?;
+    }
+    if let Some(why) = &show.lost {
+        writeln!(out, "      LOST: {}", clean(why))?;
     }
     for what in &show.waits_for {
         writeln!(out, "  waits for: {}", clean(what))?;
@@ -78,17 +83,18 @@ fn print(show: &Show, out: &mut dyn Write) -> io::Result<()> {
     }
     if let Some(files) = &show.files {
         writeln!(out)?;
-        table::write(&files_table(files), out)?;
+        files_table(files, out)?;
     }
     Ok(())
 }
 
-fn files_table(files: &[File]) -> comfy_table::Table {
+fn files_table(files: &[File], out: &mut dyn Write) -> io::Result<()> {
     let mut table = table::new(["PATH", "SIZE", "CRC64NVME", "STATE", "NODE", "HOST", "PEER", "OBJECT"]);
+    let mut names = table::Names::default();
     for file in files {
         let held = |files: u64| table::text(if files > 0 { "yes" } else { "-" });
         table.add_row([
-            table::text(&file.path),
+            names.cell(&file.path, table::PATH_CHARS),
             table::bytes(file.bytes),
             table::text(&file.crc64nvme.map_or_else(|| "-".to_owned(), |crc| crc.to_string())),
             table::text(&file.state),
@@ -98,5 +104,5 @@ fn files_table(files: &[File]) -> comfy_table::Table {
             held(file.copies.object.files),
         ]);
     }
-    table
+    names.write(&table, out)
 }

@@ -7,9 +7,12 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::Duration;
-use tidemark_control::api::{KEEPER_FILE_NAME, STATUS_FILE_NAME};
+use tidemark_control::api::{KEEPER_FILE_NAME, LOCK_FILE_NAME, STATUS_FILE_NAME};
 use tidemark_control::client::ClientError;
-use tidemark_protocol::report::{ExitCode, NodeState, Problem, ReplicationStatus, RunStatus, Status};
+use tidemark_protocol::report::{
+    CheckpointRef, ExitCode, NodeState, Problem, ProblemCode, ReplicationStatus, RunStatus, Status,
+    exit_code_of,
+};
 
 /// A status is a few kilobytes; one that is larger was not written by us.
 const STATUS_BYTES_MAX: u64 = 16 << 20;
@@ -22,9 +25,14 @@ const PATIENCE: Duration = Duration::from_millis(8500);
 /// Show how this node is, and what a restart would load
 ///
 /// Lines `status` and `action` appear only where something is wrong. When no daemon answers, the last known status is
-/// shown, a note goes to stderr, and the exit status is 5. A daemon that lives and does not answer is UNKNOWN.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+/// shown, without what was in its memory if that is gone; a note goes to stderr, and the exit status is 5. A daemon that lives and
+/// does not answer is UNKNOWN.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Exit with 0 only where nothing is wrong: else 6 fenced, 4 lost or corrupt, 5 something is away, 1 any other problem
+    #[arg(long)]
+    exit_code: bool,
+}
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
@@ -32,7 +40,7 @@ impl Args {
             Asked::Answer(answer) => match *answer {
                 Ok(status) => {
                     context.print(&status, print)?;
-                    return Ok(ExitCode::Done);
+                    return Ok(if self.exit_code { exit_code_of(&status.problems) } else { ExitCode::Done });
                 }
                 Err(error) => error,
             },
@@ -49,8 +57,12 @@ impl Args {
         let _ =
             writeln!(anstream::stderr(), "ckptctl: {}\nckptctl: last known, {age} ago:", text::chain(&away));
         let mut last_known = last_known;
+        if is_memory_gone(&context.state_dir) {
+            let unclean = unclean_end(&mut last_known);
+            last_known.problems.extend(unclean);
+        }
         last_known.state = NodeState::Stopped;
-        last_known.problems = keeper_says(&context.state_dir).into_iter().collect();
+        last_known.problems.extend(keeper_says(&context.state_dir));
         context.print(&last_known, print)?;
         Ok(ExitCode::Unavailable)
     }
@@ -70,8 +82,8 @@ async fn ask(context: &Context) -> Asked {
         return Asked::Answer(Box::new(answer));
     }
     // Without a process of that number it is being started again, which is waited for as ever.
-    let Some((known, state)) = last_known(&context.state_dir)
-        .and_then(|known| state_of(known.pid).map(|state| (known, state)))
+    let Some((known, state)) =
+        last_known(&context.state_dir).and_then(|known| state_of(known.pid).map(|state| (known, state)))
     else {
         return Asked::Answer(Box::new(answer.await));
     };
@@ -118,7 +130,10 @@ fn hanging(mut known: Status, state: char, now_ms: i64) -> Status {
         'R' => "it runs, or waits for a processor",
         _ => "all of it waits for something",
     };
-    let what = format!("the daemon (process {}) does not answer; {why}; what follows was known {age} ago", known.pid);
+    let what = format!(
+        "the daemon (process {}) does not answer; {why}; what follows was known {age} ago",
+        known.pid
+    );
     let action = if is_stopped(state) {
         format!("kill -CONT {}, or end the debugger; saves and opens wait until then", known.pid)
     } else {
@@ -127,13 +142,28 @@ fn hanging(mut known: Status, state: char, now_ms: i64) -> Status {
             .to_owned()
     };
     known.state = NodeState::Unknown;
-    known.problems.insert(0, Problem { code: "no_answer".to_owned(), what, action });
+    known.problems.insert(0, Problem::new(ProblemCode::NoAnswer, what, action));
     known
 }
 
 /// What the daemon wrote before it went away; none where there is nothing that can be read.
 fn last_known(state_dir: &Path) -> Option<Status> {
     read(&state_dir.join(STATUS_FILE_NAME))
+}
+
+/// Whether no process keeps the daemon's memory: the lock goes to the keeper with it, and is free when both are gone.
+fn is_memory_gone(state_dir: &Path) -> bool {
+    let Ok(lock) = File::open(state_dir.join(LOCK_FILE_NAME)) else { return false };
+    // Closed at the end of this function, and with that given back.
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared).is_ok()
+}
+
+/// Takes what was in memory only out of the status, and says what that was.
+fn unclean_end(last_known: &mut Status) -> Option<Problem> {
+    let gone = last_known.lose_memory();
+    let what = format!("the daemon ended before all was in Tier-3: {}", gone.join("; "));
+    let action = "start it again; `ckptctl recover --plan` then says what each job loads";
+    (!gone.is_empty()).then(|| Problem::new(ProblemCode::UncleanEnd, what, action))
 }
 
 /// What the keeper writes while its daemons die again and again.
@@ -148,15 +178,14 @@ struct CrashLoop {
 fn keeper_says(state_dir: &Path) -> Option<Problem> {
     let said: CrashLoop = read(&state_dir.join(KEEPER_FILE_NAME))?;
     let CrashLoop { keeper_pid, deaths, last_death, next_start_ms } = said;
-    Some(Problem {
-        code: "crash_loop".to_owned(),
-        what: format!(
+    Some(Problem::new(
+        ProblemCode::CrashLoop,
+        format!(
             "the daemon dies again and again ({deaths} times, the last: {last_death}); keeper {keeper_pid} keeps the mount \
              and open files, and starts it again every {next_start_ms} ms"
         ),
-        action: "read its log; `ckptd upgrade --binary PATH` starts another binary on what is kept"
-            .to_owned(),
-    })
+        "read its log; `ckptd upgrade --binary PATH` starts another binary on what is kept",
+    ))
 }
 
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
@@ -185,7 +214,7 @@ fn print(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "\n   runs: none yet")?;
     } else {
         writeln!(out)?;
-        table::write(&runs(&status.runs), out)?;
+        runs(&status.runs, out)?;
     }
     writeln!(out)?;
     match status.problems.len() {
@@ -220,20 +249,25 @@ fn copies(replication: &ReplicationStatus) -> String {
     format!("{at}, {files} file{plural} ({bytes}) lacking{}: {why}", since.unwrap_or_default())
 }
 
-fn runs(runs: &[RunStatus]) -> comfy_table::Table {
+fn runs(runs: &[RunStatus], out: &mut dyn Write) -> io::Result<()> {
     let mut table = table::new(["RUN", "LATEST", "COMMITTED", "RECOVERABLE", "LAG"]);
+    let mut names = table::Names::default();
     for run in runs {
-        let recoverable = text::reference(run.recoverable.as_ref());
         let tone = if run.recoverable.is_some() { Tone::Good } else { Tone::Bad };
+        // Where there is no step it is a path.
+        let mut reference =
+            |found: Option<&CheckpointRef>| names.cell(&text::reference(found), table::RUN_CHARS);
+        let (latest, watermark) = (reference(run.latest.as_ref()), reference(run.watermark.as_ref()));
+        let recoverable = table::toned(reference(run.recoverable.as_ref()), tone);
         table.add_row([
-            table::text(&run.run),
-            table::text(&text::reference(run.latest.as_ref())),
-            table::text(&text::reference(run.watermark.as_ref())),
-            table::word(&recoverable, tone),
+            names.cell(&run.run, table::RUN_CHARS),
+            latest,
+            watermark,
+            recoverable,
             table::text(&lag(run)),
         ]);
     }
-    table
+    names.write(&table, out)
 }
 
 fn lag(run: &RunStatus) -> String {

@@ -11,8 +11,10 @@ use tidemark_protocol::size::Shown;
 
 /// Read copies again, compare them with their checksums, and repair bad ones
 ///
-/// Exits 0 when every file ends with a good copy, repaired ones included, 4 when one has none, or when Tier-3 does not
-/// say of a committed checkpoint what it must, and 3 when nothing in the tree has that path.
+/// A bad host copy is replaced from Tier-3; a bad or missing object is written again from memory, another node or another object.
+/// Exits 0 when every file ends with a good copy, repaired ones included; 4 when one has none, or when Tier-3 does not
+/// say of a committed checkpoint what it must; 5 when something did not answer; 1 when an object is bad and could not be
+/// written again; 3 when nothing in the tree has that path.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A path, RUN@STEP, @STEP, RUN@latest or latest; everything where there is none
@@ -54,15 +56,20 @@ fn print(verify: &Verify, out: &mut dyn Write) -> io::Result<()> {
         let (path, invariant, what) = (clean(&broken.path), clean(&broken.invariant), clean(&broken.what));
         writeln!(out, "BROKEN    {path}: not so that {}: {what}", invariant.replace('_', " "))?;
     }
-    let end = if verify.exit_code() == ExitCode::Done { "ok" } else { "BAD" };
+    let end = match verify.exit_code() {
+        ExitCode::Done if verify.unchecked.is_empty() => "ok",
+        ExitCode::Done | ExitCode::Unavailable => "NOT ALL",
+        _ => "BAD",
+    };
     writeln!(
         out,
-        "{end}: {} checkpoints, {} files, {} copies, {} read; {} repaired, {} without a good copy",
+        "{end}: {} checkpoints, {} files, {} copies, {} read; {} repaired, {} unchecked, {} without a good copy",
         verify.checkpoints,
         verify.files,
         verify.copies,
         Shown(verify.bytes),
         verify.repaired.len(),
+        verify.unchecked.len(),
         verify.unrecoverable.len()
     )
 }

@@ -1,0 +1,156 @@
+//! A tier that is full of what may not give way: saves fail, and `status`, an event and the log say so.
+//!
+//! Owns: when that is so, and saying it once. Does not own: making room (`save::reclaim`), refusing a call (`namespace::room`).
+//!
+//! With passthrough the kernel refuses a write without asking the daemon. So a tier counts as full by what is free in it, and not only by
+//! the calls that were refused.
+
+use crate::namespace::{KeptBy, Place, Refusals};
+use crate::node::run::Engine;
+use std::time::{Duration, Instant};
+use tidemark_protocol::report::{EventLevel, ProblemCode, TierStatus};
+use tidemark_protocol::size::Shown;
+
+/// With less than this a tier is full: many a shard is larger.
+const FULL_BYTES: u64 = 64 << 20;
+/// Of a small tier it is this part.
+const FULL_PART: u64 = 16;
+/// A refused call is said for so long, so that a person who looks after a failed save finds why.
+const SAID_FOR: Duration = Duration::from_secs(60);
+/// Between two looks at what may give way: each costs a pass over the files.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What the loop keeps for it.
+#[derive(Debug, Default)]
+pub(crate) struct Full {
+    /// It was said that memory is full, and it has not ended.
+    said: bool,
+    not_before: Option<Instant>,
+}
+
+/// The room in a tier.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    size_bytes: u64,
+    available_bytes: u64,
+    /// Host copies that have another copy in Tier-3.
+    may_give_way_bytes: u64,
+}
+
+impl Room {
+    fn is_full(self) -> bool {
+        let least = FULL_BYTES.min(self.size_bytes / FULL_PART);
+        self.available_bytes.saturating_add(self.may_give_way_bytes) < least
+    }
+}
+
+/// Whether a call was refused so lately that it is still said.
+fn is_recent(refusals: Refusals, now: Instant) -> bool {
+    refusals.last.is_some_and(|last| now.saturating_duration_since(last) < SAID_FOR)
+}
+
+impl Engine {
+    fn room_in(&self, place: Place, may_give_way_bytes: u64) -> Option<Room> {
+        let (size_bytes, available_bytes) = match place {
+            Place::Memory => {
+                let usage = self.shared.tier1.usage();
+                (usage.size_bytes, usage.available_bytes)
+            }
+            Place::Spill => {
+                let spill = self.shared.tier1.spill_usage()?;
+                (spill.size_bytes, spill.available_bytes)
+            }
+        };
+        Some(Room { size_bytes, available_bytes, may_give_way_bytes })
+    }
+
+    /// The tiers that are full, each in a sentence. Where there is a spill, memory that is full fails nothing while the spill has room.
+    pub(crate) fn full_tiers(&self, tiers: &[TierStatus], now: Instant) -> Vec<(ProblemCode, String)> {
+        let may_give_way = |name: &str| {
+            let tier = tiers.iter().find(|tier| tier.name == name);
+            tier.and_then(|tier| tier.held_by.get(KeptBy::Nothing.words())).copied().unwrap_or(0)
+        };
+        let sentence = |name: &str, title: &str, is: &str, room: Room| {
+            let held = tiers.iter().find(|tier| tier.name == name).map(|tier| &tier.held_by);
+            let held: Vec<_> =
+                held.into_iter().flatten().map(|(by, bytes)| format!("{} {by}", Shown(*bytes))).collect();
+            let (available, size) = (Shown(room.available_bytes), Shown(room.size_bytes));
+            let held = if held.is_empty() { String::new() } else { format!(": {}", held.join(", ")) };
+            format!("{title} {is}, {available} of {size} are left{held}")
+        };
+        let refusals = self.shared.namespace.refusals();
+        let memory = self.room_in(Place::Memory, may_give_way("tier1"));
+        let spill = self.room_in(Place::Spill, may_give_way("spill"));
+        let spill_is_full = spill.is_none_or(Room::is_full);
+        let mut full = Vec::new();
+        if let Some(room) = memory
+            && (room.is_full() && spill_is_full || is_recent(refusals, now))
+        {
+            // A call was refused, and what it waited for has reached Tier-3 since.
+            let is = if room.is_full() { "is full" } else { "was full a moment ago" };
+            let mut what = sentence("tier1", "Tier-1", is, room);
+            if refusals.count > 0 {
+                what.push_str(&format!("; {} calls got ENOSPC since the daemon began", refusals.count));
+            }
+            full.push((ProblemCode::Tier1Full, what));
+        }
+        if let Some(room) = spill.filter(|room| room.is_full()) {
+            full.push((ProblemCode::SpillFull, sentence("spill", "the spill", "is full", room)));
+        }
+        full
+    }
+
+    /// Says once that saves fail, and when that is over.
+    pub(crate) fn watch_room(&mut self, now: Instant) {
+        let refused = is_recent(self.shared.namespace.refusals(), now);
+        let short = self.room_in(Place::Memory, 0).is_some_and(Room::is_full);
+        if !short && !refused {
+            if std::mem::take(&mut self.full.said) {
+                tracing::info!("Tier-1 has room again");
+                let what = "Tier-1 has room again".to_owned();
+                self.shared.events.add(self.shared.now_ns(), EventLevel::Info, "room", None, what);
+            }
+            return;
+        }
+        if self.full.said || self.full.not_before.is_some_and(|at| at > now) {
+            return;
+        }
+        self.full.not_before = Some(now + LOOK_EVERY);
+        let full = self.full_tiers(&self.tiers(), now);
+        let Some((_, what)) = full.into_iter().find(|(code, _)| *code == ProblemCode::Tier1Full) else {
+            return;
+        };
+        self.full.said = true;
+        tracing::warn!(%what, "memory is full of what may not give way: saves fail");
+        self.shared.events.add(self.shared.now_ns(), EventLevel::Warn, "full", None, what);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tier_is_full_when_what_is_free_and_what_may_give_way_are_together_less_than_a_shard() {
+        const MIB: u64 = 1 << 20;
+        let room = |size_mib, available_mib, may_mib| Room {
+            size_bytes: size_mib * MIB,
+            available_bytes: available_mib * MIB,
+            may_give_way_bytes: may_mib * MIB,
+        };
+        assert!(room(64, 3, 0).is_full());
+        assert!(!room(64, 4, 0).is_full(), "a sixteenth of a small tier");
+        assert!(!room(64, 0, 20).is_full(), "a cache is not full");
+        assert!(room(1 << 20, 40, 23).is_full());
+        assert!(!room(1 << 20, 40, 24).is_full());
+    }
+
+    #[test]
+    fn a_refused_call_is_said_for_a_while() {
+        let now = Instant::now();
+        let refusals = |last| Refusals { count: 1, last };
+        assert!(!is_recent(refusals(None), now));
+        assert!(is_recent(refusals(Some(now)), now + SAID_FOR / 2));
+        assert!(!is_recent(refusals(Some(now)), now + SAID_FOR));
+    }
+}

@@ -1,0 +1,101 @@
+//! Writes an object of Tier-3 again whose bytes are bad or gone.
+//!
+//! Owns: whether the key may still be written, and that it gets the very bytes it had. Does not own: finding the object bad, the good
+//! copy (`node::verify`), reading the new object back (the same).
+//!
+//! No key is ever written with different bytes. Each chunk is compared with the checksum of the manifest or the sidecar before it
+//! leaves, and an encoded object is written only where this build encodes each chunk to the length that the manifest says.
+
+use crate::namespace::ObjectCopy;
+use crate::save::commit::{CommitError, check_epoch, read_marker};
+use crate::save::drain::Drain;
+use crate::save::encode;
+use crate::save::upload::{self, SealedBytes, UploadError};
+use crate::store::{StoreError, UploadLimits};
+use bytes::Bytes;
+use std::sync::Arc;
+use tidemark_protocol::key::Key;
+use tidemark_protocol::marker::Decision;
+
+/// Why an object stays as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum AgainError {
+    #[error("{key} was written by others, and nothing of it is changed here")]
+    Foreign { key: String },
+    #[error("{key} belongs to what was given up")]
+    GivenUp { key: String },
+    #[error("whether {key} is still wanted is not known")]
+    Unknown { key: String, source: CommitError },
+    #[error("{key} was not written again")]
+    Store { key: String, source: StoreError },
+    #[error(transparent)]
+    Source(#[from] UploadError),
+}
+
+/// Writes the object again from `bytes`. Costs one pass over them, and an encoding of each chunk where the object is encoded.
+///
+/// # Errors
+/// The object is not ours to write, nobody wants it any more, the bytes are not what was sealed, or Tier-3 does not take them.
+pub async fn write_again(
+    drain: &Arc<Drain>,
+    object: &ObjectCopy,
+    bytes: SealedBytes,
+) -> Result<(), AgainError> {
+    let key = &object.key;
+    check_wanted(drain, key).await?;
+    let source = match &object.encoding {
+        Some(encoding) => encode::source_like(drain, bytes, encoding).await?,
+        None => upload::source(drain, bytes)?,
+    };
+    let permits = drain.parts(drain.limits.parts_in_flight).await;
+    let limits = UploadLimits { parts_in_flight: permits.num_permits(), ..drain.limits };
+    let written = drain.store.replace(key, source, &limits).await;
+    let written = written.map_err(|error| {
+        let corrupt = match &error {
+            StoreError::Source { source, .. } => upload::corrupt_chunk(key, source),
+            _ => None,
+        };
+        corrupt.map_or_else(|| AgainError::Store { key: key.clone(), source: error }, AgainError::Source)
+    })?;
+    drain.metrics.upload_bytes.inc_by(written.size_bytes);
+    Ok(())
+}
+
+/// Writes a manifest again, whose name is the hash of its bytes.
+///
+/// # Errors
+/// As [`write_again`].
+pub async fn write_manifest_again(drain: &Arc<Drain>, key: &str, bytes: Vec<u8>) -> Result<(), AgainError> {
+    check_wanted(drain, key).await?;
+    let written = drain.store.replace(key, Arc::new(Bytes::from(bytes)), &drain.limits).await;
+    written.map(drop).map_err(|source| AgainError::Store { key: key.to_owned(), source })
+}
+
+/// Refuses a key whose version was retired or decided against, or whose sidecar is gone: a late write would leave bytes that
+/// nothing sweeps.
+pub(super) async fn check_wanted(drain: &Drain, key: &str) -> Result<(), AgainError> {
+    let given_up = || Err(AgainError::GivenUp { key: key.to_owned() });
+    let store = |source| AgainError::Store { key: key.to_owned(), source };
+    let unknown = |source| AgainError::Unknown { key: key.to_owned(), source };
+    match key.parse::<Key>() {
+        Ok(Key::Data { version, .. } | Key::Manifest { version, .. }) => {
+            check_epoch(drain, &version).await.map_err(unknown)?;
+            let retired = Key::Retired { version: version.clone() }.to_string();
+            if drain.store.head(&retired).await.map_err(store)?.is_some() {
+                return given_up();
+            }
+            match read_marker(drain, &version).await.map_err(unknown)? {
+                Some(marker) if marker.decision == Decision::Abort => given_up(),
+                Some(_) | None => Ok(()),
+            }
+        }
+        Ok(Key::Loose { path, generation }) => {
+            let sidecar = Key::LooseSidecar { path, generation }.to_string();
+            match drain.store.head(&sidecar).await.map_err(store)? {
+                Some(_) => Ok(()),
+                None => given_up(),
+            }
+        }
+        Ok(_) | Err(_) => Err(AgainError::Foreign { key: key.to_owned() }),
+    }
+}
