@@ -31,16 +31,20 @@ struct Unit {
 }
 
 impl Unit {
+    /// With a socket at a path, or with an abstract name where it `stores` nothing: both are in use.
     fn new(stores: bool) -> Self {
         let home = tempfile::tempdir().expect("a step of the harness itself");
         let notify =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
                 .expect("a step of the harness itself");
-        rustix::net::bind(
-            &notify,
-            &SocketAddrUnix::new(home.path().join("notify").as_path()).expect("a step of the harness itself"),
-        )
-        .expect("a step of the harness itself");
+        let path = home.path().join("notify");
+        let address = if stores {
+            SocketAddrUnix::new(path.as_path())
+        } else {
+            SocketAddrUnix::new_abstract_name(path.as_os_str().as_encoded_bytes())
+        };
+        rustix::net::bind(&notify, &address.expect("a step of the harness itself"))
+            .expect("a step of the harness itself");
         fs::create_dir(home.path().join("tier3")).expect("a step of the harness itself");
         Self { home, notify, kept: BTreeMap::new(), stores }
     }
@@ -59,6 +63,7 @@ impl Unit {
             })
             .collect();
         let names: Vec<_> = self.kept.keys().cloned().collect();
+        let path = self.path("notify").into_os_string().into_string().expect("text");
         let mut command = Command::new("sh");
         // systemd knows the pid before exec; a shell that becomes the daemon knows it too.
         command
@@ -70,7 +75,7 @@ impl Unit {
             .arg(format!("file://{}", self.path("tier3").display()))
             .arg("--state-dir")
             .arg(self.path("state"))
-            .env("NOTIFY_SOCKET", self.path("notify"))
+            .env("NOTIFY_SOCKET", if self.stores { path } else { format!("@{path}") })
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(

@@ -9,7 +9,7 @@ use crate::pulse::{self, Pulse};
 use crate::restart::{Restart, Verdict};
 use crate::run_ahead::RunAhead;
 use crate::stand_in::StandIn;
-use crate::store::{KEEPER_NAME, PASSED_MAX, PASSED_VARIABLE};
+use crate::store::{KEEPER_NAME, Keeper, PASSED_MAX, PASSED_VARIABLE};
 use crate::sys::{self, Told};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -17,7 +17,6 @@ use rustix::net::{
     recvmsg, socketpair,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use sd_notify::NotifyState;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -93,6 +92,8 @@ struct Keep {
     signals: OwnedFd,
     listener: Listener,
     binary: Binary,
+    /// Where systemd or another manager started this process and wants to know how things stand.
+    manager: Keeper,
     restart: Restart,
     mount: Option<PathBuf>,
     /// One daemon has served: from now on there is something to keep.
@@ -114,6 +115,7 @@ pub fn keep(plan: Plan) -> io::Result<Kept> {
         signals,
         listener,
         binary,
+        manager: Keeper::only_to_be_told(),
         restart: Restart::default(),
         mount: None,
         served: false,
@@ -309,13 +311,6 @@ impl Keep {
         }
     }
 
-    /// Tells systemd, where it started this process and wants to know.
-    fn tell_systemd(&self, state: &NotifyState<'_>) {
-        if let Err(error) = sd_notify::notify(std::slice::from_ref(state)) {
-            tracing::warn!(%error, %state, "systemd was not told; is NOTIFY_SOCKET a socket that lives?");
-        }
-    }
-
     fn begin_run_ahead(&self) -> Option<RunAhead> {
         let kept = &self.plan.descriptors;
         let (files, ballast) = (kept.get(names::FILES)?, kept.get(names::BALLAST)?);
@@ -384,12 +379,12 @@ impl Keep {
             Some(Message::Mount { path }) => self.mount = Some(PathBuf::from(OsString::from_vec(path))),
             Some(Message::Stopping) => {
                 daemon.stopping = true;
-                self.tell_systemd(&NotifyState::Stopping);
+                self.manager.tell(&Message::Stopping);
             }
             Some(Message::Turned) => {
                 daemon.pulse.turned(Instant::now());
                 if std::env::var_os("WATCHDOG_USEC").is_some() {
-                    self.tell_systemd(&NotifyState::Watchdog);
+                    self.manager.tell(&Message::Turned);
                 }
             }
             // Said when the mount serves, and again when commands are answered too.
@@ -397,7 +392,7 @@ impl Keep {
             Some(Message::Ready) => {
                 daemon.ready = Some(Instant::now());
                 if !self.served {
-                    self.tell_systemd(&NotifyState::Ready);
+                    self.manager.tell(&Message::Ready);
                 }
                 self.served = true;
                 let took = daemon.started.elapsed();

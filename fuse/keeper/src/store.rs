@@ -96,7 +96,12 @@ fn passed(first: RawFd, names: &str) -> io::Result<BTreeMap<String, OwnedFd>> {
 /// keeper of ours keeps them, and tells systemd how things stand (`keep`).
 fn systemd() -> io::Result<Keeper> {
     let room = std::env::var("FDSTORE").ok().and_then(|room| room.parse::<u32>().ok()).unwrap_or(0);
-    let (Some(path), true) = (std::env::var_os("NOTIFY_SOCKET"), room > 0) else { return Ok(Keeper::Nobody) };
+    if room > 0 { service_manager() } else { Ok(Keeper::Nobody) }
+}
+
+/// Whoever started this process and wants to hear of it, by path or by abstract name.
+fn service_manager() -> io::Result<Keeper> {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(Keeper::Nobody) };
     let address = match path.as_bytes().split_first() {
         Some((b'@', name)) => SocketAddrUnix::new_abstract_name(name)?,
         _ => SocketAddrUnix::new(Path::new(&path))?,
@@ -111,6 +116,23 @@ fn systemd() -> io::Result<Keeper> {
 }
 
 impl Keeper {
+    /// The service manager of a process that keeps by itself: it is told how things stand, and keeps nothing.
+    pub(crate) fn only_to_be_told() -> Self {
+        service_manager().unwrap_or_else(|error| {
+            tracing::warn!(%error, "NOTIFY_SOCKET cannot be used; the service manager is told nothing");
+            Self::Nobody
+        })
+    }
+
+    /// Tells the service manager, without waiting for it.
+    pub(crate) fn tell(&self, message: &Message) {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        if let Err(error) = self.send(message, None, flags, "the service manager") {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, ?message, "the service manager was not told; does NOTIFY_SOCKET name a socket that lives?");
+        }
+    }
+
     /// Keeps a duplicate under a name until [`Keeper::remove`]; it is handed to the next daemon.
     ///
     /// # Errors

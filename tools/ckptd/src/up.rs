@@ -485,6 +485,8 @@ impl Start<'_> {
         if began.first {
             say_ready(&daemon, &mounted, &self.settings.node.state_dir)?;
         }
+        // The first of its life signs: from now on silence means something.
+        self.keeper.turned();
         if let Err(error) = self.keeper.ready() {
             // A keeper that is gone ends this daemon in order, below.
             tracing::error!(
