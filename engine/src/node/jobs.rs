@@ -264,7 +264,7 @@ impl RestoreError {
             Self::NoSpace { .. } => true,
             Self::Fetch(error) => error.kind() == ErrorKind::NoSpace,
             Self::Peer(PeerError::Write { source, .. }) => source.kind() == io::ErrorKind::StorageFull,
-            Self::NoCopy { .. } | Self::Peer(_) | Self::Changed { .. } => false,
+            Self::NoCopy { .. } | Self::Unreadable { .. } | Self::Peer(_) | Self::Changed { .. } => false,
         }
     }
 

@@ -119,7 +119,7 @@ impl StateDir {
     /// What a daemon before this one wrote last; none where there is nothing that can be read.
     pub(crate) fn last_status(&self) -> Option<tidemark_protocol::report::Status> {
         let mut text = Vec::new();
-        let file = std::fs::File::open(self.path.join("status.json")).ok()?;
+        let file = File::open(self.path.join("status.json")).ok()?;
         file.take(STATUS_BYTES_MAX).read_to_end(&mut text).ok()?;
         serde_json::from_slice(&text).ok()
     }
