@@ -334,8 +334,9 @@ def refused(call, *words):
     try: call(*words)
     except OSError as error: return error.strerror
     return 'success'
-while refused(os.mkdir, mount + '/d') != 'Read-only file system':
-    os.path.isdir(mount + '/d') and os.rmdir(mount + '/d')
+for _ in range(3000):
+    if refused(os.mkdir, mount + '/d') == 'Read-only file system': break
+    refused(os.rmdir, mount + '/d')
     time.sleep(0.01)
 print(refused(os.rename, mount + '/run/step1.pt', mount + '/run/other.pt'))
 print(refused(os.fsync, checkpoint))
