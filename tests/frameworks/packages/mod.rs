@@ -129,12 +129,11 @@ fn comes_back(package: &Package) {
     let unbroken = start(package, &python, &plain, &plain, steps);
     let (truth, pace) = unbroken.ends();
     assert!(truth.iter().all(|rank| rank.len() as u64 == steps), "{}: hashes of {steps} steps", package.name);
-    let dice_of_cuts = &mut Dice::new(seed);
-    println!("{}: {}", package.name, content::of_saves(&plain, dice_of_cuts));
+    let content = content::of_saves(&plain, &mut Dice::new(seed));
     fs::remove_dir_all(&plain).expect("the unbroken run is not needed any more");
 
     let outside = daemon.scratch("outside");
-    let mut told = Told { kills: vec![], resumed: vec![] };
+    let mut told = Told { kills: vec![], resumed: vec![], content };
     for kill in 0..kills {
         let mut life = start(package, &python, daemon.mount(), &outside, steps);
         let resumed = told.resumes(&mut life, package, seed, &daemon);
@@ -187,6 +186,8 @@ fn resumed(life: &mut Life, daemon: &Daemon, name: &str) -> u64 {
 struct Told {
     kills: Vec<Killed>,
     resumed: Vec<u64>,
+    /// Of the unbroken run.
+    content: content::Said,
 }
 
 impl Told {
@@ -223,6 +224,7 @@ impl Told {
             &self.resumed[1..],
             pace.save.as_millis()
         );
+        println!("content: {}: {}", package.name, self.content);
     }
 }
 

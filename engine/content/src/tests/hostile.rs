@@ -46,7 +46,7 @@ impl Bytes for Counted<'_> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
     #[test]
     fn no_change_makes_a_reader_panic(
