@@ -228,9 +228,10 @@ impl Engine {
             rows.push(row.clone());
         }
         for (number, version) in book.versions.iter().rev() {
-            let shown = version.checkpoint.is_committed()
-                || version.checkpoint.is_alive()
-                || version.checkpoint.why_unreadable().is_some();
+            // One that cannot be read stands for the checkpoint only where no other does.
+            let unreadable =
+                version.checkpoint.why_unreadable().is_some() && (all || book.committed().is_none());
+            let shown = version.checkpoint.is_committed() || version.checkpoint.is_alive() || unreadable;
             if shown
                 && (all
                     || rows.is_empty()

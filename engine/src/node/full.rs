@@ -16,7 +16,7 @@ const FULL_BYTES: u64 = 64 << 20;
 /// Of a small tier it is this part.
 const FULL_PART: u64 = 16;
 /// A refused call is said for so long, so that a person who looks after a failed save finds why.
-const SAID_FOR: Duration = Duration::from_secs(60);
+const SAID_FOR: Duration = Duration::from_secs(20);
 /// Between two looks at what may give way: each costs a pass over the files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 

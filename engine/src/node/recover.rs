@@ -610,13 +610,16 @@ pub(crate) fn record_of(manifest: &Manifest) -> Record {
 /// Chunks of all placeholders of a version, so that a damaged record cannot ask for more memory: 8 TiB of files.
 const PLACEHOLDER_CHUNKS_MAX: u64 = 1 << 20;
 
+/// The size of a file of which nobody knows it: an empty one would be opened without asking for its bytes.
+const UNKNOWN_BYTES: u64 = 1;
+
 /// The names of a version that cannot be read, with their sizes: an open finds no copy.
 fn placeholders(record: &Record) -> impl Iterator<Item = AdoptEntry> {
     let mut left = PLACEHOLDER_CHUNKS_MAX;
     let mtime_ns = record.completed_at_ns;
     record.files.iter().map(move |file| {
         let chunks = chunk_count(file.size_bytes);
-        let size_bytes = if chunks <= left { file.size_bytes } else { 0 };
+        let size_bytes = if chunks <= left { file.size_bytes } else { UNKNOWN_BYTES };
         left = left.saturating_sub(chunks);
         // Nothing is ever compared with these: no copy is asked.
         let chunks = (0..chunk_count(size_bytes)).map(|_| Crc64(0)).collect();
@@ -643,7 +646,7 @@ fn stand_in(version: &VersionId, shared: &Shared) -> Record {
         // No life of a node has this incarnation.
         file: FileId { incarnation: Incarnation(0), counter: FileCounter(counter) },
         seal: SealNumber(1),
-        size_bytes: 0,
+        size_bytes: UNKNOWN_BYTES,
         crc64nvme: Crc64(0),
     });
     record

@@ -52,10 +52,16 @@ impl Engine {
                 continue;
             }
             run.versions.push((book, *number, version));
-            if self.is_loadable(checkpoint) && self.is_in_sight(book, version) {
+            if self.is_loadable(checkpoint) && self.comes_in_sight(book, version) {
                 return;
             }
         }
+    }
+
+    /// All its names are in the tree, or come back by themselves when the process fails that removed them.
+    fn comes_in_sight(&self, book: &Book, version: &VersionBook) -> bool {
+        let newest = book.newest().is_some_and(|(_, newest)| std::ptr::eq(newest, version));
+        self.is_in_sight(book, version) || newest && self.removals.may_be_undone(&book.id)
     }
 
     fn run_recovery(&self, run: &RunPath, OfRun { versions, removed }: &OfRun<'_>) -> RunRecovery {
@@ -64,7 +70,7 @@ impl Engine {
             .map(|(book, _, version)| Standing {
                 checkpoint: &version.checkpoint,
                 lost: self.why_lost(version.record()),
-                in_sight: self.is_in_sight(book, version),
+                in_sight: self.comes_in_sight(book, version),
             })
             .collect();
         let choices = choose(&standings);

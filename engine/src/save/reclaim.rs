@@ -44,7 +44,7 @@ pub fn run(shared: &Shared, stop: &AtomicBool) {
                 shared.namespace.abandon_departed();
                 shared.namespace.drop_hidden();
             }
-            if freed < lacking && growing && is_at_wall(shared.tier1.usage()) {
+            if freed < lacking && is_at_wall(shared.tier1.usage()) {
                 shared.namespace.note_wall();
             }
             if freed < lacking && waited_for {
@@ -58,7 +58,8 @@ pub fn run(shared: &Shared, stop: &AtomicBool) {
     }
 }
 
-/// Whether a file that grows now is refused its next page: what is promised to open files and not taken yet is still there.
+/// Whether a file that grows is refused its next page, or was a moment ago: what is promised to open files and not taken yet is still
+/// there.
 fn is_at_wall(usage: Usage) -> bool {
     usage.size_bytes.saturating_sub(usage.used_bytes) < WALL_BYTES
 }
