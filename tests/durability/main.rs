@@ -17,6 +17,7 @@ mod export;
 mod import;
 mod keeping;
 mod limits;
+mod loose;
 mod lost;
 mod memory;
 mod prefetch;

@@ -61,8 +61,9 @@ fn a_path_that_names_nothing_is_not_found() {
         let (code, shown) = code(&words);
         assert_eq!(code, Some(0), "ckptctl {words:?}: {shown}");
     }
-    // A loose file and a directory of several are no checkpoint.
-    for words in [&["show", "run/notes.txt"], &["show", "empty"], &["commit", "run"]] {
+    assert_eq!(code(&["show", "run/notes.txt"]).0, Some(0), "a loose file is shown as one");
+    // A directory of several checkpoints is none, and nothing makes a loose file one.
+    for words in [&["commit", "run/notes.txt"], &["show", "empty"], &["commit", "run"]] {
         assert_eq!(code(words).0, Some(3), "ckptctl {words:?}: {}", code(words).1);
     }
     // What the job removed is still listed, and has no file in the tree that could be verified.

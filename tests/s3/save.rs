@@ -12,11 +12,12 @@ use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, SealPin};
 use tidemark_engine::save::commit::{Attempt, AttemptFile};
 use tidemark_engine::save::drain::Drain;
-use tidemark_engine::save::loose::LooseUpload;
+use tidemark_engine::save::loose::{LooseBytes, LooseUpload};
 use tidemark_engine::save::seal::{self, SealSums};
 use tidemark_engine::store::{Probe, RetryPolicy, Store, StoreSettings, UploadLimits, open_with};
 use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::documents::Left;
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, Epoch, Generation, Incarnation, Step, Timeline, Version};
 use tidemark_protocol::key::{NodeLife, VersionId};
@@ -158,13 +159,12 @@ impl Sealer {
             generation: Generation(generation),
             file: file.entry.file,
             seal: file.entry.seal,
-            size_bytes: file.entry.size_bytes,
-            crc: file.entry.crc64nvme,
-            chunks: Arc::clone(&file.chunks),
+            bytes: LooseBytes::Sealed { chunks: Arc::clone(&file.chunks), pin: Arc::clone(&file.pin) },
+            left: Left::Closed,
             attributes: Attributes::default(),
             session: None,
             closed_at_ns: 1,
-            pin: Arc::clone(&file.pin),
+            earlier: None,
         }
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Owns: their fields and what must hold between them. Does not own: their keys (`key`), when they are written.
 
-use crate::format::{Document, Flaw, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
+use crate::format::{Document, FORMAT_PARTS, Flaw, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
 use crate::id::{Epoch, FileId, Generation, SealNumber, Step, Timeline, Version};
 use crate::key::{Key, NodeLife, VersionId, VersionRef};
+use crate::loose::PARTS_MAX;
 use crate::manifest::{Base64, Directory, HardLink, ManifestFile, Symlink, check_file};
 use crate::path::{RelPath, RunPath};
 use serde::{Deserialize, Serialize};
@@ -24,8 +25,46 @@ pub struct LooseSidecar {
     pub session: Option<String>,
     /// CLOCK_REALTIME of the close.
     pub closed_at_ns: i64,
+    /// Left out where its last writers closed it.
+    #[serde(default, skip_serializing_if = "Left::is_closed")]
+    pub left: Left,
+    /// The generation whose bytes it begins with, all of them, where that was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follows: Option<Generation>,
+    /// The objects that hold its bytes, in their order; left out where one does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<LoosePart>,
     #[serde(flatten)]
     pub file: ManifestFile,
+}
+
+/// How the writers of a loose file had left it when it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Left {
+    #[default]
+    Closed,
+    /// They were killed, or ended without closing it.
+    Cut,
+    /// Somebody could write it.
+    Open,
+    /// A word of a newer daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl Left {
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        *self == Self::Closed
+    }
+}
+
+/// The first `bytes` bytes of the object of a generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoosePart {
+    pub generation: Generation,
+    pub bytes: u64,
 }
 
 impl Document for LooseSidecar {
@@ -38,12 +77,40 @@ impl Document for LooseSidecar {
 
     fn validate(&self) -> Result<(), Flaw> {
         check_file(&self.file, self.format)?;
-        let expected = Key::loose(&self.file.path, self.generation).0.to_string();
+        if let Some(why) = self.flaw_of_parts() {
+            let (path, size_bytes) = (self.file.path.to_string(), self.file.size_bytes);
+            return Err(Flaw::Parts { path, size_bytes, why });
+        }
+        let (of_one, _) = Key::loose(&self.file.path, self.generation);
+        let of_parts = Key::loose_parts(&self.file.path, self.generation);
+        let key = if self.parts.is_empty() { Some(of_one) } else { of_parts };
+        let expected = key.map_or_else(String::new, |key| key.to_string());
         if self.file.key == expected {
             return Ok(());
         }
         let (path, found) = (self.file.path.to_string(), self.file.key.clone());
         Err(Flaw::WrongKey { path, found, expected })
+    }
+}
+
+impl LooseSidecar {
+    fn flaw_of_parts(&self) -> Option<&'static str> {
+        let parts = &self.parts;
+        if parts.is_empty() {
+            return None;
+        }
+        let whole = parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.bytes));
+        let rises = parts.windows(2).all(|two| two[0].generation < two[1].generation);
+        let own = parts.last().is_some_and(|last| last.generation <= self.generation);
+        match () {
+            () if self.format < FORMAT_PARTS => Some("an older format has none"),
+            () if parts.len() > PARTS_MAX => Some("there are too many"),
+            () if !rises || !own => Some("their generations do not rise to its own"),
+            () if parts.iter().any(|part| part.bytes == 0) => Some("one is empty"),
+            () if whole != Some(self.file.size_bytes) => Some("they have another length"),
+            () if self.file.encoding.is_some() => Some("they cannot be encoded"),
+            () => None,
+        }
     }
 }
 
@@ -193,6 +260,9 @@ mod tests {
             epoch: Epoch(1),
             session: None,
             closed_at_ns: 5,
+            left: Left::Closed,
+            follows: None,
+            parts: Vec::new(),
             file: ManifestFile {
                 path: path("r/latest"),
                 key: ".tidemark/loose/r/latest/g-3".into(),
@@ -210,6 +280,49 @@ mod tests {
         assert_eq!(LooseSidecar::parse(&bytes).unwrap(), sidecar);
         sidecar.generation = Generation(4);
         assert!(sidecar.encode().is_err(), "the key is generation 3's");
+    }
+
+    #[test]
+    fn the_parts_of_a_loose_file_make_its_bytes() {
+        let entry = &record().files[0];
+        let part = |generation, bytes| LoosePart { generation: Generation(generation), bytes };
+        let good = LooseSidecar {
+            format: FORMAT_PARTS,
+            generation: Generation(4),
+            epoch: Epoch(1),
+            session: None,
+            closed_at_ns: 5,
+            left: Left::Open,
+            follows: Some(Generation(3)),
+            parts: vec![part(1, 90), part(3, 6), part(4, 4)],
+            file: ManifestFile {
+                path: path("r/log.jsonl"),
+                key: ".tidemark/loose/r/log.jsonl/g-4.parts".into(),
+                size_bytes: 100,
+                crc64nvme: entry.crc64nvme,
+                chunks: vec![entry.crc64nvme],
+                encoding: None,
+                etag: None,
+                file: entry.file,
+                seal: SealNumber(1),
+                attributes: Attributes::default(),
+            },
+        };
+        assert_eq!(LooseSidecar::parse(&good.encode().unwrap()).unwrap(), good);
+        let bad = |change: &dyn Fn(&mut LooseSidecar)| {
+            let mut sidecar = good.clone();
+            change(&mut sidecar);
+            sidecar.encode().is_err()
+        };
+        assert!(!bad(&|sidecar| sidecar.parts[2].generation = Generation(4)));
+        assert!(bad(&|sidecar| sidecar.format = FORMAT), "an old reader would look for one object");
+        assert!(bad(&|sidecar| sidecar.parts[1].bytes = 7));
+        assert!(bad(&|sidecar| sidecar.parts[1].bytes = u64::MAX));
+        assert!(bad(&|sidecar| sidecar.parts.swap(0, 1)));
+        assert!(bad(&|sidecar| sidecar.parts[2].generation = Generation(5)));
+        assert!(bad(&|sidecar| sidecar.parts[0] = part(1, 0)));
+        assert!(bad(&|sidecar| sidecar.parts.clear()));
+        assert!(bad(&|sidecar| sidecar.file.key = ".tidemark/loose/r/log.jsonl/g-4".into()));
     }
 
     #[test]

@@ -14,8 +14,8 @@ pub enum FileState {
     Open { writers: u32 },
     /// The last writer called close(2).
     Closed,
-    /// The kernel closed it because the writer was killed, or nobody saw it closed. Torn, unless something proves its
-    /// size; not sealed before that.
+    /// The kernel closed it because the writer was killed, or nobody saw it closed. In a checkpoint torn, unless something
+    /// proves its size. Sealed as it is only where it belongs to no checkpoint, and marked as cut then.
     Cut,
     /// Closed, but a writable mapping still lives: its bytes may change at any moment. Tried again; never committed.
     Mapped,
@@ -49,9 +49,11 @@ pub enum FileEvent {
     Tested { mapped: bool },
     /// Nobody can write any more, and the bytes were hashed.
     Hashed(Seal),
+    /// The bytes of this moment are read although somebody may write: they take the next number.
+    Numbered,
     /// rename(2), before or after the close.
     Vouched,
-    /// An index proves the exact size of a cut file: it counts as closed.
+    /// An index proves the exact size of a cut file, or it was opened again since and closed: it counts as closed.
     Proven,
 }
 
@@ -72,6 +74,8 @@ pub struct FileFate {
     last_seal: SealNumber,
     /// One of its writers was not seen to close it.
     cut: bool,
+    /// The same of those since it was last opened for writing by the first of them.
+    cut_since_opened: bool,
     mapped: bool,
     vouched: bool,
 }
@@ -87,7 +91,8 @@ impl FileFate {
         vouched: bool,
     ) -> Self {
         let last_seal = seal.as_ref().map_or(last_seal, |seal| seal.number);
-        Self { seal: seal.map(Box::new), last_seal, cut: cut || was_open, vouched, ..Self::default() }
+        let cut = cut || was_open;
+        Self { seal: seal.map(Box::new), last_seal, cut, cut_since_opened: cut, vouched, ..Self::default() }
     }
 
     /// The handles that may write it outlived the daemon: it is as open as before.
@@ -105,8 +110,8 @@ impl FileFate {
                 crc: seal.crc,
                 chunks: Arc::clone(&seal.chunks),
             },
-            (0, None) if self.cut => FileState::Cut,
             (0, None) if self.mapped => FileState::Mapped,
+            (0, None) if self.cut => FileState::Cut,
             (0, None) => FileState::Closed,
             (writers, _) => FileState::Open { writers },
         }
@@ -134,6 +139,12 @@ impl FileFate {
         self.cut
     }
 
+    /// Whether it was cut once, and all who opened it for writing since closed it.
+    #[must_use]
+    pub fn is_closed_again(&self) -> bool {
+        self.cut && !self.cut_since_opened && self.writers == 0
+    }
+
     /// Whether a rename vouches for the bytes, so that a cut does not make them torn.
     #[must_use]
     pub fn is_vouched(&self) -> bool {
@@ -148,6 +159,7 @@ impl FileFate {
         let idle = self.writers == 0 && self.seal.is_none();
         match event {
             FileEvent::WriterOpened if self.seal.is_none() => {
+                self.cut_since_opened &= self.writers > 0;
                 self.writers += 1;
                 self.vouched = false;
             }
@@ -155,23 +167,30 @@ impl FileFate {
                 self.writers -= 1;
                 // What one writer left in doubt the others do not mend, nor does a later update.
                 self.cut |= cut;
+                self.cut_since_opened |= cut;
             }
             FileEvent::Changed => {
                 self.seal = None;
                 self.mapped = false;
                 self.vouched = false;
             }
-            FileEvent::Emptied if self.seal.is_none() => self.cut = false,
+            FileEvent::Emptied if self.seal.is_none() => {
+                self.cut = false;
+                self.cut_since_opened = false;
+            }
             FileEvent::Renumbered if self.seal.is_none() => self.last_seal = SealNumber(0),
-            FileEvent::Tested { mapped } if idle && !self.cut => self.mapped = mapped,
-            FileEvent::Hashed(seal)
-                if idle && !self.cut && !self.mapped && seal.number == self.last_seal.next() =>
-            {
+            FileEvent::Tested { mapped } if idle => self.mapped = mapped,
+            FileEvent::Hashed(seal) if idle && !self.mapped && seal.number == self.last_seal.next() => {
                 self.last_seal = seal.number;
                 self.seal = Some(Box::new(seal));
             }
             FileEvent::Vouched => self.vouched = true,
-            FileEvent::Proven if idle && self.cut => self.cut = false,
+            // What goes to Tier-3 while it may still change is told from every seal by its number.
+            FileEvent::Numbered if self.seal.is_none() => self.last_seal = self.last_seal.next(),
+            FileEvent::Proven if self.writers == 0 && self.cut => {
+                self.cut = false;
+                self.cut_since_opened = false;
+            }
             event => return Err(IllegalFileEvent { state: self.state(), event }),
         }
         Ok(())
@@ -181,7 +200,7 @@ impl FileFate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use FileEvent::{Changed, Emptied, Hashed, Proven, Renumbered, Tested, Vouched, WriterOpened};
+    use FileEvent::{Changed, Emptied, Hashed, Numbered, Proven, Renumbered, Tested, Vouched, WriterOpened};
     use proptest::prelude::*;
 
     const CLOSE: FileEvent = FileEvent::WriterReleased { cut: false };
@@ -208,6 +227,31 @@ mod tests {
         assert_eq!(run(&emptied).state(), FileState::Closed);
         assert_eq!(run(&[WriterOpened, CUT, Proven]).state(), FileState::Closed);
         assert!(run(&[WriterOpened, Vouched, CUT]).is_vouched(), "rename came first");
+    }
+
+    #[test]
+    fn a_cut_file_that_is_opened_and_closed_again_says_so() {
+        let again = |last: &[FileEvent]| {
+            run(&[&[WriterOpened, CUT, Changed, WriterOpened], last].concat()).is_closed_again()
+        };
+        assert!(again(&[CLOSE]));
+        assert!(!again(&[]), "it is open");
+        assert!(!again(&[CUT]));
+        assert!(!again(&[WriterOpened, CUT, CLOSE]), "what one writer left in doubt the others do not mend");
+        assert!(!again(&[WriterOpened, CLOSE, WriterOpened, CUT, CLOSE]));
+        assert!(!run(&[WriterOpened, CUT]).is_closed_again());
+        assert!(!run(&[WriterOpened, CLOSE]).is_closed_again(), "it was never cut");
+        assert!(!FileFate::found(None, SealNumber(1), true, false, false).is_closed_again());
+    }
+
+    #[test]
+    fn what_is_read_while_it_may_change_has_a_number_that_no_seal_has() {
+        let mut file = run(&[WriterOpened, Numbered, CUT]);
+        assert_eq!(file.last_seal(), SealNumber(1));
+        assert!(file.step(hashed(1)).is_err());
+        file.step(hashed(2)).unwrap();
+        assert!(file.is_cut(), "sealed as it is, it stays marked");
+        assert!(file.step(Numbered).is_err(), "its bytes have a number");
     }
 
     #[test]
@@ -244,6 +288,7 @@ mod tests {
             1 => Just(Renumbered),
             1 => any::<bool>().prop_map(|mapped| Tested { mapped }),
             3 => (1_u64..4).prop_map(hashed),
+            1 => Just(Numbered),
             1 => Just(Vouched),
             1 => Just(Proven),
         ];
@@ -269,17 +314,19 @@ mod tests {
                     }
                     Emptied | Proven => in_doubt = false,
                     Renumbered => seals = SealNumber(0),
+                    Numbered => seals = seals.next(),
                     _ => {}
                 }
                 match file.state() {
                     FileState::Open { writers } => prop_assert_eq!(writers, open),
                     FileState::Sealed { seal, .. } => {
-                        prop_assert_eq!((open, in_doubt), (0, false));
+                        prop_assert_eq!((open, file.is_cut()), (0, in_doubt));
                         prop_assert!(seal > seals || before.seal() == file.seal(), "a number is used once");
                         seals = seal;
                     }
                     FileState::Cut => prop_assert!(in_doubt && open == 0),
-                    FileState::Closed | FileState::Mapped => prop_assert!(!in_doubt && open == 0),
+                    FileState::Closed => prop_assert!(!in_doubt && open == 0),
+                    FileState::Mapped => prop_assert!(open == 0),
                 }
             }
         }

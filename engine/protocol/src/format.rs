@@ -12,8 +12,10 @@ pub const FORMAT: u32 = 1;
 /// The format of what lists an encoded file: whoever reads only format 1 would pass over the encoding, and take what the
 /// object holds for the file's bytes.
 pub const FORMAT_ENCODED: u32 = 2;
+/// The format of a loose file's sidecar whose bytes lie in several objects: whoever reads only older ones would look for one.
+pub const FORMAT_PARTS: u32 = 3;
 /// The newest format that this build reads. It rises when an old reader would misread.
-pub const FORMAT_NEWEST: u32 = FORMAT_ENCODED;
+pub const FORMAT_NEWEST: u32 = FORMAT_PARTS;
 
 /// The most bytes in a marker: its names are bounded by the key's length, escaped.
 pub const MAX_MARKER_BYTES: usize = 64 << 10;
@@ -116,6 +118,8 @@ pub enum Flaw {
     BelowFile { path: String, file: String },
     #[error("{path} is outside {version}")]
     Outside { path: String, version: String },
+    #[error("{path} has {size_bytes} bytes, and its parts do not make them: {why}")]
+    Parts { path: String, size_bytes: u64, why: &'static str },
     #[error("key {key} is used twice")]
     KeyTwice { key: String },
     #[error("{path} has key {found}, and belongs under {expected}")]

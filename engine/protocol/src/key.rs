@@ -265,6 +265,11 @@ pub enum Key {
         path: PathOrHash,
         generation: Generation,
     },
+    /// A loose file's bytes where they lie in several objects. No object has this key: the sidecar says which they are.
+    LooseParts {
+        path: PathOrHash,
+        generation: Generation,
+    },
 }
 
 impl Key {
@@ -290,6 +295,17 @@ impl Key {
         (Self::Loose { path: path.clone(), generation }, Self::LooseSidecar { path, generation })
     }
 
+    /// What stands for the bytes of a generation that lie in several objects; `None` where that would be too long, by the byte
+    /// that it has more than a sidecar's.
+    #[must_use]
+    pub fn loose_parts(path: &RelPath, generation: Generation) -> Option<Self> {
+        let (Self::Loose { path, .. } | Self::LooseSidecar { path, .. }, _) = Self::loose(path, generation)
+        else {
+            return None;
+        };
+        Some(Self::LooseParts { path, generation }).filter(Self::fits)
+    }
+
     #[must_use]
     pub fn numbered(series: Series, number: u64) -> Self {
         Self::Numbered { series, number }
@@ -305,7 +321,11 @@ impl Key {
             | Self::Manifest { version, .. }
             | Self::Committed { version }
             | Self::Retired { version } => Some(version),
-            Self::Numbered { .. } | Self::Nonce | Self::Loose { .. } | Self::LooseSidecar { .. } => None,
+            Self::Numbered { .. }
+            | Self::Nonce
+            | Self::Loose { .. }
+            | Self::LooseSidecar { .. }
+            | Self::LooseParts { .. } => None,
         }
     }
 
@@ -342,6 +362,9 @@ impl fmt::Display for Key {
             Self::Loose { path, generation } => write!(f, "{}/g-{generation}", loose_directory(path)),
             Self::LooseSidecar { path, generation } => {
                 write!(f, "{}/g-{generation}.json", loose_directory(path))
+            }
+            Self::LooseParts { path, generation } => {
+                write!(f, "{}/g-{generation}.parts", loose_directory(path))
             }
         }
     }
@@ -383,11 +406,15 @@ fn parse_ours(rest: &str) -> Option<Key> {
             Some(hash) => PathOrHash::Hash(hash.parse().ok()?),
             None => PathOrHash::Path(unescape_path(directory)?),
         };
-        let last = last.strip_prefix("g-")?;
-        return Some(match last.strip_suffix(".json") {
-            Some(number) => Key::LooseSidecar { path, generation: Generation(number.parse().ok()?) },
-            None => Key::Loose { path, generation: Generation(last.parse().ok()?) },
-        });
+        let (number, suffix) =
+            last.strip_prefix("g-").map(|last| last.split_once('.').unwrap_or((last, "")))?;
+        let generation = Generation(number.parse().ok()?);
+        return match suffix {
+            "" => Some(Key::Loose { path, generation }),
+            "json" => Some(Key::LooseSidecar { path, generation }),
+            "parts" => Some(Key::LooseParts { path, generation }),
+            _ => None,
+        };
     }
     let (series, number) = rest.rsplit_once('/')?;
     let number = number.parse().ok()?;

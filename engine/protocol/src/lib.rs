@@ -17,6 +17,7 @@ pub mod key;
 pub mod label;
 pub mod layout;
 pub mod lineage;
+pub mod loose;
 pub mod manifest;
 pub mod marker;
 pub mod membership;

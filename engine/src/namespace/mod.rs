@@ -59,7 +59,7 @@ pub use open::OpenOutcome;
 pub use outgoing::{OutgoingBody, OutgoingNode, Told};
 pub use room::{Refusals, RoomWait};
 pub(crate) use seal::JudgeTicket;
-pub use seal::{NotSealable, SealPin, SealTicket, Voided};
+pub use seal::{NotSealable, Reach, SealPin, SealTicket, StandingBytes, Voided};
 pub use session::{Answer, RequestId};
 pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};
 pub use stale::{LockOracle, Looked};

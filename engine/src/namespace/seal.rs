@@ -1,11 +1,13 @@
 //! Sealing: freezing a closed file's bytes while nobody can write them.
 //!
-//! Owns: tickets, the lease test's outcome, holds on a seal's bytes. Does not own: hashing (the node loop).
+//! Owns: tickets, the lease test's outcome, holds on a seal's bytes, the number of bytes that may still change. Does not own:
+//! hashing (the node loop).
 
 use super::file::SealHold;
 use super::{FsError, Namespace, NodeId, ROOT, State};
 use crate::store::Readers;
 use crate::tier1::Backing;
+use std::io;
 use std::sync::Arc;
 use tidemark_content::Judgement;
 use tidemark_protocol::checksum::Crc64;
@@ -95,6 +97,26 @@ impl SealPin {
     }
 }
 
+/// The bytes of a file that somebody may still write, as far as it reached at one moment. Whoever reads them finds out
+/// whether they change meanwhile.
+#[derive(Debug, Clone)]
+pub struct StandingBytes {
+    pub file: FileId,
+    /// No seal has it.
+    pub number: SealNumber,
+    pub backing: Arc<Backing>,
+    pub reach: Reach,
+    /// Who could read the file then.
+    pub readers: Readers,
+}
+
+/// How far a file reaches and when the kernel last saw it written. What a mapping changes it does not always see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reach {
+    pub size_bytes: u64,
+    pub written_ns: i64,
+}
+
 /// Why a file cannot be sealed now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotSealable {
@@ -125,6 +147,18 @@ impl Namespace {
     /// # Errors
     /// Why not; [`NotSealable::Mapped`] also makes that its state, until the next attempt.
     pub fn begin_seal(&self, node: NodeId) -> Result<SealTicket, NotSealable> {
+        self.begin(node, false)
+    }
+
+    /// The same of a file that belongs to no checkpoint: one that was cut is sealed as it is, and stays marked.
+    ///
+    /// # Errors
+    /// As [`Namespace::begin_seal`], without [`NotSealable::Cut`].
+    pub fn begin_seal_as_it_is(&self, node: NodeId) -> Result<SealTicket, NotSealable> {
+        self.begin(node, true)
+    }
+
+    fn begin(&self, node: NodeId, as_it_is: bool) -> Result<SealTicket, NotSealable> {
         let (backing, changes) = self.look(|state| {
             let file = state.tree.node(node).and_then(|node| node.file()).map_err(|_| NotSealable::Gone)?;
             if file.busy {
@@ -133,8 +167,8 @@ impl Namespace {
             match file.fate.state() {
                 FileState::Open { .. } => return Err(NotSealable::Open),
                 FileState::Sealed { .. } => return Err(NotSealable::Sealed),
-                FileState::Cut => return Err(NotSealable::Cut),
-                FileState::Closed | FileState::Mapped => {}
+                FileState::Cut if !as_it_is => return Err(NotSealable::Cut),
+                FileState::Closed | FileState::Mapped | FileState::Cut => {}
             }
             Ok((file.backing.clone().ok_or(NotSealable::Gone)?, file.changes))
         })?;
@@ -165,6 +199,33 @@ impl Namespace {
             Ok(Ok(SealTicket { node, file: id, seal, backing, size_bytes, changes, hold }))
         });
         changed.unwrap_or(Err(NotSealable::Gone))
+    }
+
+    /// Gives the bytes that a file holds now a number of their own, although somebody may write them; none where it is sealed,
+    /// or another call is changing it, or they are not here. The journal has the number when this returns.
+    pub fn number_standing(&self, node: NodeId) -> Option<StandingBytes> {
+        let numbered = self.change(|state| {
+            let target = state.tree.node(node)?;
+            let file = target.file()?;
+            if file.busy || file.fate.seal().is_some() || file.remote.is_some() {
+                return Err(FsError::Busy);
+            }
+            let backing = file.backing.clone().ok_or(FsError::Stale)?;
+            let reach = reach_of(&backing)?;
+            let file = state.file_mut(node)?;
+            file.fate.step(FileEvent::Numbered).map_err(|_| FsError::Stale)?;
+            let (id, number) = (file.id, file.fate.last_seal());
+            state.tree.touched.node(node);
+            let readers = state.readers(node);
+            Ok(StandingBytes { file: id, number, backing, reach, readers })
+        });
+        numbered.ok()
+    }
+
+    /// How far the bytes of a file of this node reach now; none where they are not here.
+    pub fn reach(&self, node: NodeId) -> Option<Reach> {
+        let backing = self.look(|state| state.tree.node(node).ok()?.file().ok()?.backing.clone())?;
+        reach_of(&backing).ok()
     }
 
     /// Whether a file's bytes were sealed before this daemon started and nobody has looked at them since.
@@ -267,7 +328,8 @@ impl Namespace {
         })
     }
 
-    /// An index proved a cut file's exact size: it counts as closed. False when it is not cut any more.
+    /// An index proved a cut file's exact size, or all who wrote it since closed it: it counts as closed. False when it is not
+    /// cut any more.
     pub fn accept_cut(&self, node: NodeId) -> bool {
         let accepted = self.change(|state| {
             let file = state.file_mut(node)?;
@@ -278,4 +340,9 @@ impl Namespace {
         });
         accepted.is_ok()
     }
+}
+
+fn reach_of(backing: &Backing) -> io::Result<Reach> {
+    let stat = backing.stat()?;
+    Ok(Reach { size_bytes: stat.size_bytes, written_ns: stat.mtime_ns })
 }

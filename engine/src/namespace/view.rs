@@ -48,6 +48,10 @@ pub struct FileView {
     pub published_ns: i64,
     /// rename came since it was last opened for writing.
     pub renamed: bool,
+    /// One of its writers was not seen to close it, whether it is sealed as it is or not.
+    pub cut: bool,
+    /// It was cut, and all who opened it for writing since closed it.
+    pub closed_again: bool,
     /// Of the present seal, or the last there was.
     pub last_seal: SealNumber,
     /// Its writers are on another node, which says the rest.
@@ -62,6 +66,12 @@ impl FileView {
             FileState::Sealed { seal, .. } => Some(seal),
             FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
         }
+    }
+
+    /// Whether what it holds was left by a writer that was not seen to close it.
+    #[must_use]
+    pub fn is_left_cut(&self) -> bool {
+        self.cut && !matches!(self.state, FileState::Open { .. })
     }
 }
 
@@ -176,6 +186,8 @@ impl State {
             closed_ns: file.closed_ns,
             published_ns: remote
                 .map_or_else(|| file.flushed_ns.max(file.named_ns), |remote| remote.published_ns),
+            cut: remote.map_or_else(|| file.fate.is_cut(), |remote| remote.state == FileState::Cut),
+            closed_again: remote.is_none() && file.fate.is_closed_again(),
             renamed: remote.map_or_else(|| file.fate.is_vouched(), |remote| remote.vouched),
             last_seal: seal,
             remote: file.remote.clone(),

@@ -336,7 +336,7 @@ impl Engine {
     }
 
     /// The size of a file that is open, or was until its writer died, is its memory's: the view has that of the last close.
-    fn size_now(&self, view: &FileView) -> u64 {
+    pub(crate) fn size_now(&self, view: &FileView) -> u64 {
         match view.state {
             FileState::Open { .. } | FileState::Cut | FileState::Mapped => {
                 self.shared.namespace.getattr(view.node).map_or(view.size_bytes, |now| now.size_bytes)
@@ -347,10 +347,8 @@ impl Engine {
 
     fn loose_row(&self, path: &RelPath) -> Option<Checkpoint> {
         let view = self.ledger.file(path)?;
-        let bytes = self.size_now(view);
+        let (bytes, object) = self.standing_of_loose(path, view);
         let one = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
-        // Of the bytes that the file has now, under whichever of its names they went there.
-        let object = view.sealed().is_some() && view.object.is_some();
         Some(Checkpoint {
             run: None,
             timeline: Timeline(0),
@@ -430,7 +428,7 @@ impl Engine {
     }
 
     fn show(&self, wanted: &Wanted, files: bool, identity: &Identity) -> Option<Show> {
-        let book = self.find(wanted)?;
+        let Some(book) = self.find(wanted) else { return self.show_loose(wanted, files, identity) };
         let checkpoint = self.rows(book, false).into_iter().next()?;
         let number = (checkpoint.timeline, checkpoint.version);
         let version = book.versions.get(&number);
@@ -473,6 +471,28 @@ impl Engine {
                 path: text(&checkpoint_path(&book.id.run, &previous.directory)),
             }),
             files: files.then(|| self.files_shown(book, version, identity)),
+            checkpoint,
+        })
+    }
+
+    /// A file that belongs to no checkpoint, as if it were one.
+    fn show_loose(&self, wanted: &Wanted, files: bool, identity: &Identity) -> Option<Show> {
+        let Wanted::Path(path) = wanted else { return None };
+        let path = RelPath::new(path.clone()).ok()?;
+        let book = self.ledger.loose.get(&path)?;
+        let checkpoint = self.loose_row(&path)?;
+        let mut file = self.file_shown(path.clone(), None, identity);
+        (file.bytes, file.copies) = (checkpoint.bytes, checkpoint.copies);
+        Some(Show {
+            evidence_detail: None,
+            waits_for: self.lack_of(&path, book, None).map(|lack| lack.what).into_iter().collect(),
+            attempt: None,
+            participants: Vec::new(),
+            marker_key: None,
+            manifest_key: None,
+            epoch: None,
+            previous: None,
+            files: files.then(|| vec![file]),
             checkpoint,
         })
     }

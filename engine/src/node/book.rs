@@ -3,12 +3,14 @@
 //! Owns: what the loop keeps for each version and each loose file. Does not own: the states of a version (protocol),
 //! what moves it (`decide`, `advance`), the files themselves (the namespace).
 
+use crate::namespace::{NodeId, Reach};
 use crate::node::decide::is_covered;
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::save::commit::Attempt;
+use crate::save::loose::LooseStored;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Covered, Told, Verdict};
 use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Timeline, Version};
@@ -214,6 +216,27 @@ pub(crate) struct LooseBook {
     pub(crate) generation: Option<Generation>,
     /// What that generation holds.
     pub(crate) of: Option<(FileId, SealNumber)>,
+    /// The newest generation that its writers had closed, as far as this daemon knows.
+    pub(crate) closed: Option<Generation>,
+    /// Since when Tier-3 is known to lack some of its bytes.
+    pub(crate) lacking: Option<Instant>,
+    /// The last time its bytes were read although somebody might write them.
+    pub(crate) read: Option<Read>,
+    /// What the last upload took.
+    pub(crate) took: Duration,
+    /// What Tier-3 has of the last generation that arrived, where the next may share some of it.
+    pub(crate) stored: Option<Arc<LooseStored>>,
+}
+
+/// Bytes that were read while they might change.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Read {
+    pub(crate) at: Instant,
+    pub(crate) node: NodeId,
+    /// How far they reached; none where a write at that very moment would not show.
+    pub(crate) reach: Option<Reach>,
+    /// They are in Tier-3.
+    pub(crate) arrived: bool,
 }
 
 /// How far a loose file is.

@@ -5,15 +5,12 @@
 
 use crate::namespace::{End, Ended, FileState, FileView, Namespace, NodeId, WriterId};
 use crate::node::Shared;
-use crate::node::book::{Book, LooseStage, Number, ParsedIndex};
+use crate::node::book::{Book, Number, ParsedIndex};
 use crate::node::ledger::{Contents, Ledger, contents};
-use crate::node::run::TICK;
 use crate::save::commit::AttemptFile;
-use crate::save::loose::LooseUpload;
 use crate::save::share::Share;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use tidemark_content::{Format, Judgement};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::cluster::wire::WireFate;
@@ -21,7 +18,7 @@ use tidemark_protocol::evidence::{
     Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, complete, parse_index,
 };
 use tidemark_protocol::format::FORMAT;
-use tidemark_protocol::id::{AttemptId, FileId, Generation, SealNumber};
+use tidemark_protocol::id::{AttemptId, FileId, SealNumber};
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink};
 use tidemark_protocol::path::{RawText, RelPath, RunPath};
@@ -184,7 +181,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
         }
         (Verdict::Complete { .. }, None, None) => {
             // Complete although a file is cut: its size was proved. Others are being sealed.
-            let cut = files.iter().find(|(_, view)| matches!(view.state, FileState::Cut));
+            let cut = files.iter().find(|(_, view)| view.is_left_cut());
             cut.map_or(Action::None, |(_, view)| Action::Accept(view.node))
         }
         _ => fetch.map_or(Action::None, Action::Fetch),
@@ -199,7 +196,7 @@ pub(crate) fn is_covered(present: &Contents, version: &Contents) -> bool {
     present.iter().all(|(path, seal)| version.get(path) == Some(seal))
 }
 
-fn settle_ns(shared: &Shared) -> i64 {
+pub(crate) fn settle_ns(shared: &Shared) -> i64 {
     #[expect(clippy::cast_possible_truncation, reason = "settings allow at most a day")]
     let ns = (shared.settings.save.settle_s * 1e9) as i64;
     ns
@@ -215,7 +212,7 @@ pub(crate) fn content_of(view: &FileView) -> Content {
     let Some(Judgement { verdict, format, .. }) = &view.content else { return Content::Unknown };
     let in_advance = format.is_some_and(Format::is_sized_in_advance);
     match verdict {
-        tidemark_content::Verdict::Whole if view.state == FileState::Cut && in_advance => Content::Unknown,
+        tidemark_content::Verdict::Whole if view.is_left_cut() && in_advance => Content::Unknown,
         tidemark_content::Verdict::Whole => Content::Whole,
         tidemark_content::Verdict::Broken => Content::Broken,
         tidemark_content::Verdict::Unknown => Content::Unknown,
@@ -248,9 +245,10 @@ fn removed(ledger: &Ledger, book: &Book) -> BTreeSet<RelPath> {
 }
 
 fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool) -> FileFact {
-    let cut = matches!(view.state, FileState::Cut);
+    let cut = view.is_left_cut();
     FileFact {
-        state: view.state.clone(),
+        // One that belonged to no checkpoint when it was cut may be sealed as it is: that makes it no more whole.
+        state: if cut { FileState::Cut } else { view.state.clone() },
         size_bytes: view.size_bytes,
         published_at_ns: view.published_ns,
         closed_at_ns: view.closed_ns,
@@ -554,68 +552,6 @@ fn directories(shared: &Shared, book: &Book, files: &[(&RelPath, &Arc<FileView>)
         directories.push(Directory { path, attributes });
     }
     directories
-}
-
-/// What a loose file should do next.
-#[derive(Debug)]
-pub(crate) enum LooseAction {
-    None,
-    /// Look again when this moment has come.
-    Later(Instant),
-    /// Its bytes are only in Tier-3, under another name.
-    Fetch(NodeId),
-    Upload(Box<LooseUpload>),
-}
-
-/// Looks at a loose file. `urgent`: somebody waits, so nothing settles first.
-pub(crate) fn look_loose(
-    shared: &Shared,
-    ledger: &Ledger,
-    path: &RelPath,
-    now: Instant,
-    urgent: bool,
-) -> LooseAction {
-    let (Some(book), Some(view)) = (ledger.loose.get(path), ledger.file(path)) else {
-        return LooseAction::None;
-    };
-    let FileState::Sealed { seal, size_bytes, crc, chunks } = &view.state else { return LooseAction::None };
-    let of = (view.file, *seal);
-    match &book.stage {
-        LooseStage::Uploaded { of: done } if *done == of => return LooseAction::None,
-        // The end of the upload makes it due again.
-        LooseStage::Uploading => return LooseAction::None,
-        LooseStage::Waiting { until, .. } if *until > now => return LooseAction::Later(*until),
-        LooseStage::Idle | LooseStage::Waiting { .. } | LooseStage::Uploaded { .. } => {}
-    }
-    let settled_ns = view.closed_ns.saturating_add(settle_ns(shared));
-    if let Ok(left_ns) = u64::try_from(settled_ns.saturating_sub(shared.now_ns()))
-        && left_ns > 0
-        && !urgent
-    {
-        return LooseAction::Later(now + Duration::from_nanos(left_ns));
-    }
-    // Only one name of a file carries its bytes; the others are hard links in the tree document.
-    if view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes()) {
-        return LooseAction::None;
-    }
-    let Some(pin) = shared.namespace.pin_seal(view.file, *seal) else {
-        // Renamed while it was cold: the new name needs bytes of its own in Tier-3.
-        return if view.host { LooseAction::Later(now + TICK) } else { LooseAction::Fetch(view.node) };
-    };
-    let generation = book.generation.map_or(Generation(1), Generation::next);
-    LooseAction::Upload(Box::new(LooseUpload {
-        path: path.clone(),
-        generation,
-        file: view.file,
-        seal: *seal,
-        size_bytes: *size_bytes,
-        crc: *crc,
-        chunks: Arc::clone(chunks),
-        attributes: attributes(view),
-        session: view.writers.first().map(|writer| writer.session.0.clone()),
-        closed_at_ns: view.closed_ns,
-        pin: Arc::new(pin),
-    }))
 }
 
 /// A verdict as a sentence.

@@ -4,8 +4,9 @@
 //! (protocol).
 
 use crate::namespace::{FileState, FileView, torn_path};
-use crate::node::book::{Book, LooseStage};
+use crate::node::book::Book;
 use crate::node::decide;
+use crate::node::loose::Lack;
 use crate::node::rescue::{self, Rescue};
 use crate::node::run::{Engine, Node};
 use std::collections::BTreeMap;
@@ -56,6 +57,20 @@ pub struct FlushOutcome {
     pub pending: Vec<Pending>,
     pub timed_out: bool,
     pub tier3_away: bool,
+}
+
+/// What is not durable.
+struct Row {
+    pending: Pending,
+    /// Waiting may bring it, as far as its reason lets it.
+    comes: bool,
+}
+
+impl Row {
+    fn of(pending: Pending) -> Self {
+        let comes = !matches!(pending.reason, PendingReason::Torn | PendingReason::Unreadable);
+        Self { pending, comes }
+    }
 }
 
 impl Flushes {
@@ -190,12 +205,13 @@ impl Engine {
         }
         let begun = Instant::now();
         let mut refuses_writers = false;
+        let asked = self.flushes.last_began();
         let mut waiting = std::mem::take(&mut self.flushes.waiting);
         let saves = self.grace_until.is_some()
             && waiting.iter().any(|waiter| waiter.ending)
             && self.is_anything_saved();
         // Many may wait for one place.
-        let mut known: BTreeMap<Vec<u8>, Vec<Pending>> = BTreeMap::new();
+        let mut known: BTreeMap<Vec<u8>, Vec<Row>> = BTreeMap::new();
         waiting.retain_mut(|waiter| {
             if waiter.answer.as_ref().is_none_or(oneshot::Sender::is_closed) {
                 return false;
@@ -203,12 +219,16 @@ impl Engine {
             // What was closed just before the flush may not have been noticed yet.
             let noticed =
                 !self.ledger.is_stale() && now.saturating_duration_since(waiter.began) >= LOOK_EVERY;
-            let pending = known.entry(waiter.place.clone()).or_insert_with(|| self.pending(&waiter.place));
+            let pending = known.entry(waiter.place.clone()).or_insert_with(|| self.pending(&waiter.place, asked));
             let timed_out = waiter.until.is_some_and(|until| until <= now);
-            let waits = |pending: &Pending| match pending.reason {
-                PendingReason::Torn => false,
-                PendingReason::Open | PendingReason::Mapped | PendingReason::Incomplete => !waiter.ending,
-                PendingReason::Uploading | PendingReason::Unknown => true,
+            let waits = |row: &Row| match row.pending.reason {
+                PendingReason::Open | PendingReason::Mapped | PendingReason::Incomplete => {
+                    row.comes && !waiter.ending
+                }
+                PendingReason::Torn
+                | PendingReason::Unreadable
+                | PendingReason::Uploading
+                | PendingReason::Unknown => row.comes,
             };
             // A fenced node commits nothing more: what is pending stays so, however long anyone waits.
             let moves = self.fenced.is_none() && (waiter.ending && saves || pending.iter().any(waits));
@@ -224,7 +244,7 @@ impl Engine {
                 (waiter.writers_refused, waiter.began, refuses_writers) = (true, Instant::now(), true);
                 return true;
             }
-            let mut pending = pending.clone();
+            let mut pending: Vec<_> = pending.iter().map(|row| row.pending.clone()).collect();
             if self.tree_is_pending(waiter.began) {
                 let what = "the names outside checkpoints are not in Tier-3 yet".to_owned();
                 pending.push(Pending { path: String::new(), reason: PendingReason::Uploading, what });
@@ -244,11 +264,11 @@ impl Engine {
         }
     }
 
-    /// Everything at or below `place` that is not durable, and why.
-    pub(crate) fn pending(&self, place: &[u8]) -> Vec<Pending> {
-        let mut pending = Vec::new();
+    /// Everything at or below `place` that is not durable, and why. `asked`: when somebody asked last.
+    fn pending(&self, place: &[u8], asked: Option<Instant>) -> Vec<Row> {
+        let mut rows = Vec::new();
         for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
-            pending.extend(self.pending_book(book));
+            rows.extend(self.pending_book(book).map(Row::of));
         }
         for (candidate, _) in self.torn() {
             let Some(path) = candidate.id.path().filter(|path| covers(place, path.as_bytes())) else {
@@ -256,27 +276,14 @@ impl Engine {
             };
             let path = String::from_utf8_lossy(&torn_path(&path)).into_owned();
             let what = "it can never be complete, and is out of sight".to_owned();
-            pending.push(Pending { path, reason: PendingReason::Torn, what });
+            rows.push(Row::of(Pending { path, reason: PendingReason::Torn, what }));
         }
         for (path, book) in self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes())) {
-            let Some(view) = self.ledger.file(path) else { continue };
-            let sealed = match &view.state {
-                FileState::Sealed { seal, .. } => Some((view.file, *seal)),
-                _ => None,
-            };
-            let done = matches!(&book.stage, LooseStage::Uploaded { of } if Some(*of) == sealed);
-            // A further name of a file: its first name carries the bytes, the tree document the link.
-            let further = view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes());
-            if done || further {
-                continue;
+            if let Some(Lack { reason, what, comes }) = self.lack_of(path, book, asked) {
+                rows.push(Row { pending: Pending { path: path.to_string(), reason, what }, comes });
             }
-            let why = match &book.stage {
-                LooseStage::Waiting { why, .. } => Some(why.clone()),
-                LooseStage::Idle | LooseStage::Uploading | LooseStage::Uploaded { .. } => None,
-            };
-            pending.push(pending_file(path, &view.state, why));
         }
-        pending
+        rows
     }
 
     fn pending_book(&self, book: &Book) -> Option<Pending> {
@@ -303,6 +310,13 @@ impl Engine {
                 None if unproven => row(PendingReason::Incomplete, decide::waits_for(book)),
                 None => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
             };
+        }
+        let unreadable = |(path, view): &(&RelPath, &Arc<FileView>)| {
+            let why = self.ledger.unreadable.get(&view.node)?;
+            Some(format!("{path} is closed and cannot be read to be sealed: {why}"))
+        };
+        if let Some(what) = files.iter().find_map(unreadable) {
+            return row(PendingReason::Unreadable, what);
         }
         if self.draining {
             if let Some((reason, what)) = self.saving(book).filter(|_| self.grace_until.is_some()) {
@@ -345,19 +359,6 @@ impl Engine {
     }
 }
 
-fn pending_file(path: &RelPath, state: &FileState, why: Option<String>) -> Pending {
-    let (reason, what) = match state {
-        FileState::Open { writers } => (PendingReason::Open, format!("{writers} open writers")),
-        FileState::Mapped => (PendingReason::Mapped, "a writable mapping of it lives".to_owned()),
-        FileState::Cut => (PendingReason::Torn, "its writer was killed before it closed it".to_owned()),
-        FileState::Closed => (PendingReason::Uploading, "it is being sealed".to_owned()),
-        FileState::Sealed { .. } => {
-            (PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned())
-        }
-    };
-    Pending { path: path.to_string(), reason, what: why.unwrap_or(what) }
-}
-
 impl Node {
     /// Makes everything closed at or below `place` durable. `wait` says whether to stay until it is, at most for
     /// `timeout`. Dropping the future ends the waiting, not the uploads.
@@ -383,7 +384,7 @@ impl Node {
                     outcome = &mut answered => break outcome.ok()?,
                     _ = tick.tick() => {
                         let place = place.clone();
-                        let left = self.ask(move |engine| engine.pending(&place).len()).await?;
+                        let left = self.ask(move |engine| engine.pending(&place, None).len()).await?;
                         let done_bytes = metrics.upload_bytes.get() - bytes_before;
                         let done_files = metrics.upload_files.get() - files_before;
                         progress(Progress {

@@ -8,7 +8,9 @@ use crate::error::ErrorKind;
 use crate::namespace::{ColdFile, FsError, JudgeTicket, Namespace, NodeId, RoomWait, SealTicket};
 use crate::node::Shared;
 use crate::node::book::Number;
+use crate::node::generations::Sifted;
 use crate::node::ledger::Contents;
+use crate::node::loose::LooseDone;
 use crate::node::run::error_text;
 use crate::restore::fetch::{FetchError, FetchPlan, fetch};
 use crate::restore::peer::{PeerError, PeerPlan, fetch_from_peers};
@@ -23,10 +25,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_content::Judgement;
-use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::Manifest;
-use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::retention::Retirement;
 use tidemark_transport::Address;
@@ -68,16 +69,7 @@ pub(crate) enum Done {
         attempt: Box<Attempt>,
         result: Result<Box<Manifest>, CommitError>,
     },
-    Loose {
-        path: RelPath,
-        of: (FileId, SealNumber),
-        generation: Generation,
-        size_bytes: u64,
-        /// How often it was tried before.
-        tries: u32,
-        /// The key of the bytes.
-        result: Result<String, LooseError>,
-    },
+    Loose(LooseDone),
     /// Everybody was asked who may know more of a checkpoint with these contents.
     Heard {
         id: CheckpointId,
@@ -92,6 +84,7 @@ pub(crate) enum Done {
         number: u64,
         result: Result<(), LooseError>,
     },
+    Sifted(Sifted),
     Scrubbed(crate::node::scrub::Scrubbed),
     Retired {
         id: CheckpointId,
@@ -194,11 +187,18 @@ pub(crate) async fn retire(
 }
 
 /// A loose file and its sidecar.
-pub(crate) async fn upload_loose(shared: Arc<Shared>, upload: LooseUpload, tries: u32) -> Done {
+pub(crate) async fn upload_loose(
+    shared: Arc<Shared>,
+    upload: LooseUpload,
+    tries: u32,
+    begun: Instant,
+) -> Done {
     let (path, of) = (upload.path.clone(), (upload.file, upload.seal));
-    let (generation, size_bytes) = (upload.generation, upload.size_bytes);
+    let (generation, size_bytes) = (upload.generation, upload.bytes.size_bytes());
+    let left = upload.left;
     let result = loose::upload(&shared.drain, upload).await;
-    Done::Loose { path, of, generation, size_bytes, tries, result }
+    let took = begun.elapsed();
+    Done::Loose(LooseDone { path, of, generation, size_bytes, left, tries, took, result })
 }
 
 /// Has other nodes say what they know of a checkpoint before it is taken for whole: its marker may be told before a file that was

@@ -25,7 +25,7 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 /// How often the number of a pin is tried that another took first.
 const PIN_TRIES: u32 = 8;
 
-fn ending() -> ApiError {
+pub(crate) fn ending() -> ApiError {
     ApiError::new(ErrorCode::Unavailable, "the daemon is ending", "ask again when it runs")
 }
 
@@ -99,14 +99,16 @@ impl Node {
     /// # Errors
     /// The daemon is ending. What stays because Tier-3 does not take it is in the answer.
     pub async fn gc(&self, dry_run: bool, tell: impl Fn(Progress)) -> Result<Gc, ApiError> {
-        let rows = self.ask(|engine| engine.gc_rows()).await.ok_or_else(ending)?;
+        let mut rows = self.ask(|engine| engine.gc_rows()).await.ok_or_else(ending)?;
         let all = rows.iter().filter(|row| row.given_up).count() as u64;
-        let mut gc = Gc { dry_run, rows, left: all, trouble: None };
+        let (mut left, mut trouble) = (all, None);
         if !dry_run {
             self.ask(Engine::collect_afresh).await.ok_or_else(ending)?;
-            (gc.left, gc.trouble) = self.until_gone(None, all, tell).await?;
+            (left, trouble) = self.until_gone(None, all, tell).await?;
         }
-        Ok(gc)
+        let (loose, loose_left, loose_trouble) = self.sift(dry_run).await?;
+        rows.extend(loose);
+        Ok(Gc { dry_run, rows, left: left + loose_left, trouble: trouble.or(loose_trouble) })
     }
 
     /// Removes a checkpoint: its names from the tree, its committed versions from Tier-3.
@@ -119,6 +121,9 @@ impl Node {
             self.ask(move |engine| engine.forget_unreadable(&forgotten)).await.ok_or_else(ending)?
         {
             return Ok(Removal { path: path_text(&path), versions: 0, left: 0, trouble: None });
+        }
+        if let Some(removal) = self.remove_loose(&wanted).await? {
+            return Ok(removal);
         }
         let begun = self.ask(move |engine| {
             let Chosen { id, .. } = engine.newest_committed(&wanted)?;
@@ -162,6 +167,9 @@ impl Node {
     /// # Errors
     /// Nothing of it is out of sight or committed any more; something has the name; the daemon is ending.
     pub async fn undelete(&self, wanted: Wanted) -> Result<Undelete, ApiError> {
+        if let Some(undelete) = self.undelete_loose(&wanted).await? {
+            return Ok(undelete);
+        }
         self.ask(move |engine| engine.undelete(&wanted)).await.ok_or_else(ending)?
     }
 }

@@ -105,8 +105,10 @@ pub(crate) struct Ledger {
     pub(crate) unsealed: BTreeSet<NodeId>,
     /// Those of them that are mapped or busy; each tick tries them again, since the lease test is a system call.
     pub(crate) seals_later: BTreeSet<NodeId>,
-    /// Those whose bytes could not be read to be hashed, and of which the log says so already.
-    pub(crate) unreadable: BTreeSet<NodeId>,
+    /// Those whose bytes could not be read to be hashed, and why: the log says so already.
+    pub(crate) unreadable: BTreeMap<NodeId, String>,
+    /// Loose files that were cut and are sealed as they are.
+    pub(crate) as_they_are: BTreeSet<NodeId>,
     /// Files whose writers were killed while they had them open.
     pub(crate) cut: BTreeSet<NodeId>,
     /// Names that are not ours to keep: no key can hold them.
@@ -135,7 +137,8 @@ impl Ledger {
             unsealed: BTreeSet::new(),
             cut: BTreeSet::new(),
             seals_later: BTreeSet::new(),
-            unreadable: BTreeSet::new(),
+            unreadable: BTreeMap::new(),
+            as_they_are: BTreeSet::new(),
             unnameable: 0,
             history: BTreeMap::new(),
             tree_changed: false,
@@ -185,10 +188,12 @@ impl Ledger {
         }
         self.seals_later.remove(&view.node);
         self.unreadable.remove(&view.node);
-        match view.state {
-            FileState::Cut => self.cut.insert(view.node),
-            _ => self.cut.remove(&view.node),
-        };
+        if view.is_left_cut() {
+            self.cut.insert(view.node);
+        } else {
+            self.cut.remove(&view.node);
+            self.as_they_are.remove(&view.node);
+        }
         match view.state {
             // Those of other nodes are sealed there.
             FileState::Closed | FileState::Mapped if view.remote.is_none() => self.unsealed.insert(view.node),
@@ -215,6 +220,7 @@ impl Ledger {
     fn remove(&mut self, node: NodeId) {
         self.unsealed.remove(&node);
         self.cut.remove(&node);
+        self.as_they_are.remove(&node);
         self.seals_later.remove(&node);
         self.unreadable.remove(&node);
         for path in self.paths.remove(&node).unwrap_or_default() {
@@ -469,6 +475,8 @@ mod tests {
             closed_ns: 0,
             published_ns: 0,
             renamed: false,
+            cut: false,
+            closed_again: false,
             last_seal: SealNumber(0),
             remote: None,
         }

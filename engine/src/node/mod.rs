@@ -14,6 +14,7 @@
 //! | `run` | the loop, and which jobs it starts |
 //! | `advance` | versions: what the rules say is done |
 //! | `backlog` | versions that are not at rest, the lag |
+//! | `loose` | files that belong to no checkpoint |
 //! | `apply` | what follows from the end of the other jobs |
 //! | `jobs` | the bodies of jobs |
 //! | `away` | what Tier-3 does not take |
@@ -24,6 +25,7 @@
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `gc` | which committed versions are given up |
+//! | `generations` | which generations of loose files are given up |
 //! | `export` | a version written out of the mount |
 //! | `import` | checkpoints that others wrote into Tier-3 |
 //! | `metric` | what jobs say of their checkpoints |
@@ -49,10 +51,12 @@ mod export;
 mod flush;
 mod full;
 mod gc;
+mod generations;
 mod import;
 mod jobs;
 mod keeping;
 mod ledger;
+mod loose;
 mod lost;
 mod metric;
 mod pace;

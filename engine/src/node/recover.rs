@@ -12,6 +12,7 @@ use crate::restore::locate::{
     self, Catalog, CommittedVersion, PassedOver, UndecidedAttempt, UnreadableVersion,
 };
 use crate::save::commit::{self, Attempt, CommitError};
+use crate::save::loose::LooseStored;
 use crate::save::sweep::{self, Decided};
 use crate::store::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -392,12 +393,24 @@ impl Recovered {
             .flat_map(|tree| &tree.removed_loose)
             .map(|loose| (&loose.path, loose.generation))
             .collect();
+        // Their objects may be gone, and the removal would be taken for one of a file that is named so anew.
+        for (path, generation) in &removed {
+            let used = self.loose_numbers.entry((*path).clone()).or_insert(*generation);
+            *used = (*used).max(*generation);
+        }
         for sidecar in sidecars {
             let path = sidecar.file.path.clone();
             let of = (sidecar.file.file, sidecar.file.seal);
             let used = self.loose_numbers.get(&path).copied().unwrap_or(sidecar.generation);
             let generation = Some(used.max(sidecar.generation));
-            let book = LooseBook { stage: LooseStage::Uploaded { of }, generation, of: Some(of) };
+            let book = LooseBook {
+                stage: LooseStage::Uploaded { of },
+                generation,
+                of: Some(of),
+                closed: sidecar.left.is_closed().then_some(sidecar.generation),
+                stored: LooseStored::of(&sidecar).compared(),
+                ..LooseBook::default()
+            };
             if removed.get(&path).is_some_and(|generation| *generation >= sidecar.generation) {
                 self.removed_loose.insert(path, book);
                 continue;
@@ -549,6 +562,12 @@ fn adopt(shared: &Shared, entry: AdoptEntry) {
         Err(FsError::Busy) => tracing::debug!(%path, "not adopted while it is open"),
         Err(error) => tracing::error!(%path, ?error, "a name from Tier-3 cannot be in the tree"),
     }
+}
+
+/// Puts a loose file into the tree, as a cold file that may give way once it is not cold any more.
+pub(crate) fn adopt_loose(shared: &Shared, sidecar: &LooseSidecar) {
+    adopt(shared, file_entry(&sidecar.file));
+    shared.namespace.set_reclaim(sidecar.file.file, crate::namespace::ReclaimClass::Loose);
 }
 
 fn entry(path: &RelPath, kind: AdoptKind, attributes: &Attributes) -> AdoptEntry {

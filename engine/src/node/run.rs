@@ -7,12 +7,13 @@ use crate::namespace::{NodeId, NotSealable, ROOT, SealTicket};
 use crate::node::away::{Away, Cause};
 use crate::node::backlog::Backlog;
 use crate::node::begun::Begun;
-use crate::node::book::{LooseStage, is_damage};
+use crate::node::book::{LooseBook, is_damage};
 use crate::node::decide::Action;
 use crate::node::due::Due;
 use crate::node::flush::Flushes;
 use crate::node::full::Full;
 use crate::node::gc::Gc;
+use crate::node::generations::Generations;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::{Contents, Ledger};
 use crate::node::metric::SaidLater;
@@ -40,13 +41,6 @@ use tokio::task::JoinSet;
 
 /// Questions that wait for the loop. Each comes from a request, which the server bounds; more only wait longer.
 pub const QUESTIONS_MAX: usize = 64;
-
-/// Loose files on their way at once. Each is two objects with fsyncs of their own, which a file system's journal groups
-/// only when they wait together; more than the store runs at once (`PARALLEL_CALLS`), so that it never idles.
-const LOOSE_IN_FLIGHT_MAX: usize = 128;
-
-/// No further loose file is begun while those on their way have this many bytes.
-const LOOSE_IN_FLIGHT_BYTES: u64 = 256 << 20;
 
 /// A file of this size is hashed by a job of its own, and a job of small files takes no more than that together: one
 /// chunk, some milliseconds.
@@ -102,6 +96,7 @@ pub(crate) struct Engine {
     pub(crate) tree: TreeState,
     pub(crate) scrub: Scrub,
     pub(crate) gc: Gc,
+    pub(crate) generations: Generations,
     pub(crate) said_later: SaidLater,
     pub(crate) shields: Shields,
     pub(crate) trackers: Trackers,
@@ -254,11 +249,17 @@ impl Engine {
         ledger.loose = recovered.loose;
         ledger.removed_loose = recovered.removed_loose;
         ledger.loose_numbers = recovered.loose_numbers;
+        let known = |books: &BTreeMap<RelPath, LooseBook>| {
+            let known = books.iter().filter_map(|(path, book)| Some((path.clone(), book.generation?)));
+            known.collect::<Vec<_>>().into_iter()
+        };
+        let generations = Generations::after_start(known(&ledger.loose), known(&ledger.removed_loose));
         let mut engine = Self {
             flushes: Flushes::default(),
             tree: TreeState::new(recovered.tree_number),
             scrub: Scrub::new(now),
             gc: Gc::new(recovered.pins, recovered.unshown, now),
+            generations,
             said_later: SaidLater::of(recovered.metrics),
             shields: Shields::default(),
             trackers: Trackers::default(),
@@ -421,6 +422,7 @@ impl Engine {
         self.write_tree(now);
         self.start_scrub(now);
         self.collect(now);
+        self.sift(now);
         self.answer_flushes(now);
         if cfg!(debug_assertions) {
             self.check_invariants();
@@ -437,7 +439,12 @@ impl Engine {
                 // It changed while it is hashed; the end of that puts it back.
                 continue;
             }
-            match self.shared.namespace.begin_seal(node) {
+            let begun = if self.ledger.as_they_are.contains(&node) {
+                self.shared.namespace.begin_seal_as_it_is(node)
+            } else {
+                self.shared.namespace.begin_seal(node)
+            };
+            match begun {
                 Ok(ticket) if ticket.size_bytes >= SEAL_ALONE_BYTES => self.start_seal(vec![ticket]),
                 Ok(ticket) => {
                     batch_bytes += ticket.size_bytes;
@@ -645,40 +652,6 @@ impl Engine {
     /// The longest pause between two tries now.
     pub(crate) fn retry_longest(&self) -> Duration {
         if self.flushes.is_empty() { RETRY_LONGEST } else { RETRY_URGENT }
-    }
-
-    /// Looks at the loose files that are due, as far as there is room for what comes of it.
-    fn start_loose(&mut self, now: Instant) {
-        self.ledger.loose_due.ripen(now);
-        let urgent = !self.flushes.is_empty() || self.draining;
-        while self.may_write()
-            && self.loose_in_flight < LOOSE_IN_FLIGHT_MAX
-            && self.loose_in_flight_bytes < LOOSE_IN_FLIGHT_BYTES
-        {
-            let Some(path) = self.ledger.loose_due.pop() else { return };
-            match decide::look_loose(&self.shared, &self.ledger, &path, now, urgent) {
-                decide::LooseAction::None => {}
-                decide::LooseAction::Later(moment) => self.ledger.loose_due.insert_at(path, moment),
-                decide::LooseAction::Fetch(node) => {
-                    self.fetch(node);
-                    self.ledger.loose_due.insert_at(path, now + TICK);
-                }
-                decide::LooseAction::Upload(upload) => {
-                    let book = self.ledger.loose.get_mut(&path).expect("it was looked at");
-                    let tries = match &book.stage {
-                        LooseStage::Waiting { tries, .. } => *tries,
-                        _ => 0,
-                    };
-                    book.stage = LooseStage::Uploading;
-                    // Used, whatever becomes of it: no key is ever written twice.
-                    book.generation = Some(upload.generation);
-                    book.of = Some((upload.file, upload.seal));
-                    self.loose_in_flight += 1;
-                    self.loose_in_flight_bytes += upload.size_bytes;
-                    self.jobs.spawn(jobs::upload_loose(Arc::clone(&self.shared), *upload, tries));
-                }
-            }
-        }
     }
 }
 

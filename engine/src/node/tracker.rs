@@ -168,7 +168,7 @@ impl Engine {
         if self.shared.namespace.view(view.node).is_some_and(|now| now.opens > 0) {
             return false;
         }
-        let cut = matches!(view.state, FileState::Cut);
+        let cut = view.is_left_cut();
         let content = if cut { None } else { self.content(view) };
         if content.is_none() && !cut {
             tracing::error!(%path, "a tracker that cannot be read may name what is torn");

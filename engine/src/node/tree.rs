@@ -11,12 +11,12 @@ use crate::node::jobs::Done;
 use crate::node::recover::{above, shown};
 use crate::node::run::{Engine, error_text};
 use crate::save::loose::{self, LooseError};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::documents::{RemovedFile, RemovedLoose, TreeDocument};
 use tidemark_protocol::format::FORMAT;
-use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink, Symlink};
 use tidemark_protocol::path::{RawText, RelPath};
 use tidemark_protocol::recognise::Shape;
@@ -41,6 +41,8 @@ pub(crate) struct TreeState {
     last: Option<blake3::Hash>,
     /// The tree of this moment is in Tier-3.
     clean_at: Option<Instant>,
+    /// The removals of loose files in the document that is being written.
+    removing: BTreeMap<RelPath, Generation>,
     /// When the tree that is being written was looked at.
     looked_at: Option<Instant>,
     /// Something is left out of it until Tier-3 has more: removals of what is the only copy of a file that lives on, directories
@@ -58,6 +60,7 @@ impl TreeState {
             not_before: None,
             last: None,
             clean_at: None,
+            removing: BTreeMap::new(),
             looked_at: None,
             withheld: false,
         }
@@ -95,6 +98,8 @@ impl Engine {
         self.tree.looked_at = Some(now);
         self.tree.last = Some(hash);
         self.tree.running = true;
+        let removed = document.removed_loose.iter();
+        self.tree.removing = removed.map(|removed| (removed.path.clone(), removed.generation)).collect();
         let number = self.tree.number + 1;
         let shared = Arc::clone(&self.shared);
         self.jobs.spawn(run(shared, number, document));
@@ -107,6 +112,8 @@ impl Engine {
             Ok(()) => {
                 self.tree.number = number;
                 self.tree.clean_at = self.tree.looked_at;
+                let removed = std::mem::take(&mut self.tree.removing);
+                self.removals_stand(removed);
                 self.tier3_away.ended(&Cause::Tree);
             }
             Err(error) => {

@@ -91,7 +91,7 @@ impl Engine {
     ) -> Why {
         let mut writers: BTreeMap<(u32, u64), WhyWriter> = BTreeMap::new();
         for (_, view) in files {
-            let cut = matches!(view.state, FileState::Cut);
+            let cut = view.is_left_cut();
             for writer in &view.writers {
                 let found = writers.entry(writer.process()).or_insert_with(|| WhyWriter {
                     process: writer.tgid,

@@ -9,5 +9,6 @@ pub mod coming;
 pub(crate) mod decode;
 pub mod export;
 pub mod fetch;
+pub mod joined;
 pub mod locate;
 pub mod peer;

@@ -89,7 +89,7 @@ pub(super) async fn check_wanted(drain: &Drain, key: &str) -> Result<(), AgainEr
                 Some(_) | None => Ok(()),
             }
         }
-        Ok(Key::Loose { path, generation }) => {
+        Ok(Key::Loose { path, generation } | Key::LooseParts { path, generation }) => {
             let sidecar = Key::LooseSidecar { path, generation }.to_string();
             match drain.store.head(&sidecar).await.map_err(store)? {
                 Some(_) => Ok(()),

@@ -4,6 +4,7 @@
 
 use crate::flight::Flight;
 use crate::metrics::Metrics;
+use crate::restore::joined::JoinedStore;
 use crate::save::encode::Coders;
 use crate::save::pace::Pace;
 use crate::settings::CompressionSettings;
@@ -78,7 +79,7 @@ impl Drain {
         metrics: Arc<Metrics>,
     ) -> Self {
         Self {
-            store,
+            store: JoinedStore::over(store),
             life,
             epoch: AtomicU64::new(epoch.0),
             raised: AtomicBool::new(true),

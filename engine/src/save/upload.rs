@@ -41,6 +41,8 @@ pub enum UploadError {
          it is not uploaded; save it again"
     )]
     HostCorrupt { path: String, chunk: u64, expected: Crc64, found: Crc64 },
+    #[error("{path} changed while it was read; it is read again")]
+    Changed { path: String },
     #[error("{path} was not encoded")]
     Encode { path: String, source: io::Error },
     #[error("{path} did not reach {key}")]
@@ -59,7 +61,7 @@ impl UploadError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Read { .. } | Self::Encode { .. } => ErrorKind::Unavailable,
+            Self::Read { .. } | Self::Changed { .. } | Self::Encode { .. } => ErrorKind::Unavailable,
             Self::Removed { .. } => ErrorKind::NotFound,
             Self::HostCorrupt { .. } => ErrorKind::Corrupt,
             // Also what was read back and did not come whole.
@@ -171,13 +173,13 @@ pub(crate) async fn arrived(
 }
 
 /// Counts parts on their way for as long as it lives, however the upload ends.
-struct InFlight<'a> {
+pub(crate) struct InFlight<'a> {
     drain: &'a Drain,
     parts: i64,
 }
 
 impl<'a> InFlight<'a> {
-    fn new(drain: &'a Drain, parts: usize) -> Self {
+    pub(crate) fn new(drain: &'a Drain, parts: usize) -> Self {
         let parts = i64::try_from(parts).expect("settings allow at most 256");
         drain.metrics.upload_parts_in_flight.inc_by(parts);
         Self { drain, parts }

@@ -441,6 +441,13 @@ impl Rules {
         Some(*holds)
     }
 
+    /// Whether a file of this name would be a tracker beside checkpoints of some framework.
+    #[must_use]
+    pub fn is_tracker_name(&self, path: &RelPath) -> bool {
+        let mut patterns = self.rules.iter().filter_map(|rule| rule.tracker.as_ref());
+        patterns.any(|(pattern, _)| pattern.is_match(path.name()))
+    }
+
     /// The name with its rank (the last one) as `*`; `None` when it has none.
     #[must_use]
     pub fn mask_rank(&self, name: &[u8]) -> Option<Vec<u8>> {

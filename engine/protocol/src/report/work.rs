@@ -181,6 +181,8 @@ pub enum PendingReason {
     Torn,
     /// A marker, index or count says that files are missing.
     Incomplete,
+    /// It is closed, and its bytes cannot be read to be sealed, as where a hole does not fit into memory; it is not waited for.
+    Unreadable,
     /// Whole, and on its way.
     Uploading,
     /// A word of a newer daemon.
@@ -196,6 +198,7 @@ impl PendingReason {
             Self::Mapped => "mapped",
             Self::Torn => "torn",
             Self::Incomplete => "incomplete",
+            Self::Unreadable => "unreadable",
             Self::Uploading => "uploading",
             Self::Unknown => "unknown",
         }

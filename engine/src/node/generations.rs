@@ -1,0 +1,406 @@
+//! Generations of loose files that Tier-3 no longer has to keep.
+//!
+//! Owns: which paths are looked at and when, one at a time; that what a file in the tree has its bytes in stays. Does not own: the
+//! rule (`protocol::loose`), reading and deleting (`save::generations`).
+//!
+//! A path is looked at when it has collected some generations, when a removal of it stands in Tier-3, after a start, and when a
+//! person asks. What a look finds is not remembered: Tier-3 says it again.
+
+use crate::namespace::Listed;
+use crate::node::Shared;
+use crate::node::answer::Wanted;
+use crate::node::book::LooseStage;
+use crate::node::jobs::Done;
+use crate::node::keeping::ending;
+use crate::node::run::{Engine, Node, error_text, retry_pause};
+use crate::save::generations::{self, Generations as Found, GiveUpError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::documents::LooseSidecar;
+use tidemark_protocol::id::{Generation, Timeline, Version};
+use tidemark_protocol::loose;
+use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::report::{ApiError, CheckpointRef, ErrorCode, EventLevel, GcRow, Removal, Undelete};
+
+/// Generations that a path collects between two looks at it: each look is a listing and some reads.
+const LOOK_AFTER: u64 = 8;
+
+/// With fewer there is nothing to give up.
+const LOOK_FROM: u64 = 3;
+
+/// How long a removal waits for Tier-3 to have it.
+const TREE_WITHIN: Duration = Duration::from_secs(60);
+
+/// Between two looks at how far the deletes are, for somebody who waits.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// What the loop keeps for it.
+#[derive(Debug, Default)]
+pub(crate) struct Generations {
+    /// Paths to look at, and whether a person asked only what would go.
+    due: BTreeMap<RelPath, bool>,
+    running: bool,
+    /// Paths of which the last look failed.
+    waiting: BTreeMap<RelPath, Waiting>,
+    /// The removals that Tier-3 has, as its newest tree document says them.
+    stands: BTreeMap<RelPath, Generation>,
+    /// An administrator removed these: they go whatever the policy says of removals.
+    wishes: BTreeMap<RelPath, Generation>,
+    /// What the looks since a person asked last found.
+    rows: Vec<GcRow>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    until: Instant,
+    tries: u32,
+    why: String,
+}
+
+/// How a look, or the deletes that followed, ended.
+#[derive(Debug)]
+pub(crate) struct Sifted {
+    path: RelPath,
+    newest: Generation,
+    only_look: bool,
+    result: Result<Outcome, GiveUpError>,
+}
+
+#[derive(Debug)]
+enum Outcome {
+    Found(Found),
+    GivenUp(usize),
+}
+
+async fn read(shared: Arc<Shared>, path: RelPath, newest: Generation, only_look: bool) -> Done {
+    let result = generations::read(&shared.drain, &path, newest).await.map(Outcome::Found);
+    Done::Sifted(Sifted { path, newest, only_look, result })
+}
+
+async fn give_up(
+    shared: Arc<Shared>,
+    path: RelPath,
+    newest: Generation,
+    which: BTreeSet<Generation>,
+) -> Done {
+    let result = generations::give_up(&shared.drain, &path, &which).await;
+    Done::Sifted(Sifted {
+        path,
+        newest,
+        only_look: false,
+        result: result.map(|()| Outcome::GivenUp(which.len())),
+    })
+}
+
+/// The directory that a loose file lies in, as a policy names it.
+fn run_of(path: &RelPath) -> RunPath {
+    path.parent().and_then(|parent| RunPath::new(parent).ok()).unwrap_or_else(RunPath::root)
+}
+
+impl Generations {
+    /// After a start: nobody knows which paths have some to give up.
+    pub(crate) fn after_start(
+        loose: impl Iterator<Item = (RelPath, Generation)>,
+        removed: impl Iterator<Item = (RelPath, Generation)>,
+    ) -> Self {
+        let stands: BTreeMap<_, _> = removed.collect();
+        let many = loose.filter(|(_, generation)| generation.0 >= LOOK_FROM).map(|(path, _)| path);
+        let due = many.chain(stands.keys().cloned()).map(|path| (path, false)).collect();
+        Self { due, stands, ..Self::default() }
+    }
+
+    fn failed(&mut self, path: RelPath, why: String, longest: Duration, now: Instant) {
+        let tries = self.waiting.get(&path).map_or(0, |waiting| waiting.tries);
+        let until = now + retry_pause(tries, longest);
+        self.waiting.insert(path.clone(), Waiting { until, tries: tries.saturating_add(1), why });
+        self.due.insert(path, false);
+    }
+}
+
+impl Engine {
+    /// A further generation of a loose file arrived.
+    pub(crate) fn collects(&mut self, path: &RelPath, generation: Generation) {
+        if generation.0.is_multiple_of(LOOK_AFTER) {
+            self.generations.due.entry(path.clone()).or_insert(false);
+        }
+    }
+
+    /// Tier-3 has these removals now.
+    pub(crate) fn removals_stand(&mut self, removed: BTreeMap<RelPath, Generation>) {
+        for (path, generation) in &removed {
+            let is_new = self.generations.stands.get(path) != Some(generation);
+            let was_open = || self.ledger.removed_loose.get(path).is_some_and(|book| book.read.is_some());
+            if is_new && (self.removal_counts(path, *generation) || was_open()) {
+                self.generations.due.entry(path.clone()).or_insert(false);
+            }
+        }
+        self.generations.stands = removed;
+    }
+
+    fn removal_counts(&self, path: &RelPath, generation: Generation) -> bool {
+        let wished = self.generations.wishes.get(path).is_some_and(|wished| *wished >= generation);
+        wished || self.shared.settings.retention.policy_of(&run_of(path)).honour_removals
+    }
+
+    /// The last removal of a path that Tier-3 has.
+    fn removal_of(&self, path: &RelPath) -> Option<loose::Removal> {
+        let until = self.generations.stands.get(path).copied()?;
+        Some(loose::Removal { until, counts: self.removal_counts(path, until) })
+    }
+
+    /// The newest generation of a path that Tier-3 may have whole; none while nothing of it is known.
+    fn newest_arrived(&self, path: &RelPath) -> Option<Generation> {
+        let book = self.ledger.loose.get(path).or_else(|| self.ledger.removed_loose.get(path))?;
+        let newest = book.generation?;
+        match book.stage {
+            LooseStage::Uploading => newest.0.checked_sub(1).map(Generation),
+            LooseStage::Idle | LooseStage::Waiting { .. } | LooseStage::Uploaded { .. } => Some(newest),
+        }
+    }
+
+    /// Looks at one path that is due.
+    pub(crate) fn sift(&mut self, now: Instant) {
+        if self.generations.running || self.draining || !self.may_write() {
+            return;
+        }
+        let waits =
+            |path: &RelPath| self.generations.waiting.get(path).is_some_and(|waiting| waiting.until > now);
+        let next = self.generations.due.iter().find(|(path, _)| !waits(path));
+        let Some((path, only_look)) = next.map(|(path, only_look)| (path.clone(), *only_look)) else {
+            return;
+        };
+        self.generations.due.remove(&path);
+        if let Some(newest) = self.newest_arrived(&path) {
+            self.generations.running = true;
+            self.jobs.spawn(read(Arc::clone(&self.shared), path, newest, only_look));
+        }
+    }
+
+    pub(crate) fn sifted(&mut self, done: Sifted, now: Instant) {
+        self.generations.running = false;
+        let Sifted { path, newest, only_look, result } = done;
+        match result {
+            Ok(Outcome::Found(found)) => {
+                self.generations.waiting.remove(&path);
+                self.found(path, newest, only_look, &found);
+            }
+            Ok(Outcome::GivenUp(count)) => {
+                self.generations.waiting.remove(&path);
+                let what = format!("{count} generations of it were given up");
+                let path = path.to_string();
+                self.shared.events.add(self.shared.now_ns(), EventLevel::Info, "retired", Some(path), what);
+            }
+            Err(error) => {
+                let why = error_text(&error);
+                tracing::warn!(%path, %why, "generations of a loose file are not given up yet");
+                if matches!(error, GiveUpError::Fenced { .. }) {
+                    self.fenced = Some(why.clone());
+                }
+                let longest = self.retry_longest();
+                self.generations.failed(path, why, longest, now);
+            }
+        }
+    }
+
+    fn found(&mut self, path: RelPath, newest: Generation, only_look: bool, found: &Found) {
+        let held: Vec<_> = found.sidecars.iter().map(generations::held).collect();
+        let policy = self.shared.settings.retention.policy_of(&run_of(&path));
+        let needed = found.sidecars.iter().filter(|sidecar| self.needs(sidecar));
+        let needed: BTreeSet<_> = needed.map(|sidecar| sidecar.generation).collect();
+        let removal = self.removal_of(&path);
+        let verdicts = loose::retain(&policy, &held, removal, &needed, self.shared.now_ns());
+        let mut going = found.remains.clone();
+        for (sidecar, verdict) in found.sidecars.iter().zip(verdicts) {
+            if verdict.given_up {
+                going.insert(sidecar.generation);
+            }
+            self.generations.rows.push(GcRow {
+                run: run_of(&path).to_string(),
+                checkpoint: reference(&path, sidecar.generation),
+                bytes: sidecar.file.size_bytes,
+                given_up: verdict.given_up,
+                reason: verdict.reason,
+            });
+        }
+        if !only_look && !going.is_empty() {
+            self.generations.running = true;
+            self.jobs.spawn(give_up(Arc::clone(&self.shared), path, newest, going));
+        }
+    }
+
+    /// Whether a file in the tree has its bytes in this generation, under whatever name, or a program has it open.
+    fn needs(&self, sidecar: &LooseSidecar) -> bool {
+        let file = &sidecar.file;
+        let listed = Listed { path: &file.path, file: file.file, seal: file.seal, key: &file.key };
+        let leads = self.shared.namespace.leads_to(&[listed]);
+        leads.copies || leads.needs
+    }
+
+    /// A person asks: all that may have something to give up are looked at.
+    fn sift_all(&mut self, only_look: bool) {
+        self.generations.rows.clear();
+        self.generations.waiting.clear();
+        let many = self
+            .ledger
+            .loose
+            .iter()
+            .filter(|(_, book)| book.generation.is_some_and(|generation| generation.0 >= LOOK_FROM));
+        let removed = self.ledger.removed_loose.keys();
+        let all: Vec<_> = many.map(|(path, _)| path).chain(removed).cloned().collect();
+        self.generations.due.extend(all.into_iter().map(|path| (path, only_look)));
+    }
+
+    /// How many paths are still to be looked at, and why, where nothing more happens by itself soon.
+    fn sift_left(&self) -> (u64, Option<String>) {
+        let due = self.generations.due.len() as u64;
+        let left = due + u64::from(self.generations.running);
+        let stuck = self.fenced.clone().or_else(|| {
+            let stuck = self.generations.due.keys().all(|path| self.generations.waiting.contains_key(path));
+            let (_, waiting) = self.generations.waiting.iter().next()?;
+            (stuck && !self.generations.running).then(|| waiting.why.clone())
+        });
+        (left, stuck.filter(|_| left > 0))
+    }
+
+    fn sift_rows(&mut self) -> Vec<GcRow> {
+        let mut rows = std::mem::take(&mut self.generations.rows);
+        rows.sort_by(|one, other| {
+            let key = |row: &GcRow| (row.checkpoint.path.clone(), row.checkpoint.version);
+            key(one).cmp(&key(other))
+        });
+        rows
+    }
+}
+
+/// What a person sees of a generation of a loose file.
+fn reference(path: &RelPath, generation: Generation) -> CheckpointRef {
+    let version = Version(generation.0);
+    CheckpointRef { timeline: Timeline(0), step: None, version, path: path.to_string() }
+}
+
+impl Engine {
+    /// Takes the name of a loose file out of the tree, where it still has it, so that its generations go; the last of those.
+    /// `None`: there is no such file.
+    fn remove_loose(&mut self, path: &RelPath) -> Option<Result<Generation, String>> {
+        let here = self.ledger.loose.get(path);
+        let book = here.or_else(|| self.ledger.removed_loose.get(path))?;
+        if here.is_none() && self.shared.namespace.node_at(path.as_bytes()).is_some() {
+            return None; // What has the name now is something else.
+        }
+        let generation = book.generation;
+        if here.is_some() {
+            let view = self.ledger.file(path)?;
+            let Some(seal) = view.sealed().filter(|_| view.opens == 0) else {
+                return Some(Err("a program has it open, or it was closed just now".to_owned()));
+            };
+            let listed = Listed { path, file: view.file, seal, key: "" };
+            let node = view.node;
+            match self.shared.namespace.withdraw(&[listed], &[]) {
+                Ok(1) => self.ledger.refresh(&self.shared.namespace, &[node]),
+                Ok(_) => return Some(Err("it changed just now".to_owned())),
+                Err(error) => return Some(Err(error.to_string())),
+            }
+        }
+        let generation = generation.unwrap_or(Generation(0));
+        self.generations.wishes.insert(path.clone(), generation);
+        Some(Ok(generation))
+    }
+
+    /// The name of a loose file that is not in the tree any more, with the last generation there was.
+    fn removed_loose(&self, path: &RelPath) -> Option<Generation> {
+        self.ledger.removed_loose.get(path)?.generation
+    }
+
+    fn put_loose_back(&mut self, sidecar: &LooseSidecar) -> Result<(), String> {
+        let path = &sidecar.file.path;
+        if self.shared.namespace.node_at(path.as_bytes()).is_some() {
+            return Err("something has the name".to_owned());
+        }
+        self.generations.wishes.remove(path);
+        self.generations.due.remove(path);
+        crate::node::recover::adopt_loose(&self.shared, sidecar);
+        let node = self.shared.namespace.node_at(path.as_bytes());
+        let node = node.ok_or("it could not be put back; the log says why")?;
+        if let Some(book) = self.ledger.removed_loose.get_mut(path) {
+            let of = (sidecar.file.file, sidecar.file.seal);
+            book.stage = LooseStage::Uploaded { of };
+        }
+        self.ledger.refresh(&self.shared.namespace, &[node]);
+        let what = format!("generation {} is in the tree again", sidecar.generation);
+        self.shared.events.add(
+            self.shared.now_ns(),
+            EventLevel::Info,
+            "undeleted",
+            Some(path.to_string()),
+            what,
+        );
+        Ok(())
+    }
+}
+
+fn path_of(wanted: &Wanted) -> Option<RelPath> {
+    let Wanted::Path(path) = wanted else { return None };
+    RelPath::new(path.clone()).ok()
+}
+
+impl Node {
+    /// Removes a loose file: its name from the tree, its generations from Tier-3. `None`: it names no loose file.
+    pub(crate) async fn remove_loose(&self, wanted: &Wanted) -> Result<Option<Removal>, ApiError> {
+        let Some(path) = path_of(wanted) else { return Ok(None) };
+        let asked = path.clone();
+        let begun = self.ask(move |engine| engine.remove_loose(&asked)).await.ok_or_else(ending)?;
+        let Some(begun) = begun else { return Ok(None) };
+        begun.map_err(|why| {
+            let what = format!("{path} is not removed: {why}");
+            ApiError::new(ErrorCode::Failed, what, "close it, then say it again")
+        })?;
+        // Nothing goes before Tier-3 has the removal.
+        let place = path.parent().map_or_else(Vec::new, |parent| parent.as_bytes().to_vec());
+        self.flush(place, true, Some(TREE_WITHIN), |_| {}).await.ok_or_else(ending)?;
+        let (rows, left, trouble) = self.sift(false).await?;
+        let text = path.to_string();
+        let own = rows.iter().filter(|row| row.checkpoint.path == text);
+        let (gone, stays): (Vec<_>, Vec<_>) = own.partition(|row| row.given_up);
+        let why = trouble.or_else(|| stays.first().map(|row| row.reason.clone()));
+        let left = left.min(1) + stays.len() as u64;
+        let trouble = why.filter(|_| left > 0);
+        Ok(Some(Removal { path: text, versions: gone.len() as u64, left, trouble }))
+    }
+
+    /// Puts a loose file that was removed into the tree again. `None`: it names none.
+    pub(crate) async fn undelete_loose(&self, wanted: &Wanted) -> Result<Option<Undelete>, ApiError> {
+        let Some(path) = path_of(wanted) else { return Ok(None) };
+        let asked = path.clone();
+        let newest = self.ask(move |engine| engine.removed_loose(&asked)).await.ok_or_else(ending)?;
+        let Some(newest) = newest else { return Ok(None) };
+        let refused = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
+        let found = generations::read(&self.shared().drain, &path, newest)
+            .await
+            .map_err(|error| refused(error_text(&error), "`ckptctl status` shows how Tier-3 is"))?;
+        let held: Vec<_> = found.sidecars.iter().map(generations::held).collect();
+        let wanted = loose::wanted(&held);
+        let sidecar = found.sidecars.into_iter().find(|sidecar| Some(sidecar.generation) == wanted);
+        let Some(sidecar) = sidecar else { return Ok(None) };
+        let checkpoint = reference(&path, sidecar.generation);
+        let put = self.ask(move |engine| engine.put_loose_back(&sidecar)).await.ok_or_else(ending)?;
+        put.map_err(|why| {
+            refused(format!("{path} is not put back: {why}"), "rename what has the name, then say it again")
+        })?;
+        Ok(Some(Undelete { checkpoint, files: 1 }))
+    }
+
+    /// Looks at all loose files that may have generations to give up: a row for each generation, how many paths were left over, and
+    /// why. Without `only_look` they are gone when this returns.
+    pub(crate) async fn sift(&self, only_look: bool) -> Result<(Vec<GcRow>, u64, Option<String>), ApiError> {
+        self.ask(move |engine| engine.sift_all(only_look)).await.ok_or_else(ending)?;
+        loop {
+            let (left, trouble) = self.ask(|engine| engine.sift_left()).await.ok_or_else(ending)?;
+            if left == 0 || trouble.is_some() {
+                let rows = self.ask(Engine::sift_rows).await.ok_or_else(ending)?;
+                return Ok((rows, left, trouble));
+            }
+            tokio::time::sleep(ASK_EVERY).await;
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! Files that belong to no checkpoint: what is done about each, and what follows from the end of an upload.
+//!
+//! Owns: the facts that the rule asks for, and carrying out what it says. Does not own: the moment (`protocol::loose`), the
+//! uploads (`save::loose`), which files those are (`ledger`).
+//!
+//! Such a file has no "whole". One whose writer was killed is sealed as it is, and marked. One that is open or mapped is read as
+//! it stands, under a number that no seal has.
+
+use crate::namespace::{FileState, FileView, NodeId, ObjectCopy, Reach};
+use crate::node::Shared;
+use crate::node::away::Cause;
+use crate::node::book::{LooseBook, LooseStage, Read};
+use crate::node::decide::{attributes, settle_ns};
+use crate::node::jobs;
+use crate::node::ledger::Ledger;
+use crate::node::run::{Engine, TICK, error_text, retry_pause};
+use crate::save::loose::{LooseBytes, LooseError, LooseStored, LooseUpload};
+use crate::save::upload::UploadError;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::documents::Left;
+use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::loose::{Facts, Next, next};
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::report::{EventLevel, PendingReason};
+use tidemark_protocol::residency::loose_class;
+
+/// Loose files on their way at once. Each is two objects with fsyncs of their own, which a file system's journal groups
+/// only when they wait together; more than the store runs at once (`PARALLEL_CALLS`), so that it never idles.
+const LOOSE_IN_FLIGHT_MAX: usize = 128;
+
+/// No further loose file is begun while those on their way have this many bytes.
+const LOOSE_IN_FLIGHT_BYTES: u64 = 256 << 20;
+
+/// The kernel counts a file's times in ticks of up to 10 ms: a write within the same one does not show.
+const TIMES_WITHIN_NS: i64 = 50_000_000;
+
+/// How often a file that changes while it is read is tried again before a flush names it.
+const READ_TRIES: u32 = 5;
+
+/// What a loose file should do next.
+#[derive(Debug)]
+enum Action {
+    None,
+    /// Look again when this moment has come. `lacking`: meanwhile Tier-3 lacks some of it.
+    Later {
+        at: Instant,
+        lacking: bool,
+    },
+    /// Its bytes are only in Tier-3, under another name.
+    Fetch(NodeId),
+    /// It was cut, and all who wrote it since closed it.
+    Accept(NodeId),
+    /// It was cut, and is sealed as it is.
+    Seal(NodeId),
+    Upload(Box<LooseUpload>),
+    /// Somebody may write it, and it is read as it stands.
+    Read(NodeId),
+}
+
+/// How an upload ended, of which the loop knows by which file, seal and generation.
+#[derive(Debug)]
+pub(crate) struct LooseDone {
+    pub(crate) path: RelPath,
+    pub(crate) of: (FileId, SealNumber),
+    pub(crate) generation: Generation,
+    pub(crate) size_bytes: u64,
+    pub(crate) left: Left,
+    /// How often it was tried before.
+    pub(crate) tries: u32,
+    pub(crate) took: Duration,
+    pub(crate) result: Result<LooseStored, LooseError>,
+}
+
+/// Whether somebody may write the bytes, as far as this node can read them.
+fn may_change(view: &FileView) -> bool {
+    let unsealed = matches!(view.state, FileState::Open { .. } | FileState::Closed | FileState::Mapped);
+    unsealed && view.remote.is_none() && view.host
+}
+
+/// Whether a cut file stays as it is: of a tracker the daemon says itself what it should hold, and on several nodes the one that
+/// decides may know the file as part of a checkpoint.
+fn stays_cut(shared: &Shared, ledger: &Ledger, path: &RelPath, view: &FileView) -> bool {
+    view.remote.is_some() || shared.cluster.get().is_some() || ledger.rules().is_tracker_name(path)
+}
+
+fn look(shared: &Shared, ledger: &Ledger, path: &RelPath, now: Instant, waits: Option<Instant>) -> Action {
+    let (Some(book), Some(view)) = (ledger.loose.get(path), ledger.file(path)) else { return Action::None };
+    match &book.stage {
+        // The end of the upload makes it due again.
+        LooseStage::Uploading => return Action::None,
+        LooseStage::Waiting { until, .. } if *until > now => {
+            return Action::Later { at: *until, lacking: true };
+        }
+        LooseStage::Idle | LooseStage::Waiting { .. } | LooseStage::Uploaded { .. } => {}
+    }
+    let sealed = view.sealed().map(|seal| (view.file, seal));
+    let asked = book.is_asked_for(view.node, waits);
+    let lacking = match &view.state {
+        FileState::Sealed { .. } => book.uploaded() != sealed,
+        FileState::Cut => !stays_cut(shared, ledger, path, view),
+        // Its seal makes it due again, in a moment, unless somebody keeps that from being made.
+        FileState::Closed if book.lacking.is_none() => return Action::None,
+        FileState::Open { .. } | FileState::Closed | FileState::Mapped => {
+            asked || book.lacks_what_stands(view.node, || shared.namespace.reach(view.node))
+        }
+    };
+    let at_rest = matches!(view.state, FileState::Sealed { .. } | FileState::Cut);
+    if at_rest && !lacking {
+        return Action::None;
+    }
+    if view.state == FileState::Cut && view.closed_again {
+        return Action::Accept(view.node);
+    }
+    // Its bytes cannot be read to be sealed, and not to be uploaded either.
+    if !at_rest && (!may_change(view) || ledger.unreadable.contains_key(&view.node)) {
+        return Action::None;
+    }
+    // Only one name of a file carries its bytes; the others are hard links in the tree document.
+    if view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes()) {
+        return Action::None;
+    }
+    let since = |then: Instant| now.saturating_duration_since(then).as_nanos();
+    let read = book.read.filter(|_| !at_rest).map(|read| read.at);
+    let facts = Facts {
+        at_rest,
+        lacking,
+        quiet_ns: shared.now_ns().saturating_sub(view.closed_ns),
+        lacking_ns: read.or(book.lacking).map_or(0, |then| i64::try_from(since(then)).unwrap_or(i64::MAX)),
+        took_ns: i64::try_from(book.took.as_nanos()).unwrap_or(i64::MAX),
+        // What is closed is sealed in a moment, and then goes.
+        waited_for: if at_rest { waits.is_some() } else { asked && view.state != FileState::Closed },
+        settle_ns: settle_ns(shared),
+    };
+    match next(&facts) {
+        Next::Nothing => Action::None,
+        Next::Again { in_ns } => {
+            Action::Later { at: now + Duration::from_nanos(in_ns.unsigned_abs()), lacking }
+        }
+        Next::Upload => upload(shared, book, path, view, now),
+    }
+}
+
+fn upload(shared: &Shared, book: &LooseBook, path: &RelPath, view: &FileView, now: Instant) -> Action {
+    let FileState::Sealed { seal, chunks, .. } = &view.state else {
+        let cut = view.state == FileState::Cut;
+        return if cut { Action::Seal(view.node) } else { Action::Read(view.node) };
+    };
+    let Some(pin) = shared.namespace.pin_seal(view.file, *seal) else {
+        // Renamed while it was cold: the new name needs bytes of its own in Tier-3.
+        let again = Action::Later { at: now + TICK, lacking: true };
+        return if view.host { again } else { Action::Fetch(view.node) };
+    };
+    let bytes = LooseBytes::Sealed { chunks: Arc::clone(chunks), pin: Arc::new(pin) };
+    let left = if view.cut { Left::Cut } else { Left::Closed };
+    Action::Upload(Box::new(upload_of(book, path, view, (*seal, bytes, left))))
+}
+
+fn upload_of(
+    book: &LooseBook,
+    path: &RelPath,
+    view: &FileView,
+    (seal, bytes, left): (SealNumber, LooseBytes, Left),
+) -> LooseUpload {
+    LooseUpload {
+        path: path.clone(),
+        generation: book.generation.map_or(Generation(1), Generation::next),
+        file: view.file,
+        seal,
+        bytes,
+        left,
+        attributes: attributes(view),
+        session: view.writers.first().map(|writer| writer.session.0.clone()),
+        closed_at_ns: view.closed_ns,
+        earlier: book.stored.clone(),
+    }
+}
+
+impl LooseBook {
+    /// What of the file Tier-3 has, as far as nothing else was begun since.
+    pub(crate) fn uploaded(&self) -> Option<(FileId, SealNumber)> {
+        match &self.stage {
+            LooseStage::Uploaded { of } => Some(*of),
+            LooseStage::Idle | LooseStage::Uploading | LooseStage::Waiting { .. } => None,
+        }
+    }
+
+    /// The last time that its bytes were read while somebody might write them, where Tier-3 has those.
+    fn arrived(&self, node: NodeId) -> Option<Read> {
+        self.read.filter(|read| read.arrived && read.node == node)
+    }
+
+    /// Whether Tier-3 lacks what it held at `waits`, when somebody asked: also what does not show, as a mapping's changes.
+    pub(crate) fn is_asked_for(&self, node: NodeId, waits: Option<Instant>) -> bool {
+        waits.is_some_and(|waits| self.arrived(node).is_none_or(|read| read.at < waits))
+    }
+
+    /// Whether Tier-3 may lack some of the bytes that somebody may write.
+    pub(crate) fn lacks_what_stands(&self, node: NodeId, reach: impl FnOnce() -> Option<Reach>) -> bool {
+        self.arrived(node).is_none_or(|read| read.reach.is_none() || read.reach != reach())
+    }
+}
+
+/// Why Tier-3 lacks some of a loose file.
+pub(crate) struct Lack {
+    pub(crate) reason: PendingReason,
+    pub(crate) what: String,
+    /// Waiting may bring it.
+    pub(crate) comes: bool,
+}
+
+impl Engine {
+    /// What Tier-3 lacks of a loose file; `None` where nothing, or where another name brings it. `asked`: since when somebody waits for
+    /// what it held then.
+    pub(crate) fn lack_of(&self, path: &RelPath, book: &LooseBook, asked: Option<Instant>) -> Option<Lack> {
+        let view = self.ledger.file(path)?;
+        // A further name of a file: its first name carries the bytes, the tree document the link.
+        let further = view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes());
+        if further || view.sealed().is_some_and(|seal| book.uploaded() == Some((view.file, seal))) {
+            return None;
+        }
+        let lack = |reason, what: &str, comes| Some(Lack { reason, what: what.to_owned(), comes });
+        if let Some(why) = self.ledger.unreadable.get(&view.node) {
+            let what = format!("it is closed and cannot be read to be sealed: {why}");
+            return lack(PendingReason::Unreadable, &what, false);
+        }
+        let (reason, who) = match &view.state {
+            FileState::Cut if stays_cut(&self.shared, &self.ledger, path, view) => {
+                return lack(PendingReason::Torn, "its writer was killed before it closed it", false);
+            }
+            FileState::Open { writers } => (PendingReason::Open, format!("{writers} open writers")),
+            FileState::Mapped => (PendingReason::Mapped, "a writable mapping of it lives".to_owned()),
+            FileState::Closed | FileState::Cut => {
+                return lack(PendingReason::Uploading, "it is being sealed", true);
+            }
+            FileState::Sealed { .. } => {
+                let why = match &book.stage {
+                    LooseStage::Waiting { why, .. } => why,
+                    _ => "its bytes are on their way to Tier-3",
+                };
+                return lack(PendingReason::Uploading, why, true);
+            }
+        };
+        if !may_change(view) {
+            return lack(reason, &who, true);
+        }
+        if book.is_asked_for(view.node, asked) {
+            // What goes on changing while it is read is not waited for without end.
+            let tries = match &book.stage {
+                LooseStage::Waiting { tries, .. } => *tries,
+                _ => 0,
+            };
+            let comes = tries < READ_TRIES || self.tier3_away.is_away();
+            return lack(PendingReason::Uploading, &format!("{who}; what it holds now is on its way"), comes);
+        }
+        let what = if book.lacks_what_stands(view.node, || self.shared.namespace.reach(view.node)) {
+            "Tier-3 has what it held a while ago"
+        } else {
+            "Tier-3 has what it holds"
+        };
+        lack(reason, &format!("{who}; {what}"), false)
+    }
+
+    /// How many bytes a loose file has now, and whether Tier-3 has these.
+    pub(crate) fn standing_of_loose(&self, path: &RelPath, view: &FileView) -> (u64, bool) {
+        if !may_change(view) {
+            // Of the bytes that it has now, under whichever of its names they went there.
+            return (self.size_now(view), view.sealed().is_some() && view.object.is_some());
+        }
+        let reach = self.shared.namespace.reach(view.node);
+        let book = self.ledger.loose.get(path);
+        let there = book.is_some_and(|book| !book.lacks_what_stands(view.node, || reach));
+        (reach.map_or_else(|| self.size_now(view), |reach| reach.size_bytes), there)
+    }
+
+    /// Looks at the loose files that are due, as far as there is room for what comes of it.
+    pub(crate) fn start_loose(&mut self, now: Instant) {
+        self.ledger.loose_due.ripen(now);
+        let waits = self.flushes.last_began();
+        while self.may_write()
+            && self.loose_in_flight < LOOSE_IN_FLIGHT_MAX
+            && self.loose_in_flight_bytes < LOOSE_IN_FLIGHT_BYTES
+        {
+            let Some(path) = self.ledger.loose_due.pop() else { return };
+            match look(&self.shared, &self.ledger, &path, now, waits) {
+                Action::None => {}
+                Action::Later { at, lacking } => {
+                    let book = self.ledger.loose.get_mut(&path).expect("it was looked at");
+                    book.lacking = lacking.then(|| book.lacking.unwrap_or(now));
+                    self.ledger.loose_due.insert_at(path, at);
+                }
+                Action::Fetch(node) => {
+                    self.fetch(node);
+                    self.ledger.loose_due.insert_at(path, now + TICK);
+                }
+                Action::Accept(node) => {
+                    self.shared.namespace.accept_cut(node);
+                }
+                Action::Seal(node) => self.seal_as_it_is(&path, node),
+                Action::Upload(upload) => self.start_loose_upload(*upload, None, now),
+                Action::Read(node) => self.read_as_it_stands(path, node, now),
+            }
+        }
+    }
+
+    /// A cut file is not closed any more by anybody who could: its bytes are all there will be, unless it is opened again.
+    fn seal_as_it_is(&mut self, path: &RelPath, node: NodeId) {
+        // The log says it once: a refused try, as of one that is mapped, comes back here.
+        if self.ledger.as_they_are.insert(node) {
+            let mut what = "its writer ended without closing it: it goes to Tier-3 as it is".to_owned();
+            if let Some(closed) = self.ledger.loose.get(path).and_then(|book| book.closed) {
+                what += &format!(", beside generation {closed}, which its writers closed");
+            }
+            self.shared.events.add(
+                self.shared.now_ns(),
+                EventLevel::Info,
+                "cut",
+                Some(path.to_string()),
+                what,
+            );
+        }
+        self.ledger.unsealed.insert(node);
+    }
+
+    fn read_as_it_stands(&mut self, path: RelPath, node: NodeId, now: Instant) {
+        let standing = self.shared.namespace.number_standing(node);
+        let view = self.shared.namespace.view(node);
+        let (Some(standing), Some(view)) = (standing, view) else {
+            // It was sealed, or is changed by a call right now.
+            self.ledger.loose_due.insert_at(path, now + TICK);
+            return;
+        };
+        let book = self.ledger.loose.get_mut(&path).expect("it was looked at");
+        let shows = self.shared.now_ns().saturating_sub(standing.reach.written_ns) > TIMES_WITHIN_NS;
+        let reach = shows.then_some(standing.reach);
+        let read = Read { at: now, node, reach, arrived: false };
+        let size_bytes = standing.reach.size_bytes;
+        let bytes =
+            LooseBytes::Standing { backing: standing.backing, size_bytes, readers: standing.readers };
+        let mut upload = upload_of(book, &path, &view, (standing.number, bytes, Left::Open));
+        upload.file = standing.file;
+        self.start_loose_upload(upload, Some(read), now);
+    }
+
+    fn start_loose_upload(&mut self, upload: LooseUpload, read: Option<Read>, now: Instant) {
+        let book = self.ledger.loose.get_mut(&upload.path).expect("it was looked at");
+        let tries = match &book.stage {
+            LooseStage::Waiting { tries, .. } => *tries,
+            _ => 0,
+        };
+        book.stage = LooseStage::Uploading;
+        // Used, whatever becomes of it: no key is ever written twice.
+        book.generation = Some(upload.generation);
+        book.of = Some((upload.file, upload.seal));
+        book.lacking = None;
+        book.read = read;
+        self.loose_in_flight += 1;
+        self.loose_in_flight_bytes += upload.bytes.size_bytes();
+        self.jobs.spawn(jobs::upload_loose(Arc::clone(&self.shared), upload, tries, now));
+    }
+
+    pub(crate) fn loose_done(&mut self, done: LooseDone, now: Instant) {
+        let LooseDone { path, of, generation, size_bytes, left, tries, took, result } = done;
+        self.loose_in_flight -= 1;
+        self.loose_in_flight_bytes -= size_bytes;
+        let longest = self.retry_longest();
+        let here = self.ledger.loose.contains_key(&path);
+        let books = if here { &mut self.ledger.loose } else { &mut self.ledger.removed_loose };
+        let Some(book) = books.get_mut(&path) else { return };
+        if book.generation != Some(generation) {
+            // The name went and came back meanwhile: a later upload has the book.
+            return;
+        }
+        match result {
+            Ok(stored) => {
+                self.tier3_away.ended(&Cause::Loose(path.clone()));
+                book.stage = LooseStage::Uploaded { of };
+                book.took = took;
+                if left.is_closed() {
+                    book.closed = Some(generation);
+                }
+                if let Some(read) = &mut book.read {
+                    read.arrived = true;
+                }
+                let object = ObjectCopy { key: stored.key.clone(), size_bytes, encoding: None };
+                book.stored = stored.compared();
+                // What somebody might write has no seal that it could be a copy of.
+                if left != Left::Open {
+                    self.note_loose_object(&path, of, object);
+                }
+                self.collects(&path, generation);
+                self.tree_may_tell_more();
+            }
+            Err(error) => {
+                let why = error_text(&error);
+                let pause = retry_pause(tries, longest);
+                let changed = matches!(
+                    error,
+                    LooseError::Upload(UploadError::Changed { .. } | UploadError::Read { .. })
+                );
+                if changed {
+                    tracing::debug!(%path, %why, "a file that is being written is read again");
+                } else if matches!(error, LooseError::Upload(UploadError::Removed { .. })) {
+                    tracing::warn!(%path, %why, "a loose file did not reach Tier-3 yet");
+                } else {
+                    tracing::warn!(%path, %why, "a loose file did not reach Tier-3 yet");
+                    self.tier3_away.failed(Cause::Loose(path.clone()), now, why.clone());
+                }
+                book.stage = LooseStage::Waiting { until: now + pause, tries: tries + 1, why };
+            }
+        }
+        if here {
+            self.ledger.loose_due.insert(path);
+        }
+    }
+
+    fn note_loose_object(&self, path: &RelPath, of: (FileId, SealNumber), object: ObjectCopy) {
+        // The bytes are those of the file that was uploaded, whatever has its name by now.
+        if let Some(cluster) = self.shared.cluster.get() {
+            cluster.tell_objects(vec![(of.0, of.1, object.clone())]);
+        }
+        self.shared.namespace.note_object(of.0, of.1, object);
+        if let Some(view) = self.ledger.file(path).filter(|view| view.file == of.0) {
+            let known = self.shared.namespace.view(view.node).map(|view| view.reclaim);
+            self.shared.namespace.set_reclaim(of.0, loose_class(known.unwrap_or_default()));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The generations of one loose file in Tier-3: what each is, and giving some up.
+//!
+//! Owns: reading what describes them, the order of the deletes. Does not own: which are given up (`protocol::loose`), when
+//! (`node::generations`).
+
+use crate::restore::locate::{self, FormatProblem};
+use crate::save::drain::{Drain, Raised};
+use crate::save::loose::LooseStored;
+use crate::store::{StoreError, current_epoch};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tidemark_protocol::documents::LooseSidecar;
+use tidemark_protocol::id::{Epoch, Generation};
+use tidemark_protocol::key::Key;
+use tidemark_protocol::loose::Held;
+use tidemark_protocol::path::RelPath;
+
+/// Sidecars read at once: hides the round trip.
+const READS_IN_FLIGHT: usize = 16;
+
+/// Why nothing more is given up.
+#[derive(Debug, thiserror::Error)]
+pub enum GiveUpError {
+    #[error("what Tier-3 has of {path} cannot be read or removed")]
+    Store { path: String, source: StoreError },
+    #[error("generation {generation} of {path} cannot be read, and may share bytes with others: {why}")]
+    Unreadable { path: String, generation: Generation, why: FormatProblem },
+    #[error("epoch {newer} is in Tier-3, this node has {ours}: another coordinator took over")]
+    Fenced { ours: Epoch, newer: Epoch },
+}
+
+/// What Tier-3 has of a path.
+#[derive(Debug, Default)]
+pub struct Generations {
+    /// Oldest first, each with a sidecar.
+    pub sidecars: Vec<LooseSidecar>,
+    /// Bytes of uploads that were given up: no sidecar says that they are whole.
+    pub remains: BTreeSet<Generation>,
+}
+
+/// As the rule sees a generation.
+#[must_use]
+pub fn held(sidecar: &LooseSidecar) -> Held {
+    Held {
+        generation: sidecar.generation,
+        left: sidecar.left,
+        follows: sidecar.follows,
+        parts: LooseStored::of(sidecar).parts.iter().map(|part| part.generation).collect(),
+        closed_at_ns: sidecar.closed_at_ns,
+    }
+}
+
+/// Reads what Tier-3 has of `path`, up to and with generation `newest`. Costs one listing and a read for each.
+///
+/// # Errors
+/// Tier-3 is away, or one of them cannot be read: nobody knows whose bytes that shares.
+pub async fn read(drain: &Drain, path: &RelPath, newest: Generation) -> Result<Generations, GiveUpError> {
+    let failed = |source| GiveUpError::Store { path: path.to_string(), source };
+    let (of_one, _) = Key::loose(path, newest);
+    let key = of_one.to_string();
+    let (directory, _) = key.rsplit_once('/').expect("a key of ours lies in a directory");
+    let listing = drain.store.list(&format!("{directory}/"), true).await.map_err(failed)?;
+    let (mut described, mut bytes) = (BTreeSet::new(), BTreeSet::new());
+    for head in listing.keys {
+        match head.key.parse() {
+            Ok(Key::LooseSidecar { generation, .. }) if generation <= newest => {
+                described.insert(generation);
+            }
+            Ok(Key::Loose { generation, .. }) if generation < newest => {
+                bytes.insert(generation);
+            }
+            // What is on its way, or nothing of ours.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    let remains = bytes.difference(&described).copied().collect();
+    let reads = described.into_iter().map(|generation| async move {
+        let key = Key::loose(path, generation).1.to_string();
+        let read = locate::document::<LooseSidecar>(&drain.store, &key).await.map_err(failed)?;
+        read.map_err(|why| GiveUpError::Unreadable { path: path.to_string(), generation, why })
+    });
+    let sidecars: Vec<_> = stream::iter(reads).buffered(READS_IN_FLIGHT).try_collect().await?;
+    Ok(Generations { sidecars, remains })
+}
+
+/// Removes generations of `path`: what says that the bytes are there first, so that no reader is sent to what is gone.
+///
+/// # Errors
+/// Tier-3 is away, or another coordinator took over. Doing it again does the rest.
+pub async fn give_up(
+    drain: &Arc<Drain>,
+    path: &RelPath,
+    generations: &BTreeSet<Generation>,
+) -> Result<(), GiveUpError> {
+    let failed = |source| GiveUpError::Store { path: path.to_string(), source };
+    let ours = drain.epoch();
+    let raised = drain.make_sure_of_epoch().await.map_err(failed)?;
+    let newest = match raised {
+        Raised::Newer(newer) => Some(newer),
+        Raised::Ours => current_epoch(drain.store.as_ref()).await.map_err(failed)?,
+    };
+    if let Some(newer) = newest.filter(|newer| *newer > ours) {
+        return Err(GiveUpError::Fenced { ours, newer });
+    }
+    for generation in generations {
+        let (bytes, sidecar) = Key::loose(path, *generation);
+        for key in [sidecar, bytes] {
+            drain.store.delete(&key.to_string()).await.map_err(failed)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,249 @@
+//! Files that belong to no checkpoint: logs that were killed, stay open or are appended to, and their generations in Tier-3.
+//!
+//! Owns: what is in Tier-3 of them, and what a restart and the reports show. Does not own: renames and removals (`wishes`).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use tidemark_tests::daemon::{Daemon, shown};
+use tidemark_tests::process;
+
+use crate::site::{CONFIG, MIB, NEVER_SETTLES, assert_holds, events, noise, options, save, start};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The folder of a loose file's generations.
+fn generations(daemon: &Daemon, path: &str) -> PathBuf {
+    daemon.tier3_dir().join(".tidemark/loose").join(path)
+}
+
+/// The sizes of the objects that hold a loose file's bytes, by generation.
+fn objects(daemon: &Daemon, path: &str) -> Vec<(u64, u64)> {
+    let Ok(entries) = fs::read_dir(generations(daemon, path)) else { return Vec::new() };
+    let number = |name: &str| name.strip_prefix("g-")?.parse().ok();
+    let found = entries.map(Result::unwrap).filter_map(|entry| {
+        Some((number(entry.file_name().to_str().unwrap())?, entry.metadata().unwrap().len()))
+    });
+    let mut objects: Vec<_> = found.collect();
+    objects.sort_unstable();
+    objects
+}
+
+fn sidecar(daemon: &Daemon, path: &str, generation: u64) -> Value {
+    let text = fs::read(generations(daemon, path).join(format!("g-{generation}.json"))).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+/// Appends in a process of its own, which closes its file.
+fn append(file: &Path, bytes: &[u8]) {
+    OpenOptions::new().create(true).append(true).open(file).unwrap().write_all(bytes).unwrap();
+}
+
+fn row(daemon: &Daemon, path: &str) -> Value {
+    let rows = daemon.ctl_json(&["ls", "--all"]);
+    rows.as_array().unwrap().iter().find(|row| row["path"] == path).unwrap().clone()
+}
+
+#[test]
+fn a_log_whose_writer_was_killed_is_uploaded_as_it_is_and_is_whole_once_it_is_closed() {
+    let Some(mut daemon) = start(options("128MiB", CONFIG)) else { return };
+    let folder = daemon.mount().join("run");
+    fs::create_dir(&folder).unwrap();
+    let (killed, ended) = (folder.join("killed.log"), folder.join("ended.csv"));
+    let sh = |script: String| Command::new("bash").args(["-c", &script]).status().unwrap();
+    let status = sh(format!("exec 3>>'{}'; echo one >&3; kill -9 $$", killed.display()));
+    assert_eq!(status.signal(), Some(9));
+    assert!(sh(format!("exec 3>>'{}'; echo one >&3; exit 0", ended.display())).success());
+    daemon.flush();
+    assert_eq!(sidecar(&daemon, "run/killed.log", 1)["left"], "cut");
+    let told =
+        events(&daemon).into_iter().any(|event| event["kind"] == "cut" && event["path"] == "run/killed.log");
+    assert!(told, "{:#?}", events(&daemon));
+    daemon.kill9();
+    daemon.start_again();
+    for file in ["run/killed.log", "run/ended.csv"] {
+        assert_holds(&daemon, file, b"one\n", "it was cut, and all there will be");
+    }
+    // The job's next life appends to one of them, is killed once more, and closes it in the end.
+    let status = sh(format!("exec 3>>'{}'; echo two >&3; kill -9 $$", killed.display()));
+    assert_eq!(status.signal(), Some(9));
+    daemon.flush();
+    assert_eq!(sidecar(&daemon, "run/killed.log", 2)["left"], "cut");
+    append(&killed, b"three\n");
+    daemon.flush();
+    assert_eq!(sidecar(&daemon, "run/killed.log", 3)["left"], Value::Null, "its last writer closed it");
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, "run/killed.log", b"one\ntwo\nthree\n", "cut twice, and closed");
+    daemon.stop();
+}
+
+#[test]
+fn a_log_that_stays_open_is_uploaded_when_somebody_asks_and_at_the_end() {
+    let Some(mut daemon) = start(options("128MiB", NEVER_SETTLES)) else { return };
+    save(&daemon, "run/notes.txt", b"closed");
+    let mut log = File::create(daemon.mount().join("run/train.log")).unwrap();
+    log.write_all(b"epoch 1\n").unwrap();
+    let copies = |daemon: &Daemon| row(daemon, "run/train.log")["copies"]["object"]["bytes"].as_u64();
+    assert_eq!(copies(&daemon), Some(0));
+    // Within a tick of the kernel's clock a further write would not show, and nothing would be claimed.
+    std::thread::sleep(Duration::from_millis(100));
+    // It ends by itself, and names what may get more bytes.
+    let flush = daemon.ctl(&["flush", "--wait"]);
+    assert_eq!(flush.status.code(), Some(1), "{}", shown(&flush));
+    assert!(shown(&flush).contains("run/train.log"), "{}", shown(&flush));
+    assert_eq!(sidecar(&daemon, "run/train.log", 1)["left"], "open");
+    assert_eq!(copies(&daemon), Some(8));
+    log.write_all(b"epoch 2\n").unwrap();
+    let after = row(&daemon, "run/train.log");
+    assert_eq!((&after["bytes"], copies(&daemon)), (&16.into(), Some(0)), "Tier-3 has half of it");
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/train.log", b"epoch 1\n", "as it stood at the flush");
+    let mut log = OpenOptions::new().append(true).open(daemon.mount().join("run/train.log")).unwrap();
+    log.write_all(b"epoch 2\n").unwrap();
+    assert_eq!(daemon.stop_with_status().code(), Some(1), "it is open: {}", daemon.log_tail());
+    drop(log);
+    daemon.start_again();
+    assert_holds(&daemon, "run/train.log", b"epoch 1\nepoch 2\n", "as it stood at the end");
+    assert_holds(&daemon, "run/notes.txt", b"closed", "beside it");
+    daemon.stop();
+}
+
+#[test]
+fn a_file_that_never_settles_is_uploaded_now_and_then() {
+    let config = CONFIG.replace("settle_s = 0.3", "settle_s = 0.1");
+    assert_ne!(config, CONFIG);
+    let Some(mut daemon) = start(options("128MiB", &config)) else { return };
+    save(&daemon, "run/metrics.jsonl", b"");
+    let file = daemon.mount().join("run/metrics.jsonl");
+    let mut open = File::create(daemon.mount().join("run/open.log")).unwrap();
+    let both = process::until(LIMIT, || {
+        append(&file, b"{}\n");
+        open.write_all(b"line\n").unwrap();
+        let there = |path| objects(&daemon, path).iter().any(|(_, bytes)| *bytes > 0);
+        (there("run/metrics.jsonl") && there("run/open.log")).then_some(())
+    });
+    both.unwrap_or_else(|| panic!("nothing was uploaded while it changed: {}", daemon.log_tail()));
+    drop(open);
+    daemon.stop();
+}
+
+#[test]
+fn what_is_appended_is_uploaded_and_what_was_there_is_not_again() {
+    let Some(mut daemon) = start(options("128MiB", CONFIG)) else { return };
+    let file = daemon.mount().join("run/metrics.jsonl");
+    // More than a chunk, and no multiple of one.
+    let mut bytes = noise(1, 9 * MIB + 5);
+    save(&daemon, "run/metrics.jsonl", &bytes);
+    daemon.flush();
+    for line in 0..3 {
+        let line = format!("{{\"step\": {line}}}\n");
+        append(&file, line.as_bytes());
+        bytes.extend(line.as_bytes());
+        daemon.flush();
+    }
+    let whole = u64::try_from(9 * MIB + 5).unwrap();
+    let expected = [(1, whole), (2, 12), (3, 12), (4, 12)];
+    assert_eq!(objects(&daemon, "run/metrics.jsonl"), expected);
+    let verified = daemon.ctl_json(&["verify", "--deep"]);
+    assert_eq!((&verified["files"], &verified["unrecoverable"]), (&1.into(), &serde_json::json!([])));
+    daemon.kill9();
+    daemon.start_again();
+    let verified = daemon.ctl_json(&["verify", "--deep"]);
+    assert_eq!((&verified["files"], &verified["unrecoverable"]), (&1.into(), &serde_json::json!([])));
+    assert_holds(&daemon, "run/metrics.jsonl", &bytes, "from four objects");
+    // What changes in the middle takes what follows with it, and goes on from what a daemon before this one uploaded.
+    let mut update = OpenOptions::new().write(true).open(&file).unwrap();
+    std::io::Seek::seek(&mut update, std::io::SeekFrom::Start(whole - 1)).unwrap();
+    update.write_all(b"#").unwrap();
+    drop(update);
+    bytes[9 * MIB + 4] = b'#';
+    daemon.flush();
+    let chunk = u64::try_from(8 * MIB).unwrap();
+    assert_eq!(objects(&daemon, "run/metrics.jsonl").last(), Some(&(5, whole + 36 - chunk)));
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, "run/metrics.jsonl", &bytes, "from two objects");
+    daemon.stop();
+}
+
+#[test]
+fn superseded_and_removed_generations_are_given_up_and_a_removed_file_comes_back_before_that() {
+    let config = format!("{CONFIG}[retention]\nkeep_last = 2\nfollow_removals = true\n");
+    let Some(mut daemon) = start(options("128MiB", &config)) else { return };
+    let (over, kept) = ("run/best.bin.txt", "run/kept.txt");
+    for seed in 1..=6 {
+        save(&daemon, over, &noise(seed, 70_000));
+        daemon.flush();
+    }
+    save(&daemon, kept, b"kept");
+    let plan = daemon.ctl_json(&["gc", "--dry-run"]);
+    let verdicts = |plan: &Value| -> Vec<(u64, bool)> {
+        let rows = plan["rows"].as_array().unwrap().iter().filter(|row| row["checkpoint"]["path"] == over);
+        rows.map(|row| (row["checkpoint"]["version"].as_u64().unwrap(), row["given_up"].as_bool().unwrap()))
+            .collect()
+    };
+    assert_eq!(
+        verdicts(&plan),
+        [(1, true), (2, true), (3, true), (4, true), (5, false), (6, false)],
+        "{plan:#}"
+    );
+    assert_eq!(objects(&daemon, over).len(), 6, "nothing was done");
+    daemon.ctl_json(&["gc"]);
+    assert_eq!(objects(&daemon, over), [(5, 70_000), (6, 70_000)]);
+    let show = daemon.ctl_json(&["show", over, "--files"]);
+    assert_eq!(
+        (&show["checkpoint"]["state"], &show["files"][0]["state"]),
+        (&"loose".into(), &"sealed".into())
+    );
+    assert_eq!(row(&daemon, over)["copies"]["object"]["files"], 1);
+
+    // By an administrator at once; and what the job removed when it says so.
+    let removed = daemon.ctl(&["rm", over]);
+    assert!(removed.status.success(), "{}", shown(&removed));
+    assert!(!daemon.mount().join(over).exists() && objects(&daemon, over).is_empty());
+    fs::remove_file(daemon.mount().join(kept)).unwrap();
+    let back = daemon.ctl(&["undelete", kept]);
+    assert!(back.status.success(), "{}", shown(&back));
+    assert_holds(&daemon, kept, b"kept", "undeleted");
+    fs::remove_file(daemon.mount().join(kept)).unwrap();
+    daemon.flush();
+    process::until(LIMIT, || objects(&daemon, kept).is_empty().then_some(()))
+        .expect("it follows the removal");
+    // The name is used again, and what was removed is not it.
+    save(&daemon, over, b"anew");
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, over, b"anew", "saved after its removal");
+    assert!(!daemon.mount().join(kept).exists());
+    daemon.stop();
+}
+
+#[test]
+fn a_file_that_cannot_be_sealed_is_named_and_not_waited_for() {
+    let Some(mut daemon) = start(options("64MiB", CONFIG)) else { return };
+    for path in ["sparse.bin", "run/step1.pt"] {
+        save(&daemon, path, b"");
+        let file = OpenOptions::new().write(true).open(daemon.mount().join(path)).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"x", 200 << 20).unwrap();
+    }
+    save(&daemon, "beside.txt", b"beside");
+    let flush = daemon.ctl(&["flush", "--wait"]);
+    assert_eq!(flush.status.code(), Some(1), "{}", shown(&flush));
+    for named in ["sparse.bin", "step1.pt", "cannot be read"] {
+        assert!(shown(&flush).contains(named), "{named}: {}", shown(&flush));
+    }
+    assert_eq!(objects(&daemon, "beside.txt").len(), 1);
+    for path in ["sparse.bin", "run/step1.pt"] {
+        fs::remove_file(daemon.mount().join(path)).unwrap();
+    }
+    daemon.flush();
+    daemon.stop();
+}
