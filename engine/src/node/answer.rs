@@ -492,6 +492,7 @@ impl Engine {
             manifest_key: None,
             epoch: None,
             previous: None,
+            lost: None,
             files: files.then(|| vec![file]),
             checkpoint,
         })

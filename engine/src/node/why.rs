@@ -2,7 +2,7 @@
 //!
 //! Owns: putting the answer together. Does not own: the facts (`decide`), the conclusions (`protocol::evidence`, `visibility`).
 
-use crate::namespace::{FileState, FileView, path_of_torn};
+use crate::namespace::{FileView, path_of_torn};
 use crate::node::answer::Wanted;
 use crate::node::book::Book;
 use crate::node::decide::{self, fate_of};
