@@ -4,6 +4,7 @@
 //! (`advance`).
 
 use crate::namespace::{ObjectCopy, SealTicket};
+use crate::node::attributes;
 use crate::node::away::Cause;
 use crate::node::book::LooseStage;
 use crate::node::jobs::{Done, Hashed};
@@ -109,6 +110,7 @@ impl Engine {
             Ok(object) => {
                 self.tier3_away.ended(&Cause::Loose(path.clone()));
                 book.stage = LooseStage::Uploaded { of };
+                let sent = book.attributes.clone();
                 // The bytes are those of the file that was uploaded, whatever has its name by now.
                 if let Some(cluster) = self.shared.cluster.get() {
                     cluster.tell_objects(vec![(of.0, of.1, object.clone())]);
@@ -117,6 +119,10 @@ impl Engine {
                 if let Some(view) = self.ledger.file(path).filter(|view| view.file == of.0) {
                     let known = self.shared.namespace.view(view.node).map(|view| view.reclaim);
                     self.shared.namespace.set_reclaim(of.0, loose_class(known.unwrap_or_default()));
+                }
+                let shows = self.shared.namespace.view_of(of.0).map(|view| attributes(&view));
+                if shows.is_some_and(|shows| shows != sent) {
+                    self.tree_tells_more();
                 }
                 self.tree_may_tell_more();
             }

@@ -13,7 +13,7 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Covered, Told, Verdict};
 use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Timeline, Version};
 use tidemark_protocol::key::{VersionId, VersionRef};
-use tidemark_protocol::manifest::Manifest;
+use tidemark_protocol::manifest::{Attributes, Manifest};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
 use tidemark_protocol::record::Record;
@@ -214,6 +214,10 @@ pub(crate) struct LooseBook {
     pub(crate) generation: Option<Generation>,
     /// What that generation holds.
     pub(crate) of: Option<(FileId, SealNumber)>,
+    /// What its sidecar says of that besides the bytes.
+    pub(crate) attributes: Attributes,
+    /// It could not be brought into the tree at the start: that its name is not there does not mean that somebody removed it.
+    pub(crate) unshown: bool,
 }
 
 /// How far a loose file is.

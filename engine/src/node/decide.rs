@@ -594,6 +594,10 @@ pub(crate) fn look_loose(
     {
         return LooseAction::Later(now + Duration::from_nanos(left_ns));
     }
+    // Gone, or renamed, and not noticed yet: its sidecar would come after a tree document that does not know of it.
+    if shared.namespace.node_at(path.as_bytes()) != Some(view.node) {
+        return LooseAction::None;
+    }
     // Only one name of a file carries its bytes; the others are hard links in the tree document.
     if view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes()) {
         return LooseAction::None;

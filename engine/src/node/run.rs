@@ -251,8 +251,7 @@ impl Engine {
         let now = Instant::now();
         let mut ledger = Ledger::new(rules);
         ledger.books = recovered.books;
-        ledger.loose = recovered.loose;
-        ledger.removed_loose = recovered.removed_loose;
+        ledger.removed_loose = recovered.loose;
         ledger.loose_numbers = recovered.loose_numbers;
         let mut engine = Self {
             flushes: Flushes::default(),
@@ -673,6 +672,7 @@ impl Engine {
                     // Used, whatever becomes of it: no key is ever written twice.
                     book.generation = Some(upload.generation);
                     book.of = Some((upload.file, upload.seal));
+                    book.attributes = upload.attributes.clone();
                     self.loose_in_flight += 1;
                     self.loose_in_flight_bytes += upload.size_bytes;
                     self.jobs.spawn(jobs::upload_loose(Arc::clone(&self.shared), *upload, tries));
