@@ -78,6 +78,8 @@ fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
     save(&daemon, "dcp/step-2/__0_0.distcp", &shards[0]);
     let mut open = File::create(daemon.mount().join("dcp/step-2/__1_0.distcp")).unwrap();
     open.write_all(&shards[1]).unwrap();
+    let changed = |daemon: &Daemon| fs::metadata(daemon.mount().join("dcp")).unwrap().modified().unwrap();
+    let before = changed(&daemon);
     let begun = Instant::now();
     let status = daemon.stop_with_status();
     assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
@@ -96,6 +98,9 @@ fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
         assert_eq!(names(&daemon.mount().join(".tidemark/torn/dcp/step-2")), ["__0_0.distcp"], "half a file");
         // A job that comes back would take the highest step.
         assert_eq!(names(&daemon.mount().join("dcp")), ["whole_step0.pt"], "{when}");
+        // Jobs rotate by these times, and it was no job that took the names away.
+        assert_eq!(changed(daemon), before, "{when}");
+        assert_eq!(daemon.checkpoints().len(), 3, "each is listed once, {when}");
         never_taken_for_whole(daemon, &["dcp/step-1", "dcp/step-2"]);
     };
     kept(&daemon, "sealed before SIGTERM");

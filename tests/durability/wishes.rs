@@ -4,10 +4,12 @@
 //! Owns: the tree after a restart, against the tree before it. Does not own: the bytes themselves (`bytes`), SIGTERM
 //! (`ending`).
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tidemark_tests::daemon::Daemon;
 use tidemark_tests::{process, tier3};
@@ -180,9 +182,112 @@ fn a_renamed_loose_file_is_found_under_its_old_name_until_the_new_one_is_in_tier
     assert!(!there(&daemon, "run/a.txt"));
 }
 
-/// S-restart: "Where a path was saved again and only settled, the tree shows the newest *committed* version".
+/// P2, S-restart: what a daemon did not live to tell Tier-3 the next one finds by comparing.
 #[test]
-fn what_only_settled_does_not_hide_what_was_committed_before_it() {
+fn what_was_removed_or_renamed_just_before_a_kill_stays_so() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let at = |daemon: &Daemon, path: &str| daemon.mount().join(path);
+    for name in
+        ["gone", "from", "grows", "linked", "becomes-a-link", "becomes-a-directory", "becomes-another"]
+    {
+        save(&daemon, &format!("d/{name}"), name.as_bytes());
+    }
+    daemon.flush();
+    fs::remove_file(at(&daemon, "d/gone")).unwrap();
+    for (from, to) in [("from", "to"), ("grows", "grown"), ("linked", "link1"), ("becomes-another", "kept")] {
+        fs::rename(at(&daemon, &format!("d/{from}")), at(&daemon, &format!("d/{to}"))).unwrap();
+    }
+    for gone in ["becomes-a-link", "becomes-a-directory"] {
+        fs::remove_file(at(&daemon, &format!("d/{gone}"))).unwrap();
+    }
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    fs::OpenOptions::new().append(true).open(at(&daemon, "d/grown")).unwrap().write_all(b" more").unwrap();
+    fs::hard_link(at(&daemon, "d/link1"), at(&daemon, "d/link2")).unwrap();
+    fs::hard_link(at(&daemon, "d/kept"), at(&daemon, "d/becomes-another")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", at(&daemon, "d/becomes-a-link")).unwrap();
+    save(&daemon, "d/becomes-a-directory/inner", b"inner");
+    daemon.flush();
+    let expected = [
+        ("becomes-another", "becomes-another"),
+        ("grown", "grows more"),
+        ("kept", "becomes-another"),
+        ("link1", "linked"),
+        ("link2", "linked"),
+        ("to", "from"),
+        ("becomes-a-directory/inner", "inner"),
+    ];
+    for end in [Daemon::kill9, Daemon::stop] {
+        end(&mut daemon);
+        daemon.start_again();
+        for (name, bytes) in expected {
+            assert_holds(&daemon, &format!("d/{name}"), bytes.as_bytes(), "before the restart");
+        }
+        assert_eq!(fs::read_link(at(&daemon, "d/becomes-a-link")).unwrap(), Path::new("elsewhere"));
+        let links = fs::metadata(at(&daemon, "d/kept")).unwrap().nlink();
+        assert_eq!(links, 2, "the name of another file became a further one of this");
+        for gone in ["gone", "from", "grows", "linked"] {
+            assert!(!there(&daemon, format!("d/{gone}")), "{gone} came back");
+        }
+        assert_eq!(fs::read_dir(at(&daemon, "d")).unwrap().count(), 8);
+    }
+}
+
+/// S-mode, S-xattr, S-times, S-links, S-restart.
+#[test]
+fn what_names_show_besides_bytes_is_kept_whenever_it_changed() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let at = |path: &str| daemon.mount().join(path);
+    let files = ["d/loose", "run/step1.pt", "run/step_2/model.pt"];
+    for file in files {
+        save(&daemon, file, file.as_bytes());
+        set_xattr(&at(file), "user.old");
+    }
+    set_xattr(&at("d"), "user.old");
+    std::os::unix::fs::symlink("target", at("d/link")).unwrap();
+    fs::hard_link(at("d/link"), at("run/same-link")).unwrap();
+    daemon.flush();
+    let then = SystemTime::UNIX_EPOCH + Duration::new(1_500_000_000, 123_456_789);
+    for name in files.into_iter().chain(["d", ""]) {
+        let path = at(name);
+        if !name.is_empty() {
+            rustix::fs::lremovexattr(&path, "user.old").unwrap();
+        }
+        set_xattr(&path, "user.new");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o710)).unwrap();
+        std::os::unix::fs::chown(&path, Some(12), Some(34)).unwrap();
+        File::open(&path).unwrap().set_modified(then).unwrap();
+    }
+    std::os::unix::fs::lchown(at("d/link"), Some(56), Some(78)).unwrap();
+    daemon.flush();
+    let links = ["d/link", "run/same-link"];
+    let names = || files.into_iter().chain(links).chain(["d", ""]);
+    let show = |daemon: &Daemon, name: &str| {
+        let path = daemon.mount().join(name);
+        let stat = fs::symlink_metadata(&path).unwrap();
+        let mut xattrs = vec![0; 256];
+        let listed = rustix::fs::llistxattr(&path, xattrs.as_mut_slice()).unwrap_or(0);
+        xattrs.truncate(listed);
+        (stat.mode(), stat.uid(), stat.gid(), stat.modified().unwrap(), stat.nlink(), xattrs)
+    };
+    let before: Vec<_> = names().map(|name| show(&daemon, name)).collect();
+    assert_eq!(before[0], (0o100_710, 12, 34, then, 1, b"user.new\0".to_vec()));
+    assert_eq!((before[3].0, before[3].4), (0o120_777, 2), "a link is lrwxrwxrwx");
+    for end in [Daemon::kill9, Daemon::stop, Daemon::stop] {
+        end(&mut daemon);
+        daemon.start_again();
+        let after: Vec<_> = names().map(|name| show(&daemon, name)).collect();
+        assert_eq!(after, before);
+    }
+}
+
+fn set_xattr(path: &Path, name: &str) {
+    rustix::fs::lsetxattr(path, name, b"value", rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+/// S-restart: "A name shows what it showed". What is offered is the newest *committed* version.
+#[test]
+fn what_only_settled_is_shown_again_and_not_offered() {
     // Long against the time between two ranks' saves on a busy machine, which would be two versions.
     let config = CONFIG.replace("settle_s = 0.3", "settle_s = 2.0");
     assert_ne!(config, CONFIG);
@@ -200,11 +305,18 @@ fn what_only_settled_does_not_hide_what_was_committed_before_it() {
     save_version(&daemon, 0..2, 200);
     wait_settled(&daemon, "run/step_9");
     assert_holds(&daemon, &name(0), &noise(200, 70_000), "before the restart");
+    let shows = |daemon: &Daemon| {
+        for rank in 0..3 {
+            let seed = if rank < 2 { 200 } else { 100 };
+            assert_holds(daemon, &name(rank), &noise(seed + rank, 70_000), "what it showed");
+        }
+    };
     daemon.stop_with_status();
     daemon.start_again();
-    for rank in 0..3 {
-        assert_holds(&daemon, &name(rank), &noise(100 + rank, 70_000), "the newest whole save");
-    }
+    shows(&daemon);
+    daemon.kill9();
+    daemon.start_again();
+    shows(&daemon);
     let mut listed = daemon.checkpoints();
     listed.sort_by_key(|row| row["version"].as_u64());
     let states: Vec<_> = listed.iter().map(|row| row["state"].as_str().unwrap()).collect();
@@ -213,9 +325,11 @@ fn what_only_settled_does_not_hide_what_was_committed_before_it() {
     for pointer in ["latest", "recoverable", "watermark"] {
         assert_eq!(status["runs"][0][pointer]["version"], 1, "{status:#}");
     }
-    // What the tree holds is committed: there is nothing to wait for.
+    // A person says that it is whole.
     daemon.flush();
     assert_eq!(daemon.ctl_json(&["commit", "run/step_9"])["already"], true);
+    let status = daemon.ctl_json(&["status"]);
+    assert_eq!(status["runs"][0]["latest"]["version"], 2, "{status:#}");
     save_version(&daemon, 0..3, 300);
     daemon.flush();
     assert_eq!(daemon.checkpoint("run/step_9").unwrap()["version"], 3);

@@ -7,6 +7,7 @@
 mod journal;
 mod reference;
 mod restart;
+mod snapshot;
 mod whole;
 
 use proptest::prelude::*;

@@ -6,7 +6,7 @@ use crate::format::{Document, FORMAT_PARTS, Flaw, MAX_DOCUMENT_BYTES, MAX_MARKER
 use crate::id::{Epoch, FileId, Generation, SealNumber, Step, Timeline, Version};
 use crate::key::{Key, NodeLife, VersionId, VersionRef};
 use crate::loose::PARTS_MAX;
-use crate::manifest::{Base64, Directory, HardLink, ManifestFile, Symlink, check_file};
+use crate::manifest::{Attributes, Base64, Directory, HardLink, ManifestFile, Symlink, check_file};
 use crate::path::{RelPath, RunPath};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -120,10 +120,22 @@ impl LooseSidecar {
 pub struct TreeDocument {
     pub format: u32,
     pub epoch: Epoch,
+    /// The root's own; left out by builds that did not keep them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<Attributes>,
     pub directories: Vec<Directory>,
     pub symlinks: Vec<Symlink>,
-    /// Between loose files.
+    /// Pipes, sockets and devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub specials: Vec<SpecialFile>,
+    /// Further names of what is no directory.
     pub hard_links: Vec<HardLink>,
+    /// Files whose attributes are not what their sidecar or manifest says: they changed after the bytes were in Tier-3.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attributes: Vec<FileAttributes>,
+    /// Versions that the tree shows although they are not the newest committed ones of their checkpoints: they settled later.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shown_versions: Vec<VersionId>,
     /// Checkpoints whose names the job removed from the tree, each up to and with this version, settled ones too:
     /// their bytes stay until retention gives them up.
     pub removed_versions: Vec<VersionId>,
@@ -147,6 +159,36 @@ pub struct VersionMetric {
     pub path: RelPath,
     /// Empty where it was taken away.
     pub value: Base64,
+}
+
+/// A name without bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpecialFile {
+    pub path: RelPath,
+    pub kind: SpecialKind,
+    /// A device's number, as Linux has it; 0 for the others.
+    #[serde(default)]
+    pub device: u32,
+    #[serde(flatten)]
+    pub attributes: Attributes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SpecialKind {
+    Pipe,
+    Socket,
+    CharacterDevice,
+    BlockDevice,
+}
+
+/// What the tree shows of a file besides its bytes, by what it holds: the same under each of its names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileAttributes {
+    pub file: FileId,
+    pub seal: SealNumber,
+    #[serde(flatten)]
+    pub attributes: Attributes,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -174,6 +216,7 @@ impl Document for TreeDocument {
         let mut paths = BTreeSet::new();
         let named = (self.directories.iter().map(|d| &d.path))
             .chain(self.symlinks.iter().map(|s| &s.path))
+            .chain(self.specials.iter().map(|s| &s.path))
             .chain(self.hard_links.iter().map(|h| &h.path));
         for path in named {
             if !paths.insert(path) {
@@ -248,7 +291,6 @@ mod tests {
     use super::*;
     use crate::format::FORMAT;
     use crate::id::SealNumber;
-    use crate::manifest::Attributes;
     use crate::record::tests::{path, record};
 
     #[test]
@@ -331,9 +373,13 @@ mod tests {
         let mut tree = TreeDocument {
             format: FORMAT,
             epoch: Epoch(1),
+            root: None,
             directories: Vec::new(),
             symlinks: Vec::new(),
+            specials: Vec::new(),
             hard_links: Vec::new(),
+            attributes: Vec::new(),
+            shown_versions: Vec::new(),
             removed_versions: Vec::new(),
             removed_files: vec![RemovedFile {
                 path: path("y"),
@@ -343,10 +389,22 @@ mod tests {
             removed_loose: vec![removed.clone()],
             metrics: Vec::new(),
         };
-        assert!(
-            !String::from_utf8(tree.encode().unwrap()).unwrap().contains("metrics"),
-            "where there are some"
-        );
+        let text = String::from_utf8(tree.encode().unwrap()).unwrap();
+        let optional = ["metrics", "root", "specials", "attributes", "shown_versions"];
+        assert!(!optional.iter().any(|field| text.contains(field)), "where there are some: {text}");
+        tree.specials.push(SpecialFile {
+            path: path("pipe"),
+            kind: SpecialKind::Pipe,
+            device: 0,
+            attributes: Attributes::default(),
+        });
+        tree.root = Some(Attributes { mode: 0o700, ..Attributes::default() });
+        tree.attributes.push(FileAttributes {
+            file: record().files[0].file,
+            seal: SealNumber(1),
+            attributes: Attributes { mtime_ns: -1, ..Attributes::default() },
+        });
+        tree.shown_versions.push(record().version);
         tree.metrics.push(VersionMetric {
             version: record().version,
             path: path("r/step-1"),

@@ -3,7 +3,7 @@
 //! Owns: what an open needs in order to fetch, taking fetched bytes in, adopting a tree at start.
 //! Does not own: fetching and verifying (the restore flow).
 
-use super::attr::rebase;
+use super::attr::{Special, rebase};
 use super::file::{File, ObjectCopy};
 use super::handle::OpenFile;
 use super::node::{Body, Node};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::{FileFate, Seal};
-use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::id::{FileCounter, FileId, Generation, SealNumber};
 
 /// How long fetched bytes are kept for the open that asked for them.
 const RESTORE_HOLD: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ impl ColdFile {
 /// One entry of a tree that is restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdoptEntry {
-    /// Relative to the mount. Directories above it that do not exist are made.
+    /// Relative to the mount; empty for a directory that is the root. Directories above it that do not exist are made.
     pub path: Vec<u8>,
     pub kind: AdoptKind,
     pub mode: u32,
@@ -76,7 +76,8 @@ pub enum AdoptKind {
     Symlink {
         target: Vec<u8>,
     },
-    /// Another name of the file at `to`, which was adopted before; the other fields are not looked at.
+    Special(Special),
+    /// Another name of what is at `to`, which was adopted before; the other fields are not looked at.
     HardLink {
         to: Vec<u8>,
     },
@@ -194,7 +195,8 @@ impl Namespace {
         })
     }
 
-    /// Makes one entry of a restored tree; files are COLD. The directories above keep their times.
+    /// Makes one entry of a restored tree; files are COLD. The directories above keep their times. A file that has a name already
+    /// with other bytes keeps it: what it was before gets an identity of its own, so that no name is lost.
     ///
     /// # Errors
     /// [`FsError::Exists`] (not for a directory on a directory, which takes the attributes), [`FsError::Invalid`] for
@@ -207,8 +209,10 @@ impl Namespace {
                 return Err(FsError::NoSpace);
             }
             let mut parts: Vec<&[u8]> = entry.path.split(|byte| *byte == b'/').collect();
-            let name = parts.pop().filter(|name| !name.is_empty()).ok_or(FsError::Invalid)?;
+            let is_root = entry.path.is_empty() && matches!(entry.kind, AdoptKind::Directory);
+            let name = parts.pop().filter(|name| !name.is_empty() || is_root).ok_or(FsError::Invalid)?;
             let id = match entry.kind {
+                AdoptKind::Directory if is_root => ROOT,
                 AdoptKind::HardLink { ref to } => {
                     let node = state.tree.resolve(to)?;
                     return state.adopt_link(node, &parts, name, &entry);
@@ -231,6 +235,10 @@ impl Namespace {
                     let parent = state.make_parents(&parts, &entry)?;
                     state.adopt_node(parent, name, &entry, Body::Symlink(target.as_slice().into()))?
                 }
+                AdoptKind::Special(special) => {
+                    let parent = state.make_parents(&parts, &entry)?;
+                    state.adopt_node(parent, name, &entry, Body::Special(special))?
+                }
                 AdoptKind::File { file, seal, size_bytes, crc, ref chunks, ref object } => {
                     if chunks.len() as u64 != tidemark_protocol::layout::chunk_count(size_bytes)
                         || i64::try_from(size_bytes).is_err()
@@ -239,16 +247,21 @@ impl Namespace {
                     }
                     // One that was removed may still wait for the kernel to forget it: nobody can reach that.
                     let known = state.node_of(file, self.incarnation);
+                    let mut taken = false;
                     if let Some(known) = known.filter(|known| state.is_reachable(*known)) {
                         // Hard links of one file in two checkpoints: each lists one of its names.
                         if state.holds(known, file, seal) {
                             return state.adopt_link(known, &parts, name, &entry);
                         }
                         // Saved over, torn and out of sight: it makes way.
-                        if !state.is_out_of_sight(known) {
+                        if state.is_out_of_sight(known) {
+                            state.renew(known, self.incarnation, entry.mtime_ns)?;
+                        } else if state.outgoing.is_some() || state.removed.is_some() {
+                            // Other nodes know it by its identity.
                             return Err(FsError::Exists);
+                        } else {
+                            taken = true;
                         }
-                        state.renew(known, self.incarnation, entry.mtime_ns)?;
                     }
                     let mut adopted = File::new(file, Generation(0), None, entry.mtime_ns);
                     adopted.size_bytes = size_bytes;
@@ -257,8 +270,13 @@ impl Namespace {
                     adopted.object = object.clone().map(|object| Box::new((seal, object)));
                     let parent = state.make_parents(&parts, &entry)?;
                     let id = state.adopt_node(parent, name, &entry, Body::File(Box::new(adopted)))?;
-                    state.file_mut(id)?.generation = Generation(id);
-                    state.adopted.insert(file, id);
+                    let made = state.file_mut(id)?;
+                    made.generation = Generation(id);
+                    if taken {
+                        made.id = FileId { incarnation: self.incarnation, counter: FileCounter(id) };
+                    } else {
+                        state.adopted.insert(file, id);
+                    }
                     state.tree.touched.chunks.push(id);
                     id
                 }
@@ -269,11 +287,11 @@ impl Namespace {
             node.gid = entry.gid;
             node.mtime_ns = entry.mtime_ns;
             node.ctime_ns = entry.mtime_ns;
-            if let Some(xattrs) = &xattrs {
-                let names: Vec<_> = xattrs.names().map(|name| (id, name)).collect();
-                node.xattrs = Some(xattrs.clone());
-                state.tree.touched.xattrs.extend(names);
-            }
+            // A directory may have had others.
+            let names = node.xattrs.iter().chain(&xattrs).flat_map(|xattrs| xattrs.names());
+            let names: Vec<_> = names.map(|name| (id, name)).collect();
+            node.xattrs.clone_from(&xattrs);
+            state.tree.touched.xattrs.extend(names);
             state.tree.touched.node(id);
             state.mark(id);
             Ok(id)

@@ -66,7 +66,7 @@ impl Namespace {
     }
 
     /// Takes a name out of sight, whatever it stands for; what was torn under it before is dropped. Files that are open
-    /// stay so.
+    /// stay so, and the directory keeps its times: jobs rotate by them.
     ///
     /// # Errors
     /// [`FsError::NotFound`]; [`FsError::Io`] when the journal cannot be written.
@@ -133,9 +133,11 @@ impl Namespace {
         self.change(|state| {
             let to = state.split(path.as_bytes())?;
             state.move_name(path.as_bytes(), &torn_path(path), now_ns)?;
-            let (new, _) = state.tree.rename((parent, NEW), to, true, now_ns)?;
-            state.renamed(new, now_ns);
-            Ok(())
+            state.keeping_times(to.0, |state| {
+                let (new, _) = state.tree.rename((parent, NEW), to, true, now_ns)?;
+                state.renamed(new, now_ns);
+                Ok(())
+            })
         })?;
         self.tell_gone(path.as_bytes());
         Ok(())
@@ -226,11 +228,15 @@ impl State {
             self.make_hidden(&to[..at], now_ns)?;
         }
         let to = self.split(to)?;
-        // Not as if the job had renamed it: that would vouch for its bytes.
-        let (moved, _) = self.tree.rename((from_parent, from_name), to, true, now_ns)?;
-        self.tree.touched.node(moved);
-        self.mark(moved);
-        Ok(())
+        self.keeping_times(from_parent, |state| {
+            state.keeping_times(to.0, |state| {
+                // Not as if the job had renamed it: that would vouch for its bytes.
+                let (moved, _) = state.tree.rename((from_parent, from_name), to, true, now_ns)?;
+                state.tree.touched.node(moved);
+                state.mark(moved);
+                Ok(())
+            })
+        })
     }
 
     /// The directory and the name of a path.

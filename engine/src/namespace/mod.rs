@@ -242,6 +242,8 @@ pub struct Namespace {
     refuses_writers: AtomicBool,
     /// How seals give way to programs.
     seals: Mutex<Courtesy>,
+    /// One snapshot of the tree is taken at a time.
+    snapshots: Mutex<()>,
 }
 
 /// Everything under the lock.
@@ -280,6 +282,8 @@ struct State {
     untold: Option<BTreeSet<NodeId>>,
     /// Files of other nodes that were removed; none where this tree is not the catalog.
     removed: Option<Removed>,
+    /// Nodes that changed since a snapshot of the tree was begun; none while none is taken.
+    changed: Option<BTreeSet<NodeId>>,
 }
 
 impl fmt::Debug for Namespace {
@@ -361,6 +365,7 @@ impl Namespace {
             closed: AtomicBool::new(false),
             refuses_writers: AtomicBool::new(false),
             seals: Mutex::new(Courtesy::new(SEALS_GIVE_WAY_AT_ONCE, Instant::now())),
+            snapshots: Mutex::new(()),
         });
         if namespace.commit().is_err() {
             tracing::error!("the journal did not take the first records of the tree");
@@ -578,6 +583,7 @@ impl State {
             outgoing: None,
             untold: None,
             removed: None,
+            changed: None,
         }
     }
 

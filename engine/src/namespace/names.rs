@@ -134,6 +134,7 @@ impl Namespace {
             state.tree.attach(parent, name, id, caller.now_ns);
             state.tell(|state| state.made(parent, name, id));
             state.note_name(parent, name);
+            state.mark(id);
             state.answer(caller.request, Answer::Entered(id));
             attr(id, state.tree.node(id)?)
         })

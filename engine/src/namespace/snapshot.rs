@@ -1,15 +1,22 @@
 //! The whole tree as plain data, for Tier-3.
 //!
-//! Owns: [`TreeSnapshot`]. Does not own: its form in Tier-3 (the protocol), taking it back in (`adopt`).
+//! Owns: [`TreeSnapshot`], and that it is of one moment. Does not own: its form in Tier-3 (the protocol), taking it back in
+//! (`adopt`).
 
-use super::attr::observe;
-use super::node::{Body, Node};
+use super::attr::{Special, observe};
+use super::node::{Body, Name, Node};
 use super::view::NODES_AT_ONCE;
-use super::{Namespace, NodeId, ROOT, is_hidden};
+use super::{Namespace, NodeId, ROOT, State, UNPOISONED, is_hidden};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 
-/// A name with its attributes. Paths are relative to the mount, in bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Holds of the lock in which nodes are looked at again that changed meanwhile. Each shortens the list by [`NODES_AT_ONCE`]; no
+/// number of programs changes that many in the same time. What is left after so many is looked at in one hold.
+const AGAIN_MAX: usize = 1 << 14;
+
+/// A name with its attributes. Paths are relative to the mount, in bytes; the root's is empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SnapshotNode {
     pub path: Vec<u8>,
     pub mode: u32,
@@ -29,43 +36,87 @@ pub struct SnapshotFile {
     pub size_bytes: u64,
 }
 
-/// Another name of the file at `to`.
+/// Another name of what is at `to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotHardLink {
     pub path: Vec<u8>,
     pub to: Vec<u8>,
 }
 
-/// All that the tree holds besides bytes, and besides pipes, sockets and devices.
+/// All that the tree holds besides bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TreeSnapshot {
+    pub root: SnapshotNode,
     pub directories: Vec<SnapshotNode>,
     pub symlinks: Vec<(SnapshotNode, Vec<u8>)>,
+    pub specials: Vec<(SnapshotNode, Special)>,
     pub files: Vec<SnapshotFile>,
     pub hard_links: Vec<SnapshotHardLink>,
 }
 
+/// A node as it was looked at: what it is, and where its names are.
+#[derive(Debug)]
+struct Taken {
+    links: Vec<(NodeId, Name)>,
+    /// Its path is filled in when all are known.
+    node: SnapshotNode,
+    body: TakenBody,
+}
+
+#[derive(Debug)]
+enum TakenBody {
+    Directory,
+    Symlink(Vec<u8>),
+    File { file: FileId, seal: SealNumber, generation: Generation, size_bytes: u64 },
+    Special(Special),
+}
+
+impl Taken {
+    fn of(state: &State, node: &Node) -> Self {
+        let name =
+            |link: super::node::Link| Some((link.parent, Arc::clone(&state.tree.entry_at(link)?.name)));
+        let mut taken = SnapshotNode {
+            path: Vec::new(),
+            mode: node.mode,
+            uid: node.uid,
+            gid: node.gid,
+            mtime_ns: node.mtime_ns,
+            xattrs: node.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.pairs()),
+        };
+        let body = match &node.body {
+            Body::Directory(_) => TakenBody::Directory,
+            Body::Symlink(target) => TakenBody::Symlink(target.to_vec()),
+            Body::Special(special) => TakenBody::Special(*special),
+            Body::File(file) => {
+                let observed = observe(node, file).ok();
+                taken.mtime_ns = observed.map_or(node.mtime_ns, |observed| observed.mtime_ns);
+                TakenBody::File {
+                    file: file.id,
+                    seal: file.fate.last_seal(),
+                    generation: file.generation,
+                    size_bytes: observed.map_or(file.size_bytes, |observed| observed.size_bytes),
+                }
+            }
+        };
+        Self { links: node.links().filter_map(name).collect(), node: taken, body }
+    }
+}
+
 impl Namespace {
-    /// The tree without its bytes, sorted by path. Costs the size of the tree, in slices of the lock: it is of
-    /// one moment only where nothing changes meanwhile, which a snapshot of loose metadata does not need.
+    /// The tree without its bytes, sorted by path, as it was at one moment. Costs the size of the tree, in slices of the lock:
+    /// what changes meanwhile is looked at again, until little enough is left for one hold.
     pub fn tree_snapshot(&self) -> TreeSnapshot {
-        let mut snapshot = TreeSnapshot::default();
-        let mut after: NodeId = ROOT;
+        let _alone = self.snapshots.lock().expect(UNPOISONED);
+        self.look(|state| state.changed = Some(BTreeSet::new()));
+        let mut nodes: HashMap<NodeId, Taken> = HashMap::new();
+        let mut after: NodeId = 0;
         loop {
             let last = self.look(|state| {
                 let mut last = None;
                 let range = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
                 for (id, node) in state.tree.nodes.range(range).take(NODES_AT_ONCE) {
                     last = Some(*id);
-                    let paths = node.links().filter_map(|link| state.tree.path(link));
-                    // What is out of sight is of this node's memory only.
-                    let mut paths = paths.filter(|path| !is_hidden(path));
-                    if let Some(path) = paths.next() {
-                        snapshot
-                            .hard_links
-                            .extend(paths.map(|other| SnapshotHardLink { path: other, to: path.clone() }));
-                        snapshot.take(path, node);
-                    }
+                    nodes.insert(*id, Taken::of(state, node));
                 }
                 last
             });
@@ -74,40 +125,97 @@ impl Namespace {
                 None => break,
             }
         }
+        let mut again = 0;
+        while self.look(|state| state.take_changed(&mut nodes, again == AGAIN_MAX)) {
+            again += 1;
+        }
+        TreeSnapshot::of(nodes)
+    }
+}
+
+impl State {
+    /// Looks again at nodes that changed since they were looked at; all of them where they are few, or are to be. True while
+    /// others are left.
+    fn take_changed(&mut self, nodes: &mut HashMap<NodeId, Taken>, all: bool) -> bool {
+        let Some(mut changed) = self.changed.take() else { return false };
+        let left = if all || changed.len() <= NODES_AT_ONCE {
+            None
+        } else {
+            let at = *changed.iter().nth(NODES_AT_ONCE).expect("there are more");
+            Some(changed.split_off(&at))
+        };
+        for id in changed {
+            match self.tree.nodes.get(&id) {
+                Some(node) => nodes.insert(id, Taken::of(self, node)),
+                None => nodes.remove(&id),
+            };
+        }
+        self.changed = left;
+        self.changed.is_some()
+    }
+}
+
+impl TreeSnapshot {
+    fn of(nodes: HashMap<NodeId, Taken>) -> Self {
+        let directories = Directories::of(&nodes);
+        let mut snapshot = Self::default();
+        for (id, taken) in nodes {
+            if id == ROOT {
+                snapshot.root = taken.node;
+                continue;
+            }
+            let paths = taken.links.iter().filter_map(|(parent, name)| directories.below(*parent, name));
+            // What is out of sight is of this node's memory only.
+            let mut paths = paths.filter(|path| !is_hidden(path));
+            let Some(path) = paths.next() else { continue };
+            let others = paths.map(|other| SnapshotHardLink { path: other, to: path.clone() });
+            snapshot.hard_links.extend(others);
+            let node = SnapshotNode { path, ..taken.node };
+            match taken.body {
+                TakenBody::Directory => snapshot.directories.push(node),
+                TakenBody::Symlink(target) => snapshot.symlinks.push((node, target)),
+                TakenBody::Special(special) => snapshot.specials.push((node, special)),
+                TakenBody::File { file, seal, generation, size_bytes } => {
+                    snapshot.files.push(SnapshotFile { node, file, seal, generation, size_bytes });
+                }
+            }
+        }
         snapshot.directories.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         snapshot.symlinks.sort_unstable_by(|one, other| one.0.path.cmp(&other.0.path));
+        snapshot.specials.sort_unstable_by(|one, other| one.0.path.cmp(&other.0.path));
         snapshot.files.sort_unstable_by(|one, other| one.node.path.cmp(&other.node.path));
         snapshot.hard_links.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         snapshot
     }
 }
 
-impl TreeSnapshot {
-    fn take(&mut self, path: Vec<u8>, node: &Node) {
-        let mut taken = SnapshotNode {
-            path,
-            mode: node.mode,
-            uid: node.uid,
-            gid: node.gid,
-            mtime_ns: node.mtime_ns,
-            xattrs: node.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.pairs()),
-        };
-        match &node.body {
-            Body::Directory(_) => self.directories.push(taken),
-            Body::Symlink(target) => self.symlinks.push((taken, target.to_vec())),
-            // What its other end is, lives on this node only.
-            Body::Special(_) => {}
-            Body::File(file) => {
-                let observed = observe(node, file).ok();
-                taken.mtime_ns = observed.map_or(node.mtime_ns, |observed| observed.mtime_ns);
-                self.files.push(SnapshotFile {
-                    node: taken,
-                    file: file.id,
-                    seal: file.fate.last_seal(),
-                    generation: file.generation,
-                    size_bytes: observed.map_or(file.size_bytes, |observed| observed.size_bytes),
-                });
+/// The paths of directories, each followed by a slash; the root's is empty.
+struct Directories(HashMap<NodeId, Vec<u8>>);
+
+impl Directories {
+    fn of(nodes: &HashMap<NodeId, Taken>) -> Self {
+        let mut known = HashMap::from([(ROOT, Vec::new())]);
+        for start in nodes.iter().filter(|(_, taken)| matches!(taken.body, TakenBody::Directory)) {
+            let (mut at, mut chain) = (*start.0, Vec::new());
+            while !known.contains_key(&at) {
+                let Some((parent, name)) = nodes.get(&at).and_then(|taken| taken.links.first()) else {
+                    break;
+                };
+                chain.push((at, name));
+                at = *parent;
+            }
+            // Below a directory that was removed there is no path.
+            let Some(mut path) = known.get(&at).cloned() else { continue };
+            for (below, name) in chain.into_iter().rev() {
+                path.extend_from_slice(name);
+                path.push(b'/');
+                known.insert(below, path.clone());
             }
         }
+        Self(known)
+    }
+
+    fn below(&self, parent: NodeId, name: &[u8]) -> Option<Vec<u8>> {
+        Some([self.0.get(&parent)?.as_slice(), name].concat())
     }
 }

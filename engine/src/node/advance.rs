@@ -142,7 +142,7 @@ impl Engine {
                 self.tier3_away.ended(&Cause::Version(id.clone(), number));
                 self.shared.metrics.prepare_versions.inc();
                 self.happens(id, number, CheckpointEvent::Prepared);
-                self.tree_may_tell_more();
+                self.tree_tells_more();
             }
             Err(error) => self.failed(id, number, &error),
         }
@@ -243,7 +243,7 @@ impl Engine {
         self.event(EventLevel::Info, "committed", id, what);
         self.gc.has_news();
         self.classify_run(&id.run);
-        self.tree_may_tell_more();
+        self.tree_tells_more();
     }
 
     /// A committed version was given up: its number is used, and nothing else of it is left.

@@ -20,7 +20,7 @@ use tidemark_protocol::key::{Key, VersionId, checkpoint_path};
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Manifest, ManifestFile};
 use tidemark_protocol::path::{RelPath, RunPath};
-use tidemark_protocol::recognise::Candidate;
+use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use tidemark_protocol::report::{
     ApiError, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, ErrorCode, File,
     Problem, ProblemCode, RunStatus, Show, TierStatus,
@@ -185,26 +185,46 @@ fn unfinished_row<'a>(
     }
 }
 
+/// What Tier-3 has of a version.
+fn object_copies(version: &VersionBook) -> CopyCount {
+    if !version.checkpoint.is_prepared() {
+        return CopyCount::default();
+    }
+    let mut seen = BTreeSet::new();
+    let files = version.record().files.iter().filter(|entry| seen.insert(entry.file));
+    files.fold(CopyCount::default(), |sum, entry| CopyCount {
+        files: sum.files + 1,
+        bytes: sum.bytes + entry.size_bytes,
+    })
+}
+
 impl Engine {
     fn list(&self, place: &[u8], all: bool) -> Vec<Checkpoint> {
         let mut rows = Vec::new();
+        let torn = self.torn();
+        let listed_there: BTreeSet<_> = torn
+            .iter()
+            .filter(|(candidate, _)| candidate.id.path().is_some_and(|path| covers(place, &torn_path(&path))))
+            .map(|(candidate, _)| &candidate.id)
+            .collect();
         for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
-            rows.extend(self.rows(book, all));
+            let kept = self.kept_out_of_sight(&book.id).filter(|_| listed_there.contains(&book.id));
+            let kept = kept.map(|(number, _)| number);
+            let of_book = self.rows(book, all).into_iter();
+            rows.extend(of_book.filter(|row| kept != Some((row.timeline, row.version))));
         }
-        for (candidate, files) in self.torn() {
+        for (candidate, files) in &torn {
             // Where it is now: under its own path there may be another.
             let Some(path) = candidate.id.path().map(|path| torn_path(&path)) else { continue };
             if covers(place, &path) {
-                let number = self.next_number(&candidate.id);
+                let kept = self.kept_out_of_sight(&candidate.id);
+                let number = kept.map_or_else(|| self.next_number(&candidate.id), |(number, _)| number);
                 let size = |view: &FileView| self.size_now(view);
-                rows.push(unfinished_row(
-                    &candidate,
-                    number,
-                    &path,
-                    CheckpointState::Torn,
-                    files.iter(),
-                    size,
-                ));
+                let mut row =
+                    unfinished_row(candidate, number, &path, CheckpointState::Torn, files.iter(), size);
+                row.copies.object =
+                    kept.map_or_else(CopyCount::default, |(_, version)| object_copies(version));
+                rows.push(row);
             }
         }
         if all {
@@ -250,6 +270,16 @@ impl Engine {
             }
         }
         rows
+    }
+
+    /// What a stop kept of a checkpoint that was not whole, and that lies out of sight since.
+    fn kept_out_of_sight(&self, id: &CheckpointId) -> Option<(Number, &VersionBook)> {
+        let mut versions = self.ledger.books.get(id)?.versions.iter().rev();
+        let is_kept = |number: Number, version: &VersionBook| {
+            version.record().partial && self.shields.is_out_of_sight(id, number)
+        };
+        let (number, version) = versions.find(|(number, version)| is_kept(**number, version))?;
+        Some((*number, version))
     }
 
     /// What the tree holds that no version covers: being written, torn, or waiting for evidence.

@@ -15,7 +15,7 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Covered, Told, Verdict};
 use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Timeline, Version};
 use tidemark_protocol::key::{VersionId, VersionRef};
-use tidemark_protocol::manifest::Manifest;
+use tidemark_protocol::manifest::{Attributes, Manifest};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
 use tidemark_protocol::record::Record;
@@ -226,6 +226,10 @@ pub(crate) struct LooseBook {
     pub(crate) took: Duration,
     /// What Tier-3 has of the last generation that arrived, where the next may share some of it.
     pub(crate) stored: Option<Arc<LooseStored>>,
+    /// What its sidecar says of the newest generation besides the bytes.
+    pub(crate) attributes: Attributes,
+    /// It could not be brought into the tree at the start: that its name is not there does not mean that somebody removed it.
+    pub(crate) unshown: bool,
 }
 
 /// Bytes that were read while they might change.

@@ -94,7 +94,7 @@ impl Gc {
         self.unshown.insert((id, number));
     }
 
-    /// Whether the tree never showed it, though nobody removed it.
+    /// Whether the tree does not show it, though nobody removed it.
     pub(crate) fn is_unshown(&self, id: &CheckpointId, number: Number) -> bool {
         self.unshown.contains(&(id.clone(), number))
     }
@@ -245,7 +245,7 @@ impl Engine {
         let shown = leads.names && !superseded;
         let held = leads.needs
             || self.gc.is_held(&of)
-            || self.gc.unshown.contains(&of)
+            || self.gc.is_unshown(&of.0, of.1)
             || if superseded { leads.copies } else { shown && !self.is_all_there_is(book, number) };
         let row = Committed {
             version: record.version.clone(),

@@ -9,7 +9,7 @@
 use crate::namespace::Listed;
 use crate::node::Shared;
 use crate::node::answer::Wanted;
-use crate::node::book::LooseStage;
+use crate::node::book::{LooseBook, LooseStage};
 use crate::node::jobs::Done;
 use crate::node::keeping::ending;
 use crate::node::run::{Engine, Node, error_text, retry_pause};
@@ -99,15 +99,11 @@ fn run_of(path: &RelPath) -> RunPath {
 }
 
 impl Generations {
-    /// After a start: nobody knows which paths have some to give up.
-    pub(crate) fn after_start(
-        loose: impl Iterator<Item = (RelPath, Generation)>,
-        removed: impl Iterator<Item = (RelPath, Generation)>,
-    ) -> Self {
-        let stands: BTreeMap<_, _> = removed.collect();
-        let many = loose.filter(|(_, generation)| generation.0 >= LOOK_FROM).map(|(path, _)| path);
-        let due = many.chain(stands.keys().cloned()).map(|path| (path, false)).collect();
-        Self { due, stands, ..Self::default() }
+    /// After a start: nobody knows which paths have some to give up. Which of them were removed, the next document of the tree says.
+    pub(crate) fn after_start<'a>(loose: impl Iterator<Item = (&'a RelPath, &'a LooseBook)>) -> Self {
+        let many = |book: &LooseBook| book.generation.is_some_and(|generation| generation.0 >= LOOK_FROM);
+        let due = loose.filter(|(_, book)| many(book)).map(|(path, _)| (path.clone(), false)).collect();
+        Self { due, ..Self::default() }
     }
 
     fn failed(&mut self, path: RelPath, why: String, longest: Duration, now: Instant) {

@@ -91,8 +91,9 @@ pub(crate) struct Ledger {
     stale: BTreeSet<Option<RelPath>>,
     pub(crate) books: BTreeMap<CheckpointId, Book>,
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
-    /// Names of loose files that the job removed or renamed, with what was uploaded under them: it may be the only
-    /// copy of a file that has another name now, and the name goes on counting when it is used again.
+    /// What Tier-3 holds under names that are no loose file's now: the job removed or renamed it, or the tree was not looked at
+    /// since the start. It may be the only copy of a file that has another name, and the name goes on counting when it is used
+    /// again.
     pub(crate) removed_loose: BTreeMap<RelPath, LooseBook>,
     /// The highest number that Tier-3 held for a path when the daemon started, whether it was believed or not.
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
@@ -117,6 +118,8 @@ pub(crate) struct Ledger {
     pub(crate) history: BTreeMap<RunPath, History>,
     /// Directories, links or attributes changed since the tree was last written to Tier-3.
     pub(crate) tree_changed: bool,
+    /// The tree was looked at since the start. Before that every name would seem to be gone.
+    pub(crate) has_seen_tree: bool,
     pub(crate) copies: CopyCounts,
 }
 
@@ -142,6 +145,7 @@ impl Ledger {
             unnameable: 0,
             history: BTreeMap::new(),
             tree_changed: false,
+            has_seen_tree: false,
             copies: CopyCounts::default(),
         }
     }
@@ -152,6 +156,7 @@ impl Ledger {
 
     /// Looks again at nodes that changed; a directory stands for everything below it.
     pub(crate) fn refresh(&mut self, namespace: &Namespace, dirty: &[NodeId]) {
+        self.has_seen_tree = true;
         for &node in dirty {
             if let Some(view) = namespace.view(node) {
                 self.put(view);
@@ -237,6 +242,8 @@ impl Ledger {
         self.copies.add(view);
         if let Some(before) = scope.files.insert(path.clone(), Arc::clone(view)) {
             self.copies.take(&before);
+            // What a file shows when its bytes leave goes with them; what it shows later is in the tree document.
+            self.tree_changed |= has_other_attributes(&before, view);
             if scope.loose.contains(path) {
                 self.loose_due.insert(path.clone());
             } else if !stale {
@@ -279,6 +286,7 @@ impl Ledger {
         // A name that is used again goes on counting, and an upload that still runs for it goes on too.
         let removed = self.removed_loose.remove(path).unwrap_or_default();
         let book = self.loose.entry(path.clone()).or_insert(removed);
+        book.unshown = false;
         book.generation = book.generation.max(self.loose_numbers.get(path).copied());
         self.loose_due.insert(path.clone());
     }
@@ -429,6 +437,15 @@ impl Ledger {
     }
 }
 
+/// Whether a sealed file shows something else than before, with the same bytes.
+fn has_other_attributes(before: &FileView, now: &FileView) -> bool {
+    let of = |view: &FileView| (view.file, view.sealed());
+    let small = |view: &FileView| (view.mode, view.uid, view.gid, view.mtime_ns);
+    now.sealed().is_some()
+        && of(before) == of(now)
+        && (small(before) != small(now) || before.xattrs != now.xattrs)
+}
+
 /// The sealed contents of some files; `None` while one of them is not sealed.
 pub(crate) fn contents<'a>(
     files: impl Iterator<Item = (&'a RelPath, &'a Arc<FileView>)>,
@@ -447,6 +464,7 @@ mod tests {
     use crate::namespace::ReclaimClass;
     use crate::node::book::LooseStage;
     use proptest::prelude::*;
+    use tidemark_protocol::checksum::Crc64;
     use tidemark_protocol::id::{FileCounter, Incarnation};
 
     fn view(node: NodeId, paths: &[&str]) -> FileView {
@@ -536,6 +554,13 @@ mod tests {
         ledger.put(view(7, &["many/f0007"]));
         assert_eq!(due(&mut ledger), ["many/f0007"]);
         assert!(!ledger.tree_changed, "no name came or went");
+        let chunks = Arc::from([]);
+        let sealed = FileState::Sealed { seal: SealNumber(1), size_bytes: 0, crc: Crc64(0), chunks };
+        ledger.put(FileView { state: sealed.clone(), ..view(7, &["many/f0007"]) });
+        assert!(!ledger.tree_changed, "its bytes leave with what it shows");
+        ledger.put(FileView { state: sealed, mode: 0o600, ..view(7, &["many/f0007"]) });
+        assert!(ledger.tree_changed, "its bytes may be in Tier-3 already");
+        due(&mut ledger);
         ledger.put(view(1000, &["many/step5.pt"]));
         assert!(ledger.is_stale() && ledger.tree_changed);
         regroup_all(&mut ledger);

@@ -116,6 +116,10 @@ fn look(shared: &Shared, ledger: &Ledger, path: &RelPath, now: Instant, waits: O
     if !at_rest && (!may_change(view) || ledger.unreadable.contains_key(&view.node)) {
         return Action::None;
     }
+    // Gone, or renamed, and not noticed yet: its sidecar would come after a tree document that does not know of it.
+    if shared.namespace.node_at(path.as_bytes()) != Some(view.node) {
+        return Action::None;
+    }
     // Only one name of a file carries its bytes; the others are hard links in the tree document.
     if view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes()) {
         return Action::None;
@@ -352,6 +356,7 @@ impl Engine {
         // Used, whatever becomes of it: no key is ever written twice.
         book.generation = Some(upload.generation);
         book.of = Some((upload.file, upload.seal));
+        book.attributes = upload.attributes.clone();
         book.lacking = None;
         book.read = read;
         self.loose_in_flight += 1;
@@ -384,11 +389,16 @@ impl Engine {
                 }
                 let object = ObjectCopy { key: stored.key.clone(), size_bytes, encoding: None };
                 book.stored = stored.compared();
+                let sent = book.attributes.clone();
                 // What somebody might write has no seal that it could be a copy of.
                 if left != Left::Open {
                     self.note_loose_object(&path, of, object);
                 }
                 self.collects(&path, generation);
+                let shows = self.shared.namespace.view_of(of.0).map(|view| attributes(&view));
+                if shows.is_some_and(|shows| shows != sent) {
+                    self.tree_tells_more();
+                }
                 self.tree_may_tell_more();
             }
             Err(error) => {

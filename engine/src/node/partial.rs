@@ -92,7 +92,8 @@ impl Engine {
 
     /// Looks at the trackers beside what went, once what they may name is known.
     pub(crate) fn follow_partial(&mut self, now: Instant) {
-        if self.partial.to_follow.is_empty() || self.partial.not_before.is_some_and(|at| at > now) {
+        let early = !self.ledger.has_seen_tree || self.partial.not_before.is_some_and(|at| at > now);
+        if self.partial.to_follow.is_empty() || early {
             return;
         }
         self.partial.not_before = Some(now + ASK_EVERY);

@@ -3,7 +3,7 @@
 //! Owns: which version of a checkpoint the tree shows, and what becomes of attempts that nobody decided. Does not
 //! own: reading Tier-3 (`restore::locate`), the markers (`save::commit`).
 
-use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
+use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy, Special};
 use crate::node::Shared;
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::metric;
@@ -15,11 +15,12 @@ use crate::save::commit::{self, Attempt, CommitError};
 use crate::save::loose::LooseStored;
 use crate::save::sweep::{self, Decided};
 use crate::store::StoreError;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointEvent, Found};
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::documents::{LooseSidecar, TreeDocument, VersionMetric};
+use tidemark_protocol::documents::{LooseSidecar, SpecialKind, TreeDocument, VersionMetric};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef, checkpoint_path};
 use tidemark_protocol::layout::chunk_count;
@@ -47,8 +48,8 @@ pub struct Recovered {
     pub(crate) knows: Knows,
     pub(crate) names: Names,
     pub(crate) books: BTreeMap<CheckpointId, Book>,
+    /// The loose files of Tier-3, whether the tree has their names or not: the loop compares.
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
-    pub(crate) removed_loose: BTreeMap<RelPath, LooseBook>,
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     pub(crate) tree_number: u64,
     pub(crate) passed_over: Vec<String>,
@@ -368,23 +369,12 @@ impl Recovered {
                 let (newer, shown) = (book.version_id(**newer), book.version_id(*number));
                 tracing::warn!(%newer, %shown, "the newer version was never committed: the tree shows the committed one");
             }
-            let joined;
-            let manifest = match (version.manifest(), &version.attempt) {
-                (Some(manifest), _) => manifest.as_ref(),
-                (None, Some(attempt)) => match attempt.manifest() {
-                    Ok(manifest) => {
-                        joined = manifest;
-                        &joined
-                    }
-                    Err(_) => continue,
-                },
-                (None, None) => continue,
-            };
+            let Some(manifest) = manifest_of(version) else { continue };
             if names == Names::Kept {
                 manifest.files.iter().for_each(|file| note(shared, file));
                 continue;
             }
-            let above = adopt_files(shared, manifest, &wishes);
+            let above = adopt_files(shared, &manifest, &wishes);
             // A directory whose files are all gone is gone too, unless the tree names it.
             directories.extend(manifest.directories.iter().filter(|dir| above.contains(&dir.path)).cloned());
         }
@@ -403,38 +393,48 @@ impl Recovered {
             let of = (sidecar.file.file, sidecar.file.seal);
             let used = self.loose_numbers.get(&path).copied().unwrap_or(sidecar.generation);
             let generation = Some(used.max(sidecar.generation));
+            let attributes = sidecar.file.attributes.clone();
+            let was_removed = removed.get(&path).is_some_and(|generation| *generation >= sidecar.generation);
+            let mut unshown = false;
+            match names {
+                // Whether it was removed since, the tree says.
+                Names::Kept => note(shared, &sidecar.file),
+                Names::Empty if was_removed => {}
+                Names::Empty => unshown = !adopt(shared, wishes.entry(&sidecar.file)),
+            }
+            shared.namespace.set_reclaim(of.0, crate::namespace::ReclaimClass::Loose);
             let book = LooseBook {
                 stage: LooseStage::Uploaded { of },
                 generation,
                 of: Some(of),
                 closed: sidecar.left.is_closed().then_some(sidecar.generation),
                 stored: LooseStored::of(&sidecar).compared(),
+                attributes,
+                unshown,
                 ..LooseBook::default()
             };
-            if removed.get(&path).is_some_and(|generation| *generation >= sidecar.generation) {
-                self.removed_loose.insert(path, book);
-                continue;
-            }
             self.loose.insert(path, book);
-            match names {
-                Names::Empty => adopt(shared, file_entry(&sidecar.file)),
-                Names::Kept => note(shared, &sidecar.file),
-            }
-            shared.namespace.set_reclaim(of.0, crate::namespace::ReclaimClass::Loose);
         }
         if let (Some(tree), Names::Empty) = (tree, names) {
-            for link in &tree.hard_links {
-                adopt(shared, link_entry(&link.path, &link.to));
-            }
             for link in &tree.symlinks {
-                let attributes = Attributes {
-                    uid: link.uid,
-                    gid: link.gid,
-                    mtime_ns: link.mtime_ns,
-                    ..Attributes::default()
-                };
+                let (uid, gid, mtime_ns) = (link.uid, link.gid, link.mtime_ns);
+                let attributes =
+                    Attributes { mode: SYMLINK_MODE, uid, gid, mtime_ns, ..Attributes::default() };
                 let kind = AdoptKind::Symlink { target: link.target.0.clone() };
                 adopt(shared, entry(&link.path, kind, &attributes));
+            }
+            for file in &tree.specials {
+                let special = match file.kind {
+                    SpecialKind::Pipe => Special::Pipe,
+                    SpecialKind::Socket => Special::Socket,
+                    SpecialKind::CharacterDevice => Special::CharacterDevice(file.device),
+                    SpecialKind::BlockDevice => Special::BlockDevice(file.device),
+                };
+                adopt(shared, entry(&file.path, AdoptKind::Special(special), &file.attributes));
+            }
+            // After what they are further names of.
+            for link in &tree.hard_links {
+                adopt(shared, link_entry(&link.path, &link.to));
             }
             directories.extend(tree.directories.iter().cloned());
         }
@@ -446,6 +446,9 @@ impl Recovered {
         for directory in directories {
             adopt_directory(shared, &directory);
         }
+        if let (Some(root), Names::Empty) = (tree.and_then(|tree| tree.root.as_ref()), names) {
+            adopt(shared, entry_at(Vec::new(), AdoptKind::Directory, root));
+        }
         self.metrics = tree.map_or_else(Vec::new, |tree| tree.metrics.clone());
         if names == Names::Empty {
             self.metrics.iter().filter(|metric| self.shows(metric, &wishes)).for_each(|metric| {
@@ -455,8 +458,20 @@ impl Recovered {
     }
 }
 
-/// The version of a checkpoint that the tree shows after a restart with empty memory; `removed`: the job removed all
-/// up to and with that one.
+/// What a symlink always shows on Linux.
+const SYMLINK_MODE: u32 = 0o777;
+
+/// What a version that is in Tier-3 holds; none while a job has it.
+pub(crate) fn manifest_of(version: &VersionBook) -> Option<Cow<'_, Manifest>> {
+    match (version.manifest(), &version.attempt) {
+        (Some(manifest), _) => Some(Cow::Borrowed(manifest.as_ref())),
+        (None, Some(attempt)) => attempt.manifest().ok().map(Cow::Owned),
+        (None, None) => None,
+    }
+}
+
+/// The version of a checkpoint that the tree shows after a restart with empty memory, where no tree document says otherwise;
+/// `removed`: the job removed all up to and with that one.
 ///
 /// The newest committed one, if there is any: of a newer one that only settled nobody can say that it is whole, and in
 /// a tree it could be the files of two saves mixed (P1, P5). It stays listed, and its bytes stay.
@@ -474,11 +489,15 @@ pub(crate) fn above(book: &Book, number: Option<Number>) -> Vec<(&Number, &Versi
     newer.collect()
 }
 
-/// What the job removed from the tree, as its document says.
+/// What the job removed from the tree, and what the tree showed otherwise than manifests and sidecars have it, as its document
+/// says.
 #[derive(Debug, Default)]
 pub(crate) struct Wishes<'a> {
     versions: BTreeMap<(&'a RunPath, &'a CheckpointName), Number>,
     files: BTreeSet<(&'a RelPath, FileId, SealNumber)>,
+    /// Versions that the tree showed although they are not the newest committed ones.
+    shown: BTreeMap<(&'a RunPath, &'a CheckpointName), Number>,
+    attributes: BTreeMap<(FileId, SealNumber), &'a Attributes>,
 }
 
 impl<'a> Wishes<'a> {
@@ -491,13 +510,28 @@ impl<'a> Wishes<'a> {
             *highest = number.max(*highest);
         }
         wishes.files = tree.removed_files.iter().map(|gone| (&gone.path, gone.file, gone.seal)).collect();
+        let number = |of: &'a VersionId| ((&of.run, &of.directory), (of.timeline, of.version));
+        wishes.shown = tree.shown_versions.iter().map(number).collect();
+        let attributes = tree.attributes.iter().map(|of| ((of.file, of.seal), &of.attributes));
+        wishes.attributes = attributes.collect();
         wishes
     }
 
-    /// The version that the tree shows of those that the job did not remove.
+    /// The version that the tree shows of those that the job did not remove: the one that it showed, unless a newer one is
+    /// committed, or that one is not in Tier-3.
     fn shown<'b>(&self, book: &'b Book) -> Option<(&'b Number, &'b VersionBook)> {
-        let removed = self.versions.get(&(&book.id.run, &book.id.directory)).copied();
-        shown(book, removed)
+        let of = (&book.id.run, &book.id.directory);
+        let removed = self.versions.get(&of).copied();
+        let default = shown(book, removed)?;
+        let newer = above(book, Some(*default.0));
+        let showed = self.shown.get(&of);
+        newer.into_iter().find(|(number, _)| Some(*number) == showed).or(Some(default))
+    }
+
+    /// A file with what the tree showed of it last.
+    fn entry(&self, file: &ManifestFile) -> AdoptEntry {
+        let attributes = self.attributes.get(&(file.file, file.seal)).copied();
+        entry(&file.path, file_kind(file), attributes.unwrap_or(&file.attributes))
     }
 
     /// Whether the job removed that version, or a later one of the same checkpoint.
@@ -517,7 +551,7 @@ pub(crate) fn adopt_files(shared: &Shared, manifest: &Manifest, wishes: &Wishes<
         let links = manifest.hard_links.iter().filter(|link| link.to == file.path).map(|link| &link.path);
         let mut names = std::iter::once(&file.path).chain(links).filter(|path| wishes.keeps(path, file));
         let Some(first) = names.next() else { continue };
-        adopt(shared, AdoptEntry { path: first.as_bytes().to_vec(), ..file_entry(file) });
+        adopt(shared, AdoptEntry { path: first.as_bytes().to_vec(), ..wishes.entry(file) });
         above.extend(std::iter::successors(first.parent(), RelPath::parent));
         for link in names {
             adopt(shared, link_entry(link, first));
@@ -552,16 +586,21 @@ pub(crate) fn adopt_directory(shared: &Shared, directory: &Directory) {
     adopt(shared, entry(&directory.path, AdoptKind::Directory, &directory.attributes));
 }
 
-fn adopt(shared: &Shared, entry: AdoptEntry) {
+/// Whether the name is in the tree now.
+fn adopt(shared: &Shared, entry: AdoptEntry) -> bool {
     let path = String::from_utf8_lossy(&entry.path).into_owned();
     match shared.namespace.adopt(entry) {
-        Ok(_) => {}
+        Ok(_) => return true,
         // Another document named it first: a hard link in both, or an older version's file under a newer name.
-        Err(FsError::Exists) => tracing::debug!(%path, "adopted already"),
+        Err(FsError::Exists) => {
+            tracing::debug!(%path, "adopted already");
+            return true;
+        }
         // Somebody reads what was torn under this name; the shield comes back to it.
         Err(FsError::Busy) => tracing::debug!(%path, "not adopted while it is open"),
         Err(error) => tracing::error!(%path, ?error, "a name from Tier-3 cannot be in the tree"),
     }
+    false
 }
 
 /// Puts a loose file into the tree, as a cold file that may give way once it is not cold any more.
@@ -571,8 +610,12 @@ pub(crate) fn adopt_loose(shared: &Shared, sidecar: &LooseSidecar) {
 }
 
 fn entry(path: &RelPath, kind: AdoptKind, attributes: &Attributes) -> AdoptEntry {
+    entry_at(path.as_bytes().to_vec(), kind, attributes)
+}
+
+fn entry_at(path: Vec<u8>, kind: AdoptKind, attributes: &Attributes) -> AdoptEntry {
     AdoptEntry {
-        path: path.as_bytes().to_vec(),
+        path,
         kind,
         mode: attributes.mode,
         uid: attributes.uid,
@@ -582,16 +625,15 @@ fn entry(path: &RelPath, kind: AdoptKind, attributes: &Attributes) -> AdoptEntry
     }
 }
 
-fn file_entry(file: &ManifestFile) -> AdoptEntry {
-    let kind = AdoptKind::File {
+fn file_kind(file: &ManifestFile) -> AdoptKind {
+    AdoptKind::File {
         file: file.file,
         seal: file.seal,
         size_bytes: file.size_bytes,
         crc: file.crc64nvme,
         chunks: file.chunks.clone().into(),
         object: Some(ObjectCopy::of(file)),
-    };
-    entry(&file.path, kind, &file.attributes)
+    }
 }
 
 fn link_entry(path: &RelPath, to: &RelPath) -> AdoptEntry {

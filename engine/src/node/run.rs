@@ -246,14 +246,9 @@ impl Engine {
         let now = Instant::now();
         let mut ledger = Ledger::new(rules);
         ledger.books = recovered.books;
-        ledger.loose = recovered.loose;
-        ledger.removed_loose = recovered.removed_loose;
+        ledger.removed_loose = recovered.loose;
         ledger.loose_numbers = recovered.loose_numbers;
-        let known = |books: &BTreeMap<RelPath, LooseBook>| {
-            let known = books.iter().filter_map(|(path, book)| Some((path.clone(), book.generation?)));
-            known.collect::<Vec<_>>().into_iter()
-        };
-        let generations = Generations::after_start(known(&ledger.loose), known(&ledger.removed_loose));
+        let generations = Generations::after_start(ledger.removed_loose.iter());
         let mut engine = Self {
             flushes: Flushes::default(),
             tree: TreeState::new(recovered.tree_number),

@@ -1,25 +1,32 @@
-//! The tree around the checkpoints, as Tier-3 keeps it: directories, links, and what was removed.
+//! The tree around the checkpoints, as Tier-3 keeps it: directories, links, and where the tree differs from what manifests and
+//! sidecars say.
 //!
 //! Owns: when the tree document is written and what is in it. Does not own: writing it (`save::loose`), reading it
 //! (`recover`).
+//!
+//! The document is made by comparing: what the tree holds at one moment against what Tier-3 holds by itself. So it does not
+//! matter how a difference came about, or whether the daemon that is asked saw it happen.
 
-use crate::namespace::{SnapshotFile, TreeSnapshot};
+use crate::namespace::{SnapshotFile, SnapshotNode, Special, TreeSnapshot};
 use crate::node::Shared;
 use crate::node::away::Cause;
-use crate::node::book::{Book, LooseStage, Number};
+use crate::node::book::{Book, LooseStage, Number, VersionBook};
 use crate::node::jobs::Done;
-use crate::node::recover::{above, shown};
+use crate::node::recover::{above, manifest_of, shown};
 use crate::node::run::{Engine, error_text};
 use crate::save::loose::{self, LooseError};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_protocol::documents::{RemovedFile, RemovedLoose, TreeDocument};
+use tidemark_protocol::documents::{
+    FileAttributes, RemovedFile, RemovedLoose, SpecialFile, SpecialKind, TreeDocument,
+};
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::key::VersionId;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink, Symlink};
 use tidemark_protocol::path::{RawText, RelPath};
-use tidemark_protocol::recognise::Shape;
+use tidemark_protocol::recognise::{CheckpointId, Shape};
 
 /// The tree is written at most this often unless somebody waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
@@ -134,25 +141,19 @@ impl Engine {
     /// Something reached Tier-3, so that a removal need not be withheld any more.
     pub(crate) fn tree_may_tell_more(&mut self) {
         if self.tree.withheld {
-            self.ledger.tree_changed = true;
-            self.tree.clean_at = None;
+            self.tree_tells_more();
         }
+    }
+
+    /// Tier-3 holds something that may differ from what the tree shows: the last document does not say so.
+    pub(crate) fn tree_tells_more(&mut self) {
+        self.ledger.tree_changed = true;
+        self.tree.clean_at = None;
     }
 
     /// The tree as it is, and whether something is withheld from it.
     fn tree_document(&self) -> (TreeDocument, bool) {
         let snapshot = self.shared.namespace.tree_snapshot();
-        let attributes = |node: &crate::namespace::SnapshotNode| Attributes {
-            mode: node.mode,
-            uid: node.uid,
-            gid: node.gid,
-            mtime_ns: node.mtime_ns,
-            xattrs: node
-                .xattrs
-                .iter()
-                .map(|(name, value)| (RawText(name.clone()), Base64(value.clone())))
-                .collect(),
-        };
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
         let unsaved = Unsaved::of(self.ledger.books.values(), &snapshot);
         let begun: BTreeSet<_> = self.begun().collect();
@@ -160,7 +161,7 @@ impl Engine {
         let directories: Vec<_> = snapshot
             .directories
             .iter()
-            .filter_map(|node| Some(Directory { path: path(&node.path)?, attributes: attributes(node) }))
+            .filter_map(|node| Some(Directory { path: path(&node.path)?, attributes: attributes_of(node) }))
             .filter(|directory| {
                 let left_out = unsaved.has(&directory.path) || begun.contains(&directory.path);
                 withheld |= left_out;
@@ -176,81 +177,129 @@ impl Engine {
                 mtime_ns: node.mtime_ns,
             })
         });
+        // Of several nodes each has its own: their other ends live on one of them.
+        let alone = self.shared.cluster.get().is_none();
+        let specials = snapshot.specials.iter().filter(|_| alone);
+        let specials =
+            specials.filter_map(|(node, special)| Some(special_file(path(&node.path)?, node, *special)));
         let hard_links = snapshot
             .hard_links
             .iter()
             .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
-        let here = Here::of(&snapshot);
-        let (mut removed_versions, mut removed_files) = (Vec::new(), Vec::new());
-        for book in self.ledger.books.values() {
-            // Who asks for everything to be durable means the removals too.
-            let told = !self.flushes.is_empty() || self.draining;
-            if self.removals.may_be_undone(&book.id) && !told {
-                withheld = true;
-                continue;
-            }
-            // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
-            let mut lives_on = |file: FileId| {
-                let only_copy = self.is_only_copy(&here, file);
-                withheld |= only_copy;
-                only_copy
-            };
-            // What the daemon took out of sight, or never showed, is not removed.
-            let unshown = shown(book, None)
-                .is_some_and(|(number, _)| self.shields.is_out_of_sight(&book.id, *number))
-                || book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number));
-            match if unshown { Removed::Nothing } else { here.removed(book) } {
-                Removed::Nothing => {}
-                Removed::All(number) => {
-                    let shown = shown(book, None);
-                    let mut files = shown.iter().flat_map(|(_, version)| version.contents.values());
-                    if !files.any(|(file, _)| lives_on(*file)) {
-                        removed_versions.push(book.version_id(number));
-                    }
-                }
-                Removed::Files(files) => {
-                    removed_files.extend(files.into_iter().filter(|gone| !lives_on(gone.file)));
-                }
-            }
-        }
-        let mut removed_loose = Vec::new();
-        for (path, book) in &self.ledger.removed_loose {
-            let Some(generation) = book.generation else { continue };
-            if book.of.is_some_and(|(file, _)| self.is_only_copy(&here, file)) {
-                withheld = true;
-            } else {
-                removed_loose.push(RemovedLoose { path: path.clone(), generation });
-            }
-        }
+        let here = Here::of(&snapshot, self.ledger.books.values());
+        let mut removed = self.removed_of_checkpoints(&here);
+        removed.withheld |= withheld;
+        let removed_loose = self.removed_loose(&here, &mut removed.withheld);
+        let shown = here.shown.values().filter(|shown| shown.otherwise);
         let document = TreeDocument {
             format: FORMAT,
             epoch: self.shared.drain.epoch(),
+            root: Some(attributes_of(&snapshot.root)),
             directories,
             symlinks: symlinks.collect(),
+            specials: specials.collect(),
             hard_links: hard_links.collect(),
-            removed_versions,
-            removed_files,
+            attributes: self.changed_attributes(&here),
+            shown_versions: shown.map(|shown| shown.version.record().version.clone()).collect(),
+            removed_versions: removed.versions,
+            removed_files: removed.files,
             removed_loose,
             metrics: self.metrics(),
         };
-        (document, withheld)
+        (document, removed.withheld)
+    }
+
+    /// What the job removed of checkpoints.
+    fn removed_of_checkpoints(&self, here: &Here<'_>) -> RemovedOfCheckpoints {
+        let mut all = RemovedOfCheckpoints::default();
+        for book in self.ledger.books.values() {
+            let Some(shown) = here.shown.get(&book.id) else { continue };
+            // Who asks for everything to be durable means the removals too.
+            let told = !self.flushes.is_empty() || self.draining;
+            if self.removals.may_be_undone(&book.id) && !told {
+                all.withheld = true;
+                continue;
+            }
+            // What the daemon took out of sight, or could not bring into the tree, is not removed.
+            if self.shields.is_out_of_sight(&book.id, shown.number)
+                || self.gc.is_unshown(&book.id, shown.number)
+                || book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number))
+            {
+                continue;
+            }
+            // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
+            let withheld = &mut all.withheld;
+            let mut lives_on = |file: FileId| {
+                let only_copy = self.is_only_copy(here, file);
+                *withheld |= only_copy;
+                only_copy
+            };
+            match here.removed(book, shown, |path, of| self.holds_loose(path, of)) {
+                Removed::Nothing => {}
+                Removed::All(number) => {
+                    if !shown.version.contents.values().any(|(file, _)| lives_on(*file)) {
+                        all.versions.push(book.version_id(number));
+                    }
+                }
+                Removed::Files(files) => {
+                    all.files.extend(files.into_iter().filter(|gone| !lives_on(gone.file)))
+                }
+            }
+        }
+        all
+    }
+
+    /// The loose files of Tier-3 that a restart must not find under their paths.
+    fn removed_loose(&self, here: &Here<'_>, withheld: &mut bool) -> Vec<RemovedLoose> {
+        let mut removed = Vec::new();
+        for (path, book) in self.ledger.loose.iter().chain(&self.ledger.removed_loose) {
+            let Some(generation) = book.generation else { continue };
+            let now = here.of_path(path);
+            if here.keeps_loose(path, book.of) || (book.unshown && now.is_none()) {
+                continue;
+            }
+            let files = book.of.iter().chain(now);
+            if files.clone().any(|(file, _)| self.is_only_copy(here, *file)) {
+                *withheld = true;
+            } else {
+                removed.push(RemovedLoose { path: path.clone(), generation });
+            }
+        }
+        removed.sort_unstable();
+        removed
+    }
+
+    /// What files show that is not what their sidecars and manifests say.
+    fn changed_attributes(&self, here: &Here<'_>) -> Vec<FileAttributes> {
+        let mut changed = BTreeMap::new();
+        for shown in here.shown.values() {
+            let manifest = manifest_of(shown.version);
+            let files = manifest.iter().flat_map(|manifest| &manifest.files);
+            changed.extend(files.filter_map(|file| here.differs((file.file, file.seal), &file.attributes)));
+        }
+        for book in self.ledger.loose.values().chain(self.ledger.removed_loose.values()) {
+            changed.extend(book.of.and_then(|of| here.differs(of, &book.attributes)));
+        }
+        changed.into_values().collect()
+    }
+
+    /// Whether Tier-3 holds these bytes as a loose file's newest under that path.
+    fn holds_loose(&self, path: &RelPath, of: (FileId, SealNumber)) -> bool {
+        let book = self.ledger.loose.get(path);
+        book.is_some_and(|book| matches!(book.stage, LooseStage::Uploaded { of: done } if done == of))
     }
 
     /// Whether a file that lost a name has another one, under which Tier-3 does not hold it yet. Until it does, a
     /// restart finds it under the old name.
     fn is_only_copy(&self, here: &Here<'_>, file: FileId) -> bool {
-        let Some((path, seal)) = here.first_names.get(&file) else { return false };
-        let (Ok(path), of) = (RelPath::new(path.to_vec()), (file, *seal)) else { return false };
-        let loose = self.ledger.loose.get(&path);
-        if loose.is_some_and(|book| matches!(book.stage, LooseStage::Uploaded { of: done } if done == of)) {
+        let Some(first) = here.files.get(&file) else { return false };
+        let (Ok(path), of) = (RelPath::new(first.node.path.clone()), (file, first.seal)) else {
             return false;
-        }
-        let holds = |book: &Book| {
-            shown(book, None).is_some_and(|(_, version)| {
-                version.checkpoint.is_prepared() && version.contents.get(&path) == Some(&of)
-            })
         };
-        !self.ledger.books.values().any(holds)
+        let holds = |shown: &Shown<'_>| {
+            shown.version.checkpoint.is_prepared() && shown.version.contents.get(&path) == Some(&of)
+        };
+        !self.holds_loose(&path, of) && !here.shown.values().any(holds)
     }
 }
 
@@ -303,15 +352,35 @@ enum Removed {
     Files(Vec<RemovedFile>),
 }
 
-/// The names of files in the tree, by path: the tree itself says what is gone, since books lag behind it.
+/// The same of all checkpoints.
+#[derive(Debug, Default)]
+struct RemovedOfCheckpoints {
+    versions: Vec<VersionId>,
+    files: Vec<RemovedFile>,
+    /// Something is left out until Tier-3 has more.
+    withheld: bool,
+}
+
+/// The version of a checkpoint that a restart is to show.
+#[derive(Debug)]
+struct Shown<'a> {
+    number: Number,
+    version: &'a VersionBook,
+    /// A restart would not show it by itself.
+    otherwise: bool,
+}
+
+/// The names of files in the tree, by path, and what of it Tier-3 has: the tree itself says what is gone, since books lag
+/// behind it.
 struct Here<'a> {
     names: HashMap<&'a [u8], (FileId, SealNumber)>,
-    /// The name of each file that carries its bytes to Tier-3.
-    first_names: HashMap<FileId, (&'a [u8], SealNumber)>,
+    /// Each file, under the name that carries its bytes to Tier-3.
+    files: HashMap<FileId, &'a SnapshotFile>,
+    shown: BTreeMap<&'a CheckpointId, Shown<'a>>,
 }
 
 impl<'a> Here<'a> {
-    fn of(snapshot: &'a TreeSnapshot) -> Self {
+    fn of(snapshot: &'a TreeSnapshot, books: impl Iterator<Item = &'a Book>) -> Self {
         let mut names: HashMap<&[u8], _> =
             snapshot.files.iter().map(|file| (file.node.path.as_slice(), (file.file, file.seal))).collect();
         for link in &snapshot.hard_links {
@@ -319,36 +388,239 @@ impl<'a> Here<'a> {
                 names.insert(&link.path, of);
             }
         }
-        let first = |file: &'a SnapshotFile| (file.file, (file.node.path.as_slice(), file.seal));
-        Self { names, first_names: snapshot.files.iter().map(first).collect() }
+        let files = snapshot.files.iter().map(|file| (file.file, file)).collect();
+        let mut here = Self { names, files, shown: BTreeMap::new() };
+        here.shown = books.filter_map(|book| Some((&book.id, here.shows_of(book)?))).collect();
+        here
     }
 
-    /// Looks at the version that a restart would show. A name that means something else by now is not removed: its
-    /// new bytes are on their way to a version of their own, and until they are there the old ones stand.
-    fn removed(&self, book: &Book) -> Removed {
-        let unreadable = book.unreadable();
-        let Some((number, version)) = shown(book, None).or(unreadable) else { return Removed::Nothing };
-        let now = |path: &RelPath| self.names.get(path.as_bytes());
+    fn of_path(&self, path: &RelPath) -> Option<&(FileId, SealNumber)> {
+        self.names.get(path.as_bytes())
+    }
+
+    /// The newest version in Tier-3 that the tree shows, if it is whole; else what a restart would show by itself.
+    fn shows_of(&self, book: &'a Book) -> Option<Shown<'a>> {
+        // Of one that cannot be read the names may be there, too.
+        let (number, version) = shown(book, None).or_else(|| book.unreadable())?;
+        let newer = above(book, Some(*number)).into_iter().rev();
+        let mut whole = newer.filter(|(_, version)| {
+            version.checkpoint.is_prepared() && !version.record().partial && self.shows(version)
+        });
+        Some(match whole.next() {
+            Some((number, version)) => Shown { number: *number, version, otherwise: true },
+            None => Shown { number: *number, version, otherwise: false },
+        })
+    }
+
+    /// Whether names of a version are in the tree, and none of them means something else.
+    fn shows(&self, version: &VersionBook) -> bool {
+        let now = version.contents.iter().filter_map(|(path, of)| Some((self.of_path(path)?, of)));
+        let mut now = now.peekable();
+        now.peek().is_some() && now.all(|(now, of)| now == of)
+    }
+
+    /// What the tree shows of a file, where that is not what Tier-3 says of the same bytes.
+    fn differs(&self, of: (FileId, SealNumber), known: &Attributes) -> Option<(FileId, FileAttributes)> {
+        let (file, seal) = of;
+        let now = self.files.get(&file).filter(|now| now.seal == seal)?;
+        let attributes = attributes_of(&now.node);
+        (attributes != *known).then_some((file, FileAttributes { file, seal, attributes }))
+    }
+
+    /// Whether what Tier-3 holds of a loose file is what a restart is to find under its path. The first name of a file gets its
+    /// bytes there, and until then the old ones stand; a further name is a link.
+    fn keeps_loose(&self, path: &RelPath, of: Option<(FileId, SealNumber)>) -> bool {
+        self.of_path(path).is_some_and(|now| {
+            let first = self.files.get(&now.0).is_some_and(|file| file.node.path == path.as_bytes());
+            first || of.as_ref() == Some(now)
+        })
+    }
+
+    /// Looks at the version that a restart would show. A name that means something else by now is removed only once its new
+    /// bytes are in Tier-3 as a loose file's; if they are on their way to a version of their own, the old ones stand until that
+    /// is there.
+    fn removed(
+        &self,
+        book: &Book,
+        shown: &Shown<'_>,
+        is_loose: impl Fn(&RelPath, (FileId, SealNumber)) -> bool,
+    ) -> Removed {
+        let Shown { number, version, .. } = shown;
         let newer = above(book, Some(*number));
         let mut all =
             version.contents.keys().chain(newer.iter().flat_map(|(_, newer)| newer.contents.keys()));
-        if all.all(|path| now(path).is_none()) {
+        if all.all(|path| self.of_path(path).is_none()) {
             let newest = newer.last().map_or(*number, |(newest, _)| **newest);
-            return Removed::All(unreadable.map_or(newest, |(number, _)| newest.max(*number)));
+            return Removed::All(book.unreadable().map_or(newest, |(number, _)| newest.max(*number)));
         }
         let mut files = Vec::new();
         for (path, of) in &version.contents {
-            match now(path) {
+            match self.of_path(path) {
                 Some(now) if now == of => {}
-                Some(_) => return Removed::Nothing,
-                None => files.push(RemovedFile { path: path.clone(), file: of.0, seal: of.1 }),
+                Some(now) if !is_loose(path, *now) => return Removed::Nothing,
+                Some(_) | None => files.push(RemovedFile { path: path.clone(), file: of.0, seal: of.1 }),
             }
         }
         if files.is_empty() { Removed::Nothing } else { Removed::Files(files) }
     }
 }
 
+fn special_file(path: RelPath, node: &SnapshotNode, special: Special) -> SpecialFile {
+    let (kind, device) = match special {
+        Special::Pipe => (SpecialKind::Pipe, 0),
+        Special::Socket => (SpecialKind::Socket, 0),
+        Special::CharacterDevice(device) => (SpecialKind::CharacterDevice, device),
+        Special::BlockDevice(device) => (SpecialKind::BlockDevice, device),
+    };
+    SpecialFile { path, kind, device, attributes: attributes_of(node) }
+}
+
+fn attributes_of(node: &SnapshotNode) -> Attributes {
+    let xattrs = node.xattrs.iter().map(|(name, value)| (RawText(name.clone()), Base64(value.clone())));
+    Attributes {
+        mode: node.mode,
+        uid: node.uid,
+        gid: node.gid,
+        mtime_ns: node.mtime_ns,
+        xattrs: xattrs.collect(),
+    }
+}
+
 async fn run(shared: Arc<Shared>, number: u64, document: TreeDocument) -> Done {
     let result = loose::write_tree(&shared.drain, number, &document).await;
     Done::Tree { number, result }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemark_protocol::checkpoint::Checkpoint;
+    use tidemark_protocol::id::{AttemptId, Epoch, FileCounter, Generation, Incarnation, Timeline, Version};
+    use tidemark_protocol::marker::Decision;
+    use tidemark_protocol::path::{CheckpointName, RunPath};
+    use tidemark_protocol::record::{Evidence, Record};
+
+    fn path(text: &str) -> RelPath {
+        RelPath::new(text).unwrap()
+    }
+
+    fn of(file: u64, seal: u64) -> (FileId, SealNumber) {
+        (FileId { incarnation: Incarnation(1), counter: FileCounter(file) }, SealNumber(seal))
+    }
+
+    /// Files by path, and further names of them.
+    fn tree(files: &[(&str, (FileId, SealNumber))], links: &[(&str, &str)]) -> TreeSnapshot {
+        let file = |(path, (file, seal)): &(&str, (FileId, SealNumber))| SnapshotFile {
+            node: SnapshotNode { path: path.as_bytes().to_vec(), mode: 0o644, ..SnapshotNode::default() },
+            file: *file,
+            seal: *seal,
+            generation: Generation(1),
+            size_bytes: 1,
+        };
+        let link = |(path, to): &(&str, &str)| crate::namespace::SnapshotHardLink {
+            path: path.as_bytes().to_vec(),
+            to: to.as_bytes().to_vec(),
+        };
+        TreeSnapshot {
+            files: files.iter().map(file).collect(),
+            hard_links: links.iter().map(link).collect(),
+            ..TreeSnapshot::default()
+        }
+    }
+
+    /// A checkpoint with these versions: what each holds, and whether it is committed, settled, or a settled part.
+    fn book(versions: &[(&[(&str, (FileId, SealNumber))], &str)]) -> Book {
+        let run = RunPath::new(path("r")).unwrap();
+        let id = CheckpointId { run: run.clone(), directory: CheckpointName::new("c").unwrap() };
+        let mut book = Book::new(id.clone());
+        for ((contents, kind), version) in versions.iter().zip(1..) {
+            let record = Record {
+                format: FORMAT,
+                version: VersionId {
+                    run: run.clone(),
+                    directory: id.directory.clone(),
+                    timeline: Timeline(0),
+                    version: Version(version),
+                },
+                attempt: AttemptId(1),
+                step: None,
+                framework: String::new(),
+                evidence: Evidence::Quiescence,
+                evidence_detail: String::new(),
+                epoch: Epoch(1),
+                completed_at_ns: 0,
+                participants: Vec::new(),
+                files: Vec::new(),
+                partial: *kind == "part",
+            };
+            let checkpoint = match *kind {
+                "committed" => Checkpoint::decided(record, Decision::Commit),
+                _ => Checkpoint::found(record, true).0,
+            };
+            let contents = contents.iter().map(|(name, of)| (path(name), *of)).collect();
+            book.versions.insert((Timeline(0), Version(version)), VersionBook::new(checkpoint, contents));
+        }
+        book
+    }
+
+    #[test]
+    fn a_version_that_settled_is_shown_again_only_where_the_tree_shows_it_and_it_is_whole() {
+        let (old, new) =
+            ([("r/c/a", of(1, 1)), ("r/c/b", of(2, 1))], [("r/c/a", of(3, 1)), ("r/c/b", of(2, 1))]);
+        let shows = |kind, files: &[(&str, (FileId, SealNumber))]| {
+            let (book, snapshot) = (book(&[(&old, "committed"), (&new, kind)]), tree(files, &[]));
+            let here = Here::of(&snapshot, std::iter::once(&book));
+            let shown = &here.shown[&book.id];
+            (shown.number.1.0, shown.otherwise)
+        };
+        assert_eq!(shows("settled", &new), (2, true));
+        assert_eq!(shows("settled", &new[..1]), (2, true), "less a name that the job removed");
+        assert_eq!(shows("settled", &[("r/c/a", of(3, 2)), new[1]]), (1, false), "saved over once more");
+        assert_eq!(shows("settled", &old), (1, false));
+        assert_eq!(shows("settled", &[]), (1, false), "all of it is removed");
+        assert_eq!(shows("part", &new), (1, false), "a restart hides what is only a part");
+        assert_eq!(shows("committed", &old), (2, false), "what is committed goes first");
+    }
+
+    #[test]
+    fn a_name_of_a_checkpoint_is_removed_once_nothing_of_it_is_needed() {
+        let held = [("r/c/a", of(1, 1)), ("r/c/b", of(2, 1))];
+        let removed = |files: &[(&str, (FileId, SealNumber))], loose: bool| {
+            let (book, snapshot) = (book(&[(&held, "committed")]), tree(files, &[]));
+            let here = Here::of(&snapshot, std::iter::once(&book));
+            here.removed(&book, &here.shown[&book.id], |_, _| loose)
+        };
+        let b = RemovedFile { path: path("r/c/b"), file: of(2, 1).0, seal: of(2, 1).1 };
+        assert_eq!(removed(&held, false), Removed::Nothing);
+        assert_eq!(removed(&held[..1], false), Removed::Files(vec![b.clone()]));
+        assert_eq!(removed(&[], false), Removed::All((Timeline(0), Version(1))));
+        let other = [held[0], ("r/c/b", of(9, 1))];
+        assert_eq!(removed(&other, false), Removed::Nothing, "its new bytes are on their way");
+        assert_eq!(removed(&other, true), Removed::Files(vec![b]), "they are there");
+    }
+
+    #[test]
+    fn a_loose_file_of_tier3_is_kept_where_its_path_shows_it_or_will() {
+        let snapshot = tree(&[("kept", of(1, 1)), ("renamed", of(2, 1))], &[("further", "renamed")]);
+        let here = Here::of(&snapshot, std::iter::empty());
+        let keeps = |at: &str, held| here.keeps_loose(&path(at), Some(held));
+        assert!(keeps("kept", of(1, 1)));
+        assert!(keeps("kept", of(7, 1)), "the new bytes follow under this path");
+        assert!(!keeps("gone", of(1, 1)));
+        assert!(keeps("further", of(2, 1)), "as good as the link");
+        assert!(!keeps("further", of(7, 1)), "nothing follows under this path: it is a link");
+        assert!(!keeps("further", of(2, 9)), "other bytes of the same file");
+    }
+
+    #[test]
+    fn attributes_are_listed_where_they_differ_for_the_same_bytes() {
+        let snapshot = tree(&[("a", of(1, 2))], &[]);
+        let here = Here::of(&snapshot, std::iter::empty());
+        let known = |mode| Attributes { mode, ..Attributes::default() };
+        assert_eq!(here.differs(of(1, 2), &known(0o644)), None);
+        assert_eq!(here.differs(of(1, 1), &known(0o600)), None, "of bytes that nobody will see");
+        assert_eq!(here.differs(of(4, 1), &known(0o600)), None, "of a file that is gone");
+        let (_, listed) = here.differs(of(1, 2), &known(0o600)).unwrap();
+        assert_eq!((listed.file, listed.seal, listed.attributes.mode), (of(1, 2).0, of(1, 2).1, 0o644));
+    }
 }

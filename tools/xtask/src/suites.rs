@@ -132,6 +132,14 @@ pub(crate) const SUITES: &[Suite] = &[
         daemons: true,
     },
     Suite {
+        name: "restart",
+        question: "is the tree after a restart with empty memory the tree before, whatever was done and killed?",
+        share_s: 180,
+        needs: MOUNT,
+        tools: &[],
+        daemons: true,
+    },
+    Suite {
         name: "survive",
         question: "the daemon is killed, replaced or dies again and again: does everything that is open go on?",
         share_s: 100,
