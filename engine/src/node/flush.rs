@@ -219,7 +219,8 @@ impl Engine {
             // What was closed just before the flush may not have been noticed yet.
             let noticed =
                 !self.ledger.is_stale() && now.saturating_duration_since(waiter.began) >= LOOK_EVERY;
-            let pending = known.entry(waiter.place.clone()).or_insert_with(|| self.pending(&waiter.place, asked));
+            let pending =
+                known.entry(waiter.place.clone()).or_insert_with(|| self.pending(&waiter.place, asked));
             let timed_out = waiter.until.is_some_and(|until| until <= now);
             let waits = |row: &Row| match row.pending.reason {
                 PendingReason::Open | PendingReason::Mapped | PendingReason::Incomplete => {

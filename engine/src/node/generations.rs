@@ -304,7 +304,7 @@ impl Engine {
     }
 
     /// The name of a loose file that is not in the tree any more, with the last generation there was.
-    fn removed_loose(&self, path: &RelPath) -> Option<Generation> {
+    fn removed_generation(&self, path: &RelPath) -> Option<Generation> {
         self.ledger.removed_loose.get(path)?.generation
     }
 
@@ -368,7 +368,7 @@ impl Node {
     pub(crate) async fn undelete_loose(&self, wanted: &Wanted) -> Result<Option<Undelete>, ApiError> {
         let Some(path) = path_of(wanted) else { return Ok(None) };
         let asked = path.clone();
-        let newest = self.ask(move |engine| engine.removed_loose(&asked)).await.ok_or_else(ending)?;
+        let newest = self.ask(move |engine| engine.removed_generation(&asked)).await.ok_or_else(ending)?;
         let Some(newest) = newest else { return Ok(None) };
         let refused = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
         let found = generations::read(&self.shared().drain, &path, newest)

@@ -339,8 +339,7 @@ impl Engine {
         let reach = shows.then_some(standing.reach);
         let read = Read { at: now, node, reach, arrived: false };
         let size_bytes = standing.reach.size_bytes;
-        let bytes =
-            LooseBytes::Standing { backing: standing.backing, size_bytes, readers: standing.readers };
+        let bytes = LooseBytes::Standing { backing: standing.backing, size_bytes, readers: standing.readers };
         let mut upload = upload_of(book, &path, &view, (standing.number, bytes, Left::Open));
         upload.file = standing.file;
         self.start_loose_upload(upload, Some(read), now);

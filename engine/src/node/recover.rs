@@ -346,7 +346,9 @@ impl Recovered {
                 unshown.push((id, number));
             }
             if shows && names == Names::Empty {
-                files.into_iter().for_each(|entry| adopt(shared, entry));
+                for entry in files {
+                    adopt(shared, entry);
+                }
             }
             self.put(VersionBook::new(Checkpoint::unreadable(record, why), contents));
         }
@@ -605,7 +607,7 @@ fn adopt(shared: &Shared, entry: AdoptEntry) -> bool {
 
 /// Puts a loose file into the tree, as a cold file that may give way once it is not cold any more.
 pub(crate) fn adopt_loose(shared: &Shared, sidecar: &LooseSidecar) {
-    adopt(shared, file_entry(&sidecar.file));
+    adopt(shared, entry(&sidecar.file.path, file_kind(&sidecar.file), &sidecar.file.attributes));
     shared.namespace.set_reclaim(sidecar.file.file, crate::namespace::ReclaimClass::Loose);
 }
 

@@ -7,7 +7,7 @@ use crate::namespace::{NodeId, NotSealable, ROOT, SealTicket};
 use crate::node::away::{Away, Cause};
 use crate::node::backlog::Backlog;
 use crate::node::begun::Begun;
-use crate::node::book::{LooseBook, is_damage};
+use crate::node::book::is_damage;
 use crate::node::decide::Action;
 use crate::node::due::Due;
 use crate::node::flush::Flushes;

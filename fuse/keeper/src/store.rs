@@ -129,7 +129,11 @@ impl Keeper {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         if let Err(error) = self.send(message, None, flags, "the service manager") {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, ?message, "the service manager was not told; does NOTIFY_SOCKET name a socket that lives?");
+            tracing::warn!(
+                error,
+                ?message,
+                "the service manager was not told; does NOTIFY_SOCKET name a socket that lives?"
+            );
         }
     }
 
