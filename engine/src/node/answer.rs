@@ -407,7 +407,8 @@ impl Engine {
                 books.max_by_key(|book| book.path().len())
             }
             Wanted::Step { run, step } => self.books_of(run.as_deref()).find(|book| {
-                let newest = book.newest().or(book.unreadable()).map(|(_, version)| version.record().step);
+                let newest =
+                    book.newest().or_else(|| book.unreadable()).map(|(_, version)| version.record().step);
                 let present = || book.candidate.as_ref().map(|candidate| candidate.step);
                 newest.or_else(present).flatten().is_some_and(|found| found.0 == *step)
             }),

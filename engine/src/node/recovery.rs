@@ -43,7 +43,7 @@ impl Engine {
     fn add_versions<'a>(&'a self, book: &'a Book, run: &mut OfRun<'a>) {
         for (number, version) in book.versions.iter().rev() {
             let checkpoint = &version.checkpoint;
-            let is_reason = checkpoint.failure().or(checkpoint.why_unreadable()).is_some();
+            let is_reason = checkpoint.failure().or_else(|| checkpoint.why_unreadable()).is_some();
             if !checkpoint.is_committed() && !checkpoint.is_alive() && !is_reason {
                 continue;
             }

@@ -529,7 +529,10 @@ mod tests {
     }
 
     /// A checkpoint with these versions: what each holds, and whether it is committed, settled, or a settled part.
-    fn book(versions: &[(&[(&str, (FileId, SealNumber))], &str)]) -> Book {
+    /// The names that a version holds, and how far it has come.
+    type OfVersion<'a> = (&'a [(&'a str, (FileId, SealNumber))], &'a str);
+
+    fn book(versions: &[OfVersion<'_>]) -> Book {
         let run = RunPath::new(path("r")).unwrap();
         let id = CheckpointId { run: run.clone(), directory: CheckpointName::new("c").unwrap() };
         let mut book = Book::new(id.clone());

@@ -153,7 +153,7 @@ mod tests {
             [ProblemCode::Tier1Full, ProblemCode::Lost, ProblemCode::Tier3Away, ProblemCode::Fenced]
                 .map(problem);
         assert_eq!(exit_code_of(&[]), ExitCode::Done);
-        assert_eq!(exit_code_of(&[full.clone()]), ExitCode::Failed);
+        assert_eq!(exit_code_of(std::slice::from_ref(&full)), ExitCode::Failed);
         assert_eq!(exit_code_of(&[full.clone(), away.clone()]), ExitCode::Unavailable);
         assert_eq!(exit_code_of(&[full, away, lost.clone()]), ExitCode::NotRecoverable);
         assert_eq!(exit_code_of(&[lost, fenced]), ExitCode::Fenced);

@@ -56,7 +56,7 @@ pub(crate) enum Command {
 
 /// Does the command, or `status` where there is none.
 pub(crate) async fn run(command: Option<Command>, context: &mut Context) -> Result<ExitCode, Failure> {
-    match command.unwrap_or(Command::Status(status::Args::default())) {
+    match command.unwrap_or_else(|| Command::Status(status::Args::default())) {
         Command::Status(args) => args.run(context).await,
         Command::Ls(args) => args.run(context).await,
         Command::Show(args) => args.run(context).await,
