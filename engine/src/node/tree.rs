@@ -528,10 +528,10 @@ mod tests {
         }
     }
 
-    /// A checkpoint with these versions: what each holds, and whether it is committed, settled, or a settled part.
-    /// The names that a version holds, and how far it has come.
+    /// What a version holds, and whether it is committed, settled, or a settled part.
     type OfVersion<'a> = (&'a [(&'a str, (FileId, SealNumber))], &'a str);
 
+    /// A checkpoint with these versions.
     fn book(versions: &[OfVersion<'_>]) -> Book {
         let run = RunPath::new(path("r")).unwrap();
         let id = CheckpointId { run: run.clone(), directory: CheckpointName::new("c").unwrap() };
