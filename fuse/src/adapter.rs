@@ -10,6 +10,7 @@ use crate::control_dir::ControlDir;
 use crate::convert::{answer_bytes, answer_empty, caller, is_resent, refuse, request_id, set_time};
 use crate::counters::Opcode;
 use crate::device::Device;
+use crate::entries;
 use crate::errno::errno;
 use crate::gate::{self, Wanted};
 use crate::handle::{DataPath, Fallback};
@@ -17,10 +18,10 @@ use crate::init;
 use crate::named;
 use crate::shared::Shared;
 use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::io;
@@ -30,10 +31,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tidemark_engine::namespace::{FsError, Namespace, OpenOutcome, SetAttr};
 use tidemark_keeper::closed_by;
-
-/// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
-const COOKIE_SELF: u64 = 1;
-const COOKIE_PARENT: u64 = 2;
 
 /// Largest file system block number statfs is asked in.
 const STATFS_BLOCK_BYTES: u32 = 4096;
@@ -486,25 +483,8 @@ impl Filesystem for Adapter {
 
     fn readdir(&self, _: &Request, node: INodeNo, fh: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
         self.count(Opcode::ReadDir);
-        for (own, name) in [(COOKIE_SELF, "."), (COOKIE_PARENT, "..")] {
-            if cookie < own && reply.add(node, own, FileType::Directory, name) {
-                return reply.ok();
-            }
-        }
-        if ControlDir::owns(node.0) {
-            self.shared.control.fill(self.ns(), (COOKIE_PARENT, cookie), &mut reply);
-            return reply.ok();
-        }
-        match self.shared.list(node.0, fh.0, cookie) {
-            Ok(entries) => {
-                for entry in entries {
-                    let kind = attr::file_type(entry.kind);
-                    if reply.add(INodeNo(entry.ino), entry.cookie, kind, OsStr::from_bytes(&entry.name)) {
-                        break;
-                    }
-                }
-                reply.ok();
-            }
+        match entries::fill(&self.shared, node, fh, cookie, &mut reply) {
+            Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(error)),
         }
     }
@@ -518,43 +498,10 @@ impl Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         self.count(Opcode::ReadDirPlus);
-        let mut add = |cookie, name: &OsStr, ttl: Duration, found: &FileAttr| {
-            reply.add(found.ino, cookie, name, &ttl, found, Generation(0))
-        };
-        if ControlDir::owns(node.0) {
-            let directory = self.shared.control.directory();
-            for (own, name) in [(COOKIE_SELF, "."), (COOKIE_PARENT, "..")] {
-                if cookie < own && add(own, OsStr::new(name), Duration::ZERO, &directory) {
-                    return reply.ok();
-                }
-            }
-            let block_size = self.shared.block_size;
-            self.shared.control.fill_plus(self.ns(), (COOKIE_PARENT, cookie), block_size, &mut reply);
-            return reply.ok();
+        match entries::fill_plus(&self.shared, node, fh, cookie, &mut reply) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(error)),
         }
-        let listed =
-            self.ns().getattr(node.0).and_then(|own| Ok((own, self.shared.list(node.0, fh.0, cookie)?)));
-        let (own, entries) = match listed {
-            Ok(listed) => listed,
-            Err(error) => return reply.error(errno(error)),
-        };
-        // The kernel takes no reference from the entries for itself and its parent (fs/fuse/readdir.c).
-        let own = attr::entry(&own, self.shared.block_size);
-        for (position, name) in [(COOKIE_SELF, "."), (COOKIE_PARENT, "..")] {
-            if cookie < position && add(position, OsStr::new(name), Duration::ZERO, &own) {
-                return reply.ok();
-            }
-        }
-        for entry in entries {
-            // Each entry is a lookup that the kernel will forget; one removed meanwhile is left out.
-            let Ok(found) = self.ns().lookup(node.0, &entry.name) else { continue };
-            let sent = attr::entry(&found, self.shared.block_size);
-            if add(entry.cookie, OsStr::from_bytes(&entry.name), self.shared.ttl(&found), &sent) {
-                self.ns().forget(found.node, 1);
-                break;
-            }
-        }
-        reply.ok();
     }
 
     fn releasedir(&self, _: &Request, node: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {

@@ -16,6 +16,7 @@ mod control_dir;
 mod convert;
 mod counters;
 mod device;
+mod entries;
 mod errno;
 mod error;
 mod fusermount;

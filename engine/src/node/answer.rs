@@ -4,7 +4,6 @@
 
 use crate::namespace::{FileState, FileView, ObjectCopy, torn_path};
 use crate::node::book::{Book, Number, VersionBook};
-use crate::node::decide;
 use crate::node::flush::covers;
 use crate::node::ledger::Contents;
 use crate::node::recover::above;
@@ -16,14 +15,14 @@ use std::time::Instant;
 use tidemark_protocol::checkpoint;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::{FileId, SealNumber, Timeline, Version};
-use tidemark_protocol::key::{Key, VersionId, checkpoint_path};
+use tidemark_protocol::key::{VersionId, checkpoint_path};
 use tidemark_protocol::lineage;
-use tidemark_protocol::manifest::{Manifest, ManifestFile};
+use tidemark_protocol::manifest::ManifestFile;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use tidemark_protocol::report::{
-    ApiError, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, ErrorCode, File,
-    Problem, ProblemCode, RunStatus, Show, TierStatus,
+    ApiError, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, ErrorCode, Problem,
+    RunStatus, TierStatus,
 };
 
 /// Who answers.
@@ -61,7 +60,7 @@ impl std::ops::Deref for Listed {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -86,11 +85,6 @@ impl Node {
     /// Rows of `ls`, in order of run, timeline, step and path, the newest version of each first.
     pub async fn list(&self, place: Vec<u8>, all: bool) -> Option<Vec<Checkpoint>> {
         self.ask(move |engine| engine.list(&place, all)).await
-    }
-
-    /// One checkpoint: at `path`, or of a run (or the only one) at a step, or the newest committed.
-    pub async fn show(&self, wanted: Wanted, files: bool, identity: Identity) -> Option<Option<Show>> {
-        self.ask(move |engine| engine.show(&wanted, files, &identity)).await
     }
 
     pub async fn standing(&self) -> Option<Standing> {
@@ -241,7 +235,7 @@ impl Engine {
     }
 
     /// The newest state of a checkpoint first; with `all` its older committed versions too.
-    fn rows(&self, book: &Book, all: bool) -> Vec<Checkpoint> {
+    pub(super) fn rows(&self, book: &Book, all: bool) -> Vec<Checkpoint> {
         let mut rows = Vec::new();
         let uncovered = self.uncovered(book);
         if let Some(row) = &uncovered {
@@ -375,7 +369,7 @@ impl Engine {
         }
     }
 
-    fn loose_row(&self, path: &RelPath) -> Option<Checkpoint> {
+    pub(super) fn loose_row(&self, path: &RelPath) -> Option<Checkpoint> {
         let view = self.ledger.file(path)?;
         let (bytes, object) = self.standing_of_loose(path, view);
         let one = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
@@ -456,123 +450,6 @@ impl Engine {
                 path == run || book.id.run.to_string().as_bytes() == run
             })
         })
-    }
-
-    fn show(&self, wanted: &Wanted, files: bool, identity: &Identity) -> Option<Show> {
-        let Some(book) = self.find(wanted) else { return self.show_loose(wanted, files, identity) };
-        let checkpoint = self.rows(book, false).into_iter().next()?;
-        let number = (checkpoint.timeline, checkpoint.version);
-        let version = book.versions.get(&number);
-        let committed = version.and_then(|version| version.committed.as_ref());
-        let id = book.version_id(number);
-        let mut waits_for = Vec::new();
-        if committed.is_none() {
-            let unreadable = version.and_then(|version| version.checkpoint.why_unreadable());
-            let trouble = version.and_then(|version| version.trouble.clone());
-            let trouble = unreadable.map(ToOwned::to_owned).or(trouble);
-            waits_for.push(match (trouble, version.map(|version| &version.checkpoint)) {
-                (Some(why), _) => why,
-                (None, Some(version)) if version.is_alive() && version.is_proven() => {
-                    "its bytes are on their way to Tier-3".to_owned()
-                }
-                (None, _) => decide::waits_for(book),
-            });
-        }
-        Some(Show {
-            evidence_detail: version.map(|version| version.checkpoint.evidence().1.to_owned()),
-            waits_for,
-            attempt: version.map(|version| version.record().attempt.to_string()),
-            participants: version.map_or_else(Vec::new, |version| {
-                version.record().participants.iter().map(ToString::to_string).collect()
-            }),
-            marker_key: committed.map(|_| Key::Committed { version: id.clone() }.to_string()),
-            manifest_key: committed.and_then(|(manifest, _)| {
-                let (_, hash) = manifest.encode_named().ok()?;
-                Some(Key::Manifest { version: id.clone(), attempt: manifest.attempt, hash }.to_string())
-            }),
-            epoch: committed.map(|(_, epoch)| epoch.0),
-            lost: version.and_then(|version| {
-                let unreadable = version.checkpoint.why_unreadable().map(ToOwned::to_owned);
-                unreadable.or_else(|| self.why_lost(version.record()))
-            }),
-            previous: version.and_then(|version| version.previous.as_ref()).map(|previous| CheckpointRef {
-                timeline: previous.timeline,
-                step: previous.step,
-                version: previous.version,
-                path: text(&checkpoint_path(&book.id.run, &previous.directory)),
-            }),
-            files: files.then(|| self.files_shown(book, version, identity)),
-            checkpoint,
-        })
-    }
-
-    /// A file that belongs to no checkpoint, as if it were one.
-    fn show_loose(&self, wanted: &Wanted, files: bool, identity: &Identity) -> Option<Show> {
-        let Wanted::Path(path) = wanted else { return None };
-        let path = RelPath::new(path.clone()).ok()?;
-        let book = self.ledger.loose.get(&path)?;
-        let checkpoint = self.loose_row(&path)?;
-        let mut file = self.file_shown(path.clone(), None, identity);
-        (file.bytes, file.copies) = (checkpoint.bytes, checkpoint.copies);
-        Some(Show {
-            evidence_detail: None,
-            waits_for: self.lack_of(&path, book, None).map(|lack| lack.what).into_iter().collect(),
-            attempt: None,
-            participants: Vec::new(),
-            marker_key: None,
-            manifest_key: None,
-            epoch: None,
-            previous: None,
-            lost: None,
-            files: files.then(|| vec![file]),
-            checkpoint,
-        })
-    }
-
-    fn files_shown(&self, book: &Book, version: Option<&VersionBook>, identity: &Identity) -> Vec<File> {
-        let mut paths: BTreeSet<RelPath> = version
-            .map(|version| version.record().files.iter().map(|file| file.path.clone()).collect())
-            .unwrap_or_default();
-        if version.is_none() {
-            paths.extend(book.candidate.iter().flat_map(|candidate| candidate.files.keys().cloned()));
-        }
-        paths.into_iter().map(|path| self.file_shown(path, version, identity)).collect()
-    }
-
-    fn file_shown(&self, path: RelPath, version: Option<&VersionBook>, identity: &Identity) -> File {
-        let entry = version.and_then(|version| version.record().files.iter().find(|file| file.path == path));
-        let view = self.ledger.file(&path).filter(|view| entry.is_none_or(|entry| entry.file == view.file));
-        let bytes =
-            entry.map(|entry| entry.size_bytes).or_else(|| view.map(|view| view.size_bytes)).unwrap_or(0);
-        let count = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
-        let key = |manifest: &Manifest| {
-            manifest.files.iter().find(|file| file.path == path).map(|file| file.key.clone())
-        };
-        let stored = version.and_then(|version| match (version.manifest(), &version.attempt) {
-            (Some(manifest), _) => key(manifest),
-            (None, Some(attempt)) => attempt.manifest().ok().and_then(|manifest| key(&manifest)),
-            (None, None) => None,
-        });
-        // What was noted of a file that is written again is a copy of other bytes.
-        let noted = view.filter(|view| view.sealed().is_some()).and_then(|view| view.object.as_ref());
-        let object_key = stored.or_else(|| noted.map(|object| object.key.clone()));
-        let state = view.map_or("sealed", |view| decide::state_word(&view.state));
-        let sealed = view.and_then(|view| match &view.state {
-            FileState::Sealed { crc, .. } => Some(*crc),
-            FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
-        });
-        let host = view.is_some_and(|view| view.host);
-        File {
-            bytes,
-            crc64nvme: entry.map(|entry| entry.crc64nvme).or(sealed),
-            copies: Copies { host: count(host), object: count(object_key.is_some()), ..Copies::default() },
-            host_path: view.filter(|_| host).and_then(|view| self.shared.namespace.host_path(view.node)),
-            state: state.to_owned(),
-            node: identity.node.clone(),
-            object_key,
-            mtime_ms: view.map(|view| view.mtime_ns / 1_000_000),
-            path: path.to_string(),
-        }
     }
 
     /// The sealed contents of a checkpoint in the tree; `None` while some file is not sealed, or none is there.
@@ -757,95 +634,5 @@ impl Engine {
             lag_bytes: lag.bytes,
             lag_seconds: lag.seconds,
         }
-    }
-
-    fn problems(&self, tiers: &[TierStatus], now: Instant) -> Vec<Problem> {
-        let mut problems = Vec::new();
-        let mut add = |code, what: String, action: &str| problems.push(Problem::new(code, what, action));
-        if let Some(why) = &self.fenced {
-            add(ProblemCode::Fenced, why.clone(), "stop this daemon: another one commits to this Tier-3");
-        }
-        if let Some((since, why)) = self.tier3_away.longest() {
-            let seconds = now.saturating_duration_since(since).as_secs();
-            let lag = self.lag(None);
-            let what = format!(
-                "Tier-3 does not take what it is given for {seconds} s, {} bytes wait: {why}",
-                lag.bytes
-            );
-            add(
-                ProblemCode::Tier3Away,
-                what,
-                "nothing is lost while this node lives; repair Tier-3, it is tried again by itself",
-            );
-        }
-        let sealed: BTreeSet<_> = if self.scrub.bad.is_empty() {
-            BTreeSet::new()
-        } else {
-            self.ledger.files().filter_map(|(_, view)| Some((view.file, view.sealed()?))).collect()
-        };
-        // Bytes that were saved again are another seal, and the old ones matter to nobody.
-        for (_, what) in self.scrub.bad.iter().filter(|(of, _)| sealed.contains(of)) {
-            add(
-                ProblemCode::HostCorrupt,
-                what.clone(),
-                "save it again; nothing that was committed is affected",
-            );
-        }
-        for (path, why) in self.lost_checkpoints() {
-            add(
-                ProblemCode::Lost,
-                format!("{path} cannot be read whole: {why}"),
-                "`ckptctl recover --plan` says what a job loads instead; restore the object and run `ckptctl verify --deep`, or remove \
-                 the checkpoint",
-            );
-        }
-        for what in self.bad_objects() {
-            add(
-                ProblemCode::ObjectCorrupt,
-                what,
-                "the loss of this node would lose it; `ckptctl verify --deep` tries again to write it",
-            );
-        }
-        for what in &self.passed_over {
-            add(
-                ProblemCode::Tier3NotBelieved,
-                what.clone(),
-                "`ckptctl verify --deep` tells what is still recoverable",
-            );
-        }
-        for book in self.ledger.books.values() {
-            if let Some((_, version)) = book.versions.iter().next_back()
-                && let Some(why) = version.checkpoint.failure()
-            {
-                let what = format!("{}: {why}", text(&book.path()));
-                add(ProblemCode::NotCommitted, what, "save this checkpoint again");
-            }
-        }
-        for (code, what) in self.full_tiers(tiers, now) {
-            add(
-                code,
-                what,
-                "`ckptctl tiers` shows what holds it; wait for the uploads, remove what is not needed, or raise the budget",
-            );
-        }
-        if self.ledger.unnameable > 0 {
-            let what = format!("{} names cannot be kept in Tier-3", self.ledger.unnameable);
-            add(ProblemCode::Unnameable, what, "use shorter paths");
-        }
-        problems
-    }
-
-    /// Objects that are bad, of files that are in the tree or in a committed version still.
-    fn bad_objects(&self) -> Vec<String> {
-        if self.scrub.bad_objects.is_empty() {
-            return Vec::new();
-        }
-        let in_tree = self.ledger.files().filter_map(|(_, view)| Some((view.file, view.sealed()?)));
-        let versions = self.ledger.books.values().flat_map(|book| book.versions.values());
-        let files = versions.filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
-        let wanted: BTreeSet<_> = in_tree.chain(files.map(|file| (file.file, file.seal))).collect();
-        let bad =
-            self.scrub.bad_objects.iter().filter(|((file, seal, _), _)| wanted.contains(&(*file, *seal)));
-        bad.map(|(_, bad)| format!("{}: {}", bad.path, bad.what)).collect()
     }
 }

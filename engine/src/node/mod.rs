@@ -36,6 +36,7 @@
 //! | `attributes` | `user.tidemark.*` |
 //! | `events` | what happened lately |
 
+mod adopt;
 mod advance;
 mod answer;
 mod apply;
@@ -62,6 +63,7 @@ mod metric;
 mod pace;
 mod partial;
 mod prefetch;
+mod problems;
 mod proof;
 mod recover;
 mod recovery;
@@ -72,6 +74,7 @@ mod run;
 mod schedule;
 mod scrub;
 mod shield;
+mod show;
 mod tiers;
 mod tracker;
 mod tree;

@@ -3,8 +3,12 @@
 //! Owns: which version of a checkpoint the tree shows, and what becomes of attempts that nobody decided. Does not
 //! own: reading Tier-3 (`restore::locate`), the markers (`save::commit`).
 
-use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy, Special};
+use crate::namespace::{AdoptEntry, AdoptKind, Special};
 use crate::node::Shared;
+use crate::node::adopt::{
+    SYMLINK_MODE, UNKNOWN_BYTES, adopt, entry, entry_at, file_kind, link_entry, note, placeholders,
+};
+pub(crate) use crate::node::adopt::{adopt_directory, adopt_loose};
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::metric;
 use crate::node::run::error_text;
@@ -23,9 +27,8 @@ use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::{LooseSidecar, SpecialKind, TreeDocument, VersionMetric};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef, checkpoint_path};
-use tidemark_protocol::layout::chunk_count;
 use tidemark_protocol::lineage::watermark;
-use tidemark_protocol::manifest::{Attributes, Directory, Manifest, ManifestFile, Prepared};
+use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
 use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
@@ -460,9 +463,6 @@ impl Recovered {
     }
 }
 
-/// What a symlink always shows on Linux.
-const SYMLINK_MODE: u32 = 0o777;
-
 /// What a version that is in Tier-3 holds; none while a job has it.
 pub(crate) fn manifest_of(version: &VersionBook) -> Option<Cow<'_, Manifest>> {
     match (version.manifest(), &version.attempt) {
@@ -573,75 +573,6 @@ fn one_marker(prepared: Vec<Prepared>, manifest: Manifest) -> Option<Prepared> {
     Some(first)
 }
 
-/// A file that is in Tier-3 may be given up in memory; the daemon before may have died before it wrote that down.
-fn note(shared: &Shared, file: &ManifestFile) {
-    // Another version's copy of the same bytes is as good, and may be the one that stays.
-    if shared.namespace.has_object(file.file, file.seal) {
-        return;
-    }
-    // False where the file is gone or has other bytes by now.
-    let _ = shared.namespace.note_object(file.file, file.seal, ObjectCopy::of(file));
-}
-
-/// Makes a directory that a manifest lists, or gives it its attributes.
-pub(crate) fn adopt_directory(shared: &Shared, directory: &Directory) {
-    adopt(shared, entry(&directory.path, AdoptKind::Directory, &directory.attributes));
-}
-
-/// Whether the name is in the tree now.
-fn adopt(shared: &Shared, entry: AdoptEntry) -> bool {
-    let path = String::from_utf8_lossy(&entry.path).into_owned();
-    match shared.namespace.adopt(entry) {
-        Ok(_) => return true,
-        // Another document named it first: a hard link in both, or an older version's file under a newer name.
-        Err(FsError::Exists) => {
-            tracing::debug!(%path, "adopted already");
-            return true;
-        }
-        // Somebody reads what was torn under this name; the shield comes back to it.
-        Err(FsError::Busy) => tracing::debug!(%path, "not adopted while it is open"),
-        Err(error) => tracing::error!(%path, ?error, "a name from Tier-3 cannot be in the tree"),
-    }
-    false
-}
-
-/// Puts a loose file into the tree, as a cold file that may give way once it is not cold any more.
-pub(crate) fn adopt_loose(shared: &Shared, sidecar: &LooseSidecar) {
-    adopt(shared, entry(&sidecar.file.path, file_kind(&sidecar.file), &sidecar.file.attributes));
-    shared.namespace.set_reclaim(sidecar.file.file, crate::namespace::ReclaimClass::Loose);
-}
-
-fn entry(path: &RelPath, kind: AdoptKind, attributes: &Attributes) -> AdoptEntry {
-    entry_at(path.as_bytes().to_vec(), kind, attributes)
-}
-
-fn entry_at(path: Vec<u8>, kind: AdoptKind, attributes: &Attributes) -> AdoptEntry {
-    AdoptEntry {
-        path,
-        kind,
-        mode: attributes.mode,
-        uid: attributes.uid,
-        gid: attributes.gid,
-        mtime_ns: attributes.mtime_ns,
-        xattrs: attributes.xattrs.iter().map(|(name, value)| (name.0.clone(), value.0.clone())).collect(),
-    }
-}
-
-fn file_kind(file: &ManifestFile) -> AdoptKind {
-    AdoptKind::File {
-        file: file.file,
-        seal: file.seal,
-        size_bytes: file.size_bytes,
-        crc: file.crc64nvme,
-        chunks: file.chunks.clone().into(),
-        object: Some(ObjectCopy::of(file)),
-    }
-}
-
-fn link_entry(path: &RelPath, to: &RelPath) -> AdoptEntry {
-    entry(path, AdoptKind::HardLink { to: to.as_bytes().to_vec() }, &Attributes::default())
-}
-
 pub(crate) fn contents_of(files: &[ManifestFile], manifest: &Manifest) -> crate::node::ledger::Contents {
     let mut contents: crate::node::ledger::Contents =
         files.iter().map(|file| (file.path.clone(), (file.file, file.seal))).collect();
@@ -668,34 +599,6 @@ pub(crate) fn record_of(manifest: &Manifest) -> Record {
         files: manifest.files.iter().map(ManifestFile::entry).collect(),
         partial: false,
     }
-}
-
-/// Chunks of all placeholders of a version, so that a damaged record cannot ask for more memory: 8 TiB of files.
-const PLACEHOLDER_CHUNKS_MAX: u64 = 1 << 20;
-
-/// The size of a file of which nobody knows it: an empty one would be opened without asking for its bytes.
-const UNKNOWN_BYTES: u64 = 1;
-
-/// The names of a version that cannot be read, with their sizes: an open finds no copy.
-fn placeholders(record: &Record) -> impl Iterator<Item = AdoptEntry> {
-    let mut left = PLACEHOLDER_CHUNKS_MAX;
-    let mtime_ns = record.completed_at_ns;
-    record.files.iter().map(move |file| {
-        let chunks = chunk_count(file.size_bytes);
-        let size_bytes = if chunks <= left { file.size_bytes } else { UNKNOWN_BYTES };
-        left = left.saturating_sub(chunks);
-        // Nothing is ever compared with these: no copy is asked.
-        let chunks = (0..chunk_count(size_bytes)).map(|_| Crc64(0)).collect();
-        let kind = AdoptKind::File {
-            file: file.file,
-            seal: file.seal,
-            size_bytes,
-            crc: file.crc64nvme,
-            chunks,
-            object: None,
-        };
-        entry(&file.path, kind, &Attributes { mode: 0o644, mtime_ns, ..Attributes::default() })
-    })
 }
 
 /// The record of a version of which nothing but the key can be read: one file under the checkpoint's own name.

@@ -272,7 +272,7 @@ fn keep(settings: &Settings) -> Result<ExitCode, Failure> {
         state_dir: settings.node.state_dir.clone(),
         descriptors: [(names::LOCK.to_owned(), lock)].into(),
     };
-    crate::up::before_others();
+    crate::ends::before_others();
     match tidemark_keeper::keep(plan).context("the keeper cannot start").map_err(Failure::failed)? {
         Kept::Ended(code) => Ok(ExitCode::from(code)),
         Kept::Abandoned => Err(Failure::failed(anyhow::anyhow!(

@@ -1,0 +1,232 @@
+//! What the names of a checkpoint's files prove, and which of them are missing: indices, parts that say how many they are, ranks.
+//!
+//! Owns: these findings. Does not own: what follows from them (the parent), reading an index (`index`).
+
+use super::{Case, Ends, Finding};
+use crate::path::RelPath;
+use crate::recognise::{IndexKind, Role, Rule};
+use crate::record::Evidence;
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Case<'_> {
+    /// Every index lists only files that are there, published before it where anybody may go on, of the size it says; and every
+    /// shard lies under an index.
+    pub(super) fn index(&self) -> Finding {
+        let indices: Vec<_> = self.present().filter(|(_, role, _)| matches!(role, Role::Index(_))).collect();
+        if indices.is_empty() {
+            let dcp = self.candidate.files.iter().find(|(path, _)| path.name().ends_with(b".distcp"));
+            let without = |(path, _): (&RelPath, &Role)| {
+                let why = "torch.distributed.checkpoint has not written .metadata".to_owned();
+                let directory = path.parent().map_or_else(String::new, |directory| format!("{directory}/"));
+                Finding::Missing(vec![format!("{directory}.metadata")], why)
+            };
+            let by_rank = self.candidate.files.values().any(|role| matches!(role, Role::RankMarker { .. }));
+            return dcp.filter(|_| !by_rank).map_or(Finding::Silent, without);
+        }
+        // A job writes its index last, and one that goes on may be about to write it anew. A copy has any order.
+        let copied = self.is_over() && (self.ends() == Ends::Well || self.is_a_copy_that_failed());
+        let mut listed = BTreeSet::new();
+        let dcp = indices.iter().any(|(_, role, _)| *role == Role::Index(IndexKind::Dcp));
+        for (index, role, fact) in &indices {
+            let Role::Index(kind) = role else { continue };
+            let Some(covered) = self.facts.indices.get(*index) else {
+                return Finding::Read((*index).clone(), *kind);
+            };
+            let covered = match covered {
+                Ok(covered) => covered,
+                Err(problem) => {
+                    return Finding::Missing(Vec::new(), format!("{index} cannot be used: {problem}"));
+                }
+            };
+            let directory = index.parent();
+            let mut missing = Vec::new();
+            let mut removed = 0;
+            for (relative, exact) in covered {
+                let path =
+                    directory.as_ref().map_or_else(|| Ok(relative.clone()), |above| above.join(relative));
+                let Some((path, file)) =
+                    path.as_ref().ok().and_then(|path| Some((path.clone(), self.facts.files.get(path)?)))
+                else {
+                    removed += usize::from(path.is_ok_and(|path| self.facts.removed.contains(&path)));
+                    missing.push(relative.to_string());
+                    continue;
+                };
+                if file.published_at_ns > fact.published_at_ns && !copied {
+                    return Finding::Missing(Vec::new(), format!("{path} was written after {index}"));
+                }
+                if let Some(exact) = exact.filter(|exact| *exact > file.size_bytes) {
+                    let why = format!("{path} has {} bytes, and {index} needs {exact}", file.size_bytes);
+                    return Finding::Missing(Vec::new(), why);
+                }
+                listed.insert(path);
+            }
+            if !missing.is_empty() && removed == covered.len() && self.ends() == Ends::Well {
+                // Left over from the version before: who ended well took away all that it speaks of.
+                continue;
+            }
+            if !missing.is_empty() {
+                let why = format!("{} of the files that {index} lists are missing", missing.len());
+                return Finding::Missing(missing, why);
+            }
+        }
+        if listed.is_empty() {
+            return Finding::Silent;
+        }
+        let published = self.present().filter(|(path, ..)| listed.contains(*path));
+        let first_ns = published.map(|(_, _, fact)| fact.published_at_ns).min();
+        let stray = self.present().find(|(path, role, fact)| {
+            // What more ranks left of an older save into the same directory.
+            let left = first_ns.is_some_and(|first_ns| fact.published_at_ns < first_ns)
+                || dcp && path.name().ends_with(b".distcp");
+            role.is_of_one_rank() && !listed.contains(*path) && !left
+        });
+        match stray {
+            // State of other ranks that no index speaks of: count decides.
+            Some(_) => Finding::Silent,
+            None => {
+                Finding::Proves(Evidence::Index, format!("{} lists {} files", indices[0].0, listed.len()))
+            }
+        }
+    }
+
+    /// The index lies directly in the checkpoint's directory and is DCP's, which comes after all ranks reported.
+    pub(super) fn index_lies_on_top(&self) -> bool {
+        let directory = self.candidate.id.directory.as_bytes();
+        self.candidate.files.iter().any(|(path, role)| {
+            let above = path.parent();
+            let top = above.as_ref().is_some_and(|above| above.name() == directory);
+            *role == Role::Index(IndexKind::Dcp) && top
+        })
+    }
+
+    pub(super) fn rank_markers(&self) -> Finding {
+        let ranks: BTreeSet<_> = self
+            .candidate
+            .files
+            .values()
+            .filter_map(|role| if let Role::RankMarker { rank } = role { Some(*rank) } else { None })
+            .collect();
+        match self.world_size() {
+            _ if ranks.is_empty() => Finding::Silent,
+            None => Finding::Missing(Vec::new(), "the size of the job is not known".into()),
+            Some(size) => counted(&ranks, size, "markers of ranks"),
+        }
+    }
+
+    /// `-of-NNNNN` in names, or the ranks of WORLD_SIZE.
+    pub(super) fn count(&self) -> Finding {
+        let mut families: BTreeMap<(Vec<u8>, u64), BTreeSet<u64>> = BTreeMap::new();
+        for path in self.candidate.files.keys() {
+            if let Some((stem, index, of)) = part_of(path) {
+                families.entry((stem, of)).or_default().insert(index);
+            }
+        }
+        for ((stem, of), present) in &families {
+            // Parts count from 1 in names.
+            let missing: Vec<_> = (1..=*of)
+                .filter(|part| !present.contains(part))
+                .take(MAX_NAMED)
+                .map(|part| part.to_string())
+                .collect();
+            if !missing.is_empty() {
+                let why =
+                    format!("{} of {of} parts of {} are there", present.len(), crate::path::escape(stem));
+                return Finding::Missing(missing, why);
+            }
+        }
+        let Some(size) = self.world_size().filter(|size| *size > 1) else {
+            let parts = families.values().map(BTreeSet::len).sum::<usize>();
+            // Without a size, complete sets of parts prove only the files that carry parts.
+            let all_parts = parts == self.candidate.files.len();
+            return if parts > 0 && all_parts {
+                Finding::Proves(Evidence::Count, format!("all {parts} parts are there"))
+            } else {
+                Finding::Silent
+            };
+        };
+        if !self.rule().is_some_and(Rule::counts_shards) {
+            return Finding::Silent;
+        }
+        let mut ranks: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
+        for (path, role) in &self.candidate.files {
+            if let (Role::Shard { rank: Some(rank) }, Some(masked)) =
+                (role, self.rules.mask_rank(path.name()))
+            {
+                ranks.entry(masked).or_default().insert(*rank);
+            }
+        }
+        // Ranks of a tensor-parallel group write fewer files than the job has ranks: one full family decides.
+        match ranks.values().max_by_key(|present| present.len()) {
+            None => Finding::Silent,
+            Some(present) => counted(present, size, "ranks"),
+        }
+    }
+
+    /// Of each kind of file that every rank writes, as many as the job has ranks.
+    pub(super) fn each_rank(&self) -> Finding {
+        let Some(size) = self.world_size().filter(|size| *size > 1) else { return Finding::Silent };
+        let mut families: BTreeMap<Vec<u8>, Vec<u64>> = BTreeMap::new();
+        for (path, role) in &self.candidate.files {
+            if let Role::EachRank { rank } = role {
+                families.entry(masked_digits(path.name())).or_default().push(*rank);
+            }
+        }
+        let mut full = None;
+        for (name, ranks) in &families {
+            let name = crate::path::escape(name);
+            if usize::try_from(size).is_ok_and(|size| ranks.len() >= size) {
+                full = full.or_else(|| Some(format!("all {size} ranks wrote their {name}")));
+                continue;
+            }
+            let distinct: BTreeSet<_> = ranks.iter().copied().collect();
+            // Where a name carries two ranks, one alone does not say who is missing.
+            let missing = if distinct.len() == ranks.len() { without(&distinct, size) } else { Vec::new() };
+            let why = format!("{} of {size} ranks wrote their {name}", ranks.len());
+            return Finding::Missing(missing, why);
+        }
+        full.map_or(Finding::Silent, |detail| Finding::Proves(Evidence::Count, detail))
+    }
+}
+
+/// The most missing names that a verdict carries.
+const MAX_NAMED: usize = 16;
+
+fn counted(present: &BTreeSet<u64>, size: u64, what: &str) -> Finding {
+    let here = present.iter().filter(|rank| **rank < size).count();
+    if u64::try_from(here).is_ok_and(|here| here == size) {
+        return Finding::Proves(Evidence::Count, format!("all {size} {what} are there"));
+    }
+    Finding::Missing(without(present, size), format!("{here} of {size} {what} are there"))
+}
+
+/// The first of the ranks that are not there.
+fn without(present: &BTreeSet<u64>, size: u64) -> Vec<String> {
+    let missing = (0..size).filter(|rank| !present.contains(rank)).take(MAX_NAMED);
+    missing.map(|rank| format!("rank {rank}")).collect()
+}
+
+/// The name with each number as `*`: what the ranks' files have in common.
+fn masked_digits(name: &[u8]) -> Vec<u8> {
+    let mut masked = Vec::with_capacity(name.len());
+    for byte in name {
+        if !byte.is_ascii_digit() {
+            masked.push(*byte);
+        } else if masked.last() != Some(&b'*') {
+            masked.push(b'*');
+        }
+    }
+    masked
+}
+
+/// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4.
+fn part_of(path: &RelPath) -> Option<(Vec<u8>, u64, u64)> {
+    let text = std::str::from_utf8(path.as_bytes()).ok()?;
+    let (front, back) = text.rsplit_once("-of-")?;
+    let (total, extension) = back.split_once('.').unwrap_or((back, ""));
+    let (stem, index) = front.rsplit_once('-')?;
+    let number = |digits: &str| {
+        let plain = digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
+        if plain { digits.parse::<u64>().ok() } else { None }
+    };
+    Some((format!("{stem}.{extension}").into_bytes(), number(index)?, number(total)?))
+}

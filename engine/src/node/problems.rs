@@ -1,0 +1,102 @@
+//! What is wrong on this node, as far as the loop knows.
+//!
+//! Owns: which problems there are, and their words. Does not own: the codes (`protocol::report`), what only the daemon knows.
+
+use crate::node::answer::text;
+use crate::node::book::VersionBook;
+use crate::node::run::Engine;
+use std::collections::BTreeSet;
+use std::time::Instant;
+use tidemark_protocol::report::{Problem, ProblemCode, TierStatus};
+
+impl Engine {
+    pub(super) fn problems(&self, tiers: &[TierStatus], now: Instant) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let mut add = |code, what: String, action: &str| problems.push(Problem::new(code, what, action));
+        if let Some(why) = &self.fenced {
+            add(ProblemCode::Fenced, why.clone(), "stop this daemon: another one commits to this Tier-3");
+        }
+        if let Some((since, why)) = self.tier3_away.longest() {
+            let seconds = now.saturating_duration_since(since).as_secs();
+            let lag = self.lag(None);
+            let what = format!(
+                "Tier-3 does not take what it is given for {seconds} s, {} bytes wait: {why}",
+                lag.bytes
+            );
+            add(
+                ProblemCode::Tier3Away,
+                what,
+                "nothing is lost while this node lives; repair Tier-3, it is tried again by itself",
+            );
+        }
+        let sealed: BTreeSet<_> = if self.scrub.bad.is_empty() {
+            BTreeSet::new()
+        } else {
+            self.ledger.files().filter_map(|(_, view)| Some((view.file, view.sealed()?))).collect()
+        };
+        // Bytes that were saved again are another seal, and the old ones matter to nobody.
+        for (_, what) in self.scrub.bad.iter().filter(|(of, _)| sealed.contains(of)) {
+            add(
+                ProblemCode::HostCorrupt,
+                what.clone(),
+                "save it again; nothing that was committed is affected",
+            );
+        }
+        for (path, why) in self.lost_checkpoints() {
+            add(
+                ProblemCode::Lost,
+                format!("{path} cannot be read whole: {why}"),
+                "`ckptctl recover --plan` says what a job loads instead; restore the object and run `ckptctl verify --deep`, or remove \
+                 the checkpoint",
+            );
+        }
+        for what in self.bad_objects() {
+            add(
+                ProblemCode::ObjectCorrupt,
+                what,
+                "the loss of this node would lose it; `ckptctl verify --deep` tries again to write it",
+            );
+        }
+        for what in &self.passed_over {
+            add(
+                ProblemCode::Tier3NotBelieved,
+                what.clone(),
+                "`ckptctl verify --deep` tells what is still recoverable",
+            );
+        }
+        for book in self.ledger.books.values() {
+            if let Some((_, version)) = book.versions.iter().next_back()
+                && let Some(why) = version.checkpoint.failure()
+            {
+                let what = format!("{}: {why}", text(&book.path()));
+                add(ProblemCode::NotCommitted, what, "save this checkpoint again");
+            }
+        }
+        for (code, what) in self.full_tiers(tiers, now) {
+            add(
+                code,
+                what,
+                "`ckptctl tiers` shows what holds it; wait for the uploads, remove what is not needed, or raise the budget",
+            );
+        }
+        if self.ledger.unnameable > 0 {
+            let what = format!("{} names cannot be kept in Tier-3", self.ledger.unnameable);
+            add(ProblemCode::Unnameable, what, "use shorter paths");
+        }
+        problems
+    }
+
+    /// Objects that are bad, of files that are in the tree or in a committed version still.
+    fn bad_objects(&self) -> Vec<String> {
+        if self.scrub.bad_objects.is_empty() {
+            return Vec::new();
+        }
+        let in_tree = self.ledger.files().filter_map(|(_, view)| Some((view.file, view.sealed()?)));
+        let versions = self.ledger.books.values().flat_map(|book| book.versions.values());
+        let files = versions.filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
+        let wanted: BTreeSet<_> = in_tree.chain(files.map(|file| (file.file, file.seal))).collect();
+        let bad =
+            self.scrub.bad_objects.iter().filter(|((file, seal, _), _)| wanted.contains(&(*file, *seal)));
+        bad.map(|(_, bad)| format!("{}: {}", bad.path, bad.what)).collect()
+    }
+}

@@ -1,0 +1,117 @@
+//! How a daemon stands to what is around it: its keeper, the processors, the mount that it leaves.
+//!
+//! Owns: waiting for these, and asking them. Does not own: the order of start and end (`up`).
+
+use crate::api::Daemon;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemark_engine::priority;
+use tidemark_engine::settings::Settings;
+use tidemark_fuse::Mounted;
+use tidemark_keeper::Keeper;
+
+/// What this thread does now is waited for by every program that uses the mount, on machines whose CPUs are full.
+/// False where this process may not ask for that.
+pub(crate) fn before_others() -> bool {
+    let asked = priority::run_before_others();
+    if let Err(error) = &asked {
+        tracing::debug!(%error, "a death is mended at the usual priority");
+    }
+    asked.is_ok()
+}
+
+pub(crate) fn as_usual() {
+    if let Err(error) = priority::run_as_usual() {
+        tracing::warn!(%error, "a thread keeps a priority that it no longer needs");
+    }
+}
+
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
+}
+
+pub(crate) fn keeper_pid(keeper: &Keeper) -> Option<u32> {
+    match keeper {
+        Keeper::Ours(_) => Some(std::os::unix::process::parent_id()),
+        Keeper::Systemd(..) | Keeper::Nobody => None,
+    }
+}
+
+/// Resolves when our keeper has died.
+pub(crate) fn keeper_gone(keeper: &Keeper) -> std::io::Result<tokio::sync::oneshot::Receiver<()>> {
+    let (tell, gone) = tokio::sync::oneshot::channel();
+    match keeper.watch()? {
+        Some(socket) => {
+            std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(move || {
+                wait_for_hangup(&socket);
+                // Nobody listens any more when the daemon is ending anyway.
+                let _ = tell.send(());
+            })?;
+        }
+        // Never told: systemd ends this process itself.
+        None => std::mem::forget(tell),
+    }
+    Ok(gone)
+}
+
+pub(crate) fn wait_for_hangup(socket: &OwnedFd) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    loop {
+        // The end of the other side is always told, and nothing else is asked for.
+        let mut watched = [PollFd::new(socket, PollFlags::empty())];
+        match poll(&mut watched, None) {
+            Ok(_) => return,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return tracing::error!(%error, "the keeper cannot be watched"),
+        }
+    }
+}
+
+pub(crate) async fn ended(mounted: &Arc<Mounted>) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        if mounted.ended_within(Duration::ZERO) {
+            return;
+        }
+    }
+}
+
+pub(crate) async fn drain_all(daemon: &Daemon, settings: &Settings) -> bool {
+    let timeout = Duration::from_secs(settings.shutdown.drain_timeout_s);
+    let grace = Duration::from_secs(settings.shutdown.grace_s);
+    let namespace = &daemon.node.shared().namespace;
+    let closing = async {
+        tokio::time::sleep(grace).await;
+        tracing::info!(grace_s = grace.as_secs(), "ending: new files are refused from now on");
+        namespace.close_to_new_files();
+        std::future::pending::<()>().await;
+    };
+    let outcome = tokio::select! {
+        outcome = daemon.node.drain(timeout, grace.min(timeout)) => outcome,
+        () = closing => None,
+    };
+    let Some(outcome) = outcome else { return false };
+    for left in &outcome.pending {
+        tracing::warn!(path = %left.path, reason = left.reason.word(), what = %left.what, "not durable at the end");
+    }
+    outcome.pending.is_empty()
+}
+
+pub(crate) async fn unmount(mounted: &Arc<Mounted>) {
+    let mounted = Arc::clone(mounted);
+    let done = tokio::task::spawn_blocking(move || {
+        if mounted.ended_within(Duration::ZERO) || !mounted.is_there() {
+            tracing::info!("the mount was taken away before");
+            return Ok(());
+        }
+        if let Err(error) = mounted.unmount(false) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the mount is busy: unmounting lazily");
+            mounted.unmount(true)?;
+        }
+        Ok::<_, tidemark_fuse::MountError>(())
+    });
+    if let Err(error) = done.await.expect("unmounting does not panic") {
+        tracing::error!(error = &error as &dyn std::error::Error, "the mount could not be taken away");
+    }
+}
