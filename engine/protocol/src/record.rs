@@ -234,7 +234,7 @@ pub(crate) mod tests {
             assert!(text.contains(from));
             Record::parse(text.replace(from, to).as_bytes()).unwrap_err()
         };
-        assert!(matches!(parse("\"format\":1", "\"format\":3"), FormatError::Newer { found: 3, .. }));
+        assert!(matches!(parse("\"format\":1", "\"format\":4"), FormatError::Newer { found: 4, .. }));
         assert!(matches!(parse("\"size_bytes\":0", "\"size_bytes\":-1"), FormatError::Field { .. }));
         assert!(matches!(
             parse("\"size_bytes\":0", "\"size_bytes\":18446744073709551616"),
