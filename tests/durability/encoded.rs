@@ -29,7 +29,7 @@ fn config(codec: &str) -> String {
 
 /// What torch.save leaves of a BF16 model: a little that is no tensor, then weights, nearly normal.
 fn checkpoint(seed: u64, size_bytes: usize) -> Vec<u8> {
-    let mut bytes = b"PK\x03\x04 archive/data.pkl".repeat(16);
+    let mut bytes = b"archive/data.pkl PK\x03\x04".repeat(16);
     bytes.resize(bytes.len().next_multiple_of(64), 0);
     let random = noise(seed, 3 * size_bytes);
     let weight = |dice: &[u8]| {
