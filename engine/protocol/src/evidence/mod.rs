@@ -342,10 +342,11 @@ impl Case<'_> {
             return Verdict::Complete { evidence: Evidence::Succeeded, detail };
         }
         // An exception closes a file on its way out: of bytes that do not say whether they are whole only the end of the
-        // process tells, moments later.
+        // process tells, moments later. A signal that ends it closes nothing: what was closed then the program had closed.
         let untold = self.candidate.shape == Shape::Single
             && self.present().any(|(_, _, fact)| fact.content != Content::Whole);
-        if let Some(writer) = self.failed_early().filter(|_| untold) {
+        let failed = self.failed_early().filter(|writer| untold && writer.fate == Fate::Failed);
+        if let Some(writer) = failed {
             let process = writer.process.0;
             let detail = format!(
                 "process {process}, which wrote it, failed before the settle time had passed, and its bytes do not say \

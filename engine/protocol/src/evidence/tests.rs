@@ -198,13 +198,15 @@ fn a_writer_killed_between_two_files_leaves_a_torn_directory() {
     assert!(matches!(ranks.at(99), Verdict::Torn { .. }), "nobody knows what was to come");
     let mut single = World::new(&[("r/step1.pt", 1, writer(1, None))]);
     single.file("r/step1.pt").writers[0].fate = Fate::Killed;
+    assert_eq!(single.evidence(99), Some(Evidence::OneProcess), "a signal runs no handler that closes");
+    single.file("r/step1.pt").writers[0].fate = Fate::Failed;
     assert!(matches!(single.at(99), Verdict::Settled { .. }), "an exception closes files too");
     single.told = Told::Flush;
     assert!(matches!(single.at(99), Verdict::Settled { .. }), "who flushes does not know either");
     single.file("r/step1.pt").content = Content::Whole;
     assert!(single.evidence(99).is_some(), "its bytes say that it is whole");
     let mut late = World::new(&[("r/step1.pt", 1, writer(1, None))]);
-    late.file("r/step1.pt").writers[0].fate = Fate::Killed;
+    late.file("r/step1.pt").writers[0].fate = Fate::Failed;
     late.file("r/step1.pt").writers[0].failed_at_ns = Some(6 * SECOND);
     assert_eq!(late.evidence(99), Some(Evidence::OneProcess), "it did other things first");
 }
