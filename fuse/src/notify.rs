@@ -57,6 +57,11 @@ impl Invalidator {
         self.put(Stale::Entry { parent, name: name.to_vec() });
     }
 
+    /// The name is gone, and was the node's last.
+    pub fn gone(&self, parent: u64, node: u64, name: &[u8]) {
+        self.put(Stale::Gone { parent, node, name: name.to_vec() });
+    }
+
     /// The node's attributes (and, in FALLBACK, cached pages) are no longer right.
     pub fn node(&self, node: u64) {
         self.put(Stale::Node { node });

@@ -201,7 +201,7 @@ impl Namespace {
     fn tell_gone(&self, path: &[u8]) {
         let Some(told) = self.withdrawn.get() else { return };
         if let Ok((parent, name)) = self.look(|state| state.split(path)) {
-            told(parent, name);
+            told(parent, name, None);
         }
     }
 }

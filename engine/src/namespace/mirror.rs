@@ -76,17 +76,25 @@ impl Namespace {
     pub fn follow(&self, operations: &[NameOperation], home: Incarnation) {
         let now_ns = self.clock.now_ns();
         for operations in operations.chunks(SETTLED_AT_ONCE) {
+            let mut gone = Vec::new();
             let followed = self.change(|state| {
                 state.mute();
                 for operation in operations {
-                    if let Err(error) = state.follow(operation, home, now_ns) {
-                        tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
+                    let lost = state.about_to_go(operation);
+                    match state.follow(operation, home, now_ns) {
+                        Ok(()) => gone.extend(lost),
+                        Err(error) => {
+                            tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
+                        }
                     }
                 }
                 Ok(())
             });
             if let Err(error) = followed {
                 tracing::error!(%error, "the journal did not take what another node did");
+            }
+            if let Some(told) = self.withdrawn.get() {
+                gone.into_iter().for_each(|(parent, name, node)| told(parent, name, node));
             }
         }
     }
@@ -220,6 +228,18 @@ impl Namespace {
 }
 
 impl State {
+    /// The name that an operation takes away, with its directory, and with its node where it is that one's last.
+    fn about_to_go<'a>(&self, operation: &'a NameOperation) -> Option<(NodeId, &'a [u8], Option<NodeId>)> {
+        let path = match operation {
+            NameOperation::Removed { path } | NameOperation::Renamed { to: path, exchange: false, .. } => path,
+            _ => return None,
+        };
+        let (parent, name) = self.split(path).ok()?;
+        let node = self.tree.child(parent, name).ok()?;
+        let last = self.tree.node(node).is_ok_and(|node| !node.is_directory() && node.link_count() == 1);
+        Some((parent, name, last.then_some(node)))
+    }
+
     fn follow(&mut self, operation: &NameOperation, home: Incarnation, now_ns: i64) -> Result<(), FsError> {
         match operation {
             NameOperation::Directory { path, attributes } => {

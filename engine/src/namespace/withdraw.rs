@@ -9,7 +9,7 @@ use tidemark_protocol::id::{FileId, Incarnation, SealNumber};
 use tidemark_protocol::path::RelPath;
 
 /// Is told the directory and the name.
-pub type Withdrawn = Box<dyn Fn(NodeId, &[u8]) + Send + Sync>;
+pub type Withdrawn = Box<dyn Fn(NodeId, &[u8], Option<NodeId>) + Send + Sync>;
 
 /// How the tree leads to a version that lists files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,13 +90,14 @@ impl Namespace {
             Ok(())
         })?;
         if let Some(told) = self.withdrawn.get() {
-            gone.into_iter().for_each(|(parent, name)| told(parent, name));
+            gone.into_iter().for_each(|(parent, name)| told(parent, name, None));
         }
         Ok(count)
     }
 
-    /// Sets who is told of each name that the daemon takes away, with the directory that it was in: the kernel remembers
-    /// names for a while. Once, before anything is withdrawn.
+    /// Sets who is told of each name that the daemon, or another node, takes away, with the directory that it was in, and with the
+    /// node where that lost its last name: the kernel remembers names for a while, and a node without any until it is short of
+    /// memory. Once, before anything is withdrawn.
     pub fn tell_withdrawn(&self, told: Withdrawn) {
         assert!(self.withdrawn.set(told).is_ok(), "one mount is told");
     }

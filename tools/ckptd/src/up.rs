@@ -461,7 +461,10 @@ impl Start<'_> {
             }
         };
         let invalidator = mounted.invalidator().clone();
-        let told = Box::new(move |parent, name: &[u8]| invalidator.entry(parent, name));
+        let told = Box::new(move |parent, name: &[u8], gone: Option<u64>| match gone {
+            Some(node) => invalidator.gone(parent, node, name),
+            None => invalidator.entry(parent, name),
+        });
         shared.namespace.tell_withdrawn(told);
         daemon.mounted.set(Arc::clone(&mounted)).expect("it is set once, here");
 
