@@ -141,7 +141,9 @@ fn comes_back(package: &Package) {
             if kill % BETWEEN_ONE_IN == BETWEEN_ONE_IN - 1 { Moment::Between } else { Moment::InsideSave };
         let run = daemon.mount().join(package.name);
         let passes = || (package.between_chairs)(&run);
-        let (found, killed) = life.killed(resumed + 1 + dice.within(0..2), moment, pace, &mut dice, passes);
+        // The first save of all stays in sight when it is torn: a job has to fail on it, and not to begin anew unnoticed.
+        let first = resumed + 1 + u64::from(resumed == 0);
+        let (found, killed) = life.killed(first + dice.within(0..2), moment, pace, &mut dice, passes);
         assert_same(package, seed, &found, &truth);
         told.kills.push(killed);
         if kill == kills / 2 {
