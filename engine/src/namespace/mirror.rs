@@ -76,25 +76,17 @@ impl Namespace {
     pub fn follow(&self, operations: &[NameOperation], home: Incarnation) {
         let now_ns = self.clock.now_ns();
         for operations in operations.chunks(SETTLED_AT_ONCE) {
-            let mut gone = Vec::new();
             let followed = self.change(|state| {
                 state.mute();
                 for operation in operations {
-                    let lost = state.about_to_go(operation);
-                    match state.follow(operation, home, now_ns) {
-                        Ok(()) => gone.extend(lost),
-                        Err(error) => {
-                            tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
-                        }
+                    if let Err(error) = state.follow(operation, home, now_ns) {
+                        tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
                     }
                 }
                 Ok(())
             });
             if let Err(error) = followed {
                 tracing::error!(%error, "the journal did not take what another node did");
-            }
-            if let Some(told) = self.withdrawn.get() {
-                gone.into_iter().for_each(|(parent, name, node)| told(parent, name, node));
             }
         }
     }
@@ -228,16 +220,13 @@ impl Namespace {
 }
 
 impl State {
-    /// The name that an operation takes away, with its directory, and with its node where it is that one's last.
-    fn about_to_go<'a>(&self, operation: &'a NameOperation) -> Option<(NodeId, &'a [u8], Option<NodeId>)> {
-        let path = match operation {
-            NameOperation::Removed { path } | NameOperation::Renamed { to: path, exchange: false, .. } => path,
-            _ => return None,
-        };
-        let (parent, name) = self.split(path).ok()?;
-        let node = self.tree.child(parent, name).ok()?;
-        let last = self.tree.node(node).is_ok_and(|node| !node.is_directory() && node.link_count() == 1);
-        Some((parent, name, last.then_some(node)))
+    /// Another node took a name away. Where it was the last, the kernel would keep the node until it is short of memory itself.
+    fn loses_name(&mut self, parent: NodeId, name: &[u8], node: NodeId) {
+        self.mark(node);
+        if self.tree.node(node).is_ok_and(|node| node.link_count() == 0 && node.is_remembered()) {
+            self.lost_names.push((parent, name.to_vec(), node));
+        }
+        self.forsake(node);
     }
 
     fn follow(&mut self, operation: &NameOperation, home: Incarnation, now_ns: i64) -> Result<(), FsError> {
@@ -266,8 +255,7 @@ impl State {
                 } else {
                     self.tree.unlink(parent, name, now_ns)?
                 };
-                self.mark(gone);
-                self.forsake(gone);
+                self.loses_name(parent, name, gone);
                 Ok(())
             }
             NameOperation::Renamed { from, to, exchange } => {
@@ -281,8 +269,7 @@ impl State {
                 let (moved, replaced) = self.tree.rename(from, to, false, now_ns)?;
                 self.renamed(moved, now_ns);
                 if let Some(replaced) = replaced {
-                    self.mark(replaced);
-                    self.forsake(replaced);
+                    self.loses_name(to.0, to.1, replaced);
                 }
                 Ok(())
             }
@@ -538,8 +525,7 @@ impl State {
             } else {
                 self.tree.unlink(entry.0, &entry.1, now_ns)?
             };
-            self.mark(gone);
-            self.forsake(gone);
+            self.loses_name(entry.0, &entry.1, gone);
             if at == top {
                 return Ok(());
             }

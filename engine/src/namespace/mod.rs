@@ -260,6 +260,8 @@ struct State {
     pending: Vec<u8>,
     /// Backing files to drop once the lock is free and the journal no longer names them.
     trash: Vec<Arc<Backing>>,
+    /// Names that another node took away and that were their nodes' last, of which the kernel is told once the lock is free.
+    lost_names: Vec<(NodeId, Vec<u8>, NodeId)>,
     stale: StaleCallers,
     candidates: BTreeSet<Candidate>,
     /// Files without a name that the kernel may remember without knowing that: their bytes are the first to give way.
@@ -477,7 +479,11 @@ impl Namespace {
         let tells = state.tells();
         let tells_deputy = state.untold.as_ref().is_some_and(|untold| !untold.is_empty());
         let trash = std::mem::take(&mut state.trash);
+        let lost_names = std::mem::take(&mut state.lost_names);
         drop(state);
+        if let Some(told) = self.withdrawn.get() {
+            lost_names.into_iter().for_each(|(parent, name, node)| told(parent, &name, Some(node)));
+        }
         if woken {
             self.changed.notify_all();
         }
@@ -570,6 +576,7 @@ impl State {
             watching: 0,
             pending: Vec::new(),
             trash: Vec::new(),
+            lost_names: Vec::new(),
             stale: StaleCallers::default(),
             candidates: BTreeSet::new(),
             leftovers: BTreeSet::new(),
