@@ -105,6 +105,7 @@ impl Namespace {
                         continue;
                     };
                     state.tree.unlink(link.parent, &name, now_ns)?;
+                    state.loses_name(link.parent, &name, node);
                 }
                 state.mark(node);
                 state.forsake(node);

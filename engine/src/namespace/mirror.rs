@@ -221,7 +221,7 @@ impl Namespace {
 
 impl State {
     /// Another node took a name away. Where it was the last, the kernel would keep the node until it is short of memory itself.
-    fn loses_name(&mut self, parent: NodeId, name: &[u8], node: NodeId) {
+    pub(super) fn loses_name(&mut self, parent: NodeId, name: &[u8], node: NodeId) {
         self.mark(node);
         if self.tree.node(node).is_ok_and(|node| node.link_count() == 0 && node.is_remembered()) {
             self.lost_names.push((parent, name.to_vec(), node));
