@@ -53,9 +53,13 @@ const MOUNT: &[Need] = &[Need::Root, Need::Fuse];
 /// processors does not matter.
 pub(crate) const DAEMON_TESTS_AT_ONCE: &str = "4";
 
-/// Suites that run in one go and share a row. The guest is an emulated machine that has one processor to itself and mostly waits for
-/// it; the tests of durability mostly wait for time.
-const TOGETHER: &[&str] = &["guest", "durability"];
+/// Suites that run in one go, so that one computes while another waits, and share a row: those without daemons; those that look
+/// at one node; those that kill. What asserts a time still runs alone (`.config/nextest.toml`).
+const TOGETHER: &[&[&str]] = &[
+    &["model", "conformance", "simulation", "s3"],
+    &["mount", "posix", "guest", "durability", "crash", "restart"],
+    &["survive", "campaign", "cluster"],
+];
 
 /// Quick ones first; those that start daemons after those that do not.
 pub(crate) const SUITES: &[Suite] = &[
@@ -183,9 +187,10 @@ impl Suite {
 /// The suites that are wanted, in the order of a run; those of one round run in one go.
 pub(crate) fn rounds(wanted: impl Fn(&Suite) -> bool) -> Vec<Vec<&'static Suite>> {
     let mut rounds: Vec<Vec<&'static Suite>> = Vec::new();
-    let shares = |suite: &Suite| TOGETHER.contains(&suite.name);
+    let group = |suite: &Suite| TOGETHER.iter().position(|group| group.contains(&suite.name));
     for suite in SUITES.iter().filter(|suite| wanted(suite)) {
-        match rounds.last_mut().filter(|round| shares(suite) && round.iter().all(|other| shares(other))) {
+        let of = group(suite);
+        match rounds.last_mut().filter(|round| of.is_some() && round.iter().all(|other| group(other) == of)) {
             Some(round) => round.push(suite),
             None => rounds.push(vec![suite]),
         }
@@ -236,7 +241,7 @@ mod tests {
         };
         assert_eq!(names(rounds(|_| true)), SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>());
         let rows: Vec<_> = rounds(|_| true).iter().map(|round| row_name(round)).collect();
-        assert!(rows.contains(&TOGETHER.join("+")), "{rows:?}");
+        assert!(TOGETHER.iter().all(|group| rows.contains(&group.join("+"))), "{rows:?}");
         assert!(rows.iter().all(|row| share_s(row).is_some()), "{rows:?}");
         assert_eq!(names(rounds(|suite| suite.name == "guest")), ["guest"]);
     }
