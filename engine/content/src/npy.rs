@@ -44,6 +44,11 @@ pub(crate) fn read_archive(source: &mut Source<'_>, directory: Directory) -> Rea
 pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
     let cut = |needed: u64| Stop::broken(format!("its header ends at {needed} of its {length} bytes"));
     if length < PREFIX_BYTES as u64 {
+        // numpy hands such a member out as it is, whatever its name.
+        let mut begins = [0; MAGIC.len()];
+        if length < MAGIC.len() as u64 || source.read(start, &mut begins).is_err() || begins != *MAGIC {
+            return Err(Stop::unknown(format!("its {length} bytes are too few for an array")));
+        }
         return Err(cut(PREFIX_BYTES as u64));
     }
     let prefix: [u8; PREFIX_BYTES] = source.array(start)?;

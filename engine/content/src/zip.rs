@@ -19,6 +19,10 @@ const LOCATOR: [u8; 4] = *b"PK\x06\x07";
 const LOCATOR_BYTES: usize = 20;
 /// The end record may have a comment of 64 KiB.
 const TAIL_BYTES: u64 = END_BYTES as u64 + 0xffff;
+/// So far before the file's end an archive is looked for that something follows, as `torch.save` and `np.save` into one file leave it.
+const FOLLOWED_BYTES: u64 = 32 << 20;
+/// Looked through at once.
+const LOOK_BYTES: usize = 1 << 20;
 /// The most entries of one archive: a torch zip has one for each storage.
 const MAX_ENTRIES: usize = 1 << 18;
 /// The kind is told from the first name; longer names are none that is known.
@@ -112,6 +116,9 @@ fn open(source: &mut Source<'_>) -> Result<Directory, Stop> {
             followed = Some(end);
         }
     }
+    if followed.is_none() {
+        followed = find_followed(source, tail_at)?;
+    }
     match followed {
         // Whoever appends to an archive, or puts several into one file, knows how to read it.
         Some(end) => {
@@ -119,9 +126,36 @@ fn open(source: &mut Source<'_>) -> Result<Directory, Stop> {
         }
         None => Err(Stop::broken(format!(
             "the archive has no end record: the last {} of its {size_bytes} bytes hold none",
-            size_bytes - tail_at
+            size_bytes - tail_at.saturating_sub(FOLLOWED_BYTES)
         ))),
     }
+}
+
+/// Where an archive ends that lies before `before` and that more follows than a comment may hold.
+fn find_followed(source: &mut Source<'_>, before: u64) -> Result<Option<u64>, Stop> {
+    let least = before.saturating_sub(FOLLOWED_BYTES);
+    let mut buffer = vec![0; LOOK_BYTES];
+    let mut to = before;
+    while to > least {
+        let from = to.saturating_sub(LOOK_BYTES as u64).max(least);
+        let looked_at = &mut buffer[..usize::try_from(to - from).unwrap_or_default()];
+        source.read(from, looked_at)?;
+        for offset in
+            looked_at.windows(END.len()).enumerate().rev().filter_map(|(at, is)| (is == END).then_some(at))
+        {
+            let at = from + offset as u64;
+            let record: [u8; END_BYTES] = source.array(at)?;
+            if directory(source, at, &record).is_ok() {
+                return Ok(Some(at + END_BYTES as u64 + u64::from(u16_at(&record, 20))));
+            }
+        }
+        if from == least {
+            break;
+        }
+        // A record may lie over the border.
+        to = from + END.len() as u64 - 1;
+    }
+    Ok(None)
 }
 
 /// The directory of the end record at `end_at`.

@@ -40,6 +40,13 @@ fn an_archive_of_arrays_has_the_lengths_that_they_say() {
     let mut zip = Zip::default();
     zip.add("a.npy", b"", &build::npy("'|O'", "(1,)", 5));
     is(&zip.end(), Npz, Unknown, "in its member \"a.npy\"");
+
+    // A few bytes that are no array are what numpy returns them as; a few of an array are cut.
+    for (bytes, verdict) in [(&b"not npy"[..], Unknown), (b"", Unknown), (b"\x93NUMPY\x01", Broken)] {
+        let mut zip = Zip::default();
+        zip.add("a.npy", b"", bytes);
+        is(&zip.end(), Npz, verdict, "in its member \"a.npy\"");
+    }
 }
 
 fn keras(metadata: &str, members: &[(&str, &[u8])]) -> Vec<u8> {

@@ -11,6 +11,19 @@ fn a_torch_file_is_whole_or_cut() {
     whole_and_broken_when_cut(&build::torch(&[(0, 64), (1, 16)]), TorchZip, 4);
 }
 
+/// `torch.save` and then `np.save` into one file, or whatever a program keeps behind its archive.
+#[test]
+fn an_archive_that_more_follows_than_a_comment_may_hold_is_not_broken() {
+    let whole = build::torch(&[(0, 64)]);
+    for follows in [1, 70_000, 1 << 20, (1 << 20) + 65_556, 3 << 20] {
+        let bytes = [&whole[..], &vec![7; follows]].concat();
+        is(&bytes, TorchZip, Unknown, &format!("ends at {}, and the file at {}", whole.len(), bytes.len()));
+        // What only looks like an end is none.
+        let cut = [&whole[..whole.len() - 40], b"PK\x05\x06", &vec![7; follows]].concat();
+        is(&cut, TorchZip, Broken, "no end record");
+    }
+}
+
 /// The end record is there: torch writes it after an exception, too.
 #[test]
 fn a_save_that_an_exception_broke_off_lacks_what_its_pickle_names() {
