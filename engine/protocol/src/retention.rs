@@ -5,8 +5,9 @@
 
 use crate::id::Step;
 use crate::key::VersionId;
+use crate::recognise;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Committed and verified versions that are always kept, whatever the policy says: the newest, and one to fall back
 /// to when it turns out to be bad.
@@ -82,7 +83,7 @@ pub struct Policy {
     pub honour_removals: bool,
 }
 
-/// A committed version of one lineage.
+/// A committed version of one run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Committed {
     pub version: VersionId,
@@ -124,24 +125,49 @@ impl Retirement {
     }
 }
 
-/// The verdict on each version of one lineage, given oldest first, in the same order.
+/// The verdict on each version of one run, given oldest first, in the same order.
+///
+/// What the policy says of the last, of the first and of the best counts within a series: a neighbour is no newer version.
 #[must_use]
 pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> {
-    // The newest verified ones, and what is newer than the oldest of those: it may verify yet.
-    let floor = lineage
-        .iter()
-        .enumerate()
-        .rev()
-        .filter(|(_, version)| version.verified)
-        .nth(ALWAYS_KEPT - 1)
-        .map_or(0, |(index, _)| index);
-    let firsts = firsts_of_periods(policy, lineage);
-    let best = best_of(policy, lineage);
-    let verdict = |(index, version): (usize, &Committed)| {
-        let from_end = (lineage.len() - index) as u64;
+    let all: Vec<usize> = (0..lineage.len()).collect();
+    let floor = floor(lineage, &all);
+    let mut series: BTreeMap<Vec<u8>, Vec<usize>> = BTreeMap::new();
+    for (index, version) in lineage.iter().enumerate() {
+        let of = recognise::series(version.version.directory.as_bytes(), version.step);
+        series.entry(of).or_default().push(index);
+    }
+    let mut verdicts = vec![None; lineage.len()];
+    for members in series.values() {
+        let found = retain_series(policy, lineage, members, floor, now_ns);
+        members.iter().zip(found).for_each(|(index, keep)| verdicts[*index] = Some(keep));
+    }
+    verdicts.into_iter().map(|keep| keep.expect("each is of one series")).collect()
+}
+
+/// The first of these that is always kept: the newest verified ones, and what is newer than the oldest of those, which may verify yet.
+fn floor(lineage: &[Committed], members: &[usize]) -> usize {
+    let verified = members.iter().rev().filter(|index| lineage[**index].verified);
+    verified.copied().nth(ALWAYS_KEPT - 1).unwrap_or(0)
+}
+
+/// `members` follow one another; `run_floor`: what is always kept of the run.
+fn retain_series(
+    policy: &Policy,
+    lineage: &[Committed],
+    members: &[usize],
+    run_floor: usize,
+    now_ns: i64,
+) -> Vec<Keep> {
+    let floor = floor(lineage, members);
+    let firsts = firsts_of_periods(policy, lineage, members);
+    let best = best_of(policy, lineage, members);
+    let verdict = |(place, index): (usize, usize)| {
+        let version = &lineage[index];
+        let from_end = (members.len() - place) as u64;
         let kept = |reason: &str| Keep::Kept { reason: reason.to_owned() };
         let retired = |reason| Keep::Retired(Retirement { version: version.version.clone(), reason });
-        if index >= floor {
+        if index >= run_floor {
             return kept("the newest verified committed versions are never given up");
         }
         if version.pinned {
@@ -164,6 +190,9 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
         ];
         if !limits.contains(&true) {
             return kept("everything is kept");
+        }
+        if index >= floor {
+            return kept("it is one of the newest two of its kind");
         }
         if policy.keep_last.is_some_and(|last| from_end <= last) {
             return kept("it is one of the last");
@@ -191,27 +220,25 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
         };
         retired(format!("{from_end} from the newest, and no rule keeps it{ignored}"))
     };
-    lineage.iter().enumerate().map(verdict).collect()
+    members.iter().copied().enumerate().map(verdict).collect()
 }
 
-fn firsts_of_periods(policy: &Policy, lineage: &[Committed]) -> BTreeSet<usize> {
+fn firsts_of_periods(policy: &Policy, lineage: &[Committed], members: &[usize]) -> BTreeSet<usize> {
     let Some(period_ns) = policy.keep_every_ns.filter(|period_ns| *period_ns > 0) else {
         return BTreeSet::new();
     };
     let mut seen = BTreeSet::new();
-    let first = |(index, version): (usize, &Committed)| {
-        seen.insert(version.completed_at_ns.div_euclid(period_ns)).then_some(index)
-    };
-    lineage.iter().enumerate().filter_map(first).collect()
+    let first = |index: &usize| seen.insert(lineage[*index].completed_at_ns.div_euclid(period_ns));
+    members.iter().copied().filter(first).collect()
 }
 
 /// The versions whose metric is among the best. What has no number is not compared.
-fn best_of(policy: &Policy, lineage: &[Committed]) -> BTreeSet<usize> {
-    let number = |(index, version): (usize, &Committed)| match version.metric {
-        Metric::Number(metric) => Some((metric, index)),
+fn best_of(policy: &Policy, lineage: &[Committed], members: &[usize]) -> BTreeSet<usize> {
+    let number = |index: &usize| match lineage[*index].metric {
+        Metric::Number(metric) => Some((metric, *index)),
         Metric::Unsaid | Metric::NoNumber(_) => None,
     };
-    let mut ranked: Vec<_> = lineage.iter().enumerate().filter_map(number).collect();
+    let mut ranked: Vec<_> = members.iter().filter_map(number).collect();
     ranked.sort_by(|a, b| {
         let better = match policy.best {
             Best::Lowest => a.0.total_cmp(&b.0),
@@ -227,6 +254,7 @@ fn best_of(policy: &Policy, lineage: &[Committed]) -> BTreeSet<usize> {
 mod tests {
     use super::*;
     use crate::invariants::the_newest_verified_versions_are_kept;
+    use crate::path::CheckpointName;
     use crate::record::tests::version;
     use proptest::prelude::*;
 
@@ -257,6 +285,39 @@ mod tests {
         assert_eq!(kept(&Policy { keep_every_steps: Some(20), ..Policy::default() }, &lineage(5)), [1, 3, 4]);
         assert_eq!(kept(&Policy { keep_every_ns: Some(3), ..Policy::default() }, &lineage(6)), [0, 2, 4, 5]);
         assert_eq!(kept(&Policy { ttl_ns: Some(98), ..Policy::default() }, &lineage(5)), [2, 3, 4]);
+    }
+
+    /// A job's model, its optimizer, its layers and what it trains on lie side by side; it numbers only some of it by steps.
+    #[test]
+    fn a_neighbour_is_no_newer_version() {
+        let named = |name: &str, step: Option<u64>| {
+            let directory = CheckpointName::new(name).unwrap();
+            (VersionId { directory, ..version() }, step.map(Step))
+        };
+        let names = [
+            named("model.pt", None),
+            named("layer_1.pt", None),
+            named("layer_2.pt", None),
+            named("G_step1.pth", Some(1)),
+            named("D_step1.pth", Some(1)),
+            named("G_step2.pth", Some(2)),
+            named("D_step2.pth", Some(2)),
+            named("G_step3.pth", Some(3)),
+            named("D_step3.pth", Some(3)),
+            named("optimizer.pt", None),
+        ];
+        let mut versions = lineage(10);
+        for (version, (id, step)) in versions.iter_mut().zip(names) {
+            (version.version, version.step) = (id, step);
+        }
+        let last = Policy { keep_last: Some(1), ..Policy::default() };
+        assert_eq!(kept(&last, &versions), [0, 1, 2, 5, 6, 7, 8, 9], "the newest two of each kind");
+        let old = Policy { ttl_ns: Some(1), ..Policy::default() };
+        assert_eq!(kept(&old, &versions), [0, 1, 2, 5, 6, 7, 8, 9]);
+        // What the job removed itself may go, whatever is beside it.
+        versions[1].removed = true;
+        let honour = Policy { honour_removals: true, ..last };
+        assert_eq!(kept(&honour, &versions), [0, 2, 5, 6, 7, 8, 9]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::node::flush::covers;
 use crate::node::ledger::contents;
 use crate::node::run::Engine;
 use crate::node::scrub::target;
+use crate::node::tracker::stands_in;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemark_protocol::checkpoint::Checkpoint;
@@ -146,7 +147,7 @@ impl Engine {
             let present = contents(self.ledger.files_of(candidate, &book.scope))?;
             // A job takes the newest: an older one does no harm. And where nothing is left to load it must fail, and not
             // begin at step 0.
-            let whole = self.whole_of(&book.id.run, Some(&book.id))?;
+            let whole = self.whole_of(&book.id.run, Some(&book.id), |other| stands_in(book, other))?;
             let is_newer = lineage::order(version.record()) > lineage::order(whole.record());
             (is_newer && is_covered(&present, &version.contents)).then(|| (book.id.clone(), *number, why))
         };

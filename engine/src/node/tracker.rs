@@ -15,7 +15,7 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
-use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, Shape, may_stand_in};
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{EventLevel, path_text};
 use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Tracker, TrackerHolds};
@@ -76,6 +76,15 @@ enum Standing {
 pub(crate) fn is_of_run(run: &RunPath) -> impl Fn(&Rules, &RelPath) -> bool {
     let run = run.path().cloned();
     move |_, path| run.as_ref().is_none_or(|run| path.is_below(run))
+}
+
+/// Whether a job that lost one checkpoint may load the other: a model does not stand in for the optimizer beside it.
+pub(crate) fn stands_in(lost: &Book, other: &Book) -> bool {
+    let is_directory = |book: &Book| {
+        book.candidate.as_ref().is_some_and(|found| matches!(found.shape, Shape::Tree | Shape::Flat))
+    };
+    let are_directories = is_directory(lost) && is_directory(other);
+    may_stand_in(lost.id.directory.as_bytes(), other.id.directory.as_bytes(), are_directories)
 }
 
 fn id_of(checkpoint: &Checkpoint) -> CheckpointId {
@@ -179,7 +188,7 @@ impl Engine {
             self.trackers.waiting.remove(path);
             return true;
         }
-        let Fit { named, newer } = self.fit_to_be_named(&beside.run, hidden.map(|_| beside));
+        let Fit { named, newer } = self.fit_to_be_named(&beside.run, hidden.map(|_| beside), |_| true);
         if let Some(newer) = newer
             && self.waits(path, &newer, named.is_some())
         {
@@ -271,9 +280,15 @@ impl Engine {
         !self.shields_nothing() && (!looked || self.trackers.waiting.iter().any(waits))
     }
 
-    /// The newest version of the run that is whole, and in the tree. `gone`: what just left it.
-    pub(crate) fn whole_of(&self, run: &RunPath, gone: Option<&CheckpointId>) -> Option<&Checkpoint> {
-        let standing: BTreeSet<_> = self.standing_of_run(run, gone).map(|book| &book.id).collect();
+    /// The newest version of the run that is whole, and in the tree. `gone`: what just left it. `fits`: what else is asked of it.
+    pub(crate) fn whole_of(
+        &self,
+        run: &RunPath,
+        gone: Option<&CheckpointId>,
+        fits: impl Fn(&Book) -> bool,
+    ) -> Option<&Checkpoint> {
+        let standing = self.standing_of_run(run, gone).filter(|book| fits(book));
+        let standing: BTreeSet<_> = standing.map(|book| &book.id).collect();
         let whole = run_of(&self.ledger, run).filter(|checkpoint| self.is_loadable(checkpoint));
         let whole = whole.filter(|found| standing.contains(&id_of(found)));
         whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))
@@ -288,20 +303,26 @@ impl Engine {
         })
     }
 
-    /// Whether a job could load something else than this checkpoint: an older version of it, or a whole one of the run, committed
-    /// or waiting for nothing but time.
+    /// Whether a job could load something else than this checkpoint: an older version of it, or a whole one of the run that may stand
+    /// in for it, committed or waiting for nothing but time.
     pub(crate) fn has_fallback(&self, id: &CheckpointId) -> bool {
-        let committed = self.ledger.books[id].committed().map(|(number, _)| *number);
+        let book = &self.ledger.books[id];
+        let committed = book.committed().map(|(number, _)| *number);
         committed.is_some_and(|number| self.gc.check_stays(&(id.clone(), number)).is_ok())
-            || self.fit_to_be_named(&id.run, Some(id)).named.is_some()
+            || self.fit_to_be_named(&id.run, Some(id), |other| stands_in(book, other)).named.is_some()
     }
 
-    fn fit_to_be_named(&self, run: &RunPath, gone: Option<&CheckpointId>) -> Fit {
-        let recorded = self.whole_of(run, gone);
+    fn fit_to_be_named(
+        &self,
+        run: &RunPath,
+        gone: Option<&CheckpointId>,
+        fits: impl Fn(&Book) -> bool,
+    ) -> Fit {
+        let recorded = self.whole_of(run, gone, &fits);
         // What has no record yet is newer than all that have one; what may get none may be old.
         let recorded_ns = recorded.map_or(i64::MIN, |whole| whole.record().completed_at_ns);
         let (mut settling, mut undecided) = (Vec::new(), Vec::new());
-        for book in self.standing_of_run(run, gone).filter(|book| Some(&book.id) != gone) {
+        for book in self.standing_of_run(run, gone).filter(|book| Some(&book.id) != gone && fits(book)) {
             match self.standing_for_tracker(book) {
                 Standing::Covered => {}
                 Standing::Whole(published_ns) => settling.push((published_ns, book)),

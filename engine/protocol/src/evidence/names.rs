@@ -4,7 +4,7 @@
 
 use super::{Case, Ends, Finding};
 use crate::path::RelPath;
-use crate::recognise::{IndexKind, Role, Rule};
+use crate::recognise::{IndexKind, Role, Rule, masked_digits};
 use crate::record::Evidence;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -203,19 +203,6 @@ fn counted(present: &BTreeSet<u64>, size: u64, what: &str) -> Finding {
 fn without(present: &BTreeSet<u64>, size: u64) -> Vec<String> {
     let missing = (0..size).filter(|rank| !present.contains(rank)).take(MAX_NAMED);
     missing.map(|rank| format!("rank {rank}")).collect()
-}
-
-/// The name with each number as `*`: what the ranks' files have in common.
-fn masked_digits(name: &[u8]) -> Vec<u8> {
-    let mut masked = Vec::with_capacity(name.len());
-    for byte in name {
-        if !byte.is_ascii_digit() {
-            masked.push(*byte);
-        } else if masked.last() != Some(&b'*') {
-            masked.push(b'*');
-        }
-    }
-    masked
 }
 
 /// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4.

@@ -9,9 +9,12 @@
 
 mod frameworks;
 mod rules;
+mod series;
 
 pub(crate) use rules::Rule;
 pub use rules::{IndexKind, MarkerBy, RuleError, RuleSpec, Rules};
+pub(crate) use series::masked_digits;
+pub use series::{may_stand_in, series};
 
 use crate::id::Step;
 use crate::path::{CheckpointName, RelPath, RunPath};

@@ -145,7 +145,7 @@ pub struct Rules {
 }
 
 /// A step in a path. The short words need a border before them: `deep5` is no episode.
-static STEP: LazyLock<Regex> = LazyLock::new(|| {
+pub(super) static STEP: LazyLock<Regex> = LazyLock::new(|| {
     ours(
         r"(?i-u)(?:global_step|step|iteration|iter|checkpoint|ckpt|epoch|(?:^|[^A-Za-z])(?:ep|ba))[-_=]?(\d+)",
     )
@@ -160,7 +160,7 @@ static BUILTIN: LazyLock<Rules> = LazyLock::new(|| {
     Rules::compile(&frameworks::builtin()).expect("our own rules compile; a test reads them")
 });
 
-fn ours(pattern: &str) -> Regex {
+pub(super) fn ours(pattern: &str) -> Regex {
     Regex::new(pattern).expect("a pattern in this file compiles; a test reads it")
 }
 

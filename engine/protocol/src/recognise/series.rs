@@ -1,0 +1,126 @@
+//! Which checkpoints of a run follow one another.
+//!
+//! Owns: telling a later save of the same thing from its neighbour, by names. Does not own: the step of a name (`rules`), what is given
+//! up for a newer one (`retention`).
+//!
+//! `model-epoch=2-loss=0.31.ckpt` comes after `model-epoch=1-loss=0.52.ckpt`. `optimizer.pt` does not come after `model.pt`, nor
+//! `layer_2.pt` after `layer_1.pt`, and whoever loads one of them needs the other.
+
+use super::rules::STEP;
+use crate::id::Step;
+use regex::bytes::Regex;
+use std::sync::LazyLock;
+
+/// What was measured, as trainers put it into names. A number without a point may be anything's.
+static MEASURED: LazyLock<Regex> =
+    LazyLock::new(|| super::rules::ours(r"(?-u)[-+]?[0-9]+\.[0-9]+(?:[eE][-+]?[0-9]+)?"));
+
+/// The name of a checkpoint with all that changes from save to save as `#`. A number changes where the name says that it counts
+/// steps, and where it is this checkpoint's `step`. A name without a step is a series of its own: its versions.
+#[must_use]
+pub fn series(name: &[u8], step: Option<Step>) -> Vec<u8> {
+    let Some(step) = step else { return name.to_vec() };
+    let mut changes: Vec<(usize, usize)> = Vec::new();
+    let counted = STEP.captures_iter(name).filter_map(|captures| captures.get(1));
+    changes.extend(counted.chain(MEASURED.find_iter(name)).map(|found| (found.start(), found.end())));
+    let is_step = |(from, to): &(usize, usize)| {
+        let text = std::str::from_utf8(&name[*from..*to]).ok();
+        text.and_then(|text| text.parse().ok()) == Some(step.0)
+    };
+    changes.extend(numbers(name).filter(is_step));
+    changes.sort_unstable();
+    let mut series = Vec::with_capacity(name.len());
+    let mut at = 0;
+    for (from, to) in changes {
+        if from >= at {
+            series.extend_from_slice(&name[at..from]);
+            series.push(b'#');
+        }
+        at = at.max(to);
+    }
+    series.extend_from_slice(&name[at..]);
+    series
+}
+
+/// The name with each number as `*`: what names have in common that differ in numbers only.
+pub(crate) fn masked_digits(name: &[u8]) -> Vec<u8> {
+    let mut masked = Vec::with_capacity(name.len());
+    let mut at = 0;
+    for (from, to) in numbers(name) {
+        masked.extend_from_slice(&name[at..from]);
+        masked.push(b'*');
+        at = to;
+    }
+    masked.extend_from_slice(&name[at..]);
+    masked
+}
+
+/// Whether a job that lost `one` may load `other` in its place: two directories of a run, or files whose names differ in numbers.
+#[must_use]
+pub fn may_stand_in(one: &[u8], other: &[u8], are_directories: bool) -> bool {
+    are_directories || masked_digits(one) == masked_digits(other)
+}
+
+/// Where the runs of digits are.
+fn numbers(name: &[u8]) -> impl Iterator<Item = (usize, usize)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let from = at + name[at..].iter().position(u8::is_ascii_digit)?;
+        let digits = name[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        at = from + digits;
+        Some((from, at))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recognise::Rules;
+
+    fn of(name: &str) -> String {
+        let step = Rules::builtin().step(name.as_bytes());
+        String::from_utf8(series(name.as_bytes(), step)).unwrap()
+    }
+
+    #[test]
+    fn a_later_save_of_the_same_thing_has_the_same_series() {
+        for (one, other) in [
+            ("step1.pt", "step20.pt"),
+            ("checkpoint-500", "checkpoint-1000"),
+            ("iter_0000100", "iter_0001000"),
+            ("model-epoch=03-step=40.ckpt", "model-epoch=04-step=50.ckpt"),
+            ("model-epoch=03-val_loss=0.25.ckpt", "model-epoch=12-val_loss=-1.5e-05.ckpt"),
+            ("step5_rank*.pt", "step6_rank*.pt"),
+            ("G_step100.pth", "G_step200.pth"),
+        ] {
+            assert_eq!(of(one), of(other), "{one} {other}");
+        }
+        let bare = |name: &str, step| series(name.as_bytes(), Some(Step(step)));
+        assert_eq!(bare("0000100", 100), bare("200", 200), "a rule said that the number is the step");
+        assert_eq!(of("model-epoch=03-step=40.ckpt"), "model-epoch=#-step=#.ckpt");
+    }
+
+    #[test]
+    fn a_neighbour_is_of_another_series() {
+        for (one, other) in [
+            ("model.pt", "optimizer.pt"),
+            ("G_step100.pth", "D_step100.pth"),
+            ("layer_1.pt", "layer_2.pt"),
+            ("part-00001.npz", "part-00002.npz"),
+            ("best_fold1.pt", "best_fold2.pt"),
+            ("fold1_epoch10.pt", "fold2_epoch10.pt"),
+            ("step1.pt", "last.pt"),
+        ] {
+            assert_ne!(of(one), of(other), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn what_stands_in_differs_in_numbers_only() {
+        let stands = |one: &str, other: &str| may_stand_in(one.as_bytes(), other.as_bytes(), false);
+        assert!(stands("model_2.pt", "model_10.pt") && stands("step5.pt", "step5.pt"));
+        assert!(!stands("model.pt", "optimizer.pt") && !stands("step5.pt", "last.pt"));
+        assert!(may_stand_in(b"step-5", b"final", true));
+        assert_eq!(masked_digits(b"a12b3"), b"a*b*");
+    }
+}
