@@ -83,6 +83,34 @@ fn a_log_whose_writer_was_killed_is_uploaded_as_it_is_and_is_whole_once_it_is_cl
     daemon.stop();
 }
 
+/// A name says only that it may be one for a while.
+#[test]
+fn what_keeps_a_temporary_name_when_its_writer_has_ended_is_a_file_like_others() {
+    let Some(mut daemon) = start(options("128MiB", CONFIG)) else { return };
+    let folder = daemon.mount().join("run");
+    fs::create_dir(&folder).unwrap();
+    let sh = |script: &str| Command::new("bash").args(["-c", script]).current_dir(&folder).status().unwrap();
+    const LEFT: [&str; 4] = ["notes.tmp", "download.partial", ".tmpfile", "tmp_best.pt"];
+    for name in LEFT {
+        assert!(sh(&format!("echo left >{name}")).success());
+    }
+    assert_eq!(sh("exec 3>cut.incomplete; echo left >&3; kill -9 $$").signal(), Some(9));
+    // Of a program that lives: it is about to rename it, and nobody waits for that.
+    save(&daemon, "run/renamed.tmp", b"in flight");
+    daemon.flush();
+    assert!(objects(&daemon, "run/renamed.tmp").is_empty());
+    fs::rename(folder.join("renamed.tmp"), folder.join("renamed.txt")).unwrap();
+    save(&daemon, "run/never.tmp", b"closed");
+    daemon.stop();
+    daemon.start_again();
+    for name in LEFT.iter().chain(&["cut.incomplete"]) {
+        assert_holds(&daemon, &format!("run/{name}"), b"left\n", "with empty memory");
+    }
+    assert_holds(&daemon, "run/renamed.txt", b"in flight", "it has its name");
+    assert_holds(&daemon, "run/never.tmp", b"closed", "its memory ended first");
+    daemon.stop();
+}
+
 #[test]
 fn a_log_that_stays_open_is_uploaded_when_somebody_asks_and_at_the_end() {
     let Some(mut daemon) = start(options("128MiB", NEVER_SETTLES)) else { return };

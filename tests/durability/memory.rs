@@ -150,8 +150,8 @@ fn a_tier1_that_is_full_of_what_may_not_give_way_is_a_problem() {
     fs::create_dir_all(daemon.mount().join("run/step1")).unwrap();
     assert!(!has_problem(&daemon, "tier1_full"));
     // Of one checkpoint: a file beside it would be committed when the next one began, and give way.
-    let failed = (0..5)
-        .find(|shard| fs::write(daemon.mount().join(format!("run/step1/{shard}.pt")), &bytes).is_err());
+    let failed =
+        (0..5).find(|shard| fs::write(daemon.mount().join(format!("run/step1/{shard}.pt")), &bytes).is_err());
     assert!(failed.is_some(), "64 MiB took 100 MB");
     let said = process::until(Duration::from_secs(20), || {
         let told = events(&daemon).iter().any(|event| event["kind"] == "full");

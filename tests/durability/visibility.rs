@@ -8,10 +8,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{machine, process, tier3};
 
 use crate::shield::Rank;
-use crate::site::{CONFIG, MIB, assert_holds, names, noise, options, save, start};
+use crate::site::{CONFIG, MIB, assert_holds, has_problem, names, noise, options, save, start};
 
 const COMMITTED_WITHIN: Duration = Duration::from_secs(60);
 /// Several looks, and the settle time: what is there by then stays.
@@ -23,6 +24,12 @@ const INDEX: &str = r#"{"metadata":{},"weight_map":{"a":"model-00001-of-00002.sa
 fn run_in(directory: &Path, script: &str) {
     let status = Command::new("setsid").args(["-w", "sh", "-c", script]).current_dir(directory).status();
     assert!(status.unwrap().success(), "{script}");
+}
+
+/// Until everything is in Tier-3 that can be; what cannot be committed makes it fail.
+fn flush(daemon: &Daemon) {
+    let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60"]);
+    assert_eq!(flushed.status.code(), Some(1), "{}", shown(&flushed));
 }
 
 fn sharded(directory: &Path) -> [(&'static str, Vec<u8>); 4] {
@@ -134,7 +141,48 @@ fn the_first_save_of_a_run_stays_in_sight_although_it_is_torn() {
     daemon.stop_with_status();
     daemon.start_again();
     assert_eq!(names(&daemon.mount().join("ranks")), ["step_1"]);
-    assert_eq!(names(&daemon.mount().join("ranks/step_1")), ["model_rank0.pt"]);
+    assert_eq!(names(&daemon.mount().join("ranks/step_1")), ["model_rank0.pt", "model_rank1.pt"]);
+    for file in ["run/step1.pt", "ranks/step_1/model_rank1.pt"] {
+        assert_holds(&daemon, file, &vec![0; 300_000], "what was written of it, with empty memory");
+    }
+    flush(&daemon);
+    for file in ["run/step1.pt", "ranks/step_1"] {
+        assert!(tier3::commits(&daemon.tier3_dir(), file).is_empty(), "{file} is torn still");
+    }
+}
+
+/// Many a program leaves it to its end to close its output: `curl URL >step2.bin`.
+#[test]
+fn what_a_program_leaves_open_that_ends_well_stays_and_is_kept_without_a_commit() {
+    if machine::kernel_release() < (6, 15) {
+        return machine::left_out("the kernel does not say how a process ended");
+    }
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let whole = "head -c 300000 /dev/zero";
+    run_in(&run, &format!("{whole} >part; cat part >step1.bin; rm part"));
+    daemon.wait_committed("run/step1.bin", COMMITTED_WITHIN);
+    run_in(&run, &format!("exec 3>step2.bin; {whole} >&3; exit 0"));
+    // One that fails leaves half of it.
+    let failed = Command::new("setsid")
+        .args(["-w", "sh", "-c", &format!("exec 3>step3.bin; {whole} >&3; exit 1")])
+        .current_dir(&run)
+        .status();
+    assert!(!failed.unwrap().success());
+    process::until(COMMITTED_WITHIN, || (!run.join("step3.bin").exists()).then_some(())).expect("it is torn");
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["step1.bin", "step2.bin"]);
+    assert_eq!(daemon.checkpoint("run/step2.bin").expect("listed")["state"], "settled");
+    assert!(has_problem(&daemon, "undecided"));
+    flush(&daemon);
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/step2.bin", &vec![0; 300_000], "with empty memory");
+    flush(&daemon);
+    assert!(tier3::commits(&daemon.tier3_dir(), "run/step2.bin").is_empty(), "nobody says that it is whole");
+    daemon.ctl_json(&["commit", "run/step2.bin"]);
+    daemon.wait_committed("run/step2.bin", COMMITTED_WITHIN);
 }
 
 #[test]
@@ -217,4 +265,52 @@ fn a_cut_file_whose_bytes_say_that_it_is_whole_is_committed() {
     daemon.wait_committed("run/step1.bin", COMMITTED_WITHIN);
     assert_holds(&daemon, "run/step1.bin", &fs::read(&archive).unwrap(), "it was all there");
     assert!(tier3::commits(&daemon.tier3_dir(), "run/step2.bin").is_empty());
+}
+
+/// `cp` of an archive that lost its end on the way. Nobody who trains wrote it, and a person may know what to do with it.
+#[test]
+fn a_broken_file_that_no_trainer_wrote_is_kept_and_told_and_never_committed() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = [&b"PK\x03\x04"[..], &noise(11, 300_000)].concat();
+    let source = daemon.scratch("source").join("model.pt");
+    fs::write(&source, &bytes).unwrap();
+    fs::create_dir(daemon.mount().join("model")).unwrap();
+    run_in(&daemon.mount().join("model"), &format!("cp {} .", source.display()));
+    for restart in [false, true] {
+        let told = || has_problem(&daemon, "broken").then_some(());
+        // What is only in Tier-3 is looked at when it is here.
+        if restart {
+            assert_holds(&daemon, "model/model.pt", &bytes, "with empty memory");
+        }
+        process::until(COMMITTED_WITHIN, told).unwrap_or_else(|| panic!("{:#?}", daemon.checkpoints()));
+        flush(&daemon);
+        assert!(tier3::commits(&daemon.tier3_dir(), "model").is_empty());
+        if !restart {
+            let uploaded = || {
+                let files = tier3::files_below(&daemon.tier3_dir().join("model"));
+                (files.iter().any(|file| file.metadata().is_ok_and(|found| found.len() > 300_000)))
+                    .then_some(())
+            };
+            process::until(COMMITTED_WITHIN, uploaded).expect("its bytes are in Tier-3");
+            daemon.stop_with_status();
+            daemon.start_again();
+        }
+    }
+}
+
+/// A model and its optimizer, each saved by itself: the one does not stand in for the other.
+#[test]
+fn a_torn_file_stays_where_only_its_neighbour_is_whole() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut job = Rank::start(&run, None);
+    job.does("head -c 300000 /dev/zero >optimizer.pt");
+    daemon.wait_committed("run/optimizer.pt", COMMITTED_WITHIN);
+    job.does("exec 3>model.pt; head -c 300000 /dev/zero >&3");
+    job.kill();
+    let torn = || daemon.checkpoint("run/model.pt").filter(|listed| listed["state"] == "torn").map(drop);
+    process::until(COMMITTED_WITHIN, torn).expect("it is torn");
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["model.pt", "optimizer.pt"]);
 }

@@ -142,6 +142,7 @@ impl Sealer {
             participants: vec![life()],
             files: self.of(content).map(|file| file.entry.clone()).collect(),
             partial: false,
+            doubted: false,
         };
         let files = self.of(content).map(|file| AttemptFile {
             entry: file.entry.clone(),

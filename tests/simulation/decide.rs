@@ -197,6 +197,7 @@ impl Catalog {
             participants: self.participants(&present),
             files: facts.iter().map(|(path, facts)| entry_of(path, facts)).collect(),
             partial: false,
+            doubted: false,
         };
         if record.participants.is_empty() {
             return;

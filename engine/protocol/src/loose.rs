@@ -187,6 +187,8 @@ pub struct Facts {
     pub lacking_ns: i64,
     /// What the last upload took.
     pub took_ns: i64,
+    /// It has a temporary name, and a program that wrote it lives: it is about to get another, or to go.
+    pub in_flight: bool,
     /// Somebody waits for it, or the daemon ends.
     pub waited_for: bool,
     pub settle_ns: i64,
@@ -216,6 +218,8 @@ pub fn next(facts: &Facts) -> Next {
     let left_ns = interval_ns.saturating_sub(facts.lacking_ns);
     match (facts.lacking, facts.at_rest) {
         (false, true) => Next::Nothing,
+        // Sent now, it would be sent twice. Nobody says when the program ends.
+        (true, _) if facts.in_flight => Next::Again { in_ns: facts.settle_ns.max(SECOND_NS) },
         // Nobody says when a program writes.
         (false, false) => Next::Again { in_ns: left_ns.max(SECOND_NS) },
         (true, _) if facts.waited_for => Next::Upload,
@@ -238,6 +242,7 @@ mod tests {
         quiet_ns: 0,
         lacking_ns: 0,
         took_ns: 0,
+        in_flight: false,
         waited_for: false,
         settle_ns: 5 * SECOND_NS,
     };
@@ -254,6 +259,9 @@ mod tests {
         assert_eq!(next(&Facts { lacking_ns: minute, ..LOG }), Next::Upload);
         assert_eq!(next(&Facts { lacking_ns: minute, quiet_ns: 1, ..closed }), Next::Upload);
         assert_eq!(next(&Facts { waited_for: true, ..LOG }), Next::Upload);
+        let in_flight = Facts { in_flight: true, quiet_ns: minute, lacking_ns: minute, ..closed };
+        assert_eq!(next(&in_flight), Next::Again { in_ns: 5 * SECOND_NS });
+        assert_eq!(next(&Facts { waited_for: true, ..in_flight }), Next::Again { in_ns: 5 * SECOND_NS });
         assert_eq!((interval_ns(0), interval_ns(SECOND_NS)), (SECOND_NS, 12 * SECOND_NS));
         assert_eq!(interval_ns(3600 * SECOND_NS), 3600 * SECOND_NS, "as it was asked for");
     }
@@ -365,7 +373,7 @@ mod tests {
         assert_eq!(parts.iter().map(|part| part.bytes).sum::<u64>(), size_bytes);
         assert!(parts.len() <= PARTS_MAX && parts[0].bytes == 8 << 20, "the large one stays");
         assert!(sent_bytes < 2 * size_bytes, "{sent_bytes} of {size_bytes}");
-        let (_, size_bytes, sent_bytes) = appended([100; 100_000].into_iter());
+        let (_, size_bytes, sent_bytes) = appended(std::iter::repeat_n(100, 100_000));
         assert!(sent_bytes < 8 * size_bytes, "{sent_bytes} of {size_bytes}");
     }
 
@@ -409,7 +417,9 @@ mod tests {
             at_rest: bool, lacking: bool, waited_for: bool,
             quiet_ns in 0..200 * SECOND_NS, lacking_ns in 0..200 * SECOND_NS, settle_ns in 0..100 * SECOND_NS,
         ) {
-            let facts = Facts { at_rest, lacking, quiet_ns, lacking_ns, took_ns: 0, waited_for, settle_ns };
+            let in_flight = false;
+            let facts =
+                Facts { at_rest, lacking, quiet_ns, lacking_ns, took_ns: 0, in_flight, waited_for, settle_ns };
             let next = next(&facts);
             prop_assert_eq!(next == Next::Nothing, at_rest && !lacking);
             prop_assert!(lacking || next != Next::Upload);

@@ -84,6 +84,11 @@ pub struct Record {
     /// (`ckptctl flush --wait`) does not make it whole.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
+    /// All of it was there, and something speaks against it: a file contradicts its own format, or a process that may have been in
+    /// the middle of it failed. Such a version is kept as it is, in sight. Nothing but an administrator's word commits it: a later
+    /// daemon does not know any more what spoke against it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub doubted: bool,
 }
 
 /// One file of a record.
@@ -210,6 +215,7 @@ pub(crate) mod tests {
             participants: vec![life()],
             files: vec![file(1, "r/step-1/.metadata"), file(2, "r/step-1/__0_0.distcp")],
             partial: false,
+            doubted: false,
         }
     }
 
@@ -220,6 +226,8 @@ pub(crate) mod tests {
         assert!(!String::from_utf8(bytes).unwrap().contains("partial"), "said only where it is so");
         let partial = Record { partial: true, evidence: Evidence::Quiescence, ..record() };
         assert_eq!(Record::parse(&partial.encode().unwrap()).unwrap(), partial);
+        let doubted = Record { doubted: true, partial: false, ..partial.clone() };
+        assert_eq!(Record::parse(&doubted.encode().unwrap()).unwrap(), doubted);
         let claims = Record { evidence: Evidence::Index, ..partial };
         assert!(claims.encode().is_err(), "a part is never complete");
     }

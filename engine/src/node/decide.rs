@@ -43,6 +43,8 @@ pub(crate) enum Action {
     None,
     /// An index proves the exact size of this cut file: it counts as closed.
     Accept(NodeId),
+    /// These were cut, and nobody will close them: they are sealed as they are, and stay marked.
+    SealAsTheyAre(Vec<NodeId>),
     /// A new version contains this file, whose bytes are only in Tier-3.
     Fetch(NodeId),
     /// The verdict rests on what the bytes of these files say of themselves.
@@ -106,7 +108,8 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
         Some(_) => return outcome,
         None => None,
     };
-    let partial = raise.is_some_and(|number| book.versions[&number].record().partial);
+    let record = raise.map(|number| book.versions[&number].record());
+    let (partial, doubted) = record.map_or((false, false), |record| (record.partial, record.doubted));
     // What was known to be a part does not become whole because somebody wants everything to be durable.
     let told = if partial && told == Told::Flush { Told::No } else { told };
     let now_ns = shared.now_ns();
@@ -164,20 +167,35 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
         }
     };
     outcome.unsettled = true;
+    let without_commit = |detail: &String, is_doubted: bool, present: &Contents| {
+        let evidence = (Evidence::Quiescence, detail.clone());
+        match start(shared, ledger, book, &files, present, evidence) {
+            Action::Start(mut plan) => {
+                plan.record.doubted = is_doubted;
+                Action::Start(plan)
+            }
+            other => other,
+        }
+    };
     outcome.action = match (&verdict, raise, &present) {
+        (Verdict::Settled { .. }, None, None) => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
+        (Verdict::Complete { .. }, Some(_), _) if doubted && told != Told::Commit => Action::None,
         (Verdict::Complete { evidence, detail }, Some(number), _) => {
             Action::Raise { number, evidence: *evidence, detail: detail.clone() }
         }
         (Verdict::Complete { evidence, detail }, None, Some(present)) => {
             start(shared, ledger, book, &files, present, (*evidence, detail.clone()))
         }
-        (Verdict::Settled { detail }, None, Some(present)) => {
-            start(shared, ledger, book, &files, present, (Evidence::Quiescence, detail.clone()))
+        (Verdict::Settled { detail, undecided }, None, Some(present)) => {
+            without_commit(detail, *undecided, present)
         }
-        (Verdict::Incomplete { why, kept_at_ns: Some(at_ns), .. }, None, Some(present))
+        (Verdict::Incomplete { why, kept_at_ns: Some(at_ns), undecided, .. }, None, Some(present))
             if now_ns >= *at_ns =>
         {
-            start(shared, ledger, book, &files, present, (Evidence::Quiescence, why.clone()))
+            without_commit(why, *undecided, present)
+        }
+        (Verdict::Broken { why, kept_at_ns: Some(at_ns) }, None, Some(present)) if now_ns >= *at_ns => {
+            without_commit(why, true, present)
         }
         (Verdict::Complete { .. }, None, None) => {
             // Complete although a file is cut: its size was proved. Others are being sealed.
@@ -205,6 +223,19 @@ pub(crate) fn settle_ns(shared: &Shared) -> i64 {
 /// Whether nobody asked yet what a file's bytes say of themselves, and nobody writes it.
 fn is_unjudged(view: &FileView) -> bool {
     view.host && !view.judged && matches!(view.state, FileState::Cut | FileState::Sealed { .. })
+}
+
+/// The files that were cut and are sealed only if somebody asks for it; none on several nodes, where another one may have a writer.
+pub(crate) fn left_cut(
+    shared: &Shared,
+    ledger: &Ledger,
+    files: &[(&RelPath, &Arc<FileView>)],
+) -> Vec<NodeId> {
+    if shared.cluster.get().is_some() {
+        return Vec::new();
+    }
+    let cut = files.iter().map(|(_, view)| view).filter(|view| view.state == FileState::Cut && view.host);
+    cut.map(|view| view.node).filter(|node| !ledger.unreadable.contains_key(node)).collect()
 }
 
 /// What a file's bytes say of themselves. Where its writer was killed, the size that a format sets in advance says nothing.
@@ -276,13 +307,13 @@ pub(crate) fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (F
     let failed_at_ns = end.and_then(End::failed_at_ns);
     let fate = match end {
         _ if is_alive(namespace, writer) => Fate::Alive,
-        _ if cut => Fate::Killed,
         Some(end) => match end.how {
             Ended::Well => Fate::Exited,
-            Ended::Failed => Fate::Failed,
-            Ended::Killed => Fate::Killed,
+            Ended::Failed if !cut => Fate::Failed,
+            Ended::Failed | Ended::Killed => Fate::Killed,
         },
         None if namespace.is_end_awaited(writer) => Fate::Ended,
+        None if cut => Fate::Killed,
         None => Fate::Gone,
     };
     (fate, failed_at_ns)
@@ -491,6 +522,7 @@ pub(crate) fn start(
         participants,
         files: entries,
         partial: false,
+        doubted: false,
     };
     let directories = directories(shared, book, files);
     Action::Start(Box::new(Plan {
@@ -557,8 +589,8 @@ fn directories(shared: &Shared, book: &Book, files: &[(&RelPath, &Arc<FileView>)
 /// A verdict as a sentence.
 pub(crate) fn verdict_text(verdict: &Verdict) -> String {
     match verdict {
-        Verdict::Complete { detail, .. } | Verdict::Settled { detail } => detail.clone(),
-        Verdict::Open { why, .. } | Verdict::Torn { why } | Verdict::Broken { why } => why.clone(),
+        Verdict::Complete { detail, .. } | Verdict::Settled { detail, .. } => detail.clone(),
+        Verdict::Open { why, .. } | Verdict::Torn { why } | Verdict::Broken { why, .. } => why.clone(),
         Verdict::Incomplete { missing, why, .. } if missing.is_empty() => why.clone(),
         Verdict::Incomplete { missing, why, .. } => format!("{why}: {}", missing.join(", ")),
         Verdict::ReadIndex { path, .. } => format!("{path} is to be read"),

@@ -323,7 +323,7 @@ impl Engine {
             if let Some((reason, what)) = self.saving(book).filter(|_| self.grace_until.is_some()) {
                 return row(reason, what);
             }
-            let what = match rescue::look(&self.ledger, book) {
+            let what = match rescue::look(&self.shared, &self.ledger, book) {
                 Rescue::Sealing => Some("its files are being sealed"),
                 Rescue::Uploading | Rescue::Wanted(_) => Some("its sealed files are on their way to Tier-3"),
                 Rescue::Done => None,

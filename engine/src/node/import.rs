@@ -248,6 +248,7 @@ fn describe(
         participants: vec![life],
         files: prepared.files.iter().map(ManifestFile::entry).collect(),
         partial: false,
+        doubted: false,
     };
     (record, prepared)
 }

@@ -108,7 +108,7 @@ pub(crate) struct Ledger {
     pub(crate) seals_later: BTreeSet<NodeId>,
     /// Those whose bytes could not be read to be hashed, and why: the log says so already.
     pub(crate) unreadable: BTreeMap<NodeId, String>,
-    /// Loose files that were cut and are sealed as they are.
+    /// Files that were cut and are sealed as they are.
     pub(crate) as_they_are: BTreeSet<NodeId>,
     /// Files whose writers were killed while they had them open.
     pub(crate) cut: BTreeSet<NodeId>,
@@ -383,15 +383,18 @@ impl Ledger {
             }
         }
         let before = std::mem::take(&mut scope.loose);
-        for path in before.difference(&grouping.loose) {
+        let mut loose = grouping.loose;
+        // A name says only that it may be one for a while (`notes.tmp`).
+        loose.extend(grouping.temporaries);
+        for path in before.difference(&loose) {
             self.drop_loose(path);
         }
         // The others are looked at when something happens to them.
-        for path in grouping.loose.difference(&before) {
+        for path in loose.difference(&before) {
             self.add_loose(path);
         }
         let Some(scope) = self.scopes.get_mut(&key) else { return };
-        scope.loose = grouping.loose;
+        scope.loose = loose;
         scope.not_before = Some(begun + begun.elapsed() * REGROUP_SHARE);
         if scope.files.is_empty() {
             self.scopes.remove(&key);
@@ -632,7 +635,8 @@ mod tests {
             regroup_all(&mut ledger);
             let paths: Vec<_> = tree.keys().map(|name| RelPath::new(*name).unwrap()).collect();
             let whole = ledger.rules.group(&paths);
-            prop_assert_eq!(ledger.loose.keys().cloned().collect::<BTreeSet<_>>(), whole.loose);
+            let loose = &whole.loose | &whole.temporaries;
+            prop_assert_eq!(ledger.loose.keys().cloned().collect::<BTreeSet<_>>(), loose);
             let found: Vec<_> = ledger.books.values().filter_map(|book| book.candidate.clone()).collect();
             prop_assert_eq!(found, whole.candidates);
             let held: BTreeMap<_, _> = ledger.files().map(|(path, view)| (path.to_string(), view.node)).collect();

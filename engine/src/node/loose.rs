@@ -10,7 +10,7 @@ use crate::namespace::{FileState, FileView, NodeId, ObjectCopy, Reach};
 use crate::node::Shared;
 use crate::node::away::Cause;
 use crate::node::book::{LooseBook, LooseStage, Read};
-use crate::node::decide::{attributes, settle_ns};
+use crate::node::decide::{attributes, is_alive, settle_ns};
 use crate::node::jobs;
 use crate::node::ledger::Ledger;
 use crate::node::run::{Engine, TICK, error_text, retry_pause};
@@ -84,7 +84,24 @@ fn stays_cut(shared: &Shared, ledger: &Ledger, path: &RelPath, view: &FileView) 
     view.remote.is_some() || shared.cluster.get().is_some() || ledger.rules().is_tracker_name(path)
 }
 
-fn look(shared: &Shared, ledger: &Ledger, path: &RelPath, now: Instant, waits: Option<Instant>) -> Action {
+/// Whether it has a temporary name, and is open, or a program lives that wrote it. While the daemon ends (`ends`), nobody is waited for
+/// who closed it: this memory ends, too.
+fn is_in_flight(shared: &Shared, ledger: &Ledger, path: &RelPath, view: &FileView, ends: bool) -> bool {
+    let lives = || view.writers.iter().any(|writer| is_alive(&shared.namespace, writer));
+    ledger.rules().is_temporary(path)
+        && match view.state {
+            FileState::Open { .. } | FileState::Mapped => true,
+            FileState::Closed | FileState::Cut | FileState::Sealed { .. } => !ends && lives(),
+        }
+}
+
+fn look(
+    shared: &Shared,
+    ledger: &Ledger,
+    path: &RelPath,
+    now: Instant,
+    (waits, ends): (Option<Instant>, bool),
+) -> Action {
     let (Some(book), Some(view)) = (ledger.loose.get(path), ledger.file(path)) else { return Action::None };
     match &book.stage {
         // The end of the upload makes it due again.
@@ -131,6 +148,7 @@ fn look(shared: &Shared, ledger: &Ledger, path: &RelPath, now: Instant, waits: O
         lacking,
         quiet_ns: shared.now_ns().saturating_sub(view.closed_ns),
         lacking_ns: read.or(book.lacking).map_or(0, |then| i64::try_from(since(then)).unwrap_or(i64::MAX)),
+        in_flight: is_in_flight(shared, ledger, path, view, ends),
         took_ns: i64::try_from(book.took.as_nanos()).unwrap_or(i64::MAX),
         // What is closed is sealed in a moment, and then goes.
         waited_for: if at_rest { waits.is_some() } else { asked && view.state != FileState::Closed },
@@ -223,6 +241,10 @@ impl Engine {
         if further || view.sealed().is_some_and(|seal| book.uploaded() == Some((view.file, seal))) {
             return None;
         }
+        // Whoever writes it gives it the name under which it is wanted.
+        if is_in_flight(&self.shared, &self.ledger, path, view, self.draining) {
+            return None;
+        }
         let lack = |reason, what: &str, comes| Some(Lack { reason, what: what.to_owned(), comes });
         if let Some(why) = self.ledger.unreadable.get(&view.node) {
             let what = format!("it is closed and cannot be read to be sealed: {why}");
@@ -286,7 +308,7 @@ impl Engine {
             && self.loose_in_flight_bytes < LOOSE_IN_FLIGHT_BYTES
         {
             let Some(path) = self.ledger.loose_due.pop() else { return };
-            match look(&self.shared, &self.ledger, &path, now, waits) {
+            match look(&self.shared, &self.ledger, &path, now, (waits, self.draining)) {
                 Action::None => {}
                 Action::Later { at, lacking } => {
                     let book = self.ledger.loose.get_mut(&path).expect("it was looked at");

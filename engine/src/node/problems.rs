@@ -3,10 +3,12 @@
 //! Owns: which problems there are, and their words. Does not own: the codes (`protocol::report`), what only the daemon knows.
 
 use crate::node::answer::text;
-use crate::node::book::VersionBook;
+use crate::node::book::{Book, VersionBook};
+use crate::node::decide::waits_for;
 use crate::node::run::Engine;
 use std::collections::BTreeSet;
 use std::time::Instant;
+use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::report::{Problem, ProblemCode, TierStatus};
 
 impl Engine {
@@ -72,6 +74,13 @@ impl Engine {
                 add(ProblemCode::NotCommitted, what, "save this checkpoint again");
             }
         }
+        for (code, what) in self.unproven() {
+            add(
+                code,
+                what,
+                "`ckptctl why PATH` says what is known of it; save it again, `ckptctl commit` it where it is whole, or remove it",
+            );
+        }
         for (code, what) in self.full_tiers(tiers, now) {
             add(
                 code,
@@ -84,6 +93,30 @@ impl Engine {
             add(ProblemCode::Unnameable, what, "use shorter paths");
         }
         problems
+    }
+
+    /// Checkpoints in sight that will not be committed as they are, a sentence for each kind: there may be thousands.
+    fn unproven(&self) -> Vec<(ProblemCode, String)> {
+        let code = |book: &&Book| match book.verdict.as_ref().filter(|_| book.candidate.is_some())? {
+            Verdict::Broken { .. } => Some(ProblemCode::Broken),
+            Verdict::Incomplete { undecided: true, .. } | Verdict::Settled { undecided: true, .. } => {
+                Some(ProblemCode::Undecided)
+            }
+            _ => None,
+        };
+        let of = |wanted| {
+            let mut books = self.ledger.books.values().filter(|book| code(book) == Some(wanted));
+            let first = books.next()?;
+            let what = format!("{}: {}", text(&first.path()), waits_for(first));
+            Some((
+                wanted,
+                match books.count() {
+                    0 => what,
+                    more => format!("{what}; and {more} more"),
+                },
+            ))
+        };
+        [ProblemCode::Broken, ProblemCode::Undecided].into_iter().filter_map(of).collect()
     }
 
     /// Objects that are bad, of files that are in the tree or in a committed version still.

@@ -598,6 +598,7 @@ pub(crate) fn record_of(manifest: &Manifest) -> Record {
         participants: manifest.participants.clone(),
         files: manifest.files.iter().map(ManifestFile::entry).collect(),
         partial: false,
+        doubted: false,
     }
 }
 
@@ -633,5 +634,6 @@ pub(crate) fn empty_record(version: &VersionId, shared: &Shared) -> Record {
         participants: Vec::new(),
         files: Vec::new(),
         partial: false,
+        doubted: false,
     }
 }

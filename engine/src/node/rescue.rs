@@ -5,7 +5,8 @@
 //!
 //! Tier-1 goes with the daemon, and nothing sealed may be lost with it. A checkpoint that is complete or settled has
 //! its version by itself. One that waits for its settle time gets it early, and its evidence counts when it comes.
-//! One that can never be whole as it is gets one that says so, and a restart takes it up as settled.
+//! One that can never be whole as it is gets one that says so, and a restart takes it up as settled. What was cut is sealed as it is for
+//! it: a job must not begin at step 0 because the first save of its run, which was torn, was gone.
 
 use crate::namespace::{FileState, FileView};
 use crate::node::Shared;
@@ -33,10 +34,11 @@ pub(crate) enum Rescue {
 }
 
 /// Looks at a book while the daemon ends.
-pub(crate) fn look(ledger: &Ledger, book: &Book) -> Rescue {
+pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book) -> Rescue {
     let Some(candidate) = &book.candidate else { return Rescue::Done };
     let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
-    if files.iter().any(|(_, view)| matches!(view.state, FileState::Closed)) {
+    let closed = files.iter().any(|(_, view)| matches!(view.state, FileState::Closed));
+    if closed || !decide::left_cut(shared, ledger, &files).is_empty() {
         return Rescue::Sealing;
     }
     let sealed = contents(in_memory(&files)).expect("only sealed files were asked for");
@@ -63,7 +65,7 @@ pub(crate) fn plan(
     book: &Book,
     verdict: Option<&Verdict>,
 ) -> Option<Box<Plan>> {
-    let Rescue::Wanted(sealed) = look(ledger, book) else { return None };
+    let Rescue::Wanted(sealed) = look(shared, ledger, book) else { return None };
     let candidate = book.candidate.as_ref()?;
     let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
     // At most time is missing: the same version is committed when that has passed. Or it is kept as it is.
@@ -74,6 +76,7 @@ pub(crate) fn plan(
                 Verdict::Open { again_at_ns: Some(_), .. }
                     | Verdict::Settled { .. }
                     | Verdict::Incomplete { kept_at_ns: Some(_), .. }
+                    | Verdict::Broken { kept_at_ns: Some(_), .. }
                     | Verdict::Complete { .. }
             )
         );

@@ -479,6 +479,9 @@ impl Engine {
         if self.ledger.puts_off(id) {
             return;
         }
+        if self.draining {
+            self.seal_what_was_cut(id);
+        }
         let book = &self.ledger.books[id];
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
@@ -520,6 +523,7 @@ impl Engine {
                 // An index proved a cut file's exact size.
                 self.shared.namespace.accept_cut(node);
             }
+            Action::SealAsTheyAre(nodes) => self.seal_as_they_are(&nodes),
             Action::Fetch(node) => self.fetch(node),
             Action::Judge(nodes) => self.judge(nodes),
             Action::Start(plan) => {
@@ -578,6 +582,20 @@ impl Engine {
             let path = jobs::path_text(&self.shared.namespace, node);
             self.jobs.spawn(jobs::fetch_cold(Arc::clone(&self.shared), path, cold));
         }
+    }
+
+    /// Of a checkpoint in sight, while the daemon ends.
+    fn seal_what_was_cut(&mut self, id: &CheckpointId) {
+        let book = &self.ledger.books[id];
+        let Some(candidate) = &book.candidate else { return };
+        let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
+        let cut = decide::left_cut(&self.shared, &self.ledger, &files);
+        self.seal_as_they_are(&cut);
+    }
+
+    fn seal_as_they_are(&mut self, nodes: &[NodeId]) {
+        self.ledger.as_they_are.extend(nodes);
+        self.ledger.unsealed.extend(nodes);
     }
 
     fn judge(&mut self, nodes: Vec<NodeId>) {

@@ -555,6 +555,7 @@ mod tests {
                 participants: Vec::new(),
                 files: Vec::new(),
                 partial: *kind == "part",
+                doubted: false,
             };
             let checkpoint = match *kind {
                 "committed" => Checkpoint::decided(record, Decision::Commit),

@@ -59,6 +59,7 @@ fn record(attempt: u64) -> Record {
         participants: vec![life()],
         files: vec![entry],
         partial: false,
+        doubted: false,
     }
 }
 

@@ -178,7 +178,7 @@ pub async fn judge(
             Verdict::Open { why, .. }
             | Verdict::Incomplete { why, .. }
             | Verdict::Torn { why }
-            | Verdict::Broken { why } => {
+            | Verdict::Broken { why, .. } => {
                 return Ok(Err(why));
             }
             Verdict::ReadIndex { path, .. } => {

@@ -50,6 +50,13 @@ pub struct FileFact {
     pub writers: Vec<Writer>,
 }
 
+impl FileFact {
+    /// All who wrote it are known to have ended with status 0.
+    fn ended_well(&self) -> bool {
+        !self.writers.is_empty() && self.writers.iter().all(|writer| writer.fate == Fate::Exited)
+    }
+}
+
 /// A process that wrote.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Writer {
@@ -72,7 +79,7 @@ pub enum Fate {
     Exited,
     /// Ended by itself, with a status that says that something failed.
     Failed,
-    /// Ended by a signal, or with a file open.
+    /// Ended by a signal, or with a file open and not with status 0.
     Killed,
     /// Ended, and the kernel has not said how yet.
     Ended,
@@ -137,18 +144,20 @@ pub enum Verdict {
     /// All of it is there.
     Complete { evidence: Evidence, detail: String },
     /// Nothing happens any more, and nothing proves that all of it is there: a provisional record, never a commit.
-    Settled { detail: String },
+    /// `undecided`: something speaks against it.
+    Settled { detail: String, undecided: bool },
     /// Ask again when something happens, or at `again_at_ns` when only time is missing.
     Open { why: String, again_at_ns: Option<i64> },
     /// This index is closed and has to be read first.
     ReadIndex { path: RelPath, kind: IndexKind },
     /// Files are known to be missing. Where nobody is left to bring them, it is kept as it is from `kept_at_ns` on, without a
-    /// commit.
-    Incomplete { missing: Vec<String>, why: String, kept_at_ns: Option<i64> },
+    /// commit. `undecided`: then nobody knows how who wrote it ended.
+    Incomplete { missing: Vec<String>, why: String, kept_at_ns: Option<i64>, undecided: bool },
     /// It can never be complete: a writer was killed or failed while files are missing, or while it had one open.
     Torn { why: String },
-    /// A file contradicts its own format: never committed, whatever else is proven.
-    Broken { why: String },
+    /// A file contradicts its own format: never committed, whatever else is proven. What no trainer wrote is kept as it is from
+    /// `kept_at_ns` on.
+    Broken { why: String, kept_at_ns: Option<i64> },
 }
 
 /// The verdict on one candidate at `now_ns`.
@@ -245,6 +254,15 @@ impl Case<'_> {
         }
     }
 
+    /// A program that ended with status 0 while it had a file open may have been in the middle of it: another thread may have written.
+    fn left_open(&self) -> Option<Verdict> {
+        let (path, _) = *self.cut_files(&self.index()).first()?;
+        let detail = format!(
+            "who wrote {path} ended well without closing it, and its bytes do not say whether it is whole"
+        );
+        Some(if self.quiet() { Verdict::Settled { detail, undecided: true } } else { self.wait(&detail) })
+    }
+
     /// Names are known to be missing.
     fn lacking(&self, missing: Vec<String>, why: String) -> Verdict {
         let ends = self.ends();
@@ -257,7 +275,7 @@ impl Case<'_> {
             layout: !matches!(self.candidate.framework.as_str(), PARTS | FILES | OTHER_FILES),
         });
         let ended = match ends {
-            Ends::Living => return Verdict::Incomplete { missing, why, kept_at_ns: None },
+            Ends::Living => return Verdict::Incomplete { missing, why, kept_at_ns: None, undecided: false },
             Ends::Well => "every writer ended well".to_owned(),
             Ends::Failed { process } => format!("process {process}, which wrote it, was killed or failed"),
             Ends::Unknown => "every writer is gone, and how they ended is not known".to_owned(),
@@ -265,7 +283,12 @@ impl Case<'_> {
         let why = format!("{ended}, and {why}");
         match standing {
             Standing::Torn => Verdict::Torn { why },
-            _ => Verdict::Incomplete { missing, why, kept_at_ns: Some(self.quiet_at_ns()) },
+            _ => Verdict::Incomplete {
+                missing,
+                why,
+                kept_at_ns: Some(self.quiet_at_ns()),
+                undecided: standing == Standing::Undecided,
+            },
         }
     }
 
@@ -303,6 +326,7 @@ impl Case<'_> {
         let broken = self.present().find(|(_, _, fact)| fact.content == Content::Broken);
         broken.map(|(path, _, fact)| Verdict::Broken {
             why: format!("{path} contradicts its own format: {}", fact.content_reason),
+            kept_at_ns: (!self.is_of_a_trainer()).then(|| self.quiet_at_ns()),
         })
     }
 
@@ -337,6 +361,9 @@ impl Case<'_> {
 
     /// No rule proves anything: what the session's past, its size, people and time say.
     fn without_proof(&self) -> Verdict {
+        if let Some(undecided) = self.left_open() {
+            return undecided;
+        }
         if self.facts.succeeded {
             let detail = "every writer has begun a later checkpoint".into();
             return Verdict::Complete { evidence: Evidence::Succeeded, detail };
@@ -352,7 +379,11 @@ impl Case<'_> {
                 "process {process}, which wrote it, failed before the settle time had passed, and its bytes do not say \
                  whether it is whole"
             );
-            return if self.quiet() { Verdict::Settled { detail } } else { self.wait(&detail) };
+            return if self.quiet() {
+                Verdict::Settled { detail, undecided: true }
+            } else {
+                self.wait(&detail)
+            };
         }
         if let Some(detail) = self.history().filter(|_| !untold || self.quiet()) {
             return Verdict::Complete { evidence: Evidence::History, detail };
@@ -383,6 +414,7 @@ impl Case<'_> {
         }
         Verdict::Settled {
             detail: "nothing happens any more, and nothing proves that every rank wrote".into(),
+            undecided: false,
         }
     }
 
@@ -468,16 +500,26 @@ impl Case<'_> {
         None
     }
 
-    /// A cut file is torn unless rename came first, or an index proves its exact size.
-    fn cut(&self, index: &Finding) -> Option<Verdict> {
+    /// The files that were cut, and that neither rename, nor an index, nor their own structure says to be whole.
+    fn cut_files(&self, index: &Finding) -> Vec<(&RelPath, &FileFact)> {
         let proven = matches!(index, Finding::Proves(..));
-        let torn = self.present().find(|(path, _, fact)| {
+        let is_cut = |path: &RelPath, fact: &FileFact| {
             let exact = proven && self.exact_size(path) == Some(fact.size_bytes);
             fact.state == FileState::Cut && !fact.vouched && !exact && fact.content != Content::Whole
-        });
-        torn.map(|(path, ..)| Verdict::Torn {
-            why: format!("the writer of {path} was killed while it was open"),
-        })
+        };
+        let present = self.present().map(|(path, _, fact)| (path, fact));
+        present.filter(|(path, fact)| is_cut(path, fact)).collect()
+    }
+
+    /// A cut file is torn, unless all who wrote it are known to have ended with status 0: many a program leaves it to its end to close
+    /// what it wrote.
+    fn cut(&self, index: &Finding) -> Option<Verdict> {
+        let (path, fact) = self.cut_files(index).into_iter().find(|(_, fact)| !fact.ended_well())?;
+        if fact.writers.iter().any(|writer| writer.fate == Fate::Ended) {
+            let why = format!("how the writer of {path} ended is not known yet");
+            return Some(Verdict::Open { why, again_at_ns: None });
+        }
+        Some(Verdict::Torn { why: format!("the writer of {path} was killed while it was open") })
     }
 
     fn exact_size(&self, path: &RelPath) -> Option<u64> {

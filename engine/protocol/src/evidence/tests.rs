@@ -172,6 +172,30 @@ fn a_cut_file_is_torn_unless_something_vouches_for_it() {
     assert!(matches!(proven.at(3), Verdict::Torn { .. }));
 }
 
+/// `curl URL >step1.pt` leaves it to its end to close the file; another thread may have been writing it, too.
+#[test]
+fn what_a_process_left_open_that_ended_well_is_kept_and_not_committed_without_other_proof() {
+    let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    world.file("r/step1.pt").state = FileState::Cut;
+    for (fate, is_torn) in
+        [(Fate::Exited, false), (Fate::Failed, true), (Fate::Killed, true), (Fate::Gone, true)]
+    {
+        world.file("r/step1.pt").writers[0].fate = fate;
+        assert_eq!(matches!(world.at(99), Verdict::Torn { .. }), is_torn, "{fate:?}");
+    }
+    world.file("r/step1.pt").writers[0].fate = Fate::Ended;
+    assert!(matches!(world.at(99), Verdict::Open { .. }), "the kernel will say it");
+    world.file("r/step1.pt").writers[0].fate = Fate::Exited;
+    assert!(matches!(world.at(5), Verdict::Open { .. }));
+    world.told = Told::Flush;
+    assert!(matches!(world.at(99), Verdict::Settled { undecided: true, .. }));
+    world.file("r/step1.pt").content = Content::Whole;
+    assert!(world.evidence(99).is_some(), "its own structure says so");
+    world.file("r/step1.pt").content = Content::Unknown;
+    world.told = Told::Commit;
+    assert_eq!(world.evidence(99), Some(Evidence::Told));
+}
+
 #[test]
 fn one_process_is_complete_when_it_has_settled() {
     let world = World::new(&[("r/step1.pt", 1, writer(1, None))]);

@@ -203,6 +203,7 @@ impl Life {
             participants: vec![self.shared.drain.life.clone()],
             files: files.iter().map(|file| file.entry.clone()).collect(),
             partial: false,
+            doubted: false,
         };
         self.world.with(|state| state.audit.save(&record, saved));
         let mut todo = Vec::new();
