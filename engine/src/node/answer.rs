@@ -270,7 +270,7 @@ impl Engine {
     fn kept_out_of_sight(&self, id: &CheckpointId) -> Option<(Number, &VersionBook)> {
         let mut versions = self.ledger.books.get(id)?.versions.iter().rev();
         let is_kept = |number: Number, version: &VersionBook| {
-            version.record().partial && self.shields.is_out_of_sight(id, number)
+            version.record().partial && self.visibility.is_out_of_sight(id, number)
         };
         let (number, version) = versions.find(|(number, version)| is_kept(**number, version))?;
         Some((*number, version))

@@ -21,7 +21,6 @@
 //! | `full` | tiers that fail saves |
 //! | `flush` | who waits for what to be durable |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
-//! | `partial` | what a stop kept of checkpoints that were not whole |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `gc` | which committed versions are given up |
@@ -30,7 +29,7 @@
 //! | `import` | checkpoints that others wrote into Tier-3 |
 //! | `metric` | what jobs say of their checkpoints |
 //! | `keeping` | pins, and what people remove and bring back |
-//! | `begun` | directories of checkpoints of which nothing was written |
+//! | `visibility` | what a job sees that comes back |
 //! | `proof` | looking at what commits rest on |
 //! | `answer` | reports for people |
 //! | `attributes` | `user.tidemark.*` |
@@ -43,7 +42,6 @@ mod apply;
 mod attributes;
 mod away;
 mod backlog;
-mod begun;
 mod book;
 mod decide;
 mod due;
@@ -58,28 +56,24 @@ mod jobs;
 mod keeping;
 mod ledger;
 mod loose;
-mod lost;
 mod metric;
 mod pace;
-mod partial;
 mod prefetch;
 mod problems;
 mod proof;
 mod recover;
 mod recovery;
-mod removed;
 mod rescue;
 mod run;
 #[cfg(test)]
 mod schedule;
 mod scrub;
-mod shield;
 mod show;
 mod tiers;
-mod tracker;
 mod tree;
 mod verify;
 mod verify_peers;
+mod visibility;
 mod why;
 
 pub use advance::ATTEMPTS_IN_FLIGHT_MAX;
@@ -88,11 +82,11 @@ pub(crate) use decide::{attributes, fate_of};
 pub use events::Events;
 pub use flush::FlushOutcome;
 pub use jobs::{RestoreError, restore};
-pub use lost::Losses;
 pub use recover::{Names, RecoverError, Recovered, recover};
 pub(crate) use run::error_text;
 pub use run::{Node, NodeParts, QUESTIONS_MAX};
 pub use scrub::{BadAtOpen, NotVerified, heal_at_open, verify_at_open};
+pub use visibility::Losses;
 
 use crate::cluster::Cluster;
 use crate::flight::Flight;

@@ -1,7 +1,7 @@
 //! `ckptctl recover --plan`: what a job of each run comes back to.
 //!
 //! Owns: what is asked about each version. Does not own: the choice (`protocol::recovery`), which files have no good copy
-//! (`lost`).
+//! (`visibility::lost`).
 
 use crate::node::answer::checkpoint_ref;
 use crate::node::book::{Book, Number, VersionBook};
@@ -61,7 +61,7 @@ impl Engine {
     /// All its names are in the tree, or come back by themselves when the process fails that removed them.
     fn comes_in_sight(&self, book: &Book, version: &VersionBook) -> bool {
         let newest = book.newest().is_some_and(|(_, newest)| std::ptr::eq(newest, version));
-        self.is_in_sight(book, version) || newest && self.removals.may_be_undone(&book.id)
+        self.is_in_sight(book, version) || newest && self.visibility.may_be_undone(&book.id)
     }
 
     fn run_recovery(&self, run: &RunPath, OfRun { versions, removed }: &OfRun<'_>) -> RunRecovery {

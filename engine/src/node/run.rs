@@ -6,7 +6,6 @@
 use crate::namespace::{NodeId, NotSealable, ROOT, SealTicket};
 use crate::node::away::{Away, Cause};
 use crate::node::backlog::Backlog;
-use crate::node::begun::Begun;
 use crate::node::book::is_damage;
 use crate::node::decide::Action;
 use crate::node::due::Due;
@@ -17,13 +16,10 @@ use crate::node::generations::Generations;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::{Contents, Ledger};
 use crate::node::metric::SaidLater;
-use crate::node::partial::Partial;
 use crate::node::recover::{Knows, Recovered};
-use crate::node::removed::Removals;
 use crate::node::scrub::Scrub;
-use crate::node::shield::Shields;
-use crate::node::tracker::Trackers;
 use crate::node::tree::TreeState;
+use crate::node::visibility::Visibility;
 use crate::node::{Shared, decide, rescue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -98,12 +94,8 @@ pub(crate) struct Engine {
     pub(crate) gc: Gc,
     pub(crate) generations: Generations,
     pub(crate) said_later: SaidLater,
-    pub(crate) shields: Shields,
-    pub(crate) trackers: Trackers,
-    pub(crate) removals: Removals,
+    pub(crate) visibility: Visibility,
     pub(crate) full: Full,
-    pub(crate) begun: Begun,
-    pub(crate) partial: Partial,
     /// Books whose candidate is not covered by a version: looked at again as time passes.
     pub(crate) unsettled: BTreeSet<CheckpointId>,
     pub(crate) backlog: Backlog,
@@ -256,12 +248,8 @@ impl Engine {
             gc: Gc::new(recovered.pins, recovered.unshown, now),
             generations,
             said_later: SaidLater::of(recovered.metrics),
-            shields: Shields::default(),
-            trackers: Trackers::default(),
-            removals: Removals::default(),
+            visibility: Visibility::default(),
             full: Full::default(),
-            begun: Begun::default(),
-            partial: Partial::default(),
             shared,
             ledger,
             jobs: JoinSet::new(),
@@ -286,7 +274,7 @@ impl Engine {
         for run in runs {
             engine.classify_run(&run);
         }
-        engine.hide_partial(recovered.names);
+        engine.hide_kept(recovered.names);
         engine.follow_unreadable(recovered.names);
         engine
     }
@@ -397,17 +385,10 @@ impl Engine {
             self.watch_room(now);
             self.shared.namespace.forget_ended_writers();
             self.ledger.seals_again();
-            self.serve_owed(now);
-            self.mend_cut_trackers(now);
-            self.undo_removals(now);
-            self.drop_begun(now);
-            self.follow_partial(now);
-            self.follow_later(now);
-            self.hide_lost();
+            self.look_at_visibility(now);
         }
         self.start_seals();
-        self.hear_removers();
-        self.hear_made();
+        self.hear_who_changed_names();
         for id in std::mem::take(&mut self.ledger.due) {
             self.look_at(&id);
         }

@@ -216,12 +216,12 @@ impl Engine {
             let Some(shown) = here.shown.get(&book.id) else { continue };
             // Who asks for everything to be durable means the removals too.
             let told = !self.flushes.is_empty() || self.draining;
-            if self.removals.may_be_undone(&book.id) && !told {
+            if self.visibility.may_be_undone(&book.id) && !told {
                 all.withheld = true;
                 continue;
             }
             // What the daemon took out of sight, or could not bring into the tree, is not removed.
-            if self.shields.is_out_of_sight(&book.id, shown.number)
+            if self.visibility.is_out_of_sight(&book.id, shown.number)
                 || self.gc.is_unshown(&book.id, shown.number)
                 || book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number))
             {

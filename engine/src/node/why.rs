@@ -33,7 +33,7 @@ impl Engine {
         let found = self.find(&wanted);
         if let Some((candidate, files)) = hidden.filter(|_| found.is_none_or(|book| book.candidate.is_none()))
         {
-            let sight = self.shields.why_hidden(&candidate.id).map(str::to_owned);
+            let sight = self.visibility.why_hidden(&candidate.id).map(str::to_owned);
             let why = sight.clone().unwrap_or_else(|| "it can never be complete".to_owned());
             let of_torn = |view: &FileView| {
                 let paths =
@@ -67,7 +67,7 @@ impl Engine {
             None => Vec::new(),
         };
         let files: Vec<_> = files.into_iter().map(|(path, view)| (path, view.as_ref())).collect();
-        let sight = (book.candidate.is_some(), self.shields.why_in_sight(&book.id).map(str::to_owned));
+        let sight = (book.candidate.is_some(), self.visibility.why_in_sight(&book.id).map(str::to_owned));
         let fallback = self.has_fallback(&book.id);
         Some(self.answer(row.path, (row.state, verdict), sight, fallback, &files, Some(book)))
     }

@@ -14,7 +14,7 @@ use crate::node::flush::covers;
 use crate::node::ledger::contents;
 use crate::node::run::Engine;
 use crate::node::scrub::target;
-use crate::node::tracker::stands_in;
+use crate::node::visibility::tracker::stands_in;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemark_protocol::checkpoint::Checkpoint;
@@ -94,8 +94,8 @@ impl Engine {
             namespace.node_at(path.as_bytes()).is_some() || namespace.node_at(&torn_path(path)).is_some()
         };
         !version.contents.is_empty()
-            && !self.removals.may_be_undone(&book.id)
-            && !self.shields.is_out_of_sight(&book.id, number)
+            && !self.visibility.may_be_undone(&book.id)
+            && !self.visibility.is_out_of_sight(&book.id, number)
             && !self.gc.is_unshown(&book.id, number)
             && !version.contents.keys().any(is_there)
     }
@@ -162,7 +162,7 @@ impl Engine {
     /// The files of what is out of sight because it could not be read: they may be good again.
     pub(crate) fn lost_targets(&self, place: &[u8]) -> Vec<Listed> {
         let mut paths: BTreeMap<FileId, (&RelPath, Vec<u8>)> = BTreeMap::new();
-        for (id, number) in self.shields.out_of_sight() {
+        for (id, number) in &self.visibility.out_of_sight {
             let checkpoint = self.ledger.books[id].path();
             let contents = self.version(id, *number).contents.iter();
             let wanted =
@@ -189,7 +189,7 @@ impl Engine {
         self.hide_names(&candidate)?;
         // Nobody removed it.
         self.gc.keep_unshown(id.clone(), number);
-        self.shields.add_out_of_sight(id.clone(), number);
+        self.visibility.out_of_sight.insert((id.clone(), number));
         let what = format!(
             "version {} cannot be read whole, and went out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts it \
              back, `ckptctl recover --plan` says what a job loads now",

@@ -2,27 +2,18 @@
 //! outlived the job, and the trackers beside it name what is whole.
 //!
 //! Owns: which versions those are, waiting for what trackers say. Does not own: keeping it (`rescue`), where the names lie and
-//! the way back (`shield`).
+//! the way back (`torn`).
 
 use crate::node::book::{Book, Number};
 use crate::node::recover::{Names, shown};
 use crate::node::run::Engine;
-use crate::node::shield::names_of;
-use std::time::{Duration, Instant};
+use crate::node::visibility::timetable::Subject;
+use crate::node::visibility::torn::names_of;
+use std::time::Instant;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::Named;
-
-/// Between two looks at trackers that have to be fetched.
-const ASK_EVERY: Duration = Duration::from_secs(1);
-
-/// Checkpoints that went out of sight at the start, whose trackers were not looked at yet.
-#[derive(Debug, Default)]
-pub(crate) struct Partial {
-    to_follow: Vec<(CheckpointId, Number)>,
-    not_before: Option<Instant>,
-}
 
 impl Engine {
     /// Of versions that the tree does not show because their marker or manifest is damaged: a tracker may name one.
@@ -36,11 +27,11 @@ impl Engine {
             known.then(|| (book.id.clone(), *number))
         });
         let unshown: Vec<_> = unshown.collect();
-        self.partial.to_follow.extend(unshown);
+        self.visibility.kept.extend(unshown);
     }
 
     /// Before the mount is there. `Kept` names lie where the last daemon, or a person, wanted them.
-    pub(crate) fn hide_partial(&mut self, names: Names) {
+    pub(crate) fn hide_kept(&mut self, names: Names) {
         if self.shields_nothing() {
             return;
         }
@@ -72,12 +63,12 @@ impl Engine {
                         candidate.files.len()
                     );
                     self.event(EventLevel::Warn, "hidden", &id, what);
-                    self.partial.to_follow.push((id.clone(), number));
+                    self.visibility.kept.push((id.clone(), number));
                 }
                 (false, Names::Kept | Names::Empty) => {}
             }
             // Nobody removed it.
-            self.shields.add_out_of_sight(id, number);
+            self.visibility.out_of_sight.insert((id, number));
         }
     }
 
@@ -91,15 +82,15 @@ impl Engine {
     }
 
     /// Looks at the trackers beside what went, once what they may name is known.
-    pub(crate) fn follow_partial(&mut self, now: Instant) {
-        let early = !self.ledger.has_seen_tree || self.partial.not_before.is_some_and(|at| at > now);
-        if self.partial.to_follow.is_empty() || early {
+    pub(crate) fn follow_kept(&mut self, now: Instant) {
+        let early = !self.ledger.has_seen_tree || self.visibility.rests(&Subject::FollowersOfKept, now);
+        if self.visibility.kept.is_empty() || early {
             return;
         }
-        self.partial.not_before = Some(now + ASK_EVERY);
-        for (id, number) in std::mem::take(&mut self.partial.to_follow) {
+        self.visibility.timetable.ask_again(Subject::FollowersOfKept, now, None);
+        for (id, number) in std::mem::take(&mut self.visibility.kept) {
             if !self.follow_at_start(&id, number) {
-                self.partial.to_follow.push((id, number));
+                self.visibility.kept.push((id, number));
             }
         }
     }

@@ -7,12 +7,13 @@
 
 use crate::namespace::{FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
-use crate::node::decide::{is_alive, is_running, verdict_text};
+use crate::node::decide::{is_alive, verdict_text};
 use crate::node::recover::{Knows, Wishes, adopt_directory, adopt_files};
 use crate::node::run::Engine;
+use crate::node::visibility::timetable::Subject;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::{RelPath, RunPath};
@@ -20,58 +21,6 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
 use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
 use tidemark_protocol::shield::Session;
 use tidemark_protocol::visibility::{self, Standing, Tree};
-
-/// Between two looks at who lives of a session: each reads /proc of the whole machine.
-const ASK_EVERY: Duration = Duration::from_secs(1);
-
-/// Why a torn checkpoint stays in sight.
-#[derive(Debug)]
-struct Later {
-    /// Not asked again before, unless `process` ends.
-    until: Instant,
-    why: String,
-    /// The one that lives: its end is worth another look at once, since a job may be started again in a second.
-    process: Option<u32>,
-}
-
-/// What the loop keeps for it.
-#[derive(Debug, Default)]
-pub(crate) struct Shields {
-    /// What stays, for now.
-    later: BTreeMap<CheckpointId, Later>,
-    /// Committed versions whose names are still to be put back, because what was torn under them is open.
-    owed: BTreeMap<CheckpointId, (Number, Instant)>,
-    /// An administrator wants these to be seen. The next daemon hides them again.
-    returned: BTreeSet<CheckpointId>,
-    /// Why those went that are out of sight.
-    hidden: BTreeMap<CheckpointId, String>,
-    /// Versions out of sight that nobody removed: those that cannot be read whole, and what a stop kept of those that were not.
-    out_of_sight: BTreeSet<(CheckpointId, Number)>,
-}
-
-impl Shields {
-    pub(crate) fn is_out_of_sight(&self, id: &CheckpointId, number: Number) -> bool {
-        self.out_of_sight.contains(&(id.clone(), number))
-    }
-
-    /// Why a torn checkpoint stays in sight; none where that was not asked.
-    pub(crate) fn why_in_sight(&self, id: &CheckpointId) -> Option<&str> {
-        self.later.get(id).map(|later| later.why.as_str()).filter(|why| !why.is_empty())
-    }
-
-    /// Why a checkpoint went out of sight; none where the daemon before this one did it.
-    pub(crate) fn why_hidden(&self, id: &CheckpointId) -> Option<&str> {
-        self.hidden.get(id).map(String::as_str)
-    }
-
-    pub(crate) fn out_of_sight(&self) -> impl Iterator<Item = &(CheckpointId, Number)> {
-        self.out_of_sight.iter()
-    }
-
-    pub(crate) fn add_out_of_sight(&mut self, id: CheckpointId, number: Number) {
-        self.out_of_sight.insert((id, number));
-    }
-}
 
 /// The names of a checkpoint that move together: its directory, or each of its files.
 pub(crate) fn names_of(candidate: &Candidate) -> Vec<RelPath> {
@@ -87,19 +36,10 @@ pub(crate) fn names_of(candidate: &Candidate) -> Vec<RelPath> {
 }
 
 impl Engine {
-    /// Nothing is hidden, and no tracker changed.
-    pub(crate) fn shields_nothing(&self) -> bool {
-        self.draining || self.fenced.is_some() || !self.shared.settings.torn.hide
-    }
-
     /// Looks whether a torn checkpoint goes out of sight.
     pub(crate) fn shield(&mut self, id: &CheckpointId, now: Instant) {
-        let waits = self
-            .shields
-            .later
-            .get(id)
-            .is_some_and(|later| later.until > now && later.process.is_none_or(is_running));
-        if self.shields_nothing() || waits || self.was_returned(id) {
+        let subject = Subject::Torn(id.clone());
+        if self.shields_nothing() || self.visibility.rests(&subject, now) || self.was_returned(id) {
             return;
         }
         let Some(candidate) = self.ledger.books[id].candidate.clone() else { return };
@@ -123,9 +63,9 @@ impl Engine {
         };
         let why = stays.unwrap_or_default();
         let process = sessions.iter().find_map(Session::living);
-        let later = Later { until: now + ASK_EVERY, why: why.clone(), process };
-        let before = self.shields.later.insert(id.clone(), later);
-        if !why.is_empty() && before.is_none_or(|before| before.why != why) {
+        self.visibility.timetable.ask_again(subject, now, process);
+        let before = self.visibility.in_sight.insert(id.clone(), why.clone());
+        if !why.is_empty() && before.is_none_or(|before| before != why) {
             self.event(EventLevel::Warn, "torn_in_sight", id, format!("it stays where it is: {why}"));
         }
     }
@@ -205,7 +145,7 @@ impl Engine {
 
     /// An administrator wants it to be seen.
     pub(crate) fn was_returned(&self, id: &CheckpointId) -> bool {
-        self.shields.returned.contains(id)
+        self.visibility.returned.contains(id)
     }
 
     pub(crate) fn hide_names(&self, candidate: &Candidate) -> Result<(), FsError> {
@@ -216,7 +156,7 @@ impl Engine {
         self.hide_names(candidate)?;
         self.shared.metrics.torn_hidden.inc();
         let why = self.ledger.books[id].verdict.as_ref().map(verdict_text).unwrap_or_default();
-        self.shields.hidden.insert(id.clone(), why.clone());
+        self.visibility.hidden.insert(id.clone(), why.clone());
         let what = format!(
             "{} files went out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts them back",
             candidate.files.len()
@@ -236,10 +176,11 @@ impl Engine {
         let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
         if version.contents.values().any(open) {
             // All of it or none.
-            self.shields.owed.insert(id.clone(), (number, Instant::now() + ASK_EVERY));
+            self.visibility.timetable.ask_again(Subject::Owed(id.clone()), Instant::now(), None);
+            self.visibility.owed.insert(id.clone(), number);
             return;
         }
-        self.shields.owed.remove(id);
+        self.end_owed(id);
         let (files, back) = self.put_back(id, number);
         let what = format!("version {} is served under the name again, {back} of {files} files", number.1);
         self.event(EventLevel::Warn, "fallback", id, what);
@@ -247,17 +188,23 @@ impl Engine {
 
     /// Tries again to put back what could not be: once a second, until it can or the name is used anew.
     pub(crate) fn serve_owed(&mut self, now: Instant) {
-        let due = self.shields.owed.iter().filter(|(_, (_, at))| *at <= now);
-        let due: Vec<_> = due.map(|(id, (number, _))| (id.clone(), *number)).collect();
+        let rests = |id: &CheckpointId| self.visibility.rests(&Subject::Owed(id.clone()), now);
+        let due = self.visibility.owed.iter().filter(|(id, _)| !rests(id));
+        let due: Vec<_> = due.map(|(id, number)| (id.clone(), *number)).collect();
         for (id, number) in due {
             let book = &self.ledger.books[&id];
             let newest = book.committed().map(|(newest, _)| *newest);
             if newest != Some(number) || book.candidate.is_some() || self.draining {
-                self.shields.owed.remove(&id);
+                self.end_owed(&id);
             } else {
                 self.serve_again(&id, number);
             }
         }
+    }
+
+    fn end_owed(&mut self, id: &CheckpointId) {
+        self.visibility.owed.remove(id);
+        self.visibility.timetable.forget(&Subject::Owed(id.clone()));
     }
 
     /// Puts the names of a committed version into the tree; bytes come when they are opened. How many it has, and how many
@@ -301,9 +248,9 @@ impl Engine {
                 return Some(Err(format!("{name} stays out of sight: {error}")));
             }
         }
-        self.shields.hidden.remove(&found.id);
-        self.shields.returned.insert(found.id.clone());
-        self.shields.out_of_sight.retain(|(id, _)| *id != found.id);
+        self.visibility.hidden.remove(&found.id);
+        self.visibility.returned.insert(found.id.clone());
+        self.visibility.out_of_sight.retain(|(id, _)| *id != found.id);
         self.gc.is_shown_again(&found.id);
         self.event(EventLevel::Info, "undeleted", &found.id, "it is in sight again, as it is".to_owned());
         let (timeline, version) = self.next_number(&found.id);
@@ -324,9 +271,10 @@ impl Engine {
 
     /// What was torn under a name is of no use once that name is committed.
     pub(crate) fn drop_torn(&mut self, id: &CheckpointId) {
-        self.shields.returned.remove(id);
-        self.shields.later.remove(id);
-        self.shields.hidden.remove(id);
+        self.visibility.returned.remove(id);
+        self.visibility.in_sight.remove(id);
+        self.visibility.timetable.forget(&Subject::Torn(id.clone()));
+        self.visibility.hidden.remove(id);
         let found = self.torn().into_iter().find(|(candidate, _)| candidate.id == *id);
         // Files in flight make no checkpoint.
         let unwritten = id.path().filter(|path| self.ledger.rules().named_by_directory(path).is_some());

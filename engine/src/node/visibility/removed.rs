@@ -10,11 +10,11 @@ use crate::namespace::{Ended, FileView, WriterId};
 use crate::node::book::{Book, Number};
 use crate::node::decide::is_alive;
 use crate::node::run::Engine;
-use crate::node::tracker::is_of_run;
+use crate::node::visibility::timetable::Subject;
+use crate::node::visibility::tracker::is_of_run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tidemark_protocol::id::FileId;
+use std::time::Instant;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
@@ -24,75 +24,60 @@ use tidemark_protocol::report::EventLevel;
 /// Files whose removers are remembered: of a checkpoint with more of them, the last say who it was.
 const REMOVERS_MAX: usize = 4096;
 
-/// Between two looks at how the removers are.
-const ASK_EVERY: Duration = Duration::from_millis(500);
-
-/// What the loop keeps for it.
-#[derive(Debug, Default)]
-pub(crate) struct Removals {
-    removers: BTreeMap<FileId, Arc<WriterId>>,
-    /// The checkpoints that lost names, and to whom, until it is clear that they were meant to.
-    noted: BTreeMap<CheckpointId, Vec<Arc<WriterId>>>,
-    /// Not asked again before.
-    asked_again_at: Option<Instant>,
-}
-
-impl Removals {
-    /// Whether it may come back.
-    pub(crate) fn may_be_undone(&self, id: &CheckpointId) -> bool {
-        self.noted.contains_key(id)
-    }
-}
-
 impl Engine {
     /// Takes down who removed what since the last time. Before the books are looked at.
     pub(crate) fn hear_removers(&mut self) {
         let heard = self.shared.namespace.take_removers();
-        self.removals.removers.extend(heard);
-        while self.removals.removers.len() > REMOVERS_MAX {
-            self.removals.removers.pop_first();
+        self.visibility.removers.extend(heard);
+        while self.visibility.removers.len() > REMOVERS_MAX {
+            self.visibility.removers.pop_first();
         }
     }
 
     /// Looks whether names of a checkpoint's newest version are gone, and who took them. Costs a pass over its files while
     /// any removal is remembered.
     pub(crate) fn note_removal(&mut self, id: &CheckpointId) {
-        if self.removals.removers.is_empty() {
+        if self.visibility.removers.is_empty() {
             return;
         }
         let Some((_, version)) = self.ledger.books.get(id).and_then(Book::newest) else { return };
         let mut removers: Vec<Arc<WriterId>> = Vec::new();
         for (path, (file, _)) in &version.contents {
-            let Some(remover) = self.removals.removers.get(file) else { continue };
+            let Some(remover) = self.visibility.removers.get(file) else { continue };
             let there = self.ledger.file(path).is_some_and(|view| view.file == *file);
             if !there && !removers.contains(remover) {
                 removers.push(Arc::clone(remover));
             }
         }
         if !removers.is_empty() {
-            self.removals.noted.insert(id.clone(), removers);
+            self.visibility.noted.insert(id.clone(), removers);
         }
     }
 
     /// Decides about what was removed, the newest first.
     pub(crate) fn undo_removals(&mut self, now: Instant) {
         let idle = self.draining || !self.may_write();
-        if idle || self.removals.asked_again_at.is_some_and(|at| at > now) {
+        if idle || self.visibility.rests(&Subject::Removals, now) {
             return;
         }
-        self.removals.asked_again_at = Some(now + ASK_EVERY);
-        let mut noted: Vec<_> = self.removals.noted.keys().cloned().collect();
+        let mut noted: Vec<_> = self.visibility.noted.keys().cloned().collect();
         let stamp = |id: &CheckpointId| {
             self.ledger.books[id].newest().map(|(_, version)| lineage::order(version.record()))
         };
         noted.sort_by(|one, other| stamp(other).cmp(&stamp(one)));
-        for id in noted {
-            self.undo_removal(&id);
+        let awaited: Vec<_> = noted.iter().filter_map(|id| self.undo_removal(id)).collect();
+        let lives = awaited.iter().find_map(|actor| match actor {
+            Actor::Alive { process } => Some(*process),
+            Actor::Ended | Actor::Meant | Actor::Failed { .. } => None,
+        });
+        // How one ended that has, the kernel says within moments, and a job may be started again in a second.
+        if !awaited.contains(&Actor::Ended) {
+            self.visibility.timetable.ask_again(Subject::Removals, now, lives);
         }
         let namespace = &self.shared.namespace;
         // Thousands of files have one remover.
         let mut asked = BTreeMap::new();
-        self.removals.removers.retain(|_, who| {
+        self.visibility.removers.retain(|_, who| {
             let told = || {
                 namespace.is_end_awaited(who) || namespace.end(who).is_some_and(|end| end.how != Ended::Well)
             };
@@ -100,8 +85,9 @@ impl Engine {
         });
     }
 
-    fn undo_removal(&mut self, id: &CheckpointId) {
-        let removers: Vec<_> = self.removals.noted[id].iter().map(|who| self.actor(who, &id.run)).collect();
+    /// Gives the process that is waited for.
+    fn undo_removal(&mut self, id: &CheckpointId) -> Option<Actor> {
+        let removers: Vec<_> = self.visibility.noted[id].iter().map(|who| self.actor(who, &id.run)).collect();
         let book = &self.ledger.books[id];
         let newest = book.newest();
         let committed = newest.filter(|(_, version)| version.checkpoint.is_committed());
@@ -113,12 +99,17 @@ impl Engine {
                 .is_some_and(|(_, version)| version.checkpoint.is_alive() && version.checkpoint.is_proven()),
         };
         match (decide(&removers, left), committed) {
-            (Removal::Waits { .. }, _) => {}
+            (Removal::Waits { .. }, _) => {
+                return removers
+                    .into_iter()
+                    .find(|actor| matches!(actor, Actor::Alive { .. } | Actor::Ended));
+            }
             // What it removed may have another name by now.
             (Removal::Undone { .. }, Some(_)) if self.had_not_heard(is_of_run(&id.run)) => {}
             (Removal::Undone { why }, Some(number)) => self.undo(id, number, &why),
             (Removal::Undone { .. } | Removal::Stands { .. }, _) => self.end_removal(id),
         }
+        None
     }
 
     /// How a process stands that removed names of a run, or made some.
@@ -155,11 +146,11 @@ impl Engine {
 
     /// It stays as it is, and Tier-3 may know.
     fn end_removal(&mut self, id: &CheckpointId) {
-        self.removals.noted.remove(id);
+        self.visibility.noted.remove(id);
         for (file, _) in
             self.ledger.books[id].newest().iter().flat_map(|(_, version)| version.contents.values())
         {
-            self.removals.removers.remove(file);
+            self.visibility.removers.remove(file);
         }
         self.ledger.tree_changed = true;
     }

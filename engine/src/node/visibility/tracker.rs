@@ -1,14 +1,15 @@
 //! Lets the trackers beside torn checkpoints, and those that were cut themselves, name what is whole.
 //!
 //! Owns: which checkpoint a tracker may name, and when; that it waits for what may become whole. Does not own: what a tracker
-//! says (`protocol::shield`), which checkpoints go out of sight (`shield`, `partial`).
+//! says (`protocol::shield`), which checkpoints go out of sight (`torn`, `kept`).
 
 use crate::namespace::{FileState, FileView};
 use crate::node::book::Book;
 use crate::node::decide::{is_alive, look, run_of};
 use crate::node::flush::covers;
 use crate::node::run::Engine;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::node::visibility::timetable::Subject;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::Checkpoint;
@@ -20,28 +21,15 @@ use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{EventLevel, path_text};
 use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Tracker, TrackerHolds};
 
-/// Between two looks at trackers: each reads /proc of the whole machine.
-const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How much longer than the settle time a tracker waits for what is not proven whole, before it names an older one: by then it
 /// is, or nobody can say. A flush, which waits for no settle time, waits so long for a tracker.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// What was not asked for so long waits no more: somebody wrote it anew.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(5);
 
-/// What the loop keeps for it.
-#[derive(Debug, Default)]
-pub(crate) struct Trackers {
-    /// Checkpoints that went out of sight, whose trackers could not follow yet.
-    to_follow: BTreeMap<CheckpointId, Candidate>,
-    follow_at: Option<Instant>,
-    /// Cut trackers were looked at.
-    looked_at: Option<Instant>,
-    /// Those that wait for what may become whole.
-    waiting: BTreeMap<RelPath, Wait>,
-}
-
+/// A tracker's wait for what may become whole.
 #[derive(Debug)]
-struct Wait {
+pub(super) struct Wait {
     began: Instant,
     /// Since when there is an older one that it could name.
     could_name_older: Option<Instant>,
@@ -102,20 +90,20 @@ impl Engine {
             all &= self.mend(hidden, Some(torn), &path, &view, holds);
         }
         if all {
-            self.trackers.to_follow.remove(hidden);
+            self.visibility.to_follow.remove(hidden);
         } else {
-            self.trackers.to_follow.insert(hidden.clone(), candidate.clone());
+            self.visibility.to_follow.insert(hidden.clone(), candidate.clone());
         }
     }
 
     /// Looks again at trackers that could not follow. Those of checkpoints that are in sight again are left alone.
     pub(crate) fn follow_later(&mut self, now: Instant) {
-        let rests = self.trackers.follow_at.is_some_and(|at| at > now);
-        if self.trackers.to_follow.is_empty() || rests || self.shields_nothing() {
+        let rests = self.visibility.rests(&Subject::Followers, now);
+        if self.visibility.to_follow.is_empty() || rests || self.shields_nothing() {
             return;
         }
-        self.trackers.follow_at = Some(now + ASK_EVERY);
-        for (id, candidate) in std::mem::take(&mut self.trackers.to_follow) {
+        self.visibility.timetable.ask_again(Subject::Followers, now, None);
+        for (id, candidate) in std::mem::take(&mut self.visibility.to_follow) {
             let back = self.ledger.books.get(&id).is_some_and(|book| book.candidate.is_some());
             if !back {
                 self.follow(&id, &candidate);
@@ -130,14 +118,13 @@ impl Engine {
         }
         // A flush that began since is not kept waiting for the next look.
         let flushed_at = self.flushes.last_began();
-        let rests = self
-            .trackers
-            .looked_at
-            .is_some_and(|at| at + ASK_EVERY > now && flushed_at.is_none_or(|flushed_at| at >= flushed_at));
-        if rests {
+        let asked_since =
+            flushed_at.is_some_and(|at| self.visibility.cut_looked_at.is_none_or(|looked| looked < at));
+        if self.visibility.rests(&Subject::CutTrackers, now) && !asked_since {
             return;
         }
-        self.trackers.looked_at = Some(now);
+        self.visibility.timetable.ask_again(Subject::CutTrackers, now, None);
+        self.visibility.cut_looked_at = Some(now);
         for node in self.ledger.cut.clone() {
             let Some((path, view)) = self.ledger.node(node) else { continue };
             let (path, view) = (path.clone(), Arc::clone(view));
@@ -185,7 +172,7 @@ impl Engine {
         }
         // Whatever is whole.
         if shield::follow(holds, content.as_deref(), hidden, None) == Tracker::Stays {
-            self.trackers.waiting.remove(path);
+            self.visibility.waiting.remove(path);
             return true;
         }
         let Fit { named, newer } = self.fit_to_be_named(&beside.run, hidden.map(|_| beside), |_| true);
@@ -198,7 +185,7 @@ impl Engine {
         if self.had_not_heard(is_of_run(&beside.run)) {
             return false;
         }
-        self.trackers.waiting.remove(path);
+        self.visibility.waiting.remove(path);
         let whole = named.as_ref().map(|(id, step)| Named::of(id, *step));
         let namespace = &self.shared.namespace;
         let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
@@ -248,10 +235,10 @@ impl Engine {
     /// Whether a tracker waits for what may become whole; not for ever where there is an older one that it could name.
     fn waits(&mut self, tracker: &RelPath, newer: &Newer, could_name_older: bool) -> bool {
         let now = Instant::now();
-        self.trackers.waiting.retain(|_, wait| wait.asked + FORGOTTEN_AFTER > now);
+        self.visibility.waiting.retain(|_, wait| wait.asked + FORGOTTEN_AFTER > now);
         let longest = Duration::from_secs_f64(self.shared.settings.save.settle_s) + PATIENCE;
-        let is_new = !self.trackers.waiting.contains_key(tracker);
-        let wait = self.trackers.waiting.entry(tracker.clone()).or_insert(Wait {
+        let is_new = !self.visibility.waiting.contains_key(tracker);
+        let wait = self.visibility.waiting.entry(tracker.clone()).or_insert(Wait {
             began: now,
             could_name_older: None,
             asked: now,
@@ -271,13 +258,14 @@ impl Engine {
 
     /// Whether a tracker at or below `place` is about to say something else, as far as was known at `asked`.
     pub(crate) fn trackers_change(&self, place: &[u8], asked: Instant) -> bool {
-        let looked = self.ledger.cut.is_empty() || self.trackers.looked_at.is_some_and(|at| at >= asked);
+        let looked =
+            self.ledger.cut.is_empty() || self.visibility.cut_looked_at.is_some_and(|at| at >= asked);
         let waits = |(path, wait): (&RelPath, &Wait)| {
             covers(place, path.as_bytes())
                 && wait.asked.elapsed() < FORGOTTEN_AFTER
                 && wait.began.max(asked).elapsed() < PATIENCE
         };
-        !self.shields_nothing() && (!looked || self.trackers.waiting.iter().any(waits))
+        !self.shields_nothing() && (!looked || self.visibility.waiting.iter().any(waits))
     }
 
     /// The newest version of the run that is whole, and in the tree. `gone`: what just left it. `fits`: what else is asked of it.

@@ -1,0 +1,115 @@
+//! What a job sees that comes back: what is torn goes out of sight, what was not meant to go comes back, and trackers name what is
+//! whole.
+//!
+//! Owns: all that is remembered for it, and when it is asked again. Does not own: the decisions (`protocol::{visibility, shield,
+//! removal}`), which are pure; here the facts for them are gathered, and what they say is carried out.
+//!
+//! | file | decides about |
+//! |---|---|
+//! | `torn` | checkpoints that can never be complete |
+//! | `lost` | committed ones that cannot be read whole any more |
+//! | `kept` | what a stop kept of those that were not whole |
+//! | `unwritten` | directories in which nothing was written |
+//! | `removed` | removals that were not meant |
+//! | `tracker` | files that name a checkpoint |
+//! | `timetable` | when each is asked again |
+
+mod kept;
+mod lost;
+mod removed;
+mod timetable;
+mod torn;
+mod tracker;
+mod unwritten;
+
+pub use lost::Losses;
+
+use crate::namespace::{Made, NodeId, WriterId};
+use crate::node::book::Number;
+use crate::node::decide::is_running;
+use crate::node::run::Engine;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+use tidemark_protocol::id::FileId;
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::recognise::{Candidate, CheckpointId};
+use timetable::{Subject, Timetable};
+
+/// What the loop keeps for it. Nothing of it outlives the daemon but what a stop writes of it: the next one finds out again.
+#[derive(Debug, Default)]
+pub(crate) struct Visibility {
+    timetable: Timetable,
+    /// Why torn checkpoints stay in sight.
+    in_sight: BTreeMap<CheckpointId, String>,
+    /// Why those went that are out of sight.
+    hidden: BTreeMap<CheckpointId, String>,
+    /// An administrator wants these to be seen. The next daemon hides them again.
+    returned: BTreeSet<CheckpointId>,
+    /// Committed versions whose names are still to be put back, because what was torn under them is open.
+    owed: BTreeMap<CheckpointId, Number>,
+    /// Versions out of sight that nobody removed: those that cannot be read whole, and what a stop kept of those that were not.
+    out_of_sight: BTreeSet<(CheckpointId, Number)>,
+    /// Those that went at the start, whose trackers were not looked at yet.
+    kept: Vec<(CheckpointId, Number)>,
+    /// Those that went since, whose trackers could not follow yet.
+    to_follow: BTreeMap<CheckpointId, Candidate>,
+    /// Trackers that wait for what may become whole.
+    waiting: BTreeMap<RelPath, tracker::Wait>,
+    /// When trackers that were cut were looked at last.
+    cut_looked_at: Option<Instant>,
+    removers: BTreeMap<FileId, Arc<WriterId>>,
+    /// The checkpoints that lost names, and to whom, until it is clear that they were meant to.
+    noted: BTreeMap<CheckpointId, Vec<Arc<WriterId>>>,
+    /// Directories that were made of late, by their nodes, which only rise.
+    made: BTreeMap<NodeId, Made>,
+}
+
+impl Visibility {
+    fn rests(&self, subject: &Subject, now: Instant) -> bool {
+        self.timetable.rests(subject, now, is_running)
+    }
+
+    pub(crate) fn is_out_of_sight(&self, id: &CheckpointId, number: Number) -> bool {
+        self.out_of_sight.contains(&(id.clone(), number))
+    }
+
+    /// Why a torn checkpoint stays in sight; none where that was not asked.
+    pub(crate) fn why_in_sight(&self, id: &CheckpointId) -> Option<&str> {
+        self.in_sight.get(id).map(String::as_str).filter(|why| !why.is_empty())
+    }
+
+    /// Why a checkpoint went out of sight; none where the daemon before this one did it.
+    pub(crate) fn why_hidden(&self, id: &CheckpointId) -> Option<&str> {
+        self.hidden.get(id).map(String::as_str)
+    }
+
+    /// Whether names that a checkpoint lost may come back.
+    pub(crate) fn may_be_undone(&self, id: &CheckpointId) -> bool {
+        self.noted.contains_key(id)
+    }
+}
+
+impl Engine {
+    /// Nothing is hidden, and no tracker changed.
+    pub(crate) fn shields_nothing(&self) -> bool {
+        self.draining || self.fenced.is_some() || !self.shared.settings.torn.hide
+    }
+
+    /// Looks at all that is to be asked again. Whether a torn checkpoint goes is asked with its verdict ([`Engine::shield`]).
+    pub(crate) fn look_at_visibility(&mut self, now: Instant) {
+        self.serve_owed(now);
+        self.mend_cut_trackers(now);
+        self.undo_removals(now);
+        self.drop_unwritten(now);
+        self.follow_kept(now);
+        self.follow_later(now);
+        self.hide_lost();
+    }
+
+    /// Takes down who removed and made what since the last time. Before the books are looked at.
+    pub(crate) fn hear_who_changed_names(&mut self) {
+        self.hear_removers();
+        self.hear_made();
+    }
+}
