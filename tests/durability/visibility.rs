@@ -151,6 +151,61 @@ fn the_first_save_of_a_run_stays_in_sight_although_it_is_torn() {
     }
 }
 
+/// A data set that is prepared by one process: what it closed is the user's, and nothing there could be loaded instead.
+#[test]
+fn parts_that_were_closed_before_a_kill_are_kept_where_nothing_stands_in_for_them() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let data = daemon.mount().join("data");
+    fs::create_dir(&data).unwrap();
+    save(&daemon, "data/vocab.pt", &noise(3, 10_000));
+    daemon.wait_committed("data/vocab.pt", COMMITTED_WITHIN);
+    let mut job = Rank::start(&data, None);
+    let parts: Vec<String> = (0..4).map(|part| format!("shard-0000{part}.bin")).collect();
+    for part in &parts {
+        job.does(&format!("head -c 100000 /dev/zero >part; cat part >{part}; rm part"));
+    }
+    job.does("exec 3>shard-00004.bin; head -c 50000 /dev/zero >&3");
+    job.kill();
+    // Of what stays for ever the loss of the node takes nothing.
+    let uploaded = || {
+        let files = tier3::files_below(&daemon.tier3_dir().join("data"));
+        (files.iter().filter(|file| file.metadata().is_ok_and(|found| found.len() >= 50_000)).count() >= 5)
+            .then_some(())
+    };
+    process::until(COMMITTED_WITHIN, uploaded)
+        .unwrap_or_else(|| panic!("{:#?}\n{:#?}", daemon.checkpoints(), crate::site::events(&daemon)));
+    flush(&daemon);
+    assert_eq!(daemon.checkpoint("data/shard-*.bin").expect("listed")["state"], "torn");
+    daemon.kill9();
+    daemon.start_again();
+    for part in &parts {
+        assert_holds(&daemon, &format!("data/{part}"), &vec![0; 100_000], "closed before the kill");
+    }
+    assert_holds(&daemon, "data/shard-00004.bin", &vec![0; 50_000], "what there was of it");
+}
+
+/// A notebook that downloads: the small index comes first, and the process that wrote all of it goes on living.
+#[test]
+fn what_a_program_closed_that_lives_is_in_tier3_when_somebody_asks() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    fs::create_dir(daemon.mount().join("model")).unwrap();
+    let source = daemon.scratch("source");
+    let files = sharded(&source);
+    let mut notebook = Rank::start(&daemon.mount().join("model"), None);
+    for (name, _) in &files {
+        // By the shell itself, which lives.
+        notebook.does(&format!("exec 3>{name}; cat {}/{name} >&3; exec 3>&-", source.display()));
+    }
+    std::thread::sleep(STAYS);
+    flush(&daemon);
+    assert!(tier3::commits(&daemon.tier3_dir(), "model").is_empty(), "its index may be written anew");
+    daemon.kill9();
+    daemon.start_again();
+    for (name, bytes) in &files {
+        assert_holds(&daemon, &format!("model/{name}"), bytes, "with empty memory");
+    }
+}
+
 /// Many a program leaves it to its end to close its output: `curl URL >step2.bin`.
 #[test]
 fn what_a_program_leaves_open_that_ends_well_stays_and_is_kept_without_a_commit() {

@@ -341,6 +341,10 @@ impl Engine {
             files,
             framework: Some(record.framework.clone()),
             state: match version.checkpoint.state() {
+                // Tier-3 has what there is of it.
+                CheckpointState::Settled if book.is_torn() && book.candidate.is_some() => {
+                    CheckpointState::Torn
+                }
                 CheckpointState::Complete if copies.peer.files == files => CheckpointState::Replicated,
                 state => state,
             },

@@ -1,4 +1,5 @@
-//! While the daemon ends: sealed files that no version covers go to Tier-3 under a provisional one.
+//! Sealed files that no version covers go to Tier-3 under a provisional one: while the daemon ends, and where a checkpoint may stay as it
+//! is for ever or for long.
 //!
 //! Owns: which files those are, and what is said of a version that holds only a part. Does not own: the verdict
 //! (protocol), the plan's making (`decide`), the upload (`run`).
@@ -58,12 +59,24 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book) -> Rescue {
     if sealed.is_empty() || covered { Rescue::Done } else { Rescue::Wanted(sealed) }
 }
 
-/// The provisional version that a book needs now; `None` where it needs none or has to wait.
+/// A checkpoint to which a program that lives may add goes to Tier-3 in part when it did not for so long: no save takes that
+/// long between two files, and each part is sent again with what follows.
+pub(crate) const IDLE_NS: i64 = 300 * 1_000_000_000;
+
+/// Whether nothing happened to a checkpoint for so long.
+pub(crate) fn is_quiet(shared: &Shared, ledger: &Ledger, book: &Book, quiet_ns: i64) -> bool {
+    let files = book.candidate.iter().flat_map(|candidate| ledger.files_of(candidate, &book.scope));
+    let last_ns = files.map(|(_, view)| view.published_ns.max(view.closed_ns)).max();
+    last_ns.is_some_and(|last_ns| shared.now_ns().saturating_sub(last_ns) >= quiet_ns)
+}
+
+/// The provisional version that a book needs now; `None` where it needs none or has to wait. `why`: it is uploaded all the same.
 pub(crate) fn plan(
     shared: &Shared,
     ledger: &Ledger,
     book: &Book,
     verdict: Option<&Verdict>,
+    why: &str,
 ) -> Option<Box<Plan>> {
     let Rescue::Wanted(sealed) = look(shared, ledger, book) else { return None };
     let candidate = book.candidate.as_ref()?;
@@ -80,8 +93,8 @@ pub(crate) fn plan(
                     | Verdict::Complete { .. }
             )
         );
-    let why = verdict.map_or_else(|| "nothing was known of it yet".to_owned(), decide::verdict_text);
-    let detail = format!("uploaded because the daemon ended: {why}");
+    let verdict = verdict.map_or_else(|| "nothing was known of it yet".to_owned(), decide::verdict_text);
+    let detail = format!("uploaded {why}: {verdict}");
     let files: Vec<_> = in_memory(&files).collect();
     match decide::start(shared, ledger, book, &files, &sealed, (Evidence::Quiescence, detail)) {
         Action::Start(mut plan) => {

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::CheckpointEvent;
-use tidemark_protocol::evidence::{History, masked_names};
+use tidemark_protocol::evidence::{History, Told, Verdict, masked_names};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
@@ -460,14 +460,16 @@ impl Engine {
         if self.ledger.puts_off(id) {
             return;
         }
-        if self.draining {
+        if self.draining || self.stays_torn(id) {
             self.seal_what_was_cut(id);
         }
         let book = &self.ledger.books[id];
         let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
-        if self.draining && !self.waits_for_saving(book) && matches!(outcome.action, Action::None) {
-            let plan = rescue::plan(&self.shared, &self.ledger, book, outcome.verdict.as_ref());
+        if matches!(outcome.action, Action::None)
+            && let Some(why) = self.why_in_part(id, outcome.verdict.as_ref(), told)
+        {
+            let plan = rescue::plan(&self.shared, &self.ledger, book, outcome.verdict.as_ref(), why);
             outcome.action = plan.map_or(Action::None, Action::Start);
         }
         let (torn_before, kept_before) = (book.is_torn(), book.is_kept_without_proof());
@@ -565,7 +567,34 @@ impl Engine {
         }
     }
 
-    /// Of a checkpoint in sight, while the daemon ends.
+    /// Whether a checkpoint that can never be complete may stay in sight for ever.
+    fn stays_torn(&self, id: &CheckpointId) -> bool {
+        let book = &self.ledger.books[id];
+        let settle_ns = decide::settle_ns(&self.shared);
+        self.visibility.may_last(id)
+            && book.is_torn()
+            && rescue::is_quiet(&self.shared, &self.ledger, book, settle_ns)
+    }
+
+    /// Why what there is of a checkpoint goes to Tier-3 although more may come, or never will; none where it does not.
+    fn why_in_part(&self, id: &CheckpointId, verdict: Option<&Verdict>, told: Told) -> Option<&'static str> {
+        let book = &self.ledger.books[id];
+        if self.draining {
+            return (!self.waits_for_saving(book)).then_some("because the daemon ended");
+        }
+        if self.stays_torn(id) {
+            return Some("because it stays in sight");
+        }
+        let more_may_come = matches!(
+            verdict,
+            Some(Verdict::Incomplete { kept_at_ns: None, .. } | Verdict::Open { again_at_ns: None, .. })
+        );
+        let quiet_ns = if told == Told::Flush { decide::settle_ns(&self.shared) } else { rescue::IDLE_NS };
+        (more_may_come && rescue::is_quiet(&self.shared, &self.ledger, book, quiet_ns))
+            .then_some("because nothing was added to it for long")
+    }
+
+    /// Of a checkpoint in sight.
     fn seal_what_was_cut(&mut self, id: &CheckpointId) {
         let book = &self.ledger.books[id];
         let Some(candidate) = &book.candidate else { return };

@@ -7,6 +7,7 @@
 //! `layer_2.pt` after `layer_1.pt`, and whoever loads one of them needs the other.
 
 use super::rules::STEP;
+use super::{Candidate, Shape};
 use crate::id::Step;
 use regex::bytes::Regex;
 use std::sync::LazyLock;
@@ -55,10 +56,13 @@ pub(crate) fn masked_digits(name: &[u8]) -> Vec<u8> {
     masked
 }
 
-/// Whether a job that lost `one` may load `other` in its place: two directories of a run, or files whose names differ in numbers.
+/// Whether a job that lost one checkpoint may load the other of the same run in its place: two directories, or files whose names
+/// differ in numbers.
 #[must_use]
-pub fn may_stand_in(one: &[u8], other: &[u8], are_directories: bool) -> bool {
-    are_directories || masked_digits(one) == masked_digits(other)
+pub fn may_stand_in(lost: &Candidate, other: &Candidate) -> bool {
+    let is_directory = |candidate: &Candidate| matches!(candidate.shape, Shape::Tree | Shape::Flat);
+    let name = |candidate: &Candidate| masked_digits(candidate.id.directory.as_bytes());
+    is_directory(lost) && is_directory(other) || name(lost) == name(other)
 }
 
 /// Where the runs of digits are.
@@ -75,6 +79,7 @@ fn numbers(name: &[u8]) -> impl Iterator<Item = (usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::path::RelPath;
     use crate::recognise::Rules;
 
     fn of(name: &str) -> String {
@@ -117,10 +122,15 @@ mod tests {
 
     #[test]
     fn what_stands_in_differs_in_numbers_only() {
-        let stands = |one: &str, other: &str| may_stand_in(one.as_bytes(), other.as_bytes(), false);
-        assert!(stands("model_2.pt", "model_10.pt") && stands("step5.pt", "step5.pt"));
-        assert!(!stands("model.pt", "optimizer.pt") && !stands("step5.pt", "last.pt"));
-        assert!(may_stand_in(b"step-5", b"final", true));
+        let of = |path: &str| {
+            let paths = [RelPath::new(path).unwrap()];
+            Rules::builtin().group(&paths).candidates.remove(0)
+        };
+        let stands = |one: &str, other: &str| may_stand_in(&of(one), &of(other));
+        assert!(stands("r/model_2.pt", "r/model_10.pt") && stands("r/step5.pt", "r/step5.pt"));
+        assert!(!stands("r/model.pt", "r/optimizer.pt") && !stands("r/step5.pt", "r/last.pt"));
+        assert!(stands("r/step-5/model.pt", "r/step-6/model.pt"), "two directories");
+        assert!(!stands("r/step-5/model.pt", "r/vocab.pt"));
         assert_eq!(masked_digits(b"a12b3"), b"a*b*");
     }
 }

@@ -11,7 +11,7 @@ use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::torn::names_of;
 use std::time::Instant;
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::recognise::{Candidate, CheckpointId, may_stand_in};
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::Named;
 
@@ -46,7 +46,7 @@ impl Engine {
             let version = self.version(&id, number);
             let why = version.record().evidence_detail.clone();
             let Some(candidate) = version.candidate(self.ledger.rules(), &id) else { continue };
-            if !self.has_committed_beside(&id) {
+            if !self.has_committed_beside(&id, &candidate) {
                 continue;
             }
             let in_sight = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
@@ -72,12 +72,15 @@ impl Engine {
         }
     }
 
-    /// Another checkpoint of the run is committed, can be read, and is in the tree.
-    fn has_committed_beside(&self, id: &CheckpointId) -> bool {
+    /// Another checkpoint of the run that may stand in for it is committed, can be read, and is in the tree.
+    fn has_committed_beside(&self, id: &CheckpointId, candidate: &Candidate) -> bool {
         let others = self.ledger.books.values().filter(|book| book.id.run == id.run && book.id != *id);
         let committed = others.filter_map(|book| Some((book, book.committed()?.1)));
         committed.into_iter().any(|(book, version)| {
-            self.is_loadable(&version.checkpoint) && self.shared.namespace.node_at(&book.path()).is_some()
+            let other = version.candidate(self.ledger.rules(), &book.id);
+            other.is_some_and(|other| may_stand_in(candidate, &other))
+                && self.is_loadable(&version.checkpoint)
+                && self.shared.namespace.node_at(&book.path()).is_some()
         })
     }
 

@@ -40,8 +40,8 @@ use timetable::{Subject, Timetable};
 #[derive(Debug, Default)]
 pub(crate) struct Visibility {
     timetable: Timetable,
-    /// Why torn checkpoints stay in sight.
-    in_sight: BTreeMap<CheckpointId, String>,
+    /// Torn checkpoints that stay in sight.
+    in_sight: BTreeMap<CheckpointId, InSight>,
     /// Why those went that are out of sight.
     hidden: BTreeMap<CheckpointId, String>,
     /// An administrator wants these to be seen. The next daemon hides them again.
@@ -65,6 +65,14 @@ pub(crate) struct Visibility {
     made: BTreeMap<NodeId, Made>,
 }
 
+/// Why a torn checkpoint stays in sight.
+#[derive(Debug)]
+struct InSight {
+    why: String,
+    /// No process is known to live that is waited for: it may stay for ever.
+    lasts: bool,
+}
+
 impl Visibility {
     fn rests(&self, subject: &Subject, now: Instant) -> bool {
         self.timetable.rests(subject, now, is_running)
@@ -76,7 +84,12 @@ impl Visibility {
 
     /// Why a torn checkpoint stays in sight; none where that was not asked.
     pub(crate) fn why_in_sight(&self, id: &CheckpointId) -> Option<&str> {
-        self.in_sight.get(id).map(String::as_str).filter(|why| !why.is_empty())
+        self.in_sight.get(id).map(|stays| stays.why.as_str())
+    }
+
+    /// Whether a torn checkpoint may stay in sight for ever: then Tier-3 has what is there of it.
+    pub(crate) fn may_last(&self, id: &CheckpointId) -> bool {
+        self.in_sight.get(id).is_some_and(|stays| stays.lasts)
     }
 
     /// Why a checkpoint went out of sight; none where the daemon before this one did it.

@@ -10,6 +10,7 @@ use crate::node::book::{Book, Number};
 use crate::node::decide::{is_alive, verdict_text};
 use crate::node::recover::{Knows, Wishes, adopt_directory, adopt_files};
 use crate::node::run::Engine;
+use crate::node::visibility::InSight;
 use crate::node::visibility::timetable::Subject;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -61,13 +62,17 @@ impl Engine {
             Tree::Hides if self.had_not_heard_of(id) => return,
             Tree::Hides => self.hide(id, &candidate).err().map(|error| error.to_string()),
         };
-        let why = stays.unwrap_or_default();
         let process = sessions.iter().find_map(Session::living);
         self.visibility.timetable.ask_again(subject, now, process);
-        let before = self.visibility.in_sight.insert(id.clone(), why.clone());
-        if !why.is_empty() && before.is_none_or(|before| before != why) {
+        let Some(why) = stays else {
+            self.visibility.in_sight.remove(id);
+            return;
+        };
+        let said = self.visibility.why_in_sight(id) == Some(why.as_str());
+        if !said {
             self.event(EventLevel::Warn, "torn_in_sight", id, format!("it stays where it is: {why}"));
         }
+        self.visibility.in_sight.insert(id.clone(), InSight { why, lasts: process.is_none() });
     }
 
     /// A launcher gave one of its writers a rank, or one wrote another checkpoint of the run.
@@ -157,6 +162,11 @@ impl Engine {
         self.shared.metrics.torn_hidden.inc();
         let why = self.ledger.books[id].verdict.as_ref().map(verdict_text).unwrap_or_default();
         self.visibility.hidden.insert(id.clone(), why.clone());
+        // What Tier-3 has of it nobody removed.
+        let versions = self.ledger.books[id].versions.iter();
+        let kept = versions.filter(|(_, version)| version.checkpoint.is_alive() && version.record().partial);
+        let kept: Vec<_> = kept.map(|(number, _)| (id.clone(), *number)).collect();
+        self.visibility.out_of_sight.extend(kept);
         let what = format!(
             "{} files went out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts them back",
             candidate.files.len()

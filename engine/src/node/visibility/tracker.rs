@@ -16,7 +16,7 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
-use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, Shape, may_stand_in};
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, may_stand_in};
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{EventLevel, path_text};
 use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Tracker, TrackerHolds};
@@ -68,11 +68,10 @@ pub(crate) fn is_of_run(run: &RunPath) -> impl Fn(&Rules, &RelPath) -> bool {
 
 /// Whether a job that lost one checkpoint may load the other: a model does not stand in for the optimizer beside it.
 pub(crate) fn stands_in(lost: &Book, other: &Book) -> bool {
-    let is_directory = |book: &Book| {
-        book.candidate.as_ref().is_some_and(|found| matches!(found.shape, Shape::Tree | Shape::Flat))
-    };
-    let are_directories = is_directory(lost) && is_directory(other);
-    may_stand_in(lost.id.directory.as_bytes(), other.id.directory.as_bytes(), are_directories)
+    lost.candidate
+        .as_ref()
+        .zip(other.candidate.as_ref())
+        .is_some_and(|(lost, other)| may_stand_in(lost, other))
 }
 
 fn id_of(checkpoint: &Checkpoint) -> CheckpointId {
