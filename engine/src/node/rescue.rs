@@ -9,14 +9,16 @@
 //! One that can never be whole as it is gets one that says so, and a restart takes it up as settled. What was cut is sealed as it is for
 //! it: a job must not begin at step 0 because the first save of its run, which was torn, was gone.
 
-use crate::namespace::{FileState, FileView};
+use crate::namespace::{FileState, FileView, NodeId};
 use crate::node::Shared;
 use crate::node::book::{Book, VersionBook};
 use crate::node::decide::{self, Action, Plan, is_covered};
 use crate::node::ledger::{Contents, Ledger, contents};
+use crate::node::run::Engine;
 use std::sync::Arc;
-use tidemark_protocol::evidence::Verdict;
+use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::path::RelPath;
+use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::Evidence;
 
 type Files<'a> = [(&'a RelPath, &'a Arc<FileView>)];
@@ -61,10 +63,10 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book) -> Rescue {
 
 /// A checkpoint to which a program that lives may add goes to Tier-3 in part when it did not for so long: no save takes that
 /// long between two files, and each part is sent again with what follows.
-pub(crate) const IDLE_NS: i64 = 300 * 1_000_000_000;
+const IDLE_NS: i64 = 300 * 1_000_000_000;
 
 /// Whether nothing happened to a checkpoint for so long.
-pub(crate) fn is_quiet(shared: &Shared, ledger: &Ledger, book: &Book, quiet_ns: i64) -> bool {
+fn is_quiet(shared: &Shared, ledger: &Ledger, book: &Book, quiet_ns: i64) -> bool {
     let files = book.candidate.iter().flat_map(|candidate| ledger.files_of(candidate, &book.scope));
     let last_ns = files.map(|(_, view)| view.published_ns.max(view.closed_ns)).max();
     last_ns.is_some_and(|last_ns| shared.now_ns().saturating_sub(last_ns) >= quiet_ns)
@@ -108,4 +110,52 @@ pub(crate) fn plan(
 /// Sealed files with their bytes in Tier-1. What is only in Tier-3 cannot be lost with the daemon.
 fn in_memory<'a>(files: &'a Files<'a>) -> impl Iterator<Item = (&'a RelPath, &'a Arc<FileView>)> {
     files.iter().copied().filter(|(_, view)| view.sealed().is_some() && view.host)
+}
+
+impl Engine {
+    /// Whether a checkpoint that can never be complete may stay in sight for ever.
+    pub(crate) fn stays_torn(&self, id: &CheckpointId) -> bool {
+        let book = &self.ledger.books[id];
+        let settle_ns = decide::settle_ns(&self.shared);
+        self.visibility.may_last(id)
+            && book.is_torn()
+            && is_quiet(&self.shared, &self.ledger, book, settle_ns)
+    }
+
+    /// Why what there is of a checkpoint goes to Tier-3 although more may come, or never will; none where it does not.
+    pub(crate) fn why_in_part(
+        &self,
+        id: &CheckpointId,
+        verdict: Option<&Verdict>,
+        told: Told,
+    ) -> Option<&'static str> {
+        let book = &self.ledger.books[id];
+        if self.draining {
+            return (!self.waits_for_saving(book)).then_some("because the daemon ended");
+        }
+        if self.stays_torn(id) {
+            return Some("because it stays in sight");
+        }
+        let more_may_come = matches!(
+            verdict,
+            Some(Verdict::Incomplete { kept_at_ns: None, .. } | Verdict::Open { again_at_ns: None, .. })
+        );
+        let quiet_ns = if told == Told::Flush { decide::settle_ns(&self.shared) } else { IDLE_NS };
+        (more_may_come && is_quiet(&self.shared, &self.ledger, book, quiet_ns))
+            .then_some("because nothing was added to it for long")
+    }
+
+    /// Of a checkpoint in sight.
+    pub(crate) fn seal_what_was_cut(&mut self, id: &CheckpointId) {
+        let book = &self.ledger.books[id];
+        let Some(candidate) = &book.candidate else { return };
+        let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
+        let cut = decide::left_cut(&self.shared, &self.ledger, &files);
+        self.seal_as_they_are(&cut);
+    }
+
+    pub(crate) fn seal_as_they_are(&mut self, nodes: &[NodeId]) {
+        self.ledger.as_they_are.extend(nodes);
+        self.ledger.unsealed.extend(nodes);
+    }
 }

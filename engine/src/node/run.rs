@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::CheckpointEvent;
-use tidemark_protocol::evidence::{History, Told, Verdict, masked_names};
+use tidemark_protocol::evidence::{History, masked_names};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
@@ -565,47 +565,6 @@ impl Engine {
             let path = jobs::path_text(&self.shared.namespace, node);
             self.jobs.spawn(jobs::fetch_cold(Arc::clone(&self.shared), path, cold));
         }
-    }
-
-    /// Whether a checkpoint that can never be complete may stay in sight for ever.
-    fn stays_torn(&self, id: &CheckpointId) -> bool {
-        let book = &self.ledger.books[id];
-        let settle_ns = decide::settle_ns(&self.shared);
-        self.visibility.may_last(id)
-            && book.is_torn()
-            && rescue::is_quiet(&self.shared, &self.ledger, book, settle_ns)
-    }
-
-    /// Why what there is of a checkpoint goes to Tier-3 although more may come, or never will; none where it does not.
-    fn why_in_part(&self, id: &CheckpointId, verdict: Option<&Verdict>, told: Told) -> Option<&'static str> {
-        let book = &self.ledger.books[id];
-        if self.draining {
-            return (!self.waits_for_saving(book)).then_some("because the daemon ended");
-        }
-        if self.stays_torn(id) {
-            return Some("because it stays in sight");
-        }
-        let more_may_come = matches!(
-            verdict,
-            Some(Verdict::Incomplete { kept_at_ns: None, .. } | Verdict::Open { again_at_ns: None, .. })
-        );
-        let quiet_ns = if told == Told::Flush { decide::settle_ns(&self.shared) } else { rescue::IDLE_NS };
-        (more_may_come && rescue::is_quiet(&self.shared, &self.ledger, book, quiet_ns))
-            .then_some("because nothing was added to it for long")
-    }
-
-    /// Of a checkpoint in sight.
-    fn seal_what_was_cut(&mut self, id: &CheckpointId) {
-        let book = &self.ledger.books[id];
-        let Some(candidate) = &book.candidate else { return };
-        let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
-        let cut = decide::left_cut(&self.shared, &self.ledger, &files);
-        self.seal_as_they_are(&cut);
-    }
-
-    fn seal_as_they_are(&mut self, nodes: &[NodeId]) {
-        self.ledger.as_they_are.extend(nodes);
-        self.ledger.unsealed.extend(nodes);
     }
 
     fn judge(&mut self, nodes: Vec<NodeId>) {
