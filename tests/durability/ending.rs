@@ -180,8 +180,8 @@ fn after_a_preemption_the_job_finds_the_newest_whole_save_and_a_tracker_that_nam
 fn sigterm_keeps_what_was_closed_beside_a_file_whose_writer_was_killed() {
     let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
     let bytes = noise(13, MIB);
-    save(&daemon, "run/step_5/model.pt", &bytes);
-    daemon.wait_committed("run/step_5", Duration::from_secs(60));
+    save(&daemon, "run/step5.pt", &bytes);
+    daemon.wait_committed("run/step5.pt", Duration::from_secs(60));
     let cut = daemon.mount().join("run/step_7/model_rank1.pt");
     fs::create_dir_all(cut.parent().unwrap()).unwrap();
     // Open meanwhile: while a program writes to it, a checkpoint is not hidden.

@@ -56,13 +56,14 @@ pub(crate) fn masked_digits(name: &[u8]) -> Vec<u8> {
     masked
 }
 
-/// Whether a job that lost one checkpoint may load the other of the same run in its place: two directories, or files whose names
-/// differ in numbers.
+/// Whether a job that lost one checkpoint may load the other of the same run in its place: two directories, two whose names say
+/// different steps, or files whose names differ in numbers.
 #[must_use]
 pub fn may_stand_in(lost: &Candidate, other: &Candidate) -> bool {
     let is_directory = |candidate: &Candidate| matches!(candidate.shape, Shape::Tree | Shape::Flat);
     let name = |candidate: &Candidate| masked_digits(candidate.id.directory.as_bytes());
-    is_directory(lost) && is_directory(other) || name(lost) == name(other)
+    let of_other_steps = lost.step.zip(other.step).is_some_and(|(lost, other)| lost != other);
+    is_directory(lost) && is_directory(other) || of_other_steps || name(lost) == name(other)
 }
 
 /// Where the runs of digits are.
@@ -130,7 +131,9 @@ mod tests {
         assert!(stands("r/model_2.pt", "r/model_10.pt") && stands("r/step5.pt", "r/step5.pt"));
         assert!(!stands("r/model.pt", "r/optimizer.pt") && !stands("r/step5.pt", "r/last.pt"));
         assert!(stands("r/step-5/model.pt", "r/step-6/model.pt"), "two directories");
-        assert!(!stands("r/step-5/model.pt", "r/vocab.pt"));
+        assert!(stands("r/step-5/model.pt", "r/step4.pt"), "another step");
+        assert!(!stands("r/step-5/model.pt", "r/vocab.pt") && !stands("r/step5.pt", "r/vocab.pt"));
+        assert!(!stands("r/G_step5.pth", "r/D_step5.pth"), "a neighbour of the same step");
         assert_eq!(masked_digits(b"a12b3"), b"a*b*");
     }
 }
