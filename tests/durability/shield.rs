@@ -52,6 +52,11 @@ impl Rank {
         assert_eq!(line.trim(), "done", "{order}");
     }
 
+    pub(crate) fn ends_well(mut self) {
+        drop(self.orders);
+        assert!(self.shell.wait().unwrap().success());
+    }
+
     pub(crate) fn kill(mut self) {
         self.shell.kill().unwrap();
         self.shell.wait().unwrap();

@@ -199,10 +199,24 @@ fn what_a_program_closed_that_lives_is_in_tier3_when_somebody_asks() {
     std::thread::sleep(STAYS);
     flush(&daemon);
     assert!(tier3::commits(&daemon.tier3_dir(), "model").is_empty(), "its index may be written anew");
+    // Beside one that is whole, which would be no older version of it.
+    run_in(daemon.mount(), &format!("cp -r {} other", source.display()));
+    daemon.wait_committed("other", COMMITTED_WITHIN);
     daemon.kill9();
     daemon.start_again();
     for (name, bytes) in &files {
         assert_holds(&daemon, &format!("model/{name}"), bytes, "with empty memory");
+    }
+    // Once who wrote it has ended well, its names are the proof: of the same bytes, which were kept before.
+    let mut notebook = Rank::start(&daemon.mount().join("model"), None);
+    for (name, _) in &files {
+        notebook.does(&format!("exec 3>{name}; cat {}/{name} >&3; exec 3>&-", source.display()));
+    }
+    std::thread::sleep(STAYS);
+    flush(&daemon);
+    notebook.ends_well();
+    if machine::kernel_release() >= (6, 15) {
+        daemon.wait_committed("model", COMMITTED_WITHIN);
     }
 }
 

@@ -84,8 +84,8 @@ pub struct Record {
     /// (`ckptctl flush --wait`) does not make it whole.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
-    /// All of it was there, and something speaks against it: a file contradicts its own format, or a process that may have been in
-    /// the middle of it failed. Such a version is kept as it is, in sight. Nothing but an administrator's word commits it: a later
+    /// It stays in sight, and something speaks against it: a file contradicts its own format, a process that may have been in the
+    /// middle of it failed, or a program that lives may have added to it. Such a version is kept as it is, in sight. Nothing but an administrator's word commits it: a later
     /// daemon does not know any more what spoke against it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub doubted: bool,

@@ -179,7 +179,11 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     };
     outcome.action = match (&verdict, raise, &present) {
         (Verdict::Settled { .. }, None, None) => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
-        (Verdict::Complete { .. }, Some(_), _) if doubted && told != Told::Commit => Action::None,
+        (Verdict::Complete { evidence, .. }, Some(_), _)
+            if doubted && told != Told::Commit && !is_beyond_doubt(*evidence, &files) =>
+        {
+            Action::None
+        }
         (Verdict::Complete { evidence, detail }, Some(number), _) => {
             Action::Raise { number, evidence: *evidence, detail: detail.clone() }
         }
@@ -223,6 +227,12 @@ pub(crate) fn settle_ns(shared: &Shared) -> i64 {
 /// Whether nobody asked yet what a file's bytes say of themselves, and nobody writes it.
 fn is_unjudged(view: &FileView) -> bool {
     view.host && !view.judged && matches!(view.state, FileState::Cut | FileState::Sealed { .. })
+}
+
+/// Whether what is known now is more than the doubt that was recorded: names prove it, and all bytes are here and were judged.
+fn is_beyond_doubt(evidence: Evidence, files: &[(&RelPath, &Arc<FileView>)]) -> bool {
+    let named = matches!(evidence, Evidence::Index | Evidence::Marker | Evidence::Count);
+    named && files.iter().all(|(_, view)| view.host && view.judged)
 }
 
 /// The files that were cut and are sealed only if somebody asks for it; none on several nodes, where another one may have a writer.

@@ -11,12 +11,12 @@
 
 use crate::namespace::{FileState, FileView, NodeId};
 use crate::node::Shared;
-use crate::node::book::{Book, VersionBook};
+use crate::node::book::{Book, VersionBook, is_damage};
 use crate::node::decide::{self, Action, Plan, is_covered};
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::node::run::Engine;
 use std::sync::Arc;
-use tidemark_protocol::evidence::{Told, Verdict};
+use tidemark_protocol::evidence::{PARTS, Told, Verdict};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::Evidence;
@@ -72,13 +72,14 @@ fn is_quiet(shared: &Shared, ledger: &Ledger, book: &Book, quiet_ns: i64) -> boo
     last_ns.is_some_and(|last_ns| shared.now_ns().saturating_sub(last_ns) >= quiet_ns)
 }
 
-/// The provisional version that a book needs now; `None` where it needs none or has to wait. `why`: it is uploaded all the same.
+/// The provisional version that a book needs now; `None` where it needs none or has to wait. `why`: it is uploaded all the same. `trainer`: one wrote
+/// it, that comes back and takes the newest.
 pub(crate) fn plan(
     shared: &Shared,
     ledger: &Ledger,
     book: &Book,
     verdict: Option<&Verdict>,
-    why: &str,
+    (why, trainer): (&str, bool),
 ) -> Option<Box<Plan>> {
     let Rescue::Wanted(sealed) = look(shared, ledger, book) else { return None };
     let candidate = book.candidate.as_ref()?;
@@ -95,12 +96,24 @@ pub(crate) fn plan(
                     | Verdict::Complete { .. }
             )
         );
-    let verdict = verdict.map_or_else(|| "nothing was known of it yet".to_owned(), decide::verdict_text);
-    let detail = format!("uploaded {why}: {verdict}");
+    let damaged = verdict.is_some_and(is_damage);
+    // What people copy about stays in sight after a restart, as it did before.
+    let partial = !whole && (damaged || trainer && candidate.framework != PARTS);
+    let undecided = matches!(
+        verdict,
+        Some(
+            Verdict::Broken { .. }
+                | Verdict::Settled { undecided: true, .. }
+                | Verdict::Incomplete { undecided: true, .. }
+        )
+    );
+    let text = verdict.map_or_else(|| "nothing was known of it yet".to_owned(), decide::verdict_text);
+    let detail = format!("uploaded {why}: {text}");
     let files: Vec<_> = in_memory(&files).collect();
     match decide::start(shared, ledger, book, &files, &sealed, (Evidence::Quiescence, detail)) {
         Action::Start(mut plan) => {
-            plan.record.partial = !whole;
+            plan.record.partial = partial;
+            plan.record.doubted = !partial && (!whole || undecided);
             Some(plan)
         }
         _ => None,

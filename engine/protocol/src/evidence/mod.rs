@@ -21,7 +21,7 @@ use crate::visibility::{self, Content, Ends, Names, Seen, Standing};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The rule of a model's parts.
-const PARTS: &str = "safetensors";
+pub const PARTS: &str = "safetensors";
 /// The rules of plain files.
 const FILES: &str = "torch_save";
 const OTHER_FILES: &str = "file";

@@ -76,7 +76,7 @@ impl Engine {
     }
 
     /// A launcher gave one of its writers a rank, or one wrote another checkpoint of the run.
-    fn is_of_a_trainer(&self, id: &CheckpointId, candidate: &Candidate) -> bool {
+    pub(crate) fn is_of_a_trainer(&self, id: &CheckpointId, candidate: &Candidate) -> bool {
         let writers = || {
             let files = self.ledger.files_of(candidate, &self.ledger.books[id].scope);
             files.flat_map(|(_, view)| &view.writers)
