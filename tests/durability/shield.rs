@@ -175,11 +175,19 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
     trainer.kill();
     wait_hidden(&daemon, "run/step_2/.tmpAb12Cd");
     assert_eq!(names(&run), ["logs", "step_1"]);
+    // What comes before the weights, and no weights: it stays while a job could load nothing else.
+    let mut trainer = Rank::start(&run, Some(("29505", 0, 1)));
+    trainer.does("exec perl -e '$| = 1; mkdir \"step_4\"; open(F, \">step_4/config.json\"); close(F); print \"done\\n\"; <STDIN>'");
+    trainer.kill();
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&run), ["logs", "step_1", "step_4"]);
     // The name is free for the job that comes back.
     save(&daemon, "run/step_2/model.pt", &noise(2, MIB));
     assert_holds(&daemon, "run/step_2/model.pt", &noise(2, MIB), "saved anew");
     daemon.flush();
     assert!(!daemon.mount().join(".tidemark/torn/run/step_2").exists(), "it is of no use any more");
+    wait_hidden(&daemon, "run/step_4/config.json");
+    assert_eq!(names(&run), ["logs", "step_1", "step_2"]);
     fs::remove_dir_all(run.join("step_2")).unwrap();
 
     // The whole node dies at such a moment.

@@ -28,6 +28,11 @@ fn judged(bytes: &[u8]) -> Judgement {
     judge(&bytes, bytes.len() as u64, &Limits::default(), &|| Duration::ZERO)
 }
 
+/// Whether a file's own format proves that it is whole.
+pub(crate) fn is_whole(path: &Path) -> bool {
+    fs::read(path).is_ok_and(|bytes| judged(&bytes).verdict == Verdict::Whole)
+}
+
 fn files(directory: &Path) -> Vec<PathBuf> {
     let (mut found, mut todo) = (vec![], vec![directory.to_path_buf()]);
     while let Some(directory) = todo.pop() {
@@ -124,8 +129,8 @@ fn whole_files_are_not_broken_and_what_was_broken_off_is_found() {
         assert_eq!(found.verdict, Verdict::Whole, "{}: {}", path.display(), found.reason);
         formats.extend(found.format);
     }
-    use Format::{Npy, Npz, Pickle, Safetensors, Tar, TorchLegacy, TorchZip};
-    for format in [TorchZip, Safetensors, TorchLegacy, Pickle, Npz, Npy, Tar] {
+    use Format::{Hdf5, Keras, Npy, Npz, Pickle, Safetensors, Tar, TorchLegacy, TorchZip};
+    for format in [TorchZip, Safetensors, TorchLegacy, Hdf5, Keras, Pickle, Npz, Npy, Tar] {
         assert!(formats.contains(&format), "no {format} is among the files");
     }
     println!("{said}");

@@ -8,7 +8,6 @@ broken/      broken off by an exception or by a signal's handler; the writer clo
 fewer/       the same, and what is there is a valid file with fewer members
 """
 
-import importlib.util
 import io
 import os
 import pickle
@@ -17,6 +16,10 @@ import sys
 import tarfile
 import zipfile
 
+os.environ["KERAS_BACKEND"] = "torch"
+
+import h5py
+import keras
 import ml_dtypes
 import numpy
 import safetensors.numpy
@@ -260,11 +263,6 @@ def archives():
 
 
 def hdf5():
-    """Where the packages are installed."""
-    if importlib.util.find_spec("h5py") is None:
-        return
-    import h5py
-
     for version in ("earliest", "latest"):
         with h5py.File(place("whole", f"{version}.weights.h5"), "w", libver=version) as file:
             for i in range(40):
@@ -275,11 +273,6 @@ def hdf5():
                 file.create_dataset("kernel", data=numpy.ones((300, 9)))
                 throw()
         breaks_off(save)
-    if importlib.util.find_spec("keras") is None:
-        return
-    os.environ["KERAS_BACKEND"] = "torch"
-    import keras
-
     model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
     model.build((None, 3))
     model.compile(optimizer="adam", loss="mse")

@@ -15,10 +15,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from steps import loss_of, new_training, tell
+from steps import loss_of, new_training, pause, tell
 from tensors import say
 
 KEPT = 2
+COPY = sys.argv[3:] == ["copy"]
 
 
 class Training(lightning.LightningModule):
@@ -56,6 +57,7 @@ class Told(ModelCheckpoint):
     def on_train_batch_end(self, trainer, module, *rest):
         step = trainer.global_step
         module.hashes()
+        pause()
         tell("SAVING", step)
         super().on_train_batch_end(trainer, module, *rest)
         tell("SAVED", step)
@@ -71,7 +73,7 @@ def main():
         mode="max",
         save_top_k=KEPT,
         every_n_train_steps=1,
-        save_last=True if sys.argv[3:] == ["copy"] else "link",
+        save_last=True if COPY else "link",
     )
     trainer = lightning.Trainer(
         accelerator="cpu",

@@ -31,7 +31,11 @@ fn script(name: &str) -> PathBuf {
 
 /// A daemon in passthrough with a short `settle` and a drain that does not pace itself.
 fn daemon(tier1: &str) -> Daemon {
-    let options = DaemonOptions { tier1: tier1.into(), config: Some(config()), ..DaemonOptions::default() };
+    daemon_with(tier1, config())
+}
+
+fn daemon_with(tier1: &str, config: String) -> Daemon {
+    let options = DaemonOptions { tier1: tier1.into(), config: Some(config), ..DaemonOptions::default() };
     let daemon = Daemon::start(options);
     daemon.assert_passthrough();
     daemon

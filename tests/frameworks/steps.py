@@ -6,6 +6,7 @@ STEPS. `RESUMED k` is where it goes on (0: nothing was found), with the hashes o
 """
 
 import os
+import time
 
 import torch
 import torch.nn as nn
@@ -43,6 +44,11 @@ def loss_of(model, step):
     generator = torch.Generator().manual_seed(1000 * step + RANK)
     x = torch.randn(BATCH, WIDTH, generator=generator)
     return F.mse_loss(model(x), x.flip(1))
+
+
+def pause():
+    """Between two saves of one file, where its row asks for it: what is written over has to be committed before."""
+    time.sleep(float(os.environ.get("BETWEEN_SAVES_S", 0)))
 
 
 def tell(word, step):

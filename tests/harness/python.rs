@@ -297,6 +297,16 @@ impl Ranks {
         self.finish();
     }
 
+    /// SIGTERM to frozen ranks, which go on with their handlers and must each end with this exit status.
+    pub fn preempt(&mut self, status: i32) {
+        self.signal(Signal::TERM);
+        self.thaw();
+        for rank in 0..self.children.len() {
+            let end = self.wait(rank);
+            assert_eq!(end.code(), Some(status), "rank {rank} of {}:\n{}", self.shown, self.said(rank));
+        }
+    }
+
     /// What a rank has printed so far.
     pub fn printed(&self, rank: usize) -> String {
         fs::read_to_string(self.file(rank, "out")).expect("the rank's stdout is readable")

@@ -80,8 +80,9 @@ pub enum Standing {
 #[must_use]
 pub fn standing(seen: Seen) -> Standing {
     match seen {
-        Seen { content: Content::Broken, .. } => Standing::Broken,
+        // Whoever wrote it never called it whole, trainer or not.
         Seen { cut: true, .. } => Standing::Torn,
+        Seen { content: Content::Broken, .. } => Standing::Broken,
         Seen { names: Names::All, .. } => Standing::Complete,
         Seen { ends: Ends::Living, .. } => Standing::Open,
         Seen { names: Names::Unknown, .. } => Standing::Settled,

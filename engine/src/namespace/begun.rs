@@ -30,6 +30,8 @@ pub struct Unwritten {
     pub directories: Vec<RelPath>,
     /// Files in flight.
     pub temporaries: usize,
+    /// Files that come before what is saved, such as a model's configuration.
+    pub forewords: usize,
     /// Somebody has one of them open.
     pub open: bool,
 }
@@ -41,18 +43,23 @@ impl Namespace {
         self.look(|state| std::mem::take(&mut state.made))
     }
 
-    /// What is in a directory that holds nothing but directories, and files in flight under a temporary name; none where
-    /// there is more, or nothing any more.
+    /// What is in a directory that holds nothing but directories, files in flight under a temporary name, and forewords; none
+    /// where there is more, or nothing any more.
     #[must_use]
-    pub fn unwritten(&self, directory: NodeId, is_temporary: impl Fn(&RelPath) -> bool) -> Option<Unwritten> {
+    pub fn unwritten(
+        &self,
+        directory: NodeId,
+        is_temporary: impl Fn(&RelPath) -> bool,
+        is_foreword: impl Fn(&RelPath) -> bool,
+    ) -> Option<Unwritten> {
         self.look(|state| {
             let link = state.tree.nodes.get(&directory)?.first_link()?;
             let path = state.tree.path(link)?;
             if is_hidden(&path) {
                 return None;
             }
-            let mut found =
-                Unwritten { directories: vec![RelPath::new(path).ok()?], temporaries: 0, open: false };
+            let directories = vec![RelPath::new(path).ok()?];
+            let mut found = Unwritten { directories, temporaries: 0, forewords: 0, open: false };
             let mut nodes = vec![directory];
             let mut at = 0;
             while let Some(node) = nodes.get(at) {
@@ -69,6 +76,10 @@ impl Namespace {
                         }
                         Body::File(file) if is_temporary(&path) => {
                             found.temporaries += 1;
+                            found.open |= file.opens > 0;
+                        }
+                        Body::File(file) if is_foreword(&path) => {
+                            found.forewords += 1;
                             found.open |= file.opens > 0;
                         }
                         Body::File(_) | Body::Symlink(_) | Body::Special(_) => return None,

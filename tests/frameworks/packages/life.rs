@@ -12,9 +12,21 @@ use tidemark_tests::python::{Hashes, Ranks, hashes};
 /// Moments that were tried and were not inside a save; the hunt goes on at the next save, with shorter delays.
 const MISSES_MAX: u32 = 12;
 
+/// What a job that its handler of SIGTERM ends exits with.
+const PREEMPTED: i32 = 143;
+
 pub(super) struct Life {
     ranks: Ranks,
     world: usize,
+    ending: Ending,
+}
+
+/// What ends a life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    Killed,
+    /// By SIGTERM, whose handler raises.
+    Preempted,
 }
 
 /// What each rank hashed at each step.
@@ -46,8 +58,8 @@ pub(super) struct Killed {
 }
 
 impl Life {
-    pub(super) fn new(ranks: Ranks, world: usize) -> Self {
-        Self { ranks, world }
+    pub(super) fn new(ranks: Ranks, world: usize, ending: Ending) -> Self {
+        Self { ranks, world, ending }
     }
 
     /// Waits until every rank has said where it goes on. They must agree. `Err` is what they said instead.
@@ -108,7 +120,10 @@ impl Life {
             self.ranks.freeze();
             let at = self.at();
             if (at.inside || moment == Moment::Between) && !passes() {
-                self.ranks.kill9();
+                match self.ending {
+                    Ending::Killed => self.ranks.kill9(),
+                    Ending::Preempted => self.ranks.preempt(PREEMPTED),
+                }
                 return (self.steps(), at);
             }
             self.ranks.thaw();

@@ -21,7 +21,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use life::{Killed, Life, Moment, Pace, Steps};
+use life::{Ending, Killed, Life, Moment, Pace, Steps};
 use tidemark_tests::campaign::dice::Dice;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::machine;
@@ -38,17 +38,27 @@ const KILLS_LONG: u64 = 20;
 const BETWEEN_ONE_IN: u64 = 3;
 /// A life ends at its first or second save; what else there is is room for moments that were missed.
 const STEPS_PER_LIFE: u64 = 3;
+/// What is written over has to be committed before: the settle time, and an upload.
+const LONG_ENOUGH_TO_COMMIT_S: &str = "1.5";
 /// Which kills; without it one is drawn, and shown.
 const SEED_ENV: &str = "TIDEMARK_PACKAGES_SEED";
 
 /// A row of the table.
+#[derive(Clone, Copy)]
 struct Package {
     /// Of its run, and in what is printed.
     name: &'static str,
     script: &'static str,
     ranks: usize,
+    /// Of every second life.
+    ranks_then: usize,
     arguments: &'static [&'static str],
     temporary: Temporary,
+    ending: Ending,
+    /// What its script waits before each save, in seconds, in the mount.
+    between_saves_s: &'static str,
+    /// Added to the daemon's configuration.
+    config: &'static str,
     /// How often it is killed, without `--long`.
     kills: u64,
     /// Whether a run, as it lies there, holds nothing whole by the package's own doing: killed then, it comes back nowhere.
@@ -91,13 +101,30 @@ fn lightning_with_tmpdir_in_the_mount() {
     });
 }
 
+/// A second file, copied over in place.
+#[test]
+fn lightning_with_a_copied_last() {
+    comes_back(&Package {
+        name: "lightning-copy",
+        arguments: &["copy"],
+        between_saves_s: LONG_ENOUGH_TO_COMMIT_S,
+        kills: KILLS_OF_A_SIBLING,
+        between_chairs: |_| false,
+        ..LIGHTNING
+    });
+}
+
 /// What most rows are.
 const ROW: Package = Package {
     name: "",
     script: "",
     ranks: 1,
+    ranks_then: 1,
     arguments: &[],
     temporary: Temporary::Outside,
+    ending: Ending::Killed,
+    between_saves_s: "0",
+    config: "",
     kills: KILLS,
     between_chairs: |_| false,
 };
@@ -113,7 +140,7 @@ const LIGHTNING: Package = Package {
 };
 
 const fn deepspeed(name: &'static str, arguments: &'static [&'static str]) -> Package {
-    Package { name, script: "deepspeed_zero.py", ranks: 2, arguments, ..ROW }
+    Package { name, script: "deepspeed_zero.py", ranks: 2, ranks_then: 2, arguments, ..ROW }
 }
 
 /// Kills a job again and again, takes the memory away once, and lets it come to its end.
@@ -123,7 +150,8 @@ fn comes_back(package: &Package) {
     let seed = seed();
     let mut dice = Dice::new(seed);
     let steps = kills * STEPS_PER_LIFE + 2;
-    let mut daemon = super::daemon("1GiB");
+    let config = super::config() + package.config;
+    let mut daemon = super::daemon_with("1GiB", config);
 
     let plain = daemon.scratch("plain");
     let unbroken = start(package, &python, &plain, &plain, steps);
@@ -134,8 +162,13 @@ fn comes_back(package: &Package) {
 
     let outside = daemon.scratch("outside");
     let mut told = Told { kills: vec![], resumed: vec![], content };
+    let of_life = |life: u64| {
+        let ranks = if life.is_multiple_of(2) { package.ranks } else { package.ranks_then };
+        Package { ranks, ..*package }
+    };
+    let python = python.with("BETWEEN_SAVES_S", package.between_saves_s);
     for kill in 0..kills {
-        let mut life = start(package, &python, daemon.mount(), &outside, steps);
+        let mut life = start(&of_life(kill), &python, daemon.mount(), &outside, steps);
         let resumed = told.resumes(&mut life, package, seed, &daemon);
         let moment =
             if kill % BETWEEN_ONE_IN == BETWEEN_ONE_IN - 1 { Moment::Between } else { Moment::InsideSave };
@@ -150,7 +183,7 @@ fn comes_back(package: &Package) {
             lose_memory(&mut daemon);
         }
     }
-    let mut life = start(package, &python, daemon.mount(), &outside, steps);
+    let mut life = start(&of_life(kills), &python, daemon.mount(), &outside, steps);
     told.resumes(&mut life, package, seed, &daemon);
     let (found, _) = life.ends();
     assert_same(package, seed, &found, &truth);
@@ -168,9 +201,13 @@ fn start(package: &Package, python: &Python, place: &Path, outside: &Path, steps
     let text = |path: PathBuf| path.to_str().expect("paths of tests are UTF-8").to_owned();
     let (run, steps) = (text(run), steps.to_string());
     let arguments = [&[run.as_str(), &steps], package.arguments].concat();
-    let python = python.clone().with("TMPDIR", &text(temporary));
+    let mut python = python.clone().with("TMPDIR", &text(temporary));
+    if package.ending == Ending::Preempted {
+        // What is asked to end had a launcher, which gave it a rank.
+        python = python.with("RANK", "0");
+    }
     let ranks = python.start(package.ranks, &script(package.script), &arguments);
-    Life::new(ranks, package.ranks)
+    Life::new(ranks, package.ranks, package.ending)
 }
 
 /// Where a life goes on; where it does not, what lies there and what the daemon did last.

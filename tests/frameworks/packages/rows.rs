@@ -8,15 +8,22 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
+use tidemark_tests::machine;
 
-use super::life::{Life, Steps};
-use super::{KILLS_OF_A_SIBLING, Package, ROW, comes_back, resumed, start};
-use crate::environment;
+use super::life::{Ending, Life, Steps};
+use super::{KILLS_OF_A_SIBLING, LONG_ENOUGH_TO_COMMIT_S, Package, ROW, comes_back, resumed, start};
+use crate::{content, environment};
+
+/// More than the settle time.
+const SETTLED: Duration = Duration::from_secs(1);
+
+const TWO_RANKS: Package = Package { ranks: 2, ranks_then: 2, ..ROW };
 
 const ACCELERATE: Package = Package {
     name: "accelerate",
     script: "accelerate_saves.py",
     ranks: 2,
+    ranks_then: 2,
     arguments: &["2"],
     // Nothing says what a user registered; of the first save not even the one before it does.
     between_chairs: |run| {
@@ -34,7 +41,7 @@ fn hugging_face_trainer_with_a_total_limit() {
     // Of Hugging Face's two, Accelerate has the kills. The start with empty memory, on which this row's order of removal depends,
     // comes with every kill count.
     let kills = KILLS_OF_A_SIBLING;
-    comes_back(&Package { name: "hf-trainer", script: "hf_trainer.py", ranks: 2, kills, ..ROW });
+    comes_back(&Package { name: "hf-trainer", script: "hf_trainer.py", kills, ..TWO_RANKS });
 }
 
 /// Removes the oldest before it writes: of two, one is left.
@@ -52,18 +59,106 @@ fn orbax_with_jax() {
 /// Writes with O_DIRECT into a directory that is renamed.
 #[test]
 fn torch_checkpointing() {
-    comes_back(&Package {
-        name: "torch-checkpointing",
-        script: "torch_checkpointing_saves.py",
-        ranks: 2,
-        ..ROW
-    });
+    comes_back(&Package { name: "torch-checkpointing", script: "torch_checkpointing_saves.py", ..TWO_RANKS });
 }
 
 /// Has no index of the whole: each rank has its own, and nobody says that all are there.
 #[test]
 fn torch_distributed_checkpoint_without_collectives() {
-    comes_back(&Package { name: "dcp-alone", script: "dcp_alone.py", ranks: 2, ..ROW });
+    comes_back(&Package { name: "dcp-alone", script: "dcp_alone.py", ..TWO_RANKS });
+}
+
+/// Two ranks, then one, and two again.
+#[test]
+fn torch_distributed_checkpoint_by_fewer_ranks() {
+    let kills = KILLS_OF_A_SIBLING;
+    comes_back(&Package { name: "dcp-elastic", script: "dcp_elastic.py", ranks_then: 1, kills, ..TWO_RANKS });
+}
+
+/// Into one directory: shards over a single file, which the job removes first, and a single file over shards, which transformers removes.
+#[test]
+fn hugging_face_sharded_and_single_by_turns() {
+    comes_back(&Package {
+        name: "hf-pretrained",
+        script: "hf_pretrained.py",
+        between_saves_s: LONG_ENOUGH_TO_COMMIT_S,
+        kills: KILLS_OF_A_SIBLING,
+        between_chairs: |run| is_young(&run.join("model.safetensors")),
+        ..ROW
+    });
+}
+
+/// An adapter, and the optimizer beside it.
+#[test]
+fn peft_adapters() {
+    comes_back(&Package {
+        name: "peft",
+        script: "peft_adapters.py",
+        between_saves_s: LONG_ENOUGH_TO_COMMIT_S,
+        kills: KILLS_OF_A_SIBLING,
+        // A card alone goes out of sight within a second or two; a node that is lost before brings it back.
+        between_chairs: |run| {
+            let checkpoints = names(run).into_iter().map(|checkpoint| run.join(checkpoint));
+            let mut checkpoints = checkpoints.filter(|checkpoint| {
+                names(checkpoint) == ["README.md"] || is_young(&checkpoint.join("random.pt"))
+            });
+            checkpoints.next().is_some()
+        },
+        ..ROW
+    });
+}
+
+/// Closed, and nothing but the settle time says that it is the last of its checkpoint.
+fn is_young(last: &Path) -> bool {
+    let age = fs::metadata(last).and_then(|found| found.modified()).ok().and_then(|at| at.elapsed().ok());
+    age.is_some_and(|age| age < SETTLED) && content::is_whole(last)
+}
+
+/// A new file at every epoch.
+#[test]
+fn keras_model_checkpoint() {
+    let kills = KILLS_OF_A_SIBLING;
+    comes_back(&Package { name: "keras", script: "keras_saves.py", kills, ..ROW });
+}
+
+/// The same two files at every epoch.
+#[test]
+fn keras_backup_and_restore() {
+    // Of Keras's two the one with new files has the short form's kill: a save in place is Lightning's `last.ckpt`, too.
+    if !machine::long() {
+        return;
+    }
+    comes_back(&Package {
+        name: "keras-backup",
+        script: "keras_saves.py",
+        arguments: &["backup"],
+        between_saves_s: LONG_ENOUGH_TO_COMMIT_S,
+        kills: KILLS_OF_A_SIBLING,
+        // Nothing says which epoch the weights are of, once they are written and the other file is not.
+        between_chairs: |run| {
+            let backup = run.join("backup");
+            let (weights, epoch) = (backup.join("latest.weights.h5"), backup.join("training_metadata.json"));
+            let written = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
+            let is_older = written(&epoch) < written(&weights);
+            is_older && content::is_whole(&weights)
+                || fs::metadata(&epoch).is_ok_and(|found| found.len() == 0)
+        },
+        ..ROW
+    });
+}
+
+/// SIGTERM, whose handler raises in the middle of `torch.save`: the file is closed, and looks like one. With the newest alone kept, one
+/// that counted would cost the job its last good one.
+#[test]
+fn preempted_in_the_middle_of_torch_save() {
+    comes_back(&Package {
+        name: "preempted",
+        script: "preempted.py",
+        ending: Ending::Preempted,
+        kills: KILLS_OF_A_SIBLING,
+        config: "[retention]\nkeep_last = 1\n",
+        ..ROW
+    });
 }
 
 /// Of the save of step 3, all but the last file is there: what a user registered, which Accelerate loads or fails.

@@ -22,7 +22,7 @@ const STAMP: &str = "tidemark-stamp";
 
 /// What must be importable before an environment counts as made.
 const IMPORTS: &str = "import numpy, safetensors.torch, torch, transformers, accelerate, deepspeed, lightning, \
-                       orbax.checkpoint, torch_checkpointing; print(torch.__version__)";
+                       peft, h5py, optree, rich, orbax.checkpoint, torch_checkpointing; print(torch.__version__)";
 
 /// Something that is installed for a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -220,11 +220,12 @@ impl Case<'_> {
             Finding::Read(path, kind) => return Verdict::ReadIndex { path, kind },
             other => other,
         };
-        if let Some(broken) = self.broken() {
-            return broken;
-        }
+        // Of what was cut its bytes need not say more: whoever wrote it never called it whole.
         if let Some(torn) = self.cut(&index) {
             return torn;
+        }
+        if let Some(broken) = self.broken() {
+            return broken;
         }
         // Nothing is complete without these, whatever else proves.
         let needed = [self.in_flight(), index, self.marker(), self.each_rank()];

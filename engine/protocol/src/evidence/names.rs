@@ -2,10 +2,11 @@
 //!
 //! Owns: these findings. Does not own: what follows from them (the parent), reading an index (`index`).
 
-use super::{Case, Ends, Finding};
+use super::{Case, Covered, Ends, FileFact, Finding};
 use crate::path::RelPath;
 use crate::recognise::{IndexKind, Role, Rule, masked_digits};
 use crate::record::Evidence;
+use crate::visibility::Content;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Case<'_> {
@@ -60,8 +61,15 @@ impl Case<'_> {
                 }
                 listed.insert(path);
             }
-            if !missing.is_empty() && removed == covered.len() && self.ends() == Ends::Well {
-                // Left over from the version before: who ended well took away all that it speaks of.
+            let all_missing = !missing.is_empty() && missing.len() == covered.len();
+            let taken = removed == covered.len();
+            // The committed version has this index, and lacks all of them, too.
+            let lacked = fact.committed && removed == 0;
+            if all_missing
+                && (taken && self.ends() == Ends::Well
+                    || (taken || lacked) && self.is_replaced(fact, covered))
+            {
+                // Left over from a version before.
                 continue;
             }
             if !missing.is_empty() {
@@ -87,6 +95,19 @@ impl Case<'_> {
                 Finding::Proves(Evidence::Index, format!("{} lists {} files", indices[0].0, listed.len()))
             }
         }
+    }
+
+    /// A file of the format that an index lists was written after it, and its content proves it whole: a model in one file, over its
+    /// shards. Whoever wrote it may live on.
+    fn is_replaced(&self, index: &FileFact, covered: &Covered) -> bool {
+        let ending = |name: &RelPath| name.name().rsplit(|byte| *byte == b'.').next().map(<[u8]>::to_vec);
+        let format = covered.keys().next().and_then(ending);
+        self.present().any(|(path, _, file)| {
+            file.content == Content::Whole
+                && file.published_at_ns > index.published_at_ns
+                && part_of(path).is_none()
+                && ending(path) == format
+        })
     }
 
     /// The index lies directly in the checkpoint's directory and is DCP's, which comes after all ranks reported.

@@ -304,6 +304,17 @@ fn a_broken_file_is_never_complete() {
     }
 }
 
+/// A job that came back and is killed in its first save has written nothing else of the run.
+#[test]
+fn a_cut_file_is_torn_although_its_bytes_say_that_it_is_broken() {
+    let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    let file = world.file("r/step1.pt");
+    (file.state, file.content, file.writers[0].fate) = (FileState::Cut, Content::Broken, Fate::Killed);
+    assert!(matches!(world.at(1), Verdict::Torn { .. }));
+    world.file("r/step1.pt").writers[0].fate = Fate::Exited;
+    assert!(matches!(world.at(99), Verdict::Broken { .. }), "it was left to the end of its program to close");
+}
+
 #[test]
 fn a_cut_file_whose_bytes_say_that_it_is_whole_is_whole() {
     let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
@@ -332,6 +343,45 @@ fn an_index_of_files_that_its_job_took_away_proves_nothing_and_lacks_nothing() {
     assert!(matches!(world.at(99), Verdict::Incomplete { .. }), "new shards may follow");
     world.file("m/config.json").writers[0].fate = Fate::Killed;
     assert!(matches!(world.at(99), Verdict::Torn { .. }), "it was killed between the two");
+}
+
+#[test]
+fn a_whole_model_over_an_index_that_was_left_waits_for_no_end_of_its_job() {
+    let shards = [("model-00001-of-00002.safetensors", None), ("model-00002-of-00002.safetensors", None)];
+    let over = |file: &str| {
+        let mut world = World::new(&[
+            ("m/model.safetensors.index.json", 1, writer(1, None)),
+            (file, 9, writer(1, None)),
+            ("m/config.json", 8, writer(1, None)),
+        ])
+        .index("m/model.safetensors.index.json", &shards);
+        world.file("m/model.safetensors.index.json").committed = true;
+        world.file(file).content = Content::Whole;
+        world.removed = shards.iter().map(|(name, _)| path(&format!("m/{name}"))).collect();
+        world
+    };
+    let mut world = over("m/model.safetensors");
+    assert_eq!((world.evidence(10), world.evidence(99)), (None, Some(Evidence::OneProcess)));
+    for (content, second) in [(Content::Unknown, 9), (Content::Whole, 0)] {
+        let file = world.file("m/model.safetensors");
+        (file.content, file.published_at_ns) = (content, second * SECOND);
+        assert!(matches!(world.at(99), Verdict::Incomplete { .. }), "{content:?}, written at {second}");
+    }
+    for other in ["m/optimizer.pt", "m/model-00001-of-00003.safetensors"] {
+        assert!(matches!(over(other).at(99), Verdict::Incomplete { .. }), "{other} is no model in one file");
+    }
+
+    // Saved once more: the committed version has the index, and none of what it lists.
+    let mut again = over("m/model.safetensors");
+    again.removed.clear();
+    assert_eq!(again.evidence(99), Some(Evidence::OneProcess));
+    again.file("m/model.safetensors.index.json").committed = false;
+    assert!(matches!(again.at(99), Verdict::Incomplete { .. }), "the shards of a new index are yet to come");
+    let mut killed = over("m/model.safetensors");
+    killed.removed.clear();
+    killed.file("m/model.safetensors").writers[0].fate = Fate::Killed;
+    killed.file("m/model.safetensors").writers[0].failed_at_ns = Some(10 * SECOND);
+    assert!(matches!(killed.at(99), Verdict::Torn { .. }), "before it had settled");
 }
 
 #[test]

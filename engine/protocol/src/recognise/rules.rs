@@ -341,6 +341,12 @@ impl Rules {
         self.temporaries.is_match(path.name()) || self.unfinished_beside(path).is_some()
     }
 
+    /// Whether the file holds nothing of a model's state, and is written before any of that.
+    #[must_use]
+    pub fn is_foreword(path: &RelPath) -> bool {
+        frameworks::FOREWORDS.contains(&path.name())
+    }
+
     /// The directory that is still being written for as long as `path` is there.
     pub(crate) fn unfinished_beside(&self, path: &RelPath) -> Option<RelPath> {
         self.rules.iter().find_map(|rule| {

@@ -4,7 +4,9 @@
 //! (`protocol::shield`), checkpoints with files (`torn`).
 //!
 //! Resume code takes the directory with the highest number, and fails on one without files (Accelerate, HF Trainer). An empty one goes:
-//! nothing is lost with it. One with a file in flight, under its temporary name, goes out of sight. Nothing of it outlives the daemon: the next one leaves what is there.
+//! nothing is lost with it. One with a file in flight, under its temporary name, goes out of sight; one with a model's configuration or
+//! card and nothing else does where a job can load another checkpoint of the run. Nothing of it outlives the daemon: the next one
+//! leaves what is there.
 
 use crate::namespace::{self, Made, NodeId};
 use crate::node::run::Engine;
@@ -12,6 +14,7 @@ use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
 use std::time::Instant;
 use tidemark_protocol::path::RelPath;
+use tidemark_protocol::recognise::Rules;
 use tidemark_protocol::removal::Actor;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::{self, Unwritten};
@@ -34,6 +37,8 @@ impl Engine {
     /// The directories of checkpoints in which nothing is yet, while it is not clear that they are meant to be empty.
     pub(crate) fn begun(&self) -> impl Iterator<Item = RelPath> + '_ {
         let found = self.visibility.made.keys().filter_map(|node| self.unwritten(*node));
+        // What was closed is kept where it is, until it goes.
+        let found = found.filter(|found| found.forewords == 0);
         let named =
             found.filter(|found| self.ledger.rules().named_by_directory(&found.directories[0]).is_some());
         named.flat_map(|found| found.directories)
@@ -41,7 +46,7 @@ impl Engine {
 
     fn unwritten(&self, directory: u64) -> Option<namespace::Unwritten> {
         let rules = self.ledger.rules();
-        self.shared.namespace.unwritten(directory, |path| rules.is_temporary(path))
+        self.shared.namespace.unwritten(directory, |path| rules.is_temporary(path), Rules::is_foreword)
     }
 
     /// Looks what has become of who made them.
@@ -72,17 +77,23 @@ impl Engine {
                 }
                 // Another may have written into it, and lives.
                 Unwritten::Goes { .. } if self.had_not_heard(is_of_run(&id.run)) => {}
+                Unwritten::Goes { .. } if found.forewords > 0 && !self.has_another(&id) => {
+                    // One may be about to settle.
+                    self.visibility.timetable.ask_again(Subject::Unwritten(node), now, None);
+                }
                 Unwritten::Goes { why } => {
                     // A file in flight may be all that there is of something: it stays to be looked at.
-                    let gone = if found.temporaries == 0 {
+                    let gone = if found.temporaries + found.forewords == 0 {
                         self.shared.namespace.withdraw(&[], &found.directories).map(drop)
                     } else {
                         self.shared.namespace.hide(&found.directories[0])
                     };
                     match gone {
                         Ok(()) => {
-                            let what =
-                                format!("it held {} files in flight and no other: {why}", found.temporaries);
+                            let what = format!(
+                                "it held {} files in flight, {} that come before what is saved, and no other: {why}",
+                                found.temporaries, found.forewords
+                            );
                             self.event(EventLevel::Warn, "hidden", &id, what);
                         }
                         Err(error) => {
