@@ -279,7 +279,12 @@ impl Case<'_> {
             Ends::Living => return Verdict::Incomplete { missing, why, kept_at_ns: None, undecided: false },
             Ends::Well => "every writer ended well".to_owned(),
             Ends::Failed { process } => format!("process {process}, which wrote it, was killed or failed"),
-            Ends::Unknown => "every writer is gone, and how they ended is not known".to_owned(),
+            Ends::Unknown => match self.writers().find(|w| matches!(w.fate, Fate::Killed | Fate::Failed)) {
+                Some(late) => {
+                    format!("process {} was killed or failed long after its last file", late.process.0)
+                }
+                None => "every writer is gone, and how they ended is not known".to_owned(),
+            },
         };
         let why = format!("{ended}, and {why}");
         match standing {
