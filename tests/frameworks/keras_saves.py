@@ -17,7 +17,7 @@ import torch
 from steps import pause, tell
 from tensors import say
 
-WIDTH, LAYERS, BATCH = 512, 4, 4
+WIDTH, LAYERS, BATCH = 256, 4, 4
 
 
 def build():
