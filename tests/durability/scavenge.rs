@@ -70,7 +70,10 @@ fn what_a_dead_trainer_completed_is_committed_by_the_daemon_alone() {
         for rank in 0..2 {
             assert_holds(&daemon, &format!("run/step_1/model_rank{rank}.pt"), &bytes, end);
         }
-        assert!(!daemon.mount().join("run/step4.pt").exists(), "{end}: half a file is not there");
+        for path in ["run/step4.pt", "run/step_3/model_rank1.pt"] {
+            assert_holds(&daemon, path, &bytes[..700_000], end);
+        }
+        assert!(tier3::commits(&daemon.tier3_dir(), "run/step4.pt").is_empty(), "{end}: half a file");
         daemon.stop_with_status();
     }
 }

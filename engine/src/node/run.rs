@@ -218,7 +218,12 @@ async fn run(
         tokio::select! {
             Some(()) = dirtied.recv() => engine.catch_up(),
             Some(done) = engine.jobs.join_next(), if !engine.jobs.is_empty() => {
-                engine.apply(done.expect("a job does not panic"));
+                match done {
+                    Ok(done) => engine.apply(done),
+                    // The runtime ends, and this loop with it.
+                    Err(error) if error.is_cancelled() => break,
+                    Err(error) => panic!("a job does not panic: {error}"),
+                }
             }
             Some(question) = asked.recv() => {
                 // Who asks has seen what was done before.

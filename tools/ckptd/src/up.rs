@@ -404,16 +404,21 @@ impl Start<'_> {
         // A node that is alone keeps its address, too, so that nobody else is taken for it.
         let (listener, listen) = match &peers {
             Some(peers) => (None, peers.local_address()),
-            None => {
-                let listener = tokio::net::TcpListener::bind(self.listen)
-                    .await
-                    .with_context(|| {
-                        format!("--listen {} cannot be bound; choose another address", self.listen)
-                    })
-                    .map_err(Failure::failed)?;
-                let listen = listener.local_addr().map_err(Failure::failed)?;
-                (Some(listener), listen)
-            }
+            None => match tokio::net::TcpListener::bind(self.listen).await {
+                Ok(listener) => {
+                    let listen = listener.local_addr().map_err(Failure::failed)?;
+                    (Some(listener), listen)
+                }
+                // Nobody speaks to a node that is alone: no memory is given up for that.
+                Err(error) if !began.first => {
+                    tracing::warn!(listen = %self.listen, %error, "somebody took the address while no daemon served");
+                    (None, self.listen)
+                }
+                Err(error) => {
+                    let what = format!("--listen {} cannot be bound; choose another address", self.listen);
+                    return Err(Failure::failed(anyhow::Error::new(error).context(what)));
+                }
+            },
         };
         let start = self.id;
         let daemon = Arc::new(Daemon {
