@@ -80,7 +80,9 @@ pub enum LeaseError {
     )]
     MembersTooLarge { store: String, bytes: usize, limit: usize },
 
-    #[error("lease object {key:?} in {store} is not ours to read: {reason}")]
+    #[error(
+        "lease object {key:?} in {store} is not ours to read: {reason}; if no daemon uses that place, remove the object"
+    )]
     Unreadable { store: String, key: String, reason: String },
 
     #[error("lease in {store}: epoch {ours} was superseded by epoch {theirs} of {holder}; stop deciding")]

@@ -102,7 +102,7 @@ impl StoreLease {
         let numbers = self.numbers().await?;
         let mut next = 1;
         if let Some(&highest) = numbers.last() {
-            let body = self.read(highest).await?;
+            let body = self.read_or_unknown(highest).await?;
             let first_seen = match self.seen {
                 Some((number, first_seen)) if number == highest => first_seen,
                 _ => now,
@@ -128,7 +128,7 @@ impl StoreLease {
         }
         // A rival was faster. Its number is new to us, so its term begins to count now.
         let highest = self.numbers().await?.last().copied().unwrap_or(next);
-        let body = self.read(highest).await?;
+        let body = self.read_or_unknown(highest).await?;
         self.seen = Some((highest, now));
         let wait = self.times.term + self.times.margin;
         Ok(Turn::Theirs { holder: body.holder, epoch: body.epoch, wait })
@@ -194,6 +194,30 @@ impl StoreLease {
             self.store.get(&self.key(number), BODY_BYTES).await.map_err(|source| self.failed(source))?;
         let found = found.ok_or_else(|| self.unreadable(number, "it is gone again"))?;
         serde_json::from_slice(&found).map_err(|error| self.unreadable(number, &error.to_string()))
+    }
+
+    /// The same of a holder that cannot be read, as after damage or from a later version. Its number counts as any other: if the
+    /// holder lives, it creates the next one, and its silence for a term says that it is gone.
+    async fn read_or_unknown(&self, number: u64) -> Result<Body, LeaseError> {
+        let reason = match self.store.get(&self.key(number), BODY_BYTES).await {
+            Ok(Some(found)) => match serde_json::from_slice(&found) {
+                Ok(body) => return Ok(body),
+                Err(error) => error.to_string(),
+            },
+            Ok(None) => return Err(self.unreadable(number, "it is gone again")),
+            Err(error @ (StoreError::TooLarge { .. } | StoreError::Damaged { .. })) => error.to_string(),
+            Err(source) => return Err(self.failed(source)),
+        };
+        let key = self.key(number);
+        // Once: it is looked at again each second.
+        if self.seen.is_none_or(|(seen, _)| seen != number) {
+            tracing::warn!(
+                key,
+                reason,
+                "a lease object cannot be read: its holder, if it lives, is waited for"
+            );
+        }
+        Ok(Body { holder: String::new(), nonce: 0, epoch: Epoch(number), released: false })
     }
 
     async fn superseded(&mut self, ours: Epoch, number: u64) -> LeaseError {
@@ -291,6 +315,32 @@ mod tests {
         let error = a.renew(start + 10 * SECOND).await.expect_err("lost");
         assert!(matches!(error, LeaseError::Lost { ours: Epoch(1), theirs: Epoch(3), .. }), "{error}");
         assert_eq!(error.kind(), tidemark_engine::error::ErrorKind::Fenced);
+    }
+
+    #[tokio::test]
+    async fn an_object_that_cannot_be_read_is_waited_for_as_a_holder_that_may_live() {
+        for damaged in [&b""[..], b"{\"holder\"", &[b' '; 8 << 10]] {
+            let store = memory();
+            let start = Instant::now();
+            let mut a = candidate(&store, "a", 1);
+            assert_eq!(a.try_acquire(start).await.expect("a"), Turn::Ours(Epoch(1)));
+            store.delete(&a.key(1)).await.expect("delete");
+            store.create(&a.key(1), Bytes::copy_from_slice(damaged)).await.expect("damage");
+            let mut b = candidate(&store, "b", 2);
+            assert!(matches!(b.try_acquire(start).await.expect("b"), Turn::Theirs { .. }));
+            // Its holder lives: the next number begins the wait anew.
+            a.renew(start + SECOND).await.expect("renew");
+            assert!(matches!(b.try_acquire(start + 5 * SECOND).await.expect("b"), Turn::Theirs { .. }));
+            store.delete(&a.key(2)).await.expect("delete");
+            store.create(&a.key(2), Bytes::copy_from_slice(damaged)).await.expect("damage");
+            assert!(matches!(b.try_acquire(start + 9 * SECOND).await.expect("b"), Turn::Theirs { .. }));
+            assert_eq!(b.try_acquire(start + 10 * SECOND).await.expect("b"), Turn::Ours(Epoch(3)));
+            // Or a person says that it is gone.
+            let mut c = candidate(&store, "c", 3);
+            store.create(&c.key(4), Bytes::copy_from_slice(damaged)).await.expect("damage");
+            let turn = c.try_acquire_from(start, |_| true).await.expect("c");
+            assert_eq!(turn, Turn::Ours(Epoch(5)));
+        }
     }
 
     #[tokio::test]
