@@ -1,5 +1,5 @@
 //! A marker, a manifest or another document in Tier-3 is damaged or contradicts itself: it is never believed, and what was
-//! committed before it counts.
+//! committed before it counts. What the daemon knows is written again.
 //!
 //! Owns: every kind of damage to the documents of one version, each tried on a daemon of its own. Does not own: the
 //! data (`bytes`), the rules of the format (protocol).
@@ -333,10 +333,68 @@ fn a_save_over_a_checkpoint_whose_marker_is_damaged_is_committed() {
 }
 
 #[test]
-fn a_tree_or_sidecar_that_is_not_believed_is_passed_over_for_the_one_before() {
+fn what_describes_files_and_is_lost_while_the_daemon_runs_is_written_again() {
     if !machine::can_mount() {
         return;
     }
+    let mut daemon = Daemon::start(options("128MiB", CONFIG));
+    let bytes = noise(9, FILE_BYTES);
+    save(&daemon, PATH, &bytes);
+    save(&daemon, "run/log.txt", b"line\n");
+    std::os::unix::fs::symlink("log.txt", daemon.mount().join("run/link")).unwrap();
+    daemon.flush();
+    let all = daemon.tier3_dir();
+    // The newest of each kind: what is written again may have the next number.
+    let newest = |folder: &str, ends: &str| {
+        let mut files = tier3::files_below(&all.join(folder)).into_iter();
+        files.rfind(|path| path.to_str().unwrap().ends_with(ends)).unwrap_or_else(|| panic!("no {ends}"))
+    };
+    let verify = |what: &str| {
+        let output = daemon.ctl(&["verify", "--deep", "-o", "json"]);
+        assert!(output.status.success(), "{what}: {}", shown(&output));
+        let verify: Value = serde_json::from_slice(&output.stdout).unwrap();
+        verify["repaired"].as_array().unwrap().len()
+    };
+    type Damage = fn(&Path);
+    let (remove, empty): (Damage, Damage) =
+        (|path| fs::remove_file(path).unwrap(), |path| fs::write(path, b"").unwrap());
+    for (what, folder, ends, damage) in [
+        ("no marker", "run", "_COMMITTED", remove),
+        ("an empty marker", "run", "_COMMITTED", empty),
+        ("no record", "run", "attempt.json", remove),
+        ("an empty record", "run", "attempt.json", empty),
+        ("no sidecar", ".tidemark/loose", ".json", remove),
+        ("an empty sidecar", ".tidemark/loose", ".json", empty),
+        ("a sidecar of another file", ".tidemark/loose", ".json", |path| {
+            let mut body: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+            body["crc64nvme"] = json!("0123456789abcdef");
+            fs::write(path, body.to_string()).unwrap();
+        }),
+        ("no tree", ".tidemark/tree", "", remove),
+    ] {
+        damage(&newest(folder, ends));
+        assert_eq!((verify(what), verify(what)), (1, 0), "{what}");
+    }
+    for folder in ["run", ".tidemark"] {
+        fs::remove_dir_all(all.join(folder)).unwrap();
+    }
+    // The marker, the manifest, the record, both files and the tree.
+    assert_eq!((verify("nothing"), verify("nothing")), (6, 0));
+    assert!(problems(&daemon).is_empty());
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    assert_holds(&daemon, PATH, &bytes, "after Tier-3 was lost");
+    assert_holds(&daemon, "run/link", b"line\n", "after Tier-3 was lost");
+    assert!(problems(&daemon).is_empty());
+}
+
+#[test]
+fn a_loose_file_whose_newest_sidecar_is_not_believed_is_an_error_and_a_tree_is_passed_over() {
+    if !machine::can_mount() {
+        return;
+    }
+    let long = ["l".repeat(250), "o".repeat(250), "n".repeat(250), "g".repeat(250)].join("/");
     let mut daemon = Daemon::start(options("128MiB", CONFIG));
     daemon.assert_passthrough();
     for text in ["first", "second"] {
@@ -344,30 +402,68 @@ fn a_tree_or_sidecar_that_is_not_believed_is_passed_over_for_the_one_before() {
         save(&daemon, &format!("{text}/empty/keep.txt"), b"");
         daemon.flush();
     }
+    for path in ["run/once.txt", "run/bytes.txt", &long] {
+        save(&daemon, path, b"once");
+    }
+    daemon.flush();
     daemon.stop();
     let ours = daemon.tier3_dir().join(".tidemark");
     let newest = |folder: &Path, ends: &str| {
         let mut names = tier3::files_below(folder).into_iter();
         names.rfind(|path| path.to_str().unwrap().ends_with(ends)).expect("a document")
     };
-    let sidecar = newest(&ours.join("loose/run/notes.txt"), ".json");
     let tree = newest(&ours.join("tree"), "");
-    truncate(&sidecar);
     fs::write(&tree, br#"{"format":99}"#).unwrap();
+    let sidecar = truncate(&newest(&ours.join("loose/run/notes.txt"), ".json"));
+    let emptied = ["loose/run/once.txt", "loose/.tidemark/long"].map(|folder| {
+        let sidecar = newest(&ours.join(folder), ".json");
+        fs::write(&sidecar, b"").unwrap();
+        sidecar
+    });
+    fs::remove_file(newest(&ours.join("loose/run/bytes.txt"), "g-1")).unwrap();
     daemon.start_again();
     let told = problems(&daemon);
-    for damaged in [&sidecar, &tree] {
+    for damaged in [&sidecar, &tree, &emptied[0], &emptied[1]] {
         let key = damaged.strip_prefix(daemon.tier3_dir()).unwrap().to_str().unwrap();
         let names_it =
             |(code, what, _): &(String, String, String)| code == "tier3_not_believed" && what.contains(key);
         assert!(told.iter().any(names_it), "{key} is not in {told:#?}");
     }
-    assert_holds(&daemon, "run/notes.txt", b"first", "the generation before");
-    save(&daemon, "run/notes.txt", b"third");
+    assert!(told.iter().any(|(_, what, _)| what.contains("only the hash of its file's path is known")));
+    let are_errors = |daemon: &Daemon| {
+        for path in ["run/bytes.txt", "run/notes.txt", "run/once.txt"] {
+            let error = fs::read(daemon.mount().join(path)).expect_err("nobody knows what it held last");
+            assert_eq!(error.raw_os_error(), Some(libc::EIO), "{path}");
+        }
+        let told = problems(daemon);
+        let lost = |(code, what, _): &(String, String, String)| {
+            code == "lost" && what.contains("run/bytes.txt") && what.contains("and 2 more files")
+        };
+        assert!(told.iter().any(lost), "{told:#?}");
+        assert_eq!(code(daemon, &["verify", "--deep"]), Some(4));
+    };
+    are_errors(&daemon);
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    are_errors(&daemon);
+    daemon.stop_with_status();
+    daemon.start_again();
+    are_errors(&daemon);
+    // It is over when the file is saved again, or removed. Then the older generation can be had, as the newest.
+    save(&daemon, "run/once.txt", b"again");
+    for path in ["run/notes.txt", "run/bytes.txt"] {
+        fs::remove_file(daemon.mount().join(path)).unwrap();
+    }
+    let back = daemon.ctl(&["undelete", "run/notes.txt"]);
+    assert!(back.status.success(), "{}", shown(&back));
     daemon.flush();
+    assert!(!problems(&daemon).iter().any(|(code, ..)| code == "lost"));
+    assert_eq!(code(&daemon, &["verify", "--deep", "run"]), Some(0));
     daemon.stop();
     daemon.start_again();
-    assert_holds(&daemon, "run/notes.txt", b"third", "saved after the damage");
+    assert_holds(&daemon, "run/notes.txt", b"first", "the generation before, undeleted");
+    assert_holds(&daemon, "run/once.txt", b"again", "saved after the damage");
+    assert!(!daemon.mount().join("run/bytes.txt").exists());
 }
 
 #[test]

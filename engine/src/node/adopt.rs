@@ -6,6 +6,7 @@ use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
 use crate::node::Shared;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::LooseSidecar;
+use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::layout::chunk_count;
 use tidemark_protocol::manifest::{Attributes, Directory, ManifestFile};
 use tidemark_protocol::path::RelPath;
@@ -88,6 +89,16 @@ const PLACEHOLDER_CHUNKS_MAX: u64 = 1 << 20;
 
 /// The size of a file of which nobody knows it: an empty one would be opened without asking for its bytes.
 pub(super) const UNKNOWN_BYTES: u64 = 1;
+
+/// The name of a file of which nothing is known: an open finds no copy.
+pub(super) fn placeholder(
+    path: &RelPath,
+    (file, seal): (FileId, SealNumber),
+    attributes: &Attributes,
+) -> AdoptEntry {
+    let (size_bytes, crc, chunks) = (UNKNOWN_BYTES, Crc64(0), vec![Crc64(0)].into());
+    entry(path, AdoptKind::File { file, seal, size_bytes, crc, chunks, object: None }, attributes)
+}
 
 /// The names of a version that cannot be read, with their sizes: an open finds no copy.
 pub(super) fn placeholders(record: &Record) -> impl Iterator<Item = AdoptEntry> {

@@ -216,6 +216,8 @@ pub(crate) struct LooseBook {
     pub(crate) generation: Option<Generation>,
     /// What that generation holds.
     pub(crate) of: Option<(FileId, SealNumber)>,
+    /// The newest generation whose sidecar was read or written.
+    pub(crate) described: Option<Generation>,
     /// The newest generation that its writers had closed, as far as this daemon knows.
     pub(crate) closed: Option<Generation>,
     /// Since when Tier-3 is known to lack some of its bytes.

@@ -96,7 +96,7 @@ pub(crate) fn covers(place: &[u8], path: &[u8]) -> bool {
 }
 
 impl Engine {
-    fn begin_flush(
+    pub(crate) fn begin_flush(
         &mut self,
         place: Vec<u8>,
         until: Option<Instant>,

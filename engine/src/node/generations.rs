@@ -14,6 +14,7 @@ use crate::node::jobs::Done;
 use crate::node::keeping::ending;
 use crate::node::run::{Engine, Node, error_text, retry_pause};
 use crate::save::generations::{self, Generations as Found, GiveUpError};
+use crate::save::loose::LooseStored;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -320,7 +321,10 @@ impl Engine {
         let node = node.ok_or("it could not be put back; the log says why")?;
         if let Some(book) = self.ledger.removed_loose.get_mut(path) {
             let of = (sidecar.file.file, sidecar.file.seal);
-            book.stage = LooseStage::Uploaded { of };
+            // A start takes the newest generation. Where that is another, these bytes go to Tier-3 once more, above it.
+            let is_newest = book.generation == Some(sidecar.generation);
+            book.stage = if is_newest { LooseStage::Uploaded { of } } else { LooseStage::Idle };
+            book.stored = LooseStored::of(sidecar).compared();
         }
         self.ledger.refresh(&self.shared.namespace, &[node]);
         let what = format!("generation {} is in the tree again", sidecar.generation);
@@ -371,7 +375,7 @@ impl Node {
         let newest = self.ask(move |engine| engine.removed_generation(&asked)).await.ok_or_else(ending)?;
         let Some(newest) = newest else { return Ok(None) };
         let refused = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
-        let found = generations::read(&self.shared().drain, &path, newest)
+        let found = generations::readable(&self.shared().drain, &path, newest)
             .await
             .map_err(|error| refused(error_text(&error), "`ckptctl status` shows how Tier-3 is"))?;
         let held: Vec<_> = found.sidecars.iter().map(generations::held).collect();

@@ -401,6 +401,7 @@ impl Engine {
             Ok(stored) => {
                 self.tier3_away.ended(&Cause::Loose(path.clone()));
                 book.stage = LooseStage::Uploaded { of };
+                book.described = Some(generation);
                 book.took = took;
                 if left.is_closed() {
                     book.closed = Some(generation);

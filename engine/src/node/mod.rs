@@ -72,6 +72,7 @@ mod show;
 mod tiers;
 mod tree;
 mod verify;
+mod verify_names;
 mod verify_peers;
 mod visibility;
 mod why;

@@ -52,17 +52,26 @@ impl Engine {
                  the checkpoint",
             );
         }
-        for what in self.bad_objects() {
+        let unmended = self.scrub.unmended.iter().map(|(path, what)| format!("{path}: {what}"));
+        for what in self.bad_objects().into_iter().chain(unmended) {
             add(
                 ProblemCode::ObjectCorrupt,
                 what,
                 "the loss of this node would lose it; `ckptctl verify --deep` tries again to write it",
             );
         }
-        for what in &self.passed_over {
+        if let Some(what) = self.lost_loose() {
+            add(
+                ProblemCode::Lost,
+                what,
+                "restore the object from a copy of Tier-3 and restart the daemon, or remove the file; `ckptctl undelete` then brings the \
+                 newest generation that can be read",
+            );
+        }
+        for passed in &self.passed_over {
             add(
                 ProblemCode::Tier3NotBelieved,
-                what.clone(),
+                passed.what.clone(),
                 "`ckptctl verify --deep` tells what is still recoverable",
             );
         }

@@ -1,19 +1,22 @@
 //! Looks again at what committed versions rest on in Tier-3: the marker, the manifest, the record.
 //!
-//! Owns: which documents are read, and which invariant a finding breaks. Does not own: the invariants (protocol), the
+//! Owns: which documents are read and written again, and which invariant a finding breaks. Does not own: the invariants (protocol), the
 //! bytes of files (`verify`).
 
+use crate::node::book::VersionBook;
 use crate::node::flush::covers;
+use crate::node::recover::record_of;
 use crate::node::run::{Engine, Node, error_text};
-use crate::save::again::write_manifest_again;
+use crate::save::again::{AgainError, write_document_again, write_marker_again};
 use crate::save::commit::read_marker;
 use crate::store::StoreError;
 use futures::stream::{self, StreamExt};
 use std::sync::Arc;
 use tidemark_protocol::checkpoint::Checkpoint;
-use tidemark_protocol::format::{Document, MAX_DOCUMENT_BYTES};
+use tidemark_protocol::format::{Document, FormatError, MAX_DOCUMENT_BYTES};
+use tidemark_protocol::id::Epoch;
 use tidemark_protocol::invariants;
-use tidemark_protocol::key::Key;
+use tidemark_protocol::key::{Key, VersionRef};
 use tidemark_protocol::manifest::{Manifest, ValidatedManifest};
 use tidemark_protocol::marker::Marker;
 use tidemark_protocol::record::Record;
@@ -22,6 +25,27 @@ use tidemark_protocol::report::{BrokenInvariant, EventLevel, Unrecoverable, Veri
 /// Versions looked at at once: each is three small reads, one after the other.
 const VERSIONS_IN_FLIGHT: usize = 8;
 
+/// What this daemon knows of a committed version besides its record.
+#[derive(Debug)]
+struct Known {
+    manifest: Arc<Manifest>,
+    epoch: Epoch,
+    previous: Option<VersionRef>,
+}
+
+impl Known {
+    /// The marker that was written, or one that says the same.
+    fn marker(&self, record: &Record) -> Result<Marker, FormatError> {
+        let (_, hash) = self.manifest.encode_named()?;
+        let (version, previous) = (record.version.clone(), self.previous.clone());
+        Ok(Marker::commit(version, record.attempt, hash, record.step, self.epoch, previous))
+    }
+}
+
+fn said(result: Result<(), AgainError>) -> Result<(), String> {
+    result.map_err(|error| error_text(&error))
+}
+
 /// Why a version's proof does not hold, or is not known to.
 enum Problem {
     Broken { invariant: &'static str, what: String },
@@ -29,29 +53,40 @@ enum Problem {
 }
 
 impl Node {
-    /// Adds to `verify` the committed versions at or below `place` of which Tier-3 does not say what it must.
-    pub(super) async fn verify_proofs(&self, place: Vec<u8>, verify: &mut Verify) -> Option<()> {
+    /// Adds to `verify` the committed versions at or below `place` of which Tier-3 does not say what it must; `unmended` gets those
+    /// of which this daemon cannot say it again.
+    pub(super) async fn verify_proofs(
+        &self,
+        place: Vec<u8>,
+        verify: &mut Verify,
+        unmended: &mut Vec<BrokenInvariant>,
+    ) -> Option<()> {
         let (committed, unreadable) =
             self.ask(move |engine| (engine.committed_below(&place), engine.unreadable_below(&place))).await?;
         verify.broken.extend(unreadable);
-        let looked = committed.into_iter().map(|(path, version, manifest)| async move {
-            let found = self.look_at_proof(&version, manifest.as_deref()).await;
+        let looked = committed.into_iter().map(|(path, version, known)| async move {
+            let found = match self.look_at_proof(&version, known.as_ref()).await {
+                // Given up since it was listed: that goes on, and breaks nothing.
+                Err(Problem::Broken { .. }) if self.is_retired(&version).await => Ok(Vec::new()),
+                found => found,
+            };
             (String::from_utf8_lossy(&path).into_owned(), found)
         });
         let mut looked = stream::iter(looked).buffer_unordered(VERSIONS_IN_FLIGHT);
         while let Some(found) = looked.next().await {
             match found {
-                (_, Ok(None)) => {}
-                (path, Ok(Some(what))) => {
-                    tracing::warn!(path, what, "a manifest was bad and has been written again");
-                    let said = format!("{what}; the manifest was written again from memory");
-                    let (events, now_ns) = (&self.shared().events, self.shared().now_ns());
-                    events.add(now_ns, EventLevel::Warn, "repaired", Some(path.clone()), said);
-                    let (copy, from) = ("object".to_owned(), "host".to_owned());
-                    verify.repaired.push(VerifyRepair { path, copy, what, from });
+                (path, Ok(mended)) => {
+                    for (document, what) in mended {
+                        tracing::warn!(path, document, what, "a document was bad and has been written again");
+                        let said = format!("{what}; the {document} was written again from memory");
+                        let (events, now_ns) = (&self.shared().events, self.shared().now_ns());
+                        events.add(now_ns, EventLevel::Warn, "repaired", Some(path.clone()), said);
+                        let (copy, from) = ("object".to_owned(), "host".to_owned());
+                        verify.repaired.push(VerifyRepair { path: path.clone(), copy, what, from });
+                    }
                 }
                 (path, Err(Problem::Broken { invariant, what })) => {
-                    verify.broken.push(BrokenInvariant { path, invariant: invariant.to_owned(), what });
+                    unmended.push(BrokenInvariant { path, invariant: invariant.to_owned(), what });
                 }
                 (path, Err(Problem::Away(what))) => {
                     verify.away = true;
@@ -59,30 +94,70 @@ impl Node {
                 }
             }
         }
-        verify.broken.sort_by(|a, b| a.path.cmp(&b.path));
-        verify.unchecked.sort_by(|a, b| a.path.cmp(&b.path));
         Some(())
     }
 
-    /// What was wrong with the manifest, where it was written again from the one that this daemon knows.
+    /// The documents that were bad and were written again from what this daemon knows, and what was wrong with each. The marker comes
+    /// last: it says that the others are there.
     async fn look_at_proof(
         &self,
         committed: &Checkpoint,
-        known: Option<&Manifest>,
-    ) -> Result<Option<String>, Problem> {
+        known: Option<&Known>,
+    ) -> Result<Vec<(&'static str, String)>, Problem> {
         let record = committed.record();
         let (version, attempt) = (record.version.clone(), record.attempt);
-        let marker = match read_marker(&self.shared().drain, &version).await {
+        let mut mended = Vec::new();
+        let (marker, bad_marker) = match self.read_proof_marker(committed).await {
+            Err(Problem::Broken { invariant, what }) => match known.map(|known| known.marker(record)) {
+                Some(Ok(marker)) => (marker, Some((invariant, what))),
+                _ => return Err(Problem::Broken { invariant, what }),
+            },
+            read => (read?, None),
+        };
+        let manifest = match self.read_manifest(&marker).await {
+            Err(Problem::Broken { invariant, what }) => {
+                self.mend_manifest(&marker, known)
+                    .await
+                    .map_err(|why| Problem::Broken { invariant, what: format!("{what}; {why}") })?;
+                mended.push(("manifest", what));
+                self.read_manifest(&marker).await?
+            }
+            read => read?,
+        };
+        let key = Key::Record { version: version.clone(), attempt }.to_string();
+        match self.read_record(&key, manifest.manifest()).await {
+            Err(Problem::Broken { invariant, what }) => {
+                self.mend_record(&key, manifest.manifest())
+                    .await
+                    .map_err(|why| Problem::Broken { invariant, what: format!("{what}; {why}") })?;
+                mended.push(("record", what));
+                self.read_record(&key, manifest.manifest()).await?;
+            }
+            read => read?,
+        }
+        if let Some((invariant, what)) = bad_marker {
+            self.mend_marker(&marker)
+                .await
+                .map_err(|why| Problem::Broken { invariant, what: format!("{what}; {why}") })?;
+            mended.push(("marker", what));
+            self.read_proof_marker(committed).await?;
+        }
+        Ok(mended)
+    }
+
+    async fn read_proof_marker(&self, committed: &Checkpoint) -> Result<Marker, Problem> {
+        let version = &committed.record().version;
+        let stands = "a_committed_version_has_its_marker";
+        let broken = |what| Problem::Broken { invariant: stands, what };
+        let marker = match read_marker(&self.shared().drain, version).await {
             Ok(marker) => marker,
             Err(error) if error.kind() == crate::error::ErrorKind::Corrupt => {
-                let what = error_text(&error);
-                return Err(Problem::Broken { invariant: "a_committed_version_has_its_marker", what });
+                return Err(broken(error_text(&error)));
             }
             Err(error) => return Err(Problem::Away(error_text(&error))),
         };
-        invariants::a_committed_version_has_its_marker(committed, marker.as_ref())
-            .map_err(|what| Problem::Broken { invariant: "a_committed_version_has_its_marker", what })?;
-        let Some(marker) = marker else { return Ok(None) };
+        invariants::a_committed_version_has_its_marker(committed, marker.as_ref()).map_err(broken)?;
+        let marker = marker.ok_or_else(|| broken("there is no marker".to_owned()))?;
         let key = Key::Committed { version: version.clone() }.to_string();
         invariants::a_commit_marker_stands_where_its_body_says(&marker, &key).map_err(|flaw| {
             Problem::Broken {
@@ -90,24 +165,22 @@ impl Node {
                 what: error_text(&flaw),
             }
         })?;
-        let mut mended = None;
-        let manifest = match self.read_manifest(&marker).await {
-            Err(Problem::Broken { invariant, what }) => {
-                self.mend_manifest(&marker, known)
-                    .await
-                    .map_err(|why| Problem::Broken { invariant, what: format!("{what}; {why}") })?;
-                mended = Some(what);
-                self.read_manifest(&marker).await?
-            }
-            read => read?,
-        };
+        Ok(marker)
+    }
+
+    async fn read_record(&self, key: &str, manifest: &Manifest) -> Result<(), Problem> {
         let listed = "a_manifest_holds_exactly_the_files_of_its_record";
         let broken = |what| Problem::Broken { invariant: listed, what };
-        let bytes = self.read(&Key::Record { version, attempt }.to_string(), listed).await?;
+        let bytes = self.read(key, listed).await?;
         let record = Record::parse(&bytes).map_err(|error| broken(error_text(&error)))?;
-        invariants::a_manifest_holds_exactly_the_files_of_its_record(manifest.manifest(), &record)
-            .map_err(|flaw| broken(error_text(&flaw)))?;
-        Ok(mended)
+        invariants::a_manifest_holds_exactly_the_files_of_its_record(manifest, &record)
+            .map_err(|flaw| broken(error_text(&flaw)))
+    }
+
+    /// An unknown answer is none.
+    async fn is_retired(&self, committed: &Checkpoint) -> bool {
+        let key = Key::Retired { version: committed.record().version.clone() }.to_string();
+        matches!(self.shared().drain.store.head(&key).await, Ok(Some(_)))
     }
 
     async fn read_manifest(&self, marker: &Marker) -> Result<ValidatedManifest, Problem> {
@@ -118,18 +191,33 @@ impl Node {
     }
 
     /// Writes the manifest again that the marker names: the hash says that it is the same.
-    async fn mend_manifest(&self, marker: &Marker, known: Option<&Manifest>) -> Result<(), String> {
+    async fn mend_manifest(&self, marker: &Marker, known: Option<&Known>) -> Result<(), String> {
         let (Some(known), Some(key)) = (known, &marker.manifest) else {
             return Err("this daemon does not know it".to_owned());
         };
-        if self.ask(|engine| engine.fenced.is_some()).await != Some(false) {
-            return Err("this node writes nothing to Tier-3".to_owned());
-        }
-        let (bytes, hash) = known.encode_named().map_err(|error| error_text(&error))?;
+        let (bytes, hash) = known.manifest.encode_named().map_err(|error| error_text(&error))?;
         if marker.manifest_hash != Some(hash) {
             return Err("the one that this daemon knows is another".to_owned());
         }
-        write_manifest_again(&self.shared().drain, key, bytes).await.map_err(|error| error_text(&error))
+        self.may_mend().await?;
+        said(write_document_again(&self.shared().drain, key, bytes).await)
+    }
+
+    /// Writes the record again as its manifest has it, which a hash vouches for.
+    async fn mend_record(&self, key: &str, manifest: &Manifest) -> Result<(), String> {
+        let bytes = record_of(manifest).encode().map_err(|error| error_text(&error))?;
+        self.may_mend().await?;
+        said(write_document_again(&self.shared().drain, key, bytes).await)
+    }
+
+    async fn mend_marker(&self, marker: &Marker) -> Result<(), String> {
+        self.may_mend().await?;
+        said(write_marker_again(&self.shared().drain, marker).await)
+    }
+
+    async fn may_mend(&self) -> Result<(), String> {
+        let may_write = self.ask(|engine| engine.may_write()).await == Some(true);
+        if may_write { Ok(()) } else { Err("this node writes nothing to Tier-3".to_owned()) }
     }
 
     async fn read(&self, key: &str, invariant: &'static str) -> Result<Vec<u8>, Problem> {
@@ -161,11 +249,15 @@ impl Engine {
         found.collect()
     }
 
-    fn committed_below(&self, place: &[u8]) -> Vec<(Vec<u8>, Checkpoint, Option<Arc<Manifest>>)> {
+    fn committed_below(&self, place: &[u8]) -> Vec<(Vec<u8>, Checkpoint, Option<Known>)> {
         let books = self.ledger.books.values().filter(|book| covers(place, &book.path()));
+        let known = |version: &VersionBook| {
+            let (manifest, epoch) = version.committed.clone()?;
+            Some(Known { manifest, epoch, previous: version.previous.clone() })
+        };
         let committed = books.flat_map(|book| {
             let versions = book.versions.values().filter(|version| version.checkpoint.is_committed());
-            versions.map(|version| (book.path(), version.checkpoint.clone(), version.manifest().cloned()))
+            versions.map(|version| (book.path(), version.checkpoint.clone(), known(version)))
         });
         committed.collect()
     }

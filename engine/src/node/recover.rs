@@ -6,14 +6,16 @@
 use crate::namespace::{AdoptEntry, AdoptKind, Special};
 use crate::node::Shared;
 use crate::node::adopt::{
-    SYMLINK_MODE, UNKNOWN_BYTES, adopt, entry, entry_at, file_kind, link_entry, note, placeholders,
+    SYMLINK_MODE, UNKNOWN_BYTES, adopt, entry, entry_at, file_kind, link_entry, note, placeholder,
+    placeholders,
 };
 pub(crate) use crate::node::adopt::{adopt_directory, adopt_loose};
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::metric;
 use crate::node::run::error_text;
 use crate::restore::locate::{
-    self, Catalog, CommittedVersion, PassedOver, UndecidedAttempt, UnreadableVersion,
+    self, Catalog, CommittedVersion, FormatProblem, LooseFiles, PassedOver, UndecidedAttempt,
+    UnreadableLoose, UnreadableVersion,
 };
 use crate::save::commit::{self, Attempt, CommitError};
 use crate::save::loose::LooseStored;
@@ -24,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointEvent, Found};
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::documents::{LooseSidecar, SpecialKind, TreeDocument, VersionMetric};
+use tidemark_protocol::documents::{SpecialKind, TreeDocument, VersionMetric};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef, checkpoint_path};
 use tidemark_protocol::lineage::watermark;
@@ -55,7 +57,7 @@ pub struct Recovered {
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     pub(crate) tree_number: u64,
-    pub(crate) passed_over: Vec<String>,
+    pub(crate) passed_over: Vec<NotBelieved>,
     pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
     /// Versions that the tree should show and could not be made to: nobody removed them.
     pub(crate) unshown: BTreeSet<(CheckpointId, Number)>,
@@ -65,6 +67,15 @@ pub struct Recovered {
     unreadable: Vec<UnreadableVersion>,
     /// What an unfinished upload can never matter to.
     decided: Decided,
+}
+
+/// A document of Tier-3 that the start passed over.
+#[derive(Debug)]
+pub(crate) struct NotBelieved {
+    pub(crate) what: String,
+    pub(crate) key: String,
+    /// The place that lacks what it said, where nothing in the tree or in a book stands for that.
+    pub(crate) place: Option<Vec<u8>>,
 }
 
 /// Why the daemon cannot start on this Tier-3.
@@ -104,20 +115,28 @@ pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, Re
     }
     recovered.pins = recovered.pinned(&pinned);
     recovered.passed_over.extend(passed_over.iter().map(say));
-    recovered.loose_numbers = loose.numbers;
     let believed = loose.believed.iter().map(|sidecar| (sidecar.file.path.clone(), sidecar.generation));
     recovered.decided.loose = believed.collect();
-    recovered.adopt(shared, names, tree.as_ref(), loose.believed);
+    recovered.adopt(shared, names, tree.as_ref(), loose);
     // Nobody waits for it: what it aborts is dead, whenever that happens.
     let decided = std::mem::take(&mut recovered.decided);
     tokio::spawn(sweep::sweep(Arc::clone(&shared.drain), decided));
     Ok(recovered)
 }
 
-fn say(passed: &PassedOver) -> String {
-    let text = format!("{} is passed over: {}", passed.key, error_text(&passed.why));
+fn say(passed: &PassedOver) -> NotBelieved {
+    let what = format!("{} is passed over: {}", passed.key, error_text(&passed.why));
     tracing::error!(key = %passed.key, why = %error_text(&passed.why), "an object of Tier-3 is not believed");
-    text
+    let place = match passed.key.parse() {
+        Ok(Key::Numbered { .. }) => Some(Vec::new()),
+        Ok(Key::LooseSidecar { .. }) if matches!(passed.why, FormatProblem::Nameless(_)) => Some(Vec::new()),
+        Ok(Key::Record { version, .. } | Key::Prepared { version, .. }) => {
+            Some(checkpoint_path(&version.run, &version.directory))
+        }
+        // The name of a loose file stands for it, and the book of a version.
+        Ok(_) | Err(_) => None,
+    };
+    NotBelieved { what, key: passed.key.clone(), place }
 }
 
 /// Of each version the attempt to go on with. Two coordinators may have taken the same number, and the marker can name only
@@ -358,13 +377,37 @@ impl Recovered {
         unshown
     }
 
-    fn adopt(
-        &mut self,
-        shared: &Shared,
-        names: Names,
-        tree: Option<&TreeDocument>,
-        sidecars: Vec<LooseSidecar>,
-    ) {
+    /// Brings the name of a loose file into the tree of which nobody can say what it held last: an open fails, since older bytes would
+    /// be taken for the newest. False where memory outlived the daemon with the bytes, which go to Tier-3 once more.
+    fn take_up_unreadable_loose(&mut self, shared: &Shared, names: Names, file: &UnreadableLoose) -> bool {
+        let UnreadableLoose { path, generation, why, older } = file;
+        let of = (stand_in_file(&format!("{path} {generation}")), SealNumber(1));
+        let attributes = older.as_ref().map_or_else(
+            || Attributes { mode: 0o644, ..Attributes::default() },
+            |older| older.file.attributes.clone(),
+        );
+        let stands = || shared.namespace.cold_file(of.0).is_some_and(|cold| cold.object.is_none());
+        if names == Names::Kept && !stands() {
+            return false;
+        }
+        shared.losses.refuse(of.0, of.1, why.clone());
+        let unshown = names == Names::Empty && !adopt(shared, placeholder(path, of, &attributes));
+        let used = self.loose_numbers.get(path).copied().unwrap_or(*generation).max(*generation);
+        let book = LooseBook {
+            stage: LooseStage::Uploaded { of },
+            generation: Some(used),
+            of: Some(of),
+            attributes,
+            unshown,
+            ..LooseBook::default()
+        };
+        self.loose.insert(path.clone(), book);
+        true
+    }
+
+    fn adopt(&mut self, shared: &Shared, names: Names, tree: Option<&TreeDocument>, loose: LooseFiles) {
+        let LooseFiles { believed: mut sidecars, unreadable: unreadable_loose, numbers } = loose;
+        self.loose_numbers = numbers;
         let wishes = Wishes::of(tree);
         let unshown = self.take_up_unreadable(shared, names, &wishes);
         let mut directories = Vec::new();
@@ -393,6 +436,12 @@ impl Recovered {
             let used = self.loose_numbers.entry((*path).clone()).or_insert(*generation);
             *used = (*used).max(*generation);
         }
+        for file in unreadable_loose {
+            let was_removed = removed.get(&file.path).is_some_and(|removed| *removed >= file.generation);
+            if was_removed || !self.take_up_unreadable_loose(shared, names, &file) {
+                sidecars.extend(file.older);
+            }
+        }
         for sidecar in sidecars {
             let path = sidecar.file.path.clone();
             let of = (sidecar.file.file, sidecar.file.seal);
@@ -410,6 +459,7 @@ impl Recovered {
             shared.namespace.set_reclaim(of.0, crate::namespace::ReclaimClass::Loose);
             let book = LooseBook {
                 stage: LooseStage::Uploaded { of },
+                described: Some(sidecar.generation),
                 generation,
                 of: Some(of),
                 closed: sidecar.left.is_closed().then_some(sidecar.generation),
@@ -606,17 +656,22 @@ pub(crate) fn record_of(manifest: &Manifest) -> Record {
 fn stand_in(version: &VersionId, shared: &Shared) -> Record {
     let mut record = empty_record(version, shared);
     let Ok(path) = RelPath::new(checkpoint_path(&version.run, &version.directory)) else { return record };
-    let hash = blake3::hash(version.to_string().as_bytes());
-    let counter = u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"));
     record.files.push(RecordFile {
         path,
-        // No life of a node has this incarnation.
-        file: FileId { incarnation: Incarnation(0), counter: FileCounter(counter) },
+        file: stand_in_file(&version.to_string()),
         seal: SealNumber(1),
         size_bytes: UNKNOWN_BYTES,
         crc64nvme: Crc64(0),
     });
     record
+}
+
+/// The identity of a file of which nobody knows it, the same for the same words.
+fn stand_in_file(words: &str) -> FileId {
+    let hash = blake3::hash(words.as_bytes());
+    let counter = u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"));
+    // No life of a node has this incarnation.
+    FileId { incarnation: Incarnation(0), counter: FileCounter(counter) }
 }
 
 /// Stands for a version of which only the number matters any more.

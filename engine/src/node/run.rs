@@ -16,7 +16,7 @@ use crate::node::generations::Generations;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::{Contents, Ledger};
 use crate::node::metric::SaidLater;
-use crate::node::recover::{Knows, Recovered};
+use crate::node::recover::{Knows, NotBelieved, Recovered};
 use crate::node::scrub::Scrub;
 use crate::node::tree::TreeState;
 use crate::node::visibility::Visibility;
@@ -117,7 +117,7 @@ pub(crate) struct Engine {
     pub(crate) grace_until: Option<Instant>,
     /// What it may decide.
     pub(crate) knows: Knows,
-    pub(crate) passed_over: Vec<String>,
+    pub(crate) passed_over: Vec<NotBelieved>,
     last_tick: Instant,
 }
 

@@ -5,6 +5,7 @@
 
 use crate::namespace::{FileState, FsError, Namespace, NodeId, ObjectCopy, SealPin};
 use crate::node::Shared;
+use crate::node::flush::covers;
 use crate::node::jobs::{Done, RestoreError, fetched};
 use crate::node::run::{Engine, error_text};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::{FileId, SealNumber};
-use tidemark_protocol::report::EventLevel;
+use tidemark_protocol::report::{BrokenInvariant, EventLevel};
 
 /// After a pass over everything the scrub rests at least this long, so that a nearly empty Tier-1 costs nothing.
 const REST: Duration = Duration::from_secs(30);
@@ -33,6 +34,8 @@ pub(crate) struct Scrub {
     pub(crate) bad: BTreeMap<(FileId, SealNumber), String>,
     /// Objects that the last `verify` found bad and could not write again, by file and key.
     pub(crate) bad_objects: BTreeMap<(FileId, SealNumber, String), BadObject>,
+    /// Documents that the last `verify` of their place found bad and could not write again: path and what is wrong.
+    pub(crate) unmended: Vec<(String, String)>,
 }
 
 /// A sealed file to look at.
@@ -117,7 +120,15 @@ impl Scrub {
             again: BTreeSet::new(),
             bad: BTreeMap::new(),
             bad_objects: BTreeMap::new(),
+            unmended: Vec::new(),
         }
+    }
+
+    /// Remembers what a `verify` of `place` left as it is.
+    pub(crate) fn note_unmended(&mut self, place: &[u8], found: Vec<BrokenInvariant>) {
+        self.unmended.retain(|(path, _)| !covers(place, path.as_bytes()));
+        let room = BAD_OBJECTS_MAX.saturating_sub(self.unmended.len());
+        self.unmended.extend(found.into_iter().map(|broken| (broken.path, broken.what)).take(room));
     }
 
     /// The objects of one file's bytes that were found bad, by key.

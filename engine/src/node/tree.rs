@@ -151,6 +151,17 @@ impl Engine {
         self.tree.clean_at = None;
     }
 
+    /// The number of the newest document of Tier-3, unless one is on its way.
+    pub(crate) fn tree_in_tier3(&self) -> Option<u64> {
+        (self.tree.number > 0 && !self.tree.running).then_some(self.tree.number)
+    }
+
+    /// Tier-3 lost the last document: what it said goes there as the next one.
+    pub(crate) fn write_tree_again(&mut self) {
+        self.tree.last = None;
+        self.tree_tells_more();
+    }
+
     /// The tree as it is, and whether something is withheld from it.
     fn tree_document(&self) -> (TreeDocument, bool) {
         let snapshot = self.shared.namespace.tree_snapshot();

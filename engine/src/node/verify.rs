@@ -129,12 +129,18 @@ impl Node {
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
+        let mut verify = Verify { deep, ..Verify::default() };
+        let mut unmended = Vec::new();
+        // What names the bytes first: without that no start finds them, and what was lost together goes to Tier-3 as one.
+        self.verify_names(&place, &mut verify, &mut unmended).await?;
+        self.verify_proofs(place.clone(), &mut verify, &mut unmended).await?;
+        verify.broken.extend(unmended.iter().cloned());
         let below = place.clone();
         let (targets, fenced) =
             self.ask(move |engine| (engine.targets_and_stored(&below), engine.fenced.is_some())).await?;
         let total_files = u64::try_from(targets.len()).expect("a count fits 64 bits");
         let total_bytes = targets.iter().map(|target| target.size_bytes).sum();
-        let mut verify = Verify { deep, files: total_files, ..Verify::default() };
+        verify.files = total_files;
         let checkpoints: BTreeSet<_> = targets.iter().map(|target| target.checkpoint.clone()).collect();
         verify.checkpoints =
             u64::try_from(checkpoints.into_iter().flatten().count()).expect("a count fits 64 bits");
@@ -171,7 +177,9 @@ impl Node {
         drop(looked);
         verify.unrecoverable.sort_by(|a, b| a.path.cmp(&b.path));
         verify.repaired.sort_by(|a, b| a.path.cmp(&b.path));
-        self.verify_proofs(place, &mut verify).await?;
+        verify.broken.sort_by(|a, b| a.path.cmp(&b.path));
+        verify.unchecked.sort_by(|a, b| a.path.cmp(&b.path));
+        self.ask(move |engine| engine.scrub.note_unmended(&place, unmended)).await?;
         Some(verify)
     }
 

@@ -90,6 +90,8 @@ pub enum FormatProblem {
     TooLarge,
     #[error("the store returns other bytes than it was given")]
     Damaged,
+    #[error("only the hash of its file's path is known, and that file is not in the tree")]
+    Nameless(#[source] Box<Self>),
 }
 
 /// Reads the whole of Tier-3's markers. Costs one listing for each directory (data objects are never listed) and two
@@ -438,27 +440,52 @@ pub async fn pins(
 /// Loose files as Tier-3 holds them.
 #[derive(Debug, Default)]
 pub struct LooseFiles {
-    /// The newest generation of each file that can be believed.
+    /// The newest generation of each file of which that can be believed.
     pub believed: Vec<LooseSidecar>,
+    /// Files whose newest generation cannot be believed.
+    pub unreadable: Vec<UnreadableLoose>,
     /// The highest number that was ever used for a path, believed or not: the next one is above it.
     pub numbers: BTreeMap<RelPath, Generation>,
 }
 
-/// Reads every loose file's newest sidecar.
+/// A loose file of which nobody can say what it held last. What was passed over names the sidecar.
+#[derive(Debug)]
+pub struct UnreadableLoose {
+    pub path: RelPath,
+    pub generation: Generation,
+    pub why: String,
+    /// The newest generation that can be believed: its bytes are older ones.
+    pub older: Option<LooseSidecar>,
+}
+
+/// What the sidecars of one file say.
+#[derive(Debug, Default)]
+struct ReadLoose {
+    believed: Option<LooseSidecar>,
+    /// The newest generation, where it is there and cannot be believed, with its path where the key has that.
+    unreadable: Option<(Option<RelPath>, Generation, String)>,
+    passed: Vec<PassedOver>,
+}
+
+/// Reads every loose file's newest sidecar. Where that is damaged it looks for the one before, which is told apart: it says less.
 pub async fn loose(
     store: &Arc<dyn Store>,
     passed_over: &mut Vec<PassedOver>,
 ) -> Result<LooseFiles, StoreError> {
     let mut numbers = BTreeMap::new();
     let mut todo = vec![".tidemark/loose/".to_owned()];
-    let mut sidecars: BTreeMap<String, Vec<(Generation, String)>> = BTreeMap::new();
+    let mut sidecars: BTreeMap<String, Vec<(Generation, String, Option<RelPath>)>> = BTreeMap::new();
     while let Some(prefix) = todo.pop() {
         let listing = store.list(&prefix, true).await?;
         for head in listing.keys {
             match head.key.parse::<Key>() {
                 Ok(Key::LooseSidecar { generation, path }) => {
+                    let named = match &path {
+                        PathOrHash::Path(path) => Some(path.clone()),
+                        PathOrHash::Hash(_) => None,
+                    };
                     use_number(&mut numbers, path, generation);
-                    sidecars.entry(prefix.clone()).or_default().push((generation, head.key));
+                    sidecars.entry(prefix.clone()).or_default().push((generation, head.key, named));
                 }
                 // Bytes without a sidecar: their upload was cut off, and their number is used.
                 Ok(Key::Loose { generation, path }) => use_number(&mut numbers, path, generation),
@@ -469,23 +496,54 @@ pub async fn loose(
     }
     let reads = sidecars.into_values().map(|mut generations| async move {
         generations.sort_unstable();
-        let mut passed = Vec::new();
-        for (_, key) in generations.into_iter().rev() {
+        let mut read = ReadLoose::default();
+        for (generation, key, path) in generations.into_iter().rev() {
             match document::<LooseSidecar>(store, &key).await? {
-                Ok(found) => return Ok::<_, StoreError>((Some(found), passed)),
-                Err(why) => passed.push(PassedOver { key, why }),
+                Ok(found) => {
+                    read.believed = Some(found);
+                    break;
+                }
+                Err(why) => {
+                    // One that is gone since it was listed was given up, and the one before counts.
+                    if read.passed.is_empty() && !matches!(why, FormatProblem::Missing) {
+                        read.unreadable = Some((path, generation, format!("{key}: {}", error_text(&why))));
+                    }
+                    read.passed.push(PassedOver { key, why });
+                }
             }
         }
-        Ok((None, passed))
+        Ok::<_, StoreError>(read)
     });
-    let mut found = Vec::new();
+    let mut files = LooseFiles { numbers, ..LooseFiles::default() };
     let mut reads = stream::iter(reads).buffer_unordered(READS_IN_FLIGHT);
-    while let Some((sidecar, passed)) = reads.try_next().await? {
-        found.extend(sidecar);
+    while let Some(read) = reads.try_next().await? {
+        files.add(read, passed_over);
+    }
+    files.believed.sort_by(|a, b| a.file.path.cmp(&b.file.path));
+    files.unreadable.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+impl LooseFiles {
+    fn add(&mut self, read: ReadLoose, passed_over: &mut Vec<PassedOver>) {
+        let ReadLoose { believed, unreadable, passed } = read;
+        let mut passed = passed.into_iter();
+        if let Some((path, generation, why)) = unreadable {
+            let path = path.or_else(|| Some(believed.as_ref()?.file.path.clone()));
+            match path {
+                Some(path) => {
+                    self.unreadable.push(UnreadableLoose { path, generation, why, older: believed });
+                }
+                None => passed_over.extend(passed.next().map(|passed| PassedOver {
+                    why: FormatProblem::Nameless(Box::new(passed.why)),
+                    ..passed
+                })),
+            }
+        } else {
+            self.believed.extend(believed);
+        }
         passed_over.extend(passed);
     }
-    found.sort_by(|a, b| a.file.path.cmp(&b.file.path));
-    Ok(LooseFiles { believed: found, numbers })
 }
 
 /// A path that is named by its hash is learnt from its sidecar only.

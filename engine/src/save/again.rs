@@ -4,18 +4,22 @@
 //! copy (`node::verify`), reading the new object back (the same).
 //!
 //! No key is ever written with different bytes. Each chunk is compared with the checksum of the manifest or the sidecar before it
-//! leaves, and an encoded object is written only where this build encodes each chunk to the length that the manifest says.
+//! leaves, and an encoded object is written only where this build encodes each chunk to the length that the manifest says. Only a record
+//! may differ: it says the evidence that its manifest has, which may have come later.
 
+use crate::error::ErrorKind;
 use crate::namespace::ObjectCopy;
-use crate::save::commit::{CommitError, check_epoch, read_marker};
+use crate::save::commit::{CommitError, check_epoch, create_marker, read_marker};
 use crate::save::drain::Drain;
 use crate::save::encode;
 use crate::save::upload::{self, SealedBytes, UploadError};
 use crate::store::{StoreError, UploadLimits};
 use bytes::Bytes;
 use std::sync::Arc;
-use tidemark_protocol::key::Key;
-use tidemark_protocol::marker::Decision;
+use tidemark_protocol::format::{Document, FormatError};
+use tidemark_protocol::id::Epoch;
+use tidemark_protocol::key::{Key, VersionId};
+use tidemark_protocol::marker::{Decision, Marker};
 
 /// Why an object stays as it is.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +28,14 @@ pub enum AgainError {
     Foreign { key: String },
     #[error("{key} belongs to what was given up")]
     GivenUp { key: String },
+    #[error(
+        "{key} has no sidecar any more, without which nothing finds it; the file was removed, or is sent again as a whole"
+    )]
+    NoSidecar { key: String },
+    #[error("{key} says now that {decision} was decided in epoch {epoch}, and stays")]
+    Decided { key: String, decision: Decision, epoch: Epoch },
+    #[error("{key} cannot be described")]
+    Format { key: String, source: FormatError },
     #[error("whether {key} is still wanted is not known")]
     Unknown { key: String, source: CommitError },
     #[error("{key} was not written again")]
@@ -61,14 +73,49 @@ pub async fn write_again(
     Ok(())
 }
 
-/// Writes a manifest again, whose name is the hash of its bytes.
+/// Writes a manifest or a record again.
 ///
 /// # Errors
 /// As [`write_again`].
-pub async fn write_manifest_again(drain: &Arc<Drain>, key: &str, bytes: Vec<u8>) -> Result<(), AgainError> {
+pub async fn write_document_again(drain: &Arc<Drain>, key: &str, bytes: Vec<u8>) -> Result<(), AgainError> {
     check_wanted(drain, key).await?;
     let written = drain.store.replace(key, Arc::new(Bytes::from(bytes)), &drain.limits).await;
     written.map(drop).map_err(|source| AgainError::Store { key: key.to_owned(), source })
+}
+
+/// Writes the marker of a committed version again, where it is gone or cannot be read. One that can be read stays: it decides.
+///
+/// # Errors
+/// As [`write_again`].
+pub async fn write_marker_again(drain: &Arc<Drain>, marker: &Marker) -> Result<(), AgainError> {
+    let version = &marker.version;
+    let key = Key::Committed { version: version.clone() }.to_string();
+    let unknown = |source| AgainError::Unknown { key: key.clone(), source };
+    check_not_retired(drain, version, &key).await?;
+    match read_marker(drain, version).await {
+        Ok(None) => create_marker(drain, marker).await.map_err(unknown),
+        Ok(Some(Marker { decision, epoch, .. })) => {
+            Err(AgainError::Decided { key: key.clone(), decision, epoch })
+        }
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
+            let bytes = marker.encode().map_err(|source| AgainError::Format { key: key.clone(), source })?;
+            let written = drain.store.replace(&key, Arc::new(Bytes::from(bytes)), &drain.limits).await;
+            written.map(drop).map_err(|source| AgainError::Store { key: key.clone(), source })
+        }
+        Err(error) => Err(unknown(error)),
+    }
+}
+
+async fn check_not_retired(drain: &Drain, version: &VersionId, key: &str) -> Result<(), AgainError> {
+    let key = || key.to_owned();
+    let unknown = |source| AgainError::Unknown { key: key(), source };
+    check_epoch(drain, version).await.map_err(unknown)?;
+    let retired = Key::Retired { version: version.clone() }.to_string();
+    match drain.store.head(&retired).await {
+        Ok(None) => Ok(()),
+        Ok(Some(_)) => Err(AgainError::GivenUp { key: key() }),
+        Err(source) => Err(AgainError::Store { key: key(), source }),
+    }
 }
 
 /// Refuses a key whose version was retired or decided against, or whose sidecar is gone: a late write would leave bytes that
@@ -78,22 +125,21 @@ pub(super) async fn check_wanted(drain: &Drain, key: &str) -> Result<(), AgainEr
     let store = |source| AgainError::Store { key: key.to_owned(), source };
     let unknown = |source| AgainError::Unknown { key: key.to_owned(), source };
     match key.parse::<Key>() {
-        Ok(Key::Data { version, .. } | Key::Manifest { version, .. }) => {
-            check_epoch(drain, &version).await.map_err(unknown)?;
-            let retired = Key::Retired { version: version.clone() }.to_string();
-            if drain.store.head(&retired).await.map_err(store)?.is_some() {
-                return given_up();
-            }
-            match read_marker(drain, &version).await.map_err(unknown)? {
-                Some(marker) if marker.decision == Decision::Abort => given_up(),
-                Some(_) | None => Ok(()),
+        Ok(Key::Data { version, .. } | Key::Manifest { version, .. } | Key::Record { version, .. }) => {
+            check_not_retired(drain, &version, key).await?;
+            match read_marker(drain, &version).await {
+                Ok(Some(marker)) if marker.decision == Decision::Abort => given_up(),
+                Ok(Some(_) | None) => Ok(()),
+                // The caller knows the version from when it could be read.
+                Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
+                Err(error) => Err(unknown(error)),
             }
         }
         Ok(Key::Loose { path, generation } | Key::LooseParts { path, generation }) => {
             let sidecar = Key::LooseSidecar { path, generation }.to_string();
             match drain.store.head(&sidecar).await.map_err(store)? {
                 Some(_) => Ok(()),
-                None => given_up(),
+                None => Err(AgainError::NoSidecar { key: key.to_owned() }),
             }
         }
         Ok(_) | Err(_) => Err(AgainError::Foreign { key: key.to_owned() }),

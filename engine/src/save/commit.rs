@@ -529,7 +529,8 @@ async fn move_boundary(drain: &Drain, version: &VersionId, step: Option<Step>) -
     Err(CommitError::Unknown { version: version.clone(), tries: MARKER_TRIES })
 }
 
-async fn create_marker(drain: &Drain, marker: &Marker) -> Result<(), CommitError> {
+/// Creates a marker, or finds out what stands in its place.
+pub(super) async fn create_marker(drain: &Drain, marker: &Marker) -> Result<(), CommitError> {
     let version = marker.version.clone();
     let key = Key::Committed { version: version.clone() }.to_string();
     let bytes = marker.encode().map_err(|source| CommitError::Format { version: version.clone(), source })?;

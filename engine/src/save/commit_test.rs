@@ -5,8 +5,8 @@
 
 use crate::metrics::Metrics;
 use crate::restore::locate;
-use crate::save::again::{AgainError, check_wanted};
-use crate::save::commit::{CommitError, abort, decide, retire};
+use crate::save::again::{AgainError, check_wanted, write_marker_again};
+use crate::save::commit::{CommitError, abort, decide, read_marker, retire};
 use crate::save::drain::Drain;
 use crate::store::{
     Effect, Fault, FaultyStore, MemoryStore, Operation, Probe, Store, UploadLimits, raise_epoch,
@@ -229,14 +229,29 @@ async fn an_object_is_written_again_only_while_what_it_belongs_to_stands() {
     let given_up = |result| matches!(result, Err(AgainError::GivenUp { .. }));
     commit(&drain, 5).await.unwrap();
     check_wanted(&drain, &data(&version())).await.unwrap();
+    let marker = read_marker(&drain, &version()).await.unwrap().unwrap();
+    let key = Key::Committed { version: version() }.to_string();
+    let decided = write_marker_again(&drain, &marker).await;
+    assert!(matches!(decided, Err(AgainError::Decided { .. })), "{decided:?}");
+    for damaged in [None, Some(Bytes::new())] {
+        store.delete(&key).await.unwrap();
+        if let Some(damaged) = damaged {
+            store.create(&key, damaged).await.unwrap();
+        }
+        write_marker_again(&drain, &marker).await.unwrap();
+        assert_eq!(read_marker(&drain, &version()).await.unwrap().as_ref(), Some(&marker));
+    }
     store.create(&Key::Retired { version: version() }.to_string(), Bytes::new()).await.unwrap();
     assert!(given_up(check_wanted(&drain, &data(&version())).await), "retired");
+    store.delete(&key).await.unwrap();
+    assert!(given_up(write_marker_again(&drain, &marker).await), "retired");
     let aborted = VersionId { version: Version(2), ..version() };
     abort(&drain, &Record { version: aborted.clone(), ..record(5) }).await.unwrap();
     assert!(given_up(check_wanted(&drain, &data(&aborted)).await), "decided against");
 
     let (loose, sidecar) = Key::loose(&RelPath::new("r/log").unwrap(), Generation(3));
-    assert!(given_up(check_wanted(&drain, &loose.to_string()).await), "its sidecar is gone");
+    let nameless = check_wanted(&drain, &loose.to_string()).await;
+    assert!(matches!(nameless, Err(AgainError::NoSidecar { .. })), "{nameless:?}");
     store.create(&sidecar.to_string(), Bytes::new()).await.unwrap();
     check_wanted(&drain, &loose.to_string()).await.unwrap();
 

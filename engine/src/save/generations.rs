@@ -56,6 +56,24 @@ pub fn held(sidecar: &LooseSidecar) -> Held {
 /// # Errors
 /// Tier-3 is away, or one of them cannot be read: nobody knows whose bytes that shares.
 pub async fn read(drain: &Drain, path: &RelPath, newest: Generation) -> Result<Generations, GiveUpError> {
+    let (found, unreadable) = read_all(drain, path, newest).await?;
+    unreadable.map_or(Ok(found), Err)
+}
+
+/// The same, less what cannot be read.
+///
+/// # Errors
+/// Tier-3 is away.
+pub async fn readable(drain: &Drain, path: &RelPath, newest: Generation) -> Result<Generations, GiveUpError> {
+    Ok(read_all(drain, path, newest).await?.0)
+}
+
+/// All that can be read, and why one cannot.
+async fn read_all(
+    drain: &Drain,
+    path: &RelPath,
+    newest: Generation,
+) -> Result<(Generations, Option<GiveUpError>), GiveUpError> {
     let failed = |source| GiveUpError::Store { path: path.to_string(), source };
     let (of_one, _) = Key::loose(path, newest);
     let key = of_one.to_string();
@@ -78,10 +96,17 @@ pub async fn read(drain: &Drain, path: &RelPath, newest: Generation) -> Result<G
     let reads = described.into_iter().map(|generation| async move {
         let key = Key::loose(path, generation).1.to_string();
         let read = locate::document::<LooseSidecar>(&drain.store, &key).await.map_err(failed)?;
-        read.map_err(|why| GiveUpError::Unreadable { path: path.to_string(), generation, why })
+        Ok(read.map_err(|why| GiveUpError::Unreadable { path: path.to_string(), generation, why }))
     });
-    let sidecars: Vec<_> = stream::iter(reads).buffered(READS_IN_FLIGHT).try_collect().await?;
-    Ok(Generations { sidecars, remains })
+    let read: Vec<_> = stream::iter(reads).buffered(READS_IN_FLIGHT).try_collect().await?;
+    let (mut sidecars, mut unreadable) = (Vec::new(), None);
+    for one in read {
+        match one {
+            Ok(sidecar) => sidecars.push(sidecar),
+            Err(why) => unreadable = Some(why),
+        }
+    }
+    Ok((Generations { sidecars, remains }, unreadable))
 }
 
 /// Removes generations of `path`: what says that the bytes are there first, so that no reader is sent to what is gone.

@@ -13,6 +13,7 @@ use crate::error::ErrorKind;
 use crate::metrics::Metrics;
 use crate::namespace::{Caller, Clock, Namespace, NamespaceSettings, ROOT, SealPin};
 use crate::node::book::{Book, Number, VersionBook, reference};
+use crate::node::recover::NotBelieved;
 use crate::node::{Events, Names, Recovered, Shared, recover};
 use crate::save::commit::{self, Attempt, AttemptFile, CommitError};
 use crate::save::drain::Drain;
@@ -134,7 +135,7 @@ impl Life {
         &self,
         before: &std::collections::BTreeSet<VersionId>,
         books: &BTreeMap<CheckpointId, Book>,
-        passed_over: &[String],
+        passed_over: &[NotBelieved],
     ) {
         self.world.with(|state| {
             let standing = state.audit.standing(&state.bucket);

@@ -120,6 +120,26 @@ impl Engine {
         lost
     }
 
+    /// Files outside checkpoints of which no copy is good, in a sentence: there may be thousands. Costs a pass over such files where
+    /// something is lost.
+    pub(crate) fn lost_loose(&self) -> Option<String> {
+        let known = self.shared.losses.lock();
+        if known.why.is_empty() && known.refused.is_empty() {
+            return None;
+        }
+        let mut lost = self.ledger.loose.keys().filter_map(|path| {
+            let view = self.ledger.file(path)?;
+            let of = (view.file, view.sealed()?);
+            Some((path, known.refused.get(&of).or_else(|| known.why.get(&of))?))
+        });
+        let (path, why) = lost.next()?;
+        let first = format!("{path} cannot be read: {why}");
+        Some(match lost.count() {
+            0 => first,
+            more => format!("{first}; and {more} more files outside checkpoints"),
+        })
+    }
+
     /// Committed, or proven and on its way, and all of it can be read.
     pub(crate) fn is_loadable(&self, checkpoint: &Checkpoint) -> bool {
         let proven = checkpoint.is_committed() || checkpoint.is_alive() && checkpoint.is_proven();

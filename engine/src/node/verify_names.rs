@@ -1,0 +1,297 @@
+//! Looks at what names the files outside checkpoints in Tier-3: their sidecars, and the tree document.
+//!
+//! Owns: which of them is not what this daemon read or wrote, and that Tier-3 gets it once more. Does not own: the bytes (`verify`),
+//! checkpoints (`proof`), the uploads (`loose`, `tree`).
+//!
+//! No key is written twice: the next generation of the file, or the next number of the tree, takes the place of what is bad.
+
+use crate::namespace::FileState;
+use crate::node::book::LooseStage;
+use crate::node::flush::{FlushOutcome, covers};
+use crate::node::recover::Knows;
+use crate::node::run::{Engine, Node, error_text};
+use crate::restore::locate::{FormatProblem, document};
+use crate::store::StoreError;
+use futures::stream::{self, StreamExt};
+use std::time::{Duration, Instant};
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
+use tidemark_protocol::evidence::Told;
+use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::key::{Key, Series};
+use tidemark_protocol::path::RelPath;
+use tidemark_protocol::report::{BrokenInvariant, EventLevel, Unrecoverable, Verify, VerifyRepair};
+use tokio::sync::oneshot;
+
+/// Sidecars read at once: hides the round trip.
+const READS_IN_FLIGHT: usize = 16;
+
+/// How long the answer waits for what goes to Tier-3 once more. It goes on after that.
+const AGAIN_WITHIN: Duration = Duration::from_secs(30);
+
+/// Between two looks at how far that is.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// What this daemon knows to be in Tier-3.
+#[derive(Debug, Clone)]
+enum Named {
+    Loose {
+        path: RelPath,
+        generation: Generation,
+        of: (FileId, SealNumber),
+        /// Of its bytes, where the tree has the same.
+        sums: Option<(u64, Crc64)>,
+    },
+    Tree {
+        number: u64,
+    },
+}
+
+/// How far one is that goes to Tier-3 once more.
+enum Again {
+    Done,
+    /// The name is gone.
+    Gone,
+    Waits(String),
+}
+
+impl Named {
+    fn key(&self) -> String {
+        match self {
+            Self::Loose { path, generation, .. } => Key::loose(path, *generation).1.to_string(),
+            Self::Tree { number } => Key::numbered(Series::Tree, *number).to_string(),
+        }
+    }
+
+    fn path(&self) -> String {
+        match self {
+            Self::Loose { path, .. } => path.to_string(),
+            Self::Tree { .. } => self.key(),
+        }
+    }
+
+    fn invariant(&self) -> &'static str {
+        match self {
+            Self::Loose { .. } => "a_file_outside_checkpoints_has_its_sidecar",
+            Self::Tree { .. } => "the_tree_has_its_document",
+        }
+    }
+
+    /// What is wrong with a sidecar that can be read.
+    fn flaw(&self, sidecar: &LooseSidecar) -> Option<String> {
+        let Self::Loose { path, generation, of, sums } = self else { return None };
+        let file = &sidecar.file;
+        let key = self.key();
+        if (&file.path, sidecar.generation) != (path, *generation) {
+            return Some(format!("{key} is of generation {} of {}", sidecar.generation, file.path));
+        }
+        if (file.file, file.seal) != *of {
+            let (found, seal) = (file.file, file.seal);
+            return Some(format!("{key} names seal {seal} of file {found}, expected {} of {}", of.1, of.0));
+        }
+        let (size_bytes, crc) = sums.filter(|sums| *sums != (file.size_bytes, file.crc64nvme))?;
+        Some(format!(
+            "{key} says {} bytes with checksum {}, expected {size_bytes} with {crc}",
+            file.size_bytes, file.crc64nvme
+        ))
+    }
+}
+
+impl Node {
+    /// Adds to `verify` what Tier-3 does not say of the names at or below `place`; `unmended` gets what stays so.
+    pub(super) async fn verify_names(
+        &self,
+        place: &[u8],
+        verify: &mut Verify,
+        unmended: &mut Vec<BrokenInvariant>,
+    ) -> Option<()> {
+        let below = place.to_vec();
+        let (named, not_believed) =
+            self.ask(move |engine| (engine.named_below(&below), engine.not_believed(&below))).await?;
+        verify.broken.extend(not_believed);
+        let looked = named.into_iter().map(|named| async move {
+            let found = self.look_at_name(&named).await;
+            (named, found)
+        });
+        let mut looked = stream::iter(looked).buffer_unordered(READS_IN_FLIGHT);
+        let mut bad = Vec::new();
+        while let Some((named, found)) = looked.next().await {
+            match found {
+                Ok(None) => {}
+                Ok(Some(what)) => bad.push((named, what)),
+                Err(error) => {
+                    verify.away = true;
+                    verify.unchecked.push(Unrecoverable { path: named.path(), what: error_text(&error) });
+                }
+            }
+        }
+        drop(looked);
+        if bad.is_empty() { Some(()) } else { self.send_again(place, bad, verify, unmended).await }
+    }
+
+    /// What is wrong with it.
+    async fn look_at_name(&self, named: &Named) -> Result<Option<String>, StoreError> {
+        let (store, key) = (&self.shared().drain.store, named.key());
+        let unread = |why: FormatProblem| match why {
+            FormatProblem::Missing => format!("{key} is not there"),
+            why => format!("{key}: {}", error_text(&why)),
+        };
+        Ok(match named {
+            Named::Loose { .. } => match document::<LooseSidecar>(store, &key).await? {
+                Ok(sidecar) => named.flaw(&sidecar),
+                Err(why) => Some(unread(why)),
+            },
+            Named::Tree { .. } => document::<TreeDocument>(store, &key).await?.err().map(unread),
+        })
+    }
+
+    /// Waits, within bounds, until Tier-3 has what it lacks.
+    async fn send_again(
+        &self,
+        place: &[u8],
+        bad: Vec<(Named, String)>,
+        verify: &mut Verify,
+        unmended: &mut Vec<BrokenInvariant>,
+    ) -> Option<()> {
+        let until = Instant::now() + AGAIN_WITHIN;
+        let (place, begun) = (place.to_vec(), bad.clone());
+        let begun = self.ask(move |engine| engine.send_again(place, begun, until)).await?;
+        let (mut left, _waiting) = match begun {
+            Ok((left, waiting)) => (left, waiting),
+            Err(why) => {
+                let broken = bad.into_iter().map(|(named, what)| still_broken(&named, &what, &why));
+                unmended.extend(broken);
+                return Some(());
+            }
+        };
+        loop {
+            let asked: Vec<_> = left.iter().map(|(named, _)| named.clone()).collect();
+            let states = self
+                .ask(move |engine| asked.iter().map(|named| engine.is_sent_again(named)).collect::<Vec<_>>())
+                .await?;
+            let is_over = Instant::now() >= until;
+            let mut waits = Vec::new();
+            for ((named, what), state) in left.into_iter().zip(states) {
+                match state {
+                    Again::Gone => {}
+                    Again::Done => self.note_sent_again(&named, what, verify),
+                    Again::Waits(why) if is_over => unmended.push(still_broken(&named, &what, &why)),
+                    Again::Waits(_) => waits.push((named, what)),
+                }
+            }
+            if waits.is_empty() {
+                return Some(());
+            }
+            left = waits;
+            tokio::time::sleep(ASK_EVERY).await;
+        }
+    }
+
+    fn note_sent_again(&self, named: &Named, what: String, verify: &mut Verify) {
+        let path = named.path();
+        tracing::warn!(path, what, "what Tier-3 lacked was sent there again");
+        let said = format!("{what}; it was sent to Tier-3 again");
+        let shared = self.shared();
+        shared.events.add(shared.now_ns(), EventLevel::Warn, "repaired", Some(path.clone()), said);
+        verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
+    }
+}
+
+fn still_broken(named: &Named, what: &str, why: &str) -> BrokenInvariant {
+    BrokenInvariant {
+        path: named.path(),
+        invariant: named.invariant().to_owned(),
+        what: format!("{what}; {why}"),
+    }
+}
+
+/// Begun, and the flush that hurries it; or why nothing is.
+type Begun = Result<(Vec<(Named, String)>, oneshot::Receiver<FlushOutcome>), String>;
+
+impl Engine {
+    /// What Tier-3 must say of the names at or below `place`.
+    fn named_below(&self, place: &[u8]) -> Vec<Named> {
+        if self.knows != Knows::All {
+            return Vec::new();
+        }
+        let loose = self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes()));
+        let loose = loose.filter_map(|(path, book)| {
+            let (of, generation) = (book.uploaded()?, book.described?);
+            let view = self.ledger.file(path);
+            let sums = view.and_then(|view| match view.state {
+                FileState::Sealed { seal, size_bytes, crc, .. } if (view.file, seal) == of => {
+                    Some((size_bytes, crc))
+                }
+                _ => None,
+            });
+            Some(Named::Loose { path: path.clone(), generation, of, sums })
+        });
+        // What could not be read at the start is not what this daemon knows.
+        let tree = self.tree_in_tier3().filter(|number| {
+            let key = Key::numbered(Series::Tree, *number).to_string();
+            place.is_empty() && !self.passed_over.iter().any(|passed| passed.key == key)
+        });
+        loose.chain(tree.map(|number| Named::Tree { number })).collect()
+    }
+
+    /// Documents that the start passed over, as far as no name at or below `place` stands for one.
+    fn not_believed(&self, place: &[u8]) -> Vec<BrokenInvariant> {
+        let wanted = |below: &[u8]| if below.is_empty() { place.is_empty() } else { covers(place, below) };
+        let passed = self.passed_over.iter().filter(|passed| passed.place.as_deref().is_some_and(wanted));
+        let broken = passed.map(|passed| BrokenInvariant {
+            path: passed.key.clone(),
+            invariant: "every_document_of_tier_3_can_be_read".to_owned(),
+            what: passed.what.clone(),
+        });
+        broken.collect()
+    }
+
+    /// Takes it that Tier-3 lacks these. Gives those that are not superseded.
+    fn send_again(&mut self, place: Vec<u8>, bad: Vec<(Named, String)>, until: Instant) -> Begun {
+        if let Some(why) = &self.fenced {
+            return Err(format!("this node writes nothing to Tier-3: {why}"));
+        }
+        let begun: Vec<_> = bad.into_iter().filter(|(named, _)| self.begin_again(named)).collect();
+        Ok((begun, self.begin_flush(place, Some(until), Told::No, false)))
+    }
+
+    fn begin_again(&mut self, named: &Named) -> bool {
+        match named {
+            Named::Tree { number } => {
+                let stands = self.tree_in_tier3() == Some(*number);
+                if stands {
+                    self.write_tree_again();
+                }
+                stands
+            }
+            Named::Loose { path, generation, of, .. } => {
+                let book = self.ledger.loose.get_mut(path).filter(|book| book.described == Some(*generation));
+                let Some(book) = book.filter(|book| book.uploaded() == Some(*of)) else { return false };
+                book.stage = LooseStage::Idle;
+                book.described = None;
+                // Nothing is shared with what may be gone, too.
+                (book.stored, book.read) = (None, None);
+                self.scrub.bad_objects.retain(|(file, seal, _), _| (*file, *seal) != *of);
+                self.ledger.loose_due.insert(path.clone());
+                true
+            }
+        }
+    }
+
+    fn is_sent_again(&self, named: &Named) -> Again {
+        match named {
+            Named::Tree { number } if self.tree_in_tier3().is_some_and(|stands| stands > *number) => {
+                Again::Done
+            }
+            Named::Tree { .. } => Again::Waits("it is on its way to Tier-3 again".to_owned()),
+            Named::Loose { path, .. } => match self.ledger.loose.get(path) {
+                None => Again::Gone,
+                Some(book) if book.described.is_some() => Again::Done,
+                Some(book) => {
+                    let lack = self.lack_of(path, book, None).map(|lack| lack.what);
+                    Again::Waits(lack.unwrap_or_else(|| "it is on its way to Tier-3 again".to_owned()))
+                }
+            },
+        }
+    }
+}
