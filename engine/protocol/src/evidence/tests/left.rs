@@ -1,0 +1,84 @@
+//! What was left: files that were cut, and the index of shards that are gone.
+
+use super::*;
+
+#[test]
+fn a_cut_file_is_torn_unless_something_vouches_for_it() {
+    let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    world.file("r/step1.pt").state = FileState::Cut;
+    assert!(matches!(world.at(99), Verdict::Torn { .. }));
+    world.told = Told::Flush;
+    assert!(matches!(world.at(99), Verdict::Torn { .. }), "nobody's word mends it");
+    world.file("r/step1.pt").vouched = true;
+    assert!(world.evidence(99).is_some());
+
+    let covered = [("__0_0.distcp", Some(100)), ("__1_0.distcp", Some(100))];
+    let mut proven = dcp().index("r/step-1/.metadata", &covered);
+    proven.file("r/step-1/__0_0.distcp").state = FileState::Cut;
+    assert_eq!(proven.evidence(3), Some(Evidence::Index), "the index proves its exact size");
+    proven.file("r/step-1/__0_0.distcp").size_bytes = 101;
+    assert!(matches!(proven.at(3), Verdict::Torn { .. }));
+}
+
+/// `curl URL >step1.pt` leaves it to its end to close the file; another thread may have been writing it, too.
+#[test]
+fn what_a_process_left_open_that_ended_well_is_kept_and_not_committed_without_other_proof() {
+    let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    world.file("r/step1.pt").state = FileState::Cut;
+    for (fate, is_torn) in
+        [(Fate::Exited, false), (Fate::Failed, true), (Fate::Killed, true), (Fate::Gone, true)]
+    {
+        world.file("r/step1.pt").writers[0].fate = fate;
+        assert_eq!(matches!(world.at(99), Verdict::Torn { .. }), is_torn, "{fate:?}");
+    }
+    world.file("r/step1.pt").writers[0].fate = Fate::Ended;
+    assert!(matches!(world.at(99), Verdict::Open { .. }), "the kernel will say it");
+    world.file("r/step1.pt").writers[0].fate = Fate::Exited;
+    assert!(matches!(world.at(5), Verdict::Open { .. }));
+    world.told = Told::Flush;
+    assert!(matches!(world.at(99), Verdict::Settled { undecided: true, .. }));
+    world.file("r/step1.pt").content = Content::Whole;
+    assert!(world.evidence(99).is_some(), "its own structure says so");
+    world.file("r/step1.pt").content = Content::Unknown;
+    world.told = Told::Commit;
+    assert_eq!(world.evidence(99), Some(Evidence::Told));
+}
+
+#[test]
+fn a_whole_model_over_an_index_that_was_left_waits_for_no_end_of_its_job() {
+    let shards = [("model-00001-of-00002.safetensors", None), ("model-00002-of-00002.safetensors", None)];
+    let over = |file: &str| {
+        let mut world = World::new(&[
+            ("m/model.safetensors.index.json", 1, writer(1, None)),
+            (file, 9, writer(1, None)),
+            ("m/config.json", 8, writer(1, None)),
+        ])
+        .index("m/model.safetensors.index.json", &shards);
+        world.file("m/model.safetensors.index.json").committed = true;
+        world.file(file).content = Content::Whole;
+        world.removed = shards.iter().map(|(name, _)| path(&format!("m/{name}"))).collect();
+        world
+    };
+    let mut world = over("m/model.safetensors");
+    assert_eq!((world.evidence(10), world.evidence(99)), (None, Some(Evidence::OneProcess)));
+    for (content, second) in [(Content::Unknown, 9), (Content::Whole, 0)] {
+        let file = world.file("m/model.safetensors");
+        (file.content, file.published_at_ns) = (content, second * SECOND);
+        assert!(matches!(world.at(99), Verdict::Incomplete { .. }), "{content:?}, written at {second}");
+    }
+    for other in ["m/optimizer.pt", "m/model-00001-of-00003.safetensors"] {
+        assert!(matches!(over(other).at(99), Verdict::Incomplete { .. }), "{other} is no model in one file");
+    }
+
+    // Saved once more: the committed version has the index, and none of what it lists.
+    let mut again = over("m/model.safetensors");
+    again.removed.clear();
+    assert_eq!(again.evidence(99), Some(Evidence::OneProcess));
+    again.file("m/model.safetensors.index.json").committed = false;
+    assert!(matches!(again.at(99), Verdict::Incomplete { .. }), "the shards of a new index are yet to come");
+    let mut killed = over("m/model.safetensors");
+    killed.removed.clear();
+    killed.file("m/model.safetensors").writers[0].fate = Fate::Killed;
+    killed.file("m/model.safetensors").writers[0].failed_at_ns = Some(10 * SECOND);
+    assert!(matches!(killed.at(99), Verdict::Torn { .. }), "before it had settled");
+}
