@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use tidemark_tests::daemon::Daemon;
 use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, NEVER_SETTLES, assert_holds, noise, options, save, start};
+use crate::site::{CONFIG, NEVER_SETTLES, assert_holds, names, noise, options, save, start};
 
 /// Several times `settle`, on a busy machine.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
@@ -338,4 +338,25 @@ fn what_only_settled_is_shown_again_and_not_offered() {
     for rank in 0..3 {
         assert_holds(&daemon, &name(rank), &noise(300 + rank, 70_000), "the next save");
     }
+}
+
+/// A backup that is renamed back: `ln model.pt best; …; mv best model.pt`.
+#[test]
+fn a_name_that_got_earlier_bytes_back_shows_them_with_empty_memory() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let (first, second) = (noise(61, 100_000), noise(62, 200_000));
+    let place = |name: &str| daemon.mount().join(name);
+    save(&daemon, "run/model.pt", &first);
+    daemon.flush();
+    fs::hard_link(place("run/model.pt"), place("run/best")).unwrap();
+    fs::write(place("run/next"), &second).unwrap();
+    fs::rename(place("run/next"), place("run/model.pt")).unwrap();
+    daemon.flush();
+    fs::rename(place("run/best"), place("run/model.pt")).unwrap();
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/model.pt", &first, "renamed back");
+    assert_eq!(names(&daemon.mount().join("run")), ["model.pt"]);
+    daemon.stop();
 }

@@ -12,8 +12,9 @@ use crate::tier1::Backing;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// The longest wait. A chunk is hashed within a millisecond, and a part that is on its way to a disk is written within some.
-const DEPARTURE_WAIT: Duration = Duration::from_millis(500);
+/// The longest wait. A chunk is hashed within a millisecond, and a part that is on its way to a disk is written within some; where
+/// other programs have the processors, each of them waits for its turn. Without the wait the save fails.
+const DEPARTURE_WAIT: Duration = Duration::from_secs(2);
 
 /// Between two looks.
 const DEPARTURE_LOOK: Duration = Duration::from_millis(1);
@@ -93,7 +94,7 @@ impl Namespace {
         true
     }
 
-    /// Blocks until what was just removed is free, or is not worth the wait any more; half a second at most.
+    /// Blocks until what was just removed is free, or is not worth the wait any more; two seconds at most.
     pub fn wait_for_departures(&self) {
         let until = Instant::now() + DEPARTURE_WAIT;
         let mut waited = false;

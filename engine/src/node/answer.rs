@@ -284,7 +284,7 @@ impl Engine {
             return None;
         }
         let present = crate::node::ledger::contents(files.iter().copied());
-        if present.as_ref().is_some_and(|present| book.covering(present).is_some()) {
+        if present.as_ref().is_some_and(|present| book.covering(&self.shared, present).is_some()) {
             return None;
         }
         let state = match &book.verdict {
@@ -465,7 +465,7 @@ impl Engine {
     /// What the tree holds of a checkpoint, as `ls` shows it; of one that is not in the tree its newest version.
     pub(crate) fn standing_row(&self, book: &Book) -> Option<Checkpoint> {
         let present = self.present(book);
-        match present.as_ref().and_then(|present| book.covering(present)) {
+        match present.as_ref().and_then(|present| book.covering(&self.shared, present)) {
             Some((number, version)) => Some(self.version_row(book, *number, version)),
             None => self.rows(book, false).into_iter().next(),
         }
@@ -478,8 +478,9 @@ impl Engine {
         // Of bytes that are still being written nobody can say that they are whole.
         let present = self.present(book);
         // The word is about what the tree holds, not about a version above or below it.
-        let covering =
-            |book: &Book| present.as_ref().and_then(|present| book.covering(present)).map(|(n, _)| *n);
+        let covering = |book: &Book| {
+            present.as_ref().and_then(|present| book.covering(&self.shared, present)).map(|(n, _)| *n)
+        };
         let already = match covering(book) {
             Some(number) => book.versions[&number].checkpoint.is_proven(),
             None => book.candidate.is_none() && book.committed().is_some(),

@@ -4,11 +4,13 @@
 //! what moves it (`decide`, `advance`), the files themselves (the namespace).
 
 use crate::namespace::{NodeId, Reach};
+use crate::node::Shared;
 use crate::node::decide::is_covered;
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::save::commit::Attempt;
 use crate::save::loose::LooseStored;
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checkpoint::Checkpoint;
@@ -122,13 +124,25 @@ impl Book {
             .find(|(_, version)| version.checkpoint.is_alive() || version.checkpoint.is_committed())
     }
 
-    /// The newest version that stands or may come to stand, or cannot be read any more, and holds all of `present`.
-    pub(crate) fn covering(&self, present: &Contents) -> Option<(&Number, &VersionBook)> {
-        self.versions.iter().rev().find(|(_, version)| {
+    /// The newest version that stands or may come to stand, or cannot be read any more, and holds all of `present`; none where a restart
+    /// would show a newer one instead.
+    pub(crate) fn covering(&self, shared: &Shared, present: &Contents) -> Option<(&Number, &VersionBook)> {
+        let found = self.versions.iter().rev().find(|(_, version)| {
             let checkpoint = &version.checkpoint;
             let stands =
                 checkpoint.is_alive() || checkpoint.is_committed() || checkpoint.why_unreadable().is_some();
             stands && is_covered(present, &version.contents)
+        });
+        found.filter(|(number, _)| !self.is_superseded(shared, **number))
+    }
+
+    /// Whether a newer version stands, or is about to, whose bytes can be had: a file that was renamed back makes a new version of what
+    /// it holds, since a start with empty memory would show the newer one.
+    pub(crate) fn is_superseded(&self, shared: &Shared, number: Number) -> bool {
+        let newer = self.versions.range((Bound::Excluded(number), Bound::Unbounded));
+        newer.map(|(_, version)| &version.checkpoint).any(|checkpoint| {
+            checkpoint.is_committed() && shared.why_lost(checkpoint.record()).is_none()
+                || checkpoint.is_alive() && checkpoint.is_proven()
         })
     }
 

@@ -100,8 +100,9 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
         book.versions.iter().rev().find(|(_, version)| is_covered(present, &version.contents))
     });
     let raise = match covering {
-        // Aborted contents are tried again as the next version.
+        // Aborted contents are tried again as the next version, and so is what a name got back.
         Some((_, version)) if version.checkpoint.is_aborted() => None,
+        Some((number, _)) if book.is_superseded(shared, *number) => None,
         Some((number, version)) if version.checkpoint.is_alive() && !version.checkpoint.is_proven() => {
             Some(*number)
         }

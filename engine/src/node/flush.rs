@@ -269,7 +269,9 @@ impl Engine {
     fn pending(&self, place: &[u8], asked: Option<Instant>) -> Vec<Row> {
         let mut rows = Vec::new();
         for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
-            rows.extend(self.pending_book(book).map(Row::of));
+            let Some(pending) = self.pending_book(book) else { continue };
+            let row = Row::of(pending);
+            rows.push(Row { comes: row.comes && !self.is_kept_in_doubt(book), ..row });
         }
         for (candidate, _) in self.torn() {
             let Some(path) = candidate.id.path().filter(|path| covers(place, path.as_bytes())) else {
@@ -287,13 +289,21 @@ impl Engine {
         rows
     }
 
+    /// Tier-3 has all that there is of it, and waiting brings no proof.
+    fn is_kept_in_doubt(&self, book: &Book) -> bool {
+        let Some(candidate) = &book.candidate else { return false };
+        let present = crate::node::ledger::contents(self.ledger.files_of(candidate, &book.scope));
+        let covering = present.and_then(|present| Some(book.covering(&self.shared, &present)?.1));
+        covering.is_some_and(|version| version.record().doubted && version.checkpoint.is_prepared())
+    }
+
     fn pending_book(&self, book: &Book) -> Option<Pending> {
         let candidate = book.candidate.as_ref()?;
         let path = String::from_utf8_lossy(&book.path()).into_owned();
         let row = |reason, what: String| Some(Pending { path: path.clone(), reason, what });
         let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
         let contents = crate::node::ledger::contents(files.iter().copied());
-        let covering = contents.as_ref().and_then(|contents| book.covering(contents));
+        let covering = contents.as_ref().and_then(|contents| book.covering(&self.shared, contents));
         if let Some((_, version)) = covering {
             let checkpoint = &version.checkpoint;
             let unproven = checkpoint.is_prepared() && !checkpoint.is_proven();

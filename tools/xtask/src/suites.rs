@@ -54,10 +54,11 @@ const MOUNT: &[Need] = &[Need::Root, Need::Fuse];
 pub(crate) const DAEMON_TESTS_AT_ONCE: &str = "4";
 
 /// Suites that run in one go, so that one computes while another waits, and share a row: those without daemons; those that look
-/// at one node; those that kill. What asserts a time still runs alone (`.config/nextest.toml`).
+/// at one node; those that kill. What asserts a time still runs alone (`.config/nextest.toml`), and so does the guest, an emulated machine that has
+/// use for all processors.
 const TOGETHER: &[&[&str]] = &[
     &["model", "conformance", "simulation", "s3"],
-    &["mount", "posix", "guest", "durability", "crash", "restart"],
+    &["mount", "posix", "durability", "crash", "restart"],
     &["survive", "campaign", "cluster"],
 ];
 
@@ -112,14 +113,6 @@ pub(crate) const SUITES: &[Suite] = &[
         daemons: true,
     },
     Suite {
-        name: "guest",
-        question: "does FALLBACK keep its promises on a real kernel that has no passthrough?",
-        share_s: 90,
-        needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
-        tools: &[Tool::Guest],
-        daemons: true,
-    },
-    Suite {
         name: "durability",
         question: "bad bytes, bad input, no room, no Tier-3: is only the truth served, and nothing sealed lost?",
         share_s: 200,
@@ -141,6 +134,14 @@ pub(crate) const SUITES: &[Suite] = &[
         share_s: 180,
         needs: MOUNT,
         tools: &[],
+        daemons: true,
+    },
+    Suite {
+        name: "guest",
+        question: "does FALLBACK keep its promises on a real kernel that has no passthrough?",
+        share_s: 90,
+        needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
+        tools: &[Tool::Guest],
         daemons: true,
     },
     Suite {

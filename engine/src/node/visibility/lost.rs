@@ -7,6 +7,7 @@
 //! The next daemon knows nothing of it: it finds out again, at the first open.
 
 use crate::namespace::{FileView, FsError, torn_path};
+use crate::node::Shared;
 use crate::node::answer::Listed;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
@@ -77,14 +78,21 @@ impl Losses {
     }
 }
 
-impl Engine {
+impl Shared {
     /// Why a version cannot be read whole; none for all that is known. Costs nothing while nothing is lost.
     pub(crate) fn why_lost(&self, record: &Record) -> Option<String> {
-        let known = self.shared.losses.lock();
+        let known = self.losses.lock();
         if known.why.is_empty() {
             return None;
         }
         record.files.iter().find_map(|file| known.why.get(&(file.file, file.seal)).cloned())
+    }
+}
+
+impl Engine {
+    /// Why a version cannot be read whole; none for all that is known.
+    pub(crate) fn why_lost(&self, record: &Record) -> Option<String> {
+        self.shared.why_lost(record)
     }
 
     /// Whether the job, or a person, took all names of a version away, and nothing brings them back by itself.
