@@ -44,9 +44,10 @@ pub(crate) fn read_archive(source: &mut Source<'_>, directory: Directory) -> Rea
 pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
     let cut = |needed: u64| Stop::broken(format!("its header ends at {needed} of its {length} bytes"));
     if length < PREFIX_BYTES as u64 {
-        // numpy hands such a member out as it is, whatever its name.
-        let mut begins = [0; MAGIC.len()];
-        if length < MAGIC.len() as u64 || source.read(start, &mut begins).is_err() || begins != *MAGIC {
+        // numpy hands such a member out as it is, whatever its name, unless it begins as an array does.
+        let mut begins = vec![0; MAGIC.len().min(usize::try_from(length).unwrap_or(MAGIC.len()))];
+        source.read(start, &mut begins)?;
+        if !MAGIC.starts_with(&begins) {
             return Err(Stop::unknown(format!("its {length} bytes are too few for an array")));
         }
         return Err(cut(PREFIX_BYTES as u64));
