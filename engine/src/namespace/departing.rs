@@ -22,6 +22,9 @@ const DEPARTURE_LOOK: Duration = Duration::from_millis(1);
 /// Smaller files are not waited for: a writer does not fill what they leave before they are gone.
 const DEPARTING_BYTES_MIN: u64 = 1 << 20;
 
+/// More than this part of Tier-1 is given to the kernel before a file begins.
+const WENT_PART: u64 = 4;
+
 /// Files remembered; beyond, the oldest is not waited for.
 const DEPARTING_MAX: usize = 1024;
 
@@ -34,9 +37,15 @@ pub(super) struct Departing {
     since: Instant,
 }
 
-/// All of them, the oldest first.
+/// All of them.
 #[derive(Debug, Default)]
-pub(super) struct Departures(Vec<Departing>);
+pub(super) struct Departures {
+    /// The oldest first.
+    known: Vec<Departing>,
+    /// Bytes of those that went since somebody waited: Tier-1 gives them back to the kernel in the background, and a writer at memory
+    /// speed may be quicker.
+    went_bytes: u64,
+}
 
 impl Departing {
     /// Of a file that has no name any more; none where its memory is not worth a wait.
@@ -55,38 +64,52 @@ impl Departing {
 impl Departures {
     /// Adds a file. One that is known already is not waited for longer.
     pub(super) fn add(&mut self, departing: Departing) {
-        if self.0.iter().any(|known| known.bytes.ptr_eq(&departing.bytes)) {
+        if self.known.iter().any(|known| known.bytes.ptr_eq(&departing.bytes)) {
             return;
         }
         self.forget_gone();
-        if self.0.len() >= DEPARTING_MAX {
-            self.0.remove(0);
+        if self.known.len() >= DEPARTING_MAX {
+            self.known.remove(0);
         }
-        self.0.push(departing);
+        self.known.push(departing);
     }
 
     fn forget_gone(&mut self) {
-        self.0.retain(|departing| departing.bytes.strong_count() > 0);
+        let went = &mut self.went_bytes;
+        self.known.retain(|departing| {
+            let stays = departing.bytes.strong_count() > 0;
+            *went += if stays { 0 } else { departing.size_bytes };
+            stays
+        });
     }
 
     /// Bytes that are still worth a wait at `now`.
     fn awaited_bytes(&mut self, now: Instant) -> u64 {
         self.forget_gone();
-        let recent = self.0.iter().filter(|departing| now.duration_since(departing.since) < DEPARTURE_WAIT);
+        let recent =
+            self.known.iter().filter(|departing| now.duration_since(departing.since) < DEPARTURE_WAIT);
         recent.map(|departing| departing.size_bytes).sum()
     }
 
     /// Who hashes or uploads them stops.
     fn abandon(&self) {
-        self.0.iter().filter_map(|departing| departing.hold.upgrade()).for_each(|hold| hold.abandon());
+        self.known.iter().filter_map(|departing| departing.hold.upgrade()).for_each(|hold| hold.abandon());
     }
 }
 
 impl Namespace {
-    /// Whether a file that begins now should wait for what was just removed, because that is more than is free without it. Who
-    /// still reads those bytes is told to stop. Costs a short lock, nearly always no more.
+    /// Whether a file that begins now should wait for what was just removed, because that is more than is free without it, or is much
+    /// of what there is and not with the kernel yet. Who still reads those bytes is told to stop. Costs a short lock, nearly always no
+    /// more.
     pub fn awaits_departures(&self) -> bool {
-        let bytes = self.look(|state| state.departing.awaited_bytes(Instant::now()));
+        let (bytes, went_bytes) = self.look(|state| {
+            let bytes = state.departing.awaited_bytes(Instant::now());
+            (bytes, state.departing.went_bytes)
+        });
+        self.is_awaited(bytes) || went_bytes > 0 && went_bytes > self.tier1.usage().size_bytes / WENT_PART
+    }
+
+    fn is_awaited(&self, bytes: u64) -> bool {
         if bytes == 0 || bytes <= self.tier1.usage().available_bytes {
             return false;
         }
@@ -97,12 +120,11 @@ impl Namespace {
     /// Blocks until what was just removed is free, or is not worth the wait any more; two seconds at most.
     pub fn wait_for_departures(&self) {
         let until = Instant::now() + DEPARTURE_WAIT;
-        let mut waited = false;
-        while self.awaits_departures() && Instant::now() < until {
-            waited = true;
+        let awaited = || self.look(|state| state.departing.awaited_bytes(Instant::now()));
+        while self.is_awaited(awaited()) && Instant::now() < until {
             std::thread::sleep(DEPARTURE_LOOK);
         }
-        if waited {
+        if self.look(|state| std::mem::take(&mut state.departing.went_bytes)) > 0 {
             self.tier1.free_spent();
         }
     }
@@ -142,5 +164,6 @@ mod tests {
         assert!(reads.is_abandoned() && reads.abandoned().now_or_never().is_some());
         drop(file);
         assert_eq!(departures.awaited_bytes(now), 0, "its bytes are free");
+        assert_eq!(departures.went_bytes, 3 << 20, "and the kernel may not have them yet");
     }
 }
