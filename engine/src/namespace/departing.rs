@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// other programs have the processors, each of them waits for its turn. Without the wait the save fails.
 const DEPARTURE_WAIT: Duration = Duration::from_secs(2);
 
+/// The longest wait for what nobody but the kernel has open any more.
+const LINGER_WAIT: Duration = Duration::from_millis(200);
+
 /// Between two looks.
 const DEPARTURE_LOOK: Duration = Duration::from_millis(1);
 
@@ -125,6 +128,11 @@ impl Namespace {
             std::thread::sleep(DEPARTURE_LOOK);
         }
         if self.look(|state| std::mem::take(&mut state.departing.went_bytes)) > 0 {
+            // The kernel may have the last descriptor of it for a moment; a program may have another file open for ever.
+            let until = until.min(Instant::now() + LINGER_WAIT);
+            while self.tier1.let_go() && Instant::now() < until {
+                std::thread::sleep(DEPARTURE_LOOK);
+            }
             self.tier1.free_spent();
         }
     }

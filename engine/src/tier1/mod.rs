@@ -325,12 +325,12 @@ impl Tier1 {
     }
 
     /// Takes back what was dropped here while another process had it open, as far as that has ended. The worker does so
-    /// every 50 ms; who waits for room asks more often.
-    pub fn let_go(&self) {
-        self.space.let_go();
+    /// every 50 ms; who waits for room asks more often. True while some of it, in memory, has not ended.
+    pub fn let_go(&self) -> bool {
         if let Some(spill) = self.space.spill.get() {
             spill.let_go();
         }
+        self.space.let_go()
     }
 
     /// Gives the kernel back what dropped files still hold on the files' tmpfs, for a writer who would meet its wall before the
