@@ -367,6 +367,22 @@ fn a_broken_file_that_no_trainer_wrote_is_kept_and_told_and_never_committed() {
     }
 }
 
+/// Whatever the layout: `last.pt` is what a job goes on from.
+#[test]
+fn a_torn_directory_goes_where_the_last_save_in_one_file_is_whole() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    run_in(&run, "cat /bin/true >last.pt");
+    daemon.wait_committed("run/last.pt", COMMITTED_WITHIN);
+    fs::create_dir(run.join("checkpoint-9")).unwrap();
+    let mut job = Rank::start(&run.join("checkpoint-9"), None);
+    job.does("exec 3>model.safetensors; head -c 1000 /dev/zero >&3");
+    job.kill();
+    let gone = || (names(&run) == ["last.pt"]).then_some(());
+    process::until(COMMITTED_WITHIN, gone).unwrap_or_else(|| panic!("{:#?}", crate::site::events(&daemon)));
+}
+
 /// A model and its optimizer, each saved by itself: the one does not stand in for the other.
 #[test]
 fn a_torn_file_stays_where_only_its_neighbour_is_whole() {

@@ -56,14 +56,22 @@ pub(crate) fn masked_digits(name: &[u8]) -> Vec<u8> {
     masked
 }
 
+/// Names that trainers give to all that they need to go on, whatever its step: `last.pt`, `best-model.ckpt`.
+static WHOLE_STATE: LazyLock<Regex> = LazyLock::new(|| {
+    super::rules::ours(r"(?i-u)^(?:last|latest|newest|final|best|checkpoint|ckpt|resume)(?:[-_.]|$)")
+});
+
 /// Whether a job that lost one checkpoint may load the other of the same run in its place: two directories, two whose names say
-/// different steps, or files whose names differ in numbers.
+/// different steps, files whose names differ in numbers, or one that trainers go on from by its name.
 #[must_use]
 pub fn may_stand_in(lost: &Candidate, other: &Candidate) -> bool {
     let is_directory = |candidate: &Candidate| matches!(candidate.shape, Shape::Tree | Shape::Flat);
     let name = |candidate: &Candidate| masked_digits(candidate.id.directory.as_bytes());
     let of_other_steps = lost.step.zip(other.step).is_some_and(|(lost, other)| lost != other);
-    is_directory(lost) && is_directory(other) || of_other_steps || name(lost) == name(other)
+    is_directory(lost) && is_directory(other)
+        || of_other_steps
+        || name(lost) == name(other)
+        || WHOLE_STATE.is_match(other.id.directory.as_bytes())
 }
 
 /// Where the runs of digits are.
@@ -129,7 +137,10 @@ mod tests {
         };
         let stands = |one: &str, other: &str| may_stand_in(&of(one), &of(other));
         assert!(stands("r/model_2.pt", "r/model_10.pt") && stands("r/step5.pt", "r/step5.pt"));
-        assert!(!stands("r/model.pt", "r/optimizer.pt") && !stands("r/step5.pt", "r/last.pt"));
+        assert!(!stands("r/model.pt", "r/optimizer.pt") && !stands("r/last.pt", "r/optimizer.pt"));
+        for whole in ["r/last.pt", "r/best-model.ckpt", "r/checkpoint.pth.tar"] {
+            assert!(stands("r/step5.pt", whole) && stands("r/step-5/model.pt", whole), "{whole}");
+        }
         assert!(stands("r/step-5/model.pt", "r/step-6/model.pt"), "two directories");
         assert!(stands("r/step-5/model.pt", "r/step4.pt"), "another step");
         assert!(!stands("r/step-5/model.pt", "r/vocab.pt") && !stands("r/step5.pt", "r/vocab.pt"));
