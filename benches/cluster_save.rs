@@ -59,7 +59,7 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     python::interpreter()?;
     let python = Python::find().context("the same interpreter was found a moment ago")?;
     let network = nodes::network(&NODES)?;
-    // One kind says whether it works: the other differs in what the job calls.
+    // A smoke run needs one kind: the other differs in the calls of the job only.
     let kinds = if bench.options.smoke { &KINDS[1..] } else { &KINDS };
     for &(kind, ranks) in kinds {
         let run = Run { bench: &bench, network: &network, python: &python, kind, ranks };

@@ -63,6 +63,12 @@ impl Rank {
     }
 }
 
+/// Until a checkpoint is listed as torn.
+pub(crate) fn wait_torn(daemon: &Daemon, path: &str) {
+    let torn = || daemon.checkpoint(path).filter(|listed| listed["state"] == "torn").map(drop);
+    process::until(SHIELD_LIMIT, torn).unwrap_or_else(|| panic!("{path}: {:#?}", daemon.checkpoints()));
+}
+
 fn wait_hidden(daemon: &Daemon, path: &str) {
     let hidden = daemon.mount().join(".tidemark/torn").join(path);
     let gone = || (hidden.exists() && !daemon.mount().join(path).exists()).then_some(());
@@ -97,8 +103,7 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
 
     // One rank dies: the others may go on, and a rank that restarts alone must find its peers' files.
     ranks.pop().unwrap().kill();
-    let torn = || daemon.checkpoint("run/global_step20").filter(|listed| listed["state"] == "torn").map(drop);
-    process::until(SHIELD_LIMIT, torn).expect("it is torn");
+    wait_torn(&daemon, "run/global_step20");
     std::thread::sleep(STAYS);
     assert_eq!(names(&run), ["global_step10", "global_step20", "latest"], "rank 0 lives");
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{machine, process, tier3};
 
-use crate::shield::Rank;
+use crate::shield::{Rank, wait_torn};
 use crate::site::{CONFIG, MIB, assert_holds, has_problem, names, noise, options, save, start};
 
 const COMMITTED_WITHIN: Duration = Duration::from_secs(60);
@@ -126,8 +126,7 @@ fn the_first_save_of_a_run_stays_in_sight_although_it_is_torn() {
     let mut job = Rank::start(&run, None);
     job.does("exec 3>step1.pt; head -c 300000 /dev/zero >&3");
     job.kill();
-    let torn = || daemon.checkpoint("run/step1.pt").filter(|listed| listed["state"] == "torn").map(drop);
-    process::until(COMMITTED_WITHIN, torn).expect("it is torn");
+    wait_torn(&daemon, "run/step1.pt");
     std::thread::sleep(STAYS);
     assert_eq!(names(&run), ["step1.pt"]);
     // A directory of which a file was open, too, and after a restart with empty memory.
@@ -262,8 +261,7 @@ fn what_is_torn_goes_once_something_whole_is_there() {
     let mut job = Rank::start(&run, None);
     job.does("exec 3>step1.pt; head -c 300000 /dev/zero >&3");
     job.kill();
-    let torn = || daemon.checkpoint("run/step1.pt").filter(|listed| listed["state"] == "torn").map(drop);
-    process::until(COMMITTED_WITHIN, torn).expect("it is torn");
+    wait_torn(&daemon, "run/step1.pt");
     save(&daemon, "run/step2.pt", &noise(2, MIB));
     let hidden = || (names(&run) == ["step2.pt"]).then_some(());
     process::until(COMMITTED_WITHIN, hidden)
@@ -394,8 +392,7 @@ fn a_torn_file_stays_where_only_its_neighbour_is_whole() {
     daemon.wait_committed("run/optimizer.pt", COMMITTED_WITHIN);
     job.does("exec 3>model.pt; head -c 300000 /dev/zero >&3");
     job.kill();
-    let torn = || daemon.checkpoint("run/model.pt").filter(|listed| listed["state"] == "torn").map(drop);
-    process::until(COMMITTED_WITHIN, torn).expect("it is torn");
+    wait_torn(&daemon, "run/model.pt");
     std::thread::sleep(STAYS);
     assert_eq!(names(&run), ["model.pt", "optimizer.pt"]);
 }

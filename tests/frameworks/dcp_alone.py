@@ -4,7 +4,6 @@ dcp_alone.py RUN STEPS    see steps.py; resumes from the highest `step-N`
 """
 
 import os
-import re
 import sys
 
 import torch
@@ -12,13 +11,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from steps import RANK, loss_of, new_training, tell
+from steps import RANK, latest, loss_of, new_training, tell
 from tensors import say
-
-
-def latest(run):
-    found = [re.fullmatch(r"step-(\d+)", name) for name in os.listdir(run)] if os.path.isdir(run) else []
-    return max((int(match[1]) for match in found if match), default=0)
 
 
 def main():
@@ -30,7 +24,7 @@ def main():
         weights, moments = get_state_dict(model, optimizer)
         return {"model": weights, "optimizer": moments, "random": torch.get_rng_state(), "step": torch.tensor(step)}
 
-    step = latest(run)
+    step = latest(run, r"step-(\d+)")
     # No rank saves before every one has looked.
     dist.barrier()
     if step:

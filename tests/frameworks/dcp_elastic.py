@@ -6,7 +6,6 @@ Every rank computes the same and holds its part of it, so that the whole is the 
 """
 
 import os
-import re
 import sys
 
 import torch
@@ -18,11 +17,6 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import steps as training
 from tensors import say
-
-
-def latest(run):
-    found = [re.fullmatch(r"step-(\d+)", name) for name in os.listdir(run)] if os.path.isdir(run) else []
-    return max((int(match[1]) for match in found if match), default=0)
 
 
 def each(state, change):
@@ -49,7 +43,7 @@ def main():
     def parts():
         return each(state(), lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)]))
 
-    step = latest(run)
+    step = training.latest(run, r"step-(\d+)")
     # No rank saves before every one has looked.
     dist.barrier()
     if step:

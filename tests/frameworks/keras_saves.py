@@ -5,7 +5,6 @@ keras_saves.py RUN STEPS backup    resumes as BackupAndRestore does
 """
 
 import os
-import re
 import sys
 
 os.environ["KERAS_BACKEND"] = "torch"
@@ -14,7 +13,7 @@ import keras
 import numpy
 import torch
 
-from steps import pause, tell
+from steps import latest, pause, tell
 from tensors import say
 
 WIDTH, LAYERS, BATCH = 256, 4, 4
@@ -58,15 +57,10 @@ class After(keras.callbacks.Callback):
         tell("SAVED", epoch + 1)
 
 
-def latest(run):
-    found = [re.fullmatch(r"epoch-(\d+)\.keras", name) for name in os.listdir(run)] if os.path.isdir(run) else []
-    return max((int(match[1]) for match in found if match), default=0)
-
-
 def main():
     run, steps = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
-    step = latest(run)
+    step = latest(run, r"epoch-(\d+)\.keras")
     model = keras.saving.load_model(os.path.join(run, f"epoch-{step}.keras")) if step else build()
     if sys.argv[3:] == ["backup"]:
         saves = keras.callbacks.BackupAndRestore(os.path.join(run, "backup"), delete_checkpoint=False)

@@ -4,22 +4,16 @@ peft_adapters.py RUN STEPS    see steps.py; resumes from the highest `checkpoint
 """
 
 import os
-import re
 import sys
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from steps import LAYERS, Net, loss_of, pause, tell
+from steps import LAYERS, Net, latest, loss_of, pause, tell
 from tensors import say
 
 # The adapter is larger than the base model, so that a save takes long enough to be killed in.
 LORA_RANK = 768
-
-
-def latest(run):
-    found = [re.fullmatch(r"checkpoint-(\d+)", name) for name in os.listdir(run)] if os.path.isdir(run) else []
-    return max((int(match[1]) for match in found if match), default=0)
 
 
 def main():
@@ -27,7 +21,7 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(1)
     base = Net()
-    step = latest(run)
+    step = latest(run, r"checkpoint-(\d+)")
     place = os.path.join(run, f"checkpoint-{step}")
     if step:
         model = PeftModel.from_pretrained(base, place, is_trainable=True)

@@ -4,19 +4,13 @@ preempted.py RUN STEPS    see steps.py; resumes from the highest `step-N.pt`
 """
 
 import os
-import re
 import signal
 import sys
 
 import torch
 
-from steps import loss_of, new_training, tell
+from steps import latest, loss_of, new_training, tell
 from tensors import say
-
-
-def latest(run):
-    found = [re.fullmatch(r"step-(\d+)\.pt", name) for name in os.listdir(run)] if os.path.isdir(run) else []
-    return max((int(match[1]) for match in found if match), default=0)
 
 
 def main():
@@ -27,7 +21,7 @@ def main():
     def state():
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state(), "step": step}
 
-    step = latest(run)
+    step = latest(run, r"step-(\d+)\.pt")
     if step:
         loaded = torch.load(os.path.join(run, f"step-{step}.pt"))
         assert loaded["step"] == step, f"step-{step} is of step {loaded['step']}"

@@ -6,6 +6,7 @@ STEPS. `RESUMED k` is where it goes on (0: nothing was found), with the hashes o
 """
 
 import os
+import re
 import time
 
 import torch
@@ -44,6 +45,12 @@ def loss_of(model, step):
     generator = torch.Generator().manual_seed(1000 * step + RANK)
     x = torch.randn(BATCH, WIDTH, generator=generator)
     return F.mse_loss(model(x), x.flip(1))
+
+
+def latest(run, pattern):
+    """The highest step of the names in RUN that match: 0 where none does."""
+    found = [re.fullmatch(pattern, name) for name in os.listdir(run)] if os.path.isdir(run) else []
+    return max((int(match[1]) for match in found if match), default=0)
 
 
 def pause():

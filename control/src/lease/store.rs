@@ -190,23 +190,27 @@ impl StoreLease {
     }
 
     async fn read(&self, number: u64) -> Result<Body, LeaseError> {
-        let found =
-            self.store.get(&self.key(number), BODY_BYTES).await.map_err(|source| self.failed(source))?;
-        let found = found.ok_or_else(|| self.unreadable(number, "it is gone again"))?;
-        serde_json::from_slice(&found).map_err(|error| self.unreadable(number, &error.to_string()))
+        self.read_body(number).await?.map_err(|reason| self.unreadable(number, &reason))
+    }
+
+    /// The inner error says why what is there cannot be read.
+    async fn read_body(&self, number: u64) -> Result<Result<Body, String>, LeaseError> {
+        match self.store.get(&self.key(number), BODY_BYTES).await {
+            Ok(Some(found)) => Ok(serde_json::from_slice(&found).map_err(|error| error.to_string())),
+            Ok(None) => Err(self.unreadable(number, "it is gone again")),
+            Err(error @ (StoreError::TooLarge { .. } | StoreError::Damaged { .. })) => {
+                Ok(Err(error.to_string()))
+            }
+            Err(source) => Err(self.failed(source)),
+        }
     }
 
     /// The same of a holder that cannot be read, as after damage or from a later version. Its number counts as any other: if the
     /// holder lives, it creates the next one, and its silence for a term says that it is gone.
     async fn read_or_unknown(&self, number: u64) -> Result<Body, LeaseError> {
-        let reason = match self.store.get(&self.key(number), BODY_BYTES).await {
-            Ok(Some(found)) => match serde_json::from_slice(&found) {
-                Ok(body) => return Ok(body),
-                Err(error) => error.to_string(),
-            },
-            Ok(None) => return Err(self.unreadable(number, "it is gone again")),
-            Err(error @ (StoreError::TooLarge { .. } | StoreError::Damaged { .. })) => error.to_string(),
-            Err(source) => return Err(self.failed(source)),
+        let reason = match self.read_body(number).await? {
+            Ok(body) => return Ok(body),
+            Err(reason) => reason,
         };
         let key = self.key(number);
         // Once: it is looked at again each second.

@@ -127,7 +127,7 @@ impl Retirement {
 
 /// The verdict on each version of one run, given oldest first, in the same order.
 ///
-/// What the policy says of the last, of the first and of the best counts within a series: a neighbour is no newer version.
+/// The last, the first and the best are counted within a series: a neighbour is no newer version.
 #[must_use]
 pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> {
     let all: Vec<usize> = (0..lineage.len()).collect();
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(kept(&last, &versions), [0, 1, 2, 5, 6, 7, 8, 9], "the newest two of each kind");
         let old = Policy { ttl_ns: Some(1), ..Policy::default() };
         assert_eq!(kept(&old, &versions), [0, 1, 2, 5, 6, 7, 8, 9]);
-        // What the job removed itself may go, whatever is beside it.
+        // A version that the job removed itself may go, whatever is beside it.
         versions[1].removed = true;
         let honour = Policy { honour_removals: true, ..last };
         assert_eq!(kept(&honour, &versions), [0, 2, 5, 6, 7, 8, 9]);

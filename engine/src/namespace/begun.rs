@@ -43,7 +43,7 @@ impl Namespace {
         self.look(|state| std::mem::take(&mut state.made))
     }
 
-    /// What is in a directory that holds nothing but directories, files in flight under a temporary name, and forewords; none
+    /// The content of a directory that holds nothing but directories, files in flight under a temporary name, and forewords; none
     /// where there is more, or nothing any more.
     #[must_use]
     pub fn unwritten(

@@ -168,16 +168,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
         }
     };
     outcome.unsettled = true;
-    let without_commit = |detail: &String, is_doubted: bool, present: &Contents| {
-        let evidence = (Evidence::Quiescence, detail.clone());
-        match start(shared, ledger, book, &files, present, evidence) {
-            Action::Start(mut plan) => {
-                plan.record.doubted = is_doubted;
-                Action::Start(plan)
-            }
-            other => other,
-        }
-    };
+    let kept = verdict.kept_from().filter(|(at_ns, _)| now_ns >= *at_ns).map(|(_, why)| why.to_owned());
     outcome.action = match (&verdict, raise, &present) {
         (Verdict::Settled { .. }, None, None) => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
         (Verdict::Complete { evidence, .. }, Some(_), _)
@@ -191,21 +182,20 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
         (Verdict::Complete { evidence, detail }, None, Some(present)) => {
             start(shared, ledger, book, &files, present, (*evidence, detail.clone()))
         }
-        (Verdict::Settled { detail, undecided }, None, Some(present)) => {
-            without_commit(detail, *undecided, present)
-        }
-        (Verdict::Incomplete { why, kept_at_ns: Some(at_ns), undecided, .. }, None, Some(present))
-            if now_ns >= *at_ns =>
-        {
-            without_commit(why, *undecided, present)
-        }
-        (Verdict::Broken { why, kept_at_ns: Some(at_ns) }, None, Some(present)) if now_ns >= *at_ns => {
-            without_commit(why, true, present)
-        }
         (Verdict::Complete { .. }, None, None) => {
             // Complete although a file is cut: its size was proved. Others are being sealed.
             let cut = files.iter().find(|(_, view)| view.is_left_cut());
             cut.map_or(Action::None, |(_, view)| Action::Accept(view.node))
+        }
+        (verdict, None, Some(present)) if kept.is_some() => {
+            let evidence = (Evidence::Quiescence, kept.unwrap_or_default());
+            match start(shared, ledger, book, &files, present, evidence) {
+                Action::Start(mut plan) => {
+                    plan.record.doubted = verdict.is_doubt();
+                    Action::Start(plan)
+                }
+                other => other,
+            }
         }
         _ => fetch.map_or(Action::None, Action::Fetch),
     };

@@ -269,9 +269,7 @@ impl Engine {
     fn pending(&self, place: &[u8], asked: Option<Instant>) -> Vec<Row> {
         let mut rows = Vec::new();
         for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
-            let Some(pending) = self.pending_book(book) else { continue };
-            let row = Row::of(pending);
-            rows.push(Row { comes: row.comes && !self.is_kept_in_doubt(book), ..row });
+            rows.extend(self.pending_book(book));
         }
         for (candidate, _) in self.torn() {
             let Some(path) = candidate.id.path().filter(|path| covers(place, path.as_bytes())) else {
@@ -289,18 +287,10 @@ impl Engine {
         rows
     }
 
-    /// Tier-3 has all that there is of it, and waiting brings no proof.
-    fn is_kept_in_doubt(&self, book: &Book) -> bool {
-        let Some(candidate) = &book.candidate else { return false };
-        let present = crate::node::ledger::contents(self.ledger.files_of(candidate, &book.scope));
-        let covering = present.and_then(|present| Some(book.covering(&self.shared, &present)?.1));
-        covering.is_some_and(|version| version.record().doubted && version.checkpoint.is_prepared())
-    }
-
-    fn pending_book(&self, book: &Book) -> Option<Pending> {
+    fn pending_book(&self, book: &Book) -> Option<Row> {
         let candidate = book.candidate.as_ref()?;
         let path = String::from_utf8_lossy(&book.path()).into_owned();
-        let row = |reason, what: String| Some(Pending { path: path.clone(), reason, what });
+        let row = |reason, what: String| Some(Row::of(Pending { path: path.clone(), reason, what }));
         let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
         let contents = crate::node::ledger::contents(files.iter().copied());
         let covering = contents.as_ref().and_then(|contents| book.covering(&self.shared, contents));
@@ -317,6 +307,15 @@ impl Engine {
                 // Taken up early because the daemon ends: it is committed when its time has passed.
                 None if unproven && self.draining && decide::is_waiting_for_time(book) => {
                     row(PendingReason::Uploading, decide::waits_for(book))
+                }
+                // Tier-3 has all that there is of it, and waiting brings no proof.
+                None if unproven && version.record().doubted => {
+                    let pending = Pending {
+                        path: path.clone(),
+                        reason: PendingReason::Incomplete,
+                        what: decide::waits_for(book),
+                    };
+                    Some(Row { pending, comes: false })
                 }
                 None if unproven => row(PendingReason::Incomplete, decide::waits_for(book)),
                 None => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::History;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::path::{RelPath, RunPath};
-use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, Shape};
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
 
 /// The files of one scope: a directory whose files decide about each other (see `Rules::scope`).
 #[derive(Debug, Default)]
@@ -364,8 +364,7 @@ impl Ledger {
         let Some(scope) = self.scopes.get_mut(&key) else { return };
         let begun = Instant::now();
         let grouping = self.rules.group(scope.files.keys());
-        let directory = |candidate: &Candidate| matches!(candidate.shape, Shape::Tree | Shape::Flat);
-        scope.has_directory = grouping.candidates.iter().any(directory);
+        scope.has_directory = grouping.candidates.iter().any(Candidate::is_directory);
         let ids: BTreeSet<_> = grouping.candidates.iter().map(|candidate| candidate.id.clone()).collect();
         let ids_before = std::mem::replace(&mut scope.ids, ids);
         for candidate in grouping.candidates {

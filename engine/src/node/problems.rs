@@ -11,6 +11,11 @@ use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::report::{Problem, ProblemCode, TierStatus};
 
+/// A sentence about the first of many.
+pub(super) fn and_more(first: String, more: usize, of_what: &str) -> String {
+    if more == 0 { first } else { format!("{first}; and {more} more {of_what}") }
+}
+
 impl Engine {
     pub(super) fn problems(&self, tiers: &[TierStatus], now: Instant) -> Vec<Problem> {
         let mut problems = Vec::new();
@@ -106,24 +111,17 @@ impl Engine {
 
     /// Checkpoints in sight that will not be committed as they are, a sentence for each kind: there may be thousands.
     fn unproven(&self) -> Vec<(ProblemCode, String)> {
-        let code = |book: &&Book| match book.verdict.as_ref().filter(|_| book.candidate.is_some())? {
-            Verdict::Broken { .. } => Some(ProblemCode::Broken),
-            Verdict::Incomplete { undecided: true, .. } | Verdict::Settled { undecided: true, .. } => {
-                Some(ProblemCode::Undecided)
-            }
-            _ => None,
+        let code = |book: &&Book| {
+            let verdict =
+                book.verdict.as_ref().filter(|verdict| book.candidate.is_some() && verdict.is_doubt())?;
+            let is_broken = matches!(verdict, Verdict::Broken { .. });
+            Some(if is_broken { ProblemCode::Broken } else { ProblemCode::Undecided })
         };
         let of = |wanted| {
             let mut books = self.ledger.books.values().filter(|book| code(book) == Some(wanted));
             let first = books.next()?;
             let what = format!("{}: {}", text(&first.path()), waits_for(first));
-            Some((
-                wanted,
-                match books.count() {
-                    0 => what,
-                    more => format!("{what}; and {more} more"),
-                },
-            ))
+            Some((wanted, and_more(what, books.count(), "checkpoints")))
         };
         [ProblemCode::Broken, ProblemCode::Undecided].into_iter().filter_map(of).collect()
     }

@@ -20,12 +20,12 @@ use tidemark_protocol::key::{Key, VersionRef};
 use tidemark_protocol::manifest::{Manifest, ValidatedManifest};
 use tidemark_protocol::marker::Marker;
 use tidemark_protocol::record::Record;
-use tidemark_protocol::report::{BrokenInvariant, EventLevel, Unrecoverable, Verify, VerifyRepair};
+use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
 
 /// Versions looked at at once: each is three small reads, one after the other.
 const VERSIONS_IN_FLIGHT: usize = 8;
 
-/// What this daemon knows of a committed version besides its record.
+/// This daemon's knowledge of a committed version besides its record.
 #[derive(Debug)]
 struct Known {
     manifest: Arc<Manifest>,
@@ -77,12 +77,8 @@ impl Node {
             match found {
                 (path, Ok(mended)) => {
                     for (document, what) in mended {
-                        tracing::warn!(path, document, what, "a document was bad and has been written again");
-                        let said = format!("{what}; the {document} was written again from memory");
-                        let (events, now_ns) = (&self.shared().events, self.shared().now_ns());
-                        events.add(now_ns, EventLevel::Warn, "repaired", Some(path.clone()), said);
-                        let (copy, from) = ("object".to_owned(), "host".to_owned());
-                        verify.repaired.push(VerifyRepair { path: path.clone(), copy, what, from });
+                        let how = format!("the {document} was written again from memory");
+                        self.note_repaired(path.clone(), what, &how, verify);
                     }
                 }
                 (path, Err(Problem::Broken { invariant, what })) => {

@@ -6,8 +6,8 @@
 //!
 //! Tier-1 goes with the daemon, and nothing sealed may be lost with it. A checkpoint that is complete or settled has
 //! its version by itself. One that waits for its settle time gets it early, and its evidence counts when it comes.
-//! One that can never be whole as it is gets one that says so, and a restart takes it up as settled. What was cut is sealed as it is for
-//! it: a job must not begin at step 0 because the first save of its run, which was torn, was gone.
+//! A checkpoint that can never be whole as it is gets a version that says so, and a restart takes it up as settled. Cut files are sealed
+//! as they are for it: a job must not begin at step 0 because the first save of its run, which was torn, was gone.
 
 use crate::namespace::{FileState, FileView, NodeId};
 use crate::node::Shared;
@@ -72,48 +72,36 @@ fn is_quiet(shared: &Shared, ledger: &Ledger, book: &Book, quiet_ns: i64) -> boo
     last_ns.is_some_and(|last_ns| shared.now_ns().saturating_sub(last_ns) >= quiet_ns)
 }
 
-/// The provisional version that a book needs now; `None` where it needs none or has to wait. `why`: it is uploaded all the same. `trainer`: one wrote
-/// it, that comes back and takes the newest.
+/// The provisional version that a book needs now; `None` where it needs none or has to wait. `why`: the reason for it.
+/// `is_of_a_trainer`: whether a job wrote it that comes back and takes the newest; costs a pass over the run.
 pub(crate) fn plan(
     shared: &Shared,
     ledger: &Ledger,
     book: &Book,
     verdict: Option<&Verdict>,
-    (why, trainer): (&str, bool),
+    why: &str,
+    is_of_a_trainer: impl FnOnce() -> bool,
 ) -> Option<Box<Plan>> {
     let Rescue::Wanted(sealed) = look(shared, ledger, book) else { return None };
     let candidate = book.candidate.as_ref()?;
     let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
     // At most time is missing: the same version is committed when that has passed. Or it is kept as it is.
-    let whole = files.len() == sealed.len()
-        && matches!(
-            verdict,
-            Some(
-                Verdict::Open { again_at_ns: Some(_), .. }
-                    | Verdict::Settled { .. }
-                    | Verdict::Incomplete { kept_at_ns: Some(_), .. }
-                    | Verdict::Broken { kept_at_ns: Some(_), .. }
-                    | Verdict::Complete { .. }
-            )
-        );
+    let is_whole = |verdict: &Verdict| {
+        let time_lacks =
+            matches!(verdict, Verdict::Open { again_at_ns: Some(_), .. } | Verdict::Complete { .. });
+        time_lacks || verdict.kept_from().is_some()
+    };
+    let whole = files.len() == sealed.len() && verdict.is_some_and(is_whole);
     let damaged = verdict.is_some_and(is_damage);
     // What people copy about stays in sight after a restart, as it did before.
-    let partial = !whole && (damaged || trainer && candidate.framework != PARTS);
-    let undecided = matches!(
-        verdict,
-        Some(
-            Verdict::Broken { .. }
-                | Verdict::Settled { undecided: true, .. }
-                | Verdict::Incomplete { undecided: true, .. }
-        )
-    );
+    let partial = !whole && (damaged || candidate.framework != PARTS && is_of_a_trainer());
     let text = verdict.map_or_else(|| "nothing was known of it yet".to_owned(), decide::verdict_text);
     let detail = format!("uploaded {why}: {text}");
     let files: Vec<_> = in_memory(&files).collect();
     match decide::start(shared, ledger, book, &files, &sealed, (Evidence::Quiescence, detail)) {
         Action::Start(mut plan) => {
             plan.record.partial = partial;
-            plan.record.doubted = !partial && (!whole || undecided);
+            plan.record.doubted = !partial && (!whole || verdict.is_some_and(Verdict::is_doubt));
             Some(plan)
         }
         _ => None,

@@ -123,6 +123,14 @@ enum ObjectProblem {
 }
 
 impl Node {
+    /// Says that Tier-3 has once more what it lacked, from what this daemon knows.
+    pub(super) fn note_repaired(&self, path: String, what: String, how: &str, verify: &mut Verify) {
+        tracing::warn!(path, what, how, "what Tier-3 lacked is there again");
+        let (shared, said) = (self.shared(), format!("{what}; {how}"));
+        shared.events.add(shared.now_ns(), EventLevel::Warn, "repaired", Some(path.clone()), said);
+        verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
+    }
+
     /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
     /// size, and with `deep` they and other nodes' copies are read whole. A bad host copy is replaced from Tier-3 where that copy is
     /// good. A bad or missing object is written again where memory, another node or another object has the bytes.

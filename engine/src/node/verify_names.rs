@@ -20,7 +20,7 @@ use tidemark_protocol::evidence::Told;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series};
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::report::{BrokenInvariant, EventLevel, Unrecoverable, Verify, VerifyRepair};
+use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
 use tokio::sync::oneshot;
 
 /// Sidecars read at once: hides the round trip.
@@ -174,7 +174,9 @@ impl Node {
             for ((named, what), state) in left.into_iter().zip(states) {
                 match state {
                     Again::Gone => {}
-                    Again::Done => self.note_sent_again(&named, what, verify),
+                    Again::Done => {
+                        self.note_repaired(named.path(), what, "it was sent to Tier-3 again", verify);
+                    }
                     Again::Waits(why) if is_over => unmended.push(still_broken(&named, &what, &why)),
                     Again::Waits(_) => waits.push((named, what)),
                 }
@@ -185,15 +187,6 @@ impl Node {
             left = waits;
             tokio::time::sleep(ASK_EVERY).await;
         }
-    }
-
-    fn note_sent_again(&self, named: &Named, what: String, verify: &mut Verify) {
-        let path = named.path();
-        tracing::warn!(path, what, "what Tier-3 lacked was sent there again");
-        let said = format!("{what}; it was sent to Tier-3 again");
-        let shared = self.shared();
-        shared.events.add(shared.now_ns(), EventLevel::Warn, "repaired", Some(path.clone()), said);
-        verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
     }
 }
 

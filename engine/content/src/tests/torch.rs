@@ -18,7 +18,7 @@ fn an_archive_that_more_follows_than_a_comment_may_hold_is_not_broken() {
     for follows in [1, 70_000, 1 << 20, (1 << 20) + 65_556, 3 << 20] {
         let bytes = [&whole[..], &vec![7; follows]].concat();
         is(&bytes, TorchZip, Unknown, &format!("ends at {}, and the file at {}", whole.len(), bytes.len()));
-        // What only looks like an end is none.
+        // Four bytes that look like an end are none.
         let cut = [&whole[..whole.len() - 40], b"PK\x05\x06", &vec![7; follows]].concat();
         is(&cut, TorchZip, Broken, "no end record");
     }

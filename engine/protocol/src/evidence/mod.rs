@@ -160,6 +160,30 @@ pub enum Verdict {
     Broken { why: String, kept_at_ns: Option<i64> },
 }
 
+impl Verdict {
+    /// Whether something speaks against what is kept without a commit.
+    #[must_use]
+    pub fn is_doubt(&self) -> bool {
+        match self {
+            Self::Broken { .. } => true,
+            Self::Settled { undecided, .. } | Self::Incomplete { undecided, .. } => *undecided,
+            Self::Complete { .. } | Self::Open { .. } | Self::ReadIndex { .. } | Self::Torn { .. } => false,
+        }
+    }
+
+    /// From when on what is there is kept without a commit, and why.
+    #[must_use]
+    pub fn kept_from(&self) -> Option<(i64, &str)> {
+        match self {
+            Self::Settled { detail, .. } => Some((i64::MIN, detail)),
+            Self::Incomplete { why, kept_at_ns, .. } | Self::Broken { why, kept_at_ns } => {
+                kept_at_ns.map(|at_ns| (at_ns, why.as_str()))
+            }
+            Self::Complete { .. } | Self::Open { .. } | Self::ReadIndex { .. } | Self::Torn { .. } => None,
+        }
+    }
+}
+
 /// The verdict on one candidate at `now_ns`.
 #[must_use]
 pub fn complete(rules: &Rules, candidate: &Candidate, facts: &Facts<'_>, now_ns: i64) -> Verdict {
@@ -220,7 +244,7 @@ impl Case<'_> {
             Finding::Read(path, kind) => return Verdict::ReadIndex { path, kind },
             other => other,
         };
-        // Of what was cut its bytes need not say more: whoever wrote it never called it whole.
+        // The writer of a cut file never called it whole, so that its bytes need not say more.
         if let Some(torn) = self.cut(&index) {
             return torn;
         }
@@ -257,7 +281,8 @@ impl Case<'_> {
 
     /// A program that ended with status 0 while it had a file open may have been in the middle of it: another thread may have written.
     fn left_open(&self) -> Option<Verdict> {
-        let (path, _) = *self.cut_files(&self.index()).first()?;
+        // An index that proves is asked before.
+        let (path, _) = *self.cut_files(&Finding::Silent).first()?;
         let detail = format!(
             "who wrote {path} ended well without closing it, and its bytes do not say whether it is whole"
         );

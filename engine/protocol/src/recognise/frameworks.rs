@@ -11,7 +11,7 @@ use crate::shield::TrackerHolds;
 const STEP_DIRECTORY: &str = r"(?i-u)^(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch|ep|ba)[-_=]?(?<step>\d+)[-_,.]?)+(?:ckpt)?$";
 /// Also under the name that it has while torch_checkpointing writes it.
 const STEP_DIRECTORY_IN_FLIGHT: &str = r"(?i-u)^(?:tmp_)?(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch|ep|ba)[-_=]?(?<step>\d+)[-_,.]?)+(?:ckpt)?$";
-/// What `save_pretrained` writes before any weights, of transformers and of PEFT.
+/// Files that `save_pretrained` of transformers and of PEFT writes before any weights.
 pub(super) const FOREWORDS: [&[u8]; 3] = [b"config.json", b"generation_config.json", b"README.md"];
 /// What torch.save's users call a rank's part.
 const RANK_PART: &str = r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(?<rank>\d+)";

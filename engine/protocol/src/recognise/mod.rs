@@ -80,6 +80,12 @@ pub struct Candidate {
 }
 
 impl Candidate {
+    /// Whether it is a directory, and not files of one.
+    #[must_use]
+    pub fn is_directory(&self) -> bool {
+        matches!(self.shape, Shape::Tree | Shape::Flat)
+    }
+
     /// How many files there are of those that every rank writes one of.
     #[must_use]
     pub fn ranks(&self) -> usize {

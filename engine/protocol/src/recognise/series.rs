@@ -6,13 +6,13 @@
 //! `model-epoch=2-loss=0.31.ckpt` comes after `model-epoch=1-loss=0.52.ckpt`. `optimizer.pt` does not come after `model.pt`, nor
 //! `layer_2.pt` after `layer_1.pt`, and whoever loads one of them needs the other.
 
+use super::Candidate;
 use super::rules::STEP;
-use super::{Candidate, Shape};
 use crate::id::Step;
 use regex::bytes::Regex;
 use std::sync::LazyLock;
 
-/// What was measured, as trainers put it into names. A number without a point may be anything's.
+/// A measured value, as trainers put it into names. A number without a point may be anything's.
 static MEASURED: LazyLock<Regex> =
     LazyLock::new(|| super::rules::ours(r"(?-u)[-+]?[0-9]+\.[0-9]+(?:[eE][-+]?[0-9]+)?"));
 
@@ -65,10 +65,9 @@ static WHOLE_STATE: LazyLock<Regex> = LazyLock::new(|| {
 /// different steps, files whose names differ in numbers, or one that trainers go on from by its name.
 #[must_use]
 pub fn may_stand_in(lost: &Candidate, other: &Candidate) -> bool {
-    let is_directory = |candidate: &Candidate| matches!(candidate.shape, Shape::Tree | Shape::Flat);
     let name = |candidate: &Candidate| masked_digits(candidate.id.directory.as_bytes());
     let of_other_steps = lost.step.zip(other.step).is_some_and(|(lost, other)| lost != other);
-    is_directory(lost) && is_directory(other)
+    lost.is_directory() && other.is_directory()
         || of_other_steps
         || name(lost) == name(other)
         || WHOLE_STATE.is_match(other.id.directory.as_bytes())

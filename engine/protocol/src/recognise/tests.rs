@@ -339,8 +339,7 @@ proptest! {
             let part = rules.group(near);
             let of = |g: &Grouping| g.candidates.iter().find(|c| c.files.contains_key(path)).cloned();
             prop_assert_eq!(of(&part), of(&whole), "{:?}", path);
-            let directory = |c: &Candidate| matches!(c.shape, Shape::Tree | Shape::Flat);
-            if rules.is_plain(path) && !whole.candidates.iter().any(directory) {
+            if rules.is_plain(path) && !whole.candidates.iter().any(Candidate::is_directory) {
                 let mut without = rules.group(files.iter().filter(|other| *other != path));
                 prop_assert!(without.loose.insert(path.clone()));
                 prop_assert_eq!(&without, &whole, "{:?} is plain and decides nothing", path);

@@ -13,6 +13,7 @@ use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::flush::covers;
 use crate::node::ledger::contents;
+use crate::node::problems::and_more;
 use crate::node::run::Engine;
 use crate::node::scrub::target;
 use crate::node::visibility::tracker::stands_in;
@@ -141,11 +142,7 @@ impl Engine {
             Some((path, known.refused.get(&of).or_else(|| known.why.get(&of))?))
         });
         let (path, why) = lost.next()?;
-        let first = format!("{path} cannot be read: {why}");
-        Some(match lost.count() {
-            0 => first,
-            more => format!("{first}; and {more} more files outside checkpoints"),
-        })
+        Some(and_more(format!("{path} cannot be read: {why}"), lost.count(), "files outside checkpoints"))
     }
 
     /// Committed, or proven and on its way, and all of it can be read.

@@ -16,7 +16,7 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
-use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, Shape, may_stand_in};
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, may_stand_in};
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{EventLevel, path_text};
 use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Tracker, TrackerHolds};
@@ -301,9 +301,7 @@ impl Engine {
 
     /// Whether a job could load another directory of the run than this one, in which nothing is that a rule knows.
     pub(crate) fn has_another(&self, id: &CheckpointId) -> bool {
-        let is_directory = |other: &Book| {
-            other.candidate.as_ref().is_some_and(|other| matches!(other.shape, Shape::Tree | Shape::Flat))
-        };
+        let is_directory = |other: &Book| other.candidate.as_ref().is_some_and(Candidate::is_directory);
         self.fit_to_be_named(&id.run, Some(id), is_directory).named.is_some()
     }
 

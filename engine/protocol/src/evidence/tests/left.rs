@@ -1,4 +1,4 @@
-//! What was left: files that were cut, and the index of shards that are gone.
+//! Leftovers: files that were cut, and the index of shards that are gone.
 
 use super::*;
 
