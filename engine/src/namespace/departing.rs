@@ -8,15 +8,14 @@
 
 use super::file::{File, SealHold};
 use super::{Namespace, State};
-use crate::tier1::Backing;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// The longest wait. A chunk is hashed within a millisecond, and a part that is on its way to a disk is written within some; where
 /// other programs have the processors, each of them waits for its turn. Without the wait the save fails.
 const DEPARTURE_WAIT: Duration = Duration::from_secs(2);
 
-/// The longest wait for what nobody but the kernel has open any more.
+/// The longest wait for what nobody but the kernel has open any more; a program may have another file open for ever.
 const LINGER_WAIT: Duration = Duration::from_millis(200);
 
 /// Between two looks.
@@ -25,16 +24,15 @@ const DEPARTURE_LOOK: Duration = Duration::from_millis(1);
 /// Smaller files are not waited for: a writer does not fill what they leave before they are gone.
 const DEPARTING_BYTES_MIN: u64 = 1 << 20;
 
-/// More than this part of Tier-1 is given to the kernel before a file begins.
-const WENT_PART: u64 = 4;
-
 /// Files remembered; beyond, the oldest is not waited for.
 const DEPARTING_MAX: usize = 1024;
 
 /// One file that is about to be free.
 #[derive(Debug)]
 pub(super) struct Departing {
-    bytes: Weak<Backing>,
+    /// Lives until the budget counts the bytes as nobody's. Where other programs have the processors, that is long after the last
+    /// holder has let go.
+    counted: Weak<()>,
     hold: Weak<SealHold>,
     size_bytes: u64,
     since: Instant,
@@ -53,21 +51,22 @@ pub(super) struct Departures {
 impl Departing {
     /// Of a file that has no name any more; none where its memory is not worth a wait.
     pub(super) fn of(file: &File) -> Option<Self> {
-        let backing = file.backing.as_ref().filter(|backing| !backing.is_spilled())?;
+        let backing = file.backing.as_ref()?;
+        let counted = backing.counted()?;
         let size_bytes = match file.fate.writers() {
             0 => file.size_bytes,
             // Only the backing file knows how far its writers came.
             _ => backing.stat().ok()?.size_bytes,
         };
-        let (bytes, hold) = (Arc::downgrade(backing), Weak::clone(&file.hold));
-        (size_bytes >= DEPARTING_BYTES_MIN).then(|| Self { bytes, hold, size_bytes, since: Instant::now() })
+        let hold = Weak::clone(&file.hold);
+        (size_bytes >= DEPARTING_BYTES_MIN).then(|| Self { counted, hold, size_bytes, since: Instant::now() })
     }
 }
 
 impl Departures {
     /// Adds a file. One that is known already is not waited for longer.
     pub(super) fn add(&mut self, departing: Departing) {
-        if self.known.iter().any(|known| known.bytes.ptr_eq(&departing.bytes)) {
+        if self.known.iter().any(|known| known.counted.ptr_eq(&departing.counted)) {
             return;
         }
         self.forget_gone();
@@ -80,7 +79,7 @@ impl Departures {
     fn forget_gone(&mut self) {
         let went = &mut self.went_bytes;
         self.known.retain(|departing| {
-            let stays = departing.bytes.strong_count() > 0;
+            let stays = departing.counted.strong_count() > 0;
             *went += if stays { 0 } else { departing.size_bytes };
             stays
         });
@@ -101,40 +100,44 @@ impl Departures {
 }
 
 impl Namespace {
-    /// Whether a file that begins now should wait for what was just removed, because that is more than is free without it, or is much
-    /// of what there is and not with the kernel yet. Who still reads those bytes is told to stop. Costs a short lock, nearly always no
-    /// more.
+    /// Whether a file that begins now should wait for what was just removed, because that is more than a writer finds without it. Who
+    /// still reads those bytes is told to stop. Costs a short lock, nearly always no more.
     pub fn awaits_departures(&self) -> bool {
-        let (bytes, went_bytes) = self.look(|state| {
-            let bytes = state.departing.awaited_bytes(Instant::now());
-            (bytes, state.departing.went_bytes)
-        });
-        self.is_awaited(bytes) || went_bytes > 0 && went_bytes > self.tier1.usage().size_bytes / WENT_PART
+        let bytes =
+            self.look(|state| state.departing.awaited_bytes(Instant::now()) + state.departing.went_bytes);
+        self.are_awaited(bytes)
     }
 
-    fn is_awaited(&self, bytes: u64) -> bool {
-        if bytes == 0 || bytes <= self.tier1.usage().available_bytes {
+    /// What Tier-1 keeps in spent files counts as available, and a writer at memory speed meets the wall before it has given way.
+    fn are_awaited(&self, bytes: u64) -> bool {
+        if bytes == 0 {
             return false;
         }
-        self.abandon_departed();
-        true
+        let usage = self.tier1.usage();
+        let are_awaited = bytes > usage.free_bytes + usage.ballast_bytes;
+        if are_awaited {
+            self.abandon_departed();
+        }
+        are_awaited
     }
 
     /// Blocks until what was just removed is free, or is not worth the wait any more; two seconds at most.
     pub fn wait_for_departures(&self) {
         let until = Instant::now() + DEPARTURE_WAIT;
-        let awaited = || self.look(|state| state.departing.awaited_bytes(Instant::now()));
-        while self.is_awaited(awaited()) && Instant::now() < until {
+        let mut linger_until = Instant::now() + LINGER_WAIT;
+        loop {
+            let (lingers, now) = (self.tier1.let_go(), Instant::now());
+            let are_awaited = self.are_awaited(self.look(|state| state.departing.awaited_bytes(now)));
+            if are_awaited {
+                linger_until = now + LINGER_WAIT;
+            }
+            if now >= until || !are_awaited && !(lingers && now < linger_until) {
+                break;
+            }
             std::thread::sleep(DEPARTURE_LOOK);
         }
-        if self.look(|state| std::mem::take(&mut state.departing.went_bytes)) > 0 {
-            // The kernel may have the last descriptor of it for a moment; a program may have another file open for ever.
-            let until = until.min(Instant::now() + LINGER_WAIT);
-            while self.tier1.let_go() && Instant::now() < until {
-                std::thread::sleep(DEPARTURE_LOOK);
-            }
-            self.tier1.free_spent();
-        }
+        self.look(|state| state.departing.went_bytes = 0);
+        self.tier1.free_spent();
     }
 
     /// Tells those who read bytes that no name leads to, and nobody has open, to stop: the memory is needed.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use rustix::fs::{FallocateFlags, Stat, fallocate, fstat, ftruncate};
@@ -66,6 +66,8 @@ pub(super) struct File {
     growth: Mutex<Growth>,
     /// Closes that wait for the lock: run-ahead stops between two strides.
     ending: AtomicU32,
+    /// Dropped after `Drop` has run, when the budget counts the bytes where they are from then on.
+    counted: Arc<()>,
 }
 
 #[derive(Debug)]
@@ -104,6 +106,16 @@ impl Backing {
     #[must_use]
     pub fn is_spilled(&self) -> bool {
         matches!(self.place, Place::Spill(_))
+    }
+
+    /// Alive until a file in memory has been dropped and the budget knows; none where it is in the spill. A `Weak` of the `Backing`
+    /// is dead before that, when the drop begins.
+    #[must_use]
+    pub fn counted(&self) -> Option<Weak<()>> {
+        match &self.place {
+            Place::Memory(file) => Some(Arc::downgrade(&file.counted)),
+            Place::Spill(_) => None,
+        }
     }
 
     fn look(&self) -> io::Result<Stat> {
@@ -336,7 +348,8 @@ impl File {
             last_size: 0,
             last_look: Instant::now(),
         };
-        Arc::new(Self { space, number: ready.number, growth: Mutex::new(growth), ending: AtomicU32::new(0) })
+        let (growth, ending, counted) = (Mutex::new(growth), AtomicU32::new(0), Arc::default());
+        Arc::new(Self { space, number: ready.number, growth, ending, counted })
     }
 
     /// A file that lies there already. Where its ready space has gaps is not known, so nothing counts as ready.

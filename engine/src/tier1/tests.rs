@@ -68,6 +68,23 @@ fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
 }
 
 #[test]
+fn a_dropped_file_is_counted_until_its_memory_is_nobodys() {
+    let tier1 = open(64 * MIB, true);
+    let file = tier1.create(Some(24 * MIB)).expect("create");
+    write_all(&file, &vec![7; 24 << 20], 0).expect("write");
+    let (counted, holder) = (file.counted().expect("in memory"), Arc::downgrade(&file));
+    let budget = lock(&tier1.space.budget);
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(file));
+        eventually("its last holder lets go", || holder.strong_count() == 0);
+        assert_eq!(counted.strong_count(), 1, "the budget does not know it yet");
+        drop(budget);
+        eventually("it is counted as nobody's", || counted.strong_count() == 0);
+        assert_eq!(tier1.usage().files_bytes, 0);
+    });
+}
+
+#[test]
 fn old_bytes_are_never_seen_after_memory_was_used_again() {
     let tier1 = open(64 * MIB, true);
     for round in 0..6_u8 {
