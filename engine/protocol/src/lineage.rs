@@ -9,7 +9,8 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::id::{Step, Timeline};
-use crate::key::VersionId;
+use crate::key::{VersionId, checkpoint_path};
+use crate::recognise::is_called_whole;
 use crate::record::Record;
 
 /// Where a version stands in its run; later ones compare greater. Steps and numbers only make the order total where
@@ -17,6 +18,17 @@ use crate::record::Record;
 #[must_use]
 pub fn order(record: &Record) -> (Timeline, i64, Option<Step>, &VersionId) {
     (record.version.timeline, record.completed_at_ns, record.step, &record.version)
+}
+
+/// Where a version stands among those that a job of its run may go on from. A file whose name says neither a step nor that it is all
+/// of a save (`training_args.bin`, `vocab.pt`) may be only a part of one, and comes after all others, whenever it was written.
+#[must_use]
+pub fn order_to_resume(record: &Record) -> (bool, (Timeline, i64, Option<Step>, &VersionId)) {
+    let VersionId { run, directory, .. } = &record.version;
+    let path = checkpoint_path(run, directory);
+    let is_one_file = record.files.iter().all(|file| file.path.as_bytes() == path);
+    let is_named = record.step.is_some() || is_called_whole(directory.as_bytes());
+    (is_named || !is_one_file, order(record))
 }
 
 /// The newest committed version of one run: what may be forgotten is below it, and the next commit names it.

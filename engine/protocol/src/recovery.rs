@@ -25,7 +25,7 @@ pub enum Standpoint {
     Chosen,
     /// It is newer than the chosen one, and cannot be loaded.
     PassedOver,
-    /// It could be loaded, and a newer one can too.
+    /// It could be loaded, and the chosen one is newer, or by its name more of a save.
     Older,
 }
 
@@ -37,22 +37,23 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// The versions of one run from the newest to the oldest along its lineage, at most one of them chosen.
+/// The versions of one run, the one that a job would rather load first ([`lineage::order_to_resume`]), at most one of them chosen.
 #[must_use]
 pub fn choose(versions: &[Standing<'_>]) -> Vec<Choice> {
     let mut order: Vec<usize> = (0..versions.len()).collect();
-    order.sort_by(|a, b| {
-        let stamp = |index: &usize| lineage::order(versions[*index].checkpoint.record());
-        stamp(b).cmp(&stamp(a))
-    });
-    let mut chosen = false;
+    let place = |index: usize| lineage::order_to_resume(versions[index].checkpoint.record());
+    order.sort_by(|a, b| place(*b).cmp(&place(*a)));
+    let mut chosen = None;
     let mut choices = Vec::with_capacity(order.len());
     for index in order {
         let (standpoint, reason) = match (unfit(&versions[index]), chosen) {
             (Some(why), _) => (Standpoint::PassedOver, why),
-            (None, true) => (Standpoint::Older, "a newer one can be loaded".to_owned()),
-            (None, false) => {
-                chosen = true;
+            (None, Some(chosen)) if place(index).0 < place(chosen).0 => {
+                (Standpoint::Older, "by its name it may be only a part of a save".to_owned())
+            }
+            (None, Some(_)) => (Standpoint::Older, "a newer one can be loaded".to_owned()),
+            (None, None) => {
+                chosen = Some(index);
                 (Standpoint::Chosen, "the newest that is proven whole and can be read".to_owned())
             }
         };
@@ -86,8 +87,9 @@ fn unfit(version: &Standing<'_>) -> Option<String> {
 mod tests {
     use super::*;
     use crate::id::{Step, Version};
-    use crate::key::VersionId;
+    use crate::key::{VersionId, checkpoint_path};
     use crate::marker::Decision;
+    use crate::path::{CheckpointName, RelPath};
     use crate::record::tests::{record, version};
     use crate::record::{Evidence, Record};
 
@@ -125,6 +127,29 @@ mod tests {
         assert_eq!(standpoints(&versions), [(1, PassedOver), (2, PassedOver), (0, Chosen)]);
         versions[0].in_sight = false;
         assert!(standpoints(&versions).iter().all(|(_, standpoint)| *standpoint == PassedOver));
+    }
+
+    #[test]
+    fn a_file_that_may_be_a_part_of_a_save_is_not_what_a_job_goes_on_from() {
+        let file = |directory: &str, step: Option<u64>, completed_at_ns| {
+            let version = VersionId { directory: CheckpointName::new(directory).unwrap(), ..version() };
+            let mut record = Record { version, step: step.map(Step), completed_at_ns, ..record() };
+            let path = checkpoint_path(&record.version.run, &record.version.directory);
+            record.files.truncate(1);
+            record.files[0].path = RelPath::new(path).unwrap();
+            record.evidence = Evidence::Index;
+            Checkpoint::decided(record, Decision::Commit)
+        };
+        let save = file("step5.pt", Some(5), 1);
+        let (last, arguments) = (file("last.pt", None, 2), file("training_args.bin", None, 3));
+        let all = [whole(&save), whole(&last), whole(&arguments)];
+        use Standpoint::{Chosen, Older};
+        assert_eq!(standpoints(&all), [(1, Chosen), (0, Older), (2, Older)]);
+        assert!(choose(&all)[2].reason.contains("part of a save"), "{}", choose(&all)[2].reason);
+        let directory = committed(4);
+        let both = [whole(&directory), whole(&arguments)];
+        assert_eq!(standpoints(&both), [(0, Chosen), (1, Older)]);
+        assert_eq!(standpoints(&[whole(&arguments)]), [(0, Chosen)], "there is nothing else");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod series;
 
 pub(crate) use rules::Rule;
 pub use rules::{IndexKind, MarkerBy, RuleError, RuleSpec, Rules};
+pub(crate) use series::is_called_whole;
 pub(crate) use series::masked_digits;
 pub use series::{may_stand_in, series};
 

@@ -70,7 +70,12 @@ pub fn may_stand_in(lost: &Candidate, other: &Candidate) -> bool {
     lost.is_directory() && other.is_directory()
         || of_other_steps
         || name(lost) == name(other)
-        || WHOLE_STATE.is_match(other.id.directory.as_bytes())
+        || is_called_whole(other.id.directory.as_bytes())
+}
+
+/// Whether trainers go on from a file of this name, whatever else lies beside it.
+pub(crate) fn is_called_whole(name: &[u8]) -> bool {
+    WHOLE_STATE.is_match(name)
 }
 
 /// Where the runs of digits are.
