@@ -12,7 +12,8 @@ use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{process, tier3};
 
 use crate::site::{
-    CONFIG, MIB, assert_holds, events, names, noise, open_for_update, options, problems, save, start,
+    CONFIG, MIB, assert_holds, events, has_problem, names, noise, open_for_update, options, problems, save,
+    start,
 };
 
 /// What a program never closes, or never completes, is waited for shortly.
@@ -61,7 +62,61 @@ fn sigterm_with_a_file_open_for_writing_names_it_and_exits_1() {
     daemon.start_again();
     assert_holds(&daemon, "run/step1.pt", &bytes, "complete before SIGTERM");
     assert!(open_for_update(&daemon.mount().join("run/step2.pt")).is_err(), "half a file is not there");
-    daemon.stop();
+    assert_holds(&daemon, ".tidemark/torn/run/step2.pt", &bytes, "as far as it was written");
+    daemon.stop_with_status();
+}
+
+/// What a program has open or mapped at the end is kept as far as it was written, and nobody takes it for whole.
+#[test]
+fn what_is_open_after_the_grace_is_kept_as_cut() {
+    let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
+    let bytes = noise(31, 5 * MIB + 3);
+    let mount = daemon.mount().to_owned();
+    for run in ["first", "of_parts/step-1"] {
+        fs::create_dir_all(mount.join(run)).unwrap();
+    }
+    // The first save of its run; a shard of another; what a download has so far; what a program writes through a mapping.
+    let paths = ["first/step5.pt", "of_parts/step-1/__0_0.distcp", "first/corpus.bin.part", "first/step6.pt"];
+    let script = "import mmap, os, sys
+data = sys.stdin.buffer.read(int(sys.argv[1]))
+*names, mapped = sys.argv[2:]
+files = [os.open(name, os.O_CREAT | os.O_WRONLY) for name in names]
+for file in files: assert os.write(file, data) == len(data)
+file = os.open(mapped, os.O_CREAT | os.O_RDWR)
+os.truncate(mapped, len(data))
+mapping = mmap.mmap(file, len(data))
+mapping[:] = data
+print('written', flush=True)
+sys.stdin.read()
+for file in files:
+    try: os.close(file)
+    except OSError as error: print(error.errno)";
+    let mut job = Command::new("python3")
+        .args(["-c", script, &bytes.len().to_string()])
+        .args(paths.iter().map(|path| mount.join(path)))
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = job.stdin.take().unwrap();
+    stdin.write_all(&bytes).unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(job.stdout.take().unwrap()));
+    assert_eq!(lines.next().unwrap().unwrap(), "written");
+    let status = daemon.stop_with_status();
+    assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
+    drop(stdin);
+    assert_eq!(lines.count(), 3, "whoever closes too late is told");
+    assert!(job.wait().unwrap().success());
+    daemon.start_again();
+    assert!(!has_problem(&daemon, "unclean_end"), "all of it is in Tier-3: {:#?}", problems(&daemon));
+    for path in paths {
+        assert_holds(&daemon, path, &bytes, "as far as it was written");
+    }
+    let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
+    for path in ["first/step5.pt", "first/step6.pt", "of_parts/step-1"] {
+        assert!(tier3::markers(&daemon.tier3_dir(), path).is_empty(), "{path}: {}", shown(&flushed));
+    }
+    daemon.stop_with_status();
 }
 
 #[test]
@@ -94,8 +149,9 @@ fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
         for (number, bytes) in shards.iter().enumerate() {
             assert_holds(daemon, &format!(".tidemark/torn/dcp/step-1/__{number}_0.distcp"), bytes, when);
         }
-        assert_holds(daemon, ".tidemark/torn/dcp/step-2/__0_0.distcp", &shards[0], when);
-        assert_eq!(names(&daemon.mount().join(".tidemark/torn/dcp/step-2")), ["__0_0.distcp"], "half a file");
+        for (number, bytes) in shards.iter().enumerate() {
+            assert_holds(daemon, &format!(".tidemark/torn/dcp/step-2/__{number}_0.distcp"), bytes, when);
+        }
         // A job that comes back would take the highest step.
         assert_eq!(names(&daemon.mount().join("dcp")), ["whole_step0.pt"], "{when}");
         // Jobs rotate by these times, and it was no job that took the names away.
@@ -112,7 +168,7 @@ fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
     let undeleted = daemon.ctl(&["undelete", ".tidemark/torn/dcp/step-1"]);
     assert!(undeleted.status.success(), "{}", shown(&undeleted));
     let verified = daemon.ctl_json(&["verify", "--deep"]);
-    assert_eq!(verified["files"], 4, "out of sight or not: {verified:#}");
+    assert_eq!(verified["files"], 5, "out of sight or not: {verified:#}");
     let dead = daemon.kill_serving();
     daemon.wait_for_next(dead);
     assert_eq!(

@@ -53,6 +53,8 @@ pub enum FileEvent {
     Numbered,
     /// rename(2), before or after the close.
     Vouched,
+    /// The daemon ends, and waits no longer for those who have it open or mapped: what it holds is kept as cut.
+    GivenUp,
     /// An index proves the exact size of a cut file, or it was opened again since and closed: it counts as closed.
     Proven,
 }
@@ -78,6 +80,8 @@ pub struct FileFate {
     cut_since_opened: bool,
     mapped: bool,
     vouched: bool,
+    /// Its writers count no more.
+    given_up: bool,
 }
 
 impl FileFate {
@@ -97,13 +101,16 @@ impl FileFate {
 
     /// The handles that may write it outlived the daemon: it is as open as before.
     pub fn taken_up(&mut self, writers: u32) {
-        debug_assert!(writers == 0 || self.seal.is_none(), "what can be written is not sealed");
+        if writers > 0 {
+            // Sealed after it was given up, and then the daemon did not end.
+            self.seal = None;
+        }
         self.writers = writers;
     }
 
     #[must_use]
     pub fn state(&self) -> FileState {
-        match (self.writers, &self.seal) {
+        match (if self.given_up { 0 } else { self.writers }, &self.seal) {
             (0, Some(seal)) => FileState::Sealed {
                 seal: seal.number,
                 size_bytes: seal.size_bytes,
@@ -115,6 +122,11 @@ impl FileFate {
             (0, None) => FileState::Closed,
             (writers, _) => FileState::Open { writers },
         }
+    }
+
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.given_up
     }
 
     /// The handles that may write.
@@ -156,7 +168,7 @@ impl FileFate {
     /// # Errors
     /// [`IllegalFileEvent`] for an event that cannot happen here; nothing has changed then.
     pub fn step(&mut self, event: FileEvent) -> Result<(), IllegalFileEvent> {
-        let idle = self.writers == 0 && self.seal.is_none();
+        let idle = (self.writers == 0 || self.given_up) && self.seal.is_none();
         match event {
             FileEvent::WriterOpened if self.seal.is_none() => {
                 self.cut_since_opened &= self.writers > 0;
@@ -184,6 +196,9 @@ impl FileFate {
                 self.last_seal = seal.number;
                 self.seal = Some(Box::new(seal));
             }
+            FileEvent::GivenUp if self.seal.is_none() => {
+                (self.given_up, self.cut, self.cut_since_opened, self.mapped) = (true, true, true, false);
+            }
             FileEvent::Vouched => self.vouched = true,
             // What goes to Tier-3 while it may still change is told from every seal by its number.
             FileEvent::Numbered if self.seal.is_none() => self.last_seal = self.last_seal.next(),
@@ -200,7 +215,9 @@ impl FileFate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use FileEvent::{Changed, Emptied, Hashed, Numbered, Proven, Renumbered, Tested, Vouched, WriterOpened};
+    use FileEvent::{
+        Changed, Emptied, GivenUp, Hashed, Numbered, Proven, Renumbered, Tested, Vouched, WriterOpened,
+    };
     use proptest::prelude::*;
 
     const CLOSE: FileEvent = FileEvent::WriterReleased { cut: false };
@@ -252,6 +269,20 @@ mod tests {
         file.step(hashed(2)).unwrap();
         assert!(file.is_cut(), "sealed as it is, it stays marked");
         assert!(file.step(Numbered).is_err(), "its bytes have a number");
+    }
+
+    #[test]
+    fn what_is_given_up_is_cut_whoever_has_it_open() {
+        let mut file = run(&[WriterOpened, GivenUp]);
+        assert_eq!(file.state(), FileState::Cut);
+        assert!(!file.is_closed_again());
+        file.step(hashed(1)).unwrap();
+        file.step(CLOSE).unwrap();
+        assert!(matches!(file.state(), FileState::Sealed { .. }) && file.is_cut(), "the close came too late");
+        assert_eq!(run(&[WriterOpened, CLOSE, Tested { mapped: true }, GivenUp]).state(), FileState::Cut);
+        assert!(file.step(GivenUp).is_err(), "its bytes have a number");
+        file.taken_up(1);
+        assert_eq!(file.seal(), None, "the daemon did not end, and it is written on");
     }
 
     #[test]

@@ -159,7 +159,7 @@ impl Namespace {
     }
 
     fn begin(&self, node: NodeId, as_it_is: bool) -> Result<SealTicket, NotSealable> {
-        let (backing, changes) = self.look(|state| {
+        let (backing, changes, given_up) = self.look(|state| {
             let file = state.tree.node(node).and_then(|node| node.file()).map_err(|_| NotSealable::Gone)?;
             if file.busy {
                 return Err(NotSealable::Busy);
@@ -170,14 +170,15 @@ impl Namespace {
                 FileState::Cut if !as_it_is => return Err(NotSealable::Cut),
                 FileState::Closed | FileState::Mapped | FileState::Cut => {}
             }
-            Ok((file.backing.clone().ok_or(NotSealable::Gone)?, file.changes))
+            let backing = file.backing.clone().ok_or(NotSealable::Gone)?;
+            Ok((backing, file.changes, file.fate.is_given_up()))
         })?;
         // Without the lock: the test takes and gives back a lease, and a write-open in between is seen below.
         let unreadable = |error| {
             tracing::error!(node, %error, "the lease test failed");
             NotSealable::Unreadable
         };
-        let mapped = backing.writable_elsewhere().map_err(unreadable)?;
+        let mapped = !given_up && backing.writable_elsewhere().map_err(unreadable)?;
         let changed = self.change(|state| {
             let file = state.file_mut(node)?;
             // Not "open": the call in progress may fail, and then nobody marks the file again.
@@ -199,6 +200,18 @@ impl Namespace {
             Ok(Ok(SealTicket { node, file: id, seal, backing, size_bytes, changes, hold }))
         });
         changed.unwrap_or(Err(NotSealable::Gone))
+    }
+
+    /// The daemon ends, and waits no longer for who has the file open or mapped: it counts as cut from now on. Whether it does.
+    pub fn give_up(&self, node: NodeId) -> bool {
+        let given_up = self.change(|state| {
+            let file = state.file_mut(node)?;
+            file.fate.step(FileEvent::GivenUp).map_err(|_| FsError::Invalid)?;
+            state.tree.touched.node(node);
+            state.mark(node);
+            Ok(())
+        });
+        given_up.is_ok()
     }
 
     /// Gives the bytes that a file holds now a number of their own, although somebody may write them; none where it is sealed,

@@ -4,6 +4,7 @@
 
 use crate::namespace::{FileState, FileView, ObjectCopy, torn_path};
 use crate::node::book::{Book, Number, VersionBook};
+use crate::node::decide::is_covered;
 use crate::node::flush::covers;
 use crate::node::ledger::Contents;
 use crate::node::recover::above;
@@ -192,6 +193,13 @@ fn object_copies(version: &VersionBook) -> CopyCount {
     })
 }
 
+/// Whether a version without a decision holds nothing that a newer one of the same checkpoint does not.
+fn is_part_of_newer(book: &Book, number: Number, version: &VersionBook) -> bool {
+    let newer = above(book, Some(number));
+    !version.checkpoint.is_committed()
+        && newer.iter().any(|(_, newer)| is_covered(&version.contents, &newer.contents))
+}
+
 impl Engine {
     fn list(&self, place: &[u8], all: bool) -> Vec<Checkpoint> {
         let mut rows = Vec::new();
@@ -247,6 +255,7 @@ impl Engine {
                 version.checkpoint.why_unreadable().is_some() && (all || book.committed().is_none());
             let shown = version.checkpoint.is_committed() || version.checkpoint.is_alive() || unreadable;
             if shown
+                && (all || !is_part_of_newer(book, *number, version))
                 && (all
                     || rows.is_empty()
                     || matches!(
@@ -410,11 +419,13 @@ impl Engine {
                 let present = || book.candidate.as_ref().map(|candidate| candidate.step);
                 newest.or_else(present).flatten().is_some_and(|found| found.0 == *step)
             }),
-            Wanted::Latest { run } => self
-                .books_of(run.as_deref())
-                .filter_map(|book| Some((book.committed()?.1, book)))
-                .max_by_key(|(version, _)| lineage::order(version.record()))
-                .map(|(_, book)| book),
+            Wanted::Latest { run } => {
+                let books = self.books_of(run.as_deref());
+                let committed = books.filter_map(|book| Some((book.committed()?.1.record(), book)));
+                let (_, newest) = committed.clone().max_by_key(|(record, _)| lineage::order(record))?;
+                let of_its_run = committed.filter(|(_, book)| book.id.run == newest.id.run);
+                of_its_run.max_by_key(|(record, _)| lineage::order_to_resume(record)).map(|(_, book)| book)
+            }
         }
     }
 
@@ -447,7 +458,7 @@ impl Engine {
     }
 
     /// The books of one run, named by its path or as `ls` shows it, or of all.
-    fn books_of<'a>(&'a self, run: Option<&'a [u8]>) -> impl Iterator<Item = &'a Book> {
+    fn books_of<'a>(&'a self, run: Option<&'a [u8]>) -> impl Iterator<Item = &'a Book> + Clone {
         self.ledger.books.values().filter(move |book| {
             run.is_none_or(|run| {
                 let path = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
@@ -578,16 +589,38 @@ impl Engine {
         Standing {
             problems: self.problems(&tiers, now),
             tiers,
-            unsaved: CopyCount {
-                files: self.ledger.copies.unsaved_files,
-                bytes: self.ledger.copies.unsaved_bytes,
-            },
+            unsaved: self.unsaved(),
             runs: runs.into_iter().map(|run| self.run_status(&run)).collect(),
         }
     }
 
-    /// The newest version of a run that a job can load, of those that fit: what was removed is not there for it. Costs a pass over the
-    /// versions, and a sort of them where the newest was removed.
+    /// Names whose bytes are in this node's memory and not in Tier-3. What Tier-3 has in a version without a decision serves no reader,
+    /// and is there.
+    fn unsaved(&self) -> CopyCount {
+        let versions = self.ledger.books.values().flat_map(|book| book.versions.values());
+        let undecided =
+            versions.filter(|version| version.checkpoint.is_prepared() && version.checkpoint.is_alive());
+        let listed: BTreeMap<_, _> = undecided.flat_map(|version| &version.contents).collect();
+        let kept = listed.into_iter().filter_map(|(path, (file, seal))| {
+            let view =
+                self.ledger.file(path).filter(|view| view.file == *file && view.sealed() == Some(*seal))?;
+            (view.host && view.object.is_none()).then_some(view.size_bytes)
+        });
+        // At the end of the daemon somebody asks once what it cost; there may be very many files.
+        let loose = self.draining.then(|| self.ledger.loose.keys()).into_iter().flatten();
+        let stand = loose.filter_map(|path| {
+            let view = self.ledger.file(path).filter(|view| view.host && view.sealed().is_none())?;
+            self.standing_of_loose(path, view).1.then_some(view.size_bytes)
+        });
+        let all = self.ledger.copies;
+        kept.chain(stand).fold(
+            CopyCount { files: all.unsaved_files, bytes: all.unsaved_bytes },
+            |left, bytes| CopyCount { files: left.files - 1, bytes: left.bytes - bytes },
+        )
+    }
+
+    /// The version of a run that a job would load, of those that fit: what was removed is not there for it. Costs a pass over the versions,
+    /// and a sort of them where the first was removed.
     fn newest_in_sight(
         &self,
         run: &RunPath,
@@ -597,8 +630,10 @@ impl Engine {
             book.candidate.is_some() || !self.is_removed(book, *number, version)
         };
         type Row<'a> = (&'a Book, Number, &'a VersionBook);
-        let newer_first =
-            |a: &Row<'_>, b: &Row<'_>| lineage::order(b.2.record()).cmp(&lineage::order(a.2.record()));
+        fn place<'a>(row: &Row<'a>) -> impl Ord + use<'a> {
+            lineage::order_to_resume(row.2.record())
+        }
+        let newer_first = |a: &Row<'_>, b: &Row<'_>| place(b).cmp(&place(a));
         let books = self.ledger.books.values().filter(|book| book.id.run == *run);
         let all = books
             .flat_map(|book| book.versions.iter().map(move |(number, version)| (book, *number, version)));
