@@ -16,9 +16,10 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, Dir, fstatvfs, statat};
 
-use super::backing::{Backing, File};
+use super::backing::Backing;
 use super::ballast::SLICE_BYTES;
 use super::budget::User;
+use super::file::File;
 use super::pool::ReadyFile;
 use super::space::Space;
 use super::spill::KeptSpill;

@@ -6,7 +6,8 @@
 //! | `mount` | the private tmpfs mounts (or a directory), and what they can do |
 //! | `budget` | the sum with one addend per user; pure |
 //! | `space` | who gives way, and how a folio moves without going cold |
-//! | `backing` | one file: size, growth, seal test |
+//! | `backing` | one file, in memory or spilled, as others have it |
+//! | `file` | one file in memory: its space and growth |
 //! | `growing` | the time in which we write one |
 //! | `pool` | ready, spent and lingering files |
 //! | `ballast` | touched memory that no file uses |
@@ -25,6 +26,7 @@ mod backing;
 mod ballast;
 mod budget;
 mod error;
+mod file;
 mod growing;
 mod lead;
 mod lease;

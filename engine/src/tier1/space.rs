@@ -14,9 +14,9 @@ use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, fallocate, fstat, 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use super::adopt::Found;
-use super::backing::File;
 use super::ballast::{Ballast, SLICE_BYTES};
 use super::budget::{Budget, User};
+use super::file::File;
 use super::mount::{Capabilities, Medium};
 use super::pool::{LingeringFile, Pool, ReadyFile, SpentFile};
 use super::run_ahead::RunAhead;
