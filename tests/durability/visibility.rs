@@ -315,6 +315,37 @@ fn a_file_that_contradicts_its_own_format_is_never_committed_and_a_trainers_goes
     daemon.stop_with_status();
 }
 
+/// A job that no launcher started came back from the last checkpoint, and its handler broke off the first save that it made.
+#[test]
+fn who_opened_a_checkpoint_of_the_run_is_a_trainer() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let scratch = daemon.scratch("source");
+    fs::write(scratch.join("whole"), safetensors(16)).unwrap();
+    fs::write(scratch.join("broken"), safetensors(15)).unwrap();
+    for run in ["resumed", "other"] {
+        run_in(daemon.mount(), &format!("mkdir {run}"));
+        run_in(
+            &daemon.mount().join(run),
+            &format!("cat {} >step_1.safetensors", scratch.join("whole").display()),
+        );
+        daemon.wait_committed(&format!("{run}/step_1.safetensors"), COMMITTED_WITHIN);
+    }
+    for run in ["resumed", "other"] {
+        let mut job = Rank::start(&daemon.mount().join(run), None);
+        // The shell itself opens both.
+        job.does(": <../resumed/step_1.safetensors");
+        let broken = scratch.join("broken");
+        job.does(&format!("exec 3>step_2.safetensors; cat {} >&3; exec 3>&-", broken.display()));
+        job.kill();
+    }
+    let resumed = daemon.mount().join("resumed");
+    let gone = || (names(&resumed) == ["step_1.safetensors"]).then_some(());
+    process::until(COMMITTED_WITHIN, gone).unwrap_or_else(|| panic!("{:#?}", crate::site::events(&daemon)));
+    std::thread::sleep(STAYS);
+    let other = names(&daemon.mount().join("other"));
+    assert_eq!(other, ["step_1.safetensors", "step_2.safetensors"], "what it opened is of another run");
+}
+
 /// Killed after the last byte, and before close(2).
 #[test]
 fn a_cut_file_whose_bytes_say_that_it_is_whole_is_committed() {

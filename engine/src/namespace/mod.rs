@@ -28,6 +28,7 @@ mod node;
 mod open;
 mod outgoing;
 mod pidfd;
+mod reader;
 mod reclaim;
 mod record;
 mod replay;
@@ -223,6 +224,7 @@ pub struct Namespace {
     journal: Mutex<Journal>,
     journal_bytes: u64,
     writers: WriterCache,
+    readers: reader::Readers,
     prediction: RwLock<Option<Prediction>>,
     /// Told of each name that no request took away: the kernel may remember it.
     withdrawn: OnceLock<Withdrawn>,
@@ -341,6 +343,7 @@ impl Namespace {
         journal: Journal,
     ) -> Arc<Self> {
         state.note_touched();
+        let readers = reader::Readers::new(settings.proc_root.clone());
         let writers = WriterCache::new(settings.proc_root);
         // The daemon before this one had descriptors of them: who lives still is to be heard of when it ends.
         state.tree.nodes.values().filter_map(|node| node.file().ok()).for_each(|file| {
@@ -356,6 +359,7 @@ impl Namespace {
             journal_bytes: journal.size_bytes(),
             journal: Mutex::new(journal),
             writers,
+            readers,
             prediction: RwLock::new(None),
             withdrawn: OnceLock::new(),
             locks: RwLock::new(None),

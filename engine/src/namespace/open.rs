@@ -299,7 +299,10 @@ impl Namespace {
             state.open_for(caller, node, false).map(Some)
         })?;
         match opened {
-            Some(open) => Ok(OpenOutcome::Ready(open)),
+            Some(open) => {
+                self.readers.opened(caller.pid, node);
+                Ok(OpenOutcome::Ready(open))
+            }
             None => self.open_for_reading(caller, node),
         }
     }

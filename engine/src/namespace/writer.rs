@@ -362,6 +362,12 @@ fn read(path: &Path, limit_bytes: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// The process of a thread and when it started, which names it for good ([`WriterId::process`]). Costs two files of /proc.
+pub(super) fn process_of(proc_root: &Path, tid: u32) -> Option<(u32, u64)> {
+    let tgid = thread_group(proc_root, tid)?;
+    Some((tgid, Stat::read(proc_root, tgid)?.start_time_ticks))
+}
+
 fn thread_group(proc_root: &Path, tid: u32) -> Option<u32> {
     let status = read(&proc_root.join(tid.to_string()).join("status"), STAT_BYTES)?;
     let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Tgid:"))?;

@@ -75,7 +75,7 @@ impl Engine {
         self.visibility.in_sight.insert(id.clone(), InSight { why, lasts: process.is_none() });
     }
 
-    /// A launcher gave one of its writers a rank, or one wrote another checkpoint of the run.
+    /// A launcher gave one of its writers a rank, or one wrote or opened another checkpoint of the run.
     pub(crate) fn is_of_a_trainer(&self, id: &CheckpointId, candidate: &Candidate) -> bool {
         let writers = || {
             let files = self.ledger.files_of(candidate, &self.ledger.books[id].scope);
@@ -87,8 +87,12 @@ impl Engine {
         let processes: BTreeSet<_> = writers().map(WriterId::process).collect();
         let others = self.ledger.books.values().filter(|book| book.id.run == id.run && book.id != *id);
         let candidates = others.filter_map(|book| Some((book.candidate.as_ref()?, &book.scope)));
-        let files = candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope));
-        files.flat_map(|(_, view)| &view.writers).any(|writer| processes.contains(&writer.process()))
+        let mut files = candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope));
+        let opened = self.shared.namespace.opened_by(&processes);
+        files.any(|(_, view)| {
+            opened.contains(&view.node)
+                || view.writers.iter().any(|writer| processes.contains(&writer.process()))
+        })
     }
 
     /// What is known of each session that wrote the candidate.
