@@ -18,7 +18,11 @@ pub enum Actor {
     Failed {
         process: u32,
     },
-    /// It ended well, or nobody can say.
+    /// It has ended, nobody can say how, and it had begun another checkpoint of the run.
+    Lost {
+        process: u32,
+    },
+    /// It ended well; or nobody can say, and it had begun nothing.
     Meant,
 }
 
@@ -53,21 +57,20 @@ pub fn decide(removers: &[Actor], left: Left) -> Removal {
     let living = removers.iter().find_map(|remover| match remover {
         Actor::Alive { process } => Some(format!("process {process}, which removed it, lives")),
         Actor::Ended => Some("how the process ended that removed it is not known yet".to_owned()),
-        Actor::Failed { .. } | Actor::Meant => None,
+        Actor::Failed { .. } | Actor::Lost { .. } | Actor::Meant => None,
     });
     if let Some(why) = living {
         return Removal::Waits { why };
     }
-    let failed = removers.iter().find_map(|remover| match remover {
-        Actor::Failed { process } => Some(process),
+    let unfinished = removers.iter().find_map(|remover| match remover {
+        Actor::Failed { process } => Some((process, "and failed")),
+        Actor::Lost { process } => Some((process, "and ended, nobody knows how,")),
         Actor::Alive { .. } | Actor::Ended | Actor::Meant => None,
     });
-    match failed {
+    match unfinished {
         None => Removal::Stands { why: "who removed it ended well" },
-        Some(process) if left.committed => Removal::Undone {
-            why: format!(
-                "process {process} removed it, and failed before anything else of the run was whole"
-            ),
+        Some((process, ended)) if left.committed => Removal::Undone {
+            why: format!("process {process} removed it, {ended} before anything else of the run was whole"),
         },
         Some(_) if left.on_its_way => Removal::Waits { why: "it is on its way to Tier-3".to_owned() },
         Some(_) => Removal::Stands { why: "it was never committed" },
@@ -86,6 +89,11 @@ mod tests {
         assert!(matches!(decide(&failed, NOTHING), Removal::Undone { why } if why.contains("process 7")));
         assert!(matches!(decide(&failed, Left { whole: true, ..NOTHING }), Removal::Stands { .. }));
         assert!(matches!(decide(&[Actor::Meant], NOTHING), Removal::Stands { .. }));
+        let lost = [Actor::Lost { process: 9 }];
+        assert!(
+            matches!(decide(&lost, NOTHING), Removal::Undone { why } if why.contains("nobody knows how"))
+        );
+        assert!(matches!(decide(&lost, Left { whole: true, ..NOTHING }), Removal::Stands { .. }));
         assert!(matches!(decide(&[], NOTHING), Removal::Stands { .. }));
     }
 

@@ -62,7 +62,7 @@ pub enum Unwritten {
 #[must_use]
 pub fn decide_unwritten(maker: Actor, session: impl FnOnce() -> Session) -> Unwritten {
     match maker {
-        Actor::Meant => Unwritten::Stays,
+        Actor::Meant | Actor::Lost { .. } => Unwritten::Stays,
         Actor::Alive { process } => Unwritten::Waits { process: Some(process) },
         Actor::Ended => Unwritten::Waits { process: None },
         Actor::Failed { process } => match session() {

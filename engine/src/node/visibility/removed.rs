@@ -68,7 +68,7 @@ impl Engine {
         let awaited: Vec<_> = noted.iter().filter_map(|id| self.undo_removal(id)).collect();
         let lives = awaited.iter().find_map(|actor| match actor {
             Actor::Alive { process } => Some(*process),
-            Actor::Ended | Actor::Meant | Actor::Failed { .. } => None,
+            Actor::Ended | Actor::Meant | Actor::Failed { .. } | Actor::Lost { .. } => None,
         });
         // How one ended that has, the kernel says within moments, and a job may be started again in a second.
         if !awaited.contains(&Actor::Ended) {
@@ -124,8 +124,19 @@ impl Engine {
             // rm(1) exits with 1 for a name that is not there, and meant what it removed.
             Some(Ended::Failed) if self.has_written(who, run) => failed(),
             None if namespace.is_end_awaited(who) => Actor::Ended,
+            None if self.has_begun_another(who, run) => Actor::Lost { process: who.tgid },
             Some(Ended::Well | Ended::Failed) | None => Actor::Meant,
         }
+    }
+
+    /// Whether files of a checkpoint of the run are there that a process wrote, in sight or not.
+    fn has_begun_another(&self, who: &WriterId, run: &RunPath) -> bool {
+        let wrote = |view: &FileView| view.writers.iter().any(|of| of.process() == who.process());
+        let books = self.ledger.books.values().filter(|book| book.id.run == *run);
+        let candidates = books.filter_map(|book| Some((book.candidate.as_ref()?, &book.scope)));
+        let mut files = candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope));
+        let torn = self.torn().into_iter().filter(|(candidate, _)| candidate.id.run == *run);
+        files.any(|(_, view)| wrote(view)) || torn.flat_map(|(_, files)| files).any(|view| wrote(&view))
     }
 
     /// Whether a process wrote files of the run that are there, in sight or not.
