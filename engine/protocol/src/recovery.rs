@@ -42,13 +42,14 @@ pub struct Choice {
 pub fn choose(versions: &[Standing<'_>]) -> Vec<Choice> {
     let mut order: Vec<usize> = (0..versions.len()).collect();
     let place = |index: usize| lineage::order_to_resume(versions[index].checkpoint.record());
+    let is_named = |index: usize| place(index).0;
     order.sort_by(|a, b| place(*b).cmp(&place(*a)));
     let mut chosen = None;
     let mut choices = Vec::with_capacity(order.len());
     for index in order {
         let (standpoint, reason) = match (unfit(&versions[index]), chosen) {
             (Some(why), _) => (Standpoint::PassedOver, why),
-            (None, Some(chosen)) if place(index).0 < place(chosen).0 => {
+            (None, Some(chosen)) if is_named(chosen) && !is_named(index) => {
                 (Standpoint::Older, "by its name it may be only a part of a save".to_owned())
             }
             (None, Some(_)) => (Standpoint::Older, "a newer one can be loaded".to_owned()),
