@@ -131,7 +131,8 @@ impl Namespace {
             if are_awaited {
                 linger_until = now + LINGER_WAIT;
             }
-            if now >= until || !are_awaited && !(lingers && now < linger_until) {
+            let waits = are_awaited || lingers && now < linger_until;
+            if !waits || now >= until {
                 break;
             }
             std::thread::sleep(DEPARTURE_LOOK);
