@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::cargo;
 use crate::figure::Figure;
 use crate::shell::{capture, say, watch};
 use crate::workspace::Workspace;
@@ -120,7 +121,7 @@ pub(crate) fn chosen(stages: Vec<Stage>, names: &[String]) -> Result<Vec<Stage>>
 pub(crate) fn build(workspace: &Workspace, smoke: bool) -> Result<PathBuf> {
     let profile = if smoke { "ci" } else { "release" };
     say(&format!("building the benches with profile {profile}"));
-    let mut command = Command::new("cargo");
+    let mut command = if smoke { cargo::linting() } else { Command::new("cargo") };
     command
         .args(["build", "--profile", profile, "--locked", "--workspace", "--bench", TARGET])
         .args(PROGRAMS.iter().flat_map(|program| ["--bin", program]))

@@ -6,6 +6,7 @@
 mod architecture;
 mod bench;
 mod build_times;
+mod cargo;
 mod count;
 mod dist;
 mod figure;

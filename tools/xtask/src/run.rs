@@ -20,7 +20,7 @@ use crate::suites::{self, BENCH, SUITES, Suite};
 use crate::summary::{Outcome, Row, Summary};
 use crate::test_times;
 use crate::workspace::Workspace;
-use crate::{architecture, bench, licences, tidy};
+use crate::{architecture, bench, cargo, licences, tidy};
 
 /// The package whose test targets are the suites.
 const TESTS: &str = "tidemark-tests";
@@ -103,21 +103,6 @@ impl Run<'_> {
             self.rules("licences", &problems);
         }
         self.toolchain("fmt", "rustfmt", &["fmt", "--all", "--check"])?;
-        self.toolchain(
-            "clippy",
-            "clippy",
-            &[
-                "clippy",
-                "--profile",
-                "ci",
-                "--workspace",
-                "--all-targets",
-                "--locked",
-                "--",
-                "-D",
-                "warnings",
-            ],
-        )?;
         // Always built, with everything in one go: a second selection of packages would select other features of
         // what they share and build that twice. What is built already costs a second.
         if self.needs_build() && !self.build()? {
@@ -147,7 +132,7 @@ impl Run<'_> {
     }
 
     fn needs_build(&self) -> bool {
-        let without = ["tidy", "architecture", "licences", "fmt", "clippy"];
+        let without = ["tidy", "architecture", "licences", "fmt"];
         self.options.only.is_empty() || self.options.only.iter().any(|only| !without.contains(&only.as_str()))
     }
 
@@ -184,7 +169,10 @@ impl Run<'_> {
     fn build(&mut self) -> Result<bool> {
         let arguments = ["build", "--profile", "ci", "--workspace", "--all-targets", "--locked", "--timings"];
         let began = SystemTime::now();
-        let ran = self.watch("build", Command::new("cargo").args(arguments))?;
+        if let Some(why) = cargo::lacks_lints() {
+            self.left_out("clippy", why.to_owned());
+        }
+        let ran = self.watch("build", cargo::linting().args(arguments))?;
         let members = &self.workspace;
         self.summary.built = BuildTimes::read(&members.target_dir, began, |name| members.has_member(name));
         self.row("build", single(ran.success), ran.spent, "");
@@ -208,7 +196,7 @@ impl Run<'_> {
 
     fn doc(&mut self) -> Result<()> {
         let arguments = ["test", "--profile", "ci", "--workspace", "--doc", "--locked"];
-        let ran = self.watch("doc", Command::new("cargo").args(arguments))?;
+        let ran = self.watch("doc", cargo::linting().args(arguments))?;
         let count = count::tests(&ran.output);
         // A workspace without examples has nothing to fail.
         let count =
@@ -266,7 +254,7 @@ impl Run<'_> {
 
     /// Runs tests that are built already, and counts them. `suites`: of each of these at least one has to run.
     fn tests(&mut self, name: &str, suites: &[&str], selection: &[String], daemons: bool) -> Result<()> {
-        let mut command = Command::new("cargo");
+        let mut command = cargo::linting();
         if self.nextest {
             command.args([
                 "nextest",

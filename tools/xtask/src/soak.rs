@@ -2,10 +2,9 @@
 //!
 //! It owns the command's options and how the suite is told of them. What is killed and promised belongs to the suite.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, bail};
 
+use crate::cargo;
 use crate::shell::{say, watch};
 use crate::suites::SUITES;
 use crate::workspace::Workspace;
@@ -45,7 +44,7 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
         bail!("this machine cannot run it: {why}");
     }
     let build = ["build", "--profile", "ci", "--workspace", "--all-targets", "--locked"];
-    if !watch(Command::new("cargo").args(build).current_dir(&workspace.root))?.success {
+    if !watch(cargo::linting().args(build).current_dir(&workspace.root))?.success {
         return Ok(false);
     }
     let folder = workspace.root.join("target").join("campaign");
@@ -55,7 +54,7 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     if report.exists() {
         std::fs::remove_file(&report).with_context(|| format!("removing {}", report.display()))?;
     }
-    let mut command = Command::new("cargo");
+    let mut command = cargo::linting();
     // Not nextest, which would end it as a test that hangs.
     command
         .args([
