@@ -10,7 +10,7 @@ use tidemark_tests::campaign::dice::Dice;
 use tidemark_tests::python::{Hashes, Ranks, hashes};
 
 /// Moments that were tried and were not inside a save; the hunt goes on at the next save, with shorter delays.
-const MISSES_MAX: u32 = 12;
+pub(super) const MISSES_MAX: u32 = 12;
 
 /// What a job that its handler of SIGTERM ends exits with.
 const PREEMPTED: i32 = 143;
