@@ -2,10 +2,12 @@
 //! everything made durable, the memory emptied, and each name compared with a model outside the product.
 //!
 //! It owns the lives of daemons and their kills, and the counts it prints. It does not own the operations and what is looked at
-//! (`operation`), nor what they mean (`model`).
+//! (`operation`), what they mean (`model`), the links that change places meanwhile (`crowd`), and two ends of a memory (`ends`).
 //!
 //! `TIDEMARK_RESTART_SEED=7` runs the lives of one seed; `TIDEMARK_LONG` runs more of them.
 
+mod crowd;
+mod ends;
 mod model;
 mod operation;
 
@@ -19,6 +21,7 @@ use tidemark_tests::campaign::dice::Dice;
 use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
 use tidemark_tests::machine;
 
+use crate::crowd::Crowd;
 use crate::operation::{Entries, Sequence, differences};
 
 /// Sequences in one life of a daemon's memory, each in a directory of its own.
@@ -30,6 +33,8 @@ const LIVES_LONG: u64 = 1000;
 const LANES: u64 = 2;
 /// Lives of one daemon, which keeps its Tier-3 over them: what is removed in one must not come back in the next.
 const LIVES_OF_A_DAEMON: u64 = 5;
+/// In one of so many lives links change places beside everything else; they have a processor to themselves.
+const CROWD_ONE_IN: u64 = 5;
 /// Parts of a life. Between two of them everything may be made durable; in each the daemon may be killed.
 const PARTS: u64 = 3;
 /// Operations of one sequence in one part, at most.
@@ -144,9 +149,13 @@ impl Life<'_> {
             let sequence = Sequence::begin(root, Dice::new(dice.roll()));
             sequences.push(sequence.map_err(|error| format!("a directory for a sequence: {error}"))?);
         }
+        let root = self.daemon.mount().join(self.crowd_name());
+        let crowd =
+            self.number.is_multiple_of(CROWD_ONE_IN).then(|| Crowd::begin(root, Dice::new(dice.roll())));
+        let mut crowd = crowd.transpose().map_err(|error| format!("links that change places: {error}"))?;
         for _ in 0..PARTS {
             let flush = dice.one_in(2);
-            self.part(&mut sequences, dice)?;
+            self.part(&mut sequences, crowd.as_mut(), dice)?;
             if flush {
                 self.flush(&mut sequences)?;
             }
@@ -162,16 +171,29 @@ impl Life<'_> {
             }
             self.daemon.start_again();
             self.compare(&sequences, Some(&before), &format!("after restart {restart} with empty memory"))?;
+            let wrong = crowd.iter().flat_map(Crowd::wrong).collect::<Vec<_>>();
+            if !wrong.is_empty() {
+                return Err(format!("after restart {restart}: {}", wrong.join("\n")));
+            }
         }
+        self.rename_and_lose(&sequences, dice)?;
+        self.settle_and_stop(dice)?;
         self.counts.sequences.fetch_add(SEQUENCES, Ordering::Relaxed);
-        for sequence in &sequences {
-            fs::remove_dir_all(&sequence.root).map_err(|error| format!("removing it all: {error}"))?;
+        let roots =
+            sequences.iter().map(|sequence| &sequence.root).chain(crowd.iter().map(|crowd| &crowd.root));
+        for root in roots {
+            fs::remove_dir_all(root).map_err(|error| format!("removing it all: {error}"))?;
         }
         Ok(())
     }
 
     /// Some operations of each sequence, a kill or two among them.
-    fn part(&mut self, sequences: &mut [Sequence], dice: &mut Dice) -> Result<(), String> {
+    fn part(
+        &mut self,
+        sequences: &mut [Sequence],
+        crowd: Option<&mut Crowd>,
+        dice: &mut Dice,
+    ) -> Result<(), String> {
         let each: Vec<u64> = sequences.iter().map(|_| dice.within(1..OPERATIONS + 1)).collect();
         let all: u64 = each.iter().sum();
         let mut kills: Vec<u64> = (0..dice.within(0..3)).map(|_| dice.within(0..all)).collect();
@@ -183,6 +205,7 @@ impl Life<'_> {
             let workers: Vec<_> = (sequences.chunks_mut(share).zip(each.chunks(share)))
                 .map(|(sequences, each)| scope.spawn(move || carry_on(sequences, each, done, wrong)))
                 .collect();
+            let milling = crowd.map(|crowd| scope.spawn(|| self.mill(crowd, ended)));
             let killer = scope.spawn(|| {
                 for at in kills {
                     while done.load(Ordering::Relaxed) < at && !ended.load(Ordering::Relaxed) {
@@ -199,6 +222,12 @@ impl Life<'_> {
                 worker.join().expect("a worker says what is wrong");
             }
             ended.store(true, Ordering::Relaxed);
+            if let Some(Err(error)) = milling.map(|milling| milling.join().expect("links change places")) {
+                wrong
+                    .lock()
+                    .expect("no worker panics with it")
+                    .push(format!("an exchange of links: {error}"));
+            }
             killer.join().expect("the next daemon comes");
         });
         self.counts.operations.fetch_add(done.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -206,10 +235,30 @@ impl Life<'_> {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
     }
 
+    /// Lets links change places until it is told to stop. The tree document is written often only while somebody waits.
+    fn mill(&self, crowd: &mut Crowd, ended: &AtomicBool) -> std::io::Result<()> {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    self.daemon.ctl(&["flush", "--wait", "--timeout", "1"]);
+                }
+            });
+            crowd.mill(ended)
+        })
+    }
+
+    fn crowd_name(&self) -> String {
+        format!("crowd{}", self.number)
+    }
+
     /// Closes what is open, and waits until all is in Tier-3.
     fn flush(&mut self, sequences: &mut [Sequence]) -> Result<(), String> {
         sequences.iter_mut().for_each(Sequence::close_all);
         let output = self.daemon.ctl(&["flush", "--wait", "--timeout", "60"]);
+        // Tier-3 refuses such a document, and what it said is lost with the node until the next one is there.
+        if let Some(refused) = self.daemon.log().lines().find(|line| line.contains("contradicts itself")) {
+            return Err(format!("a tree document was of no one moment: {refused}"));
+        }
         if output.status.success() { Ok(()) } else { Err(format!("flush --wait: {}", shown(&output))) }
     }
 
@@ -256,7 +305,8 @@ impl Life<'_> {
         for entry in listed {
             there.push(entry.map_err(|error| format!("the root: {error}"))?.path());
         }
-        there.retain(|path| sequences.iter().all(|sequence| sequence.root != *path));
+        let crowd = self.daemon.mount().join(self.crowd_name());
+        there.retain(|path| *path != crowd && sequences.iter().all(|sequence| sequence.root != *path));
         Ok(there.into_iter())
     }
 }

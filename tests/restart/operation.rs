@@ -2,7 +2,7 @@
 //!
 //! It owns which operations there are and how likely each is. What they do is the model's and the kernel's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
@@ -16,11 +16,15 @@ use tidemark_tests::campaign::dice::Dice;
 
 use crate::model::{Id, Kind, Model, Refused, Time};
 
-/// Names are few, so that operations meet. Two of them are those of checkpoints in one file.
-const NAMES: [&str; 8] = ["a", "b", "c", "log.txt", "d", "e", "step1.pt", "step2.pt"];
+/// Names are few, so that operations meet. Two of them are those of checkpoints in one file, the last two those of one checkpoint of
+/// two files: one of its names can be removed alone.
+const NAMES: [&str; 10] =
+    ["a", "b", "c", "log.txt", "d", "e", "step1.pt", "step2.pt", "rank0.pt", "rank1.pt"];
 const XATTRS: [&str; 3] = ["user.a", "user.b", "user.long.name"];
 /// Directories inside each other.
 const DEPTH_MOST: usize = 3;
+/// Of so many operations one puts a checkpoint's bytes aside and saves others under its name, and one brings such bytes back.
+const ASIDE_ONE_IN: u64 = 25;
 /// Files that one sequence has open for writing at once.
 const HELD_MOST: usize = 2;
 
@@ -112,6 +116,10 @@ pub(crate) struct Sequence {
     pub(crate) model: Model,
     pub(crate) done: Vec<Operation>,
     held: Vec<(Id, File)>,
+    /// What follows from the last throw.
+    planned: VecDeque<Operation>,
+    /// Names of earlier bytes of checkpoints, and the names that they had.
+    aside: Vec<(String, String)>,
     dice: Dice,
 }
 
@@ -120,7 +128,8 @@ impl Sequence {
     pub(crate) fn begin(root: PathBuf, dice: Dice) -> io::Result<Self> {
         std::fs::create_dir(&root)?;
         std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755))?;
-        Ok(Self { root, model: Model::new(0o755), done: Vec::new(), held: Vec::new(), dice })
+        let (planned, aside) = (VecDeque::new(), Vec::new());
+        Ok(Self { root, model: Model::new(0o755), done: Vec::new(), held: Vec::new(), planned, aside, dice })
     }
 
     /// Throws one operation and does it, to the model and to the mount.
@@ -145,11 +154,46 @@ impl Sequence {
         }
     }
 
+    /// A file that has one name: where it is, and its bytes.
+    pub(crate) fn file_of_one_name(&self) -> Option<(PathBuf, &[u8])> {
+        let counts = self.model.link_counts();
+        self.model.paths().into_iter().find_map(|(path, id)| {
+            let Kind::File(bytes) = &self.model.node(id).kind else { return None };
+            (counts[&id] == 1).then(|| (self.at(&path), bytes.as_slice()))
+        })
+    }
+
     pub(crate) fn close_all(&mut self) {
         self.held.clear();
     }
 
+    /// Plans a save over a checkpoint in one file whose earlier bytes keep a name, as a "best" does: `ln`, `rm`, and a new file.
+    fn put_aside(&mut self) {
+        let is_one = |(path, id): &(String, Id)| {
+            path.ends_with(".pt") && matches!(self.model.node(*id).kind, Kind::File(_))
+        };
+        let Some((path, _)) = self.model.paths().into_iter().find(is_one) else { return };
+        let kept = format!("{path}.kept{}", self.done.len());
+        self.aside.push((kept.clone(), path.clone()));
+        let bytes = some_bytes(&mut self.dice);
+        self.planned.extend([
+            Operation::Link { from: path.clone(), to: kept },
+            Operation::Unlink { path: path.clone() },
+            Operation::Write { path, exclusive: false, truncate: true, offset: None, bytes },
+        ]);
+    }
+
     fn throw(&mut self) -> Operation {
+        if self.dice.one_in(ASIDE_ONE_IN) {
+            self.put_aside();
+        }
+        if let Some(planned) = self.planned.pop_front() {
+            return planned;
+        }
+        if !self.aside.is_empty() && self.dice.one_in(ASIDE_ONE_IN) {
+            let (from, to) = self.aside.remove(0);
+            return Operation::Rename { from, to, no_replace: false };
+        }
         let paths = self.model.paths();
         let dice = &mut self.dice;
         let any = |dice: &mut Dice| paths[below(dice, paths.len())].0.clone();

@@ -1,0 +1,97 @@
+//! Two ends of a memory that random operations hardly come to: a file was renamed the moment before, and a save that is never proven
+//! whole was in Tier-3.
+//!
+//! It owns what is done for them and what must be there afterwards. When they come is the life's (`main`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tidemark_tests::campaign::dice::Dice;
+use tidemark_tests::process;
+
+use crate::Life;
+use crate::operation::Sequence;
+
+/// The longest between renames and the loss of the memory: some hundred files go to Tier-3 in it.
+const LOST_WITHIN_MS: u64 = 300;
+
+/// Files of a save by several processes, and how many of them its next save reaches.
+const RANKS: usize = 3;
+const RANKS_AGAIN: usize = 2;
+/// Many times `settle_s`, on a busy machine.
+const SETTLES_WITHIN: Duration = Duration::from_secs(20);
+
+impl Life<'_> {
+    /// Renames a file of each sequence and loses the memory a moment later, while somebody waits for all of it to be in Tier-3: each is
+    /// there with its bytes, under its new name or under the old one.
+    pub(crate) fn rename_and_lose(&mut self, sequences: &[Sequence], dice: &mut Dice) -> Result<(), String> {
+        let mut renamed = Vec::new();
+        for sequence in sequences {
+            let Some((from, bytes)) = sequence.file_of_one_name() else { continue };
+            let to = sequence.root.join("renamed");
+            fs::rename(&from, &to).map_err(|error| format!("renaming {}: {error}", from.display()))?;
+            renamed.push((from, to, bytes));
+        }
+        let after = Duration::from_millis(dice.within(0..LOST_WITHIN_MS));
+        std::thread::scope(|scope| {
+            // Removals go to Tier-3 at once where somebody waits.
+            scope.spawn(|| self.daemon.ctl(&["flush", "--wait", "--timeout", "1"]));
+            std::thread::sleep(after);
+            process::kill_node(self.daemon.keeper_pid());
+        });
+        self.daemon.kill9();
+        self.daemon.start_again();
+        let holds = |path: &Path, bytes: &[u8]| fs::read(path).is_ok_and(|read| read == bytes);
+        let lost = renamed.iter().filter(|(from, to, bytes)| !holds(from, bytes) && !holds(to, bytes));
+        let lost: Vec<_> = lost
+            .map(|(from, to, _)| format!("neither {} nor {} is there", from.display(), to.display()))
+            .collect();
+        if lost.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("lost {after:?} after a rename:\n{}", lost.join("\n")))
+        }
+    }
+
+    /// A save that reaches some of its files only is never proven whole, and is in Tier-3 all the same: after a stop before which nobody
+    /// asked for a flush, its names show what they showed.
+    pub(crate) fn settle_and_stop(&mut self, dice: &mut Dice) -> Result<(), String> {
+        let name = format!("settled{}", self.number);
+        let (step, root) = (format!("{name}/step_9"), self.daemon.mount().join(name));
+        let files: Vec<_> = (0..RANKS).map(|rank| root.join(format!("step_9/rank{rank}.pt"))).collect();
+        fs::create_dir_all(root.join("step_9")).map_err(|error| format!("{step}: {error}"))?;
+        let mut held: Vec<Vec<u8>> = (0..RANKS).map(|_| dice.bytes(5000)).collect();
+        self.save_by_others(&files, &held)?;
+        self.flush(&mut [])?;
+        held[..RANKS_AGAIN].fill_with(|| dice.bytes(7000));
+        self.save_by_others(&files[..RANKS_AGAIN], &held[..RANKS_AGAIN])?;
+        let settled = || {
+            let row = self.daemon.checkpoint(&step)?;
+            (row["state"] == "settled" && row["copies"]["object"]["files"].as_u64() > Some(0)).then_some(())
+        };
+        process::until(SETTLES_WITHIN, settled).ok_or_else(|| format!("{step} does not settle"))?;
+        self.daemon.stop_with_status();
+        self.daemon.start_again();
+        let wrong = |(path, bytes): (&PathBuf, &Vec<u8>)| !fs::read(path).is_ok_and(|read| read == *bytes);
+        if files.iter().zip(&held).any(wrong) {
+            return Err(format!("{step} settled, and does not show what it showed"));
+        }
+        fs::remove_dir_all(&root).map_err(|error| format!("removing {step}: {error}"))
+    }
+
+    /// Each file from a process of its own, so that nothing proves that they are all.
+    fn save_by_others(&self, files: &[PathBuf], held: &[Vec<u8>]) -> Result<(), String> {
+        let aside = self.daemon.scratch("by-others").join("bytes");
+        let copy = |path: &Path, bytes: &[u8]| {
+            fs::write(&aside, bytes)?;
+            Command::new("cp").arg(&aside).arg(path).status()
+        };
+        for (path, bytes) in files.iter().zip(held) {
+            let copied = copy(path, bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+            assert!(copied.success(), "{}", path.display());
+        }
+        Ok(())
+    }
+}
