@@ -18,6 +18,11 @@ const DEPARTURE_WAIT: Duration = Duration::from_secs(2);
 /// The longest wait for what nobody but the kernel has open any more; a program may have another file open for ever.
 const LINGER_WAIT: Duration = Duration::from_millis(200);
 
+/// What a writer finds at once. Tier-1's spent files give way in the background, at more than the speed of memory; a writer that is
+/// ahead of that for so much meets no wall, where other programs have the processors. More would be given back to the kernel, and
+/// this machine's host, for nothing: what is written next was warm.
+const LEAD_BYTES: u64 = 512 << 20;
+
 /// Between two looks.
 const DEPARTURE_LOOK: Duration = Duration::from_millis(1);
 
@@ -100,22 +105,21 @@ impl Departures {
 }
 
 impl Namespace {
-    /// Whether a file that begins now should wait for what was just removed, because that is more than a writer finds without it. Who
-    /// still reads those bytes is told to stop. Costs a short lock, nearly always no more.
+    /// Whether a file that begins now should wait for what was just removed. Who still reads those bytes is told to stop. Costs a short
+    /// lock, nearly always no more.
     pub fn awaits_departures(&self) -> bool {
-        let bytes =
-            self.look(|state| state.departing.awaited_bytes(Instant::now()) + state.departing.went_bytes);
-        self.are_awaited(bytes)
+        let (bytes, went_bytes) =
+            self.look(|state| (state.departing.awaited_bytes(Instant::now()), state.departing.went_bytes));
+        bytes + went_bytes > 0 && self.are_awaited(bytes, went_bytes)
     }
 
-    /// What Tier-1 keeps in spent files counts as available, and a writer at memory speed meets the wall before it has given way.
-    fn are_awaited(&self, bytes: u64) -> bool {
-        if bytes == 0 {
-            return false;
-        }
+    /// Whether `bytes` that are on their way, and those that went since somebody waited, are more than is available without them, or
+    /// stand in the way of a writer.
+    fn are_awaited(&self, bytes: u64, went_bytes: u64) -> bool {
         let usage = self.tier1.usage();
-        let are_awaited = bytes > usage.free_bytes + usage.ballast_bytes;
-        if are_awaited {
+        let are_awaited =
+            bytes > usage.available_bytes || usage.room_bytes() < LEAD_BYTES.min(bytes + went_bytes);
+        if are_awaited && bytes > 0 {
             self.abandon_departed();
         }
         are_awaited
@@ -127,18 +131,20 @@ impl Namespace {
         let mut linger_until = Instant::now() + LINGER_WAIT;
         loop {
             let (lingers, now) = (self.tier1.let_go(), Instant::now());
-            let are_awaited = self.are_awaited(self.look(|state| state.departing.awaited_bytes(now)));
+            let bytes = self.look(|state| state.departing.awaited_bytes(now));
+            let are_awaited = bytes > 0 && self.are_awaited(bytes, 0);
             if are_awaited {
                 linger_until = now + LINGER_WAIT;
             }
-            let waits = are_awaited || lingers && now < linger_until;
+            let is_short = self.tier1.usage().room_bytes() < LEAD_BYTES;
+            let waits = are_awaited || lingers && is_short && now < linger_until;
             if !waits || now >= until {
                 break;
             }
             std::thread::sleep(DEPARTURE_LOOK);
         }
         self.look(|state| state.departing.went_bytes = 0);
-        self.tier1.free_spent();
+        self.tier1.free_spent(LEAD_BYTES);
     }
 
     /// Tells those who read bytes that no name leads to, and nobody has open, to stop: the memory is needed.

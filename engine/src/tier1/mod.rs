@@ -140,6 +140,12 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// What a writer finds who does not wait for pool files to give way.
+    #[must_use]
+    pub fn room_bytes(&self) -> u64 {
+        self.free_bytes + self.ballast_bytes
+    }
+
     /// 0 to 1.
     #[must_use]
     pub fn warm_fraction(&self) -> f64 {
@@ -335,10 +341,10 @@ impl Tier1 {
         self.space.let_go()
     }
 
-    /// Gives the kernel back what dropped files still hold on the files' tmpfs, for a writer who would meet its wall before the
-    /// background has. Some 0.1 ms for each 2 MiB.
-    pub fn free_spent(&self) {
-        self.space.free_all_spent();
+    /// Gives the kernel back what dropped files still hold on the files' tmpfs until a writer finds so much, who would meet its wall
+    /// before the background has. Some 0.1 ms for each 2 MiB, which are cold afterwards.
+    pub fn free_spent(&self, room_bytes: u64) {
+        while self.usage().room_bytes() < room_bytes && self.space.free_spent() {}
     }
 
     #[must_use]

@@ -297,13 +297,8 @@ impl Space {
         unnamed || !pool.lingering.is_empty()
     }
 
-    /// Frees all spent files.
-    pub(super) fn free_all_spent(&self) {
-        while self.free_spent() {}
-    }
-
     /// Frees a slice of a spent file; false when there is none.
-    fn free_spent(&self) -> bool {
+    pub(super) fn free_spent(&self) -> bool {
         let mut pool = lock(&self.pool);
         while let Some(last) = pool.spent.last_mut() {
             match last.give_slice() {
