@@ -66,7 +66,7 @@ fn sigterm_with_a_file_open_for_writing_names_it_and_exits_1() {
     daemon.stop_with_status();
 }
 
-/// What a program has open or mapped at the end is kept as far as it was written, and nobody takes it for whole.
+/// A file that a program has open or mapped at the end is kept as far as it was written, and nobody takes it for whole.
 #[test]
 fn what_is_open_after_the_grace_is_kept_as_cut() {
     let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };

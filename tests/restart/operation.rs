@@ -116,7 +116,7 @@ pub(crate) struct Sequence {
     pub(crate) model: Model,
     pub(crate) done: Vec<Operation>,
     held: Vec<(Id, File)>,
-    /// What follows from the last throw.
+    /// Operations that follow from the last throw.
     planned: VecDeque<Operation>,
     /// Names of earlier bytes of checkpoints, and the names that they had.
     aside: Vec<(String, String)>,

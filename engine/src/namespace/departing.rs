@@ -18,7 +18,7 @@ const DEPARTURE_WAIT: Duration = Duration::from_secs(2);
 /// The longest wait for what nobody but the kernel has open any more; a program may have another file open for ever.
 const LINGER_WAIT: Duration = Duration::from_millis(200);
 
-/// What a writer finds at once. Tier-1's spent files give way in the background, at more than the speed of memory; a writer that is
+/// Room that a writer finds at once. Tier-1's spent files give way in the background, at more than the speed of memory; a writer that is
 /// ahead of that for so much meets no wall, where other programs have the processors. More would be given back to the kernel, and
 /// this machine's host, for nothing: what is written next was warm.
 const LEAD_BYTES: u64 = 512 << 20;

@@ -204,14 +204,7 @@ impl Namespace {
 
     /// The daemon ends, and waits no longer for who has the file open or mapped: it counts as cut from now on. Whether it does.
     pub fn give_up(&self, node: NodeId) -> bool {
-        let given_up = self.change(|state| {
-            let file = state.file_mut(node)?;
-            file.fate.step(FileEvent::GivenUp).map_err(|_| FsError::Invalid)?;
-            state.tree.touched.node(node);
-            state.mark(node);
-            Ok(())
-        });
-        given_up.is_ok()
+        self.step_fate(node, FileEvent::GivenUp)
     }
 
     /// Gives the bytes that a file holds now a number of their own, although somebody may write them; none where it is sealed,
@@ -344,14 +337,18 @@ impl Namespace {
     /// An index proved a cut file's exact size, or all who wrote it since closed it: it counts as closed. False when it is not
     /// cut any more.
     pub fn accept_cut(&self, node: NodeId) -> bool {
-        let accepted = self.change(|state| {
-            let file = state.file_mut(node)?;
-            file.fate.step(FileEvent::Proven).map_err(|_| FsError::Invalid)?;
+        self.step_fate(node, FileEvent::Proven)
+    }
+
+    /// Takes an event that may come too late; false then, and for a file that is gone.
+    fn step_fate(&self, node: NodeId, event: FileEvent) -> bool {
+        let stepped = self.change(|state| {
+            state.file_mut(node)?.fate.step(event).map_err(|_| FsError::Invalid)?;
             state.tree.touched.node(node);
             state.mark(node);
             Ok(())
         });
-        accepted.is_ok()
+        stepped.is_ok()
     }
 }
 

@@ -266,21 +266,18 @@ impl Engine {
         }
     }
 
-    /// What programs have open or mapped of checkpoints while the daemon ends is kept as it is: no close of theirs succeeds any more.
+    /// Keeps as it is what programs have open or mapped of checkpoints while the daemon ends: no close of theirs succeeds any more.
     /// On several nodes another one may have the writer.
     fn give_up_writers(&mut self) {
         if self.shared.cluster.get().is_some() {
             return;
         }
-        let candidates =
-            self.ledger.books.values().filter_map(|book| Some((book.candidate.as_ref()?, &book.scope)));
-        let files = candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope));
-        let unfinished = files.filter(|(_, view)| {
-            view.host && matches!(view.state, FileState::Open { .. } | FileState::Mapped)
-        });
+        let unfinished = self
+            .files_of_checkpoints(|_| true)
+            .filter(|view| view.host && matches!(view.state, FileState::Open { .. } | FileState::Mapped));
         let namespace = &self.shared.namespace;
         let given_up: Vec<_> =
-            unfinished.map(|(_, view)| view.node).filter(|node| namespace.give_up(*node)).collect();
+            unfinished.map(|view| view.node).filter(|node| namespace.give_up(*node)).collect();
         self.seal_as_they_are(&given_up);
     }
 

@@ -140,7 +140,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What a writer finds who does not wait for pool files to give way.
+    /// Room for a writer who does not wait for pool files to give way.
     #[must_use]
     pub fn room_bytes(&self) -> u64 {
         self.free_bytes + self.ballast_bytes

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use crate::machine::has_cargo_command;
 
-/// What `cargo clippy -- -D warnings` hands to the driver.
+/// `cargo clippy -- -D warnings`, as it hands that to the driver.
 const WARNINGS_ARE_ERRORS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
 
 /// Why nothing is linted; none where everything is.

@@ -24,6 +24,10 @@ use tidemark_protocol::report::EventLevel;
 /// Files whose removers are remembered: of a checkpoint with more of them, the last say who it was.
 const REMOVERS_MAX: usize = 4096;
 
+fn wrote(view: &FileView, who: &WriterId) -> bool {
+    view.writers.iter().any(|of| of.process() == who.process())
+}
+
 impl Engine {
     /// Takes down who removed what since the last time. Before the books are looked at.
     pub(crate) fn hear_removers(&mut self) {
@@ -131,21 +135,19 @@ impl Engine {
 
     /// Whether files of a checkpoint of the run are there that a process wrote, in sight or not.
     fn has_begun_another(&self, who: &WriterId, run: &RunPath) -> bool {
-        let wrote = |view: &FileView| view.writers.iter().any(|of| of.process() == who.process());
-        let books = self.ledger.books.values().filter(|book| book.id.run == *run);
-        let candidates = books.filter_map(|book| Some((book.candidate.as_ref()?, &book.scope)));
-        let mut files = candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope));
-        let torn = self.torn().into_iter().filter(|(candidate, _)| candidate.id.run == *run);
-        files.any(|(_, view)| wrote(view)) || torn.flat_map(|(_, files)| files).any(|view| wrote(&view))
+        self.files_of_checkpoints(|of| of.run == *run).any(|view| wrote(view, who))
+            || self.wrote_torn(who, run)
     }
 
     /// Whether a process wrote files of the run that are there, in sight or not.
     fn has_written(&self, who: &WriterId, run: &RunPath) -> bool {
-        let wrote = |view: &FileView| view.writers.iter().any(|of| of.process() == who.process());
-        let torn = self.torn().into_iter().filter(|(candidate, _)| candidate.id.run == *run);
         let in_run = |path: &RelPath| run.path().is_none_or(|run| path.is_below(run));
-        self.ledger.files().any(|(path, view)| in_run(path) && wrote(view))
-            || torn.flat_map(|(_, files)| files).any(|view| wrote(&view))
+        self.ledger.files().any(|(path, view)| in_run(path) && wrote(view, who)) || self.wrote_torn(who, run)
+    }
+
+    fn wrote_torn(&self, who: &WriterId, run: &RunPath) -> bool {
+        let torn = self.torn().into_iter().filter(|(candidate, _)| candidate.id.run == *run);
+        torn.flat_map(|(_, files)| files).any(|view| wrote(&view, who))
     }
 
     fn undo(&mut self, id: &CheckpointId, number: Number, why: &str) {

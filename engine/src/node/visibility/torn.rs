@@ -85,14 +85,21 @@ impl Engine {
             return true;
         }
         let processes: BTreeSet<_> = writers().map(WriterId::process).collect();
-        let others = self.ledger.books.values().filter(|book| book.id.run == id.run && book.id != *id);
-        let candidates = others.filter_map(|book| Some((book.candidate.as_ref()?, &book.scope)));
-        let mut files = candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope));
         let opened = self.shared.namespace.opened_by(&processes);
-        files.any(|(_, view)| {
+        self.files_of_checkpoints(|of| of.run == id.run && of != id).any(|view| {
             opened.contains(&view.node)
                 || view.writers.iter().any(|writer| processes.contains(&writer.process()))
         })
+    }
+
+    /// The files in the tree of the checkpoints that are meant.
+    pub(crate) fn files_of_checkpoints(
+        &self,
+        meant: impl Fn(&CheckpointId) -> bool,
+    ) -> impl Iterator<Item = &Arc<FileView>> {
+        let books = self.ledger.books.values().filter(move |book| meant(&book.id));
+        let candidates = books.filter_map(|book| Some((book.candidate.as_ref()?, &book.scope)));
+        candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope)).map(|(_, view)| view)
     }
 
     /// What is known of each session that wrote the candidate.
