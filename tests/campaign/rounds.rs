@@ -309,7 +309,8 @@ impl Campaign {
     fn broken(&self, round: &Round, result: Result<(), String>) {
         if let Err(what) = result {
             let (seed, number) = (self.report.seed, self.report.rounds);
-            panic!("seed {seed}, round {number}, {round:?}: {what}\n{}", self.daemon.log_tail());
+            let events = shown(&self.daemon.ctl(&["events"]));
+            panic!("seed {seed}, round {number}, {round:?}: {what}\n{events}\n{}", self.daemon.log_tail());
         }
     }
 }

@@ -384,21 +384,22 @@ fn a_close_that_comes_too_late_is_an_error() {
     let config = format!("{CONFIG}[shutdown]\ngrace_s = 0\n");
     let Some(mut daemon) = start(options("256MiB", &config)) else { return };
     save(&daemon, "run/step1.pt", &noise(22, MIB));
+    // By a descriptor of its folder the script still finds the file system after the path has gone from the tree.
     let script = "import os, sys, time
-mount = sys.argv[1]
-checkpoint = os.open(mount + '/run/step2.pt', os.O_CREAT | os.O_WRONLY)
-log = os.open(mount + '/run/log.txt', os.O_CREAT | os.O_WRONLY)
+run = os.open(sys.argv[1] + '/run', os.O_DIRECTORY)
+checkpoint = os.open('step2.pt', os.O_CREAT | os.O_WRONLY, dir_fd=run)
+log = os.open('log.txt', os.O_CREAT | os.O_WRONLY, dir_fd=run)
 os.write(checkpoint, b'x' * 100000)
 print('writes', flush=True)
-def refused(call, *words):
-    try: call(*words)
+def refused(call, *words, **folders):
+    try: call(*words, **folders)
     except OSError as error: return error.strerror
     return 'success'
 for _ in range(3000):
-    if refused(os.mkdir, mount + '/d') == 'Read-only file system': break
-    refused(os.rmdir, mount + '/d')
+    if refused(os.mkdir, 'd', dir_fd=run) != 'success': break
+    refused(os.rmdir, 'd', dir_fd=run)
     time.sleep(0.01)
-print(refused(os.rename, mount + '/run/step1.pt', mount + '/run/other.pt'))
+print(refused(os.rename, 'step1.pt', 'other.pt', src_dir_fd=run, dst_dir_fd=run))
 print(refused(os.fsync, checkpoint))
 print(refused(os.close, checkpoint))
 print(refused(os.close, log), flush=True)";

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -132,6 +133,28 @@ fn a_removal_that_was_meant_stands() {
     save_all(&daemon, OLD);
     kill(job(&daemon, REMOVE));
     wait_back(&daemon, OLD);
+}
+
+/// What it wrote before is hashed and looked at after its death only.
+#[test]
+fn a_removal_stands_when_who_removed_it_is_killed_right_after_the_next_was_whole() {
+    const SAVE_AND_REMOVE: &str = "my ($old, $new) = @ARGV; mkdir \"$new.tmp\"; \
+         for (1 .. 400) { open(F, '>', \"$new.tmp/part-$_.bin\"); syswrite(F, 'x' x 20000); close(F) or die } \
+         rename(\"$new.tmp\", $new) or die; unlink glob(\"$old/*\"); rmdir($old) or die; kill 'KILL', $$;";
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    save_all(&daemon, OLD);
+    let directory = daemon.mount().join(OLD).parent().unwrap().to_owned();
+    for step in 0..6 {
+        let [old, new] = [step, step + 1].map(|step| format!("checkpoint_{step}"));
+        let mut job = Command::new("perl");
+        job.args(["-e", SAVE_AND_REMOVE, &old, &new]).current_dir(&directory);
+        let status = job.status().unwrap();
+        assert_eq!(status.signal(), Some(9), "{status}");
+        // How it ended is known, and the next one committed.
+        daemon.flush();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(names(&directory), [new.as_str()], "{:#?}", events(&daemon));
+    }
 }
 
 #[test]

@@ -135,13 +135,17 @@ fn a_save_four_times_as_large_as_memory_goes_on_to_the_disk_while_tier3_takes_no
 fn files_on_the_disk_outlive_the_daemon_and_go_with_the_memory_of_the_node() {
     let disk = disk();
     let Some(mut daemon) = start(with_spill("64MiB", disk.path(), "2GiB")) else { return };
-    let filler = noise(1, 30 * MIB);
-    for name in ["run/a.pt", "run/b.pt"] {
-        save(&daemon, name, &filler);
-    }
+    // Open, so that memory is full when the next one begins: what is closed may be uploaded and give way by then.
+    fs::create_dir(daemon.mount().join("run")).unwrap();
+    let mut filler = File::create_new(daemon.mount().join("run/a.pt")).unwrap();
+    filler.set_len(60 << 20).unwrap();
+    let full = || (tier(&daemon, "tier1")["used_bytes"].as_u64().unwrap() >= 60 << 20).then_some(());
+    process::until(LIMIT, full).expect("memory is made ready for it");
+    filler.write_all(&noise(1, 60 * MIB)).unwrap();
     let bytes = noise(2, 96 * MIB);
     let target = daemon.mount().join("run/long.pt");
     let mut file = File::options().read(true).write(true).create_new(true).open(&target).unwrap();
+    drop(filler);
     let (first, second) = bytes.split_at(40 * MIB + 5);
     file.write_all(first).unwrap();
     assert!(spilled_bytes(&daemon) >= 40 << 20, "it lies on the disk");

@@ -31,6 +31,8 @@ pub enum Actor {
 pub struct Left {
     /// A whole checkpoint of the run is in the tree.
     pub whole: bool,
+    /// Names of another one are there, and whether that is whole is being found out.
+    pub in_hand: bool,
     /// The removed one is in Tier-3.
     pub committed: bool,
     /// It is on its way there.
@@ -69,6 +71,9 @@ pub fn decide(removers: &[Actor], left: Left) -> Removal {
     });
     match unfinished {
         None => Removal::Stands { why: "who removed it ended well" },
+        Some(_) if left.in_hand => {
+            Removal::Waits { why: "another checkpoint of the run is being looked at".to_owned() }
+        }
         Some((process, ended)) if left.committed => Removal::Undone {
             why: format!("process {process} removed it, {ended} before anything else of the run was whole"),
         },
@@ -81,7 +86,7 @@ pub fn decide(removers: &[Actor], left: Left) -> Removal {
 mod tests {
     use super::*;
 
-    const NOTHING: Left = Left { whole: false, committed: true, on_its_way: false };
+    const NOTHING: Left = Left { whole: false, in_hand: false, committed: true, on_its_way: false };
 
     #[test]
     fn only_who_failed_before_anything_else_was_whole_is_undone() {
@@ -104,6 +109,13 @@ mod tests {
             assert!(matches!(decide(&removers, NOTHING), Removal::Waits { .. }));
             assert!(matches!(decide(&removers, Left { whole: true, ..NOTHING }), Removal::Stands { .. }));
         }
+    }
+
+    #[test]
+    fn while_another_checkpoint_is_being_looked_at_it_is_asked_again() {
+        let left = Left { in_hand: true, ..NOTHING };
+        assert!(matches!(decide(&[Actor::Failed { process: 7 }], left), Removal::Waits { .. }));
+        assert!(matches!(decide(&[Actor::Meant], left), Removal::Stands { .. }));
     }
 
     #[test]

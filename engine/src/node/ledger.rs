@@ -335,6 +335,13 @@ impl Ledger {
         self.stale.contains(scope)
     }
 
+    /// The same of any scope that may hold checkpoints of a run.
+    pub(crate) fn has_stale_scope_in(&self, run: &RunPath) -> bool {
+        let Some(run) = run.path() else { return !self.stale.is_empty() };
+        let may_hold = |scope: &RelPath| scope == run || scope.is_below(run) || run.is_below(scope);
+        self.stale.iter().any(|scope| scope.as_ref().is_none_or(may_hold))
+    }
+
     /// Whether an older checkpoint of the run lies in a scope that waits to be grouped: what that one has is what a newer one is
     /// held against. Costs a pass over the checkpoints of such scopes.
     pub(crate) fn is_stale_before(&self, candidate: &Candidate) -> bool {

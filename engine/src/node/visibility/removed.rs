@@ -6,7 +6,7 @@
 //! Nothing of it outlives the daemon: the next one takes every removal for meant. One that is waited for is not in Tier-3 yet,
 //! so that the names are there again after the death of a node.
 
-use crate::namespace::{Ended, FileView, WriterId};
+use crate::namespace::{Ended, FileState, FileView, WriterId};
 use crate::node::book::{Book, Number};
 use crate::node::decide::is_alive;
 use crate::node::run::Engine;
@@ -15,6 +15,7 @@ use crate::node::visibility::tracker::is_of_run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
+use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
@@ -23,6 +24,15 @@ use tidemark_protocol::report::EventLevel;
 
 /// Files whose removers are remembered: of a checkpoint with more of them, the last say who it was.
 const REMOVERS_MAX: usize = 4096;
+
+/// What comes before a decision.
+#[derive(Debug, PartialEq, Eq)]
+enum Awaited {
+    /// The end of this process.
+    End { process: u32 },
+    /// What the kernel or the loop says within moments.
+    Moments,
+}
 
 fn wrote(view: &FileView, who: &WriterId) -> bool {
     view.writers.iter().any(|of| of.process() == who.process())
@@ -70,12 +80,12 @@ impl Engine {
         };
         noted.sort_by(|one, other| stamp(other).cmp(&stamp(one)));
         let awaited: Vec<_> = noted.iter().filter_map(|id| self.undo_removal(id)).collect();
-        let lives = awaited.iter().find_map(|actor| match actor {
-            Actor::Alive { process } => Some(*process),
-            Actor::Ended | Actor::Meant | Actor::Failed { .. } | Actor::Lost { .. } => None,
+        let lives = awaited.iter().find_map(|awaited| match awaited {
+            Awaited::End { process } => Some(*process),
+            Awaited::Moments => None,
         });
-        // How one ended that has, the kernel says within moments, and a job may be started again in a second.
-        if !awaited.contains(&Actor::Ended) {
+        // A job may be started again in a second.
+        if !awaited.contains(&Awaited::Moments) {
             self.visibility.timetable.ask_again(Subject::Removals, now, lives);
         }
         let namespace = &self.shared.namespace;
@@ -89,27 +99,34 @@ impl Engine {
         });
     }
 
-    /// Gives the process that is waited for.
-    fn undo_removal(&mut self, id: &CheckpointId) -> Option<Actor> {
+    /// Gives what is waited for.
+    fn undo_removal(&mut self, id: &CheckpointId) -> Option<Awaited> {
         let removers: Vec<_> = self.visibility.noted[id].iter().map(|who| self.actor(who, &id.run)).collect();
         let book = &self.ledger.books[id];
         let newest = book.newest();
         let committed = newest.filter(|(_, version)| version.checkpoint.is_committed());
         let committed = committed.map(|(number, _)| *number);
+        let whole = self.is_whole_in_sight(&id.run);
         let left = Left {
-            whole: self.is_whole_in_sight(&id.run),
+            whole,
+            in_hand: !whole && self.is_another_in_hand(id),
             committed: committed.is_some_and(|number| self.gc.check_stays(&(id.clone(), number)).is_ok()),
             on_its_way: newest
                 .is_some_and(|(_, version)| version.checkpoint.is_alive() && version.checkpoint.is_proven()),
         };
         match (decide(&removers, left), committed) {
             (Removal::Waits { .. }, _) => {
-                return removers
-                    .into_iter()
-                    .find(|actor| matches!(actor, Actor::Alive { .. } | Actor::Ended));
+                let awaited = removers.iter().find_map(|actor| match actor {
+                    Actor::Alive { process } => Some(Awaited::End { process: *process }),
+                    Actor::Ended => Some(Awaited::Moments),
+                    Actor::Meant | Actor::Failed { .. } | Actor::Lost { .. } => None,
+                });
+                return awaited.or_else(|| left.in_hand.then_some(Awaited::Moments));
             }
-            // What it removed may have another name by now.
-            (Removal::Undone { .. }, Some(_)) if self.had_not_heard(is_of_run(&id.run)) => {}
+            // What it removed may have another name by now, and what came back a moment ago is in sight from now on.
+            (Removal::Undone { .. }, Some(_)) if self.had_not_heard(is_of_run(&id.run)) => {
+                return Some(Awaited::Moments);
+            }
             (Removal::Undone { why }, Some(number)) => self.undo(id, number, &why),
             (Removal::Undone { .. } | Removal::Stands { .. }, _) => self.end_removal(id),
         }
@@ -166,6 +183,31 @@ impl Engine {
             self.visibility.removers.remove(file);
         }
         self.ledger.tree_changed = true;
+    }
+
+    /// Whether the loop has not come to know yet if what is there of another checkpoint of the run is whole.
+    fn is_another_in_hand(&self, removed: &CheckpointId) -> bool {
+        let ledger = &self.ledger;
+        let another = |book: &&Book| book.id.run == removed.run && book.id != *removed;
+        ledger.has_stale_scope_in(&removed.run)
+            || ledger.books.values().filter(another).any(|book| {
+                let Some(candidate) = &book.candidate else { return false };
+                let concluded = match &book.verdict {
+                    // Some version is what is there.
+                    None => !book.versions.is_empty(),
+                    // It has no version yet, or that would be in sight.
+                    Some(Verdict::Complete { .. } | Verdict::ReadIndex { .. }) => false,
+                    Some(_) => true,
+                };
+                let mut files = ledger.files_of(candidate, &book.scope);
+                !concluded || files.any(|(_, view)| self.is_in_hand(view))
+            })
+    }
+
+    /// Whether a file is closed, and its bytes are being hashed or read.
+    fn is_in_hand(&self, view: &FileView) -> bool {
+        let waits = view.state == FileState::Closed && !self.ledger.unreadable.contains_key(&view.node);
+        waits || self.judging.contains(&view.node)
     }
 
     /// A version of the run that is proven whole has all its names.
