@@ -17,6 +17,10 @@ use crate::operation::Sequence;
 /// The longest between renames and the loss of the memory: some hundred files go to Tier-3 in it.
 const LOST_WITHIN_MS: u64 = 300;
 
+/// In one of so many lives there is a file among them that takes longer than a tree document to go to Tier-3.
+const LONG_ONE_IN: u64 = 4;
+const LONG_BYTES: usize = 64 << 20;
+
 /// Files of a save by several processes, and how many of them its next save reaches.
 const RANKS: usize = 3;
 const RANKS_AGAIN: usize = 2;
@@ -27,10 +31,21 @@ impl Life<'_> {
     /// Renames a file of each sequence and loses the memory a moment later, while somebody waits for all of it to be in Tier-3: each is
     /// there with its bytes, under its new name or under the old one.
     pub(crate) fn rename_and_lose(&mut self, sequences: &[Sequence], dice: &mut Dice) -> Result<(), String> {
+        let long = self.daemon.mount().join(format!("long{}", self.number));
+        let mut files = Vec::new();
+        if self.number.is_multiple_of(LONG_ONE_IN) {
+            let (file, bytes) = (long.join("trace.log"), dice.bytes(LONG_BYTES));
+            let saved = fs::create_dir(&long).and_then(|()| fs::write(&file, &bytes));
+            saved.map_err(|error| format!("{}: {error}", file.display()))?;
+            self.flush(&mut [])?;
+            files.push((file, long.join("renamed"), bytes));
+        }
+        files.extend(sequences.iter().filter_map(|sequence| {
+            let (file, bytes) = sequence.file_of_one_name()?;
+            Some((file, sequence.root.join("renamed"), bytes.to_vec()))
+        }));
         let mut renamed = Vec::new();
-        for sequence in sequences {
-            let Some((from, bytes)) = sequence.file_of_one_name() else { continue };
-            let to = sequence.root.join("renamed");
+        for (from, to, bytes) in files {
             fs::rename(&from, &to).map_err(|error| format!("renaming {}: {error}", from.display()))?;
             renamed.push((from, to, bytes));
         }
@@ -48,11 +63,13 @@ impl Life<'_> {
         let lost: Vec<_> = lost
             .map(|(from, to, _)| format!("neither {} nor {} is there", from.display(), to.display()))
             .collect();
-        if lost.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("lost {after:?} after a rename:\n{}", lost.join("\n")))
+        if !lost.is_empty() {
+            return Err(format!("lost {after:?} after a rename:\n{}", lost.join("\n")));
         }
+        if long.exists() {
+            fs::remove_dir_all(&long).map_err(|error| format!("removing {}: {error}", long.display()))?;
+        }
+        Ok(())
     }
 
     /// A save that reaches some of its files only is never proven whole, and is in Tier-3 all the same: after a stop before which nobody
