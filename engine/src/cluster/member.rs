@@ -4,6 +4,7 @@
 //! followed, when a beat is due and what silence means (`protocol::membership::View`), what the coordinator makes of it (control).
 
 use super::{Away, Cluster, Seat, publisher};
+use crate::node::error_text;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +81,8 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     let joined: Joined = match cluster.ask(&ToCoordinator::Join(join), super::ANSWER_DEADLINE).await {
         Ok(joined) => joined,
         Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "not a member yet");
+            // With its causes, which say what to do: another version, a foreign certificate, a name that is taken.
+            tracing::warn!(error = error_text(&error), "not a member yet");
             return;
         }
     };
