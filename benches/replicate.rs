@@ -1,8 +1,9 @@
 //! How fast is a saved file in a neighbour's memory too, and what does that cost?
 //!
 //! Owns: a file written at one node to `replicated`, against iperf3 over the same network in as many streams; how long after its
-//! close that is, against the least possible; processor seconds of both daemons against scp and rsync. Does not own: reading
-//! from the neighbour (`restore_peer`); encryption of bulk, which the daemon has no setting for yet.
+//! close that is, against the least possible; processor seconds of both daemons against scp and rsync; rate and processor seconds
+//! without encryption. Does not own: reading from the neighbour (`restore_peer`), a link without any protection (transport's
+//! example `links`).
 //!
 //! Tier-3 is out of reach, so that nothing is uploaded meanwhile, and what is nowhere else is not given up for the next round:
 //! each sample has two daemons of its own, with warm memory.
@@ -19,6 +20,9 @@ use tidemark_tests::net::{Host, Network};
 
 /// Complete as soon as it is sealed: what is timed is the copy, not a pause in which a save might go on.
 const CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";
+/// The same with bytes that are authenticated only.
+const OPEN_CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n\
+                           [links]\nencrypt_bulk = false\n";
 /// Connections of one transfer of the daemon's (`tools/ckptd/src/peers.rs`).
 const STREAMS: usize = 2;
 /// The narrow network of the target: slower than one processor sends, so that nothing but the network decides.
@@ -54,6 +58,7 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     }
     let cpu = Sampled::median(open.cpu_s_per_gb)?;
     bench.figure("replicate_cpu", "s/GB", cpu.clone())?;
+    against_open(&bench, &network)?;
     against_copiers(&bench, &network, &cpu)
 }
 
@@ -62,8 +67,10 @@ fn measure(bench: &Bench, network: &Network, name: &str, streams: usize) -> anyh
     let size_bytes = bench.options.size_bytes;
     let (from, to) = (network.host("n1"), network.host("n2"));
     let mut seen = Seen::default();
-    let medians =
-        bench.alternate(|| replicate(bench, (from, to), &mut seen), || iperf3_gb_per_s(from, to, streams))?;
+    let medians = bench.alternate(
+        || replicate(bench, (from, to), CONFIG, &mut seen),
+        || iperf3_gb_per_s(from, to, streams),
+    )?;
     let transfer_s = size_bytes as f64 / 1e9 / medians.baseline.number;
     let against = format!("iperf3 over the same network (streams: {streams})");
     bench.result(name, "GB/s", &against, medians)?;
@@ -86,10 +93,30 @@ fn measure(bench: &Bench, network: &Network, name: &str, streams: usize) -> anyh
     Ok(seen)
 }
 
+/// The rate, and the processor seconds of both daemons, against the same without encryption.
+fn against_open(bench: &Bench, network: &Network) -> anyhow::Result<()> {
+    let hosts = (network.host("n1"), network.host("n2"));
+    let (mut encrypted, mut open) = (Seen::default(), Seen::default());
+    let medians = bench.alternate(
+        || replicate(bench, hosts, CONFIG, &mut encrypted),
+        || replicate(bench, hosts, OPEN_CONFIG, &mut open),
+    )?;
+    let against = "the same, authenticated and not encrypted";
+    bench.result("replicate_encrypted", "GB/s", against, medians)?;
+    // The first round was thrown away.
+    let of = |seen: &Seen| Sampled::median(seen.cpu_s_per_gb[1..].to_vec());
+    bench.result("replicate_encrypted_cpu", "s/GB", against, Compared::new(of(&encrypted)?, of(&open)?))
+}
+
 /// Writes a file at one of two fresh nodes; GB/s from its open to `replicated`.
-fn replicate(bench: &Bench, (from, to): (&Host, &Host), seen: &mut Seen) -> anyhow::Result<f64> {
+fn replicate(
+    bench: &Bench,
+    (from, to): (&Host, &Host),
+    config: &str,
+    seen: &mut Seen,
+) -> anyhow::Result<f64> {
     let size_bytes = bench.options.size_bytes;
-    let nodes = Nodes::start(&[from, to], nodes::tier1_for_one_file(&bench.options), CONFIG)?;
+    let nodes = Nodes::start(&[from, to], nodes::tier1_for_one_file(&bench.options), config)?;
     nodes.wait_for_partner(0)?;
     let run = nodes.mount(0).join("run");
     fs::create_dir(&run).context("make the run's directory")?;

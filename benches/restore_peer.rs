@@ -1,7 +1,7 @@
 //! How fast does a checkpoint come back when the node that wrote it is lost, and Tier-3 with it?
 //!
 //! Owns: the read through a fresh node's mount out of the one copy that is left in a neighbour's memory, against iperf3 over the
-//! same network and against reading the same from memory. Does not own: how soon a loss is noticed, the fresh node's start.
+//! same network, against reading the same from memory, and against the same without encryption. Does not own: how soon a loss is noticed, the fresh node's start.
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -19,6 +19,9 @@ use tidemark_tests::process;
 
 /// Complete as soon as it is sealed.
 const CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";
+/// The same with bytes that are authenticated only.
+const OPEN_CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n\
+                           [links]\nencrypt_bulk = false\n";
 /// Connections of one transfer of the daemon's (`tools/ckptd/src/peers.rs`).
 const STREAMS: usize = 2;
 /// Two nodes at a time, each with room for it: 4 GiB needs 14 GiB of memory.
@@ -50,7 +53,7 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     let memory = bench.options.baseline.join("tidemark-bench-restore-peer");
     let (mut seen, mut from_memory) = (Seen::default(), Vec::new());
     let medians = bench.alternate(
-        || restore(&bench, &network, &mut seen),
+        || restore(&bench, &network, CONFIG, &mut seen),
         || {
             files::write_new(&memory, size_bytes)?;
             from_memory.push(files::read(&memory, size_bytes)? / 1e9);
@@ -68,14 +71,23 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     bench.figure("restore_peer_first_byte", "ms", of(&seen.first_byte_s)?.times(1e3))?;
     bench.figure("restore_peer_open", "ms", of(&seen.open_s)?.times(1e3))?;
     bench.figure("restore_peer_fetch", "ms", of(&seen.fetch_s)?.times(1e3))?;
-    bench.figure("restore_peer_cpu", "s/GB", of(&seen.cpu_s_per_gb)?)
+    bench.figure("restore_peer_cpu", "s/GB", of(&seen.cpu_s_per_gb)?)?;
+    let (mut encrypted, mut open) = (Seen::default(), Seen::default());
+    let medians = bench.alternate(
+        || restore(&bench, &network, CONFIG, &mut encrypted),
+        || restore(&bench, &network, OPEN_CONFIG, &mut open),
+    )?;
+    let against = "the same, authenticated and not encrypted";
+    bench.result("restore_peer_encrypted", "GB/s", against, medians)?;
+    let compared = Compared::new(of(&encrypted.cpu_s_per_gb)?, of(&open.cpu_s_per_gb)?);
+    bench.result("restore_peer_encrypted_cpu", "s/GB", against, compared)
 }
 
 /// Saves at a node, loses it, and reads at another one that was never there before; GB/s from its open to the last byte.
-fn restore(bench: &Bench, network: &Network, seen: &mut Seen) -> anyhow::Result<f64> {
+fn restore(bench: &Bench, network: &Network, config: &str, seen: &mut Seen) -> anyhow::Result<f64> {
     let size_bytes = bench.options.size_bytes;
     let (first, lost, fresh) = (network.host("n1"), network.host("n2"), network.host("n3"));
-    let mut nodes = Nodes::start(&[first, lost], nodes::tier1_for_one_file(&bench.options), CONFIG)?;
+    let mut nodes = Nodes::start(&[first, lost], nodes::tier1_for_one_file(&bench.options), config)?;
     nodes.wait_for_partner(1)?;
     nodes.take_tier3_away()?;
     let path = nodes.mount(1).join(PATH);
