@@ -15,7 +15,7 @@ use crate::site::{Cluster, MIB, noise};
 const OFFSET: u64 = 100;
 
 /// The files in a daemon's memory that hold these bytes: it has their directory open.
-fn in_memory(pid: u32, bytes: &[u8]) -> Vec<PathBuf> {
+pub(crate) fn in_memory(pid: u32, bytes: &[u8]) -> Vec<PathBuf> {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("a daemon that runs");
     let directories = open.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir());
     let files = directories.filter_map(|directory| fs::read_dir(directory).ok()).flatten();

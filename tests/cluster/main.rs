@@ -7,6 +7,7 @@
 //! | `site` | several nodes of one cluster, for the others |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
 //! | `copies` | copies in other nodes' memory that are bad |
+//! | `links` | what is seen of a save on its way, and changed in it, and what strangers cost |
 //! | `tier3` | how often Tier-3 is read |
 //! | `members` | who is cut off and who is gone, and what any node tells people |
 //! | `nodes` | one daemon a host: where it listens, and that nothing of a lost one is left |
@@ -17,6 +18,7 @@ mod copies;
 mod failover;
 mod job;
 mod lease;
+mod links;
 mod members;
 mod net;
 mod nodes;

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -18,6 +19,7 @@ use tidemark_tests::python::Python;
 use tidemark_transport::certs;
 
 use crate::job::{Job, Plan};
+use crate::links::{Changes, Relay};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const MIB: usize = 1 << 20;
@@ -31,20 +33,29 @@ pub(crate) struct Cluster {
     pub(crate) etcd: Option<Etcd>,
     pub(crate) network: Network,
     folder: tempfile::TempDir,
+    /// Added to each node's configuration.
+    config: String,
+    /// What relays in front of the nodes do, where there are any.
+    changes: Option<Arc<Changes>>,
 }
 
 impl Cluster {
     /// Three nodes, of which the first is the coordinator.
     pub(crate) fn start() -> Option<Self> {
-        Self::begin(&["n1", "n2", "n3", "n4"], false)
+        Self::begin(&["n1", "n2", "n3", "n4"], false, "", None)
+    }
+
+    /// As [`Cluster::start`], with more configuration, and with a relay in front of each node where there are changes for it to make.
+    pub(crate) fn start_with(config: &str, changes: Option<&Arc<Changes>>) -> Option<Self> {
+        Self::begin(&["n1", "n2", "n3"], false, config, changes)
     }
 
     /// Three nodes, of which the first was the first to have the lease in an etcd on a host of its own.
     pub(crate) fn start_with_lease() -> Option<Self> {
-        Self::begin(&["n1", "n2", "n3", "n4", "n5", "n6", "etcd"], true)
+        Self::begin(&["n1", "n2", "n3", "n4", "n5", "n6", "etcd"], true, "", None)
     }
 
-    fn begin(hosts: &[&str], lease: bool) -> Option<Self> {
+    fn begin(hosts: &[&str], lease: bool, config: &str, changes: Option<&Arc<Changes>>) -> Option<Self> {
         if !machine::can_mount() {
             return None;
         }
@@ -53,7 +64,8 @@ impl Cluster {
         let folder = tempfile::tempdir().expect("a temporary directory");
         certs::init(&folder.path().join("certs"), "tidemark").expect("an authority");
         fs::create_dir(folder.path().join("tier3")).expect("a directory");
-        let mut cluster = Self { nodes: Vec::new(), etcd, network, folder };
+        let (nodes, config, changes) = (Vec::new(), config.to_owned(), changes.cloned());
+        let mut cluster = Self { nodes, etcd, network, folder, config, changes };
         for name in ["n1", "n2", "n3"] {
             cluster.add(name);
             if lease && name == "n1" {
@@ -76,11 +88,19 @@ impl Cluster {
             }
             (None, None) => {}
         }
-        let config = Some("[save]\nsettle_s = 0.5\n[tier3]\npaced = false\n".to_owned());
+        let relay = self.changes.as_ref().map(|changes| Relay::on(&host, changes));
+        if let Some(relay) = &relay {
+            flags.extend(["--advertise".to_owned(), relay.address().to_string()]);
+        }
+        let config = Some(format!("[save]\nsettle_s = 0.5\n[tier3]\npaced = false\n{}", self.config));
         let tier3 = Some(format!("file://{}", self.tier3().display()));
         let options =
             DaemonOptions { tier1: "256MiB".into(), config, tier3, flags, ..DaemonOptions::default() };
-        self.nodes.push(Node::start(&host, options));
+        let node = Node::start(&host, options);
+        if let Some(relay) = relay {
+            relay.serve(node.daemon().ready().listen.parse().expect("an address"));
+        }
+        self.nodes.push(node);
     }
 
     fn tier3(&self) -> PathBuf {

@@ -51,9 +51,9 @@ pub(crate) enum Letter {
     /// `replication::Request`.
     Replication(Vec<u8>),
     /// Bytes for a token: chunks with what is in them.
-    Push { token: [u8; 32], chunks: Vec<(u64, u64)> },
+    Push { token: [u8; 16], chunks: Vec<(u64, u64)> },
     /// Bytes of a file by a token.
-    Read { token: [u8; 32] },
+    Read { token: [u8; 16] },
 }
 
 /// Why somebody says no.

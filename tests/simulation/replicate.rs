@@ -41,7 +41,7 @@ pub(crate) struct Replication {
     sending: RefCell<BTreeSet<(FileId, Incarnation)>>,
     pub(crate) acknowledged: RefCell<BTreeMap<(FileId, Incarnation), SealNumber>>,
     landings: RefCell<BTreeMap<FileId, Rc<RefCell<Arriving>>>>,
-    pulls: RefCell<BTreeMap<[u8; 32], (FileId, SealNumber)>>,
+    pulls: RefCell<BTreeMap<[u8; 16], (FileId, SealNumber)>>,
 }
 
 /// What is landing here.
@@ -49,7 +49,7 @@ struct Arriving {
     landing: Landing,
     bytes: BTreeMap<u64, u64>,
     touched: BTreeSet<u64>,
-    token: Option<[u8; 32]>,
+    token: Option<[u8; 16]>,
     /// Pushes under way.
     active: u32,
 }
@@ -59,7 +59,7 @@ pub(crate) fn hash(chunks: &[u64]) -> ContentHash {
 }
 
 impl Node {
-    fn token(&self) -> [u8; 32] {
+    fn token(&self) -> [u8; 16] {
         std::array::from_fn(|_| self.world.rng.next().to_le_bytes()[0])
     }
 
@@ -378,7 +378,7 @@ impl Node {
     }
 
     /// Bytes for a token, piece after piece.
-    pub(crate) async fn pushed(self: &Rc<Self>, token: [u8; 32], chunks: &[(u64, u64)]) -> Answer {
+    pub(crate) async fn pushed(self: &Rc<Self>, token: [u8; 16], chunks: &[(u64, u64)]) -> Answer {
         let refused = || Err(Refused::Unavailable("nobody gave leave for these bytes".to_owned()));
         let arriving = {
             let landings = self.replication.landings.borrow();
@@ -419,7 +419,7 @@ impl Node {
         replication::Answer::Granted { token: BulkToken(token), size_bytes: sealed.size_bytes }
     }
 
-    pub(crate) async fn read(self: &Rc<Self>, token: [u8; 32]) -> Answer {
+    pub(crate) async fn read(self: &Rc<Self>, token: [u8; 16]) -> Answer {
         let asked = self.replication.pulls.borrow().get(&token).copied();
         let found = asked.and_then(|(file, seal)| self.memory.bytes_of(file, seal));
         let Some((_, chunks)) = found else { return Err(Refused::Unavailable("not here".to_owned())) };

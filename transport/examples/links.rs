@@ -1,7 +1,7 @@
-//! What moving bytes between two nodes costs, plain and encrypted, with one stream and with several.
+//! What moving bytes between two nodes costs, plain, authenticated and encrypted, with one stream and with several.
 //!
-//! It owns the measurement that `design/0001-links.md` quotes: two links in one process, over loopback, files in memory
-//! and warm, ways in turn. Run: `cargo run --release -p tidemark-transport --example links [MIB] [ROUNDS]`.
+//! It owns the measurement that `design/0002-encrypted-bulk.md` quotes: two links in one process, over loopback, files in memory
+//! and warm, ways in turn. Run: `cargo run --release -p tidemark-transport --example links [MIB] [ROUNDS] [WAY]`.
 
 use std::error::Error;
 use std::fs::File;
@@ -68,9 +68,11 @@ fn cpu_seconds() -> f64 {
 
 #[tokio::main]
 async fn main() -> Result<(), Failed> {
-    let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u64>());
-    let bytes = arguments.next().transpose()?.unwrap_or(1024) << 20;
-    let rounds = arguments.next().transpose()?.unwrap_or(3);
+    let mut arguments = std::env::args().skip(1);
+    let mut number = || arguments.next().map(|text| text.parse::<u64>()).transpose();
+    let bytes = number()?.unwrap_or(1024) << 20;
+    let rounds = number()?.unwrap_or(3);
+    let only = arguments.next();
     let giga = f64::from(u32::try_from(bytes >> 20)?) * 1.048_576e-3;
     let folder = std::env::temp_dir().join(format!("tidemark-links-{}", std::process::id()));
     certs::init(&folder, "bench")?;
@@ -79,14 +81,19 @@ async fn main() -> Result<(), Failed> {
     }
     let (from, into) = (Arc::new(memory(bytes)?), Arc::new(Sink(memory(bytes)?)));
     for round in 0..rounds {
-        for (encrypt_bulk, bulk_streams) in
-            [(false, 1), (false, 2), (false, 4), (true, 1), (true, 2), (true, 4)]
-        {
+        let ways = ["plain", "authenticated", "encrypted"];
+        let all = [1, 2].into_iter().flat_map(|streams| ways.map(|way| (way, streams)));
+        for (way, bulk_streams) in all.filter(|(way, _)| only.as_deref().is_none_or(|only| only == *way)) {
             let mut nodes = vec![];
             for node in ["a", "b"] {
                 let identity =
                     Identity { cluster: "bench".into(), node: node.into(), incarnation: 1, start: 1 };
-                let security = Security::Certificates(Certs::load(&folder, "bench", node)?);
+                let security = if way == "plain" {
+                    Security::Insecure { off_loopback: false }
+                } else {
+                    Security::Certificates(Certs::load(&folder, "bench", node)?)
+                };
+                let encrypt_bulk = way == "encrypted";
                 let listen = "127.0.0.1:0".parse()?;
                 let settings = Settings { listen, security, encrypt_bulk, bulk_streams };
                 let link = Tcp::listen(identity, settings, Arc::new(Echo)).await?;
@@ -109,8 +116,7 @@ async fn main() -> Result<(), Failed> {
             call_seconds.sort();
             writeln!(
                 std::io::stdout(),
-                "{round} {:9} {bulk_streams} streams {:5.2} GB/s  CPU s/GB, both ends: {:.3}  call: median {:?} p99 {:?}",
-                if encrypt_bulk { "encrypted" } else { "plain" },
+                "{round} {way:13} {bulk_streams} streams {:5.2} GB/s  CPU s/GB, both ends: {:.3}  call: median {:?} p99 {:?}",
                 giga / seconds,
                 cpu / giga,
                 call_seconds[500],

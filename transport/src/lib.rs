@@ -28,7 +28,7 @@ pub use link::{
 };
 pub use loopback::{Loopback, Network};
 pub use tcp::Tcp;
-pub use token::{NotAToken, TOKEN_ORPHANED_MS, TOKENS_MAX, Token};
+pub use token::{TOKEN_BYTES, TOKEN_ORPHANED_MS, TOKENS_MAX, Token};
 
 /// The credits of one connection: requests that a peer has asked and that are not answered. Enough to hide a round trip
 /// of milliseconds for small calls; the bytes of their bodies have a budget of their own.

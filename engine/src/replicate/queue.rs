@@ -96,7 +96,7 @@ mod tests {
         let all = [Priority::Scrub, Priority::Again, Priority::Again, Priority::Base];
         for (node, priority) in (0..).zip(all) {
             queue.ask(priority, Asked { of: way(node), file: FILE, command: SenderCommand::Hash { op: 1 } });
-            let token = BulkToken([0; 32]);
+            let token = BulkToken([0; 16]);
             queue.push(Push { of: way(node), file: FILE, op: 1, token, chunks: vec![0] });
         }
         let asked: Vec<_> = std::iter::from_fn(|| queue.next_ask()).map(|asked| asked.of.0.0).collect();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tidemark_protocol::file::Seal;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::replication::{Answer, BulkToken};
-use tidemark_transport::{Grant, Peer, Token};
+use tidemark_transport::{Grant, Peer, TOKEN_BYTES, Token};
 
 /// Files that are read by others at once: each keeps a descriptor and its bytes.
 pub const PULLS_MAX: usize = 256;
@@ -21,7 +21,7 @@ const LENT_MOST: Duration = Duration::from_secs(600);
 
 /// What is lent.
 #[derive(Debug, Default)]
-pub(super) struct Pulls(Mutex<BTreeMap<[u8; 32], (String, Duration)>>);
+pub(super) struct Pulls(Mutex<BTreeMap<[u8; TOKEN_BYTES], (String, Duration)>>);
 
 impl Pulls {
     /// Lends the bytes of a seal: of a file of this node, or of a copy. What nobody has looked at since a restart is looked at first.

@@ -1,6 +1,6 @@
-//! The settings of several nodes: where copies lie, how fast they are made, and how long a silent node is waited for.
+//! The settings of several nodes: where copies lie, how fast they are made, how they travel, and how long a silent node is waited for.
 //!
-//! Owns: the keys of `[placement]`, `[replication]` and `[members]`. Does not own: the rules that they are handed to (`protocol`).
+//! Owns: the keys of `[placement]`, `[replication]`, `[links]` and `[members]`. Does not own: the rules that they are handed to (`protocol`).
 
 use super::SettingsError;
 use serde::{Deserialize, Serialize};
@@ -58,6 +58,19 @@ pub struct ReplicationSettings {
 impl Default for ReplicationSettings {
     fn default() -> Self {
         Self { paced: true }
+    }
+}
+
+/// Connections between nodes with certificates. Each node uses its own values.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LinksSettings {
+    pub encrypt_bulk: bool,
+}
+
+impl Default for LinksSettings {
+    fn default() -> Self {
+        Self { encrypt_bulk: true }
     }
 }
 
@@ -127,6 +140,14 @@ mod tests {
         assert!(of("{}").unwrap().paced);
         assert!(!of(r#"{"paced":false}"#).unwrap().paced);
         assert!(of(r#"{"pace":false}"#).unwrap_err().to_string().contains("pace"));
+    }
+
+    #[test]
+    fn files_are_encrypted_on_their_way_unless_the_operator_says_otherwise() {
+        let of = serde_json::from_str::<LinksSettings>;
+        assert!(of("{}").unwrap().encrypt_bulk && crate::settings::Settings::default().links.encrypt_bulk);
+        assert!(!of(r#"{"encrypt_bulk":false}"#).unwrap().encrypt_bulk);
+        assert!(of(r#"{"encrypt":false}"#).unwrap_err().to_string().contains("encrypt"));
     }
 
     #[test]

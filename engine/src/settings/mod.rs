@@ -5,7 +5,7 @@
 
 mod cluster;
 
-pub use cluster::{MembersSettings, PlacementSettings, ReplicationSettings};
+pub use cluster::{LinksSettings, MembersSettings, PlacementSettings, ReplicationSettings};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,6 +24,7 @@ pub struct Settings {
     pub node: NodeSettings,
     pub placement: PlacementSettings,
     pub replication: ReplicationSettings,
+    pub links: LinksSettings,
     pub members: MembersSettings,
     pub mount: MountSettings,
     pub tier1: Tier1Settings,

@@ -135,7 +135,17 @@ impl Peers {
             incarnation: life.incarnation.0,
             start: start.0,
         };
-        let settings = tcp::Settings { listen, security, encrypt_bulk: false, bulk_streams: BULK_STREAMS };
+        let encrypt_bulk = settings.links.encrypt_bulk;
+        tracing::info!(
+            bytes = match (&security, encrypt_bulk) {
+                (Security::Insecure { .. }, _) => "plain",
+                (Security::Certificates(_), true) => "encrypted",
+                (Security::Certificates(_), false) =>
+                    "authenticated, and readable where the other node allows it",
+            },
+            "how the bytes of files travel between nodes"
+        );
+        let settings = tcp::Settings { listen, security, encrypt_bulk, bulk_streams: BULK_STREAMS };
         let link = Tcp::listen(identity, settings, Arc::clone(&service) as Arc<_>)
             .await
             .context("other nodes cannot be heard")

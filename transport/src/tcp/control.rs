@@ -197,12 +197,7 @@ async fn write(to: impl AsyncWrite + Unpin, mut words: mpsc::Receiver<Word>) -> 
 }
 
 /// The answering end: serves one connection until it ends.
-pub(crate) async fn answer(
-    node: &Arc<Node>,
-    mut stream: Stream,
-    hello: Hello,
-    nonce: [u8; 32],
-) -> io::Result<()> {
+pub(crate) async fn answer(node: &Arc<Node>, mut stream: Stream, hello: Hello) -> io::Result<()> {
     let peer = listen::peer(&hello);
     let admitted = match node.peers.admit(&peer, Side::Theirs) {
         Ok(admitted) => admitted,
@@ -211,7 +206,7 @@ pub(crate) async fn answer(
             return listen::sorry(stream, why).await;
         }
     };
-    listen::welcome(node, &mut stream, nonce).await?;
+    listen::welcome(node, &mut stream, true).await?;
     node.service.saw_epoch(&peer, hello.epoch);
     let (answers, waiting) = mpsc::channel(CALLS_IN_FLIGHT_MAX);
     let (reading, writing) = tokio::io::split(stream);

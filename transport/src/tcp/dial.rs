@@ -70,9 +70,6 @@ async fn steps(node: &Node, to: &Address, purpose: Purpose) -> Result<(Stream, W
     stream::configure(&socket)?;
     let mut stream = match &node.settings.security {
         Security::Insecure { .. } => Stream::Plain(socket),
-        Security::Certificates(_) if purpose == Purpose::Bulk && !node.settings.encrypt_bulk => {
-            Stream::Plain(socket)
-        }
         Security::Certificates(certs) => {
             let connector = TlsConnector::from(std::sync::Arc::clone(&certs.client));
             let stream = connector.connect(server_name(&to.node)?, socket).await.map_err(|error| {
@@ -99,6 +96,12 @@ async fn steps(node: &Node, to: &Address, purpose: Purpose) -> Result<(Stream, W
         }
         Answer::Welcome(welcome) if welcome.identity.node != to.node => {
             Err(Mismatch::OtherNode { wanted: to.node.clone(), found: welcome.identity.node }.into())
+        }
+        // Its owner's word alone does not make our bytes readable on the way.
+        Answer::Welcome(Welcome { encrypts: false, .. })
+            if purpose == Purpose::Bulk && matches!(stream, Stream::Tls(_)) =>
+        {
+            Err(Mismatch::NotALink("it does not encrypt bytes that this node encrypts".into()).into())
         }
         Answer::Welcome(welcome) => Ok((stream, welcome)),
     }

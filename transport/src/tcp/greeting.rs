@@ -17,8 +17,9 @@ use crate::error::Mismatch;
 use crate::link::Identity;
 use crate::names::is_name;
 
-/// Rises when an older node could not understand a newer one.
-pub const VERSION: u16 = 1;
+/// Rises when an older node could not understand a newer one. Since 2 a bulk connection begins as TLS where nodes have
+/// certificates, and requests on it are not signed.
+pub const VERSION: u16 = 2;
 
 const MAGIC: &[u8; 8] = b"tidelink";
 
@@ -40,6 +41,8 @@ pub enum Purpose {
     Control,
     /// The bytes of files.
     Bulk,
+    /// The bytes of files, and the opener's owner allows them to travel unencrypted.
+    OpenBulk,
 }
 
 /// What the node that opens a connection says.
@@ -64,8 +67,8 @@ pub struct Welcome {
     pub epoch: u64,
     /// How many requests it takes at a time on this connection.
     pub credits: u16,
-    /// Drawn for this connection: requests for bytes are signed together with it.
-    pub nonce: [u8; 32],
+    /// Whether what follows on a bulk connection between nodes with certificates is encrypted, or only authenticated.
+    pub encrypts: bool,
 }
 
 /// The answer to a hello.
@@ -83,6 +86,7 @@ impl Hello {
         let mut body = vec![match self.purpose {
             Purpose::Control => 1,
             Purpose::Bulk => 2,
+            Purpose::OpenBulk => 3,
         }];
         put_identity(&mut body, &self.identity);
         put_number(&mut body, self.epoch);
@@ -99,6 +103,7 @@ impl Hello {
         let purpose = match rest.byte()? {
             1 => Purpose::Control,
             2 => Purpose::Bulk,
+            3 => Purpose::OpenBulk,
             other => return Err(Mismatch::NotALink(format!("purpose {other} is unknown"))),
         };
         let (identity, epoch, wanted) = (rest.identity()?, rest.number()?, rest.name()?);
@@ -132,7 +137,7 @@ impl Answer {
                 put_identity(&mut body, &welcome.identity);
                 put_number(&mut body, welcome.epoch);
                 body.extend_from_slice(&welcome.credits.to_le_bytes());
-                body.extend_from_slice(&welcome.nonce);
+                body.push(u8::from(welcome.encrypts));
             }
             Self::Sorry(why) => put_mismatch(&mut body, why),
         }
@@ -151,7 +156,11 @@ impl Answer {
                 identity: rest.identity()?,
                 epoch: rest.number()?,
                 credits: u16::from_le_bytes(rest.array()?),
-                nonce: rest.array()?,
+                encrypts: match rest.byte()? {
+                    0 => false,
+                    1 => true,
+                    other => return Err(Mismatch::NotALink(format!("protection {other} is unknown"))),
+                },
             };
             return rest.end(Self::Welcome(welcome));
         }
@@ -323,13 +332,13 @@ mod tests {
     proptest! {
         #[test]
         fn greetings_read_back_as_they_were_written(
-            identity in identity(), epoch: u64, credits: u16, nonce: [u8; 32], text in "\\PC{0,40}", bulk: bool
+            identity in identity(), epoch: u64, credits: u16, encrypts: bool, text in "\\PC{0,40}", purpose in 0..3_usize
         ) {
-            let purpose = if bulk { Purpose::Bulk } else { Purpose::Control };
+            let purpose = [Purpose::Control, Purpose::Bulk, Purpose::OpenBulk][purpose];
             let wanted = identity.node.clone();
             let hello = Hello { purpose, identity: identity.clone(), epoch, wanted };
             prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-            let welcome = Answer::Welcome(Welcome { identity, epoch, credits, nonce });
+            let welcome = Answer::Welcome(Welcome { identity, epoch, credits, encrypts });
             prop_assert!(welcome.encode().len() <= BODY_BYTES_MAX);
             prop_assert_eq!(Answer::decode(&welcome.encode()), Ok(welcome));
             for why in [

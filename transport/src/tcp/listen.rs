@@ -1,19 +1,20 @@
 //! Answering: accepting connections, checking who opens them, and handing them on.
 //!
-//! It owns the listener, the first byte that tells TLS from plain, and the limits on strangers. It does not own what
-//! happens on a connection afterwards (`control`, `bulk`).
+//! It owns the listener and the first byte that tells TLS from plain. It does not own the limits on who has proven nothing
+//! (`strangers`), nor what happens on a connection afterwards (`control`, `bulk`).
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
 use super::greeting::{self, Answer, Hello, Purpose, VERSION, Welcome};
+use super::strangers::Stranger;
 use super::stream::{self, Stream};
 use super::{Node, Security, bulk, control};
 use crate::CALLS_IN_FLIGHT_MAX;
@@ -21,15 +22,13 @@ use crate::error::Mismatch;
 use crate::link::Peer;
 use crate::names::proves;
 
-/// Connections that have not said who they are; each may hold a descriptor and some KiB for [`GREETING`]. All nodes of
-/// a large cluster may come at once after an outage; those beyond wait in the kernel's queue.
-const STRANGERS_MAX: usize = 256;
-
-/// From accepting to the end of the greeting.
+/// From accepting to the end of the greeting: two lost packets fit. One that takes longer than a handshake may have to give
+/// way before.
 const GREETING: Duration = Duration::from_secs(5);
 
 /// Connections that carry bytes, of all peers: some streams each from the few nodes that a node is paired with. Each
-/// holds three descriptors.
+/// holds a descriptor and half a MiB, or three descriptors where it is plain. Where nodes have certificates only a peer
+/// takes one.
 const BULK_MAX: usize = 512;
 
 /// How long to rest when the system gives no more descriptors.
@@ -38,13 +37,13 @@ const REST: Duration = Duration::from_millis(50);
 /// Accepts until the link closes.
 pub(crate) async fn listen(node: Arc<Node>, listener: TcpListener) {
     let mut closed = node.closed.subscribe();
-    let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
     let bulk = Arc::new(Semaphore::new(BULK_MAX));
     let accepting = async {
         loop {
-            let Ok(stranger) = Arc::clone(&strangers).acquire_owned().await else { return };
+            node.strangers.room().await;
             match listener.accept().await {
                 Ok((socket, address)) => {
+                    let Some(stranger) = node.strangers.admit(address.ip(), Instant::now()) else { continue };
                     tokio::spawn(guest(Arc::clone(&node), socket, address, stranger, Arc::clone(&bulk)));
                 }
                 Err(error) => {
@@ -66,20 +65,26 @@ async fn guest(
     node: Arc<Node>,
     socket: TcpStream,
     address: SocketAddr,
-    stranger: OwnedSemaphorePermit,
+    mut stranger: Stranger,
     bulk: Arc<Semaphore>,
 ) {
     let mut closed = node.closed.subscribe();
     let greeting = tokio::time::timeout(GREETING, greet(&node, socket, address));
     let greeted = tokio::select! {
         _ = closed.wait_for(|closed| *closed) => return,
+        () = stranger.gives_way() => {
+            tracing::debug!(%address, "a connection that had proven nothing gave way to another");
+            return;
+        }
         greeted = greeting => greeted,
     };
     drop(stranger);
-    let (stream, hello, nonce) = match greeted {
+    let (stream, hello) = match greeted {
         Ok(Ok(greeted)) => greeted,
         Ok(Err(failure)) => {
-            tracing::warn!(%address, %failure, "a connection was refused");
+            if node.strangers.may_log(address.ip()) {
+                tracing::warn!(%address, %failure, "a connection was refused");
+            }
             return;
         }
         Err(_) => {
@@ -89,9 +94,9 @@ async fn guest(
     };
     let serving = async {
         match hello.purpose {
-            Purpose::Control => control::answer(&node, stream, hello, nonce).await,
-            Purpose::Bulk => match bulk.try_acquire() {
-                Ok(_slot) => bulk::serve(&node, stream, hello, nonce).await,
+            Purpose::Control => control::answer(&node, stream, hello).await,
+            Purpose::Bulk | Purpose::OpenBulk => match bulk.try_acquire() {
+                Ok(_slot) => bulk::serve(&node, stream, hello).await,
                 Err(_) => sorry(stream, Mismatch::Busy).await,
             },
         }
@@ -100,13 +105,17 @@ async fn guest(
         _ = closed.wait_for(|closed| *closed) => return,
         served = serving => served,
     };
-    if let Err(failure) = served {
-        tracing::debug!(%address, %failure, "a connection ended");
+    match served {
+        Err(failure) if failure.kind() == io::ErrorKind::InvalidData => {
+            tracing::warn!(%address, %failure, "a connection was ended: what came is not what a peer says");
+        }
+        Err(failure) => tracing::debug!(%address, %failure, "a connection ended"),
+        Ok(()) => {}
     }
 }
 
 /// TLS and the hello. The answer is said by who takes the connection over, when it agrees too.
-async fn greet(node: &Node, socket: TcpStream, address: SocketAddr) -> io::Result<(Stream, Hello, [u8; 32])> {
+async fn greet(node: &Node, socket: TcpStream, address: SocketAddr) -> io::Result<(Stream, Hello)> {
     stream::configure(&socket)?;
     let mut first = [0];
     if socket.peek(&mut first).await? == 0 {
@@ -120,10 +129,7 @@ async fn greet(node: &Node, socket: TcpStream, address: SocketAddr) -> io::Resul
         }
         _ => Stream::Plain(socket),
     };
-    let (stream, hello) = judge(node, stream, address, plain).await?;
-    let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce).expect("the kernel has random numbers");
-    Ok((stream, hello, nonce))
+    judge(node, stream, address, plain).await
 }
 
 async fn judge(
@@ -166,10 +172,6 @@ fn allowed(
             let missing = || Mismatch::Certificate("there is none".into());
             proves(certificate.ok_or_else(missing)?, &node.identity.cluster, &hello.identity.node)
         }
-        // Plain bulk: the token proves the right to each piece.
-        (Security::Certificates(_), _) if hello.purpose == Purpose::Bulk && !node.settings.encrypt_bulk => {
-            Ok(())
-        }
         (Security::Certificates(_), _) => Err(Mismatch::Certificate(format!(
             "this node wants one, and the connection is {}",
             if plain { "plain" } else { "unknown" }
@@ -183,11 +185,11 @@ pub(crate) async fn sorry(mut stream: Stream, why: Mismatch) -> io::Result<()> {
     stream.shutdown().await
 }
 
-/// Says yes.
-pub(crate) async fn welcome(node: &Node, stream: &mut Stream, nonce: [u8; 32]) -> io::Result<()> {
+/// Says yes, and whether what follows is encrypted.
+pub(crate) async fn welcome(node: &Node, stream: &mut Stream, encrypts: bool) -> io::Result<()> {
     let credits = u16::try_from(CALLS_IN_FLIGHT_MAX).expect("few");
     let identity = node.identity.clone();
-    let welcome = Welcome { identity, epoch: node.service.epoch(), credits, nonce };
+    let welcome = Welcome { identity, epoch: node.service.epoch(), credits, encrypts };
     greeting::say(stream, &Answer::Welcome(welcome).encode()).await
 }
 

@@ -1,8 +1,8 @@
 //! Links over TCP: words on control connections, bytes on connections of their own.
 //!
 //! It owns a node's end: its settings, the connections it has open, and when to try again. The steps are in the files:
-//! `greeting` (first words), `listen` and `dial` (a connection comes to be), `control` (words), `bulk` (bytes), `stream`
-//! (plain or TLS).
+//! `greeting` (first words), `listen` and `dial` (a connection comes to be), `strangers` (limits until it is proven whose it
+//! is), `control` (words), `bulk` (bytes), `stream` (plain or TLS).
 //!
 //! ```text
 //!   node A                                     node B
@@ -16,6 +16,7 @@ mod control;
 mod dial;
 pub mod greeting;
 mod listen;
+mod strangers;
 mod stream;
 
 use std::collections::HashMap;
@@ -34,6 +35,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use self::control::{Control, REQUEST_UNITS};
 use self::greeting::Purpose;
+use self::strangers::Strangers;
 use crate::TELL_CONNECTS;
 use crate::certs::Certs;
 use crate::error::{LinkError, Mismatch, check_body};
@@ -60,7 +62,7 @@ pub const BULK_STREAMS_MAX: usize = 8;
 /// How connections prove who speaks.
 #[derive(Debug, Clone)]
 pub enum Security {
-    /// Mutual TLS on control connections, and on bulk ones when [`Settings::encrypt_bulk`] says so.
+    /// Mutual TLS on every connection; [`Settings::encrypt_bulk`] says what becomes of those that carry bytes.
     Certificates(Certs),
     /// Nothing is proved or hidden.
     Insecure {
@@ -77,9 +79,9 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// Who may speak.
     pub security: Security,
-    /// Whether bytes of files are encrypted too. Must be the same on all nodes. Off, they can be read on the way; what
-    /// is changed on the way is for the caller to find, by checksums that came in a call. Costs about as much CPU
-    /// again as moving them does (design 0001).
+    /// Whether bytes of files are encrypted. Off, they can be read on the way where both ends have it off; what is changed on the
+    /// way is found by either end's keyed checksums and refused. Without certificates bytes are neither encrypted nor
+    /// authenticated, whatever this says. Design 0002 has what it costs.
     pub encrypt_bulk: bool,
     /// Connections that one push or pull uses side by side, 1 to [`BULK_STREAMS_MAX`]. More than one helps where one
     /// core of the receiver, or one connection's share of the network, is the limit.
@@ -123,6 +125,7 @@ pub(crate) struct Node {
     closed: watch::Sender<bool>,
     /// The budget of requests that were taken in, in units of a KiB.
     request_units: Arc<Semaphore>,
+    strangers: Arc<Strangers>,
     slots: Mutex<HashMap<Address, Slot>>,
     pool: bulk::Pool,
 }
@@ -168,9 +171,11 @@ impl Tcp {
         let address = listener.local_addr().map_err(bind)?;
         let tokens = Arc::new(Tokens::default());
         let (closed, _) = watch::channel(false);
+        let strangers = Strangers::new(matches!(settings.security, Security::Certificates(_)));
         let node = Arc::new(Node {
             identity,
             settings,
+            strangers,
             peers: Peers::new(Arc::clone(&service), Arc::clone(&tokens)),
             service,
             tokens,
@@ -278,6 +283,9 @@ async fn keep_house(node: Arc<Node>) {
         let now = std::time::Instant::now();
         node.tokens.sweep(now);
         node.pool.sweep(now);
+        if let Some((refused, address)) = node.strangers.take_refused() {
+            tracing::warn!(refused, last = %address, "connections that had proven nothing were closed, more than are logged one by one");
+        }
     }
 }
 

@@ -144,10 +144,10 @@ pub(crate) async fn a_revoked_token_is_refused(kind: Kind) {
     let error = push(&a, &b, token, &from, &one(9..20)).await.expect_err("revoked");
     assert_eq!(error.kind(), LinkErrorKind::NotFound);
     assert_eq!(refusal(Err(error)), TokenRefusal::Unknown);
-    let mut forged = receive(&b, "a", &into, SIZE).to_bytes();
-    forged[20] ^= 1;
-    let forged = Token::from_bytes(forged);
-    assert_eq!(refusal(push(&a, &b, forged, &from, &one(9..20)).await), TokenRefusal::Unknown);
+    let mut other = receive(&b, "a", &into, SIZE).to_bytes();
+    other[10] ^= 1;
+    let other = Token::from_bytes(other);
+    assert_eq!(refusal(push(&a, &b, other, &from, &one(9..20)).await), TokenRefusal::Unknown);
     assert_eq!(into.landed_bytes(), 9);
     assert_eq!(into.read(9..20), [0; 11]);
 }

@@ -14,7 +14,7 @@ macro_rules! every_link {
     ($($module:ident :: $test:ident),* $(,)?) => {
         every_link!(@ loopback Loopback: $($module::$test),*);
         every_link!(@ plain Plain: $($module::$test),*);
-        every_link!(@ certificates Certificates: $($module::$test),*);
+        every_link!(@ authenticated Authenticated: $($module::$test),*);
         every_link!(@ encrypted Encrypted: $($module::$test),*);
         every_link!(@ streams Streams: $($module::$test),*);
         every_link!(@ faulty Faulty: $($module::$test),*);

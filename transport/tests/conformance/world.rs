@@ -29,7 +29,7 @@ pub(crate) const AMPLE: Duration = Duration::from_secs(20);
 pub(crate) enum Kind {
     Loopback,
     Plain,
-    Certificates,
+    Authenticated,
     Encrypted,
     Streams,
     Faulty,
@@ -52,7 +52,7 @@ pub(crate) struct Node {
 impl World {
     pub(crate) fn new(kind: Kind) -> Self {
         let certs = tempfile::tempdir().expect("a folder");
-        if matches!(kind, Kind::Certificates | Kind::Encrypted) {
+        if matches!(kind, Kind::Authenticated | Kind::Encrypted) {
             certs::init(certs.path(), "blue").expect("an authority");
         }
         Self { kind, network: Network::new(), certs, joined: AtomicU64::new(0) }
@@ -127,7 +127,7 @@ impl World {
     }
 
     pub(crate) fn proves_names(&self) -> bool {
-        matches!(self.kind, Kind::Certificates | Kind::Encrypted)
+        matches!(self.kind, Kind::Authenticated | Kind::Encrypted)
     }
 }
 

@@ -24,15 +24,9 @@ pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 const _: () =
     assert!(SMALL_BYTES < MESSAGE_BYTES_MAX as u64 / 4, "a small file leaves room for its attributes");
 
-/// The one-time token of a bulk transfer, as the link made it. Its `Debug` says nothing: who knows it may move bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BulkToken(pub [u8; 32]);
-
-impl std::fmt::Debug for BulkToken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("BulkToken")
-    }
-}
+/// The name of what a node may move the bytes of, as the link made it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BulkToken(pub [u8; 16]);
 
 /// What a copy is a copy of, besides its bytes: enough to put the file back under its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -100,7 +100,7 @@ impl Partner {
                     }
                     LandingCommand::Grant { .. } => {
                         self.tokens = self.tokens.wrapping_add(1);
-                        let token = BulkToken([self.tokens; 32]);
+                        let token = BulkToken([self.tokens; 16]);
                         self.token = Some(token);
                         LandingEvent::Granted(token)
                     }
@@ -437,7 +437,7 @@ proptest! {
 #[test]
 fn a_length_that_lies_takes_no_memory() {
     // The tag of `Small`'s neighbour `Keep` with a list of 2^60 checksums.
-    let mut bytes = encode(&Answer::Ready { have: Vec::new(), token: BulkToken([0; 32]) }).unwrap();
+    let mut bytes = encode(&Answer::Ready { have: Vec::new(), token: BulkToken([0; 16]) }).unwrap();
     assert_eq!(bytes[1], 0, "the length of the list");
     bytes.splice(1..2, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f]);
     assert!(matches!(decode::<Answer>(&bytes), Err(MessageError::Malformed { .. })));

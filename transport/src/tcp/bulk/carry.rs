@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use futures::future::{Either, select, try_join_all};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::halves::{Failure, split};
 use super::pool::Connection;
 use super::serve::PIECE;
-use super::wire::{REPLY_BYTES, Reply, Request, Series};
+use super::wire::{REPLY_BYTES, Reply, Request};
 use crate::error::{LinkError, TokenRefusal};
 use crate::link::{Address, BytesSink, BytesSource, Pace, Unpaced, local};
 use crate::range::{Landed, PIECE_BYTES, pieces};
@@ -30,6 +30,10 @@ const ON_THE_WAY_MAX: usize = 16;
 
 /// How long to go on hearing after sending failed.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Pauses in milliseconds before a connection that was closed amid its greeting is opened again. In all they are longer than one
+/// that proves nothing keeps a newcomer from the other end (`strangers`).
+const AGAIN_AFTER_MS: [u64; 6] = [10, 20, 40, 80, 160, 320];
 
 /// Pushes ranges of a file. See [`Link::push`](crate::Link::push).
 pub(crate) async fn push(
@@ -169,12 +173,42 @@ async fn stream(node: &Arc<Node>, transfer: &Transfer<'_>) -> Result<(), Stop> {
             Err(stop) => return Err(stop),
         }
     }
-    let (stream, welcome) = dial::dial(node, transfer.with, Purpose::Bulk).await.map_err(Stop::Dial)?;
-    let (receiving, sending) = split(stream);
-    let mut fresh = Connection { receiving, sending, series: Series::new(welcome.nonce) };
+    let mut fresh = open(node, transfer.with).await?;
     over(&mut fresh, transfer, &Mutex::default()).await?;
     node.pool.put(transfer.with, fresh, Instant::now());
     Ok(())
+}
+
+/// Opens a connection.
+async fn open(node: &Arc<Node>, to: &Address) -> Result<Connection, Stop> {
+    let purpose = if node.settings.encrypt_bulk { Purpose::Bulk } else { Purpose::OpenBulk };
+    let permits = node.pool.opening(to);
+    let _permit = permits.acquire().await.expect("these permits are never taken back");
+    let mut pauses = AGAIN_AFTER_MS.into_iter();
+    let (stream, welcome) = loop {
+        match dial::dial(node, to, purpose).await {
+            Ok(opened) => break opened,
+            Err(error) => {
+                let pause = pauses.next().filter(|_| was_closed(&error));
+                let Some(pause) = pause else { return Err(Stop::Dial(error)) };
+                sleep(Duration::from_millis(pause)).await;
+            }
+        }
+    };
+    let (receiving, sending) = split(stream, welcome.encrypts).map_err(Stop::Connection)?;
+    Ok(Connection { receiving, sending })
+}
+
+/// Whether the other end, or something before it, took the connection and closed it without a word.
+fn was_closed(error: &LinkError) -> bool {
+    let LinkError::Unreachable { source, .. } = error else { return false };
+    matches!(
+        source.kind(),
+        io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::UnexpectedEof
+    )
 }
 
 /// Asks for pieces on one side and hears of them on the other, so that the connection is never empty.
@@ -183,7 +217,7 @@ async fn over(
     transfer: &Transfer<'_>,
     on_the_way: &Mutex<VecDeque<Range<u64>>>,
 ) -> Result<(), Stop> {
-    let Connection { receiving, sending, series } = connection;
+    let Connection { receiving, sending } = connection;
     let way = || on_the_way.lock().unwrap_or_else(PoisonError::into_inner);
     let (asked, mut heard) = mpsc::channel::<Range<u64>>(ON_THE_WAY_MAX);
     let asking = async move {
@@ -191,7 +225,8 @@ async fn over(
             let Some(range) = transfer.next() else { return Ok(()) };
             way().push_back(range.clone());
             transfer.pace.take(range.end - range.start).await;
-            let request = Request::encode(transfer.ours.direction(), transfer.token, &range, series);
+            let direction = transfer.ours.direction();
+            let request = Request { direction, token: transfer.token, range: range.clone() }.encode();
             // Told before it is sent: the answer may be there at once.
             place.send(range.clone());
             let sent = async {

@@ -1,13 +1,17 @@
 //! The bytes of files, on connections of their own, so that words never wait behind them.
 //!
-//! It owns the map: `wire` (what is asked for and confirmed), `halves` (bytes between a socket and a file), `carry`
-//! (pushing and pulling), `serve` (the other end), `pool` (connections that wait for the next transfer).
+//! It owns the map: `wire` (what is asked for and confirmed), `halves` (bytes between a socket and a file, which are
+//! `encrypted`, `authenticated`, or, without certificates, `plain`), `carry` (pushing and pulling), `serve` (the other end),
+//! `pool` (connections that wait for the next transfer).
 //!
-//! One connection carries pieces of any number of files, one after another. Each piece is asked for under a token and
-//! signed with it, and confirmed when it is in the file; some are on the way at a time.
+//! One connection carries pieces of any number of files, one after another. Each piece is asked for under a token, and
+//! confirmed when it is in the file; some are on the way at a time.
 
+mod authenticated;
 mod carry;
+mod encrypted;
 mod halves;
+mod plain;
 mod pool;
 mod serve;
 mod wire;

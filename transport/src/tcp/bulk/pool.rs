@@ -1,15 +1,17 @@
 //! Bulk connections that wait for the next transfer, so that a small file does not pay for opening one.
 //!
-//! It owns how many wait and for how long. Time is an argument.
+//! It owns how many wait and for how long, and how many are opened at a time. Time is an argument.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Semaphore;
+
 use super::halves::{Receiving, Sending};
-use super::wire::Series;
 use crate::link::Address;
 use crate::tcp::BULK_STREAMS_MAX;
+use crate::tcp::strangers::UNPROVEN_PER_ORIGIN_MAX;
 
 /// How long one waits. Shorter than the other end's patience (`serve`), so that it is we who close it.
 const WAITS: Duration = Duration::from_secs(10);
@@ -17,12 +19,20 @@ const WAITS: Duration = Duration::from_secs(10);
 /// Connections that wait for one address: as many as one transfer uses.
 const WAITING_MAX: usize = BULK_STREAMS_MAX;
 
+/// Connections to one address that are opened at a time. A restore may want a hundred at once; a handshake takes milliseconds,
+/// and the other end takes more than its share from one address for strangers.
+const OPENED_AT_ONCE_MAX: usize = 8;
+
+const _: () = assert!(
+    3 * (OPENED_AT_ONCE_MAX + 1) <= UNPROVEN_PER_ORIGIN_MAX,
+    "three nodes on one machine, with their control connections"
+);
+
 /// A bulk connection at the end that opened it.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) receiving: Receiving,
     pub(crate) sending: Sending,
-    pub(crate) series: Series,
 }
 
 /// The connections that wait.
@@ -32,6 +42,7 @@ pub(crate) struct Pool(Mutex<Waiting>);
 #[derive(Debug, Default)]
 struct Waiting {
     of: HashMap<Address, Vec<(Instant, Connection)>>,
+    opening: HashMap<Address, Arc<Semaphore>>,
     closed: bool,
 }
 
@@ -58,8 +69,16 @@ impl Pool {
         }
     }
 
+    /// Returns the permits to open a connection to an address.
+    pub(crate) fn opening(&self, to: &Address) -> Arc<Semaphore> {
+        let permits = || Arc::new(Semaphore::new(OPENED_AT_ONCE_MAX));
+        Arc::clone(self.waiting().opening.entry(to.clone()).or_insert_with(permits))
+    }
+
     pub(crate) fn sweep(&self, now: Instant) {
-        self.waiting().of.retain(|_, waiting| {
+        let mut pool = self.waiting();
+        pool.opening.retain(|_, permits| Arc::strong_count(permits) > 1);
+        pool.of.retain(|_, waiting| {
             waiting.retain(|(since, connection)| {
                 now.saturating_duration_since(*since) < WAITS && connection.receiving.is_quiet()
             });

@@ -10,17 +10,17 @@ use rustix::io::Errno;
 use tokio::time::timeout;
 
 use super::halves::{Failure, Receiving, Sending, split};
-use super::wire::{REPLY_BYTES, REQUEST_BYTES, Reply, Request, Series};
+use super::wire::{REPLY_BYTES, REQUEST_BYTES, Reply, Request};
 use crate::error::TokenRefusal;
 use crate::link::Grant;
-use crate::tcp::greeting::Hello;
+use crate::tcp::greeting::{Hello, Purpose};
 use crate::tcp::stream::Stream;
 use crate::tcp::{Node, listen};
 
-/// How long a connection may take to show that it holds a token. Anybody may open one.
+/// How long a connection that proved no name may take to show that it holds a token.
 const FIRST: Duration = Duration::from_secs(30);
 
-/// How long one that did may wait for its next request: a pace may hold bytes back for minutes. That the other machine is
+/// How long one of a peer may wait for its next request: a pace may hold bytes back for minutes. That the other machine is
 /// gone is noticed long before.
 const IDLE: Duration = Duration::from_secs(600);
 
@@ -32,28 +32,20 @@ pub(crate) const PIECE: Duration = Duration::from_secs(30);
 const REFUSALS_MAX: usize = 64;
 
 /// Serves one connection until it ends.
-pub(crate) async fn serve(
-    node: &Arc<Node>,
-    mut stream: Stream,
-    hello: Hello,
-    nonce: [u8; 32],
-) -> io::Result<()> {
-    listen::welcome(node, &mut stream, nonce).await?;
-    let (mut receiving, mut sending) = split(stream);
-    let mut series = Series::new(nonce);
-    let (mut refusals, mut patience) = (0, FIRST);
+pub(crate) async fn serve(node: &Arc<Node>, mut stream: Stream, hello: Hello) -> io::Result<()> {
+    let (encrypts, mut patience) = match stream {
+        Stream::Plain(_) => (false, FIRST),
+        Stream::Tls(_) => (node.settings.encrypt_bulk || hello.purpose == Purpose::Bulk, IDLE),
+    };
+    listen::welcome(node, &mut stream, encrypts).await?;
+    let (mut receiving, mut sending) = split(stream, encrypts)?;
+    let mut refusals = 0;
     while refusals < REFUSALS_MAX {
         let request = timeout(patience, receiving.header::<REQUEST_BYTES>()).await;
-        let Ok(Some(signed)) = request.unwrap_or(Ok(None)) else { return Ok(()) };
-        let request = Request::decode(&signed)?;
-        let token = node.tokens.find(request.token_id);
-        let is_signed = Request::is_signed(&signed, token.ok(), &mut series);
-        let checked = token.and_then(|token| {
-            if !is_signed {
-                return Err(TokenRefusal::Unknown);
-            }
-            node.tokens.check(token, &hello.identity.node, request.direction, &request.range)
-        });
+        let Some(request) = request.unwrap_or(Ok(None))? else { return Ok(()) };
+        let request = Request::decode(&request)?;
+        let checked =
+            node.tokens.check(request.token, &hello.identity.node, request.direction, &request.range);
         let (request, piece) =
             (&request, timeout(PIECE, answer(checked, &request, &mut receiving, &mut sending)));
         let said = piece.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
@@ -132,7 +124,6 @@ mod tests {
     use super::*;
     use crate::link::{Address, BytesSink, Identity, Link, Peer, Service};
     use crate::range::PIECE_BYTES;
-    use crate::tcp::greeting::Purpose;
     use crate::tcp::{Security, Settings, Tcp, dial};
     use crate::token::{Direction, Token};
     use bytes::Bytes;
@@ -198,10 +189,9 @@ mod tests {
         let sink = Sink::new(tempfile::tempfile().expect("a file"));
         let into = Arc::clone(&sink) as Arc<dyn BytesSink>;
         let token = b.grant("a", Grant::Receive { into, limit_bytes: PIECE_BYTES });
-        let (stream, welcome) = dial::dial(&a.node, &to, Purpose::Bulk).await.expect("welcome");
-        let (receiving, mut sending) = split(stream);
-        let mut series = Series::new(welcome.nonce);
-        let request = Request::encode(Direction::Receive, token, &(0..PIECE_BYTES), &mut series);
+        let (stream, _) = dial::dial(&a.node, &to, Purpose::Bulk).await.expect("welcome");
+        let (receiving, mut sending) = split(stream, false).expect("a connection");
+        let request = Request { direction: Direction::Receive, token, range: 0..PIECE_BYTES }.encode();
         sending.header(&request, false).await.expect("sent");
         sending.header(&vec![9; 300_000], false).await.expect("sent");
         let lie_there = || sink.0.metadata().expect("a file").len() > 0;
@@ -227,9 +217,8 @@ mod tests {
         let full = b.grant("a", Grant::Receive { into: full, limit_bytes });
         let receive =
             b.grant("a", Grant::Receive { into: Arc::clone(&good) as Arc<dyn BytesSink>, limit_bytes });
-        let (stream, welcome) = dial::dial(&a.node, &to, Purpose::Bulk).await.expect("welcome");
-        let (mut receiving, mut sending) = split(stream);
-        let mut series = Series::new(welcome.nonce);
+        let (stream, _) = dial::dial(&a.node, &to, Purpose::Bulk).await.expect("welcome");
+        let (mut receiving, mut sending) = split(stream, false).expect("a connection");
         let bytes = vec![9; usize::try_from(PIECE_BYTES).expect("small")];
         for (token, expected) in [
             (Token::random(), Err(TokenRefusal::Unknown)),
@@ -237,7 +226,7 @@ mod tests {
             (receive, Ok(())),
         ] {
             let range = 0..PIECE_BYTES;
-            let request = Request::encode(Direction::Receive, token, &range, &mut series);
+            let request = Request { direction: Direction::Receive, token, range: range.clone() }.encode();
             let (sent, reply) = tokio::join!(
                 async {
                     sending.header(&request, false).await?;

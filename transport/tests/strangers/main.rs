@@ -1,6 +1,10 @@
 //! Links over TCP among strangers: wrong certificates, other versions, garbage, cut connections.
 //!
-//! It owns what only a real socket can show. What every link does is in `conformance`.
+//! It owns what only a real socket can show: who may speak here, what somebody on the way sees and changes (`on_the_way`), and
+//! what connections cost that say nothing (`silent`). What every link does is in `conformance`.
+
+mod on_the_way;
+mod silent;
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -155,9 +159,14 @@ async fn plain_and_certified_nodes_do_not_speak() {
     // A TLS hello is no greeting; the plain node closes. That may be a node that is just ending, so it is tried again.
     let error = safe.link.call(&plain.address, "hello".into(), Duration::from_millis(300)).await;
     assert!(matches!(error, Err(LinkError::Unreachable { .. } | LinkError::Handshake { .. })), "{error:?}");
-    // Where bytes are to be encrypted, a plain connection for them is refused too.
-    let (_, answer) = greeted(&safe.address, &hello(Purpose::Bulk, "a", &safe.address), VERSION).await;
-    assert!(matches!(Answer::decode(&answer), Ok(Answer::Sorry(Mismatch::Certificate(_)))));
+    // Nor is a plain connection for bytes taken, also where they need not be encrypted.
+    let open = node("c", certified(folder.path(), "c"), false).await;
+    for to in [&safe.address, &open.address] {
+        for purpose in [Purpose::Bulk, Purpose::OpenBulk] {
+            let (_, answer) = greeted(to, &hello(purpose, "a", to), VERSION).await;
+            assert!(matches!(Answer::decode(&answer), Ok(Answer::Sorry(Mismatch::Certificate(_)))));
+        }
+    }
 }
 
 #[tokio::test]
@@ -183,6 +192,11 @@ async fn another_version_is_named_by_both_ends() {
     let a = node("a", PLAIN, false).await;
     // The head of the answer, checked inside, says which version we speak.
     let (mut stream, _) = greeted(&a.address, &hello(Purpose::Control, "b", &a.address), VERSION + 1).await;
+    assert!(ended(&mut stream).await);
+    // A node of the first version opened plain connections for bytes, whatever certificates it had.
+    let folder = tempfile::tempdir().expect("a folder");
+    let safe = node("a", certified(folder.path(), "a"), true).await;
+    let (mut stream, _) = greeted(&safe.address, &hello(Purpose::Bulk, "b", &safe.address), 1).await;
     assert!(ended(&mut stream).await);
 
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
