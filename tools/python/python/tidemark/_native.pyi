@@ -1,0 +1,47 @@
+"""The native half: what touches every byte, with the interpreter's lock released."""
+
+from typing import final
+
+@final
+class Archive:
+    """One archive as ``torch.save`` writes it, into an open file."""
+
+    def __new__(cls, fd: int, base: int, name: str, alignment: int, threads: int) -> Archive: ...
+    def add_bytes(self, name: str, data: bytes) -> int:
+        """Adds a record with these bytes. Returns its index."""
+
+    def add_memory(self, name: str, address: int, size: int) -> int:
+        """Adds a record with ``size`` bytes at ``address``, which must stay there until ``finish`` has returned."""
+
+    def add_pieces(self, name: str, size: int) -> int:
+        """Adds a record with ``size`` bytes, which ``put`` gives."""
+
+    def total(self) -> int:
+        """Returns the length of the archive, were it finished now without a tail."""
+
+    def end(self) -> int:
+        """Returns where the next record would begin."""
+
+    def complete(self) -> int:
+        """Returns the number of records, from the first on, whose bytes are complete."""
+
+    def cut(self, count: int) -> None:
+        """Forgets all records from ``count`` on."""
+
+    def copy(self) -> None:
+        """Copies the large records that are in memory. Signal handlers run meanwhile."""
+
+    def put(self, index: int, address: int, size: int) -> None:
+        """Copies the next bytes of a record that ``add_pieces`` added."""
+
+    def prefix(self) -> int:
+        """Writes what is left of the records and no directory. Returns the length."""
+
+    def finish(self, tail: list[tuple[str, bytes]], names: str) -> int:
+        """Writes what is left, the records of ``tail``, the id that begins with ``names``, the directory. Returns the length."""
+
+def copy_all(fd: int, offset: int, pieces: list[tuple[int, int]], threads: int) -> None:
+    """Copies ``(address, size)`` pieces to ``offset`` of a file, one after the other."""
+
+def is_fuse(path: str) -> bool:
+    """Whether a path lies on any FUSE mount."""

@@ -1,0 +1,303 @@
+//! The native half of the Python package: everything that touches every byte, with the interpreter's lock released.
+//!
+//! Owns: what Python sees of [`archive`] and [`copy`]. Does not own: when something is accelerated, which files are opened, what is
+//! left behind after an error; the Python half does.
+
+mod archive;
+mod copy;
+
+use std::io;
+
+use crc32fast::Hasher;
+use pyo3::exceptions::{PyIndexError, PyOSError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::archive::{Layout, Record};
+use crate::copy::{BLOCK_BYTES, Block, File, Memory, Stop};
+
+/// Records below this size are gathered with the headers around them.
+const GATHERED_BYTES: u64 = 128 << 10;
+/// `FUSE_SUPER_MAGIC` of Linux.
+const FUSE: u64 = 0x6573_5546;
+
+/// Where a record's bytes are.
+#[derive(Debug)]
+enum Source {
+    /// Here.
+    Own(Vec<u8>),
+    /// In memory of a tensor; true once `copy` has brought them into the file.
+    Tensor(Memory, bool),
+    /// Given piece by piece: so many bytes so far, and their checksum.
+    Pieces(u64, Hasher),
+}
+
+/// One archive that is being written into an open file.
+///
+/// `add_bytes`, `add_memory` and `add_pieces` say what is in it, in order; `total` its length. Then `copy` moves the large records,
+/// `put` what only comes now, and `finish` all that is left.
+#[pyclass(module = "tidemark._native")]
+#[derive(Debug)]
+struct Archive {
+    file: File,
+    base: u64,
+    threads: usize,
+    layout: Layout,
+    sources: Vec<Source>,
+}
+
+#[pymethods]
+impl Archive {
+    #[new]
+    fn new(fd: i32, base: u64, name: String, alignment: u64, threads: usize) -> PyResult<Self> {
+        let layout = Layout::new(name, alignment).map_err(PyValueError::new_err)?;
+        let file = File::new(fd).map_err(PyValueError::new_err)?;
+        Ok(Self { file, base, threads: threads.max(1), layout, sources: vec![] })
+    }
+
+    /// Adds a record with these bytes.
+    fn add_bytes(&mut self, name: &str, data: &[u8]) -> PyResult<usize> {
+        self.add_own(name, data.to_vec()).map_err(PyValueError::new_err)
+    }
+
+    /// Adds a record with `size` bytes at `address`, which stay where they are until `finish` has returned.
+    fn add_memory(&mut self, name: &str, address: usize, size: usize) -> PyResult<usize> {
+        let memory = Memory::new(address, size).map_err(PyValueError::new_err)?;
+        let index = self.layout.add(name, size as u64).map_err(PyValueError::new_err)?;
+        self.sources.push(Source::Tensor(memory, false));
+        Ok(index)
+    }
+
+    /// Adds a record with `size` bytes, which `put` gives.
+    fn add_pieces(&mut self, name: &str, size: u64) -> PyResult<usize> {
+        let index = self.layout.add(name, size).map_err(PyValueError::new_err)?;
+        self.sources.push(Source::Pieces(0, Hasher::new()));
+        Ok(index)
+    }
+
+    /// The length of the archive as it is now.
+    fn total(&self) -> u64 {
+        self.layout.total()
+    }
+
+    /// Where the next record would begin.
+    fn end(&self) -> u64 {
+        self.layout.end()
+    }
+
+    /// The number of records, from the first on, whose bytes are in the file or come with `finish`.
+    fn complete(&self) -> usize {
+        let is_complete = |(record, source): &(&Record, &Source)| match source {
+            Source::Own(_) => true,
+            Source::Tensor(_, copied) => *copied || record.size < GATHERED_BYTES,
+            Source::Pieces(given, _) => *given == record.size,
+        };
+        self.layout.records().iter().zip(&self.sources).take_while(is_complete).count()
+    }
+
+    /// Forgets all records from `count` on.
+    fn cut(&mut self, count: usize) {
+        self.layout.cut(count);
+        self.sources.truncate(count);
+    }
+
+    /// Copies the large records that are in memory.
+    fn copy(&mut self, py: Python<'_>) -> PyResult<()> {
+        let mut blocks = vec![];
+        let mut large = vec![];
+        for (index, (record, source)) in self.layout.records().iter().zip(&self.sources).enumerate() {
+            if let (Source::Tensor(memory, false), true) = (source, record.size >= GATHERED_BYTES) {
+                let first = blocks.len();
+                blocks.extend(Block::all(*memory, self.base + record.data_at));
+                large.push((index, first..blocks.len()));
+            }
+        }
+        let copied = self.copy_blocks(py, &blocks);
+        for (index, of_record) in large {
+            let mut crc = Hasher::new();
+            let whole = blocks[of_record].iter().all(|block| block.append_to(&mut crc));
+            if let (true, Source::Tensor(_, copied)) = (whole, &mut self.sources[index]) {
+                *copied = true;
+                self.layout.set_crc(index, crc.finalize());
+            }
+        }
+        copied
+    }
+
+    /// Copies the next bytes of a record that `add_pieces` added.
+    fn put(&mut self, py: Python<'_>, index: usize, address: usize, size: usize) -> PyResult<()> {
+        let memory = Memory::new(address, size).map_err(PyValueError::new_err)?;
+        let (Some(record), Some(Source::Pieces(given, _))) =
+            (self.layout.records().get(index), self.sources.get(index))
+        else {
+            return Err(PyIndexError::new_err(format!("record {index} is not given in pieces")));
+        };
+        let after = *given + size as u64;
+        if after > record.size {
+            let room = record.size;
+            return Err(PyValueError::new_err(format!("{size} bytes after {given} do not fit into {room}")));
+        }
+        let blocks: Vec<_> = Block::all(memory, self.base + record.data_at + *given).collect();
+        self.copy_blocks(py, &blocks)?;
+        if let Some(Source::Pieces(given, crc)) = self.sources.get_mut(index) {
+            for block in &blocks {
+                block.append_to(crc);
+            }
+            *given = after;
+            let crc = crc.clone().finalize();
+            self.layout.set_crc(index, crc);
+        }
+        Ok(())
+    }
+
+    /// Writes what is left of the records, and neither an id nor a directory. Returns the length.
+    fn prefix(&mut self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| {
+            let mut gathered = self.gathered();
+            self.gather_all(&mut gathered)?;
+            gathered.flush()
+        })
+        .map_err(os_error)
+    }
+
+    /// Writes what is left: small records, headers, the records `tail`, the id that begins with `names`, the directory. Returns the
+    /// archive's length.
+    fn finish(&mut self, py: Python<'_>, tail: Vec<(String, Vec<u8>)>, names: &str) -> PyResult<u64> {
+        py.detach(|| {
+            let mut gathered = self.gathered();
+            self.gather_all(&mut gathered)?;
+            for (name, data) in tail {
+                let index = self.add_own(&name, data).map_err(io::Error::other)?;
+                self.gather(index, &mut gathered)?;
+            }
+            let id = format!("{names}{:020}", self.layout.combined()).into_bytes();
+            let index = self.add_own(".data/serialization_id", id).map_err(io::Error::other)?;
+            self.gather(index, &mut gathered)?;
+            gathered.add(&self.layout.directory())?;
+            gathered.flush()
+        })
+        .map_err(os_error)
+    }
+}
+
+impl Archive {
+    fn add_own(&mut self, name: &str, data: Vec<u8>) -> Result<usize, String> {
+        let index = self.layout.add(name, data.len() as u64)?;
+        self.layout.set_crc(index, crc32fast::hash(&data));
+        self.sources.push(Source::Own(data));
+        Ok(index)
+    }
+
+    fn copy_blocks(&self, py: Python<'_>, blocks: &[Block]) -> PyResult<()> {
+        let check = || Python::attach(|py| py.check_signals());
+        py.detach(|| copy::copy(self.file, blocks, self.threads, check)).map_err(error)
+    }
+
+    fn gathered(&self) -> Gathered {
+        Gathered { file: self.file, base: self.base, at: 0, bytes: vec![] }
+    }
+
+    fn gather_all(&mut self, gathered: &mut Gathered) -> io::Result<()> {
+        (0..self.sources.len()).try_for_each(|index| self.gather(index, gathered))
+    }
+
+    /// Writes a record's header, its bytes where `copy` and `put` have not, and its descriptor.
+    fn gather(&mut self, index: usize, gathered: &mut Gathered) -> io::Result<()> {
+        gathered.add(&self.layout.records()[index].header())?;
+        let size = self.layout.records()[index].size;
+        match &self.sources[index] {
+            Source::Own(bytes) => gathered.add(bytes)?,
+            Source::Tensor(memory, _) if size < GATHERED_BYTES => {
+                // The checksum is of the copy, so that it is right whatever another thread stores meanwhile.
+                let start = gathered.bytes.len();
+                gathered.bytes.extend_from_slice(memory.bytes());
+                let crc = crc32fast::hash(&gathered.bytes[start..]);
+                self.layout.set_crc(index, crc);
+            }
+            Source::Tensor(..) | Source::Pieces(..) => gathered.skip(size)?,
+        }
+        gathered.add(&self.layout.records()[index].descriptor())
+    }
+}
+
+/// Neighbouring small pieces of the file, which become one write.
+#[derive(Debug)]
+struct Gathered {
+    file: File,
+    base: u64,
+    /// Where `bytes` begins in the archive.
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Gathered {
+    fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.bytes.extend_from_slice(bytes);
+        if self.bytes.len() >= BLOCK_BYTES { self.flush().map(drop) } else { Ok(()) }
+    }
+
+    fn skip(&mut self, count: u64) -> io::Result<()> {
+        self.flush()?;
+        self.at += count;
+        Ok(())
+    }
+
+    /// Writes what is gathered. Returns where it ends in the archive.
+    fn flush(&mut self) -> io::Result<u64> {
+        self.file.write(&self.bytes, self.base + self.at)?;
+        self.at += self.bytes.len() as u64;
+        self.bytes.clear();
+        Ok(self.at)
+    }
+}
+
+/// Whether a path lies on a FUSE mount.
+#[pyfunction]
+fn is_fuse(path: &str) -> PyResult<bool> {
+    let found = rustix::fs::statfs(path).map_err(|error| os_error(error.into()))?;
+    Ok(u64::try_from(found.f_type).is_ok_and(|kind| kind == FUSE))
+}
+
+/// Copies `(address, size)` pieces one after the other to `offset` of a file.
+#[pyfunction]
+fn copy_all(
+    py: Python<'_>,
+    fd: i32,
+    offset: u64,
+    pieces: Vec<(usize, usize)>,
+    threads: usize,
+) -> PyResult<()> {
+    let file = File::new(fd).map_err(PyValueError::new_err)?;
+    let mut blocks = vec![];
+    let mut at = offset;
+    for (address, size) in pieces {
+        blocks.extend(Block::all(Memory::new(address, size).map_err(PyValueError::new_err)?, at));
+        at += size as u64;
+    }
+    py.detach(|| copy::copy(file, &blocks, threads, || Python::attach(|py| py.check_signals())))
+        .map_err(error)
+}
+
+fn error(stop: Stop<PyErr>) -> PyErr {
+    match stop {
+        Stop::Io(error) => os_error(error),
+        Stop::Interrupted(error) => error,
+    }
+}
+
+/// With its number, so that Python makes the right class of it.
+fn os_error(error: io::Error) -> PyErr {
+    match error.raw_os_error() {
+        Some(number) => {
+            let words = io::Error::from_raw_os_error(number).to_string();
+            let words = words.rsplit_once(" (os error").map_or(words.as_str(), |(words, _)| words).to_owned();
+            PyOSError::new_err((number, words))
+        }
+        None => PyOSError::new_err(error.to_string()),
+    }
+}
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::{Archive, copy_all, is_fuse};
+}

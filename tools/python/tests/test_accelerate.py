@@ -1,0 +1,146 @@
+"""Is anything touched where nobody asked for it, and is everything where somebody did?"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tidemark  # noqa: E402
+from tidemark import _device, _torch  # noqa: E402
+
+
+def python(code: str, **environment: str) -> str:
+    known = {name: value for name, value in os.environ.items() if name != "TIDEMARK_ACCELERATE"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env={**known, **environment}, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert ran.stderr == "" or "Error" not in ran.stderr, ran.stderr
+    return ran.stdout.strip()
+
+
+LOADED = "import sys; print('tidemark' in sys.modules, 'torch' in sys.modules)"
+PATCHED = "; print(type(torch.serialization._open_zipfile_writer).__name__, torch.storage._StorageBase.cpu.__qualname__)"
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_nothing_is_imported_where_it_is_not_asked_for(value: str | None) -> None:
+    environment = {} if value is None else {"TIDEMARK_ACCELERATE": value}
+    assert python(LOADED, **environment) == "False False"
+    assert python("import torch" + PATCHED, **environment) == "function _StorageBase.cpu"
+
+
+def test_the_variable_alone_is_enough() -> None:
+    assert python(LOADED, TIDEMARK_ACCELERATE="1") == "True False"
+    assert python("import torch" + PATCHED, TIDEMARK_ACCELERATE="1").startswith("_Opener")
+    assert python("import torch.serialization" + PATCHED, TIDEMARK_ACCELERATE="1").startswith("_Opener")
+    source = "import inspect, torch; print('def save(' in inspect.getsource(torch.serialization))"
+    assert python(source, TIDEMARK_ACCELERATE="1") == "True"
+
+
+def test_the_call_is_enough_before_and_after_torch() -> None:
+    assert python("import tidemark; tidemark.accelerate(); import torch" + PATCHED).startswith("_Opener")
+    assert python("import torch, tidemark; tidemark.accelerate(); tidemark.accelerate()" + PATCHED).startswith("_Opener")
+    off = "import torch, tidemark; tidemark.accelerate(); tidemark.accelerate(False)" + PATCHED
+    assert python(off) == "function _StorageBase.cpu"
+
+
+def test_the_variable_without_torch_costs_nothing() -> None:
+    assert python("import json; print(json.dumps(1))", TIDEMARK_ACCELERATE="1") == "1"
+
+
+def test_a_torch_of_another_shape_is_left_alone(mount: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None) -> None:
+    """A writer that is not the one known here: everything is torch's."""
+    opener = torch.serialization._open_zipfile_writer
+    fresh = _torch._Torch(opener.module, opener.original)
+    monkeypatch.setattr(_torch._Torch, "tail", lambda self, names: [("version", b"4\n")])
+    assert not fresh.writes_the_same()
+
+
+def test_a_reason_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="tidemark"):
+        _torch.say_once("a reason of this test")
+        _torch.say_once("a reason of this test")
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+
+
+def test_device_storages_come_last_and_whole(folder: Path, fast: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storages that are not in host memory are fetched after the size is announced. The device here is one without memory."""
+    size = 5_000_000
+    host = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    announced = []
+
+    def put(archive: Any, index: int, storage: Any, length: int) -> None:
+        assert storage.device.type == "meta" and length == size
+        announced.append((folder / "a.pt").stat().st_size)
+        _device.put_cuda(archive, index, host, StubTorch())
+
+    monkeypatch.setattr(_device, "put", put)
+    monkeypatch.setattr(_device, "BUFFER_BYTES", 600_000)
+    torch.save({"a": torch.UntypedStorage(size, device="meta"), "b": torch.ones(300_000)}, folder / "a.pt")
+    assert announced and announced[0] > size
+    import zipfile
+
+    with zipfile.ZipFile(folder / "a.pt") as archive:
+        assert archive.testzip() is None
+        assert archive.read("a/data/0") == host.numpy().tobytes()
+
+
+class StubTorch:
+    """The part of torch that fetches from CUDA, on the CPU: a buffer is filled when its event is waited for."""
+
+    def __init__(self) -> None:
+        stub = self
+
+        class Stream:
+            def __init__(self, device: Any) -> None: ...
+            def wait_stream(self, other: Any) -> None: ...
+            def __enter__(self) -> None: ...
+            def __exit__(self, *error: object) -> None: ...
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                self.todo = stub.copies
+                stub.copies = []
+
+            def synchronize(self) -> None:
+                for into, source in self.todo:
+                    into.copy_(source)
+                self.todo = []
+
+        class Cuda:
+            pass
+
+        self.copies: list[Any] = []
+        self.uint8 = torch.uint8
+        self.cuda: Any = Cuda()
+        self.cuda.Stream, self.cuda.Event = Stream, Event
+        self.cuda.current_stream = lambda device: None
+        self.cuda.stream = lambda stream: stream
+
+    def empty(self, size: int, dtype: Any, device: str, pin_memory: bool) -> Any:
+        assert pin_memory
+        return _Buffer(torch.empty(size, dtype=dtype, device=device), self)
+
+
+class _Buffer:
+    def __init__(self, tensor: Any, stub: StubTorch) -> None:
+        self.tensor = tensor
+        self.stub = stub
+
+    def __getitem__(self, where: slice) -> _Buffer:
+        return _Buffer(self.tensor[where], self.stub)
+
+    def copy_(self, source: Any, non_blocking: bool) -> None:
+        assert non_blocking
+        self.stub.copies.append((self.tensor, source))
+
+    def data_ptr(self) -> int:
+        return self.tensor.data_ptr()
