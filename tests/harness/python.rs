@@ -20,6 +20,8 @@ use crate::{machine, process};
 
 /// The interpreter to use, when it is not the one in the target directory.
 pub const PYTHON_ENV: &str = "TIDEMARK_PYTHON";
+/// Switches on the accelerator of the wheel, in each script that inherits it.
+pub const ACCELERATE_ENV: &str = "TIDEMARK_ACCELERATE";
 /// Two ranks that train and save 1.5 GB on two busy cores stay well below this.
 pub const SCRIPT_LIMIT: Duration = Duration::from_secs(420);
 
@@ -46,7 +48,12 @@ pub type Hashes = BTreeMap<String, Value>;
 
 impl Python {
     /// The environment that `cargo xtask test` made; `None`, and the test left out, when there is none.
+    ///
+    /// With [`ACCELERATE_ENV`] in the environment it is the one with the wheel, whose accelerator that switches on.
     pub fn find() -> Option<Self> {
+        if env::var_os(ACCELERATE_ENV).is_some() {
+            return Self::with_wheel();
+        }
         let interpreter = env::var_os(PYTHON_ENV)
             .map_or_else(|| machine::target_dir().join("tools/venv/bin/python"), PathBuf::from);
         if interpreter.exists() {
@@ -57,6 +64,24 @@ impl Python {
             interpreter.display()
         ));
         None
+    }
+
+    /// The environment that also has the wheel of `tools/python`; `None`, and the test left out, when there is none.
+    pub fn with_wheel() -> Option<Self> {
+        let interpreter = machine::target_dir().join("tools/wheel-venv/bin/python");
+        if interpreter.exists() {
+            return Some(Self { interpreter, env: vec![] });
+        }
+        machine::left_out(&format!(
+            "no Python with the wheel at {}: run `cargo xtask test --only wheel`",
+            interpreter.display()
+        ));
+        None
+    }
+
+    /// A script that was installed beside the interpreter.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.interpreter.with_file_name(name)
     }
 
     /// The same interpreter with one more environment variable for every script.

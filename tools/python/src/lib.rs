@@ -100,8 +100,10 @@ impl Archive {
         self.sources.truncate(count);
     }
 
-    /// Copies the large records that are in memory.
+    /// Copies the large records that are in memory, after the records in front of them: a file whose writer is killed then says at
+    /// its beginning what it was to be.
     fn copy(&mut self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.begin()).map_err(os_error)?;
         let mut blocks = vec![];
         let mut large = vec![];
         for (index, (record, source)) in self.layout.records().iter().zip(&self.sources).enumerate() {
@@ -185,6 +187,13 @@ impl Archive {
         self.layout.set_crc(index, crc32fast::hash(&data));
         self.sources.push(Source::Own(data));
         Ok(index)
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        let mut gathered = self.gathered();
+        let own = self.sources.iter().take_while(|source| matches!(source, Source::Own(_))).count();
+        (0..own).try_for_each(|index| self.gather(index, &mut gathered))?;
+        gathered.flush().map(drop)
     }
 
     fn copy_blocks(&self, py: Python<'_>, blocks: &[Block]) -> PyResult<()> {

@@ -20,6 +20,7 @@ _numbers = itertools.count()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--states", type=int, default=300, help="random state dicts to compare (default: 300)")
+    parser.addoption("--long", action="store_true", help="also what waits for half a minute")
     parser.addoption("--seed", type=int, default=None, help="seed of the random state dicts (default: a new one)")
 
 

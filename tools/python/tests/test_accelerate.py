@@ -17,47 +17,80 @@ import tidemark  # noqa: E402
 from tidemark import _device, _torch  # noqa: E402
 
 
-def python(code: str, **environment: str) -> str:
+STORAGE = """
+class _StorageBase:
+    def cpu(self): return self
+"""
+SERIALIZATION = """
+def _open_zipfile_writer(name): return name
+def _save(obj, zip_file): pass
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A package that is called torch and has what the hook looks for: torch itself takes seconds to import."""
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("from torch import serialization\n")
+    (package / "storage.py").write_text(STORAGE)
+    (package / "serialization.py").write_text(SERIALIZATION)
+    return tmp_path
+
+
+def python(code: str, path: Path, variable: str | None = None) -> str:
     known = {name: value for name, value in os.environ.items() if name != "TIDEMARK_ACCELERATE"}
-    ran = subprocess.run(
-        [sys.executable, "-c", code], env={**known, **environment}, capture_output=True, text=True, timeout=120, check=True
-    )
-    assert ran.stderr == "" or "Error" not in ran.stderr, ran.stderr
+    known["PYTHONPATH"] = str(path)
+    if variable is not None:
+        known["TIDEMARK_ACCELERATE"] = variable
+    ran = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stderr == "", ran.stderr
     return ran.stdout.strip()
 
 
 LOADED = "import sys; print('tidemark' in sys.modules, 'torch' in sys.modules)"
-PATCHED = "; print(type(torch.serialization._open_zipfile_writer).__name__, torch.storage._StorageBase.cpu.__qualname__)"
+PATCHED = """
+import torch.storage
+print(type(torch.serialization._open_zipfile_writer).__name__, hasattr(torch.storage._StorageBase.cpu, "original"))
+"""
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
-def test_nothing_is_imported_where_it_is_not_asked_for(value: str | None) -> None:
-    environment = {} if value is None else {"TIDEMARK_ACCELERATE": value}
-    assert python(LOADED, **environment) == "False False"
-    assert python("import torch" + PATCHED, **environment) == "function _StorageBase.cpu"
+def test_nothing_is_imported_where_it_is_not_asked_for(stand_in: Path, value: str | None) -> None:
+    assert python(LOADED, stand_in, value) == "False False"
+    assert python("import torch" + PATCHED, stand_in, value) == "function False"
 
 
-def test_the_variable_alone_is_enough() -> None:
-    assert python(LOADED, TIDEMARK_ACCELERATE="1") == "True False"
-    assert python("import torch" + PATCHED, TIDEMARK_ACCELERATE="1").startswith("_Opener")
-    assert python("import torch.serialization" + PATCHED, TIDEMARK_ACCELERATE="1").startswith("_Opener")
-    source = "import inspect, torch; print('def save(' in inspect.getsource(torch.serialization))"
-    assert python(source, TIDEMARK_ACCELERATE="1") == "True"
+def test_the_variable_alone_is_enough(stand_in: Path) -> None:
+    assert python(LOADED, stand_in, "1") == "True False"
+    for first in ("import torch", "import torch.serialization", "from torch.serialization import _save; import torch"):
+        assert python(first + PATCHED, stand_in, "1") == "_Opener True"
+    source = "import inspect, torch; print('def _save(' in inspect.getsource(torch.serialization))"
+    assert python(source, stand_in, "1") == "True"
 
 
-def test_the_call_is_enough_before_and_after_torch() -> None:
-    assert python("import tidemark; tidemark.accelerate(); import torch" + PATCHED).startswith("_Opener")
-    assert python("import torch, tidemark; tidemark.accelerate(); tidemark.accelerate()" + PATCHED).startswith("_Opener")
-    off = "import torch, tidemark; tidemark.accelerate(); tidemark.accelerate(False)" + PATCHED
-    assert python(off) == "function _StorageBase.cpu"
+def test_the_call_is_enough_before_and_after_torch(stand_in: Path) -> None:
+    before, after = "import tidemark; tidemark.accelerate(); import torch", "import torch, tidemark; tidemark.accelerate()"
+    assert python(before + PATCHED, stand_in) == "_Opener True"
+    assert python(after + "; tidemark.accelerate()" + PATCHED, stand_in) == "_Opener True"
+    assert python(after + "; tidemark.accelerate(False)" + PATCHED, stand_in) == "function False"
+    assert python(before + "; tidemark.accelerate(False)" + PATCHED, stand_in) == "function False"
 
 
-def test_the_variable_without_torch_costs_nothing() -> None:
-    assert python("import json; print(json.dumps(1))", TIDEMARK_ACCELERATE="1") == "1"
+@pytest.mark.parametrize("gone", ["def _open_zipfile_writer", "zip_file", "def _save", "class _StorageBase"])
+def test_a_torch_of_another_shape_is_left_alone(stand_in: Path, gone: str) -> None:
+    for name in ("storage.py", "serialization.py"):
+        path = stand_in / "torch" / name
+        path.write_text(path.read_text().replace(gone, gone + "_renamed"))
+    code = "import torch; print(any('tidemark' in str(type(value)) for value in vars(torch.serialization).values()))"
+    assert python(code, stand_in, "1") == "False"
 
 
-def test_a_torch_of_another_shape_is_left_alone(mount: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None) -> None:
-    """A writer that is not the one known here: everything is torch's."""
+def test_a_program_without_torch_is_not_changed(stand_in: Path) -> None:
+    assert python("import json; print(json.dumps(1))", stand_in, "1") == "1"
+
+
+def test_a_torch_that_writes_other_archives_is_left_alone(fast: None, monkeypatch: pytest.MonkeyPatch) -> None:
     opener = torch.serialization._open_zipfile_writer
     fresh = _torch._Torch(opener.module, opener.original)
     monkeypatch.setattr(_torch._Torch, "tail", lambda self, names: [("version", b"4\n")])

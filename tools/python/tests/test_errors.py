@@ -96,8 +96,10 @@ def test_a_file_that_may_not_grow(folder: Path, tmp_path: Path, through: str) ->
     assert is_whole(folder / "a.pt")
 
 
-def test_no_room(folder: Path) -> None:
+def test_no_room(folder: Path, request: pytest.FixtureRequest) -> None:
     """What does not fit into Tier-1 is refused before a byte of it is copied."""
+    if not request.config.getoption("--long"):
+        pytest.skip("a mount without room waits 30 s for some: --long")
     size = 1 << 40
     # Pages that nobody touches.
     room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)

@@ -43,6 +43,8 @@ pub(crate) enum Tool {
     Network,
     /// A virtual environment with torch and the frameworks of which the suite has scripts.
     PythonWithTorch,
+    /// That environment once more, with the wheel of `tools/python` and what tests it.
+    Wheel,
     /// A virtual environment with moto, an S3 server that others wrote.
     PythonWithMoto,
 }
@@ -106,15 +108,21 @@ fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
             debian(&["nftables"], || works(Command::new("nft").arg("-V")))?;
             debian(&["iperf3"], || works(Command::new("iperf3").arg("-v")))
         }
-        Tool::PythonWithTorch => {
-            // The stubs for CUDA's libraries are compiled and read with these.
-            debian(&["gcc", "binutils"], || {
-                ["gcc", "nm", "readelf"].iter().all(|name| works(Command::new(name).arg("--version")))
-            })?;
-            python(&WITH_TORCH, workspace)
+        Tool::PythonWithTorch => with_torch(workspace),
+        Tool::Wheel => {
+            with_torch(workspace)?;
+            wheel(workspace)
         }
         Tool::PythonWithMoto => python(&WITH_MOTO, workspace),
     }
+}
+
+fn with_torch(workspace: &Workspace) -> Result<()> {
+    // The stubs for CUDA's libraries are compiled and read with these.
+    debian(&["gcc", "binutils"], || {
+        ["gcc", "nm", "readelf"].iter().all(|name| works(Command::new(name).arg("--version")))
+    })?;
+    python(&WITH_TORCH, workspace)
 }
 
 /// Runs a program and shows its output when it fails: other checks print at the same time.
@@ -244,6 +252,31 @@ const WITH_MOTO: Environment = Environment {
     stubs: None,
     check: "import moto.server, moto.s3.urls; print(moto.__version__)",
 };
+
+const WITH_WHEEL: Environment = Environment {
+    name: "wheel-venv",
+    requirements: "tools/python/requirements.txt",
+    from_source: None,
+    stubs: None,
+    check: "import maturin, pytest",
+};
+
+/// Builds the wheel as README of `tools/python` says, and installs it beside what the environment with torch has.
+fn wheel(workspace: &Workspace) -> Result<()> {
+    python(&WITH_WHEEL, workspace)?;
+    let interpreter = |environment: &Environment| workspace.tools_dir().join(environment.name).join("bin/python");
+    let packages = |environment: &Environment| -> Result<String> {
+        let ask = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"];
+        capture(Command::new(interpreter(environment)).args(ask))
+    };
+    let link = Path::new(packages(&WITH_WHEEL)?.trim()).join("with-torch.pth");
+    fs::write(&link, packages(&WITH_TORCH)?).with_context(|| format!("writing {}", link.display()))?;
+    let mut install = pip(&interpreter(&WITH_WHEEL));
+    // What has not changed is not compiled again.
+    install.env("CARGO_TARGET_DIR", workspace.tools_dir().join("wheel-build"));
+    install.env("MATURIN_PEP517_ARGS", "--locked");
+    step(install.args(["--no-build-isolation", "--force-reinstall"]).arg(workspace.root.join("tools/python")))
+}
 
 /// Makes `<target>/tools/NAME`, or keeps it when it was made from the same versions and the same stubs.
 fn python(environment: &Environment, workspace: &Workspace) -> Result<()> {

@@ -25,6 +25,9 @@ use crate::{architecture, bench, cargo, licences, tidy};
 /// The package whose test targets are the suites.
 const TESTS: &str = "tidemark-tests";
 
+/// The manifest of the Python package, which is a workspace of its own.
+const PYTHON: &str = "tools/python/Cargo.toml";
+
 /// The report that a run leaves below the target folder: what it printed at its end.
 const REPORT: &str = "test-report.txt";
 
@@ -99,10 +102,12 @@ impl Run<'_> {
             self.rules("architecture", &problems);
         }
         if self.wants("licences") {
-            let problems = licences::problems(&self.workspace);
+            let mut problems = licences::problems(&self.workspace);
+            problems.extend(licences::problems(&Workspace::of(&self.workspace.root.join(PYTHON))?));
             self.rules("licences", &problems);
         }
-        self.toolchain("fmt", "rustfmt", &["fmt", "--all", "--check"])?;
+        let python = ["fmt", "--check", "--manifest-path", PYTHON];
+        self.toolchain("fmt", "rustfmt", &[&["fmt", "--all", "--check"], &python])?;
         // Always built, with everything in one go: a second selection of packages would select other features of
         // what they share and build that twice. What is built already costs a second.
         if self.needs_build() && !self.build()? {
@@ -151,7 +156,7 @@ impl Run<'_> {
     }
 
     /// A check by a component of the toolchain, which may be missing: it is never downloaded.
-    fn toolchain(&mut self, name: &str, component: &str, arguments: &[&str]) -> Result<()> {
+    fn toolchain(&mut self, name: &str, component: &str, commands: &[&[&str]]) -> Result<()> {
         if !self.wants(name) {
             return Ok(());
         }
@@ -161,8 +166,13 @@ impl Run<'_> {
             self.left_out(name, why);
             return Ok(());
         }
-        let ran = self.watch(name, Command::new("cargo").args(arguments))?;
-        self.row(name, single(ran.success), ran.spent, "");
+        let (mut success, mut spent) = (true, Spent::default());
+        for arguments in commands {
+            let ran = self.watch(name, Command::new("cargo").args(*arguments))?;
+            success &= ran.success;
+            spent += ran.spent;
+        }
+        self.row(name, single(success), spent, "");
         Ok(())
     }
 

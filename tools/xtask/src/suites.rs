@@ -175,6 +175,14 @@ pub(crate) const SUITES: &[Suite] = &[
         tools: &[Tool::PythonWithTorch],
         daemons: true,
     },
+    Suite {
+        name: "wheel",
+        question: "does the Python package save what torch saves, whatever dies?",
+        share_s: 90,
+        needs: &[Need::Root, Need::Fuse, Need::LinuxX86],
+        tools: &[Tool::Wheel],
+        daemons: true,
+    },
 ];
 
 impl Suite {

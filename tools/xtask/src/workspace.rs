@@ -33,10 +33,16 @@ pub(crate) struct Package {
 
 impl Workspace {
     pub(crate) fn read() -> Result<Self> {
-        let mut command = Command::new("cargo");
-        command.args(["metadata", "--format-version", "1", "--locked"]);
-        let text =
-            shell::capture(&mut command).context("reading the workspace; is Cargo.lock up to date?")?;
+        Self::ask(&mut metadata())
+    }
+
+    /// The workspace of another manifest.
+    pub(crate) fn of(manifest: &Path) -> Result<Self> {
+        Self::ask(metadata().arg("--manifest-path").arg(manifest))
+    }
+
+    fn ask(command: &mut Command) -> Result<Self> {
+        let text = shell::capture(command).context("reading the workspace; is Cargo.lock up to date?")?;
         Self::parse(&text)
     }
 
@@ -96,6 +102,12 @@ impl Workspace {
     pub(crate) fn shown(&self, path: &Path) -> String {
         path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
     }
+}
+
+fn metadata() -> Command {
+    let mut command = Command::new("cargo");
+    command.args(["metadata", "--format-version", "1", "--locked"]);
+    command
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {

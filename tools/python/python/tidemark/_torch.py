@@ -61,6 +61,7 @@ def patch(module: ModuleType) -> None:
         raise TypeError(f"torch.serialization._save has no argument {_WRITER}")
     from torch.storage import _StorageBase
 
+    # All that is looked for is there: from here on nothing fails.
     _StorageBase.cpu = _Cpu(_StorageBase.cpu, code)
     # What is known of a torch is known for good.
     known = _openers.setdefault(id(module), _Opener(module, original))

@@ -1,0 +1,96 @@
+//! Does the Python package save what torch saves, and does a job with it survive what a job without it survives?
+//!
+//! This suite owns the mount, the daemons that are killed, and that plain torch loads what lies in Tier-3. The package's own tests
+//! (`tools/python/tests`) compare the files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tidemark_tests::daemon::{Daemon, DaemonOptions};
+use tidemark_tests::machine;
+use tidemark_tests::python::{ACCELERATE_ENV, Python, hashes};
+
+/// Checkpoints complete soon, since the tests wait for some.
+const CONFIG: &str = "[save]\nsettle_s = 0.5\n[tier3]\npaced = false\n";
+/// A daemon that is killed serves again within some tens of milliseconds.
+const SERVED_AGAIN: Duration = Duration::from_secs(30);
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are in the workspace").to_path_buf()
+}
+
+fn daemon(tier1: &str) -> Daemon {
+    let options = DaemonOptions { tier1: tier1.into(), config: Some(CONFIG.into()), ..Default::default() };
+    Daemon::start(options)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("paths of tests are UTF-8")
+}
+
+#[test]
+fn its_own_tests_pass_on_a_mount() {
+    if !machine::can_mount() {
+        return;
+    }
+    let Some(python) = Python::with_wheel() else { return };
+    let daemon = daemon("3GiB");
+    let python = python.with("TIDEMARK_TEST_MOUNT", text(daemon.mount()));
+    let tests = root().join("tools/python/tests");
+    let mut arguments = vec!["-q", "-p", "no:cacheprovider", "--durations=10", text(&tests)];
+    if machine::long() {
+        arguments.extend(["--long", "--states", "10000"]);
+    }
+    let said = python.run(&python.beside("pytest"), &arguments);
+    assert!(!said.contains("skipped") || !machine::long(), "{said}");
+}
+
+#[test]
+fn saves_go_on_while_daemons_are_killed_and_plain_torch_loads_them_from_tier_3() {
+    if !machine::can_mount() {
+        return;
+    }
+    let (Some(fast), Some(plain)) = (Python::with_wheel(), Python::find()) else { return };
+    let (fast, plain) = (fast.with(ACCELERATE_ENV, "1"), plain.with(ACCELERATE_ENV, "0"));
+    let script = root().join("tests/wheel/saves.py");
+    let mut daemon = daemon("1GiB");
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).expect("a directory on the mount");
+
+    let steps = 8;
+    let mut job = fast.start(1, &script, &["save", text(&run), &steps.to_string()]);
+    for step in (0..steps - 1).step_by(2) {
+        // The next save is under way, or about to begin.
+        job.wait_for(&format!("SAVED {step}"));
+        daemon.kill_serving();
+        daemon.wait_served_again(SERVED_AGAIN);
+    }
+    job.finish();
+    let printed = job.printed(0);
+    assert!(printed.contains("MODULE tidemark._torch"), "not accelerated:\n{printed}");
+    let saved = hashes(&printed, "save");
+
+    daemon.flush();
+    let copies = files(&daemon.tier3_dir());
+    let objects: Vec<&str> = copies.iter().map(|path| text(path)).collect();
+    assert_eq!(objects.len(), steps, "{objects:?}");
+    let arguments: Vec<&str> = ["load"].into_iter().chain(objects).collect();
+    let printed = plain.run(&script, &arguments);
+    assert!(printed.contains("MODULE torch.serialization"), "{printed}");
+    assert_eq!(hashes(&printed, "load"), saved);
+}
+
+/// The files below a folder that are called as the script calls them.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = vec![];
+    for entry in fs::read_dir(folder).expect("a folder of Tier-3").map(|entry| entry.expect("an entry").path()) {
+        if entry.is_dir() {
+            found.extend(files(&entry));
+        } else if entry.extension().is_some_and(|extension| extension == "pt") {
+            found.push(entry);
+        }
+    }
+    found.sort();
+    found
+}
