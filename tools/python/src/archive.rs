@@ -43,6 +43,7 @@ pub(crate) struct Layout {
     name: String,
     alignment: u64,
     records: Vec<Record>,
+    /// Where the next record begins; after the last, where the directory does.
     end: u64,
 }
 
@@ -60,11 +61,6 @@ impl Layout {
 
     pub(crate) fn set_crc(&mut self, index: usize, crc: u32) {
         self.records[index].crc = crc;
-    }
-
-    /// Where the next record begins; after the last, where the directory does.
-    pub(crate) fn end(&self) -> u64 {
-        self.end
     }
 
     /// Adds a record behind the others. Returns its index.

@@ -17,6 +17,9 @@ use crate::copy::{BLOCK_BYTES, Block, File, Memory, Stop};
 
 /// Records below this size are gathered with the headers around them.
 const GATHERED_BYTES: u64 = 128 << 10;
+/// The record that torch adds last, two numbers of 20 digits.
+const ID: &str = ".data/serialization_id";
+const ID_BYTES: u64 = 40;
 /// `FUSE_SUPER_MAGIC` of Linux.
 const FUSE: u64 = 0x6573_5546;
 
@@ -74,14 +77,16 @@ impl Archive {
         Ok(index)
     }
 
-    /// The length of the archive as it is now.
-    fn total(&self) -> u64 {
-        self.layout.total()
-    }
-
-    /// Where the next record would begin.
-    fn end(&self) -> u64 {
-        self.layout.end()
+    /// The length of the archive, once it is finished with records of these names and sizes behind the others.
+    fn total(&mut self, tail: Vec<(String, u64)>) -> PyResult<u64> {
+        let count = self.layout.records().len();
+        let id = (ID.to_owned(), ID_BYTES);
+        let added =
+            tail.into_iter().chain([id]).try_for_each(|(name, size)| self.layout.add(&name, size).map(drop));
+        let total = self.layout.total();
+        self.layout.cut(count);
+        added.map_err(PyValueError::new_err)?;
+        Ok(total)
     }
 
     /// The number of records, from the first on, whose bytes are in the file or come with `finish`.
@@ -172,7 +177,7 @@ impl Archive {
                 self.gather(index, &mut gathered)?;
             }
             let id = format!("{names}{:020}", self.layout.combined()).into_bytes();
-            let index = self.add_own(".data/serialization_id", id).map_err(io::Error::other)?;
+            let index = self.add_own(ID, id).map_err(io::Error::other)?;
             self.gather(index, &mut gathered)?;
             gathered.add(&self.layout.directory())?;
             gathered.flush()

@@ -237,8 +237,9 @@ def test_archives_beyond_4_gib() -> None:
             archive.add_pieces(name, size)
         writer.write_end_of_file()
         tail = [("version", b"3\n"), ("byteorder", b"little")]
+        announced = archive.total([(name, len(data)) for name, data in tail])
         length = archive.finish(tail, writer.serialization_id()[:20])
-        assert length == os.fstat(theirs.fileno()).st_size == os.fstat(ours.fileno()).st_size
+        assert announced == length == os.fstat(theirs.fileno()).st_size == os.fstat(ours.fileno()).st_size
         for at, data in written:
             assert os.pread(ours.fileno(), len(data), at) == data, hex(at)
         assert zipfile.ZipFile(ours).getinfo("archive/data/2").file_size == 5 << 30

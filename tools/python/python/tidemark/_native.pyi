@@ -16,11 +16,8 @@ class Archive:
     def add_pieces(self, name: str, size: int) -> int:
         """Adds a record with ``size`` bytes, which ``put`` gives."""
 
-    def total(self) -> int:
-        """Returns the length of the archive, were it finished now without a tail."""
-
-    def end(self) -> int:
-        """Returns where the next record would begin."""
+    def total(self, tail: list[tuple[str, int]]) -> int:
+        """Returns the length of the archive, once it is finished with records of these names and sizes behind the others."""
 
     def complete(self) -> int:
         """Returns the number of records, from the first on, whose bytes are complete."""

@@ -265,6 +265,8 @@ class Opened:
         self._owned = owned
         # Where in the file the archive begins.
         self.base = 0
+        # The file's size before and now.
+        self._before = 0
         self._size = 0
 
     def begin(self) -> None:
@@ -272,16 +274,21 @@ class Opened:
         if self.stream is not None:
             self.stream.flush()
             self.base = self.stream.tell()
-        self._size = os.fstat(self.fd).st_size
+        self._before = self._size = os.fstat(self.fd).st_size
 
-    def announce(self, length: int) -> None:
-        """Tells the file system the size, which it makes memory ready for."""
-        if self.base + length > self._size:
-            os.ftruncate(self.fd, self.base + length)
+    def resize(self, length: int) -> None:
+        """Gives the file the size that it has with an archive of ``length`` bytes: the mount makes memory ready for it.
+
+        What a file object of the program has behind the archive stays.
+        """
+        size = max(self._before, self.base + length)
+        if size != self._size:
+            os.ftruncate(self.fd, size)
+            self._size = size
 
     def end(self, length: int) -> None:
         """Says that the archive has ``length`` bytes, and no more."""
-        os.ftruncate(self.fd, max(self._size, self.base + length))
+        self.resize(length)
         if self.stream is not None:
             self.stream.seek(self.base + length)
 
@@ -370,12 +377,14 @@ class Writer:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
-            small = self._opened.stream is not None and sum(size for _, _, size in self._records) < STREAMED_BYTES
-            if self._original is not None and (self._unknown or small):
+            records = self._records if kind is None else self._pickled()
+            small = self._opened.stream is not None and sum(size for _, _, size in records) < STREAMED_BYTES
+            archive = None if self._unknown or small else self._archive(records)
+            if archive is not None:
+                self._write(archive, records)
+            elif self._original is not None:
                 self._opened.close()
                 self._replay(self._original())
-            else:
-                self._write(self._records if kind is None else self._pickled())
         finally:
             self._opened.close()
 
@@ -390,26 +399,35 @@ class Writer:
                     data = data.storage.cpu()
                 writer.write_record(name, data, size)
 
-    def _write(self, records: list[tuple[str, Any, int]]) -> None:
+    def _archive(self, records: list[tuple[str, Any, int]]) -> Archive | None:
+        """Returns an archive that knows its records; None where torch must write it."""
+        try:
+            self._opened.begin()
+            archive = Archive(self._opened.fd, self._opened.base, self._opened.name, self._torch.alignment(), threads())
+            for name, data, size in records:
+                if isinstance(data, bytes):
+                    archive.add_bytes(name, data[:size])
+                elif isinstance(data, _Later):
+                    archive.add_pieces(name, size)
+                else:
+                    archive.add_memory(name, data.data_ptr() if size else 0, size)
+        except Exception as error:
+            say_once(f"{error!r}")
+            return None
+        return archive
+
+    def _write(self, archive: Archive, records: list[tuple[str, Any, int]]) -> None:
         opened, torch = self._opened, self._torch
         alignment = torch.alignment()
-        opened.begin()
-        archive = Archive(opened.fd, opened.base, opened.name, alignment, threads())
-        pieces: list[tuple[int, Any, int]] = []
-        for name, data, size in records:
-            if isinstance(data, bytes):
-                archive.add_bytes(name, data[:size])
-            elif isinstance(data, _Later):
-                pieces.append((archive.add_pieces(name, size), data.storage, size))
-            else:
-                archive.add_memory(name, data.data_ptr() if size else 0, size)
         names = [name for name, _, _ in records]
+        tail = torch.tail(names)
         try:
-            opened.announce(archive.total())
+            opened.resize(archive.total([(name, len(data)) for name, data in tail]))
             archive.copy()
-            for index, storage, size in pieces:
-                _device.put(archive, index, storage, size)
-            opened.end(archive.finish(torch.tail(names), torch.names_hash(names, alignment)))
+            for index, (_, data, size) in enumerate(records):
+                if isinstance(data, _Later):
+                    _device.put(archive, index, data.storage, size)
+            opened.end(archive.finish(tail, torch.names_hash(names, alignment)))
         except OSError as error:
             archive.cut(archive.complete())
             self._leave(archive.prefix)
