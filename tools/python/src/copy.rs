@@ -1,9 +1,8 @@
 //! Moving bytes of the process into a file, by several threads, with their checksum.
 //!
-//! Owns: the blocks, the threads, the only unsafe code of this crate. Does not own: what the bytes are, and where in the file they
-//! belong.
+//! Owns: the blocks, the threads, the memory that Python names. Does not own: what the bytes are, and where in the file they belong.
 //!
-//! A block is read twice, by the checksum and by pwrite(2): the second time from the processor's cache.
+//! A block is read twice, by the checksum and by what brings it into the file: the second time from the processor's cache.
 
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -14,8 +13,14 @@ use std::time::{Duration, Instant};
 use crc32fast::Hasher;
 use rustix::io::Errno;
 
+use crate::mapping::Mapping;
+
 /// A block, with its checksum, stays in a processor's second-level cache.
 pub(crate) const BLOCK_BYTES: usize = 1 << 20;
+/// What is stored into a mapping at once.
+const PART_BYTES: usize = 128 << 10;
+/// Less is not worth a mapping.
+const MAPPED_BYTES: u64 = 16 << 20;
 /// How often the calling thread looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 
@@ -96,11 +101,21 @@ impl Block {
         })
     }
 
-    fn copy(&self, file: File) -> io::Result<()> {
+    fn copy(&self, file: File, mapping: Option<&Mapping>) -> io::Result<()> {
         let bytes = self.memory.bytes();
-        let crc = crc32fast::hash(bytes);
-        file.write(bytes, self.offset)?;
-        self.done.store(DONE | u64::from(crc), Ordering::Release);
+        let mut crc = Hasher::new();
+        // Pages that cannot be had are write(2)'s to explain.
+        let mapping = mapping.filter(|mapping| mapping.populate(self.offset, bytes.len()).is_ok());
+        let mut offset = self.offset;
+        for part in bytes.chunks(if mapping.is_some() { PART_BYTES } else { BLOCK_BYTES }) {
+            crc.update(part);
+            match mapping {
+                Some(mapping) => mapping.store(part, offset)?,
+                None => file.write(part, offset)?,
+            }
+            offset += part.len() as u64;
+        }
+        self.done.store(DONE | u64::from(crc.finalize()), Ordering::Release);
         Ok(())
     }
 
@@ -124,9 +139,34 @@ pub(crate) enum Stop<E> {
     Interrupted(E),
 }
 
-/// Copies all blocks with up to `threads` threads, of which the calling one is the first. It calls `check` now and then.
+/// Copies all blocks, which lie in order, with up to `threads` threads: through a mapping where `mapped` allows it.
 pub(crate) fn copy<E>(
     file: File,
+    blocks: &[Block],
+    threads: usize,
+    mapped: bool,
+    mut check: impl FnMut() -> Result<(), E>,
+) -> Result<(), Stop<E>> {
+    if let Some(mapping) = mapped.then(|| mapping_of(file, blocks)).flatten() {
+        copy_through(file, Some(&mapping), blocks, threads, &mut check)?;
+        if !mapping.lost() {
+            return Ok(());
+        }
+    }
+    copy_through(file, None, blocks, threads, &mut check)
+}
+
+/// Maps the part of the file that the blocks fill; `None` where it is small or cannot be mapped.
+fn mapping_of(file: File, blocks: &[Block]) -> Option<Mapping> {
+    let (first, last) = (blocks.first()?, blocks.last()?);
+    let len = (last.offset + last.memory.len as u64).checked_sub(first.offset)?;
+    (len >= MAPPED_BYTES).then(|| Mapping::new(file, first.offset, usize::try_from(len).ok()?).ok()).flatten()
+}
+
+/// Copies all blocks with up to `threads` threads, of which the calling one is the first. It calls `check` now and then.
+fn copy_through<E>(
+    file: File,
+    mapping: Option<&Mapping>,
     blocks: &[Block],
     threads: usize,
     mut check: impl FnMut() -> Result<(), E>,
@@ -135,11 +175,11 @@ pub(crate) fn copy<E>(
     let stop = AtomicBool::new(false);
     let failed: Mutex<Option<io::Error>> = Mutex::new(None);
     let step = || {
-        if stop.load(Ordering::Relaxed) {
+        if stop.load(Ordering::Relaxed) || mapping.is_some_and(Mapping::lost) {
             return false;
         }
         let Some(block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) else { return false };
-        if let Err(error) = block.copy(file) {
+        if let Err(error) = block.copy(file, mapping) {
             stop.store(true, Ordering::Relaxed);
             failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }

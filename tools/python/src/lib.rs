@@ -5,6 +5,7 @@
 
 mod archive;
 mod copy;
+mod mapping;
 
 use std::io;
 
@@ -44,6 +45,7 @@ struct Archive {
     file: File,
     base: u64,
     threads: usize,
+    mapped: bool,
     layout: Layout,
     sources: Vec<Source>,
 }
@@ -51,10 +53,10 @@ struct Archive {
 #[pymethods]
 impl Archive {
     #[new]
-    fn new(fd: i32, base: u64, name: String, alignment: u64, threads: usize) -> PyResult<Self> {
+    fn new(fd: i32, base: u64, name: String, alignment: u64, threads: usize, mapped: bool) -> PyResult<Self> {
         let layout = Layout::new(name, alignment).map_err(PyValueError::new_err)?;
         let file = File::new(fd).map_err(PyValueError::new_err)?;
-        Ok(Self { file, base, threads: threads.max(1), layout, sources: vec![] })
+        Ok(Self { file, base, threads: threads.max(1), mapped, layout, sources: vec![] })
     }
 
     /// Adds a record with these bytes.
@@ -203,7 +205,7 @@ impl Archive {
 
     fn copy_blocks(&self, py: Python<'_>, blocks: &[Block]) -> PyResult<()> {
         let check = || Python::attach(|py| py.check_signals());
-        py.detach(|| copy::copy(self.file, blocks, self.threads, check)).map_err(error)
+        py.detach(|| copy::copy(self.file, blocks, self.threads, self.mapped, check)).map_err(error)
     }
 
     fn gathered(&self) -> Gathered {
@@ -279,6 +281,7 @@ fn copy_all(
     offset: u64,
     pieces: Vec<(usize, usize)>,
     threads: usize,
+    mapped: bool,
 ) -> PyResult<()> {
     let file = File::new(fd).map_err(PyValueError::new_err)?;
     let mut blocks = vec![];
@@ -287,7 +290,7 @@ fn copy_all(
         blocks.extend(Block::all(Memory::new(address, size).map_err(PyValueError::new_err)?, at));
         at += size as u64;
     }
-    py.detach(|| copy::copy(file, &blocks, threads, || Python::attach(|py| py.check_signals())))
+    py.detach(|| copy::copy(file, &blocks, threads, mapped, || Python::attach(|py| py.check_signals())))
         .map_err(error)
 }
 

@@ -58,11 +58,11 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     archive = _torch.Archive
 
-    def noted(fd: int, base: int, name: str, alignment: int, threads: int) -> object:
+    def noted(fd: int, base: int, name: str, alignment: int, threads: int, mapped: bool) -> object:
         # The comparison with torch before the first archive is not one of the test's.
         if not os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:"):
             seen.append(name)
-        return archive(fd, base, name, alignment, threads)
+        return archive(fd, base, name, alignment, threads, mapped)
 
     write = _safetensors._write
 

@@ -7,6 +7,8 @@ import mmap
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -185,3 +187,56 @@ def test_safetensors_leave_what_was_there(folder: Path) -> None:
     with files_of_at_most(1_000_000), pytest.raises(SafetensorError):
         safetensors.save_file({"a": torch.rand(1_000_000)}, path)
     assert path.read_bytes() == before and os.listdir(folder) == ["a.safetensors"]
+
+
+def test_a_file_that_is_cut_off_in_mid_save(folder: Path, tmp_path: Path) -> None:
+    """Ranks that all save to one name cut each other's file off. With write(2) each then fills it again, and so does ours."""
+    code = """
+import mmap, os, sys, threading, torch, tidemark
+tidemark.accelerate()
+path = sys.argv[1]
+obj = {str(n): torch.frombuffer(mmap.mmap(-1, 64 << 20), dtype=torch.uint8) for n in range(12)}
+saving = True
+cuts = 0
+def cut():
+    global cuts
+    while saving:
+        try:
+            if os.stat(path).st_size > 600 << 20:
+                os.truncate(path, 0)
+                cuts += 1
+        except FileNotFoundError:
+            pass
+cutter = threading.Thread(target=cut)
+cutter.start()
+for _ in range(3):
+    torch.save(obj, path)
+saving = False
+cutter.join()
+torch.save(obj, path)
+assert len(torch.load(path)) == 12
+print("cuts", cuts)
+"""
+    ran = subprocess.run([sys.executable, "-c", code, str(folder / "a.pt")], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, f"{ran.returncode}: {ran.stderr}"
+    assert int(ran.stdout.split()[1]) > 0
+
+
+def test_a_fault_elsewhere_still_ends_the_program(folder: Path) -> None:
+    """Our handler takes what is ours, and leaves the rest to the one before."""
+    code = """
+import faulthandler, mmap, os, sys, torch, tidemark
+if sys.argv[2] == "handler":
+    faulthandler.enable()
+tidemark.accelerate()
+torch.save({"a": torch.frombuffer(mmap.mmap(-1, 64 << 20), dtype=torch.uint8)}, sys.argv[1])
+with open(sys.argv[1] + ".other", "w+b") as file:
+    file.truncate(8192)
+    mapped = mmap.mmap(file.fileno(), 8192)
+    file.truncate(0)
+    mapped[0]
+"""
+    for handler in ("none", "handler"):
+        ran = subprocess.run([sys.executable, "-c", code, str(folder / "a.pt"), handler], capture_output=True, text=True, timeout=120)
+        assert ran.returncode == -signal.SIGBUS, f"{ran.returncode}: {ran.stderr}"
+        assert ("Bus error" in ran.stderr) == (handler == "handler"), ran.stderr

@@ -229,7 +229,7 @@ def test_archives_beyond_4_gib() -> None:
     sizes = {"data/0": (1 << 32) - 2, "data/1": (1 << 32) - 1, "data/2": 5 << 30, "data/3": 7}
     with Small(os.memfd_create("theirs"), "r+b") as theirs, Small(os.memfd_create("ours"), "r+b") as ours:
         writer = torch._C.PyTorchFileWriter(theirs, True, 64)
-        archive = _native.Archive(ours.fileno(), 0, "archive", 64, 1)
+        archive = _native.Archive(ours.fileno(), 0, "archive", 64, 1, False)
         writer.write_record("data.pkl", b"pickle", 6)
         archive.add_bytes("data.pkl", b"pickle")
         for name, size in sizes.items():

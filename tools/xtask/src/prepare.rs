@@ -275,6 +275,10 @@ fn wheel(workspace: &Workspace) -> Result<()> {
     // What has not changed is not compiled again.
     install.env("CARGO_TARGET_DIR", workspace.tools_dir().join("wheel-build"));
     install.env("MATURIN_PEP517_ARGS", "--locked");
+    // pip finds maturin there.
+    let bin = workspace.tools_dir().join(WITH_WHEEL.name).join("bin");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    install.env("PATH", std::env::join_paths([bin].into_iter().chain(std::env::split_paths(&path)))?);
     step(install.args(["--no-build-isolation", "--force-reinstall"]).arg(workspace.root.join("tools/python")))
 }
 

@@ -5,6 +5,7 @@ Owns the reading of the mount table. Mounts come and go while a program lives, s
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -87,3 +88,16 @@ def is_file_on_mount(fd: int) -> bool:
 
     found = os.fstat(fd)
     return stat.S_ISREG(found.st_mode) and is_fuse(f"/proc/self/fd/{fd}") and serves(found.st_dev)
+
+
+def can_map(fd: int) -> bool:
+    """Whether a mapping of an open file is the memory file itself: the mount is in passthrough, and is seen whole here."""
+    device = os.fstat(fd).st_dev
+    for mount in mounts():
+        if mount.device == device and mount.root == "/":
+            try:
+                with open(os.path.join(mount.path, ".tidemark", "status.json"), "rb") as status:
+                    return json.load(status)["mount"]["mode"] == "passthrough"
+            except (OSError, ValueError, KeyError, TypeError):
+                return False
+    return False

@@ -4,9 +4,12 @@ from typing import final
 
 @final
 class Archive:
-    """One archive as ``torch.save`` writes it, into an open file."""
+    """One archive as ``torch.save`` writes it, into an open file.
 
-    def __new__(cls, fd: int, base: int, name: str, alignment: int, threads: int) -> Archive: ...
+    ``mapped`` says that the file may be mapped, which is how large records are copied then.
+    """
+
+    def __new__(cls, fd: int, base: int, name: str, alignment: int, threads: int, mapped: bool) -> Archive: ...
     def add_bytes(self, name: str, data: bytes) -> int:
         """Adds a record with these bytes. Returns its index."""
 
@@ -37,7 +40,7 @@ class Archive:
     def finish(self, tail: list[tuple[str, bytes]], names: str) -> int:
         """Writes what is left, the records of ``tail``, the id that begins with ``names``, the directory. Returns the length."""
 
-def copy_all(fd: int, offset: int, pieces: list[tuple[int, int]], threads: int) -> None:
+def copy_all(fd: int, offset: int, pieces: list[tuple[int, int]], threads: int, mapped: bool) -> None:
     """Copies ``(address, size)`` pieces to ``offset`` of a file, one after the other."""
 
 def is_fuse(path: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import _mount
 from ._native import copy_all
-from ._torch import say_once, threads
+from ._torch import MAPPED_BYTES, say_once, threads
 
 # Types to learn the order from, in which safetensors writes them, with the bytes of an element. A type that is not here, or that the
 # installed version does not know, is saved by safetensors.
@@ -147,9 +147,10 @@ def _write(path: str, header: bytes, pieces: list[tuple[int, int]]) -> None:
     fd, hidden = tempfile.mkstemp(prefix=".tmp", dir=os.path.dirname(path) or ".")
     try:
         try:
-            os.ftruncate(fd, len(header) + sum(size for _, size in pieces))
+            size = len(header) + sum(size for _, size in pieces)
+            os.ftruncate(fd, size)
             _write_all(fd, header)
-            copy_all(fd, len(header), pieces, threads())
+            copy_all(fd, len(header), pieces, threads(), size >= MAPPED_BYTES and _mount.can_map(fd))
             os.rename(hidden, path)
         finally:
             os.close(fd)

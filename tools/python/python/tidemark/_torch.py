@@ -30,6 +30,8 @@ log = logging.getLogger("tidemark")
 THREADS_MAX = 4
 # A smaller archive in a file object of the program goes through that object's buffer, as torch writes it.
 STREAMED_BYTES = 256 << 10
+# For less it is not asked whether the file may be mapped.
+MAPPED_BYTES = 16 << 20
 # Sets of record names whose hash is kept. DCP writes thousands of archives with the same few names.
 NAMES_KEPT = 64
 
@@ -276,6 +278,10 @@ class Opened:
             self.base = self.stream.tell()
         self._before = self._size = os.fstat(self.fd).st_size
 
+    def can_map(self) -> bool:
+        """Whether the file may be mapped. Those of the program are mostly not open for reading, which a mapping needs."""
+        return self._owned and _mount.can_map(self.fd)
+
     def resize(self, length: int) -> None:
         """Gives the file the size that it has with an archive of ``length`` bytes: the mount makes memory ready for it.
 
@@ -313,7 +319,12 @@ def _path_target(path: str) -> Callable[[], Opened] | None:
         return None
 
     def opened() -> Opened:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        # For writing and reading, so that it can be mapped.
+        flags = os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            fd = os.open(path, os.O_RDWR | flags, 0o666)
+        except PermissionError:
+            fd = os.open(path, os.O_WRONLY | flags, 0o666)
         return Opened(fd, name, None, owned=True)
 
     return opened
@@ -403,7 +414,9 @@ class Writer:
         """Returns an archive that knows its records; None where torch must write it."""
         try:
             self._opened.begin()
-            archive = Archive(self._opened.fd, self._opened.base, self._opened.name, self._torch.alignment(), threads())
+            opened = self._opened
+            mapped = sum(size for _, _, size in records) >= MAPPED_BYTES and opened.can_map()
+            archive = Archive(opened.fd, opened.base, opened.name, self._torch.alignment(), threads(), mapped)
             for name, data, size in records:
                 if isinstance(data, bytes):
                     archive.add_bytes(name, data[:size])
