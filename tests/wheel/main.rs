@@ -3,6 +3,7 @@
 //! This suite owns the mount, the daemons that are killed, and that plain torch loads what lies in Tier-3. The package's own tests
 //! (`tools/python/tests`) compare the files.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,8 +73,12 @@ fn saves_go_on_while_daemons_are_killed_and_plain_torch_loads_them_from_tier_3()
     let saved = hashes(&printed, "save");
 
     daemon.flush();
-    let copies = files(&daemon.tier3_dir());
-    let objects: Vec<&str> = copies.iter().map(|path| text(path)).collect();
+    // Of a version that a kill has left behind there may be a copy still: the newest is what the name shows.
+    let newest: BTreeMap<_, _> = files(&daemon.tier3_dir())
+        .into_iter()
+        .map(|path| (path.file_name().map(ToOwned::to_owned), path))
+        .collect();
+    let objects: Vec<&str> = newest.values().map(|path| text(path)).collect();
     assert_eq!(objects.len(), steps, "{objects:?}");
     let arguments: Vec<&str> = ["load"].into_iter().chain(objects).collect();
     let printed = plain.run(&script, &arguments);
@@ -81,10 +86,12 @@ fn saves_go_on_while_daemons_are_killed_and_plain_torch_loads_them_from_tier_3()
     assert_eq!(hashes(&printed, "load"), saved);
 }
 
-/// The files below a folder that are called as the script calls them.
+/// The files below a folder that are called as the script calls them, those of newer versions last.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = vec![];
-    for entry in fs::read_dir(folder).expect("a folder of Tier-3").map(|entry| entry.expect("an entry").path()) {
+    for entry in
+        fs::read_dir(folder).expect("a folder of Tier-3").map(|entry| entry.expect("an entry").path())
+    {
         if entry.is_dir() {
             found.extend(files(&entry));
         } else if entry.extension().is_some_and(|extension| extension == "pt") {

@@ -40,7 +40,7 @@ def main(command, *arguments):
                 assert archive.testzip() is None, path
             found = hashes(torch.load(path))
             known.update({f"{os.path.basename(path)} {name}": value for name, value in found.items()})
-    print("MODULE", type(torch.serialization._open_zipfile_writer).__module__)
+    print("MODULE", torch.serialization._open_zipfile_writer.__module__)
     print(f"HASHES {command} {json.dumps(known)}")
 
 

@@ -264,7 +264,8 @@ const WITH_WHEEL: Environment = Environment {
 /// Builds the wheel as README of `tools/python` says, and installs it beside what the environment with torch has.
 fn wheel(workspace: &Workspace) -> Result<()> {
     python(&WITH_WHEEL, workspace)?;
-    let interpreter = |environment: &Environment| workspace.tools_dir().join(environment.name).join("bin/python");
+    let interpreter =
+        |environment: &Environment| workspace.tools_dir().join(environment.name).join("bin/python");
     let packages = |environment: &Environment| -> Result<String> {
         let ask = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"];
         capture(Command::new(interpreter(environment)).args(ask))
