@@ -4,8 +4,9 @@
     bench.py --mount /ckpt [--gb 2] [--rounds 7] [--dlrover DIRECTORY] [--json FILE]
 
 The savers take turns, so that what else happens on the machine meets them all. Each writes to two names in turn; the first round is
-reported apart. DIRECTORY is where `pip install --no-deps --target DIRECTORY dlrover deprecated wrapt pynvml` has put DLRover, which runs in a
-process of its own. Before the rounds the memory of the process, of /dev/shm and of the mount is touched once.
+reported apart. DIRECTORY is where DLRover was put, which runs in a process of its own: `pip install --no-deps --target DIRECTORY dlrover
+deprecated wrapt pynvml nvidia-ml-py requests urllib3 idna certifi charset-normalizer grpcio protobuf`. The mount uploads what is saved: its
+Tier-3 needs room for all rounds.
 
 `memcpy` is one thread's copy within the process, the measure of what a machine can. `pause` is the longest time that another Python
 thread was kept from running in a save, `ticks` how often it ran, in per cent of how often it runs beside nothing.
