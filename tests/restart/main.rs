@@ -56,6 +56,8 @@ struct Counts {
     kills: AtomicU64,
     /// Of those, how many came while operations were under way.
     kills_amid: AtomicU64,
+    /// Saves that were never proven whole when the memory ended.
+    settled: AtomicU64,
     compared: AtomicU64,
 }
 
@@ -102,6 +104,7 @@ fn the_tree_after_a_restart_is_the_tree_before() {
     let failed = failed.into_inner().expect("no lane panics with it");
     assert!(failed.is_empty(), "TIDEMARK_RESTART_SEED={seed}:\n{}", failed.join("\n"));
     assert!(2 * count(&counts.kills_amid) > count(&counts.lives), "kills hardly ever met anything");
+    assert!(2 * count(&counts.settled) > count(&counts.lives), "saves hardly ever only settled");
 }
 
 fn random() -> u64 {
