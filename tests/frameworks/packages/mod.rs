@@ -38,6 +38,8 @@ const KILLS_LONG: u64 = 20;
 const BETWEEN_ONE_IN: u64 = 3;
 /// A life ends at its first or second save; what else there is is room for moments that were missed.
 const STEPS_PER_LIFE: u64 = 3;
+/// Moments that one kill may miss: a save of some milliseconds is often over before the ranks are stopped.
+const SPARE_STEPS: u64 = 6;
 /// What is written over has to be committed before: the settle time, and an upload.
 const LONG_ENOUGH_TO_COMMIT_S: &str = "1.5";
 /// Which kills; without it one is drawn, and shown.
@@ -148,7 +150,7 @@ fn comes_back(package: &Package) {
     let Some(python) = environment() else { return };
     let kills = if machine::long() { KILLS_LONG } else { package.kills };
     // Of many lives some miss their moments more often, and a job must not come to its end before it is killed.
-    let spare = if machine::long() { 2 * u64::from(MISSES_MAX) } else { 2 };
+    let spare = if machine::long() { 2 * u64::from(MISSES_MAX) } else { SPARE_STEPS };
     let seed = seed();
     let mut dice = Dice::new(seed);
     let steps = kills * STEPS_PER_LIFE + spare;
