@@ -390,6 +390,7 @@ impl Engine {
             self.watch_room(now);
             self.shared.namespace.forget_ended_writers();
             self.ledger.seals_again();
+            self.look_at_visibility(now);
         }
         self.start_seals();
         self.hear_who_changed_names();
@@ -397,7 +398,7 @@ impl Engine {
             self.look_at(&id);
         }
         if tick {
-            self.look_at_visibility(now);
+            self.undo_removals(now);
         }
         self.start_loose(now);
         self.end_pauses(now);

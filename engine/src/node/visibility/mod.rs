@@ -109,11 +109,11 @@ impl Engine {
         self.draining || self.fenced.is_some() || !self.shared.settings.torn.hide
     }
 
-    /// Looks at all that is to be asked again. Whether a torn checkpoint goes is asked with its verdict ([`Engine::shield`]).
+    /// Looks at all that is to be asked again. Whether a torn checkpoint goes is asked with its verdict ([`Engine::shield`]), and whether
+    /// a removal was meant once all that is due was looked at ([`Engine::undo_removals`]).
     pub(crate) fn look_at_visibility(&mut self, now: Instant) {
         self.serve_owed(now);
         self.mend_cut_trackers(now);
-        self.undo_removals(now);
         self.drop_unwritten(now);
         self.follow_kept(now);
         self.follow_later(now);
