@@ -35,7 +35,7 @@ pub(crate) struct Cluster {
     folder: tempfile::TempDir,
     /// Added to each node's configuration.
     config: String,
-    /// What relays in front of the nodes do, where there are any.
+    /// Faults of relays in front of the nodes, where there are any.
     changes: Option<Arc<Changes>>,
 }
 

@@ -135,7 +135,7 @@ fn a_removal_that_was_meant_stands() {
     wait_back(&daemon, OLD);
 }
 
-/// What it wrote before is hashed and looked at after its death only.
+/// Its last save is hashed and looked at after its death only.
 #[test]
 fn a_removal_stands_when_who_removed_it_is_killed_right_after_the_next_was_whole() {
     const SAVE_AND_REMOVE: &str = "my ($old, $new) = @ARGV; mkdir \"$new.tmp\"; \

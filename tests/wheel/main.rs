@@ -73,7 +73,7 @@ fn saves_go_on_while_daemons_are_killed_and_plain_torch_loads_them_from_tier_3()
     let saved = hashes(&printed, "save");
 
     daemon.flush();
-    // Of a version that a kill has left behind there may be a copy still: the newest is what the name shows.
+    // A version that a kill has left behind may have a copy still: the name shows the newest.
     let newest: BTreeMap<_, _> = files(&daemon.tier3_dir())
         .into_iter()
         .map(|path| (path.file_name().map(ToOwned::to_owned), path))

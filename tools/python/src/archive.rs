@@ -25,7 +25,7 @@ const LARGE: u64 = u32::MAX as u64;
 /// The padding's length is a 16-bit number, and so is that of all extra fields together.
 pub(crate) const ALIGNMENT_MAX: u64 = 1 << 15;
 
-/// One member of the archive.
+/// A member of the archive.
 #[derive(Debug)]
 pub(crate) struct Record {
     /// With the archive's own name in front.
@@ -95,7 +95,7 @@ impl Layout {
         self.end + self.records.iter().map(directory).sum::<u64>() + 56 + 20 + 22
     }
 
-    /// What torch's writer hashes into the id: the checksums of all records that have bytes, in order.
+    /// The number that torch's writer puts into the id: a hash of the checksums of all records that have bytes, in order.
     pub(crate) fn combined(&self) -> u64 {
         self.records.iter().filter(|record| record.size > 0).fold(0, |seed: u64, record| {
             let mixed = u64::from(record.crc)
@@ -143,7 +143,7 @@ impl Record {
         }
     }
 
-    /// What stands before the record's bytes.
+    /// The local header, before the record's bytes.
     pub(crate) fn header(&self) -> Vec<u8> {
         let mut out = Bytes::default();
         let extra = zip64_bytes(self.size, self.header_at) + EXTRA_BYTES + self.padding;
@@ -156,7 +156,7 @@ impl Record {
         out.0
     }
 
-    /// What stands behind the record's bytes.
+    /// The data descriptor, behind the record's bytes.
     pub(crate) fn descriptor(&self) -> Vec<u8> {
         let mut out = Bytes::default();
         match self.descriptor_bytes() {

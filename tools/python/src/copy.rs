@@ -17,7 +17,7 @@ use crate::mapping::Mapping;
 
 /// A block, with its checksum, stays in a processor's second-level cache.
 pub(crate) const BLOCK_BYTES: usize = 1 << 20;
-/// What is stored into a mapping at once.
+/// Bytes that are stored into a mapping at once.
 const PART_BYTES: usize = 128 << 10;
 /// Less is not worth a mapping.
 const MAPPED_BYTES: u64 = 16 << 20;

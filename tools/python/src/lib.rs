@@ -35,7 +35,7 @@ enum Source {
     Pieces(u64, Hasher),
 }
 
-/// One archive that is being written into an open file.
+/// An archive that is being written into an open file.
 ///
 /// `add_bytes`, `add_memory` and `add_pieces` say what is in it, in order; `total` its length. Then `copy` moves the large records,
 /// `put` what only comes now, and `finish` all that is left.

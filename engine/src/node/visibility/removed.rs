@@ -25,12 +25,12 @@ use tidemark_protocol::report::EventLevel;
 /// Files whose removers are remembered: of a checkpoint with more of them, the last say who it was.
 const REMOVERS_MAX: usize = 4096;
 
-/// What comes before a decision.
+/// An event that a decision waits for.
 #[derive(Debug, PartialEq, Eq)]
 enum Awaited {
     /// The end of this process.
     End { process: u32 },
-    /// What the kernel or the loop says within moments.
+    /// A word of the kernel or of the loop, which comes within moments.
     Moments,
 }
 
@@ -123,7 +123,7 @@ impl Engine {
                 });
                 return awaited.or_else(|| left.in_hand.then_some(Awaited::Moments));
             }
-            // What it removed may have another name by now, and what came back a moment ago is in sight from now on.
+            // The removed files may have another name by now, and names that came back a moment ago are in sight from now on.
             (Removal::Undone { .. }, Some(_)) if self.had_not_heard(is_of_run(&id.run)) => {
                 return Some(Awaited::Moments);
             }
