@@ -122,6 +122,33 @@ fn a_save_over_an_old_one_that_is_cut_at_any_file_leaves_the_old_one_whole() {
     assert!(holds(&daemon, "run/fixed", 20, 2), "saved whole at last, and there after a restart");
 }
 
+/// Its files are older than those that it had before, and it is newer.
+#[test]
+fn a_checkpoint_that_an_older_directory_replaces_is_its_own_newest_version() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    for (save_number, directory) in [(1, "aside/backup"), (2, "run/step1")] {
+        save(&daemon, &format!("{directory}/model.safetensors"), &noise(save_number, MIB));
+    }
+    daemon.flush();
+    let versions = |daemon: &Daemon| {
+        let status = daemon.ctl_json(&["status"]);
+        let watermark = status["runs"].as_array().unwrap().iter().find(|run| run["run"] == "run").unwrap()["watermark"]["version"].as_u64();
+        (daemon.wait_committed("run/step1", LIMIT)["version"].as_u64(), watermark)
+    };
+    let (whole, watermark) = versions(&daemon);
+    assert!(whole.is_some() && whole == watermark, "{whole:?} {watermark:?}");
+    let at = |name: &str| daemon.mount().join(name);
+    fs::remove_dir_all(at("run/step1")).unwrap();
+    fs::rename(at("aside/backup"), at("run/step1")).unwrap();
+    daemon.flush();
+    let (rest, watermark) = versions(&daemon);
+    assert!(rest > whole, "{rest:?} after {whole:?}: {:#?}", daemon.checkpoints());
+    assert_eq!(rest, watermark, "{}", daemon.ctl_json(&["status"]));
+    daemon.kill9();
+    daemon.start_again();
+    assert_eq!(versions(&daemon), (rest, rest), "as Tier-3 says it");
+}
+
 /// What four ranks wrote last time says nothing of eight.
 #[test]
 fn a_world_that_grows_is_whole_only_with_all_its_ranks() {

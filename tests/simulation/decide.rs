@@ -177,23 +177,24 @@ impl Catalog {
             return;
         }
         let version = versions.keys().last().map_or(Version(1), |last| last.next());
-        let newest = books.run().map(|version| version.record().completed_at_ns).max();
-        let published = facts.values().map(|facts| self.published_ns(facts)).max().unwrap_or(now_ns);
+        let of = VersionId {
+            run: candidate.id.run.clone(),
+            directory: candidate.id.directory.clone(),
+            timeline: Timeline(0),
+            version,
+        };
+        let published_ns = facts.values().map(|facts| self.published_ns(facts)).max().unwrap_or(now_ns);
+        let completed_at_ns = lineage::stamp(&of, published_ns, now_ns, books.run());
         let record = Record {
             format: FORMAT,
-            version: VersionId {
-                run: candidate.id.run.clone(),
-                directory: candidate.id.directory.clone(),
-                timeline: Timeline(0),
-                version,
-            },
+            version: of,
             attempt: AttemptId(self.node.world.rng.next()),
             step: candidate.step,
             framework: candidate.framework.clone(),
             evidence,
             evidence_detail: detail,
             epoch: self.epoch,
-            completed_at_ns: lineage::stamp(published, now_ns, newest),
+            completed_at_ns,
             participants: self.participants(&present),
             files: facts.iter().map(|(path, facts)| entry_of(path, facts)).collect(),
             partial: false,

@@ -48,15 +48,30 @@ fn newest<'a>(versions: impl Iterator<Item = &'a Checkpoint>) -> Option<&'a Chec
     versions.max_by(|a, b| order(a.record()).cmp(&order(b.record())))
 }
 
-/// The stamp of a version whose last file got its bytes and name at `published_ns`. `newest_ns` is the highest stamp of
-/// its run: a clock that is behind it went back, and must not put what is saved now below what was saved before.
+/// The stamp of a version whose last file got its bytes and name at `published_ns`. `run` has the versions of its run.
+///
+/// A clock that is behind the highest stamp of the run went back, and must not put what is saved now below what was
+/// saved before. A checkpoint from which the last file was removed consists of older ones, and what is left of it still
+/// comes after what it was.
 #[must_use]
-pub fn stamp(published_ns: i64, now_ns: i64, newest_ns: Option<i64>) -> i64 {
-    match newest_ns {
-        Some(newest_ns) if newest_ns > now_ns => newest_ns.saturating_add(1),
-        // The time of a file may have been set to anything; what is complete now was not completed later.
-        Some(_) | None => published_ns.min(now_ns),
+pub fn stamp<'a>(
+    version: &VersionId,
+    published_ns: i64,
+    now_ns: i64,
+    run: impl IntoIterator<Item = &'a Checkpoint>,
+) -> i64 {
+    let (mut newest_ns, mut own_ns) = (i64::MIN, i64::MIN);
+    for record in run.into_iter().map(Checkpoint::record) {
+        newest_ns = newest_ns.max(record.completed_at_ns);
+        if record.version.directory == version.directory {
+            own_ns = own_ns.max(record.completed_at_ns);
+        }
     }
+    if newest_ns > now_ns {
+        return newest_ns.saturating_add(1);
+    }
+    // The time of a file may have been set to anything; what is complete now was not completed later.
+    published_ns.min(now_ns).max(own_ns)
 }
 
 #[cfg(test)]
@@ -64,13 +79,14 @@ mod tests {
     use super::*;
     use crate::id::Version;
     use crate::marker::Decision;
+    use crate::path::CheckpointName;
     use crate::record::Evidence;
-    use crate::record::tests::{record, version};
+    use crate::record::tests::{record, version as any_version};
     use proptest::prelude::*;
 
     fn at(timeline: u64, stamp_ns: i64, step: u64, evidence: Evidence) -> Record {
         let number = Version(u64::try_from(stamp_ns).unwrap());
-        let version = VersionId { timeline: Timeline(timeline), version: number, ..version() };
+        let version = VersionId { timeline: Timeline(timeline), version: number, ..any_version() };
         Record { version, step: Some(Step(step)), completed_at_ns: stamp_ns, evidence, ..record() }
     }
 
@@ -102,12 +118,28 @@ mod tests {
         assert_eq!(stamp_of(watermark(&run[1..])), None);
     }
 
+    /// Number `version` of checkpoint `directory`.
+    fn version_of(directory: &str, number: usize) -> VersionId {
+        let directory = CheckpointName::new(directory).unwrap();
+        VersionId { directory, version: Version(number as u64), ..any_version() }
+    }
+
+    fn committed_at(version: VersionId, completed_at_ns: i64) -> Checkpoint {
+        Checkpoint::decided(Record { version, completed_at_ns, ..record() }, Decision::Commit)
+    }
+
     #[test]
     fn a_stamp_is_when_it_was_complete_and_never_in_the_future() {
-        assert_eq!(stamp(5, 9, None), 5);
-        assert_eq!(stamp(5, 9, Some(7)), 5, "proof came late");
-        assert_eq!(stamp(50, 9, Some(7)), 9, "somebody set the file's time");
-        assert_eq!(stamp(5, 9, Some(20)), 21, "the clock went back");
+        let of = version_of("step2", 2);
+        let with = |published_ns, now_ns, run: &[(&str, i64)]| {
+            let run: Vec<_> = run.iter().map(|(name, at)| committed_at(version_of(name, 1), *at)).collect();
+            stamp(&of, published_ns, now_ns, &run)
+        };
+        assert_eq!(with(5, 9, &[]), 5);
+        assert_eq!(with(5, 9, &[("step1", 7)]), 5, "proof came late");
+        assert_eq!(with(50, 9, &[("step1", 7)]), 9, "somebody set the file's time");
+        assert_eq!(with(5, 9, &[("step1", 20)]), 21, "the clock went back");
+        assert_eq!(with(5, 9, &[("step1", 8), ("step2", 7)]), 7, "its last file was removed");
     }
 
     proptest! {
@@ -128,6 +160,23 @@ mod tests {
             stamps.rotate_left(turn % count);
             let turned = run(&stamps);
             prop_assert_eq!(watermark(&turned), Some(&before));
+        }
+
+        /// Two checkpoints are saved, changed and lose files in any order, and the clock goes both ways.
+        #[test]
+        fn the_versions_of_a_checkpoint_stand_in_the_order_of_their_numbers(
+            saves in prop::collection::vec((0_usize..2, 0_i64..50, 0_i64..50), 1..12),
+        ) {
+            let mut run: Vec<Checkpoint> = Vec::new();
+            for (index, (of, published_ns, now_ns)) in saves.into_iter().enumerate() {
+                let version = version_of(["step1", "step2"][of], index);
+                let stamp_ns = stamp(&version, published_ns, now_ns, &run);
+                run.push(committed_at(version, stamp_ns));
+                let new = run.last().map(Checkpoint::record).unwrap();
+                for known in run.iter().map(Checkpoint::record) {
+                    prop_assert!(known.version.directory != new.version.directory || order(known) <= order(new));
+                }
+            }
         }
     }
 }

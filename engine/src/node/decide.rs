@@ -23,6 +23,7 @@ use tidemark_protocol::evidence::{
 };
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, FileId, SealNumber};
+use tidemark_protocol::key::VersionId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink};
 use tidemark_protocol::path::{RawText, RelPath, RunPath};
@@ -543,6 +544,7 @@ pub(crate) fn start(
             pin: Some(Arc::new(pin)),
         });
     }
+    let completed_at_ns = stamp(shared, ledger, &version, files);
     let record = Record {
         format: FORMAT,
         version,
@@ -552,7 +554,7 @@ pub(crate) fn start(
         evidence,
         evidence_detail: detail,
         epoch: shared.drain.epoch(),
-        completed_at_ns: stamp(shared, ledger, book, files),
+        completed_at_ns,
         participants,
         files: entries,
         partial: false,
@@ -570,11 +572,10 @@ pub(crate) fn start(
 }
 
 /// When the version that these files make became complete.
-fn stamp(shared: &Shared, ledger: &Ledger, book: &Book, files: &[(&RelPath, &Arc<FileView>)]) -> i64 {
+fn stamp(shared: &Shared, ledger: &Ledger, version: &VersionId, files: &[(&RelPath, &Arc<FileView>)]) -> i64 {
     let now_ns = shared.now_ns();
     let published_ns = files.iter().map(|(_, view)| view.published_ns).max().unwrap_or(now_ns);
-    let stamps = run_of(ledger, &book.id.run).map(|version| version.record().completed_at_ns);
-    lineage::stamp(published_ns, now_ns, stamps.max())
+    lineage::stamp(version, published_ns, now_ns, run_of(ledger, &version.run))
 }
 
 /// Every version of a run.

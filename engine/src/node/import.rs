@@ -5,6 +5,7 @@
 
 use crate::node::answer::checkpoint_ref;
 use crate::node::book::{Book, Number, VersionBook};
+use crate::node::decide::run_of;
 use crate::node::recover::{above, contents_of, empty_record, record_of};
 use crate::node::run::{Engine, Node, error_text};
 use crate::save::commit::{self, CommitError};
@@ -18,6 +19,7 @@ use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, FileCounter, FileId, Incarnation, SealNumber};
 use tidemark_protocol::key::{NodeLife, VersionId, VersionRef};
 use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Attributes, Directory, Manifest, ManifestFile, Prepared};
 use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::RelPath;
@@ -330,9 +332,8 @@ impl Engine {
             crate::node::ledger::Contents::new(),
         );
         book.versions.insert(number, stub);
-        let newest_ns = self.watermark(&id.run).map(|newest| newest.record().completed_at_ns);
         let now_ns = self.shared.now_ns();
-        let completed_at_ns = newest_ns.map_or(now_ns, |newest_ns| now_ns.max(newest_ns.saturating_add(1)));
+        let completed_at_ns = lineage::stamp(&version, now_ns, now_ns, run_of(&self.ledger, &id.run));
         Ok(Reserved { version, previous: self.previous(&id.run), completed_at_ns })
     }
 
