@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a job waits for a save, of one state, with several savers, in one run.
 
-    bench.py --mount /ckpt [--gb 2] [--rounds 7] [--dlrover DIRECTORY] [--json FILE]
+    bench.py --mount /ckpt [--gb 2] [--device cuda] [--rounds 7] [--dlrover DIRECTORY] [--json FILE]
 
 The savers take turns, so that what else happens on the machine meets them all. Each writes to two names in turn; the first round is
 reported apart. DIRECTORY is where DLRover was put, which runs in a process of its own: `pip install --no-deps --target DIRECTORY dlrover
@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -55,18 +56,20 @@ class Ticker:
         self._thread.join()
 
 
-def state(size: float, tensors: int) -> dict[str, Any]:
+def state(size: float, tensors: int, device: str) -> dict[str, Any]:
     """A model and its optimizer as they lie in memory: some large tensors, many small ones."""
     each = int(size * 1e9 / 4 / tensors)
-    made = {f"layers.{n}.weight": torch.rand(each) for n in range(tensors)}
-    made.update({f"layers.{n}.bias": torch.rand(1024) for n in range(tensors)})
+    made = {f"layers.{n}.weight": torch.rand(each, device=device) for n in range(tensors)}
+    made.update({f"layers.{n}.bias": torch.rand(1024, device=device) for n in range(tensors)})
     return made
 
 
-def crc(on: bool) -> None:
+def tune(on: bool) -> None:
+    """Sets what torch itself offers: no checksums, and storages of a device through pinned memory."""
     from torch.utils.serialization import config
 
-    config.save.compute_crc32 = on
+    config.save.compute_crc32 = not on
+    config.save.use_pinned_memory_for_d2h = on and torch.cuda.is_available()
 
 
 class Savers:
@@ -83,9 +86,9 @@ class Savers:
         torch.save(self.saved, self.path(place, "stock", turn) + ".pt")
 
     def tuned(self, place: str, turn: int) -> None:
-        crc(False)
+        tune(True)
         torch.save(self.saved, self.path(place, "tuned", turn) + ".pt")
-        crc(True)
+        tune(False)
 
     def safetensors(self, place: str, turn: int) -> None:
         from safetensors.torch import save_file
@@ -112,16 +115,18 @@ class Savers:
 class DlRover:
     """A process that saves when it is told to."""
 
-    def __init__(self, directory: str, gb: float, tensors: int) -> None:
+    def __init__(self, directory: str, gb: float, tensors: int, device: str) -> None:
         code = "import sys; sys.argv[0] = 'bench'; import runpy; runpy.run_path(%r, run_name='__dlrover__')" % __file__
         path = os.pathsep.join([directory, os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code, str(gb), str(tensors)],
+            [sys.executable, "-c", code, str(gb), str(tensors), device],
             env={**os.environ, "PYTHONPATH": path, "DLROVER_LOG_LEVEL": "ERROR"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=sys.stderr,
             text=True,
+            # It has processes of its own, which do not end with it.
+            start_new_session=True,
         )
 
     def save(self, turn: int) -> float:
@@ -136,19 +141,17 @@ class DlRover:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
-def dlrover_main(gb: float, tensors: int) -> None:
+def dlrover_main(gb: float, tensors: int, device: str) -> None:
     import tempfile
 
     from dlrover.trainer.torch.flash_checkpoint.checkpointer import StorageType
     from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
 
-    saved = state(gb, tensors)
+    saved = state(gb, tensors, device)
     with tempfile.TemporaryDirectory() as directory:
         checkpointer = DdpCheckpointer(directory)
         for line in sys.stdin:
@@ -182,11 +185,35 @@ def memcpy(gb: float) -> float:
     return max(rates)
 
 
+def from_device(saved: dict[str, Any]) -> float:
+    """A copy of one tensor from the device into pinned memory, GB/s."""
+    source = next(iter(saved.values()))
+    into = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    rates = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        into.copy_(source)
+        rates.append(source.nbytes / 1e9 / (time.perf_counter() - began))
+    return max(rates)
+
+
+def loads(path: str, rounds: int) -> float:
+    """The median rate of ``torch.load``, all of it touched, GB/s."""
+    rates = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        loaded = torch.load(path, map_location="cpu")
+        rates.append(sum(tensor.nbytes for tensor in loaded.values()) / 1e9 / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mount", type=Path, required=True)
     parser.add_argument("--gb", type=float, default=2.0)
     parser.add_argument("--tensors", type=int, default=40)
+    parser.add_argument("--device", default="cpu", help="where the state lies, cpu or cuda")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rest", type=float, default=2.0, help="seconds between saves, in which the mount makes memory ready")
     parser.add_argument("--dlrover")
@@ -194,7 +221,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    saved = state(options.gb, options.tensors)
+    saved = state(options.gb, options.tensors, options.device)
     size = sum(tensor.nbytes for tensor in saved.values()) / 1e9
     savers = Savers(options.mount, saved)
     runs: dict[str, Callable[[int], Any]] = {
@@ -209,7 +236,7 @@ def main() -> None:
     }
     if options.savers:
         runs = {name: run for name, run in runs.items() if any(wanted in name for wanted in options.savers.split(";"))}
-    dlrover = DlRover(options.dlrover, options.gb, options.tensors) if options.dlrover else None
+    dlrover = DlRover(options.dlrover, options.gb, options.tensors, options.device) if options.dlrover else None
     if dlrover:
         runs["dlrover"] = dlrover.save
     rates: dict[str, list[float]] = {name: [] for name in runs}
@@ -217,6 +244,8 @@ def main() -> None:
     ticks: dict[str, list[float]] = {name: [] for name in runs}
     print(f"{size:.2f} GB in {len(saved)} tensors, {len(os.sched_getaffinity(0))} processors, torch {torch.__version__}")
     print(f"memcpy of one thread: {memcpy(options.gb):.1f} GB/s")
+    if options.device != "cpu":
+        print(f"{torch.cuda.get_device_name()}; from it into pinned memory: {from_device(saved):.1f} GB/s")
     before_kb = memory_kb("VmRSS")
     for turn in range(options.rounds):
         for name, run in runs.items():
@@ -225,6 +254,7 @@ def main() -> None:
             began = time.perf_counter()
             took = run(turn) or time.perf_counter() - began
             rates[name].append(size / took)
+            print(f"round {turn + 1}: {name} {size / took:.2f} GB/s", file=sys.stderr, flush=True)
             if name != "dlrover":
                 for folder in savers.folders.values():
                     for path in folder.iterdir():
@@ -247,6 +277,10 @@ def main() -> None:
         ticker.stop()
         pauses[name].append(ticker.pause)
         ticks[name].append(100 * ticker.ticks / took / (idle.ticks / 0.5))
+    for place, name in (("mount", "ours"), ("mount", "stock"), ("shm", "stock")):
+        path = savers.path(place, name, 0) + ".pt"
+        if os.path.exists(path):
+            print(f"torch.load of {name}, {place}: {loads(path, 3):.2f} GB/s")
     savers.clean()
 
     base = statistics.median(rates["stock, mount"][1:]) if "stock, mount" in rates else None
@@ -265,4 +299,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 elif __name__ == "__dlrover__":
-    dlrover_main(float(sys.argv[1]), int(sys.argv[2]))
+    dlrover_main(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

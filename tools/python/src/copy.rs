@@ -20,7 +20,7 @@ pub(crate) const BLOCK_BYTES: usize = 1 << 20;
 /// Bytes that are stored into a mapping at once.
 const PART_BYTES: usize = 128 << 10;
 /// Less is not worth a mapping.
-const MAPPED_BYTES: u64 = 16 << 20;
+pub(crate) const MAPPED_BYTES: u64 = 16 << 20;
 /// How often the calling thread looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 
@@ -139,28 +139,33 @@ pub(crate) enum Stop<E> {
     Interrupted(E),
 }
 
-/// Copies all blocks, which lie in order, with up to `threads` threads: through a mapping where `mapped` allows it.
+/// Maps the part of the file from the first block to the end of the last; `None` where it is small or cannot be mapped.
+pub(crate) fn mapping_of(file: File, blocks: &[Block]) -> Option<Mapping> {
+    let (first, last) = (blocks.first()?, blocks.last()?);
+    mapping_between(file, first.offset, last.offset + last.memory.len as u64)
+}
+
+/// Maps the part of the file between two offsets; `None` where it is small or cannot be mapped.
+pub(crate) fn mapping_between(file: File, from: u64, to: u64) -> Option<Mapping> {
+    let len = to.checked_sub(from).filter(|len| *len >= MAPPED_BYTES)?;
+    Mapping::new(file, from, usize::try_from(len).ok()?).ok()
+}
+
+/// Copies all blocks with up to `threads` threads: through a mapping that holds their places, where there is one.
 pub(crate) fn copy<E>(
     file: File,
     blocks: &[Block],
     threads: usize,
-    mapped: bool,
+    mapping: Option<&Mapping>,
     mut check: impl FnMut() -> Result<(), E>,
 ) -> Result<(), Stop<E>> {
-    if let Some(mapping) = mapped.then(|| mapping_of(file, blocks)).flatten() {
-        copy_through(file, Some(&mapping), blocks, threads, &mut check)?;
+    if let Some(mapping) = mapping.filter(|mapping| !mapping.lost()) {
+        copy_through(file, Some(mapping), blocks, threads, &mut check)?;
         if !mapping.lost() {
             return Ok(());
         }
     }
     copy_through(file, None, blocks, threads, &mut check)
-}
-
-/// Maps the part of the file that the blocks fill; `None` where it is small or cannot be mapped.
-fn mapping_of(file: File, blocks: &[Block]) -> Option<Mapping> {
-    let (first, last) = (blocks.first()?, blocks.last()?);
-    let len = (last.offset + last.memory.len as u64).checked_sub(first.offset)?;
-    (len >= MAPPED_BYTES).then(|| Mapping::new(file, first.offset, usize::try_from(len).ok()?).ok()).flatten()
 }
 
 /// Copies all blocks with up to `threads` threads, of which the calling one is the first. It calls `check` now and then.

@@ -7,6 +7,7 @@ mod archive;
 mod copy;
 mod mapping;
 
+use std::collections::BTreeMap;
 use std::io;
 
 use crc32fast::Hasher;
@@ -15,6 +16,7 @@ use pyo3::prelude::*;
 
 use crate::archive::{Layout, Record};
 use crate::copy::{BLOCK_BYTES, Block, File, Memory, Stop};
+use crate::mapping::Mapping;
 
 /// Records below this size are gathered with the headers around them.
 const GATHERED_BYTES: u64 = 128 << 10;
@@ -46,6 +48,8 @@ struct Archive {
     base: u64,
     threads: usize,
     mapped: bool,
+    /// Of the records that are given in pieces, from the first of them on. It is gone before the file is closed.
+    mapping: Option<Mapping>,
     layout: Layout,
     sources: Vec<Source>,
 }
@@ -56,7 +60,7 @@ impl Archive {
     fn new(fd: i32, base: u64, name: String, alignment: u64, threads: usize, mapped: bool) -> PyResult<Self> {
         let layout = Layout::new(name, alignment).map_err(PyValueError::new_err)?;
         let file = File::new(fd).map_err(PyValueError::new_err)?;
-        Ok(Self { file, base, threads: threads.max(1), mapped, layout, sources: vec![] })
+        Ok(Self { file, base, threads: threads.max(1), mapped, mapping: None, layout, sources: vec![] })
     }
 
     /// Adds a record with these bytes.
@@ -120,7 +124,9 @@ impl Archive {
                 large.push((index, first..blocks.len()));
             }
         }
-        let copied = self.copy_blocks(py, &blocks);
+        let mapping = self.mapped.then(|| copy::mapping_of(self.file, &blocks)).flatten();
+        let copied = self.copy_blocks(py, &blocks, mapping.as_ref());
+        drop(mapping);
         for (index, of_record) in large {
             let mut crc = Hasher::new();
             let whole = blocks[of_record].iter().all(|block| block.append_to(&mut crc));
@@ -132,34 +138,55 @@ impl Archive {
         copied
     }
 
-    /// Copies the next bytes of a record that `add_pieces` added.
-    fn put(&mut self, py: Python<'_>, index: usize, address: usize, size: usize) -> PyResult<()> {
-        let memory = Memory::new(address, size).map_err(PyValueError::new_err)?;
-        let (Some(record), Some(Source::Pieces(given, _))) =
-            (self.layout.records().get(index), self.sources.get(index))
-        else {
-            return Err(PyIndexError::new_err(format!("record {index} is not given in pieces")));
-        };
-        let after = *given + size as u64;
-        if after > record.size {
-            let room = record.size;
-            return Err(PyValueError::new_err(format!("{size} bytes after {given} do not fit into {room}")));
-        }
-        let blocks: Vec<_> = Block::all(memory, self.base + record.data_at + *given).collect();
-        self.copy_blocks(py, &blocks)?;
-        if let Some(Source::Pieces(given, crc)) = self.sources.get_mut(index) {
-            for block in &blocks {
-                block.append_to(crc);
+    /// Copies the next bytes of records that `add_pieces` added: each piece says the record's index, an address and a size.
+    fn put(&mut self, py: Python<'_>, pieces: Vec<(usize, usize, usize)>) -> PyResult<()> {
+        let mut blocks = vec![];
+        let mut of_pieces = vec![];
+        let mut ends: BTreeMap<usize, u64> = BTreeMap::new();
+        for (index, address, size) in pieces {
+            let memory = Memory::new(address, size).map_err(PyValueError::new_err)?;
+            let (Some(record), Some(Source::Pieces(given, _))) =
+                (self.layout.records().get(index), self.sources.get(index))
+            else {
+                return Err(PyIndexError::new_err(format!("record {index} is not given in pieces")));
+            };
+            let end = ends.entry(index).or_insert(*given);
+            let room = record.size - *end;
+            if size as u64 > room {
+                return Err(PyValueError::new_err(format!(
+                    "{size} bytes after {end} do not fit into {room}"
+                )));
             }
-            *given = after;
-            let crc = crc.clone().finalize();
-            self.layout.set_crc(index, crc);
+            let first = blocks.len();
+            blocks.extend(Block::all(memory, self.base + record.data_at + *end));
+            of_pieces.push((index, first..blocks.len()));
+            *end += size as u64;
+        }
+        if self.mapped && self.mapping.is_none() {
+            self.mapping = self.mapping_of_pieces();
+        }
+        self.copy_blocks(py, &blocks, self.mapping.as_ref())?;
+        for (index, of_piece) in of_pieces {
+            if let Source::Pieces(_, crc) = &mut self.sources[index] {
+                for block in &blocks[of_piece] {
+                    let copied = block.append_to(crc);
+                    debug_assert!(copied, "the copy ended well");
+                }
+            }
+        }
+        for (index, end) in ends {
+            if let Source::Pieces(given, crc) = &mut self.sources[index] {
+                *given = end;
+                let crc = crc.clone().finalize();
+                self.layout.set_crc(index, crc);
+            }
         }
         Ok(())
     }
 
     /// Writes what is left of the records, and neither an id nor a directory. Returns the length.
     fn prefix(&mut self, py: Python<'_>) -> PyResult<u64> {
+        self.mapping = None;
         py.detach(|| {
             let mut gathered = self.gathered();
             self.gather_all(&mut gathered)?;
@@ -171,6 +198,7 @@ impl Archive {
     /// Writes what is left: small records, headers, the records `tail`, the id that begins with `names`, the directory. Returns the
     /// archive's length.
     fn finish(&mut self, py: Python<'_>, tail: Vec<(String, Vec<u8>)>, names: &str) -> PyResult<u64> {
+        self.mapping = None;
         py.detach(|| {
             let mut gathered = self.gathered();
             self.gather_all(&mut gathered)?;
@@ -203,9 +231,19 @@ impl Archive {
         gathered.flush().map(drop)
     }
 
-    fn copy_blocks(&self, py: Python<'_>, blocks: &[Block]) -> PyResult<()> {
+    fn copy_blocks(&self, py: Python<'_>, blocks: &[Block], mapping: Option<&Mapping>) -> PyResult<()> {
         let check = || Python::attach(|py| py.check_signals());
-        py.detach(|| copy::copy(self.file, blocks, self.threads, self.mapped, check)).map_err(error)
+        py.detach(|| copy::copy(self.file, blocks, self.threads, mapping, check)).map_err(error)
+    }
+
+    /// The part of the file with the records that are given in pieces.
+    fn mapping_of_pieces(&self) -> Option<Mapping> {
+        let all = self.layout.records().iter().zip(&self.sources);
+        let mut given =
+            all.filter(|(_, source)| matches!(source, Source::Pieces(..))).map(|(record, _)| record);
+        let first = given.next()?;
+        let last = given.next_back().unwrap_or(first);
+        copy::mapping_between(self.file, self.base + first.data_at, self.base + last.data_at + last.size)
     }
 
     fn gathered(&self) -> Gathered {
@@ -290,8 +328,9 @@ fn copy_all(
         blocks.extend(Block::all(Memory::new(address, size).map_err(PyValueError::new_err)?, at));
         at += size as u64;
     }
-    py.detach(|| copy::copy(file, &blocks, threads, mapped, || Python::attach(|py| py.check_signals())))
-        .map_err(error)
+    let mapping = mapped.then(|| copy::mapping_of(file, &blocks)).flatten();
+    let check = || Python::attach(|py| py.check_signals());
+    py.detach(|| copy::copy(file, &blocks, threads, mapping.as_ref(), check)).map_err(error)
 }
 
 fn error(stop: Stop<PyErr>) -> PyErr {
@@ -315,6 +354,9 @@ fn os_error(error: io::Error) -> PyErr {
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    const MAPPED_BYTES: u64 = crate::copy::MAPPED_BYTES;
+
     #[pymodule_export]
     use super::{Archive, copy_all, is_fuse};
 }

@@ -37,6 +37,7 @@ static BEFORE: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static BEFORE_FLAGS: AtomicUsize = AtomicUsize::new(0);
 
 /// A range of a file, shared and writable, in this process.
+#[derive(Debug)]
 pub(crate) struct Mapping {
     slot: usize,
     address: usize,

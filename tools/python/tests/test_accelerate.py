@@ -106,24 +106,27 @@ def test_a_reason_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_device_storages_come_last_and_whole(folder: Path, fast: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Storages that are not in host memory are fetched after the size is announced. The device here is one without memory."""
-    size = 5_000_000
-    host = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    # Of several pieces, several to a buffer, none, and one that fills a buffer.
+    sizes = [5_000_000, 7, 100_000, 0, 600_000, 1]
+    parts = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
     announced = []
 
-    def put(archive: Any, index: int, storage: Any, length: int) -> None:
-        assert storage.device.type == "meta" and length == size
+    def put(archive: Any, stored: list[_device.Stored]) -> None:
+        assert [(one.storage.device.type, one.size) for one in stored] == [("meta", len(part)) for part in parts]
         announced.append((folder / "a.pt").stat().st_size)
-        _device.put_cuda(archive, index, host, StubTorch())
+        _device.put_cuda(archive, [(one.index, part) for one, part in zip(stored, parts)], StubTorch())
 
     monkeypatch.setattr(_device, "put", put)
     monkeypatch.setattr(_device, "BUFFER_BYTES", 600_000)
-    torch.save({"a": torch.UntypedStorage(size, device="meta"), "b": torch.ones(300_000)}, folder / "a.pt")
-    assert announced and announced[0] > size
+    stored = [torch.UntypedStorage(size, device="meta") for size in sizes]
+    torch.save({"a": stored, "b": torch.ones(300_000)}, folder / "a.pt")
+    assert announced and announced[0] > sum(sizes)
     import zipfile
 
     with zipfile.ZipFile(folder / "a.pt") as archive:
         assert archive.testzip() is None
-        assert archive.read("a/data/0") == host.numpy().tobytes()
+        for number, part in enumerate(parts):
+            assert archive.read(f"a/data/{number}") == part.numpy().tobytes(), number
 
 
 class StubTorch:

@@ -1,6 +1,9 @@
 """The native half: what touches every byte, with the interpreter's lock released."""
 
-from typing import final
+from typing import Final, final
+
+MAPPED_BYTES: Final[int]
+"""Less is not worth a mapping."""
 
 @final
 class Archive:
@@ -31,8 +34,8 @@ class Archive:
     def copy(self) -> None:
         """Copies the large records that are in memory. Signal handlers run meanwhile."""
 
-    def put(self, index: int, address: int, size: int) -> None:
-        """Copies the next bytes of a record that ``add_pieces`` added."""
+    def put(self, pieces: list[tuple[int, int, int]]) -> None:
+        """Copies the next bytes of records that ``add_pieces`` added: pieces of index, address and size. Signal handlers run meanwhile."""
 
     def prefix(self) -> int:
         """Writes what is left of the records and no directory. Returns the length."""

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from . import _mount
-from ._native import copy_all
-from ._torch import MAPPED_BYTES, say_once, threads
+from ._native import MAPPED_BYTES, copy_all
+from ._torch import say_once, threads
 
 # Types to learn the order from, in which safetensors writes them, with the bytes of an element. A type that is not here, or that the
 # installed version does not know, is saved by safetensors.

@@ -23,15 +23,14 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from . import _device, _mount
-from ._native import Archive
+from ._native import MAPPED_BYTES, Archive
 
 log = logging.getLogger("tidemark")
 
-THREADS_MAX = 4
+# Two bring half of what four do, four two thirds of what eight do (DESIGN.md); a node's ranks save at the same time.
+THREADS_MAX = 8
 # A smaller archive in a file object of the program goes through that object's buffer, as torch writes it.
 STREAMED_BYTES = 256 << 10
-# For less it is not asked whether the file may be mapped.
-MAPPED_BYTES = 16 << 20
 # Sets of record names whose hash is kept. DCP writes thousands of archives with the same few names.
 NAMES_KEPT = 64
 
@@ -415,6 +414,7 @@ class Writer:
         try:
             self._opened.begin()
             opened = self._opened
+            # For less it is not asked whether the file may be mapped.
             mapped = sum(size for _, _, size in records) >= MAPPED_BYTES and opened.can_map()
             archive = Archive(opened.fd, opened.base, opened.name, self._torch.alignment(), threads(), mapped)
             for name, data, size in records:
@@ -437,9 +437,13 @@ class Writer:
         try:
             opened.resize(archive.total([(name, len(data)) for name, data in tail]))
             archive.copy()
-            for index, (_, data, size) in enumerate(records):
-                if isinstance(data, _Later):
-                    _device.put(archive, index, data.storage, size)
+            later = [
+                _device.Stored(index, data.storage, size)
+                for index, (_, data, size) in enumerate(records)
+                if isinstance(data, _Later)
+            ]
+            if later:
+                _device.put(archive, later)
             opened.end(archive.finish(tail, torch.names_hash(names, alignment)))
         except OSError as error:
             archive.cut(archive.complete())
