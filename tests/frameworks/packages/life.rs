@@ -108,6 +108,7 @@ impl Life {
             Moment::InsideSave => ("SAVING", pace.save),
             Moment::Between => ("SAVED", pace.between),
         };
+        let mut misses = Vec::new();
         for miss in 0..=MISSES_MAX {
             let rank = usize::try_from(dice.within(0..self.world as u64)).expect("a rank");
             let wanted = step + u64::from(miss);
@@ -116,19 +117,22 @@ impl Life {
             });
             let span_us =
                 u64::try_from(span.as_micros()).expect("steps are short").max(1) / u64::from(miss + 1);
-            sleep(Duration::from_micros(dice.within(0..span_us + 1)));
+            let delay = Duration::from_micros(dice.within(0..span_us + 1));
+            sleep(delay);
             self.ranks.freeze();
             let at = self.at();
-            if (at.inside || moment == Moment::Between) && !passes() {
+            let passes = passes();
+            if (at.inside || moment == Moment::Between) && !passes {
                 match self.ending {
                     Ending::Killed => self.ranks.kill9(),
                     Ending::Preempted => self.ranks.preempt(PREEMPTED),
                 }
                 return (self.steps(), at);
             }
+            misses.push(format!("{delay:?} after {word}: {at:?}, passes: {passes}"));
             self.ranks.thaw();
         }
-        panic!("{MISSES_MAX} moments were not inside a save of about {span:?}");
+        panic!("no moment of a save of about {span:?} was one to be killed at:\n{}", misses.join("\n"));
     }
 
     /// Kills every rank when `is_there` says so, and still does when they are stopped.

@@ -114,7 +114,7 @@ def test_device_storages_come_last_and_whole(folder: Path, fast: None, monkeypat
     def put(archive: Any, stored: list[_device.Stored]) -> None:
         assert [(one.storage.device.type, one.size) for one in stored] == [("meta", len(part)) for part in parts]
         announced.append((folder / "a.pt").stat().st_size)
-        _device.put_cuda(archive, [(one.index, part) for one, part in zip(stored, parts)], StubTorch())
+        _device.put_cuda(archive, [(one.record, part) for one, part in zip(stored, parts)], StubTorch())
 
     monkeypatch.setattr(_device, "put", put)
     monkeypatch.setattr(_device, "BUFFER_BYTES", 600_000)

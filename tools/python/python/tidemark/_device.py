@@ -17,9 +17,9 @@ BUFFER_BYTES = 64 << 20
 
 
 class Stored(NamedTuple):
-    """A storage of a device, and the record that gets its first ``size`` bytes."""
+    """A storage of a device, and the index of the record that gets its first ``size`` bytes."""
 
-    index: int
+    record: int
     storage: Any
     size: int
 
@@ -29,15 +29,15 @@ def put(archive: Archive, stored: list[Stored]) -> None:
     import torch
 
     pieces = []
-    for index, storage, size in stored:
+    for record, storage, size in stored:
         if storage.device.type == "cuda":
             source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size]
-            pieces.append((index, source))
+            pieces.append((record, source))
         elif size > 0:
             put_cuda(archive, pieces, torch)
             pieces = []
             on_host = storage.cpu()
-            archive.put([(index, on_host.data_ptr(), size)])
+            archive.put([(record, on_host.data_ptr(), size)])
     put_cuda(archive, pieces, torch)
 
 
@@ -50,7 +50,7 @@ class _Load:
 
     def takes(self, piece: Any) -> bool:
         is_same = not self.pieces or self.pieces[0][1].device == piece.device
-        return is_same and self.size + piece.numel() <= BUFFER_BYTES
+        return bool(is_same and self.size + piece.numel() <= BUFFER_BYTES)
 
     def add(self, index: int, piece: Any) -> None:
         self.pieces.append((index, piece))

@@ -97,7 +97,7 @@ def can_map(fd: int) -> bool:
         if mount.device == device and mount.root == "/":
             try:
                 with open(os.path.join(mount.path, ".tidemark", "status.json"), "rb") as status:
-                    return json.load(status)["mount"]["mode"] == "passthrough"
+                    return bool(json.load(status)["mount"]["mode"] == "passthrough")
             except (OSError, ValueError, KeyError, TypeError):
                 return False
     return False

@@ -34,14 +34,14 @@ _ALIGNMENT = 8
 
 def patch(module: ModuleType) -> None:
     """Replaces the function of ``safetensors.torch`` that writes files."""
-    original = module.serialize_file  # type: ignore[attr-defined]
+    original = module.serialize_file
     if not isinstance(original, _SerializeFile):
         module.serialize_file = _SerializeFile(module, original)  # type: ignore[attr-defined]
 
 
 def unpatch(module: ModuleType) -> None:
     """Puts safetensors' own function back."""
-    ours = module.serialize_file  # type: ignore[attr-defined]
+    ours = module.serialize_file
     if isinstance(ours, _SerializeFile):
         module.serialize_file = ours.original  # type: ignore[attr-defined]
 

@@ -54,10 +54,10 @@ def threads() -> int:
 
 def patch(module: ModuleType) -> None:
     """Replaces the function of ``torch.serialization`` that makes writers."""
-    original = module._open_zipfile_writer  # type: ignore[attr-defined]
+    original = module._open_zipfile_writer
     if isinstance(original, _Opener):
         return
-    code = module._save.__code__  # type: ignore[attr-defined]
+    code = module._save.__code__
     if _WRITER not in code.co_varnames[: code.co_argcount]:
         raise TypeError(f"torch.serialization._save has no argument {_WRITER}")
     from torch.storage import _StorageBase
@@ -71,7 +71,7 @@ def patch(module: ModuleType) -> None:
 
 def unpatch(module: ModuleType) -> None:
     """Puts torch's own functions back."""
-    ours = module._open_zipfile_writer  # type: ignore[attr-defined]
+    ours = module._open_zipfile_writer
     if isinstance(ours, _Opener):
         from torch.storage import _StorageBase
 
