@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use tidemark_tests::daemon::Daemon;
+use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{process, tier3};
 
 use crate::site::{CONFIG, assert_holds, events, names, noise, options, save, start};
@@ -99,6 +99,27 @@ fn the_only_checkpoint_is_back_when_who_removed_it_is_killed_before_the_next_is_
     let whole = daemon.mount().join(OLD).join(NAMES[1]);
     process::until(LIMIT, || whole.exists().then_some(())).expect("the name is back");
     is_back(&daemon, OLD);
+}
+
+/// The node is gone in the moment after the job: everything was asked to be durable between the two, or the daemon was told to end.
+#[test]
+fn it_is_back_although_the_node_goes_right_after_who_removed_it() {
+    for round in 0..6 {
+        let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+        save_all(&daemon, OLD);
+        let trainer = job(&daemon, REMOVE_AND_WRITE);
+        assert!(!daemon.mount().join(OLD).exists());
+        kill(trainer);
+        if round % 2 == 0 {
+            let flushed = shown(&daemon.ctl(&["flush", "--wait", "--timeout", "20"]));
+            assert!(flushed.contains("torn") && !flushed.contains("timed out"), "{flushed}");
+            daemon.kill9();
+        } else {
+            daemon.stop_with_status();
+        }
+        daemon.start_again();
+        is_back(&daemon, OLD);
+    }
 }
 
 #[test]

@@ -91,18 +91,20 @@ impl Engine {
         }
         self.ledger.tree_changed = false;
         let begun = Instant::now();
-        let (document, withheld) = self.tree_document();
-        self.tree.withheld = withheld;
+        let (document, left_out) = self.tree_document();
+        self.tree.withheld = left_out.withheld;
         let mut unstamped = document.clone();
         unstamped.epoch = tidemark_protocol::id::Epoch(0);
         let text = serde_json::to_vec(&unstamped).expect("plain data is written as JSON");
         let hash = blake3::hash(&text);
         self.tree.not_before = Some(now + begun.elapsed() * MAKE_SHARE);
+        // What is being decided is a change of this moment.
+        let looked_at = (!left_out.undecided).then_some(now);
         if self.tree.last == Some(hash) {
-            self.tree.clean_at = Some(now);
+            self.tree.clean_at = looked_at;
             return;
         }
-        self.tree.looked_at = Some(now);
+        self.tree.looked_at = looked_at;
         self.tree.last = Some(hash);
         self.tree.running = true;
         let removed = document.removed_loose.iter();
@@ -162,8 +164,8 @@ impl Engine {
         self.tree_tells_more();
     }
 
-    /// The tree as it is, and whether something is withheld from it.
-    fn tree_document(&self) -> (TreeDocument, bool) {
+    /// The tree as it is, and what is withheld from it.
+    fn tree_document(&self) -> (TreeDocument, LeftOut) {
         let snapshot = self.shared.namespace.tree_snapshot();
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
         let unsaved = Unsaved::of(self.ledger.books.values(), &snapshot);
@@ -199,8 +201,8 @@ impl Engine {
             .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
         let here = Here::of(&snapshot, self.ledger.books.values());
         let mut removed = self.removed_of_checkpoints(&here);
-        removed.withheld |= withheld;
-        let removed_loose = self.removed_loose(&here, &mut removed.withheld);
+        removed.left_out.withheld |= withheld;
+        let removed_loose = self.removed_loose(&here, &mut removed.left_out.withheld);
         let shown = here.shown.values().filter(|shown| shown.otherwise);
         let document = TreeDocument {
             format: FORMAT,
@@ -217,7 +219,7 @@ impl Engine {
             removed_loose,
             metrics: self.metrics(),
         };
-        (document, removed.withheld)
+        (document, removed.left_out)
     }
 
     /// What the job removed of checkpoints.
@@ -225,11 +227,15 @@ impl Engine {
         let mut all = RemovedOfCheckpoints::default();
         for book in self.ledger.books.values() {
             let Some(shown) = here.shown.get(&book.id) else { continue };
-            // Who asks for everything to be durable means the removals too.
-            let told = !self.flushes.is_empty() || self.draining;
-            if self.visibility.may_be_undone(&book.id) && !told {
-                all.withheld = true;
-                continue;
+            if self.visibility.may_be_undone(&book.id) {
+                // Who asks for everything to be durable means the removals of those who live, too, and waits for what is decided now.
+                let told = !self.flushes.is_empty() || self.draining;
+                let due = self.is_removal_decided_now(&book.id);
+                all.left_out.undecided |= due;
+                if due || !told {
+                    all.left_out.withheld = true;
+                    continue;
+                }
             }
             // What the daemon took out of sight, or could not bring into the tree, is not removed.
             if self.visibility.is_out_of_sight(&book.id, shown.number)
@@ -239,7 +245,7 @@ impl Engine {
                 continue;
             }
             // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
-            let withheld = &mut all.withheld;
+            let withheld = &mut all.left_out.withheld;
             let mut lives_on = |file: FileId| {
                 let only_copy = self.is_only_copy(here, file);
                 *withheld |= only_copy;
@@ -368,8 +374,16 @@ enum Removed {
 struct RemovedOfCheckpoints {
     versions: Vec<VersionId>,
     files: Vec<RemovedFile>,
-    /// Something is left out until Tier-3 has more.
+    left_out: LeftOut,
+}
+
+/// What a document does not say yet.
+#[derive(Debug, Clone, Copy, Default)]
+struct LeftOut {
+    /// Something is left out until Tier-3 has more, or until a removal is known to be meant.
     withheld: bool,
+    /// Of these, a removal about which the loop decides within moments.
+    undecided: bool,
 }
 
 /// The version of a checkpoint that a restart is to show.

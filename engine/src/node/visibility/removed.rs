@@ -4,7 +4,8 @@
 //! (`protocol::removal`), what a removal means for Tier-3 (`tree`, `gc`).
 //!
 //! Nothing of it outlives the daemon: the next one takes every removal for meant. One that is waited for is not in Tier-3 yet,
-//! so that the names are there again after the death of a node.
+//! so that the names are there again after the death of a node. A flush has the removals of those who live written too; about
+//! those of the dead it waits for the decision.
 
 use crate::namespace::{Ended, FileState, FileView, WriterId};
 use crate::node::book::{Book, Number};
@@ -70,8 +71,7 @@ impl Engine {
 
     /// Decides about what was removed, the newest first.
     pub(crate) fn undo_removals(&mut self, now: Instant) {
-        let idle = self.draining || !self.may_write();
-        if idle || self.visibility.rests(&Subject::Removals, now) {
+        if !self.may_write() || self.visibility.rests(&Subject::Removals, now) {
             return;
         }
         let mut noted: Vec<_> = self.visibility.noted.keys().cloned().collect();
@@ -97,6 +97,13 @@ impl Engine {
             };
             *asked.entry(who.process()).or_insert_with(told)
         });
+    }
+
+    /// Whether a checkpoint lost names, and nothing is waited for that may last: the loop decides about it within moments.
+    pub(crate) fn is_removal_decided_now(&self, id: &CheckpointId) -> bool {
+        let lasts =
+            |who: &Arc<WriterId>| matches!(self.actor(who, &id.run), Actor::Alive { .. } | Actor::Ended);
+        self.visibility.noted.get(id).is_some_and(|removers| !removers.iter().any(lasts))
     }
 
     /// Gives what is waited for.
