@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tidemark_tests::campaign::dice::Dice;
 use tidemark_tests::python::{Hashes, Ranks, hashes};
 
-/// Moments that were tried and were not inside a save; the hunt goes on at the next save, with shorter delays.
+/// Moments that were tried and were not the ones wanted; the hunt goes on at the next save, with other delays.
 pub(super) const MISSES_MAX: u32 = 12;
 
 /// What a job that its handler of SIGTERM ends exits with.
@@ -115,9 +115,13 @@ impl Life {
             self.ranks.wait_until(&format!("{word} {wanted}"), |ranks| {
                 (last(&ranks.printed(rank), word)? >= wanted).then_some(())
             });
-            let span_us =
-                u64::try_from(span.as_micros()).expect("steps are short").max(1) / u64::from(miss + 1);
-            let delay = Duration::from_micros(dice.within(0..span_us + 1));
+            let span_us = u64::try_from(span.as_micros()).expect("steps are short").max(1);
+            let delays_us = match moment {
+                Moment::InsideSave => 0..span_us / u64::from(miss + 1) + 1,
+                // What may not be known of a save is known later.
+                Moment::Between => (if miss == 0 { 0 } else { span_us / 2 })..span_us + 1,
+            };
+            let delay = Duration::from_micros(dice.within(delays_us));
             sleep(delay);
             self.ranks.freeze();
             let at = self.at();

@@ -22,6 +22,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use life::{Ending, Killed, Life, MISSES_MAX, Moment, Pace, Steps};
+use std::time::Duration;
+
 use tidemark_tests::campaign::dice::Dice;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::machine;
@@ -159,7 +161,8 @@ fn comes_back(package: &Package) {
 
     let plain = daemon.scratch("plain");
     let unbroken = start(package, &python, &plain, &plain, steps);
-    let (truth, pace) = unbroken.ends();
+    let (truth, mut pace) = unbroken.ends();
+    pace.between += Duration::from_secs_f64(package.between_saves_s.parse().expect("seconds"));
     assert!(truth.iter().all(|rank| rank.len() as u64 == steps), "{}: hashes of {steps} steps", package.name);
     let content = content::of_saves(&plain, &mut Dice::new(seed));
     fs::remove_dir_all(&plain).expect("the unbroken run is not needed any more");
