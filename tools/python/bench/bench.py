@@ -6,7 +6,7 @@
 The savers take turns, so that what else happens on the machine meets them all. Each writes to two names in turn; the first round is
 reported apart. DIRECTORY is where DLRover was put, which runs in a process of its own: `pip install --no-deps --target DIRECTORY dlrover
 deprecated wrapt pynvml nvidia-ml-py requests urllib3 idna certifi charset-normalizer grpcio protobuf`. The mount uploads what is saved: its
-Tier-3 needs room for all rounds.
+Tier-3 needs room for all rounds, and Tier-1 for six states.
 
 `memcpy` is one thread's copy within the process, the measure of what a machine can. `pause` is the longest time that another Python
 thread was kept from running in a save, `ticks` how often it ran, in per cent of how often it runs beside nothing.
