@@ -132,8 +132,10 @@ fn a_checkpoint_that_an_older_directory_replaces_is_its_own_newest_version() {
     daemon.flush();
     let versions = |daemon: &Daemon| {
         let status = daemon.ctl_json(&["status"]);
-        let watermark = status["runs"].as_array().unwrap().iter().find(|run| run["run"] == "run").unwrap()["watermark"]["version"].as_u64();
-        (daemon.wait_committed("run/step1", LIMIT)["version"].as_u64(), watermark)
+        let mut runs = status["runs"].as_array().expect("a list").iter();
+        let run = runs.find(|run| run["run"] == "run").expect("it has a checkpoint");
+        let newest = daemon.wait_committed("run/step1", LIMIT)["version"].as_u64();
+        (newest, run["watermark"]["version"].as_u64())
     };
     let (whole, watermark) = versions(&daemon);
     assert!(whole.is_some() && whole == watermark, "{whole:?} {watermark:?}");

@@ -51,8 +51,8 @@ fn newest<'a>(versions: impl Iterator<Item = &'a Checkpoint>) -> Option<&'a Chec
 /// The stamp of a version whose last file got its bytes and name at `published_ns`. `run` has the versions of its run.
 ///
 /// A clock that is behind the highest stamp of the run went back, and must not put what is saved now below what was
-/// saved before. A checkpoint from which the last file was removed consists of older ones, and what is left of it still
-/// comes after what it was.
+/// saved before. A checkpoint that an older directory replaces consists of older files, and still comes after what it
+/// was.
 #[must_use]
 pub fn stamp<'a>(
     version: &VersionId,
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(with(5, 9, &[("step1", 7)]), 5, "proof came late");
         assert_eq!(with(50, 9, &[("step1", 7)]), 9, "somebody set the file's time");
         assert_eq!(with(5, 9, &[("step1", 20)]), 21, "the clock went back");
-        assert_eq!(with(5, 9, &[("step1", 8), ("step2", 7)]), 7, "its last file was removed");
+        assert_eq!(with(5, 9, &[("step1", 8), ("step2", 7)]), 7, "an older directory is in its place");
     }
 
     proptest! {
@@ -162,7 +162,7 @@ mod tests {
             prop_assert_eq!(watermark(&turned), Some(&before));
         }
 
-        /// Two checkpoints are saved, changed and lose files in any order, and the clock goes both ways.
+        /// Two checkpoints are saved, changed and replaced in any order, and the clock goes both ways.
         #[test]
         fn the_versions_of_a_checkpoint_stand_in_the_order_of_their_numbers(
             saves in prop::collection::vec((0_usize..2, 0_i64..50, 0_i64..50), 1..12),

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from ._native import Archive
 
-# One is copied into the file while the others are on their way. Of 32 MiB each, the threads began and ended too often: half the speed.
+# One is copied into the file while the others are on their way.
 BUFFERS = 3
-BUFFER_BYTES = 64 << 20
+# Larger ones were no faster (DESIGN.md).
+BUFFER_BYTES = 32 << 20
 
 
 class Stored(NamedTuple):
