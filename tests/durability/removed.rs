@@ -122,6 +122,19 @@ fn it_is_back_although_the_node_goes_right_after_who_removed_it() {
     }
 }
 
+/// In the directory itself: what is kept of the new save is no checkpoint that the removed one gives way to.
+#[test]
+fn it_is_back_although_its_next_save_was_begun_in_its_place_when_the_daemon_ended() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    save_all(&daemon, OLD);
+    let begin = "unlink glob('checkpoint_0/*'); open(F, '>', 'checkpoint_0/model-00001-of-00003.safetensors'); \
+         syswrite(F, 'x' x 70000); close(F); print \"removed\\n\"; <STDIN>;";
+    kill(job(&daemon, begin));
+    daemon.stop_with_status();
+    daemon.start_again();
+    is_back(&daemon, OLD);
+}
+
 #[test]
 fn a_removal_that_was_meant_stands() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };

@@ -107,6 +107,7 @@ impl Engine {
         self.see_all_below(&place);
         // And that its writer was killed: of what is known to be torn a flush makes nothing.
         self.shared.namespace.forget_ended_writers();
+        self.visibility.ask_about_removals();
         self.flushes.waiting.push(Waiter {
             place,
             until,

@@ -14,6 +14,7 @@ use crate::node::book::{Book, LooseStage, Number, VersionBook};
 use crate::node::jobs::Done;
 use crate::node::recover::{above, manifest_of, shown};
 use crate::node::run::{Engine, error_text};
+use crate::node::visibility::Undecided;
 use crate::save::loose::{self, LooseError};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -89,16 +90,16 @@ impl Engine {
         if self.tree.running || !self.may_write() || !wanted || held || (early && !urgent) {
             return;
         }
-        self.ledger.tree_changed = false;
         let begun = Instant::now();
-        let (document, left_out) = self.tree_document();
+        let (document, left_out) = self.tree_document(now);
         self.tree.withheld = left_out.withheld;
+        // What is being decided is looked at again.
+        self.ledger.tree_changed = left_out.undecided;
         let mut unstamped = document.clone();
         unstamped.epoch = tidemark_protocol::id::Epoch(0);
         let text = serde_json::to_vec(&unstamped).expect("plain data is written as JSON");
         let hash = blake3::hash(&text);
         self.tree.not_before = Some(now + begun.elapsed() * MAKE_SHARE);
-        // What is being decided is a change of this moment.
         let looked_at = (!left_out.undecided).then_some(now);
         if self.tree.last == Some(hash) {
             self.tree.clean_at = looked_at;
@@ -165,7 +166,7 @@ impl Engine {
     }
 
     /// The tree as it is, and what is withheld from it.
-    fn tree_document(&self) -> (TreeDocument, LeftOut) {
+    fn tree_document(&self, now: Instant) -> (TreeDocument, LeftOut) {
         let snapshot = self.shared.namespace.tree_snapshot();
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
         let unsaved = Unsaved::of(self.ledger.books.values(), &snapshot);
@@ -200,7 +201,7 @@ impl Engine {
             .iter()
             .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
         let here = Here::of(&snapshot, self.ledger.books.values());
-        let mut removed = self.removed_of_checkpoints(&here);
+        let mut removed = self.removed_of_checkpoints(&here, now);
         removed.left_out.withheld |= withheld;
         let removed_loose = self.removed_loose(&here, &mut removed.left_out.withheld);
         let shown = here.shown.values().filter(|shown| shown.otherwise);
@@ -223,19 +224,22 @@ impl Engine {
     }
 
     /// What the job removed of checkpoints.
-    fn removed_of_checkpoints(&self, here: &Here<'_>) -> RemovedOfCheckpoints {
+    fn removed_of_checkpoints(&self, here: &Here<'_>, now: Instant) -> RemovedOfCheckpoints {
         let mut all = RemovedOfCheckpoints::default();
         for book in self.ledger.books.values() {
             let Some(shown) = here.shown.get(&book.id) else { continue };
-            if self.visibility.may_be_undone(&book.id) {
-                // Who asks for everything to be durable means the removals of those who live, too, and waits for what is decided now.
-                let told = !self.flushes.is_empty() || self.draining;
-                let due = self.is_removal_decided_now(&book.id);
-                all.left_out.undecided |= due;
-                if due || !told {
-                    all.left_out.withheld = true;
-                    continue;
-                }
+            // Who asks for everything to be durable means the removals of those who live, too, and waits for what is decided now.
+            let told = !self.flushes.is_empty() || self.draining;
+            let undecided = self.undecided_removal(&book.id, now);
+            all.left_out.undecided |= undecided == Some(Undecided::Now);
+            let written = match undecided {
+                Some(Undecided::Now | Undecided::ComesBack) => false,
+                Some(Undecided::Lasts) => told,
+                None => true,
+            };
+            if !written {
+                all.left_out.withheld = true;
+                continue;
             }
             // What the daemon took out of sight, or could not bring into the tree, is not removed.
             if self.visibility.is_out_of_sight(&book.id, shown.number)

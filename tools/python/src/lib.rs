@@ -124,9 +124,8 @@ impl Archive {
                 large.push((index, first..blocks.len()));
             }
         }
-        let mapping = self.mapped.then(|| copy::mapping_of(self.file, &blocks)).flatten();
-        let copied = self.copy_blocks(py, &blocks, mapping.as_ref());
-        drop(mapping);
+        let map = |blocks: &[Block]| self.mapped.then(|| copy::mapping_of(self.file, blocks)).flatten();
+        let copied = py.detach(|| self.copy_blocks(&blocks, map(&blocks).as_ref())).map_err(error);
         for (index, of_record) in large {
             let mut crc = Hasher::new();
             let whole = blocks[of_record].iter().all(|block| block.append_to(&mut crc));
@@ -162,10 +161,13 @@ impl Archive {
             of_pieces.push((index, first..blocks.len()));
             *end += size as u64;
         }
-        if self.mapped && self.mapping.is_none() {
-            self.mapping = self.mapping_of_pieces();
-        }
-        self.copy_blocks(py, &blocks, self.mapping.as_ref())?;
+        py.detach(|| {
+            if self.mapped && self.mapping.is_none() {
+                self.mapping = self.mapping_of_pieces();
+            }
+            self.copy_blocks(&blocks, self.mapping.as_ref())
+        })
+        .map_err(error)?;
         for (index, of_piece) in of_pieces {
             if let Source::Pieces(_, crc) = &mut self.sources[index] {
                 for block in &blocks[of_piece] {
@@ -184,10 +186,15 @@ impl Archive {
         Ok(())
     }
 
+    /// Ends the mapping of an archive that nobody goes on with. The file is not whole for the mount while it is mapped.
+    fn unmap(&mut self, py: Python<'_>) {
+        py.detach(|| self.mapping = None);
+    }
+
     /// Writes what is left of the records, and neither an id nor a directory. Returns the length.
     fn prefix(&mut self, py: Python<'_>) -> PyResult<u64> {
-        self.mapping = None;
         py.detach(|| {
+            self.mapping = None;
             let mut gathered = self.gathered();
             self.gather_all(&mut gathered)?;
             gathered.flush()
@@ -198,8 +205,8 @@ impl Archive {
     /// Writes what is left: small records, headers, the records `tail`, the id that begins with `names`, the directory. Returns the
     /// archive's length.
     fn finish(&mut self, py: Python<'_>, tail: Vec<(String, Vec<u8>)>, names: &str) -> PyResult<u64> {
-        self.mapping = None;
         py.detach(|| {
+            self.mapping = None;
             let mut gathered = self.gathered();
             self.gather_all(&mut gathered)?;
             for (name, data) in tail {
@@ -231,9 +238,9 @@ impl Archive {
         gathered.flush().map(drop)
     }
 
-    fn copy_blocks(&self, py: Python<'_>, blocks: &[Block], mapping: Option<&Mapping>) -> PyResult<()> {
-        let check = || Python::attach(|py| py.check_signals());
-        py.detach(|| copy::copy(self.file, blocks, self.threads, mapping, check)).map_err(error)
+    /// To be called without the interpreter's lock. Making and ending a mapping takes long, too.
+    fn copy_blocks(&self, blocks: &[Block], mapping: Option<&Mapping>) -> Result<(), Stop<PyErr>> {
+        copy::copy(self.file, blocks, self.threads, mapping, check_signals)
     }
 
     /// The part of the file with the records that are given in pieces.
@@ -328,9 +335,15 @@ fn copy_all(
         blocks.extend(Block::all(Memory::new(address, size).map_err(PyValueError::new_err)?, at));
         at += size as u64;
     }
-    let mapping = mapped.then(|| copy::mapping_of(file, &blocks)).flatten();
-    let check = || Python::attach(|py| py.check_signals());
-    py.detach(|| copy::copy(file, &blocks, threads, mapping.as_ref(), check)).map_err(error)
+    py.detach(|| {
+        let mapping = mapped.then(|| copy::mapping_of(file, &blocks)).flatten();
+        copy::copy(file, &blocks, threads, mapping.as_ref(), check_signals)
+    })
+    .map_err(error)
+}
+
+fn check_signals() -> PyResult<()> {
+    Python::attach(|py| py.check_signals())
 }
 
 fn error(stop: Stop<PyErr>) -> PyErr {

@@ -28,6 +28,8 @@ use crate::namespace::{Made, NodeId, WriterId};
 use crate::node::book::Number;
 use crate::node::decide::is_running;
 use crate::node::run::Engine;
+use removed::Noted;
+pub(crate) use removed::Undecided;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -59,8 +61,8 @@ pub(crate) struct Visibility {
     /// When trackers that were cut were looked at last.
     cut_looked_at: Option<Instant>,
     removers: BTreeMap<FileId, Arc<WriterId>>,
-    /// The checkpoints that lost names, and to whom, until it is clear that they were meant to.
-    noted: BTreeMap<CheckpointId, Vec<Arc<WriterId>>>,
+    /// The checkpoints that lost names, until it is clear that they were meant to.
+    noted: BTreeMap<CheckpointId, Noted>,
     /// Directories that were made of late, by their nodes, which only rise.
     made: BTreeMap<NodeId, Made>,
 }
@@ -95,6 +97,11 @@ impl Visibility {
     /// Why a checkpoint went out of sight; none where the daemon before this one did it.
     pub(crate) fn why_hidden(&self, id: &CheckpointId) -> Option<&str> {
         self.hidden.get(id).map(String::as_str)
+    }
+
+    /// Asks about removals at the next look.
+    pub(crate) fn ask_about_removals(&mut self) {
+        self.timetable.forget(&Subject::Removals);
     }
 
     /// Whether names that a checkpoint lost may come back.

@@ -4,18 +4,18 @@
 //! (`protocol::removal`), what a removal means for Tier-3 (`tree`, `gc`).
 //!
 //! Nothing of it outlives the daemon: the next one takes every removal for meant. One that is waited for is not in Tier-3 yet,
-//! so that the names are there again after the death of a node. A flush has the removals of those who live written too; about
-//! those of the dead it waits for the decision.
+//! so that the names are there again after the death of a node. A flush and the daemon's end have the removals of those who live
+//! written too; about those of the dead they wait for the decision. An end puts nothing back itself.
 
 use crate::namespace::{Ended, FileState, FileView, WriterId};
-use crate::node::book::{Book, Number};
+use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_alive;
 use crate::node::run::Engine;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
@@ -26,6 +26,31 @@ use tidemark_protocol::report::EventLevel;
 /// Files whose removers are remembered: of a checkpoint with more of them, the last say who it was.
 const REMOVERS_MAX: usize = 4096;
 
+/// For so long a flush and the daemon's end wait for the decision about a removal of the dead: what they wrote last is hashed and
+/// read by then.
+const DECIDED_WITHIN: Duration = Duration::from_secs(10);
+
+/// A checkpoint that lost names.
+#[derive(Debug)]
+pub(super) struct Noted {
+    removers: Vec<Arc<WriterId>>,
+    /// Since when none of them lives, as far as it was asked.
+    dead_since: Option<Instant>,
+    /// This daemon ends, and the next one shows the names again.
+    comes_back: bool,
+}
+
+/// A removal that is not decided, and what is to be waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Undecided {
+    /// The loop decides within moments.
+    Now,
+    /// Who removed it lives, or what the decision waits for takes long.
+    Lasts,
+    /// The next daemon shows the names again.
+    ComesBack,
+}
+
 /// An event that a decision waits for.
 #[derive(Debug, PartialEq, Eq)]
 enum Awaited {
@@ -33,6 +58,14 @@ enum Awaited {
     End { process: u32 },
     /// A word of the kernel or of the loop, which comes within moments.
     Moments,
+}
+
+/// The newest version that is, or may become, committed, but for what is only kept of a save that was cut.
+fn newest(book: &Book) -> Option<(&Number, &VersionBook)> {
+    book.versions.iter().rev().find(|(_, version)| {
+        let checkpoint = &version.checkpoint;
+        (checkpoint.is_alive() || checkpoint.is_committed()) && !version.record().partial
+    })
 }
 
 fn wrote(view: &FileView, who: &WriterId) -> bool {
@@ -55,7 +88,7 @@ impl Engine {
         if self.visibility.removers.is_empty() {
             return;
         }
-        let Some((_, version)) = self.ledger.books.get(id).and_then(Book::newest) else { return };
+        let Some((_, version)) = self.ledger.books.get(id).and_then(newest) else { return };
         let mut removers: Vec<Arc<WriterId>> = Vec::new();
         for (path, (file, _)) in &version.contents {
             let Some(remover) = self.visibility.removers.get(file) else { continue };
@@ -64,9 +97,15 @@ impl Engine {
                 removers.push(Arc::clone(remover));
             }
         }
-        if !removers.is_empty() {
-            self.visibility.noted.insert(id.clone(), removers);
+        if removers.is_empty() {
+            return;
         }
+        if let Some(noted) = self.visibility.noted.get_mut(id) {
+            noted.removers = removers;
+            return;
+        }
+        self.visibility.noted.insert(id.clone(), Noted { removers, dead_since: None, comes_back: false });
+        self.visibility.ask_about_removals();
     }
 
     /// Decides about what was removed, the newest first.
@@ -76,10 +115,10 @@ impl Engine {
         }
         let mut noted: Vec<_> = self.visibility.noted.keys().cloned().collect();
         let stamp = |id: &CheckpointId| {
-            self.ledger.books[id].newest().map(|(_, version)| lineage::order(version.record()))
+            newest(&self.ledger.books[id]).map(|(_, version)| lineage::order(version.record()))
         };
         noted.sort_by(|one, other| stamp(other).cmp(&stamp(one)));
-        let awaited: Vec<_> = noted.iter().filter_map(|id| self.undo_removal(id)).collect();
+        let awaited: Vec<_> = noted.iter().filter_map(|id| self.undo_removal(id, now)).collect();
         let lives = awaited.iter().find_map(|awaited| match awaited {
             Awaited::End { process } => Some(*process),
             Awaited::Moments => None,
@@ -99,18 +138,28 @@ impl Engine {
         });
     }
 
-    /// Whether a checkpoint lost names, and nothing is waited for that may last: the loop decides about it within moments.
-    pub(crate) fn is_removal_decided_now(&self, id: &CheckpointId) -> bool {
-        let lasts =
-            |who: &Arc<WriterId>| matches!(self.actor(who, &id.run), Actor::Alive { .. } | Actor::Ended);
-        self.visibility.noted.get(id).is_some_and(|removers| !removers.iter().any(lasts))
+    /// How it stands with the names that a checkpoint lost; none where it lost none, or that was decided.
+    pub(crate) fn undecided_removal(&self, id: &CheckpointId, now: Instant) -> Option<Undecided> {
+        let noted = self.visibility.noted.get(id)?;
+        let lives = noted.removers.iter().any(|who| is_alive(&self.shared.namespace, who));
+        let in_time = |since: Instant| now.saturating_duration_since(since) < DECIDED_WITHIN;
+        Some(match noted.dead_since {
+            _ if noted.comes_back => Undecided::ComesBack,
+            _ if lives => Undecided::Lasts,
+            Some(since) if !in_time(since) => Undecided::Lasts,
+            Some(_) | None => Undecided::Now,
+        })
     }
 
     /// Gives what is waited for.
-    fn undo_removal(&mut self, id: &CheckpointId) -> Option<Awaited> {
-        let removers: Vec<_> = self.visibility.noted[id].iter().map(|who| self.actor(who, &id.run)).collect();
+    fn undo_removal(&mut self, id: &CheckpointId, now: Instant) -> Option<Awaited> {
+        let removers = &self.visibility.noted[id].removers;
+        let removers: Vec<_> = removers.iter().map(|who| self.actor(who, &id.run)).collect();
+        let lives = removers.iter().any(|actor| matches!(actor, Actor::Alive { .. }));
+        let noted = self.visibility.noted.get_mut(id).expect("it was there a moment ago");
+        noted.dead_since = if lives { None } else { noted.dead_since.or(Some(now)) };
         let book = &self.ledger.books[id];
-        let newest = book.newest();
+        let newest = newest(book);
         let committed = newest.filter(|(_, version)| version.checkpoint.is_committed());
         let committed = committed.map(|(number, _)| *number);
         let whole = self.is_whole_in_sight(&id.run);
@@ -133,6 +182,12 @@ impl Engine {
             // The removed files may have another name by now, and names that came back a moment ago are in sight from now on.
             (Removal::Undone { .. }, Some(_)) if self.had_not_heard(is_of_run(&id.run)) => {
                 return Some(Awaited::Moments);
+            }
+            // Nothing is hidden any more, so that other files may have its names.
+            (Removal::Undone { .. }, Some(_)) if self.draining => {
+                let noted = self.visibility.noted.get_mut(id).expect("it was there a moment ago");
+                self.ledger.tree_changed |= !noted.comes_back;
+                noted.comes_back = true;
             }
             (Removal::Undone { why }, Some(number)) => self.undo(id, number, &why),
             (Removal::Undone { .. } | Removal::Stands { .. }, _) => self.end_removal(id),
@@ -185,7 +240,7 @@ impl Engine {
     fn end_removal(&mut self, id: &CheckpointId) {
         self.visibility.noted.remove(id);
         for (file, _) in
-            self.ledger.books[id].newest().iter().flat_map(|(_, version)| version.contents.values())
+            newest(&self.ledger.books[id]).iter().flat_map(|(_, version)| version.contents.values())
         {
             self.visibility.removers.remove(file);
         }

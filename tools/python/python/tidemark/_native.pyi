@@ -37,6 +37,9 @@ class Archive:
     def put(self, pieces: list[tuple[int, int, int]]) -> None:
         """Copies the next bytes of records that ``add_pieces`` added: pieces of index, address and size. Signal handlers run meanwhile."""
 
+    def unmap(self) -> None:
+        """Ends the mapping of an archive that nobody goes on with."""
+
     def prefix(self) -> int:
         """Writes what is left of the records and no directory. Returns the length."""
 

@@ -391,7 +391,10 @@ class Writer:
             small = self._opened.stream is not None and sum(size for _, _, size in records) < STREAMED_BYTES
             archive = None if self._unknown or small else self._archive(records)
             if archive is not None:
-                self._write(archive, records)
+                try:
+                    self._write(archive, records)
+                finally:
+                    archive.unmap()
             elif self._original is not None:
                 self._opened.close()
                 self._replay(self._original())
