@@ -118,10 +118,18 @@ impl Book {
 
     /// The newest version that is, or may become, committed.
     pub(crate) fn newest(&self) -> Option<(&Number, &VersionBook)> {
-        self.versions
-            .iter()
-            .rev()
-            .find(|(_, version)| version.checkpoint.is_alive() || version.checkpoint.is_committed())
+        self.standing().next()
+    }
+
+    /// The same, but for a version that only keeps what there is of a save that was cut.
+    pub(crate) fn newest_save(&self) -> Option<(&Number, &VersionBook)> {
+        self.standing().find(|(_, version)| !version.record().partial)
+    }
+
+    /// The versions that are, or may become, committed, the newest first.
+    fn standing(&self) -> impl Iterator<Item = (&Number, &VersionBook)> {
+        let stands = |checkpoint: &Checkpoint| checkpoint.is_alive() || checkpoint.is_committed();
+        self.versions.iter().rev().filter(move |(_, version)| stands(&version.checkpoint))
     }
 
     /// The newest version that stands or may come to stand, or cannot be read any more, and holds all of `present`; none where a restart

@@ -93,7 +93,7 @@ impl Engine {
         let begun = Instant::now();
         let (document, left_out) = self.tree_document(now);
         self.tree.withheld = left_out.withheld;
-        // What is being decided is looked at again.
+        // A removal that is being decided is looked at again.
         self.ledger.tree_changed = left_out.undecided;
         let mut unstamped = document.clone();
         unstamped.epoch = tidemark_protocol::id::Epoch(0);
@@ -228,7 +228,7 @@ impl Engine {
         let mut all = RemovedOfCheckpoints::default();
         for book in self.ledger.books.values() {
             let Some(shown) = here.shown.get(&book.id) else { continue };
-            // Who asks for everything to be durable means the removals of those who live, too, and waits for what is decided now.
+            // A flush and the daemon's end mean the removals of those who live, too, and wait for a removal that is decided now.
             let told = !self.flushes.is_empty() || self.draining;
             let undecided = self.undecided_removal(&book.id, now);
             all.left_out.undecided |= undecided == Some(Undecided::Now);
@@ -381,12 +381,12 @@ struct RemovedOfCheckpoints {
     left_out: LeftOut,
 }
 
-/// What a document does not say yet.
+/// The changes that a document does not say yet.
 #[derive(Debug, Clone, Copy, Default)]
 struct LeftOut {
     /// Something is left out until Tier-3 has more, or until a removal is known to be meant.
     withheld: bool,
-    /// Of these, a removal about which the loop decides within moments.
+    /// One of them is a removal about which the loop decides within moments.
     undecided: bool,
 }
 

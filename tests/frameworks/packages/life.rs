@@ -118,7 +118,7 @@ impl Life {
             let span_us = u64::try_from(span.as_micros()).expect("steps are short").max(1);
             let delays_us = match moment {
                 Moment::InsideSave => 0..span_us / u64::from(miss + 1) + 1,
-                // What may not be known of a save is known later.
+                // A save of which nothing is known yet is settled later in the pause.
                 Moment::Between => (if miss == 0 { 0 } else { span_us / 2 })..span_us + 1,
             };
             let delay = Duration::from_micros(dice.within(delays_us));

@@ -8,7 +8,7 @@
 //! written too; about those of the dead they wait for the decision. An end puts nothing back itself.
 
 use crate::namespace::{Ended, FileState, FileView, WriterId};
-use crate::node::book::{Book, Number, VersionBook};
+use crate::node::book::{Book, Number};
 use crate::node::decide::is_alive;
 use crate::node::run::Engine;
 use crate::node::visibility::timetable::Subject;
@@ -45,7 +45,7 @@ pub(super) struct Noted {
 pub(crate) enum Undecided {
     /// The loop decides within moments.
     Now,
-    /// Who removed it lives, or what the decision waits for takes long.
+    /// The remover lives, or the decision waits for something that takes long.
     Lasts,
     /// The next daemon shows the names again.
     ComesBack,
@@ -58,14 +58,6 @@ enum Awaited {
     End { process: u32 },
     /// A word of the kernel or of the loop, which comes within moments.
     Moments,
-}
-
-/// The newest version that is, or may become, committed, but for what is only kept of a save that was cut.
-fn newest(book: &Book) -> Option<(&Number, &VersionBook)> {
-    book.versions.iter().rev().find(|(_, version)| {
-        let checkpoint = &version.checkpoint;
-        (checkpoint.is_alive() || checkpoint.is_committed()) && !version.record().partial
-    })
 }
 
 fn wrote(view: &FileView, who: &WriterId) -> bool {
@@ -88,7 +80,7 @@ impl Engine {
         if self.visibility.removers.is_empty() {
             return;
         }
-        let Some((_, version)) = self.ledger.books.get(id).and_then(newest) else { return };
+        let Some((_, version)) = self.ledger.books.get(id).and_then(Book::newest_save) else { return };
         let mut removers: Vec<Arc<WriterId>> = Vec::new();
         for (path, (file, _)) in &version.contents {
             let Some(remover) = self.visibility.removers.get(file) else { continue };
@@ -115,7 +107,7 @@ impl Engine {
         }
         let mut noted: Vec<_> = self.visibility.noted.keys().cloned().collect();
         let stamp = |id: &CheckpointId| {
-            newest(&self.ledger.books[id]).map(|(_, version)| lineage::order(version.record()))
+            self.ledger.books[id].newest_save().map(|(_, version)| lineage::order(version.record()))
         };
         noted.sort_by(|one, other| stamp(other).cmp(&stamp(one)));
         let awaited: Vec<_> = noted.iter().filter_map(|id| self.undo_removal(id, now)).collect();
@@ -159,7 +151,7 @@ impl Engine {
         let noted = self.visibility.noted.get_mut(id).expect("it was there a moment ago");
         noted.dead_since = if lives { None } else { noted.dead_since.or(Some(now)) };
         let book = &self.ledger.books[id];
-        let newest = newest(book);
+        let newest = book.newest_save();
         let committed = newest.filter(|(_, version)| version.checkpoint.is_committed());
         let committed = committed.map(|(number, _)| *number);
         let whole = self.is_whole_in_sight(&id.run);
@@ -240,7 +232,7 @@ impl Engine {
     fn end_removal(&mut self, id: &CheckpointId) {
         self.visibility.noted.remove(id);
         for (file, _) in
-            newest(&self.ledger.books[id]).iter().flat_map(|(_, version)| version.contents.values())
+            self.ledger.books[id].newest_save().iter().flat_map(|(_, version)| version.contents.values())
         {
             self.visibility.removers.remove(file);
         }
