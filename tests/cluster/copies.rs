@@ -107,3 +107,35 @@ fn a_complete_checkpoint_paces_the_copies_of_who_wrote_it_and_a_flush_lifts_that
         has(node, true);
     }
 }
+
+/// Goal: what a member only read is a copy of what Tier-3 has, and gives way like any other: it reads more than it has memory for and
+/// saves all the same, also when its daemon died in between.
+#[test]
+fn what_a_member_only_read_gives_way() {
+    const FILES: u8 = 20;
+    const FILE_BYTES: usize = 16 * MIB;
+    let Some(mut cluster) = Cluster::start() else { return };
+    let name = |number: u8| format!("run/step_{number}.pt");
+    fs::create_dir(cluster.mount(0).join("run")).unwrap();
+    for number in 0..FILES {
+        fs::write(cluster.mount(0).join(name(number)), noise(number, FILE_BYTES)).unwrap();
+        cluster.wait_for(0, &name(number), &["committed"]);
+    }
+    let member = 2;
+    let reads_and_saves = |cluster: &Cluster, own: u8| {
+        for number in 0..FILES {
+            let read = fs::read(cluster.mount(member).join(name(number)));
+            let read = read.unwrap_or_else(|error| panic!("{}: {error}", name(number)));
+            assert!(read == noise(number, FILE_BYTES), "{} has other bytes", name(number));
+        }
+        let save = cluster.mount(member).join(format!("own_{own}.pt"));
+        fs::write(&save, noise(own, FILE_BYTES))
+            .unwrap_or_else(|error| panic!("{}: {error}", save.display()));
+    };
+    reads_and_saves(&cluster, 1);
+    reads_and_saves(&cluster, 2);
+    let daemon = cluster.nodes[member].daemon_mut();
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    reads_and_saves(&cluster, 3);
+}

@@ -431,6 +431,57 @@ fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {
     assert_eq!(names(&run.join("step_2")), ["empty", "part"]);
 }
 
+/// `save_pretrained` writes a model's card and its configuration before any weights: alone they must not outlive the job, whatever the
+/// node loses and whenever. Of one who ended well they are files like others.
+#[test]
+fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    save(&daemon, "run/checkpoint-1/model.pt", &noise(1, MIB));
+    daemon.wait_committed("run/checkpoint-1", SHIELD_LIMIT);
+    let begins = |port: &str| {
+        let mut trainer = Rank::start(&run, Some((port, 0, 1)));
+        trainer.does(
+            "exec perl -e '$| = 1; mkdir \"checkpoint-2\"; for my $before (\"README.md\", \"config.json\") \
+             { open(F, \">checkpoint-2/$before\"); print F \"x\"; close(F); } \
+             open(F, \">checkpoint-2/.tmpAb12Cd\"); syswrite(F, \"x\"); print \"done\\n\"; <STDIN>'",
+        );
+        trainer
+    };
+    // Whoever flushes waits for the decision.
+    begins("29506").kill();
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_eq!(names(&run), ["checkpoint-1"], "killed, flushed, lost");
+    // The node is told to end right after the job.
+    begins("29507").kill();
+    daemon.stop();
+    daemon.start_again();
+    assert_eq!(names(&run), ["checkpoint-1"], "killed, ended");
+
+    let cp = Command::new("sh")
+        .args(["-c", "mkdir checkpoint-3; echo card >checkpoint-3/README.md"])
+        .current_dir(&run)
+        .status();
+    assert!(cp.unwrap().success());
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/checkpoint-3/README.md", b"card\n", "who wrote it ended well");
+    // Who lives and adds nothing may have meant just that.
+    let mut notebook = Rank::start(&run, None);
+    notebook.does(
+        "exec perl -e '$| = 1; mkdir \"checkpoint-4\"; open(F, \">checkpoint-4/config.json\"); close(F); print \"done\\n\"; \
+         <STDIN>'",
+    );
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_eq!(names(&run.join("checkpoint-4")), ["config.json"], "it had a settle time to write more");
+    notebook.kill();
+}
+
 /// Torn checkpoints that nobody can remove by their names must not keep a job from saving.
 #[test]
 fn what_is_out_of_sight_gives_way_to_a_save_that_waits_for_memory() {

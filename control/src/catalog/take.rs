@@ -71,6 +71,7 @@ impl Catalog {
             })
             .collect();
         namespace.take_fates(&fates, from.incarnation);
+        self.tell_unknown_objects(from, &states);
         let mut shared = Vec::new();
         let now = self.now();
         let mut state = self.lock();
@@ -110,9 +111,30 @@ impl Catalog {
         others
     }
 
+    /// Tells a node which of the bytes that it has Tier-3 has, too, where it does not say so itself: it may have missed the word when
+    /// they got there, or have got them since.
+    fn tell_unknown_objects(&self, to: &NodeLife, has: &[NodeState]) {
+        let namespace = self.cluster.namespace();
+        let unknown = has.iter().filter_map(|told| {
+            let NodeKind::File(facts) = &told.kind else { return None };
+            let lacks = facts.host && facts.object.is_none();
+            let OutgoingBody::File(view) = lacks.then(|| namespace.outgoing_anywhere(facts.file))??.body
+            else {
+                return None;
+            };
+            let object = view.object.filter(|_| view.last_seal == facts.seal)?;
+            Some((facts.file, facts.seal, object))
+        });
+        let unknown: Vec<_> = unknown.collect();
+        if !unknown.is_empty() {
+            self.cluster.tell_objects_to(to, unknown);
+        }
+    }
+
     /// Notes copies that a node keeps for others.
     pub(super) fn take_copies(&self, from: &NodeLife, copies: &Copies) {
         self.cluster.take_copies(&from.node, copies);
+        self.tell_unknown_objects(from, &copies.kept);
         // What a lost node wrote is known from those who keep its copies.
         let namespace = self.cluster.namespace();
         for told in &copies.kept {

@@ -4,7 +4,7 @@
 //! receiving (`replicate`).
 
 use super::{ANSWER_DEADLINE, Cluster, address_of};
-use crate::namespace::{CopyView, ObjectCopy, OutgoingBody, object_of};
+use crate::namespace::{CopyView, ObjectCopy, OutgoingBody, ReclaimClass, object_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use tidemark_protocol::cluster::wire::{
     WireState,
 };
 use tidemark_protocol::id::{FileId, Generation, NodeName, SealNumber};
+use tidemark_protocol::key::NodeLife;
 use tidemark_transport::Address;
 use tokio::sync::Notify;
 
@@ -38,13 +39,53 @@ impl Cluster {
 
     /// These bytes are in Tier-3 from now on: who has them may give them up under pressure.
     pub fn tell_objects(&self, objects: Vec<(FileId, SealNumber, ObjectCopy)>) {
+        for (file, seal, object) in &objects {
+            self.take_copy_object(*file, *seal, object);
+        }
+        let members = self.members();
+        for message in self.objects_messages(objects) {
+            // A node that misses it is told when it next says that it has the bytes.
+            self.tell_others(&members, &message, ANSWER_DEADLINE, "what is in Tier-3");
+        }
+    }
+
+    /// The same for one node, which said that it has these bytes and does not know that Tier-3 has them.
+    pub fn tell_objects_to(&self, life: &NodeLife, objects: Vec<(FileId, SealNumber, ObjectCopy)>) {
+        if *life == self.life {
+            for (file, seal, object) in &objects {
+                self.take_copy_object(*file, *seal, object);
+            }
+            return;
+        }
+        let members = self.members();
+        for message in self.objects_messages(objects) {
+            let member = members.members.iter().filter(|member| member.life == *life);
+            self.tell_each(member, &message, ANSWER_DEADLINE, "what is in Tier-3");
+        }
+    }
+
+    fn objects_messages(
+        &self,
+        objects: Vec<(FileId, SealNumber, ObjectCopy)>,
+    ) -> impl Iterator<Item = ToNode> + use<> {
+        let epoch = self.epoch();
         let objects: Vec<_> =
             objects.into_iter().map(|(file, seal, object)| (file, seal, object_of(&object))).collect();
-        let members = self.members();
-        for objects in objects.chunks(BATCH_ITEMS_MAX) {
-            let message = ToNode::Objects { epoch: self.epoch(), objects: objects.to_vec() };
-            // Who misses it keeps the bytes in memory for longer than it needs to.
-            self.tell_others(&members, &message, ANSWER_DEADLINE, "what is in Tier-3");
+        let batches: Vec<_> = objects.chunks(BATCH_ITEMS_MAX).map(<[_]>::to_vec).collect();
+        batches.into_iter().map(move |objects| ToNode::Objects { epoch, objects })
+    }
+
+    /// Tier-3 has these bytes: what is here of them, as a file or as a copy, may give way.
+    pub fn take_object(&self, file: FileId, seal: SealNumber, object: &ObjectCopy) {
+        self.take_copy_object(file, seal, object);
+        if self.namespace.note_object(file, seal, object.clone()) {
+            self.namespace.set_reclaim(file, ReclaimClass::CommittedNewest);
+        }
+    }
+
+    fn take_copy_object(&self, file: FileId, seal: SealNumber, object: &ObjectCopy) {
+        if self.namespace.note_copy_object(file, seal, object.clone()) {
+            self.namespace.set_copy_reclaim(file, seal, ReclaimClass::CommittedNewest);
         }
     }
 

@@ -3,8 +3,7 @@
 //! Owns: the loop of a node that does not decide. Does not own: who the coordinator is ([`Cluster::sit`] says), which epoch is
 //! followed, when a beat is due and what silence means (`protocol::membership::View`), what the coordinator makes of it (control).
 
-use super::{Away, Cluster, Seat, publisher};
-use crate::node::error_text;
+use super::{Away, Cluster, NotIn, Seat, publisher};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +81,10 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
         Ok(joined) => joined,
         Err(error) => {
             // With its causes, which say what to do: another version, a foreign certificate, a name that is taken.
-            tracing::warn!(error = error_text(&error), "not a member yet");
+            let not_in = NotIn::of(&error);
+            if cluster.tried_to_join(Some(not_in.clone())) {
+                tracing::warn!(error = not_in.why, "not a member yet");
+            }
             return;
         }
     };
@@ -97,6 +99,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     // The coordinator has begun anew with us.
     cluster.names.keep_alone(&cluster.namespace, &joined.alone);
     cluster.joined.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
+    cluster.tried_to_join(None);
     cluster.copies_changed();
     cluster.take_members(members);
     let told = async {

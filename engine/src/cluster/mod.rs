@@ -43,6 +43,7 @@ pub use tagged::Tagged;
 pub use whereabouts::Near;
 
 use crate::namespace::{Moment, Namespace, NodeId};
+use crate::node::error_text;
 use bytes::Bytes;
 use calls::Calls;
 use copies::Holders;
@@ -61,7 +62,7 @@ use tidemark_protocol::id::{Epoch, Incarnation, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{Coordinator, Life, View};
 use tidemark_protocol::report;
-use tidemark_transport::{Address, Link, LinkError, Refusal};
+use tidemark_transport::{Address, Link, LinkError, LinkErrorKind, Refusal};
 
 /// How long an answer of the coordinator is waited for that may take other nodes' answers.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
@@ -146,6 +147,26 @@ pub enum Away {
     Wire(#[from] WireError),
 }
 
+/// Why the coordinator has not let this node in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotIn {
+    /// The error with its causes.
+    pub why: String,
+    /// Another try does not help before a person changes something.
+    pub for_good: bool,
+}
+
+impl NotIn {
+    fn of(error: &Away) -> Self {
+        let for_good = match error {
+            Away::Link(LinkError::Handshake { .. }) => true,
+            Away::Refused(refusal) => refusal.kind == LinkErrorKind::Invalid,
+            _ => false,
+        };
+        Self { why: error_text(error), for_good }
+    }
+}
+
 /// See the module's head. Share it by `Arc`.
 #[derive(Debug)]
 pub struct Cluster {
@@ -167,6 +188,8 @@ pub struct Cluster {
     deputy: Deputy,
     /// How often this node was let join.
     joined: AtomicU64,
+    /// How the last try to join failed; none once one succeeded.
+    not_in: Mutex<Option<NotIn>>,
     /// When the seat was last taken by somebody.
     seated: Mutex<Option<Instant>>,
     /// It was the coordinator, and whoever is that now knows nothing of it from publications.
@@ -192,6 +215,7 @@ impl Cluster {
             holders: Holders::default(),
             deputy: Deputy::default(),
             joined: AtomicU64::new(0),
+            not_in: Mutex::default(),
             seated: Mutex::default(),
             led: AtomicBool::new(false),
             namespace,
@@ -273,6 +297,26 @@ impl Cluster {
     #[must_use]
     pub fn seat(&self) -> Seat {
         self.seat.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether this node decides, or a coordinator has let it in, which may be away by now.
+    #[must_use]
+    pub fn is_in(&self) -> bool {
+        self.is_coordinator() || !matches!(self.coordinator(), Coordinator::Unknown)
+    }
+
+    /// How the last try to join failed; none where it succeeded, and before the first.
+    #[must_use]
+    pub fn why_not_in(&self) -> Option<NotIn> {
+        self.not_in.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes how a try to join ended. Whether that is news.
+    fn tried_to_join(&self, not_in: Option<NotIn>) -> bool {
+        let mut noted = self.not_in.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_news = *noted != not_in;
+        *noted = not_in;
+        is_news
     }
 
     fn joined_number(&self) -> u64 {

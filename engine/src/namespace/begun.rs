@@ -32,6 +32,8 @@ pub struct Unwritten {
     pub temporaries: usize,
     /// Files that come before what is saved, such as a model's configuration.
     pub forewords: usize,
+    /// When the last of those was closed.
+    pub closed_ns: i64,
     /// Somebody has one of them open.
     pub open: bool,
 }
@@ -59,7 +61,8 @@ impl Namespace {
                 return None;
             }
             let directories = vec![RelPath::new(path).ok()?];
-            let mut found = Unwritten { directories, temporaries: 0, forewords: 0, open: false };
+            let mut found =
+                Unwritten { directories, temporaries: 0, forewords: 0, closed_ns: i64::MIN, open: false };
             let mut nodes = vec![directory];
             let mut at = 0;
             while let Some(node) = nodes.get(at) {
@@ -80,6 +83,7 @@ impl Namespace {
                         }
                         Body::File(file) if is_foreword(&path) => {
                             found.forewords += 1;
+                            found.closed_ns = found.closed_ns.max(file.closed_ns);
                             found.open |= file.opens > 0;
                         }
                         Body::File(_) | Body::Symlink(_) | Body::Special(_) => return None,

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::{FileId, Generation, Incarnation, SealNumber};
-use tidemark_protocol::replication::{self, CopyMeta, SealedCopy};
+use tidemark_protocol::replication::{self, CopyMeta, GAVE_WAY, SealedCopy};
 
 /// Below [`HIDDEN`], one name for each copy.
 const COPIES: &[u8] = b"copies";
@@ -448,12 +448,16 @@ impl State {
         true
     }
 
-    /// A copy is no more, and its home is to hear of it. Nothing happens to what is no copy.
-    pub(super) fn withdraw_copy(&mut self, node: NodeId, why: &'static str) {
-        if let Some(KeptCopy { file, seal, meta, .. }) = self.forget_copy(node) {
+    /// A copy is no more, and its home is to hear of it; gives the file that it was of. Nothing happens to what is no copy.
+    pub(super) fn withdraw_copy(&mut self, node: NodeId, why: &'static str) -> Option<FileId> {
+        let KeptCopy { file, seal, meta, .. } = self.forget_copy(node)?;
+        if why == GAVE_WAY {
+            tracing::debug!(%file, %seal, home = %meta.home, why, "a peer copy is no more");
+        } else {
             tracing::warn!(%file, %seal, home = %meta.home, why, "a peer copy is no more");
-            self.copies.withdrawn.push(WithdrawnCopy { file, seal, home: meta.home, why });
         }
+        self.copies.withdrawn.push(WithdrawnCopy { file, seal, home: meta.home, why });
+        Some(file)
     }
 
     fn forget_copy(&mut self, node: NodeId) -> Option<KeptCopy> {

@@ -13,7 +13,9 @@ use super::node::Body;
 use super::reclaim::Candidate;
 use super::writer::{SessionKey, WriterId};
 use super::xattr::Xattrs;
-use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, MODE_BITS, Namespace, NodeId, ROOT, State};
+use super::{
+    AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, MODE_BITS, Namespace, NodeId, ROOT, ReclaimClass, State,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::cluster::wire::{
@@ -371,7 +373,7 @@ impl State {
     /// What the home of a file says of its bytes.
     fn take_facts(&mut self, id: NodeId, facts: &FileFacts, home: Incarnation) -> Result<(), FsError> {
         let file = self.file_mut(id)?;
-        let key = Candidate::of(id, file);
+        let before = Candidate::of(id, file);
         let was = file.fate.seal().map(|seal| seal.number);
         let sealed = matches!(facts.state, WireState::Sealed { .. }).then_some(facts.seal);
         let stays = sealed.is_some() && was == sealed;
@@ -388,6 +390,7 @@ impl State {
         let mut dropped = None;
         if !stays {
             // The bytes of another seal are not these.
+            file.class = ReclaimClass::Never;
             if file.opens == 0 && !file.busy {
                 dropped = file.backing.take();
                 file.object = None;
@@ -414,11 +417,15 @@ impl State {
             && sealed.is_some()
         {
             file.object = Some(Box::new((facts.seal, object_copy(object))));
+            // An object is named once a marker or a sidecar leads to it. What is fetched from then on is a copy of that.
+            if file.class == ReclaimClass::Never {
+                file.class = ReclaimClass::CommittedNewest;
+            }
         }
-        if dropped.is_some() {
-            self.candidates.remove(&key);
-            self.trash.extend(dropped);
-        }
+        let after = file.backing.is_some().then(|| Candidate::of(id, file));
+        self.candidates.remove(&before);
+        self.candidates.extend(after.and_then(Candidate::reclaimable));
+        self.trash.extend(dropped);
         if !stays {
             self.tree.touched.chunks.push(id);
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::replication::GAVE_WAY;
 
 /// Where host copies lie. Each has its own room, and making room in one does not help the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,9 +234,26 @@ impl State {
         freed
     }
 
-    /// Drops a host copy whose bytes Tier-3 has. By dropping, never by truncating: a mapping of the old bytes
-    /// keeps them, where a truncation would be its SIGBUS.
+    /// Drops a host copy whose bytes Tier-3 has; gives the bytes that are freed. What shares the memory of a peer copy gives way with it.
     fn evict(&mut self, node: NodeId) -> Result<u64, FsError> {
+        let Some(backing) = self.drop_backing(node)? else { return Ok(0) };
+        let size_bytes = self.file_mut(node)?.size_bytes;
+        let mut dropped = vec![backing];
+        if let Some(file) = self.withdraw_copy(node, GAVE_WAY)
+            && let Some(sharer) = self.adopted.get(&file).copied()
+            && let Ok(Some(backing)) = self.drop_backing(sharer)
+        {
+            dropped.push(backing);
+        }
+        let is_last = dropped.iter().all(|backing| Arc::ptr_eq(backing, &dropped[0]))
+            && Arc::strong_count(&dropped[0]) == dropped.len();
+        self.trash.extend(dropped);
+        Ok(if is_last { size_bytes } else { 0 })
+    }
+
+    /// Takes the bytes from a file that is at rest and that Tier-3 has; none where they are not here. By dropping, never by truncating: a
+    /// mapping of the old bytes keeps them, where a truncation would be its SIGBUS.
+    fn drop_backing(&mut self, node: NodeId) -> Result<Option<Arc<Backing>>, FsError> {
         let file = self.file_mut(node)?;
         let seal = file.fate.seal().map(|seal| seal.number);
         let elsewhere = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
@@ -243,15 +261,11 @@ impl State {
         if file.opens > 0 || file.busy || file.is_held() || kept || !elsewhere {
             return Err(FsError::Busy);
         }
-        let Some(backing) = file.backing.take() else { return Ok(0) };
-        // What a peer copy shares with a file stays until both are gone.
-        let freed = if Arc::strong_count(&backing) == 1 { file.size_bytes } else { 0 };
+        let Some(backing) = file.backing.take() else { return Ok(None) };
         let key = Candidate::of(node, file);
         self.candidates.remove(&key);
-        self.trash.push(backing);
         self.tree.touched.node(node);
         self.mark(node);
-        self.withdraw_copy(node, "its memory was needed, and Tier-3 has the bytes");
-        Ok(freed)
+        Ok(Some(backing))
     }
 }

@@ -221,7 +221,7 @@ impl Engine {
             let noticed =
                 !self.ledger.is_stale() && now.saturating_duration_since(waiter.began) >= LOOK_EVERY;
             let pending =
-                known.entry(waiter.place.clone()).or_insert_with(|| self.pending(&waiter.place, asked));
+                known.entry(waiter.place.clone()).or_insert_with(|| self.pending(&waiter.place, asked, now));
             let timed_out = waiter.until.is_some_and(|until| until <= now);
             let waits = |row: &Row| match row.pending.reason {
                 PendingReason::Open | PendingReason::Mapped | PendingReason::Incomplete => {
@@ -283,7 +283,7 @@ impl Engine {
     }
 
     /// Everything at or below `place` that is not durable, and why. `asked`: when somebody asked last.
-    fn pending(&self, place: &[u8], asked: Option<Instant>) -> Vec<Row> {
+    fn pending(&self, place: &[u8], asked: Option<Instant>, now: Instant) -> Vec<Row> {
         let mut rows = Vec::new();
         for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
             rows.extend(self.pending_book(book));
@@ -297,7 +297,7 @@ impl Engine {
             rows.push(Row::of(Pending { path, reason: PendingReason::Torn, what }));
         }
         for (path, book) in self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes())) {
-            if let Some(Lack { reason, what, comes }) = self.lack_of(path, book, asked) {
+            if let Some(Lack { reason, what, comes }) = self.lack_of(path, book, asked, now) {
                 rows.push(Row { pending: Pending { path: path.to_string(), reason, what }, comes });
             }
         }
@@ -411,7 +411,7 @@ impl Node {
                     outcome = &mut answered => break outcome.ok()?,
                     _ = tick.tick() => {
                         let place = place.clone();
-                        let left = self.ask(move |engine| engine.pending(&place, None).len()).await?;
+                        let left = self.ask(move |engine| engine.pending(&place, None, Instant::now()).len()).await?;
                         let done_bytes = metrics.upload_bytes.get() - bytes_before;
                         let done_files = metrics.upload_files.get() - files_before;
                         progress(Progress {
@@ -454,6 +454,7 @@ impl Node {
         let until = Some(now + timeout);
         let answered = self
             .ask(move |engine| {
+                engine.drop_unwritten_at_once(now);
                 engine.draining = true;
                 engine.grace_until = Some(now + grace);
                 // Memory ends with us: what is sealed of them is kept as of any other.

@@ -101,6 +101,7 @@ fn look(
     path: &RelPath,
     now: Instant,
     (waits, ends): (Option<Instant>, bool),
+    begins_a_save: impl FnOnce() -> bool,
 ) -> Action {
     let (Some(book), Some(view)) = (ledger.loose.get(path), ledger.file(path)) else { return Action::None };
     match &book.stage {
@@ -148,7 +149,7 @@ fn look(
         lacking,
         quiet_ns: shared.now_ns().saturating_sub(view.closed_ns),
         lacking_ns: read.or(book.lacking).map_or(0, |then| i64::try_from(since(then)).unwrap_or(i64::MAX)),
-        in_flight: is_in_flight(shared, ledger, path, view, ends),
+        in_flight: is_in_flight(shared, ledger, path, view, ends) || begins_a_save(),
         took_ns: i64::try_from(book.took.as_nanos()).unwrap_or(i64::MAX),
         // What is closed is sealed in a moment, and then goes.
         waited_for: if at_rest { waits.is_some() } else { asked && view.state != FileState::Closed },
@@ -234,7 +235,13 @@ pub(crate) struct Lack {
 impl Engine {
     /// What Tier-3 lacks of a loose file; `None` where nothing, or where another name brings it. `asked`: since when somebody waits for
     /// what it held then.
-    pub(crate) fn lack_of(&self, path: &RelPath, book: &LooseBook, asked: Option<Instant>) -> Option<Lack> {
+    pub(crate) fn lack_of(
+        &self,
+        path: &RelPath,
+        book: &LooseBook,
+        asked: Option<Instant>,
+        now: Instant,
+    ) -> Option<Lack> {
         let view = self.ledger.file(path)?;
         // A further name of a file: its first name carries the bytes, the tree document the link.
         let further = view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes());
@@ -260,6 +267,9 @@ impl Engine {
                 return lack(PendingReason::Uploading, "it is being sealed", true);
             }
             FileState::Sealed { .. } => {
+                if let Some(why) = self.why_foreword_waits(path, now) {
+                    return lack(PendingReason::Incomplete, &why, true);
+                }
                 let why = match &book.stage {
                     LooseStage::Waiting { why, .. } => why,
                     _ => "its bytes are on their way to Tier-3",
@@ -308,7 +318,8 @@ impl Engine {
             && self.loose_in_flight_bytes < LOOSE_IN_FLIGHT_BYTES
         {
             let Some(path) = self.ledger.loose_due.pop() else { return };
-            match look(&self.shared, &self.ledger, &path, now, (waits, self.draining)) {
+            let begins_a_save = || self.why_foreword_waits(&path, now).is_some();
+            match look(&self.shared, &self.ledger, &path, now, (waits, self.draining), begins_a_save) {
                 Action::None => {}
                 Action::Later { at, lacking } => {
                     let book = self.ledger.loose.get_mut(&path).expect("it was looked at");

@@ -63,7 +63,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book) -> Rescue {
 
 /// A checkpoint to which a program that lives may add goes to Tier-3 in part when it did not for so long: no save takes that
 /// long between two files, and each part is sent again with what follows.
-const IDLE_NS: i64 = 300 * 1_000_000_000;
+pub(crate) const IDLE_NS: i64 = 300 * 1_000_000_000;
 
 /// Whether nothing happened to a checkpoint for so long.
 fn is_quiet(shared: &Shared, ledger: &Ledger, book: &Book, quiet_ns: i64) -> bool {

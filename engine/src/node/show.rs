@@ -8,6 +8,7 @@ use crate::node::book::{Book, VersionBook};
 use crate::node::decide;
 use crate::node::run::{Engine, Node};
 use std::collections::BTreeSet;
+use std::time::Instant;
 use tidemark_protocol::key::{Key, checkpoint_path};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
@@ -79,7 +80,11 @@ impl Engine {
         (file.bytes, file.copies) = (checkpoint.bytes, checkpoint.copies);
         Some(Show {
             evidence_detail: None,
-            waits_for: self.lack_of(&path, book, None).map(|lack| lack.what).into_iter().collect(),
+            waits_for: self
+                .lack_of(&path, book, None, Instant::now())
+                .map(|lack| lack.what)
+                .into_iter()
+                .collect(),
             attempt: None,
             participants: Vec::new(),
             marker_key: None,

@@ -170,7 +170,7 @@ impl Engine {
         let snapshot = self.shared.namespace.tree_snapshot();
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
         let unsaved = Unsaved::of(self.ledger.books.values(), &snapshot);
-        let begun: BTreeSet<_> = self.begun().collect();
+        let begun: BTreeSet<_> = self.begun(now).collect();
         let mut withheld = false;
         let directories: Vec<_> = snapshot
             .directories

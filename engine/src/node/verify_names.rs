@@ -281,7 +281,7 @@ impl Engine {
                 None => Again::Gone,
                 Some(book) if book.described.is_some() => Again::Done,
                 Some(book) => {
-                    let lack = self.lack_of(path, book, None).map(|lack| lack.what);
+                    let lack = self.lack_of(path, book, None, Instant::now()).map(|lack| lack.what);
                     Again::Waits(lack.unwrap_or_else(|| "it is on its way to Tier-3 again".to_owned()))
                 }
             },

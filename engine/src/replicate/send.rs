@@ -18,7 +18,9 @@ use std::time::Duration;
 use tidemark_protocol::file::Seal;
 use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
 use tidemark_protocol::layout::CHUNK_BYTES;
-use tidemark_protocol::replication::{Holder, Priority, Request, Sender, SenderCommand, SenderEvent, encode};
+use tidemark_protocol::replication::{
+    GAVE_WAY, Holder, Priority, Request, Sender, SenderCommand, SenderEvent, encode,
+};
 use tidemark_transport::{Address, Link};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -84,7 +86,8 @@ struct Board {
     looks: BTreeMap<NodeId, Priority>,
     /// The life of a node's memory, as its connection proved it.
     lives: BTreeMap<String, Incarnation>,
-    withdrawn: BTreeSet<(String, FileId, SealNumber)>,
+    /// And whether it gave way to others.
+    withdrawn: BTreeMap<(String, FileId, SealNumber), bool>,
     released: BTreeSet<(FileId, SealNumber)>,
     /// A checkpoint is complete.
     completed: bool,
@@ -174,9 +177,10 @@ impl Replicator {
         self.woken.notify_one();
     }
 
-    /// That node holds that copy no longer.
-    pub fn withdrawn_by(&self, node: &str, file: FileId, seal: SealNumber) {
-        self.board().withdrawn.insert((node.to_owned(), file, seal));
+    /// That node holds that copy no longer. It is made again, unless it gave way ([`GAVE_WAY`]) and Tier-3 has the bytes: sent again, it
+    /// would take the place of another one.
+    pub fn withdrawn_by(&self, node: &str, file: FileId, seal: SealNumber, why: &str) {
+        self.board().withdrawn.insert((node.to_owned(), file, seal), why == GAVE_WAY);
         self.woken.notify_one();
     }
 
@@ -233,6 +237,8 @@ struct Tracked {
     stable_bytes: u64,
     announced: bool,
     ways: BTreeMap<String, Way>,
+    /// Partners that need no copy, since Tier-3 has the bytes.
+    spared: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -319,8 +325,11 @@ impl Turn {
                 self.outgoing.pace.lift();
             }
         }
-        for (node, file, seal) in withdrawn {
+        for ((node, file, seal), gave_way) in withdrawn {
             self.lose(&node, Priority::Scrub, |lost, number, _| (lost, number) == (file, seal));
+            if gave_way {
+                self.spare(node, file, seal);
+            }
         }
         for (file, seal) in released {
             self.release(file, seal);
@@ -382,6 +391,21 @@ impl Turn {
             again |= self.files.get(&id).is_some_and(|tracked| !tracked.is_finished());
         }
         again
+    }
+
+    /// A partner needs its memory for other copies than one whose bytes Tier-3 has.
+    fn spare(&mut self, partner: String, file: FileId, seal: SealNumber) {
+        let Some(node) = self.outgoing.namespace.node_of_file(file) else { return };
+        let in_tier3 = self.outgoing.namespace.has_object(file, seal);
+        let Some(tracked) = self.files.get_mut(&node).filter(|tracked| tracked.file == file) else { return };
+        if !in_tier3 || tracked.sealed.as_ref().is_none_or(|sealed| sealed.number != seal) {
+            return;
+        }
+        tracked.ways.remove(&partner);
+        tracked.spared.insert(partner);
+        if tracked.is_finished() {
+            self.unfinished.remove(&node);
+        }
     }
 
     /// The copies of a file that is gone are given up.
@@ -447,6 +471,7 @@ impl Turn {
             stable_bytes: 0,
             announced: false,
             ways: BTreeMap::new(),
+            spared: BTreeSet::new(),
         });
         let before = tracked.sealed.as_ref().map(|seal| seal.number);
         let event = match &view.state {
@@ -461,6 +486,9 @@ impl Turn {
                 SenderEvent::Changed
             }
         };
+        if tracked.sealed.as_ref().map(|seal| seal.number) != before || view.object.is_none() {
+            tracked.spared.clear();
+        }
         if tracked.sealed.as_ref().map(|seal| seal.number) != before {
             (tracked.since, tracked.grown, tracked.stable_bytes, tracked.announced) = (now, None, 0, false);
             if tracked.priority != priority {
@@ -481,7 +509,7 @@ impl Turn {
         let partners = self.partners.borrow().clone();
         let Some(tracked) = self.files.get_mut(&node) else { return };
         tracked.ways.retain(|name, way| partners.iter().any(|to| to.node == *name && *to == way.address));
-        for address in partners {
+        for address in partners.into_iter().filter(|address| !tracked.spared.contains(&address.node)) {
             tracked.ways.entry(address.node.clone()).or_insert_with(|| {
                 self.ways_made += 1;
                 Way { number: self.ways_made, address, sender: Sender::new(tracked.file) }

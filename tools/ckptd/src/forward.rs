@@ -279,7 +279,8 @@ impl Daemon {
                 Some(format!("the coordinator, node {name}, has not answered for {for_s:.1} s"))
             }
             Coordinator::Unknown => {
-                Some(format!("the coordinator, {}, has not let this node in", self.coordinator_text()))
+                let why = cluster.why_not_in().map_or_else(String::new, |not_in| format!(": {}", not_in.why));
+                Some(format!("the coordinator, {}, has not let this node in{why}", self.coordinator_text()))
             }
         }
     }

@@ -17,7 +17,7 @@ use tidemark_control::lease::EtcdPlace;
 use tidemark_engine::cluster::{
     Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
 };
-use tidemark_engine::namespace::{FileState, Namespace, ReclaimClass, object_copy};
+use tidemark_engine::namespace::{FileState, Namespace, object_copy};
 use tidemark_engine::node::Shared;
 use tidemark_engine::replicate::{Receiver, ReceiverParts, Replicator, ReplicatorParts};
 use tidemark_engine::save::share::Participations;
@@ -193,7 +193,9 @@ impl Peers {
             replicator.look_at(&view, Priority::Base);
         }
         let told = Arc::clone(&replicator);
-        receiver.tell_withdrawn_by(Box::new(move |node, file, seal, _| told.withdrawn_by(node, file, seal)));
+        receiver.tell_withdrawn_by(Box::new(move |node, file, seal, why| {
+            told.withdrawn_by(node, file, seal, why)
+        }));
         assert!(shared.replicator.set(Arc::clone(&replicator)).is_ok(), "a node serves once");
         shared.nearby.ask(Near::new(Arc::clone(&self.cluster), link));
         tokio::spawn(follow_partners(Arc::clone(&self.cluster), partners));
@@ -368,13 +370,7 @@ impl Inbox for NodeInbox {
 
     fn objects(&self, objects: Vec<(FileId, SealNumber, Object)>) {
         for (file, seal, object) in objects {
-            let copy = object_copy(&object);
-            let namespace = &self.shared.namespace;
-            namespace.note_copy_object(file, seal, copy.clone());
-            namespace.set_copy_reclaim(file, seal, ReclaimClass::CommittedNewest);
-            if namespace.note_object(file, seal, copy) {
-                namespace.set_reclaim(file, ReclaimClass::CommittedNewest);
-            }
+            self.cluster.take_object(file, seal, &object_copy(&object));
         }
     }
 

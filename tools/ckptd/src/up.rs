@@ -31,6 +31,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemark_control::api::NodeApi;
 use tidemark_control::server::Server;
+use tidemark_engine::cluster::{Cluster, NotIn};
 use tidemark_engine::flight::Flight;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Caller, Clock};
@@ -47,6 +48,16 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How often this process looks after what others may take away from it, and gives its keeper a life sign.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// A refusal that lasts for so long is the answer: an earlier life of this node is declared gone by then, and what a person replaces is
+/// replaced.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
+
+/// Between two times that a start says what it waits for.
+const SAY_EVERY: Duration = Duration::from_secs(5);
+
+/// Between two looks whether a coordinator has let this node in.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How long the end waits for Tier-3 to take that this daemon is gone.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
@@ -394,7 +405,7 @@ impl Start<'_> {
         serves: Serves,
         began: Began,
         mut signals: Signals,
-        gone: tokio::sync::oneshot::Receiver<()>,
+        mut gone: tokio::sync::oneshot::Receiver<()>,
     ) -> Result<bool, Failure> {
         let Serves { base, tier3, host, shared, node, peers, mounted } = serves;
         let server = Server::bind(&self.state_dir.socket(), self.http)
@@ -457,6 +468,30 @@ impl Start<'_> {
             }
         }
         publish(&daemon, &host, self.state_dir).await;
+        let (end_server, server_ends) = tokio::sync::oneshot::channel::<()>();
+        let api: Arc<dyn NodeApi> = Arc::clone(&daemon) as Arc<dyn NodeApi>;
+        let serving = tokio::spawn(server.run(api, async move {
+            // An error means that the sender is gone, which ends the server too.
+            let _ = server_ends.await;
+        }));
+        let (end_lease, lease_ends) = tokio::sync::oneshot::channel::<()>();
+        let mut keeping = match peers.as_ref().and_then(|peers| peers.candidate(&daemon)) {
+            Some(candidate) => tokio::spawn(candidate.run()),
+            None => tokio::spawn(tier3.lease.keep(tier3.alone, Arc::clone(&daemon), async {
+                // An error means that the sender is gone, which is the end, too.
+                let _ = lease_ends.await;
+            })),
+        };
+        if let Some(peers) = peers.as_ref().filter(|_| began.first) {
+            tokio::select! {
+                let_in = let_in(&peers.cluster) => let_in?,
+                () = signals.told_to_end(&mut gone) => {
+                    tracing::warn!("told to end before a coordinator let this node in: nothing was mounted");
+                    self.say_the_end();
+                    return Ok(true);
+                }
+            }
+        }
         let mounted = match mounted {
             Some(mounted) => mounted,
             None => {
@@ -473,20 +508,6 @@ impl Start<'_> {
         shared.namespace.tell_withdrawn(told);
         daemon.mounted.set(Arc::clone(&mounted)).expect("it is set once, here");
 
-        let (end_server, server_ends) = tokio::sync::oneshot::channel::<()>();
-        let api: Arc<dyn NodeApi> = Arc::clone(&daemon) as Arc<dyn NodeApi>;
-        let serving = tokio::spawn(server.run(api, async move {
-            // An error means that the sender is gone, which ends the server too.
-            let _ = server_ends.await;
-        }));
-        let (end_lease, lease_ends) = tokio::sync::oneshot::channel::<()>();
-        let mut keeping = match peers.as_ref().and_then(|peers| peers.candidate(&daemon)) {
-            Some(candidate) => tokio::spawn(candidate.run()),
-            None => tokio::spawn(tier3.lease.keep(tier3.alone, Arc::clone(&daemon), async {
-                // An error means that the sender is gone, which is the end, too.
-                let _ = lease_ends.await;
-            })),
-        };
         let publishing =
             tokio::spawn(publish_on(Arc::clone(&daemon), Arc::clone(&host), self.state_dir.clone()));
 
@@ -508,7 +529,7 @@ impl Start<'_> {
             () = std::future::ready(()), if began.told_to_end => {}
             _ = signals.terminate.recv() => {}
             _ = signals.interrupt.recv() => {}
-            Ok(()) = gone, if !began.told_to_end => tracing::error!("the keeper is gone, and nobody would start this daemon again: it drains and ends"),
+            Ok(()) = &mut gone, if !began.told_to_end => tracing::error!("the keeper is gone, and nobody would start this daemon again: it drains and ends"),
             () = ended(&mounted) => {
                 daemon.troubles.mount_is_gone();
                 tracing::warn!("the mount was taken away from outside: what was saved is drained, then this daemon ends");
@@ -647,6 +668,33 @@ impl Start<'_> {
             .context("the keeper cannot be given what it is to keep")
             .map_err(Failure::failed)
     }
+}
+
+/// Waits until a coordinator has let this node in, or it is the coordinator itself: a mount that cannot look a name up does not serve.
+///
+/// # Errors
+/// A coordinator refuses this node, and does not for a passing reason.
+async fn let_in(cluster: &Cluster) -> Result<(), Failure> {
+    let (mut refused, mut said) = (None, Instant::now());
+    while !cluster.is_in() {
+        let not_in = cluster.why_not_in();
+        let for_good = not_in.as_ref().filter(|not_in| not_in.for_good);
+        refused = for_good.map(|_| refused.unwrap_or_else(Instant::now));
+        if let (Some(NotIn { why, .. }), Some(since)) = (for_good, refused)
+            && since.elapsed() >= REFUSED_FOR
+        {
+            let error = anyhow::anyhow!("{why}")
+                .context("the coordinator does not let this node in; nothing was mounted");
+            return Err(Failure::unavailable(error));
+        }
+        if said.elapsed() >= SAY_EVERY {
+            said = Instant::now();
+            let why = not_in.map_or_else(|| "none is known yet".to_owned(), |not_in| not_in.why);
+            tracing::warn!(%why, "no coordinator has let this node in; nothing is mounted until one does");
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
 }
 
 /// What the keeper said of closes and fsyncs in the place of a daemon is so from now on.

@@ -93,6 +93,9 @@ impl SealedCopy {
     }
 }
 
+/// Why a holder has a copy no longer whose bytes Tier-3 has. The home compares it: it does not send that copy again.
+pub const GAVE_WAY: &str = "its memory was needed, and Tier-3 has the bytes";
+
 /// What a home asks of a partner, and a node of one that may have a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
@@ -109,7 +112,7 @@ pub enum Request {
     Prove(SealedCopy, ContentHash),
     /// The home does not want this copy kept any more.
     Drop { file: FileId, seal: SealNumber },
-    /// I hold this copy no longer.
+    /// I hold this copy no longer. `why` is for people, but for [`GAVE_WAY`].
     Withdrawn { file: FileId, seal: SealNumber, why: String },
     /// Leave to read the sealed bytes that you hold.
     Pull { file: FileId, seal: SealNumber },

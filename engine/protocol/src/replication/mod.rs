@@ -22,8 +22,8 @@ mod tests;
 
 pub use landing::{LANDING_KEPT, Landing, LandingCommand, LandingEvent};
 pub use message::{
-    Answer, BulkToken, CopyMeta, FACTS_BYTES_MAX, Holder, MESSAGE_BYTES_MAX, MessageError, Need, Request,
-    SMALL_BYTES, SealedCopy, XATTRS_BYTES_MAX, decode, encode,
+    Answer, BulkToken, CopyMeta, FACTS_BYTES_MAX, GAVE_WAY, Holder, MESSAGE_BYTES_MAX, MessageError, Need,
+    Request, SMALL_BYTES, SealedCopy, XATTRS_BYTES_MAX, decode, encode,
 };
 pub use order::{MICRO_CHUNK_BYTES, Priority, Rate, Waiting, next_to_send};
 pub use sender::{Ask, BATCH_CHUNKS_MAX, Sender, SenderCommand, SenderEvent};

@@ -24,7 +24,7 @@ mod unwritten;
 
 pub use lost::Losses;
 
-use crate::namespace::{Made, NodeId, WriterId};
+use crate::namespace::{NodeId, WriterId};
 use crate::node::book::Number;
 use crate::node::decide::is_running;
 use crate::node::run::Engine;
@@ -32,11 +32,16 @@ use removed::Noted;
 pub(crate) use removed::Undecided;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use timetable::{Subject, Timetable};
+use unwritten::Begun;
+
+/// For so long a flush and the daemon's end wait for the decision about what the dead removed, and for one about what they began: what
+/// they wrote last is hashed and read by then.
+const DECIDED_WITHIN: Duration = Duration::from_secs(10);
 
 /// What the loop keeps for it. Nothing of it outlives the daemon but what a stop writes of it: the next one finds out again.
 #[derive(Debug, Default)]
@@ -64,7 +69,7 @@ pub(crate) struct Visibility {
     /// The checkpoints that lost names, until it is clear that they were meant to.
     noted: BTreeMap<CheckpointId, Noted>,
     /// Directories that were made of late, by their nodes, which only rise.
-    made: BTreeMap<NodeId, Made>,
+    made: BTreeMap<NodeId, Begun>,
 }
 
 /// Why a torn checkpoint stays in sight.

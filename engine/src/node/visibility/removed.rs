@@ -11,11 +11,12 @@ use crate::namespace::{Ended, FileState, FileView, WriterId};
 use crate::node::book::{Book, Number};
 use crate::node::decide::is_alive;
 use crate::node::run::Engine;
+use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
@@ -25,10 +26,6 @@ use tidemark_protocol::report::EventLevel;
 
 /// Files whose removers are remembered: of a checkpoint with more of them, the last say who it was.
 const REMOVERS_MAX: usize = 4096;
-
-/// For so long a flush and the daemon's end wait for the decision about a removal of the dead: what they wrote last is hashed and
-/// read by then.
-const DECIDED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A checkpoint that lost names.
 #[derive(Debug)]

@@ -6,10 +6,14 @@
 //! Resume code takes the directory with the highest number, and fails on one without files (Accelerate, HF Trainer). An empty one goes:
 //! nothing is lost with it. One with a file in flight, under its temporary name, goes out of sight; one with a model's configuration or
 //! card and nothing else does where a job can load another checkpoint of the run. Nothing of it outlives the daemon: the next one
-//! leaves what is there.
+//! leaves what is there. Until it is decided, Tier-3 has neither the directory nor what came before the weights: after the loss of the
+//! node a job would find those, and nobody would know any more who had made them.
 
 use crate::namespace::{self, Made, NodeId};
+use crate::node::decide::{is_alive, settle_ns};
+use crate::node::rescue::IDLE_NS;
 use crate::node::run::Engine;
+use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
 use std::time::Instant;
@@ -22,11 +26,19 @@ use tidemark_protocol::shield::{self, Unwritten};
 /// Directories that are remembered, the latest.
 const DIRECTORIES_MAX: usize = 1024;
 
+/// A directory in which nothing was yet, when it was looked at last.
+#[derive(Debug)]
+pub(super) struct Begun {
+    made: Made,
+    /// Since when its maker does not live, as far as it was asked.
+    dead_since: Option<Instant>,
+}
+
 impl Engine {
     /// Takes down what was made since the last time.
     pub(crate) fn hear_made(&mut self) {
         for made in self.shared.namespace.take_made() {
-            self.visibility.made.insert(made.directory, made);
+            self.visibility.made.insert(made.directory, Begun { made, dead_since: None });
         }
         while self.visibility.made.len() > DIRECTORIES_MAX {
             let (node, _) = self.visibility.made.pop_first().expect("there are more than may be");
@@ -34,14 +46,60 @@ impl Engine {
         }
     }
 
-    /// The directories of checkpoints in which nothing is yet, while it is not clear that they are meant to be empty.
-    pub(crate) fn begun(&self) -> impl Iterator<Item = RelPath> + '_ {
-        let found = self.visibility.made.keys().filter_map(|node| self.unwritten(*node));
-        // What was closed is kept where it is, until it goes.
-        let found = found.filter(|found| found.forewords == 0);
-        let named =
-            found.filter(|found| self.ledger.rules().named_by_directory(&found.directories[0]).is_some());
-        named.flat_map(|found| found.directories)
+    /// The directories of checkpoints in which nothing is yet that Tier-3 has to know.
+    pub(crate) fn begun(&self, now: Instant) -> impl Iterator<Item = RelPath> + '_ {
+        let rules = self.ledger.rules();
+        let unwritten =
+            self.visibility.made.iter().filter_map(|(node, begun)| Some((begun, self.unwritten(*node)?)));
+        let named = unwritten.filter(|(_, found)| rules.named_by_directory(&found.directories[0]).is_some());
+        let withheld = named.filter(move |(begun, found)| {
+            found.forewords == 0 || self.why_undecided(begun, found, now).is_some()
+        });
+        withheld.flat_map(|(_, found)| found.directories)
+    }
+
+    /// Why a file stays out of Tier-3 with which a save begins: who writes that lives, or it is not decided yet what becomes of it.
+    pub(crate) fn why_foreword_waits(&self, path: &RelPath, now: Instant) -> Option<String> {
+        if !Rules::is_foreword(path) {
+            return None;
+        }
+        std::iter::successors(path.parent(), RelPath::parent).find_map(|directory| {
+            self.ledger.rules().named_by_directory(&directory)?;
+            let node = self.shared.namespace.node_at(directory.as_bytes())?;
+            let begun = self.visibility.made.get(&node)?;
+            self.why_undecided(begun, &self.unwritten(node)?, now)
+        })
+    }
+
+    /// See [`Self::why_foreword_waits`]. As of any checkpoint, what nothing was added to for long is taken as it is, and sooner where a
+    /// flush waits.
+    fn why_undecided(&self, begun: &Begun, found: &namespace::Unwritten, now: Instant) -> Option<String> {
+        let idle_ns = if self.flushes.is_empty() { IDLE_NS } else { settle_ns(&self.shared) };
+        let quiet = self.shared.now_ns().saturating_sub(found.closed_ns) >= idle_ns;
+        let process = begun.made.maker.tgid;
+        let lives = || is_alive(&self.shared.namespace, &begun.made.maker);
+        match begun.dead_since {
+            _ if self.shields_nothing() => None,
+            Some(since) if now.saturating_duration_since(since) >= DECIDED_WITHIN => None,
+            None if lives() => (!quiet).then(|| {
+                format!("a save begins with it, and process {process} lives, which made its directory")
+            }),
+            Some(_) | None => Some(format!(
+                "a save began with it, and process {process}, which made its directory, ended before more was there"
+            )),
+        }
+    }
+
+    /// Decides what can be: the daemon ends, and hides nothing any more.
+    pub(crate) fn drop_unwritten_at_once(&mut self, now: Instant) {
+        self.hear_made();
+        self.shared.namespace.forget_ended_writers();
+        // What was not heard until now keeps a directory where it is.
+        self.had_not_heard(|_, _| false);
+        for node in self.visibility.made.keys() {
+            self.visibility.timetable.forget(&Subject::Unwritten(*node));
+        }
+        self.drop_unwritten(now);
     }
 
     fn unwritten(&self, directory: u64) -> Option<namespace::Unwritten> {
@@ -63,13 +121,16 @@ impl Engine {
             }
             // One that gets such a name later is still remembered then.
             let Some(id) = self.ledger.rules().named_by_directory(&found.directories[0]) else { continue };
-            let Made { maker, at_ns, .. } = &self.visibility.made[&node];
-            let actor = self.actor(maker, &id.run);
+            let Made { maker, at_ns, .. } = self.visibility.made[&node].made.clone();
+            let actor = self.actor(&maker, &id.run);
+            let begun = self.visibility.made.get_mut(&node).expect("it was there a moment ago");
+            let lives = matches!(actor, Actor::Alive { .. });
+            begun.dead_since = if lives { None } else { begun.dead_since.or(Some(now)) };
             if actor == Actor::Ended {
                 // Its parent asks within moments, and a job may be started again in a second.
                 continue;
             }
-            let session = || self.session_of(&id.run, &[maker], *at_ns);
+            let session = || self.session_of(&id.run, &[&maker], at_ns);
             match shield::decide_unwritten(actor, session) {
                 Unwritten::Stays => self.unwritten_ends(node),
                 Unwritten::Waits { process } => {

@@ -162,8 +162,9 @@ impl Node {
         };
         let (replicator, task) = Replicator::start(parts, incarnation(&self.name));
         let told = Arc::clone(&replicator);
-        self.receiver
-            .tell_withdrawn_by(Box::new(move |node, file, seal, _| told.withdrawn_by(node, file, seal)));
+        self.receiver.tell_withdrawn_by(Box::new(move |node, file, seal, why| {
+            told.withdrawn_by(node, file, seal, why)
+        }));
         Running { replicator, task, partners: to }
     }
 
@@ -431,8 +432,8 @@ async fn a_copy_that_its_holder_gave_up_is_withdrawn_and_made_again() {
     let holder = &partner.namespace;
     holder.make_room(1 << 30);
     assert!(holder.copy_of(file, seal).is_some(), "no object is noted of it");
-    let object = ObjectCopy { key: "k".to_owned(), size_bytes: bytes.len() as u64, encoding: None };
-    assert!(holder.note_copy_object(file, seal, object));
+    let object = || ObjectCopy { key: "k".to_owned(), size_bytes: bytes.len() as u64, encoding: None };
+    assert!(holder.note_copy_object(file, seal, object()));
     holder.make_room(1 << 30);
     assert!(holder.copy_of(file, seal).is_some(), "its class says never");
     holder.set_copy_reclaim(file, seal, ReclaimClass::BelowWatermark);
@@ -446,6 +447,24 @@ async fn a_copy_that_its_holder_gave_up_is_withdrawn_and_made_again() {
     until("the withdrawal counts", || home.metrics.replica_withdrawn_files.get() == 1).await;
     running.acknowledged(file, seal, 1).await;
     assert!(partner.copy_bytes(file, seal) == bytes);
+
+    // Where the home knows, too, that Tier-3 has the bytes, it would only take the place of another copy.
+    assert!(
+        home.namespace.note_object(file, seal, object()) && holder.note_copy_object(file, seal, object())
+    );
+    holder.set_copy_reclaim(file, seal, ReclaimClass::BelowWatermark);
+    assert_eq!(holder.make_room(1 << 30), bytes.len() as u64);
+    partner.receiver.tell_withdrawn(|_| Some(to.clone())).await;
+    until("the withdrawal counts", || home.metrics.replica_withdrawn_files.get() == 2).await;
+    for _ in 0..10 {
+        running.replicator.look_at_node(node, Priority::Base);
+        until("it was looked at", || running.replicator.board_is_read()).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(holder.copies().is_empty() && running.replicator.behind().is_empty());
+    home.namespace.forget_object(file, seal);
+    running.replicator.look_at_node(node, Priority::Base);
+    running.acknowledged(file, seal, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
