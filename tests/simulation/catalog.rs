@@ -279,7 +279,8 @@ impl Catalog {
             | NameOperation::Symlink { path, .. }
             | NameOperation::File { path, .. }
             | NameOperation::Linked { path, .. }
-            | NameOperation::Removed { path } => vec![path],
+            | NameOperation::Taken { path, .. }
+            | NameOperation::Removed { path, .. } => vec![path],
         });
         let told = publication.states.iter().filter(|_| publication.whole).map(|told| &told.path);
         let directories: BTreeSet<_> = changed.chain(told).map(|path| split(path).0.to_vec()).collect();
@@ -403,8 +404,9 @@ impl State {
             }
             NameOperation::Symlink { path, .. }
             | NameOperation::File { path, .. }
-            | NameOperation::Linked { path, .. } => self.keep_promise(from, path),
-            NameOperation::Removed { path } => {
+            | NameOperation::Linked { path, .. }
+            | NameOperation::Taken { path, .. } => self.keep_promise(from, path),
+            NameOperation::Removed { path, .. } => {
                 self.leases.removed(path);
                 self.keep_promise(from, path);
             }
@@ -450,9 +452,11 @@ fn spoken(operation: &NameOperation) -> String {
     match operation {
         NameOperation::Directory { path, .. } => format!("mkdir {}", show(path)),
         NameOperation::File { path, file, .. } => format!("file {} {file}", show(path)),
-        NameOperation::Removed { path } => format!("removed {}", show(path)),
+        NameOperation::Removed { path, .. } => format!("removed {}", show(path)),
         NameOperation::Renamed { from, to, .. } => format!("renamed {} {}", show(from), show(to)),
-        NameOperation::Symlink { path, .. } | NameOperation::Linked { path, .. } => show(path),
+        NameOperation::Symlink { path, .. }
+        | NameOperation::Linked { path, .. }
+        | NameOperation::Taken { path, .. } => show(path),
     }
 }
 

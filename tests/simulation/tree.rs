@@ -260,17 +260,19 @@ impl Tree {
             own.published_ns = now_ns;
             self.touch(file);
         }
-        self.tell(NameOperation::Renamed { from: from.to_vec(), to: to.to_vec(), exchange: false });
+        let what = self.file_at(to);
+        self.tell(NameOperation::Renamed { from: from.to_vec(), to: to.to_vec(), exchange: false, what });
         self.changed(from);
         self.changed(to);
         true
     }
 
     pub(crate) fn unlink(&mut self, path: &[u8]) -> bool {
+        let what = self.file_at(path);
         if !self.drop_name(path) {
             return false;
         }
-        self.tell(NameOperation::Removed { path: path.to_vec() });
+        self.tell(NameOperation::Removed { path: path.to_vec(), what });
         self.changed(path);
         true
     }
@@ -325,13 +327,19 @@ impl Tree {
         match operation {
             NameOperation::Directory { path, .. } => self.make_mirror(path),
             NameOperation::File { path, file, .. } => self.make_file(path, *file, home),
-            NameOperation::Removed { path } => {
+            NameOperation::Removed { path, what } if self.file_at(path) == *what => {
                 self.drop_name(path);
             }
-            NameOperation::Renamed { from, to, .. } if self.names.contains_key(from) => {
+            NameOperation::Renamed { from, to, what, .. }
+                if self.names.contains_key(from) && self.file_at(from) == *what =>
+            {
                 self.move_name(from, to)
             }
-            NameOperation::Renamed { .. } | NameOperation::Symlink { .. } | NameOperation::Linked { .. } => {}
+            NameOperation::Removed { .. }
+            | NameOperation::Renamed { .. }
+            | NameOperation::Symlink { .. }
+            | NameOperation::Linked { .. }
+            | NameOperation::Taken { .. } => {}
         }
     }
 
@@ -388,6 +396,14 @@ impl Tree {
     }
 
     // Both.
+
+    /// The file that a name means; none for a directory, and where there is no such name.
+    fn file_at(&self, path: &[u8]) -> Option<FileId> {
+        match self.names.get(path) {
+            Some(Entry::File(file)) => Some(*file),
+            Some(Entry::Directory(_)) | None => None,
+        }
+    }
 
     fn add_directory(&mut self, path: &[u8]) {
         self.drop_name(path);

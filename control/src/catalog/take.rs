@@ -54,7 +54,7 @@ impl Catalog {
         let read = |at| clocks.read(from.incarnation, at, now_ns);
         let told = publication.states.iter().filter(|told| !gives_way(told));
         let states: Vec<_> = told.map(|told| told.clone().with_times(read)).collect();
-        namespace.take_states(&states, from.incarnation);
+        namespace.take_states(&states, from.incarnation, publication.whole);
         let fates: Vec<_> = publication
             .fates
             .iter()
@@ -150,7 +150,7 @@ impl Catalog {
                     state.unclaimed.insert(facts.file, told.clone());
                 }
             } else {
-                namespace.take_states(std::slice::from_ref(told), home);
+                namespace.take_states(std::slice::from_ref(told), home, true);
             }
         }
     }
@@ -169,6 +169,6 @@ impl Catalog {
         let namespace = self.cluster.namespace();
         let unknown = claimed.into_iter().filter(|(file, _)| namespace.outgoing_anywhere(*file).is_none());
         let states: Vec<_> = unknown.map(|(_, told)| told).collect();
-        namespace.take_states(&states, life.incarnation);
+        namespace.take_states(&states, life.incarnation, true);
     }
 }

@@ -319,6 +319,12 @@ impl Cluster {
         is_news
     }
 
+    /// Changes of who the coordinator is.
+    #[must_use]
+    pub fn watch_seat(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.seat_changed.subscribe()
+    }
+
     fn joined_number(&self) -> u64 {
         self.joined.load(Ordering::Acquire)
     }

@@ -6,12 +6,12 @@
 use super::facts::{state_of, writer_fact};
 use super::{ANSWER_DEADLINE, Away, Cluster};
 use crate::namespace::{FileState, Moment, OutgoingBody, OutgoingNode, WriterId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, CHUNKS_MAX, NodeKind, NodeState, Publication, Published, ToCoordinator, WireFate,
-    WriterFact,
+    BATCH_ITEMS_MAX, CHUNKS_MAX, NameOperation, NodeKind, NodeState, Publication, Published, ToCoordinator,
+    WireFate, WriterFact,
 };
 
 /// Processes whose end is still to be told: the writers of a node, over the last saves.
@@ -34,6 +34,8 @@ struct Turn {
     /// It has not been answered.
     unanswered: Option<Publication>,
     whole: bool,
+    /// Operations that are told before the whole: no more than the namespace keeps, and one publication.
+    unheard: VecDeque<NameOperation>,
 }
 
 #[derive(Debug)]
@@ -100,9 +102,9 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
 }
 
 async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
-    turn.unanswered = None;
+    // States say what is here; what was removed, renamed or taken over and not heard yet only operations do. They come first.
+    tell_operations(cluster, turn).await?;
     // What was collected until now is in the whole; what comes meanwhile is told after it.
-    while !cluster.namespace.take_outgoing(usize::MAX).states.is_empty() {}
     let mut nodes = cluster.namespace.whole_tree().into_iter();
     let mut last = false;
     while !last {
@@ -124,6 +126,32 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
         send(cluster, turn, publication).await?;
     }
     turn.whole = false;
+    Ok(())
+}
+
+/// Tells the operations that nobody has answered, as parts of a whole.
+async fn tell_operations(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
+    if let Some(unanswered) = turn.unanswered.take() {
+        unanswered.operations.into_iter().rev().for_each(|operation| turn.unheard.push_front(operation));
+    }
+    loop {
+        let told = cluster.namespace.take_outgoing(usize::MAX);
+        if told.overflowed {
+            turn.unheard.clear();
+        }
+        turn.unheard.extend(told.operations);
+        if told.states.is_empty() {
+            break;
+        }
+    }
+    while !turn.unheard.is_empty() {
+        turn.number += 1;
+        let count = turn.unheard.len().min(BATCH_ITEMS_MAX);
+        let operations: Vec<_> = turn.unheard.drain(..count).collect();
+        let publication =
+            Publication { number: turn.number, whole: true, operations, ..Publication::default() };
+        send(cluster, turn, publication).await?;
+    }
     Ok(())
 }
 

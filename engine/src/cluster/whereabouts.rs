@@ -35,7 +35,7 @@ impl Cluster {
                 kind: NodeKind::File(Box::new(facts)),
             };
             if home != self.life.incarnation {
-                self.namespace.take_states(&[state], home);
+                self.namespace.take_states(&[state], home, false);
             }
         }
         let now = self.namespace.cold(cold.node).unwrap_or_else(|| cold.clone());

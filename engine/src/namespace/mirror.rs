@@ -9,7 +9,7 @@
 use super::attr::rebase;
 use super::cold::AdoptEntry;
 use super::file::{File, ObjectCopy};
-use super::node::Body;
+use super::node::{Body, Node};
 use super::reclaim::Candidate;
 use super::writer::{SessionKey, WriterId};
 use super::xattr::Xattrs;
@@ -34,6 +34,14 @@ pub struct Remote {
     pub vouched: bool,
     /// The bytes of the present seal are in its memory.
     pub host: bool,
+}
+
+impl Remote {
+    /// Of a file that is open for writing there, and of which nothing else is known yet.
+    fn begun(home: Incarnation, opened_ns: i64) -> Self {
+        let state = FileState::Open { writers: 1 };
+        Self { home, state, published_ns: opened_ns, vouched: false, host: false }
+    }
 }
 
 /// What became of a process on another node, and when it was seen to have failed.
@@ -81,7 +89,7 @@ impl Namespace {
             let followed = self.change(|state| {
                 state.mute();
                 for operation in operations {
-                    if let Err(error) = state.follow(operation, home, now_ns) {
+                    if let Err(error) = state.follow(operation, home, self.incarnation, now_ns) {
                         tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
                     }
                 }
@@ -93,12 +101,17 @@ impl Namespace {
         }
     }
 
-    /// Takes in how nodes stand, as `home` says; what is not here yet is made.
-    pub fn take_states(&self, states: &[NodeState], home: Incarnation) {
+    /// Takes in how nodes stand, as `home` says. What is not here is made where `whole`: then no operation says that it was. Otherwise it
+    /// lost its name here since, and stays without.
+    pub fn take_states(&self, states: &[NodeState], home: Incarnation, whole: bool) {
         for states in states.chunks(SETTLED_AT_ONCE) {
             let taken = self.change(|state| {
                 state.mute();
-                for told in states {
+                for told in states
+                    .iter()
+                    .filter(|told| whole || state.has(told, self.incarnation))
+                    .collect::<Vec<_>>()
+                {
                     if let Err(error) = state.take_state(told, home, self.incarnation) {
                         let path = String::from_utf8_lossy(&told.path);
                         tracing::debug!(%path, %error, "what another node says of a name does not fit here");
@@ -231,7 +244,31 @@ impl State {
         self.forsake(node);
     }
 
-    fn follow(&mut self, operation: &NameOperation, home: Incarnation, now_ns: i64) -> Result<(), FsError> {
+    /// Whether what is told of is here, under whichever name.
+    fn has(&self, told: &NodeState, own: Incarnation) -> bool {
+        let there = || self.tree.node(self.tree.resolve(&told.path).ok()?).ok();
+        match &told.kind {
+            NodeKind::File(facts) => {
+                self.node_of(facts.file, own).is_some_and(|node| self.is_reachable(node))
+            }
+            NodeKind::Directory => there().is_some_and(Node::is_directory),
+            NodeKind::Symlink { .. } => there().is_some_and(|node| matches!(node.body, Body::Symlink(_))),
+        }
+    }
+
+    /// The node that a name means, if that is what is told of.
+    fn meant(&self, parent: NodeId, name: &[u8], what: Option<FileId>) -> Result<NodeId, FsError> {
+        let node = self.tree.child(parent, name)?;
+        if self.tree.node(node)?.file_id() == what { Ok(node) } else { Err(FsError::Stale) }
+    }
+
+    fn follow(
+        &mut self,
+        operation: &NameOperation,
+        home: Incarnation,
+        own: Incarnation,
+        now_ns: i64,
+    ) -> Result<(), FsError> {
         match operation {
             NameOperation::Directory { path, attributes } => {
                 self.make_mirror(path, attributes, Body::Directory(Box::default())).map(drop)
@@ -242,16 +279,19 @@ impl State {
             NameOperation::File { path, file, attributes } => {
                 self.make_file(path, *file, attributes, home, now_ns).map(drop)
             }
-            NameOperation::Linked { from, path } => {
-                let node = self.tree.resolve(from)?;
+            NameOperation::Linked { from, path, what } => {
+                let node = match what {
+                    Some(file) => self.node_of(*file, own).ok_or(FsError::Stale)?,
+                    None => self.tree.resolve(from)?,
+                };
                 let (parent, name) = self.split(path)?;
                 self.tree.link(node, parent, name, now_ns)?;
                 self.renamed(node, now_ns);
                 Ok(())
             }
-            NameOperation::Removed { path } => {
+            NameOperation::Removed { path, what } => {
                 let (parent, name) = self.split(path)?;
-                let node = self.tree.child(parent, name)?;
+                let node = self.meant(parent, name, *what)?;
                 let gone = if self.tree.node(node)?.is_directory() {
                     self.tree.rmdir(parent, name, now_ns)?
                 } else {
@@ -260,8 +300,13 @@ impl State {
                 self.loses_name(parent, name, gone);
                 Ok(())
             }
-            NameOperation::Renamed { from, to, exchange } => {
+            NameOperation::Taken { from, file, attributes, .. } => {
+                let old = self.node_of(*from, own).filter(|node| self.is_reachable(*node));
+                self.give_names(old.ok_or(FsError::Stale)?, *file, attributes, home, now_ns)
+            }
+            NameOperation::Renamed { from, to, exchange, what } => {
                 let (from, to) = (self.split(from)?, self.split(to)?);
+                self.meant(from.0, from.1, *what)?;
                 if *exchange {
                     let (one, other) = self.tree.exchange(from, to, now_ns)?;
                     self.renamed(one, now_ns);
@@ -276,6 +321,37 @@ impl State {
                 Ok(())
             }
         }
+    }
+
+    /// Gives the names of `old` to a file that another node is about to write. Who has the old bytes open keeps them.
+    fn give_names(
+        &mut self,
+        old: NodeId,
+        file: FileId,
+        attributes: &NodeAttributes,
+        home: Incarnation,
+        now_ns: i64,
+    ) -> Result<(), FsError> {
+        let id = self.tree.number();
+        let replaced = self.tree.node_mut(old)?;
+        (replaced.overwritten, replaced.forsaken) = (true, true);
+        let (uid, gid, ino) = (attributes.uid, attributes.gid, replaced.ino);
+        let mut mirror = File::new(file, super::Generation(id), None, now_ns);
+        mirror.remote = Some(Box::new(Remote::begun(home, now_ns)));
+        let body = Body::File(Box::new(mirror));
+        let mut node = Node::new(ino, attributes.mode & FILE_MODE_BITS, uid, gid, now_ns, body);
+        node.overwritten = true;
+        node.xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
+        if let Some(xattrs) = &node.xattrs {
+            self.tree.touched.xattrs.extend(xattrs.names().map(|name| (id, name)));
+        }
+        self.tree.insert(id, node);
+        self.tree.move_names(old, id);
+        self.adopted.insert(file, id);
+        self.mark(old);
+        self.mark(id);
+        self.release_unreachable(old);
+        Ok(())
     }
 
     fn take_state(&mut self, told: &NodeState, home: Incarnation, own: Incarnation) -> Result<(), FsError> {
@@ -356,13 +432,7 @@ impl State {
             return Ok(known);
         }
         let mut mirror = File::new(file, super::Generation(0), None, opened_ns);
-        mirror.remote = Some(Box::new(Remote {
-            home,
-            state: FileState::Open { writers: 1 },
-            published_ns: opened_ns,
-            vouched: false,
-            host: false,
-        }));
+        mirror.remote = Some(Box::new(Remote::begun(home, opened_ns)));
         let id = self.adopt_node(parent, name, &entry, Body::File(Box::new(mirror)))?;
         self.file_mut(id)?.generation = super::Generation(id);
         self.adopted.insert(file, id);

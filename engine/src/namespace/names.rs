@@ -151,8 +151,13 @@ impl Namespace {
                 return Err(FsError::NoSpace);
             }
             state.tell(|state| {
-                let from = state.tree.path(state.tree.node(node).ok()?.first_link()?)?;
-                Some(NameOperation::Linked { from, path: state.path_in(parent, name)? })
+                let linked = state.tree.node(node).ok()?;
+                let from = state.tree.path(linked.first_link()?)?;
+                Some(NameOperation::Linked {
+                    from,
+                    path: state.path_in(parent, name)?,
+                    what: linked.file_id(),
+                })
             });
             state.tree.link(node, parent, name, caller.now_ns)?;
             state.note_name(parent, name);
@@ -176,7 +181,10 @@ impl Namespace {
         let remover = sealed.and_then(|file| Some((file, self.writers.identify(caller.pid)?)));
         self.change(|state| {
             let node = state.tree.unlink(parent, name, caller.now_ns)?;
-            state.tell(|state| Some(NameOperation::Removed { path: state.path_in(parent, name)? }));
+            state.tell(|state| {
+                let what = state.tree.node(node).ok()?.file_id();
+                Some(NameOperation::Removed { path: state.path_in(parent, name)?, what })
+            });
             state.note_name(parent, name);
             if let Some((file, remover)) = remover {
                 state.note_remover(file, remover);
@@ -195,7 +203,9 @@ impl Namespace {
     pub fn rmdir(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
         self.change(|state| {
             let node = state.tree.rmdir(parent, name, caller.now_ns)?;
-            state.tell(|state| Some(NameOperation::Removed { path: state.path_in(parent, name)? }));
+            state.tell(|state| {
+                Some(NameOperation::Removed { path: state.path_in(parent, name)?, what: None })
+            });
             state.note_name(parent, name);
             state.answer(caller.request, Answer::Done);
             state.mark(node);
@@ -353,8 +363,9 @@ impl State {
     /// What is told of a rename, before it is carried out: the paths are as they were.
     fn moves(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) -> Option<NameOperation> {
         self.outgoing.as_ref()?;
+        let what = self.tree.child(from.0, from.1).and_then(|node| self.tree.node(node)).ok()?.file_id();
         let (from, to) = (self.path_in(from.0, from.1)?, self.path_in(to.0, to.1)?);
-        Some(NameOperation::Renamed { from, to, exchange })
+        Some(NameOperation::Renamed { from, to, exchange, what })
     }
 
     /// Group and sgid bit of what is made in `parent`.

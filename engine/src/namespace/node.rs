@@ -8,6 +8,7 @@ use super::xattr::Xattrs;
 use super::{FsError, NodeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidemark_protocol::id::FileId;
 
 /// A name's bytes, held once by the directory and lent to its index.
 pub(super) type Name = Arc<[u8]>;
@@ -108,6 +109,11 @@ impl Node {
             xattrs: None,
             body,
         }
+    }
+
+    /// The file that it is; none for anything else.
+    pub(super) fn file_id(&self) -> Option<FileId> {
+        self.file().ok().map(|file| file.id)
     }
 
     pub(super) fn links(&self) -> impl Iterator<Item = Link> + '_ {

@@ -13,14 +13,16 @@ use super::cold::ColdFile;
 use super::file::File;
 use super::handle::OpenFile;
 use super::node::{Body, Node};
+use super::outgoing::attributes;
 use super::reclaim::{Candidate, Place};
 use super::session::Answer;
 use super::stale::{Patience, Spared};
-use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State};
+use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State, is_hidden};
 use crate::error::ErrorKind;
 use crate::tier1::{Backing, Tier1Error};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileCounter, FileId, Generation};
 
@@ -466,12 +468,30 @@ impl State {
         let (key, old_id) = (Candidate::of(node, file), file.id);
         file.unseal(own);
         self.candidates.remove(&key);
-        if old_id != own {
-            self.adopted.remove(&old_id);
-        }
+        self.takes(node, old_id, own);
         self.tree.touched.node(node);
         self.mark(node);
         Ok(())
+    }
+
+    /// The names of `node` meant the file `from` until now, and mean `own` from now on.
+    fn takes(&mut self, node: NodeId, from: FileId, own: FileId) {
+        if from == own {
+            return;
+        }
+        if self.adopted.get(&from) == Some(&node) {
+            self.adopted.remove(&from);
+        }
+        self.tell_taken(node, from, own);
+    }
+
+    fn tell_taken(&mut self, node: NodeId, from: FileId, own: FileId) {
+        self.tell(|state| {
+            let taken = state.tree.node(node).ok()?;
+            let mut paths = taken.links().filter_map(|link| state.tree.path(link));
+            let path = paths.find(|path| !is_hidden(path))?;
+            Some(NameOperation::Taken { path, from, file: own, attributes: attributes(taken) })
+        });
     }
 
     /// Ends what `prepare` began: takes the busy mark away, and on success makes the new bytes the node's (or a
@@ -510,9 +530,7 @@ impl State {
             self.trash.extend(old);
         }
         self.candidates.remove(&key);
-        if old_id != own {
-            self.adopted.remove(&old_id);
-        }
+        self.takes(node, old_id, own);
         let target = self.tree.node_mut(node)?;
         let size_bytes = target.file()?.backing.as_ref().ok_or(FsError::Stale)?.stat()?.size_bytes;
         if new_size_bytes.is_some() {
@@ -560,6 +578,9 @@ impl State {
         rebase(&mut node, size_bytes)?;
         self.tree.insert(id, node);
         self.tree.move_names(old, id);
+        let from = self.file_mut(old)?.id;
+        // The old bytes are still open under the old identity.
+        self.tell_taken(id, from, namespace.file_id(id));
         self.mark(old);
         self.mark(id);
         self.release_unreachable(old);

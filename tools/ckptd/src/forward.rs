@@ -10,6 +10,7 @@ use crate::api::Daemon;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 use tidemark_control::api::{
     CommitRequest, FlushRequest, ListRequest, NodeApi, PinRequest, ProgressSink, REQUEST_BYTES_MAX,
@@ -24,8 +25,11 @@ use tokio::sync::Semaphore;
 /// Half of what `ckptctl` waits for an answer.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Of a coordinator that has been silent before the question.
+/// Of a coordinator that is silent, and has been for so long: people ask just then, and are to be told in a few seconds.
 const SILENT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Between two looks whether it is silent.
+const SILENCE_LOOK: Duration = Duration::from_millis(50);
 
 /// How long the coordinator waits at first before it says what is still pending, and at most, below [`DEADLINE`]. It grows, since what
 /// takes longer than a round would never be seen to end.
@@ -95,7 +99,8 @@ impl Daemon {
         }
     }
 
-    /// Has the coordinator answer, for at most `deadline`.
+    /// Has the coordinator answer, for at most `deadline`. One that takes over meanwhile is asked in the place of the one before, also where
+    /// it is this node.
     pub(crate) async fn forward_within<T: DeserializeOwned>(
         &self,
         command: &Command,
@@ -113,18 +118,50 @@ impl Daemon {
         let Some(cluster) = self.node.shared().cluster.get() else {
             return Err(away("there is none".to_owned()));
         };
-        let deadline = if self.silence().is_some() { deadline.min(SILENT_DEADLINE) } else { deadline };
         let body = serde_json::to_vec(command)
             .expect("requests have text keys and no map that can fail to be written");
-        let answer = cluster.forward(&body, deadline).await.map_err(|error| match error {
-            Away::Refused(refusal) => away(refusal.reason),
-            error => away(chain(&error)),
-        })?;
+        let until = Instant::now() + deadline;
+        let mut seats = cluster.watch_seat();
+        let answer = loop {
+            seats.mark_unchanged();
+            let left = until.saturating_duration_since(Instant::now());
+            let answer = async {
+                match self.decides() {
+                    Decides::Here => self.answer_here(&body).await.map_err(Away::Refused),
+                    Decides::Elsewhere => cluster.forward(&body, left).await,
+                }
+            };
+            tokio::select! {
+                answer = answer => break answer.map_err(|error| match error {
+                    Away::Refused(refusal) => away(refusal.reason),
+                    error => away(chain(&error)),
+                })?,
+                why = self.stays_silent() => return Err(away(why)),
+                () = tokio::time::sleep(left) => return Err(away(format!("no answer in {} s", deadline.as_secs()))),
+                // The sender lives as long as the cluster.
+                _ = seats.changed() => {}
+            }
+        };
         let answer: Result<T, ApiError> = serde_json::from_slice(&answer).map_err(|error| {
             let what = format!("the answer of the coordinator cannot be read: {error}");
             ApiError::new(ErrorCode::Failed, what, "run the same version on all nodes")
         })?;
         answer
+    }
+
+    /// Resolves with the reason once the coordinator has been silent for [`SILENT_DEADLINE`].
+    async fn stays_silent(&self) -> String {
+        let mut since = None;
+        loop {
+            let why = self.silence();
+            since = why.as_ref().map(|_| since.unwrap_or_else(Instant::now));
+            if let (Some(why), Some(since)) = (why, since)
+                && since.elapsed() >= SILENT_DEADLINE
+            {
+                return why;
+            }
+            tokio::time::sleep(SILENCE_LOOK).await;
+        }
     }
 
     pub(crate) async fn forward<T: DeserializeOwned>(&self, command: Command) -> Result<T, ApiError> {
@@ -206,6 +243,14 @@ impl Daemon {
                 ))
             }
         }
+    }
+
+    /// [`Self::answer_for_others`], of which the answers themselves may ask a coordinator.
+    fn answer_here<'a>(
+        &'a self,
+        body: &'a [u8],
+    ) -> Pin<Box<dyn Future<Output = Result<Bytes, Refusal>> + Send + 'a>> {
+        Box::pin(self.answer_for_others(body))
     }
 
     /// Answers a command that another node was given.

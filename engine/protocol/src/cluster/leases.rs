@@ -129,10 +129,13 @@ impl Leases {
         let mut is_its_own = true;
         match operation {
             NameOperation::Directory { path, .. } => is_its_own = self.made(from, path),
-            NameOperation::Symlink { .. } | NameOperation::File { .. } | NameOperation::Linked { .. } => {}
-            NameOperation::Removed { path } => self.removed(path),
-            NameOperation::Renamed { from: old, to, exchange: false } => self.renamed(from, old, to),
-            NameOperation::Renamed { from: old, to, exchange: true } => {
+            NameOperation::Symlink { .. }
+            | NameOperation::File { .. }
+            | NameOperation::Linked { .. }
+            | NameOperation::Taken { .. } => {}
+            NameOperation::Removed { path, .. } => self.removed(path),
+            NameOperation::Renamed { from: old, to, exchange: false, .. } => self.renamed(from, old, to),
+            NameOperation::Renamed { from: old, to, exchange: true, .. } => {
                 self.removed(old);
                 self.removed(to);
             }

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Raised with every change of a message.
-pub const WIRE_VERSION: u8 = 3;
+pub const WIRE_VERSION: u8 = 4;
 
 /// The largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -245,15 +245,46 @@ pub struct Published {
     pub shared: Vec<Vec<u8>>,
 }
 
-/// An operation on names. Paths are relative to the mount.
+/// An operation on names. Paths are relative to the mount. `what` is the file that the name meant where that was done, none for a
+/// directory or a symlink: a name that means something else by now was changed by another node since, and stays.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NameOperation {
-    Directory { path: Vec<u8>, attributes: NodeAttributes },
-    Symlink { path: Vec<u8>, target: Vec<u8>, attributes: NodeAttributes },
-    File { path: Vec<u8>, file: FileId, attributes: NodeAttributes },
-    Linked { from: Vec<u8>, path: Vec<u8> },
-    Removed { path: Vec<u8> },
-    Renamed { from: Vec<u8>, to: Vec<u8>, exchange: bool },
+    Directory {
+        path: Vec<u8>,
+        attributes: NodeAttributes,
+    },
+    Symlink {
+        path: Vec<u8>,
+        target: Vec<u8>,
+        attributes: NodeAttributes,
+    },
+    File {
+        path: Vec<u8>,
+        file: FileId,
+        attributes: NodeAttributes,
+    },
+    Linked {
+        from: Vec<u8>,
+        path: Vec<u8>,
+        what: Option<FileId>,
+    },
+    Removed {
+        path: Vec<u8>,
+        what: Option<FileId>,
+    },
+    Renamed {
+        from: Vec<u8>,
+        to: Vec<u8>,
+        exchange: bool,
+        what: Option<FileId>,
+    },
+    /// All names of the file `from`, of which `path` is one, mean `file` from now on: who tells this is about to write it.
+    Taken {
+        path: Vec<u8>,
+        from: FileId,
+        file: FileId,
+        attributes: NodeAttributes,
+    },
 }
 
 /// How a node of the tree stands.
@@ -485,7 +516,8 @@ impl NameOperation {
             | Self::Symlink { path, .. }
             | Self::File { path, .. }
             | Self::Linked { path, .. }
-            | Self::Removed { path }
+            | Self::Removed { path, .. }
+            | Self::Taken { path, .. }
             | Self::Renamed { to: path, .. } => path,
         }
     }
