@@ -2,6 +2,7 @@
 //!
 //! Does not own: the lease itself (`lease`), one tree while nothing is lost (`tree`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -137,6 +138,83 @@ fn a_coordinator_that_was_cut_off_follows_the_one_that_took_its_place() {
     }
     let log = cluster.nodes[0].daemon().log();
     assert!(log.contains("this node is not the coordinator any more"), "{log}");
+}
+
+/// Goal: a node's own directory goes on while the coordinator is lost, and what was changed there is so everywhere once it is back with
+/// empty memory: names given and taken away as well as bytes.
+#[test]
+fn what_a_node_changed_in_its_own_directory_while_the_coordinator_was_lost_stays_changed() {
+    let Some(mut cluster) = Cluster::start() else { return };
+    let own = cluster.mount(1).join("own");
+    fs::create_dir(&own).unwrap();
+    for file in 0..6_u8 {
+        fs::write(own.join(format!("f{file}")), noise(file, 5000)).unwrap();
+    }
+    // Tier-3 has the names as they are now, and the new life of the coordinator begins with them.
+    cluster.nodes[0].daemon().flush();
+    cluster.nodes[0].power_off();
+    fs::rename(own.join("f0"), own.join("f0-new")).unwrap();
+    fs::rename(own.join("f1"), own.join("f2")).unwrap();
+    fs::remove_file(own.join("f3")).unwrap();
+    fs::hard_link(own.join("f4"), own.join("f4-too")).unwrap();
+    fs::write(own.join("f5"), noise(50, 4000)).unwrap();
+    fs::write(own.join("f6"), noise(60, 4000)).unwrap();
+    cluster.nodes[0].power_on();
+    let wanted = [("f0-new", 0, 5000), ("f2", 1, 5000), ("f4", 4, 5000), ("f4-too", 4, 5000)];
+    let wanted = wanted.into_iter().chain([("f5", 50, 4000), ("f6", 60, 4000)]);
+    let wanted: BTreeMap<_, _> =
+        wanted.map(|(name, seed, bytes)| (name.to_owned(), noise(seed, bytes))).collect();
+    for node in [0, 1] {
+        let folder = cluster.mount(node).join("own");
+        let read = |name: &String| Some((name.clone(), fs::read(folder.join(name)).ok()?));
+        let same = || {
+            let found: Option<BTreeMap<_, _>> = names(&folder).iter().map(read).collect();
+            (found.as_ref() == Some(&wanted)).then_some(())
+        };
+        let seen = tidemark_tests::process::until(Duration::from_secs(20), same);
+        assert!(seen.is_some(), "node {node}: {:?}", names(&folder));
+    }
+}
+
+/// Goal: what was removed and acknowledged stays removed when the coordinator is lost and its deputy lives, but does not reach the lease.
+/// Method: the deputy is cut off from etcd before the coordinator loses its power, until another node has taken the seat.
+#[test]
+fn what_was_removed_stays_removed_when_another_node_than_the_deputy_takes_over() {
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    let run = cluster.mount(0).join("run");
+    fs::create_dir(&run).unwrap();
+    for home in 0..3_u8 {
+        for by in 0..3 {
+            let path = format!("run/{home}-{by}");
+            fs::write(cluster.mount(home.into()).join(&path), noise(home, 5000)).unwrap();
+            fs::create_dir(cluster.mount(home.into()).join(format!("{path}-d"))).unwrap();
+        }
+    }
+    // Tier-3 has all of them: what is not known to be removed comes from there.
+    cluster.nodes[0].daemon().flush();
+    for home in 0..3 {
+        for by in 0..3 {
+            let path = cluster.mount(by).join(format!("run/{home}-{by}"));
+            match home {
+                1 => fs::rename(&path, path.with_file_name(format!("{home}-{by}-new"))).unwrap(),
+                _ => fs::remove_file(&path).unwrap(),
+            }
+            fs::remove_dir(cluster.mount(by).join(format!("run/{home}-{by}-d"))).unwrap();
+        }
+    }
+    let left: BTreeSet<_> = (0..3).map(|by| format!("1-{by}-new")).collect();
+    assert_eq!(names(&run), left);
+    let log = cluster.nodes[0].daemon().log();
+    let deputy =
+        log.lines().rfind(|line| line.contains("the catalog is kept there, too")).expect("it has one");
+    let deputy = if deputy.contains("\"n2-") { 1 } else { 2 };
+    let cut = cluster.nodes[deputy].host().partition(cluster.network.host("etcd"));
+    cluster.nodes[0].power_off();
+    let seat = cluster.wait_for_seat(&[3 - deputy]);
+    assert!(cut.heal() > 0, "nothing was dropped");
+    for node in [seat, deputy] {
+        assert_eq!(names(&cluster.mount(node).join("run")), left, "node {node}");
+    }
 }
 
 /// Goal: while the coordinator's daemon stands still, a save takes no longer, and all of it is published and committed when there is

@@ -6,10 +6,11 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use tidemark_tests::daemon::{DaemonOptions, http_get_from, is_mounted};
+use tidemark_tests::daemon::{Daemon, DaemonOptions, http_get_from, is_mounted, shown};
 use tidemark_tests::machine;
 use tidemark_tests::net::{Network, Node};
 use tidemark_tests::process;
+use tidemark_transport::certs;
 
 const LIMIT: Duration = Duration::from_secs(30);
 const BYTES: usize = 3 << 20;
@@ -85,4 +86,53 @@ fn each_host_has_a_daemon_of_its_own_and_a_lost_one_leaves_nothing() {
     assert_eq!(std::fs::read(first.daemon().mount().join("step1.pt")).unwrap(), saved[0]);
     kept.kill().unwrap();
     kept.wait().unwrap();
+}
+
+/// Goal: a node that a coordinator refuses does not serve a mount in which each name would be EIO: it says why and ends. One whose
+/// coordinator is away waits for it, says so, and ends in order when told to.
+#[test]
+fn a_node_that_no_coordinator_lets_in_mounts_nothing_and_says_why() {
+    if !machine::can_mount() {
+        return;
+    }
+    let Some(network) = Network::make(&["n1", "n2", "n3"]) else { return };
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let issued = |authority: &str, name: &str| {
+        let certificates = folder.path().join(authority);
+        if !certificates.exists() {
+            certs::init(&certificates, "tidemark").expect("an authority");
+        }
+        certs::issue(&certificates, name, &[network.host(name).address().to_string()])
+            .expect("a certificate");
+        certificates.display().to_string()
+    };
+    let tier3 = folder.path().join("tier3");
+    std::fs::create_dir(&tier3).expect("a directory");
+    let options = |authority: &str, name: &str, more: &[String]| {
+        let mut flags = vec!["--certs".to_owned(), issued(authority, name)];
+        flags.extend_from_slice(more);
+        let tier3 = Some(format!("file://{}", tier3.display()));
+        DaemonOptions { tier1: "256MiB".into(), tier3, flags, ..DaemonOptions::default() }
+    };
+    let first = Node::start(network.host("n1"), options("ours", "n1", &[]));
+    let coordinator = ["--coordinator".to_owned(), format!("n1@{}", first.daemon().ready().listen)];
+
+    let mut foreign = options("another", "n2", &coordinator);
+    foreign.host = Some(network.host("n2").clone());
+    foreign.flags.extend(["--name".into(), "n2".into()]);
+    let refused = Daemon::start_refused(foreign);
+    let said = shown(&refused);
+    assert_eq!(refused.status.code(), Some(5), "{said}");
+    assert!(!said.contains("ready:") && said.contains("does not let this node in"), "{said}");
+    assert!(said.contains("certificate"), "it says why: {said}");
+
+    let nobody = ["--coordinator".to_owned(), format!("n1@{}:9", network.host("n1").address())];
+    let waits = options("ours", "n3", &nobody);
+    let (mut child, said) = Daemon::start_without_waiting(waits, network.host("n3"));
+    let warned = || said().contains("no coordinator has let this node in").then_some(());
+    assert!(process::until(LIMIT, warned).is_some(), "{}", said());
+    process::signal(child.id(), rustix::process::Signal::TERM);
+    let ended = process::wait(&mut child, LIMIT).expect("waiting for ckptd").expect("it ends when told to");
+    assert_eq!(ended.code(), Some(0), "{}", said());
+    assert!(!said().contains("ready:"), "{}", said());
 }

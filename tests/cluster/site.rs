@@ -24,6 +24,9 @@ use crate::links::{Changes, Relay};
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const MIB: usize = 1 << 20;
 
+/// Of each node, on an address of its own: who was told of it finds it again when it is back.
+const PORT: u16 = 7070;
+
 /// What a node says once it has the coordinator's seat.
 const SEAT_TAKEN: &str = "the seat is taken";
 
@@ -94,8 +97,14 @@ impl Cluster {
         }
         let config = Some(format!("[save]\nsettle_s = 0.5\n[tier3]\npaced = false\n{}", self.config));
         let tier3 = Some(format!("file://{}", self.tier3().display()));
-        let options =
-            DaemonOptions { tier1: "256MiB".into(), config, tier3, flags, ..DaemonOptions::default() };
+        let options = DaemonOptions {
+            tier1: "256MiB".into(),
+            config,
+            tier3,
+            flags,
+            port: PORT,
+            ..DaemonOptions::default()
+        };
         let node = Node::start(&host, options);
         if let Some(relay) = relay {
             relay.serve(node.daemon().ready().listen.parse().expect("an address"));

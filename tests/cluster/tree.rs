@@ -4,8 +4,9 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidemark_tests::python::Python;
 
@@ -53,6 +54,51 @@ fn what_is_done_on_one_node_is_seen_on_the_others() {
     }
     fs::remove_dir_all(a.join("moved")).unwrap();
     assert_eq!(names(&b), BTreeSet::new());
+}
+
+/// Goal: of two nodes that write one file, one after the other, the later bytes stay, under each of its names, whichever of them is the
+/// coordinator and however late a word of the earlier ones comes. Method: nothing between the close on one node and the open on the
+/// other, so that the seal of the first is told after the second has begun; a third node gives each file a second name before.
+#[test]
+fn of_two_that_write_one_after_the_other_the_later_bytes_stay_under_all_names() {
+    const FILES: usize = 16;
+    let Some(cluster) = Cluster::start() else { return };
+    let mounts = [0, 1, 2].map(|node| cluster.mount(node).to_owned());
+    let pairs = [(1, 0), (2, 0), (0, 1), (1, 2)];
+    fs::create_dir(mounts[0].join("run")).unwrap();
+    let path = |(first, then): (usize, usize), file: usize| format!("run/{first}-{then}-{file}");
+    for pair @ (first, then) in pairs {
+        let third = 3 - first - then;
+        for file in 0..FILES {
+            let path = path(pair, file);
+            let (linked, fresh) = (file % 2 == 0, file % 4 == 1);
+            if !fresh {
+                fs::write(mounts[then].join(&path), noise(1, 3000)).unwrap();
+            }
+            if linked {
+                fs::hard_link(mounts[third].join(&path), mounts[third].join(format!("{path}-too"))).unwrap();
+            }
+            fs::write(mounts[first].join(&path), noise(2, 3000)).unwrap();
+            fs::write(mounts[then].join(&path), noise(3, 2000)).unwrap();
+        }
+    }
+    // What was closed first is sealed and told of by then.
+    std::thread::sleep(Duration::from_secs(2));
+    let all: Vec<_> = pairs.into_iter().flat_map(|pair| (0..FILES).map(move |file| (pair, file))).collect();
+    for (node, mount) in mounts.iter().enumerate() {
+        for (pair, file) in &all {
+            let also = (file % 2 == 0).then(|| format!("{}-too", path(*pair, *file)));
+            for path in also.into_iter().chain([path(*pair, *file)]) {
+                assert!(fs::read(mount.join(&path)).unwrap() == noise(3, 2000), "{path} on node {node}");
+            }
+        }
+        // A node counts the names that it was asked for.
+        for (pair, file) in &all {
+            let path = path(*pair, *file);
+            let links = fs::metadata(mount.join(&path)).unwrap().nlink();
+            assert_eq!(links, 1 + u64::from(file % 2 == 0), "names of {path} on node {node}");
+        }
+    }
 }
 
 /// Goal: O_EXCL has one winner, mkdir of the same directory is one directory, and nobody waits for long.

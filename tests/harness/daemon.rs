@@ -44,6 +44,8 @@ pub struct DaemonOptions {
     pub mountpoint: Option<PathBuf>,
     /// Where it runs and listens: a host of a network of the test's. By default this machine, on 127.0.0.1.
     pub host: Option<Host>,
+    /// Of `--listen`; by default a free one, another with each start.
+    pub port: u16,
 }
 
 impl Default for DaemonOptions {
@@ -56,6 +58,7 @@ impl Default for DaemonOptions {
             flags: vec![],
             mountpoint: None,
             host: None,
+            port: 0,
         }
     }
 }
@@ -103,6 +106,22 @@ impl Daemon {
         let output = daemon.there(|| process::run(&mut daemon.command(), READY_LIMIT));
         daemon.clean_mount();
         output
+    }
+
+    /// Starts a daemon on a host that is not expected to serve soon; gives its keeper, and what it has said until now whenever that is
+    /// asked. The caller ends it.
+    pub fn start_without_waiting(options: DaemonOptions, host: &Host) -> (Child, impl Fn() -> String) {
+        let home = tempfile::Builder::new().prefix("tidemark-").tempdir().expect("a temporary directory");
+        let mut options = DaemonOptions { host: Some(host.clone()), ..options };
+        options.flags.extend(["--name".into(), host.name().into()]);
+        let daemon = Self { options, home, running: None, starts: 1 };
+        let (log, mut command) = (daemon.log_path(), daemon.command());
+        let file = || File::options().create(true).append(true).open(&log).expect("a log file");
+        command.stdin(Stdio::null()).stdout(file()).stderr(file());
+        let child =
+            daemon.there(|| command.spawn()).unwrap_or_else(|error| panic!("cannot start ckptd: {error}"));
+        // What it has lies in the folder of the daemon, which goes with the answer.
+        (child, move || daemon.log())
     }
 
     /// Starts the daemon after `stop`, `kill9` or its own death: same directories, same Tier-3, empty memory.
@@ -388,12 +407,13 @@ impl Daemon {
         }
         let address = self.options.host.as_ref().map_or(Ipv4Addr::LOCALHOST, Host::address);
         // Ports of their own choice.
-        let listen = format!("{address}:0");
+        let http = format!("{address}:0");
+        let listen = format!("{address}:{}", self.options.port);
         let mut command = Command::new(machine::binary("ckptd"));
         command
             .arg("up")
             .arg(self.mountpoint())
-            .args(["--tier1", &self.options.tier1, "--tier3", &tier3, "--listen", &listen, "--http", &listen])
+            .args(["--tier1", &self.options.tier1, "--tier3", &tier3, "--listen", &listen, "--http", &http])
             .arg("--state-dir")
             .arg(self.state_dir())
             .args(&self.options.flags)

@@ -435,6 +435,7 @@ impl Node {
             | ToNode::Knock
             | ToNode::Removed { .. }
             | ToNode::Catalog(_)
+            | ToNode::Kept { .. }
             | ToNode::Pace { .. } => {
                 unreachable!("nobody tells that here")
             }
@@ -465,6 +466,7 @@ impl Node {
             | ToNode::Knock
             | ToNode::Removed { .. }
             | ToNode::Catalog(_)
+            | ToNode::Kept { .. }
             | ToNode::Pace { .. } => {
                 unreachable!("nobody tells that here")
             }

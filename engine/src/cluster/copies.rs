@@ -152,7 +152,7 @@ impl Cluster {
 
 /// Tells the coordinator what is kept here, until dropped.
 pub async fn tell_copies(cluster: Arc<Cluster>) {
-    let mut told: BTreeSet<(FileId, SealNumber)> = BTreeSet::new();
+    let mut untold: BTreeSet<(FileId, SealNumber)> = BTreeSet::new();
     let mut seats = cluster.seat_changed.subscribe();
     let mut epoch = None;
     loop {
@@ -165,26 +165,28 @@ pub async fn tell_copies(cluster: Arc<Cluster>) {
         // A coordinator that has just begun, with us or at all, knows nothing.
         let now = (cluster.joined_number(), cluster.epoch());
         let whole = epoch != Some(now);
+        untold.extend(cluster.namespace.take_changed_copies());
         if whole {
-            told.clear();
+            untold = cluster.namespace.copies().iter().map(|copy| (copy.file, copy.sealed.number)).collect();
         }
-        let kept = cluster.namespace.copies();
-        let present: BTreeSet<_> = kept.iter().map(|copy| (copy.file, copy.sealed.number)).collect();
-        let gone: Vec<_> = told.difference(&present).copied().collect();
-        let fresh = kept.iter().filter(|copy| !told.contains(&(copy.file, copy.sealed.number)));
-        let states: Vec<_> = fresh.take(BATCH_ITEMS_MAX).map(state_of).collect();
-        if states.is_empty() && gone.is_empty() && !whole {
+        if untold.is_empty() && !whole {
             continue;
         }
-        let more = states.len() == BATCH_ITEMS_MAX;
-        let keys: Vec<_> = states.iter().filter_map(key_of).collect();
-        let copies = Copies { whole, kept: states, dropped: gone.clone() };
+        let some: Vec<_> = untold.iter().take(BATCH_ITEMS_MAX).copied().collect();
+        let (mut kept, mut dropped) = (Vec::new(), Vec::new());
+        for (file, seal) in &some {
+            match cluster.namespace.copy(*file, *seal) {
+                Some(copy) => kept.push(state_of(&copy)),
+                None => dropped.push((*file, *seal)),
+            }
+        }
+        let copies = Copies { whole, kept, dropped };
         match cluster.ask::<()>(&ToCoordinator::Copies(copies), ANSWER_DEADLINE).await {
             Ok(()) => {
                 epoch = Some(now);
-                told.extend(keys);
-                told.retain(|key| !gone.contains(key));
-                if more {
+                // What has changed meanwhile is among those that are taken next.
+                untold.retain(|key| some.binary_search(key).is_err());
+                if !untold.is_empty() {
                     cluster.holders.changed.notify_one();
                 }
             }
@@ -194,13 +196,6 @@ pub async fn tell_copies(cluster: Arc<Cluster>) {
                 tokio::time::sleep(LOOK_EVERY / 10).await;
             }
         }
-    }
-}
-
-fn key_of(state: &NodeState) -> Option<(FileId, SealNumber)> {
-    match &state.kind {
-        NodeKind::File(facts) => Some((facts.file, facts.seal)),
-        NodeKind::Directory | NodeKind::Symlink { .. } => None,
     }
 }
 

@@ -1,16 +1,23 @@
 //! The catalog as the coordinator's deputy keeps it: if the coordinator is lost, its successor begins with this.
 //!
-//! Owns: taking parts in, and making a tree of what is kept. Does not own: who is the deputy and what it is told (the coordinator),
-//! what becomes of the tree (`namespace::deputy`).
+//! Owns: taking parts in, making a tree of what is kept, handing it to a successor that is another node. Does not own: who is the deputy
+//! and what it is told (the coordinator), what becomes of the tree (`namespace::deputy`).
 //!
 //! It is kept apart from this node's own tree, which knows better of what is made here and less of all else. As large as the
 //! coordinator's tree: some hundred bytes and the checksums for each file.
 
-use super::Cluster;
+use super::{ANSWER_DEADLINE, Cluster, address_of};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 use tidemark_protocol::cluster::clocks::Clocks;
-use tidemark_protocol::cluster::wire::{CatalogNode, CatalogPart, NodeKind, NodeState, ProcessFate};
+use tidemark_protocol::cluster::wire::{
+    BATCH_ITEMS_MAX, CHUNKS_MAX, CatalogNode, CatalogPart, KeptPart, Member, NodeKind, NodeState,
+    ProcessFate, ToNode,
+};
 use tidemark_protocol::id::{Epoch, FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::join;
@@ -20,6 +27,9 @@ const ROOT: u64 = crate::namespace::ROOT;
 
 /// Removed files that are remembered, as the catalog itself does.
 const REMOVED_MAX: usize = crate::namespace::REMOVED_MAX;
+
+/// How long a node is waited for that may be the deputy: names wait meanwhile, and one that does not answer is lost or cut off.
+const FIND_KEPT: Duration = Duration::from_secs(1);
 
 /// What a deputy keeps of one coordinator's catalog.
 #[derive(Debug, Default)]
@@ -64,6 +74,30 @@ impl KeptCatalog {
         self.fates.extend(fates.map(|fate| ((fate.home, fate.process.0, fate.process.1), fate)));
         self.whole |= part.all;
         true
+    }
+
+    /// A part for another node, its times on this node's clock: the nodes after one; first of all what is no node.
+    fn part(&self, number: u64, after: Option<u64>, now_ns: i64) -> KeptPart {
+        let mut part = CatalogPart { epoch: self.epoch, number, now_ns, ..CatalogPart::default() };
+        let Some(after) = after else {
+            part.fates = self.fates(now_ns);
+            part.published = self.published.iter().map(|(life, number)| (life.clone(), *number)).collect();
+            part.all = self.nodes.is_empty();
+            return KeptPart { part, removed: self.removed() };
+        };
+        let read = |at| self.clocks.read(self.from, at, now_ns);
+        let mut chunks = 0;
+        let mut left = self.nodes.range((Bound::Excluded(after), Bound::Unbounded)).peekable();
+        let nodes = &mut part.nodes;
+        while nodes.len() < BATCH_ITEMS_MAX
+            && chunks < CHUNKS_MAX
+            && let Some((_, node)) = left.next()
+        {
+            chunks += node.state.chunks();
+            nodes.push(CatalogNode { state: node.state.clone().with_times(read), ..node.clone() });
+        }
+        part.all = left.peek().is_none();
+        KeptPart { part, removed: Vec::new() }
     }
 
     /// The last publications of each life that are in it.
@@ -138,6 +172,70 @@ impl Cluster {
     pub fn is_deputy(&self) -> bool {
         let kept = self.deputy.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.whole && kept.epoch == self.epoch()
+    }
+
+    /// What this node keeps of the catalog of that epoch; none where that is not all.
+    pub(super) fn give_kept(&self, of: Epoch, after: Option<u64>) -> Option<KeptPart> {
+        let kept = self.deputy.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (kept.whole && kept.epoch == of).then(|| kept.part(0, after, self.namespace.now_ns()))
+    }
+
+    /// The catalog of the last coordinator, whose epoch was `of`, from the node that was its deputy; none where no node answers in time
+    /// that has all of it. For a successor, of `epoch`, that was not the deputy itself.
+    pub async fn fetch_kept_catalog(&self, epoch: Epoch, of: Epoch) -> Option<KeptCatalog> {
+        let members = self.members();
+        let others = members.members.iter().filter(|member| !member.gone && member.life != self.life);
+        let mut asked: FuturesUnordered<_> = others
+            .map(|member| async move {
+                let first = self.ask_kept(member, (epoch, of), None, FIND_KEPT).await?;
+                Some((member, first))
+            })
+            .collect();
+        while let Some(found) = asked.next().await {
+            let Some((member, first)) = found else { continue };
+            match self.fetch_rest(member, (epoch, of), first).await {
+                Some(kept) => return Some(kept),
+                None => tracing::warn!(deputy = %member.life, "the catalog that it keeps was not fetched"),
+            }
+        }
+        None
+    }
+
+    async fn ask_kept(
+        &self,
+        member: &Member,
+        (epoch, of): (Epoch, Epoch),
+        after: Option<u64>,
+        deadline: Duration,
+    ) -> Option<KeptPart> {
+        let message = ToNode::Kept { epoch, of, after };
+        self.ask_node::<Option<KeptPart>>(&address_of(member), &message, deadline).await.ok()?
+    }
+
+    async fn fetch_rest(
+        &self,
+        member: &Member,
+        epochs: (Epoch, Epoch),
+        first: KeptPart,
+    ) -> Option<KeptCatalog> {
+        let (mut kept, mut next, mut removed) = (KeptCatalog::default(), first, Vec::new());
+        let from = member.life.incarnation;
+        for number in 0.. {
+            let KeptPart { mut part, removed: more } = next;
+            removed.extend(more);
+            let (all, last) = (part.all, part.nodes.last().map_or(0, |node| node.id));
+            part.number = number;
+            if !kept.take(from, part, self.namespace.now_ns()) {
+                return None;
+            }
+            if all {
+                break;
+            }
+            next = self.ask_kept(member, epochs, Some(last), ANSWER_DEADLINE).await?;
+        }
+        removed.truncate(REMOVED_MAX);
+        kept.removed = removed;
+        Some(kept)
     }
 
     /// The catalog of the last coordinator, where this node is its deputy. It is not kept any more.
@@ -237,6 +335,45 @@ mod tests {
         assert_eq!(paths(&kept), ["a"]);
         assert!(kept.take(Incarnation(8), part(0, vec![link(4, ROOT, "b")], Vec::new()), 0));
         assert_eq!(paths(&kept), ["b"]);
+    }
+
+    #[test]
+    fn what_is_handed_to_another_node_is_what_was_kept() {
+        const DEPUTY: Incarnation = Incarnation(8);
+        let life = NodeLife { node: "n2".parse().unwrap(), incarnation: DEPUTY };
+        let mut kept = KeptCatalog::default();
+        let count = 2 * BATCH_ITEMS_MAX as u64;
+        let mut nodes = vec![node(2, ROOT, "run", NodeKind::Directory)];
+        nodes.extend((0..count).map(|at| link(3 + at, 2, &format!("l{at}"))));
+        let fate = ProcessFate {
+            home: DEPUTY,
+            process: (5, 6),
+            fate: tidemark_protocol::cluster::wire::WireFate::Killed,
+            failed_at_ns: Some(9),
+        };
+        let told = CatalogPart { published: vec![(life, 4)], fates: vec![fate], ..part(0, nodes, vec![]) };
+        assert!(kept.take(COORDINATOR, told, 0));
+        kept.removed = vec![FileId { incarnation: DEPUTY, counter: FileCounter(4) }];
+
+        let (mut fetched, mut after) = (KeptCatalog::default(), None);
+        for number in 0.. {
+            let given = kept.part(number, after, 0);
+            let (all, last) = (given.part.all, given.part.nodes.last().map_or(0, |node| node.id));
+            assert!(given.part.nodes.len() <= BATCH_ITEMS_MAX);
+            fetched.removed.extend(given.removed);
+            let removed = std::mem::take(&mut fetched.removed);
+            assert!(fetched.take(DEPUTY, given.part, 0));
+            fetched.removed = removed;
+            if all {
+                break;
+            }
+            after = Some(last);
+        }
+        assert!(fetched.whole && fetched.epoch == kept.epoch);
+        assert_eq!(paths(&fetched).len() as u64, count + 1);
+        assert_eq!(paths(&fetched), paths(&kept));
+        assert_eq!((fetched.published(), fetched.removed()), (kept.published(), kept.removed()));
+        assert_eq!(fetched.fates(0), kept.fates(0));
     }
 
     #[test]

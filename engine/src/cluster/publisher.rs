@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, CHUNKS_MAX, NameOperation, NodeKind, NodeState, Publication, Published, ToCoordinator,
-    WireFate, WriterFact,
+    BATCH_ITEMS_MAX, CHUNKS_MAX, NameOperation, NodeState, Publication, Published, ToCoordinator, WireFate,
+    WriterFact,
 };
 
 /// Processes whose end is still to be told: the writers of a node, over the last saves.
@@ -113,7 +113,7 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
         last = true;
         for node in nodes.by_ref().filter(|node| is_told_whole(cluster, node)) {
             let state = cluster.told(node);
-            chunks += chunks_of(&state);
+            chunks += state.chunks();
             states.push(state);
             if states.len() >= BATCH_ITEMS_MAX || chunks >= CHUNKS_MAX {
                 last = false;
@@ -227,15 +227,5 @@ impl Publisher {
                 || process.told == WireFate::Gone && cluster.namespace.is_end_awaited(&process.writer)
         });
         changed
-    }
-}
-
-fn chunks_of(state: &NodeState) -> usize {
-    match &state.kind {
-        NodeKind::File(facts) => match &facts.state {
-            tidemark_protocol::cluster::wire::WireState::Sealed { chunks, .. } => chunks.len(),
-            _ => 0,
-        },
-        NodeKind::Directory | NodeKind::Symlink { .. } => 0,
     }
 }

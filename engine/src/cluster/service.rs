@@ -104,6 +104,10 @@ impl NodeService {
                 self.inbox()?.pace(waited_for);
                 wire::encode(&())
             }
+            ToNode::Kept { epoch, of, after } => {
+                self.check(epoch)?;
+                wire::encode(&cluster.give_kept(of, after))
+            }
             ToNode::Catalog(part) => {
                 self.check(part.epoch)?;
                 wire::encode(&cluster.keep_catalog(Incarnation(from.incarnation), *part))

@@ -20,7 +20,7 @@ use super::xattr::Xattrs;
 use super::{FILE_MODE_BITS, FsError, Namespace, NodeId, ROOT, ReclaimClass, SealPin, State};
 use crate::tier1::Backing;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::{FileFate, Seal};
@@ -89,6 +89,8 @@ pub(super) struct Copies {
     kept: BTreeMap<NodeId, KeptCopy>,
     /// Not told yet; never more than there were copies.
     withdrawn: Vec<WithdrawnCopy>,
+    /// Those that came or went since the coordinator was told last; no more than there were in all.
+    changed: BTreeSet<(FileId, SealNumber)>,
 }
 
 #[derive(Debug)]
@@ -184,6 +186,7 @@ impl Namespace {
             state.tree.touched.chunks.push(id);
             state.tree.touched.xattrs.extend(names);
             state.copies.by_seal.insert((copy.file, copy.seal), id);
+            state.copies.changed.insert((copy.file, copy.seal));
             let kept = KeptCopy { file: copy.file, seal: copy.seal, meta: copy.meta.clone(), sharing };
             state.copies.kept.insert(id, kept);
             state.warm_by_copy(id, self.incarnation);
@@ -274,6 +277,12 @@ impl Namespace {
     #[must_use]
     pub fn take_withdrawn_copies(&self) -> Vec<WithdrawnCopy> {
         self.look(|state| std::mem::take(&mut state.copies.withdrawn))
+    }
+
+    /// The copies that came or went since this was asked last.
+    #[must_use]
+    pub fn take_changed_copies(&self) -> BTreeSet<(FileId, SealNumber)> {
+        self.look(|state| std::mem::take(&mut state.copies.changed))
     }
 
     /// They could not be told: they are asked for again.
@@ -463,6 +472,7 @@ impl State {
     fn forget_copy(&mut self, node: NodeId) -> Option<KeptCopy> {
         let kept = self.copies.kept.remove(&node)?;
         self.copies.by_seal.remove(&(kept.file, kept.seal));
+        self.copies.changed.insert((kept.file, kept.seal));
         let links: Vec<_> = self.tree.node(node).map_or_else(|_| Vec::new(), |node| node.links().collect());
         for link in links {
             let now_ns = self.tree.node(link.parent).map_or(0, |parent| parent.mtime_ns);

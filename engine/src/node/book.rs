@@ -197,6 +197,12 @@ impl Book {
         candidate.is_some_and(|found| found.files.contains_key(path) || found.temporaries.contains(path))
     }
 
+    /// What is there is committed as it stands, and only a change of it could make another version.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let whole = matches!(self.verdict, None | Some(Verdict::Complete { .. }));
+        whole && self.newest().is_some_and(|(_, version)| version.checkpoint.is_committed())
+    }
+
     /// It can never be complete as it is: torn, or broken.
     pub(crate) fn is_torn(&self) -> bool {
         self.verdict.as_ref().is_some_and(is_damage)

@@ -5,7 +5,7 @@
 //!
 //! Everything here belongs to the loop alone: no locks, one thing at a time.
 
-use crate::namespace::{FileState, FileView, Namespace, NodeId, is_hidden};
+use crate::namespace::{FileState, FileView, Namespace, NodeId, ROOT, is_hidden};
 use crate::node::book::{Book, LooseBook};
 use crate::node::due::Due;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -24,6 +24,8 @@ pub(crate) struct Scope {
     loose: BTreeSet<RelPath>,
     /// A checkpoint here is a directory: any file below may belong to it, whatever its name.
     has_directory: bool,
+    /// Names whose files changed while it waited to be grouped.
+    changed: BTreeSet<RelPath>,
     /// Regrouped not before this, so that a directory of 100,000 files being filled is not grouped 100,000 times.
     not_before: Option<Instant>,
 }
@@ -32,7 +34,8 @@ pub(crate) struct Scope {
 const REGROUP_SHARE: u32 = 8;
 
 /// In a scope of at most this many checkpoints, whatever happens to a file of one lets all of them look again: they
-/// share writers. In a larger one only the file's own does, and the others look at the next tick.
+/// share writers. In a larger one only the file's own does, and the others look at the next tick. Nor does grouping it let those look
+/// again that are committed as they stand: a directory of 10,000 checkpoints would look at all of them for each that is saved.
 const NEIGHBOURS_MAX: usize = 64;
 
 /// The bytes a path holds: which file, at which seal.
@@ -87,6 +90,8 @@ impl CopyCounts {
 pub(crate) struct Ledger {
     rules: Rules,
     paths: HashMap<NodeId, Vec<RelPath>>,
+    /// Where directories were when they were looked at last.
+    directories: HashMap<NodeId, Vec<u8>>,
     scopes: BTreeMap<Option<RelPath>, Scope>,
     stale: BTreeSet<Option<RelPath>>,
     pub(crate) books: BTreeMap<CheckpointId, Book>,
@@ -128,6 +133,7 @@ impl Ledger {
         Self {
             rules,
             paths: HashMap::new(),
+            directories: HashMap::new(),
             scopes: BTreeMap::new(),
             stale: BTreeSet::new(),
             books: BTreeMap::new(),
@@ -164,12 +170,31 @@ impl Ledger {
             }
             self.tree_changed = true;
             self.remove(node);
-            // A directory: its files may have other paths now. (A removed one had no files left, or they are dirty.)
-            if let Some(path) = namespace.path_of(node) {
-                for view in namespace.views_below(&path) {
-                    self.put(view);
+            // A directory. (A removed one had no files left, or they are dirty.)
+            match namespace.path_of(node) {
+                Some(path) if node != ROOT && self.directories.get(&node) == Some(&path) => {
+                    self.look_at_directory(path);
+                }
+                Some(path) => {
+                    // Its files may have other paths now.
+                    for view in namespace.views_below(&path) {
+                        self.put(view);
+                    }
+                    self.directories.insert(node, path);
+                }
+                None => {
+                    self.directories.remove(&node);
                 }
             }
+        }
+    }
+
+    /// What a directory is to checkpoints may have changed, and not where it is: others' creates in it, which change its time, are too many
+    /// to look at all of its files each time.
+    fn look_at_directory(&mut self, path: Vec<u8>) {
+        let scope = RelPath::new(path).ok().and_then(|path| self.scopes.get(&Some(path)));
+        if let Some(scope) = scope.filter(|scope| scope.ids.len() <= NEIGHBOURS_MAX) {
+            self.due.extend(scope.ids.iter().cloned());
         }
     }
 
@@ -244,6 +269,9 @@ impl Ledger {
             self.copies.take(&before);
             // What a file shows when its bytes leave goes with them; what it shows later is in the tree document.
             self.tree_changed |= has_other_attributes(&before, view);
+            if stale {
+                scope.changed.insert(path.clone());
+            }
             if scope.loose.contains(path) {
                 self.loose_due.insert(path.clone());
             } else if !stale {
@@ -352,10 +380,12 @@ impl Ledger {
             .any(|found| found.id.run == candidate.id.run && found.step.is_some_and(|other| other < step))
     }
 
-    /// Puts a look at the book off until its older ones are grouped, where they wait for that.
+    /// Puts a look at the book off until its scope and its older ones are grouped, where they wait for that: a word about the whole must
+    /// not be taken for one about the part that is known, nor be held against a part of the one before.
     pub(crate) fn puts_off(&mut self, id: &CheckpointId) -> bool {
+        let is_stale = self.books.get(id).is_some_and(|book| self.is_stale_scope(&book.scope));
         let candidate = self.books.get(id).and_then(|book| book.candidate.as_ref());
-        let puts_off = candidate.is_some_and(|candidate| self.is_stale_before(candidate));
+        let puts_off = is_stale || candidate.is_some_and(|candidate| self.is_stale_before(candidate));
         if puts_off {
             self.put_off.insert(id.clone());
         }
@@ -374,11 +404,16 @@ impl Ledger {
         scope.has_directory = grouping.candidates.iter().any(Candidate::is_directory);
         let ids: BTreeSet<_> = grouping.candidates.iter().map(|candidate| candidate.id.clone()).collect();
         let ids_before = std::mem::replace(&mut scope.ids, ids);
+        let (changed, few) = (std::mem::take(&mut scope.changed), scope.ids.len() <= NEIGHBOURS_MAX);
         for candidate in grouping.candidates {
             let id = candidate.id.clone();
             let book = self.books.entry(id.clone()).or_insert_with(|| Book::new(id.clone()));
+            let is_same = book.scope == key && book.candidate.as_ref() == Some(&candidate);
+            let rests = is_same && !few && book.is_at_rest() && !changed.iter().any(|path| book.holds(path));
             book.set_candidate(Some(candidate), key.clone());
-            self.due.insert(id);
+            if !rests {
+                self.due.insert(id);
+            }
         }
         for gone in ids_before.difference(&scope.ids) {
             // A committed version without names is one that the job removed: the tree says so.
@@ -542,7 +577,11 @@ mod tests {
         assert_eq!(put_off(&mut ledger), [] as [&str; 0]);
         put(&mut ledger, 1, 2);
         assert!(ledger.is_stale(), "a further file changes what there is");
-        assert_eq!(put_off(&mut ledger), ["run/checkpoint_3"]);
+        assert_eq!(
+            put_off(&mut ledger),
+            ["run/checkpoint_2", "run/checkpoint_3"],
+            "its own, and a newer one"
+        );
         ledger.due.clear();
         let later = Instant::now() + Duration::from_secs(60);
         ledger.regroup(later);

@@ -457,17 +457,11 @@ impl Engine {
     }
 
     pub(crate) fn look_at(&mut self, id: &CheckpointId) {
-        let Some(book) = self.ledger.books.get(id) else { return };
-        // A word about the whole must not be taken for one about the part that is known: grouping makes it due again.
-        if self.ledger.is_stale_scope(&book.scope) {
+        if !self.ledger.books.contains_key(id) || self.ledger.puts_off(id) {
             return;
         }
         self.note_removal(id);
         self.note_metric(id);
-        // Nor is it held against a part of the one before.
-        if self.ledger.puts_off(id) {
-            return;
-        }
         if self.draining || self.stays_torn(id) {
             self.seal_what_was_cut(id);
         }

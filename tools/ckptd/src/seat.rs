@@ -156,7 +156,11 @@ impl Candidate {
     async fn reign(&self, epoch: Epoch, stored: MemberList, keeping: Keeping) -> std::convert::Infallible {
         let began = Instant::now();
         let cluster = &self.cluster;
-        let kept = cluster.take_kept_catalog();
+        let kept = match cluster.take_kept_catalog() {
+            Some(kept) => Some(kept),
+            // Its deputy may live, and not reach the lease.
+            None => cluster.fetch_kept_catalog(epoch, stored.epoch).await,
+        };
         cluster.saw_epoch(epoch);
         let deputy = kept.is_some();
         let told = cluster.told_until();

@@ -118,6 +118,9 @@ pub enum ToNode {
     Removed { epoch: Epoch, files: Vec<FileId> },
     /// What changed in the catalog, for the deputy to keep.
     Catalog(Box<CatalogPart>),
+    /// A new coordinator, of this epoch, has no catalog: what a deputy kept of the last one, whose epoch was `of`, from the node `after` on.
+    /// Answered with a [`KeptPart`], or none.
+    Kept { epoch: Epoch, of: Epoch, after: Option<u64> },
     /// A checkpoint with files of this node is complete, or else (`waited_for`) somebody waits: the pace of its copies follows.
     Pace { epoch: Epoch, waited_for: bool },
 }
@@ -148,6 +151,15 @@ pub struct CatalogPart {
     pub fates: Vec<ProcessFate>,
     /// Nothing was left to tell: the parts up to this one are the whole catalog.
     pub all: bool,
+}
+
+/// A part of what a deputy keeps, on the deputy's clock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptPart {
+    /// Its epoch is that of the coordinator whose catalog it is. The first part holds what is no node.
+    pub part: CatalogPart,
+    /// Files that have no name any more.
+    pub removed: Vec<FileId>,
 }
 
 /// What became of a process, and when it was seen to have failed.
@@ -524,6 +536,18 @@ impl NameOperation {
 }
 
 impl NodeState {
+    /// Checksums of chunks in it, which are most of its bytes.
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        match &self.kind {
+            NodeKind::File(facts) => match &facts.state {
+                WireState::Sealed { chunks, .. } => chunks.len(),
+                WireState::Open { .. } | WireState::Closed | WireState::Cut | WireState::Mapped => 0,
+            },
+            NodeKind::Directory | NodeKind::Symlink { .. } => 0,
+        }
+    }
+
     /// The same with its times as `read` has them, which came by another node's clock.
     #[must_use]
     pub fn with_times(mut self, read: impl Fn(i64) -> i64) -> Self {
@@ -619,7 +643,7 @@ mod tests {
         };
         let message = ToCoordinator::Publish(Publication {
             number: 1,
-            operations: vec![NameOperation::Removed { path: b"x".to_vec() }],
+            operations: vec![NameOperation::Removed { path: b"x".to_vec(), what: Some(facts().file) }],
             states: vec![state],
             ..Publication::default()
         });
