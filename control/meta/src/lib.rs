@@ -1,0 +1,16 @@
+//! One order of changes for a tree over several nodes.
+//!
+//! Owns: the metadata of the tree, who may change it, and in which order changes count. Does not own: bytes, connections, clocks,
+//! detection; all of those reach it as calls, messages and events.
+//!
+//! A [`store`] keeps the order. The [`coordinator`] is its one writer: it forms transactions of what the [`node`]s ask, by the rules
+//! of [`state`]. Note 0023 says why, and what is not in here.
+
+pub mod coordinator;
+pub mod key;
+pub mod message;
+pub mod node;
+pub mod rules;
+pub mod state;
+pub mod store;
+pub mod value;

@@ -1,0 +1,120 @@
+//! The messages between nodes and the coordinator.
+//!
+//! Owns: the messages. Does not own: their bytes and their way, which are the links' business. A link may lose, repeat and
+//! reorder messages.
+
+use crate::key::{Name, Place};
+use crate::state::{Call, Refusal};
+use crate::value::{Entry, Inode, Target};
+use tidemark_protocol::id::{Epoch, FileId, Incarnation};
+
+/// What one side knows of the order of changes when it speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Stamp {
+    /// None: the sender has heard of no era.
+    pub era: Option<u64>,
+    /// Of the coordinator that speaks, or that a node follows.
+    pub epoch: Epoch,
+    /// Transactions in this era, as far as the sender has heard.
+    pub tick: u64,
+}
+
+/// Something that waits for what a node knows. The numbers are the asker's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Asker {
+    Call { life: Incarnation, number: u64 },
+    Look { life: Incarnation, number: u64 },
+}
+
+/// From a node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ToCoordinator {
+    /// `replaces`: the node's life before, which ends with this; none: the node knows of none.
+    Join { life: Incarnation, replaces: Option<Incarnation> },
+    /// Calls in their order; the numbers begin at `first`, which is the first call without an answer.
+    Publish { life: Incarnation, first: u64, calls: Vec<Call> },
+    /// A name, looked up after the node's own calls up to `after` were taken.
+    Look { life: Incarnation, number: u64, after: u64, place: Place },
+    /// The answer to [`ToNode::Publish`]: what the node knew then are its calls up to `last`.
+    Known { life: Incarnation, asker: Asker, file: Option<FileId>, last: u64 },
+}
+
+/// What became of a call that was taken.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    Refused(Refusal),
+    Done(Done),
+}
+
+/// What a call that was taken has touched, as it stands now.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Done {
+    pub entries: Vec<(Place, Entry)>,
+    pub inodes: Vec<(FileId, Option<Inode>)>,
+    /// All names of a directory that the caller has alone now.
+    pub grant: Option<Grant>,
+}
+
+/// A directory that one node has alone.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Grant {
+    pub directory: FileId,
+    /// The version of the directory's inode with this grant.
+    pub version: u64,
+    /// Tombstones included. A directory of 100,000 names makes a message of some megabytes.
+    pub names: Vec<(Name, Entry)>,
+}
+
+/// What a name was found to be.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Found {
+    Absent,
+    Present(Target, Inode),
+    Refused(Refusal),
+}
+
+/// From the coordinator.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ToNode {
+    /// The sender is the coordinator.
+    Lead,
+    /// `before`: the last call taken of the life before.
+    Joined {
+        life: Incarnation,
+        before: Option<(Incarnation, u64)>,
+    },
+    /// Another life of the node is the present one, or was declared gone.
+    NotJoined {
+        life: Incarnation,
+        present: Incarnation,
+    },
+    /// The life is over.
+    Over {
+        life: Incarnation,
+    },
+    /// Calls up to `number` were taken; `outcomes` begin with `first`.
+    Taken {
+        life: Incarnation,
+        first: u64,
+        number: u64,
+        outcomes: Vec<Outcome>,
+    },
+    Looked {
+        life: Incarnation,
+        number: u64,
+        found: Found,
+    },
+    /// Publish all that is known; `file`: and do not answer for this file from memory any more.
+    Publish {
+        life: Incarnation,
+        asker: Asker,
+        file: Option<FileId>,
+    },
+    /// Give a file or a directory back; `force`: also a file that is open for writing.
+    GiveBack {
+        life: Incarnation,
+        id: FileId,
+        version: u64,
+        force: bool,
+    },
+}

@@ -1,0 +1,207 @@
+//! What a node makes of the coordinator's messages.
+//!
+//! Owns: answers, questions and grants. Does not own: the return after a verdict (`coming_back`).
+
+use super::{Directory, Held, Node, Notice, Output, Queued, Standing};
+use crate::message::{Done, Found, Outcome, Stamp, ToCoordinator, ToNode};
+use crate::rules::Rule;
+use crate::state::{Call, Refusal};
+use crate::value::{Inode, Kind};
+use std::sync::Arc;
+use tidemark_protocol::id::FileId;
+
+impl Node {
+    /// Takes one message.
+    pub fn step(&mut self, stamp: Stamp, message: ToNode) -> Output {
+        let mut out = Output::default();
+        if !self.follow(stamp, &mut out) {
+            return out;
+        }
+        match message {
+            ToNode::Lead => {}
+            ToNode::Joined { life, before } if life == self.life => self.joined(before, &mut out),
+            ToNode::NotJoined { life, present } if life == self.life => {
+                if let Standing::Joining { replaces, sent } = &mut self.standing {
+                    (*replaces, *sent) = (Some(present), false);
+                }
+            }
+            ToNode::Over { life } if life == self.life && self.standing == Standing::Member => {
+                self.standing = Standing::Over;
+                out.notices.push(Notice::Over);
+            }
+            ToNode::Taken { life, first, number, outcomes } if life == self.life => {
+                self.taken(first, number, outcomes, &mut out);
+            }
+            ToNode::Looked { life, number, found } if life == self.life => {
+                self.looked(super::Ticket(number), found, &mut out);
+            }
+            ToNode::Publish { life, asker, file } if life == self.life => {
+                if let Some(file) = file
+                    && (self.held.contains_key(&file) || self.is_inode_busy(file))
+                {
+                    self.shared.insert(file);
+                }
+                let last = self.last_number();
+                out.messages.push(ToCoordinator::Known { life, asker, file, last });
+            }
+            ToNode::GiveBack { life, id, version, force } if life == self.life => {
+                self.give_back(id, version, force);
+            }
+            // Of a life before this one.
+            _ => {}
+        }
+        out
+    }
+
+    /// Follows the coordinator that speaks; false if the message does not count.
+    fn follow(&mut self, stamp: Stamp, out: &mut Output) -> bool {
+        if self.standing == Standing::Stopped || stamp.epoch < self.stamp.epoch {
+            return false;
+        }
+        let newer = stamp.epoch > self.stamp.epoch;
+        let other_era = self.stamp.era.is_some() && stamp.era != self.stamp.era;
+        // A new coordinator has everything that any coordinator before has answered for.
+        if other_era || newer && stamp.tick < self.stamp.tick {
+            self.stop(out);
+            return false;
+        }
+        if newer {
+            self.again();
+        }
+        self.stamp = Stamp { tick: self.stamp.tick.max(stamp.tick), ..stamp };
+        true
+    }
+
+    fn stop(&mut self, out: &mut Output) {
+        self.standing = Standing::Stopped;
+        out.notices.push(Notice::WentBack);
+    }
+
+    fn looked(&mut self, ticket: super::Ticket, found: Found, out: &mut Output) {
+        if self.looking.remove(&ticket).is_some() {
+            out.notices.push(Notice::Looked(ticket, found));
+        }
+    }
+
+    fn give_back(&mut self, id: FileId, version: u64, force: bool) {
+        if self.directories.remove(&id).is_some() {
+            self.push(None, Call::GiveBack { id, version });
+            return;
+        }
+        if let Some(held) = self.held.get(&id) {
+            let (version, writers) = (held.inode.version, held.writers);
+            if writers > 0 && !force && self.rules.has(Rule::WritersBlock) {
+                self.wanted.insert(id);
+                return;
+            }
+            if writers > 0 {
+                *self.stale.entry(id).or_default() += writers;
+            }
+            self.give_back_file(id, version);
+            return;
+        }
+        // Not here yet, or not any more: the grant may be on its way.
+        let call = Call::GiveBack { id, version };
+        if !self.queue.iter().any(|queued| queued.call == call) {
+            self.push(None, call);
+        }
+    }
+
+    /// Takes the answers to calls up to `number`.
+    fn taken(&mut self, first: u64, number: u64, outcomes: Vec<Outcome>, out: &mut Output) {
+        let Some(front) = self.queue.front().map(|queued| queued.number) else { return };
+        if first == front && number + 1 < first {
+            return self.stop(out);
+        }
+        for (at, outcome) in (first..=number).zip(outcomes) {
+            if self.queue.front().is_none_or(|queued| queued.number != at) {
+                continue;
+            }
+            let Some(queued) = self.queue.pop_front() else { return };
+            self.answered = at;
+            match outcome {
+                Outcome::Done(done) => self.made(queued, done, out),
+                Outcome::Refused(refusal) => self.refused(queued, refusal, out),
+            }
+        }
+        if self.sent.is_some_and(|sent| sent <= self.answered) {
+            self.sent = None;
+        }
+    }
+
+    fn made(&mut self, queued: Queued, done: Done, out: &mut Output) {
+        let Queued { origin, ticket, call, .. } = queued;
+        let Some(ticket) = ticket else {
+            // What was made here is known here; what a former life made becomes this one's.
+            if origin.0 != self.life {
+                self.learn(&call, &done);
+            }
+            return;
+        };
+        if let Call::Take { id, .. } = &call
+            && self.is_recalled(*id)
+        {
+            // Taken, and wanted by another before this answer came: it is asked for again, behind the other.
+            self.push(Some(ticket), call);
+            return;
+        }
+        self.learn(&call, &done);
+        out.notices.push(Notice::Answered(ticket, Ok(done)));
+    }
+
+    fn refused(&mut self, queued: Queued, refusal: Refusal, out: &mut Output) {
+        let Queued { origin, ticket, call, .. } = queued;
+        match (ticket, refusal) {
+            (Some(ticket), Refusal::Busy) => {
+                let gives = |queued: &Queued| matches!(queued.call, Call::GiveBack { .. });
+                if self.queue.iter().any(gives) {
+                    self.push(Some(ticket), call);
+                } else {
+                    self.parked.push((ticket, call));
+                }
+            }
+            (Some(ticket), refusal) => out.notices.push(Notice::Answered(ticket, Err(refusal))),
+            // Its last name was taken away, by a change that came after the close in the one order.
+            (None, Refusal::NoInode)
+                if matches!(call, Call::Close { .. } | Call::SetAttributes { .. })
+                    && origin.0 == self.life => {}
+            (None, why) => out.notices.push(Notice::Conflict { origin, call, why }),
+        }
+    }
+
+    /// Takes what a call has given to this node.
+    fn learn(&mut self, call: &Call, done: &Done) {
+        for (place, entry) in &done.entries {
+            if let Some(directory) = self.directories.get_mut(&place.directory) {
+                Arc::make_mut(directory).names.insert(place.name.clone(), *entry);
+            }
+        }
+        for (id, inode) in &done.inodes {
+            if let Some(inode) = inode {
+                self.learn_inode(*id, inode, call);
+            }
+        }
+        if let Some(grant) = &done.grant
+            && !self.is_recalled(grant.directory)
+        {
+            let names = grant.names.iter().cloned().collect();
+            let directory = Directory { version: grant.version, names };
+            self.directories.insert(grant.directory, Arc::new(directory));
+        }
+    }
+
+    fn learn_inode(&mut self, id: FileId, inode: &Inode, call: &Call) {
+        // Later calls on the inode are counted from what comes with the last of them.
+        let more = self.queue.iter().any(|queued| queued.call.inode() == Some(id));
+        if inode.kind == Kind::Directory || more {
+            return;
+        }
+        let opens = u32::from(matches!(call, Call::Take { .. }));
+        if let Some(held) = self.held.get_mut(&id) {
+            held.writers += opens;
+            held.inode = inode.clone();
+        } else if inode.holder == self.life && inode.alone {
+            self.held.insert(id, Held { inode: inode.clone(), writers: opens });
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Which calls and look-ups a node answers by itself.
+//!
+//! Owns: the decision, and the effect on what the node has alone. Does not own: the coordinator's view of the same call
+//! (`state::effect`), which must agree.
+
+use super::{Answer, Directory, Held, Look, Looking, Node};
+use crate::key::Place;
+use crate::message::Found;
+use crate::rules::Rule;
+use crate::state::{Call, Refusal};
+use crate::value::{Entry, Inode, Kind, Target};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tidemark_protocol::id::FileId;
+
+impl Node {
+    /// Does a change. Bases and holders in `call` are filled in here.
+    pub fn call(&mut self, call: Call) -> Answer {
+        match call {
+            Call::Create { place, id, kind, attributes, .. } => {
+                let Some(entry) = self.entry(&place) else {
+                    return self.wait(Call::Create { place, base: None, id, kind, attributes });
+                };
+                if entry.target.is_some() {
+                    return Answer::Refused(Refusal::Exists);
+                }
+                let base = Some(entry.version);
+                self.set(&place, entry, Some(Target { id, kind }));
+                let parent = (kind == Kind::Directory).then_some(place.directory);
+                let (holder, alone, links, version, seal) = (self.life, true, 1, 1, None);
+                let inode = Inode { kind, attributes, seal, links, holder, alone, version, parent };
+                match kind {
+                    Kind::File => {
+                        self.held.insert(id, Held { inode, writers: 0 });
+                    }
+                    Kind::Directory => {
+                        self.directories.insert(id, Arc::new(Directory { version, names: BTreeMap::new() }));
+                    }
+                }
+                self.done(Call::Create { place, base, id, kind, attributes })
+            }
+            Call::Close { id, seal, .. } => self.close(id, seal),
+            Call::SetAttributes { id, attributes } => {
+                if self.own(id).is_none() {
+                    return self.wait(Call::SetAttributes { id, attributes });
+                }
+                self.held.entry(id).and_modify(|held| held.inode.attributes = attributes);
+                self.done(Call::SetAttributes { id, attributes })
+            }
+            Call::Unlink { place, .. } => {
+                let Some(entry) = self.entry(&place) else {
+                    return self.wait(Call::Unlink { place, base: None });
+                };
+                match entry.target {
+                    None => Answer::Refused(Refusal::NoEntry),
+                    Some(target) if target.kind == Kind::Directory => Answer::Refused(Refusal::IsDirectory),
+                    Some(target) if self.has_one_name(target.id) => {
+                        self.unname(target.id);
+                        self.set(&place, entry, None);
+                        self.done(Call::Unlink { place, base: Some(entry.version) })
+                    }
+                    Some(_) => self.wait(Call::Unlink { place, base: None }),
+                }
+            }
+            Call::Rename { from, to, exchange, .. } => self.rename(from, to, exchange),
+            Call::Take { id, truncate } => {
+                if self.own(id).is_none() || self.wanted.contains(&id) {
+                    return self.wait(Call::Take { id, truncate });
+                }
+                self.held.entry(id).and_modify(|held| {
+                    held.writers += 1;
+                    if truncate {
+                        held.inode.version += 1;
+                        held.inode.seal = None;
+                    }
+                });
+                if truncate { self.done(Call::Take { id, truncate }) } else { Answer::Done(None) }
+            }
+            Call::Delegate { directory } if self.has_alone(directory) => Answer::Done(None),
+            call => self.wait(call),
+        }
+    }
+
+    fn rename(&mut self, from: Place, to: Place, exchange: bool) -> Answer {
+        let sync = |from, to| Call::Rename { from, to, bases: None, replaces: true, exchange };
+        let (Some(source), Some(over)) = (self.entry(&from), self.entry(&to)) else {
+            return self.wait(sync(from, to));
+        };
+        let Some(moved) = source.target else { return Answer::Refused(Refusal::NoEntry) };
+        if over.target.is_some_and(|target| target.id == moved.id) {
+            return Answer::Done(None);
+        }
+        let stays = moved.kind == Kind::File || from.directory == to.directory;
+        let replaces = |target: Target| {
+            (moved.kind, target.kind) == (Kind::File, Kind::File) && self.has_one_name(target.id)
+        };
+        if exchange || !stays || !over.target.is_none_or(replaces) {
+            return self.wait(sync(from, to));
+        }
+        if let Some(target) = over.target {
+            self.unname(target.id);
+        }
+        self.set(&to, over, Some(moved));
+        self.set(&from, source, None);
+        let (bases, replaces) = (Some((source.version, over.version)), over.target.is_some());
+        self.done(Call::Rename { from, to, bases, replaces, exchange })
+    }
+
+    fn close(&mut self, id: FileId, seal: crate::value::SealSummary) -> Answer {
+        if let Some(stale) = self.stale.get_mut(&id) {
+            *stale -= 1;
+            if *stale == 0 {
+                self.stale.remove(&id);
+            }
+            return Answer::Refused(Refusal::Stale);
+        }
+        let life = self.life;
+        let Some(held) = self.held.get_mut(&id).filter(|held| held.writers > 0) else {
+            return Answer::Refused(Refusal::Stale);
+        };
+        held.writers -= 1;
+        let (base, idle, named) = (held.inode.version, held.writers == 0, held.inode.links > 0);
+        held.inode.version += 1;
+        held.inode.seal = Some(seal);
+        if !named {
+            if idle {
+                self.held.remove(&id);
+            }
+            return Answer::Done(None);
+        }
+        let answer = self.done(Call::Close { id, base, holder: life, seal });
+        if idle && self.wanted.remove(&id) {
+            self.give_back_file(id, base + 1);
+        }
+        answer
+    }
+
+    /// Looks a name up.
+    pub fn look(&mut self, place: Place) -> Look {
+        if let Some(entry) = self.entry(&place) {
+            match entry.target {
+                None => return Look::Found(Found::Absent),
+                Some(target) => {
+                    if let Some(held) = self.own(target.id) {
+                        return Look::Found(Found::Present(target, held.inode.clone()));
+                    }
+                }
+            }
+        }
+        let (ticket, after) = (self.ticket(), self.last_number());
+        self.looking.insert(ticket, Looking { place, after, sent: false });
+        Look::Waits(ticket)
+    }
+
+    /// A name in a directory that this node has alone, and that no call under way may change.
+    fn entry(&self, place: &Place) -> Option<Entry> {
+        let directory = self.directories.get(&place.directory)?;
+        (!self.is_busy(place)).then(|| directory.names.get(&place.name).copied().unwrap_or_default())
+    }
+
+    pub(super) fn set(&mut self, place: &Place, was: Entry, target: Option<Target>) {
+        if let Some(directory) = self.directories.get_mut(&place.directory) {
+            let entry = Entry { version: was.version + 1, target };
+            Arc::make_mut(directory).names.insert(place.name.clone(), entry);
+        }
+    }
+
+    fn has_one_name(&self, id: FileId) -> bool {
+        self.own(id).is_some_and(|held| held.inode.links == 1)
+    }
+
+    /// Takes the last name of a file away. Handles that are open go on.
+    fn unname(&mut self, id: FileId) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.inode.links = 0;
+            if held.writers == 0 {
+                self.drop_file(id);
+            }
+        }
+    }
+
+    pub(super) fn drop_file(&mut self, id: FileId) {
+        self.held.remove(&id);
+        self.shared.remove(&id);
+        self.wanted.remove(&id);
+    }
+
+    fn done(&mut self, call: Call) -> Answer {
+        Answer::Done(Some(self.push(None, call)))
+    }
+
+    fn wait(&mut self, call: Call) -> Answer {
+        let ticket = self.ticket();
+        self.push(Some(ticket), call);
+        Answer::Waits(ticket)
+    }
+
+    /// Gives a file back that this node has alone, as of `version`.
+    pub(super) fn give_back_file(&mut self, id: FileId, version: u64) {
+        self.drop_file(id);
+        self.push(None, Call::GiveBack { id, version });
+    }
+
+    /// Whether a give-back is queued: a grant that arrives after it is not used.
+    pub(super) fn is_recalled(&self, id: FileId) -> bool {
+        let gives = |call: &Call| matches!(call, Call::GiveBack { id: given, .. } if *given == id);
+        self.rules.has(Rule::RecalledGrant) && self.queue.iter().any(|queued| gives(&queued.call))
+    }
+}

@@ -1,0 +1,328 @@
+//! A member's side: what it answers by itself, and what it publishes.
+//!
+//! Owns: the queue of calls, the directories and files that the node has alone, handles for writing, look-ups under way. Does
+//! not own: bytes, the journal that keeps this across restarts, when messages are sent again.
+//!
+//! `calls` decides what is answered at once, `answers` takes what the coordinator says, `coming_back` is for after a verdict.
+
+mod answers;
+mod calls;
+mod coming_back;
+
+use crate::key::{Name, Place};
+use crate::message::{Done, Found, Stamp, ToCoordinator};
+use crate::rules::Rules;
+use crate::state::{Call, Refusal};
+use crate::value::{Entry, Inode};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use tidemark_protocol::id::{FileCounter, FileId, Incarnation};
+
+/// Calls in one publication. Two transactions take them.
+pub const CALLS_PER_PUBLICATION: usize = 128;
+
+/// A call or look-up that waits for the coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// A change that this node has answered for before it was published: the life that did, and the number it had.
+pub type Origin = (Incarnation, u64);
+
+/// What a call is answered at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// It counts from now on, and is published later. None: nothing is to be published.
+    Done(Option<Origin>),
+    Refused(Refusal),
+    /// [`Notice::Answered`] follows.
+    Waits(Ticket),
+}
+
+/// What a look-up is answered at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Look {
+    Found(Found),
+    /// [`Notice::Looked`] follows.
+    Waits(Ticket),
+}
+
+/// What a node learns from the coordinator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    Answered(Ticket, Result<Done, Refusal>),
+    Looked(Ticket, Found),
+    /// A change that was answered for was not taken: its bytes belong into the conflicts.
+    Conflict {
+        origin: Origin,
+        call: Call,
+        why: Refusal,
+    },
+    /// A change that was answered for is not published after a verdict, since it takes something away.
+    Logged {
+        origin: Origin,
+        call: Call,
+    },
+    /// This life is over. What is answered for from now on is published under the next life, if it still can be.
+    Over,
+    /// The metadata is older than what this node knows to be taken: serve what is here, refuse the rest.
+    WentBack,
+}
+
+/// What a node sends and says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Output {
+    pub messages: Vec<ToCoordinator>,
+    pub notices: Vec<Notice>,
+}
+
+/// A call that the node has no answer to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Queued {
+    pub number: u64,
+    pub origin: Origin,
+    /// None: it was answered for before.
+    pub ticket: Option<Ticket>,
+    pub call: Call,
+}
+
+/// Where a node stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Standing {
+    Joining { replaces: Option<Incarnation>, sent: bool },
+    Member,
+    Over,
+    Stopped,
+}
+
+/// A file that this node has alone.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Held {
+    /// As it is after all that is queued.
+    inode: Inode,
+    /// Handles that may write.
+    writers: u32,
+}
+
+/// A directory that this node has alone.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Directory {
+    version: u64,
+    /// As they are after all that is queued.
+    names: BTreeMap<Name, Entry>,
+}
+
+/// A look-up under way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Looking {
+    place: Place,
+    after: u64,
+    sent: bool,
+}
+
+/// A member.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Node {
+    life: Incarnation,
+    rules: Rules,
+    standing: Standing,
+    stamp: Stamp,
+    files_made: u64,
+    tickets: u64,
+    queue: VecDeque<Queued>,
+    /// What was queued when the life before ended, until this one is taken in.
+    returning: Vec<Queued>,
+    /// The last call that has an answer.
+    answered: u64,
+    /// The last call of the publication under way.
+    sent: Option<u64>,
+    /// Calls that were refused as busy, to be queued again.
+    parked: Vec<(Ticket, Call)>,
+    directories: BTreeMap<FileId, Arc<Directory>>,
+    held: BTreeMap<FileId, Held>,
+    /// Files that another node changed while this one has them alone.
+    shared: BTreeSet<FileId>,
+    /// Files that are given back when their last writer closes.
+    wanted: BTreeSet<FileId>,
+    /// Handles on versions that were taken from under them.
+    stale: BTreeMap<FileId, u32>,
+    looking: BTreeMap<Ticket, Looking>,
+}
+
+impl Node {
+    /// A node in its life `life`, which no node had before. `replaces`: the life of this node before, if it knows of one.
+    #[must_use]
+    pub fn new(life: Incarnation, replaces: Option<Incarnation>, rules: Rules) -> Self {
+        Self {
+            life,
+            rules,
+            standing: Standing::Joining { replaces, sent: false },
+            stamp: Stamp::default(),
+            files_made: 0,
+            tickets: 0,
+            queue: VecDeque::new(),
+            returning: vec![],
+            answered: 0,
+            sent: None,
+            parked: vec![],
+            directories: BTreeMap::new(),
+            held: BTreeMap::new(),
+            shared: BTreeSet::new(),
+            wanted: BTreeSet::new(),
+            stale: BTreeMap::new(),
+            looking: BTreeMap::new(),
+        }
+    }
+
+    /// The present life, or the last one.
+    #[must_use]
+    pub fn life(&self) -> Incarnation {
+        self.life
+    }
+
+    /// What stands before each message.
+    #[must_use]
+    pub fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+
+    /// Calls without an answer, in their order.
+    pub fn queue(&self) -> impl Iterator<Item = &Queued> {
+        self.queue.iter()
+    }
+
+    /// What a life that is over had queued, until the next one is taken in.
+    pub fn returning(&self) -> impl Iterator<Item = &Queued> {
+        self.returning.iter()
+    }
+
+    /// Whether this node knows that its life is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.standing == Standing::Over
+    }
+
+    /// Whether the cluster has the node as a member, as far as the node knows.
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        self.standing == Standing::Member
+    }
+
+    /// Whether the node has a directory alone.
+    #[must_use]
+    pub fn has_alone(&self, directory: FileId) -> bool {
+        self.directories.contains_key(&directory)
+    }
+
+    /// Handles of a file that may write.
+    #[must_use]
+    pub fn writers(&self, id: FileId) -> u32 {
+        self.held.get(&id).map_or(0, |held| held.writers) + self.stale.get(&id).copied().unwrap_or(0)
+    }
+
+    /// Whether messages are due that were not sent.
+    #[must_use]
+    pub fn has_to_send(&self) -> bool {
+        match self.standing {
+            Standing::Joining { sent, .. } => !sent,
+            Standing::Member => {
+                self.sent.is_none() && !self.queue.is_empty()
+                    || self.looking.values().any(|looking| !looking.sent)
+            }
+            Standing::Over | Standing::Stopped => false,
+        }
+    }
+
+    /// Whether an answer is awaited.
+    #[must_use]
+    pub fn awaits(&self) -> bool {
+        matches!(self.standing, Standing::Joining { sent: true, .. })
+            || self.sent.is_some() || self.looking.values().any(|looking| looking.sent) || !self.parked.is_empty()
+    }
+
+    /// An identity for a new file, which nobody is asked for.
+    pub fn new_id(&mut self) -> FileId {
+        self.files_made += 1;
+        FileId { incarnation: self.life, counter: FileCounter(self.files_made) }
+    }
+
+    /// Messages that are due: a publication of what is queued if none is under way, look-ups that were not sent, a join.
+    pub fn send(&mut self) -> Vec<ToCoordinator> {
+        let mut messages = vec![];
+        match &mut self.standing {
+            Standing::Joining { sent: true, .. } => {}
+            Standing::Joining { replaces, sent } => {
+                *sent = true;
+                messages.push(ToCoordinator::Join { life: self.life, replaces: *replaces });
+            }
+            Standing::Member => {
+                let life = self.life;
+                if self.sent.is_none()
+                    && let Some(first) = self.queue.front().map(|queued| queued.number)
+                {
+                    let calls: Vec<_> = self.queue.iter().take(CALLS_PER_PUBLICATION).collect();
+                    self.sent = calls.last().map(|queued| queued.number);
+                    let calls = calls.into_iter().map(|queued| queued.call.clone()).collect();
+                    messages.push(ToCoordinator::Publish { life, first, calls });
+                }
+                for (ticket, looking) in self.looking.iter_mut().filter(|(_, looking)| !looking.sent) {
+                    looking.sent = true;
+                    let (number, after, place) = (ticket.0, looking.after, looking.place.clone());
+                    messages.push(ToCoordinator::Look { life, number, after, place });
+                }
+            }
+            Standing::Over | Standing::Stopped => {}
+        }
+        messages
+    }
+
+    /// Has everything without an answer sent again: one may have been lost.
+    pub fn again(&mut self) {
+        self.sent = None;
+        if let Standing::Joining { sent, .. } = &mut self.standing {
+            *sent = false;
+        }
+        for looking in self.looking.values_mut() {
+            looking.sent = false;
+        }
+        for (ticket, call) in std::mem::take(&mut self.parked) {
+            self.push(Some(ticket), call);
+        }
+    }
+
+    fn last_number(&self) -> u64 {
+        self.queue.back().map_or(self.answered, |queued| queued.number)
+    }
+
+    fn push(&mut self, ticket: Option<Ticket>, call: Call) -> Origin {
+        let number = self.last_number() + 1;
+        let origin = (self.life, number);
+        self.queue.push_back(Queued { number, origin, ticket, call });
+        origin
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.tickets += 1;
+        Ticket(self.tickets)
+    }
+
+    /// Whether a call under way may change the name.
+    fn is_busy(&self, place: &Place) -> bool {
+        let mut waiting = self.queue.iter().filter(|queued| queued.ticket.is_some());
+        self.rules.has(crate::rules::Rule::BusyNames)
+            && (waiting.any(|queued| queued.call.places().any(|busy| busy == place))
+                || self.parked.iter().any(|(_, call)| call.places().any(|busy| busy == place)))
+    }
+
+    /// Whether a call under way may change the inode.
+    fn is_inode_busy(&self, id: FileId) -> bool {
+        let mut waiting = self.queue.iter().filter(|queued| queued.ticket.is_some());
+        waiting.any(|queued| queued.call.inode() == Some(id))
+            || self.parked.iter().any(|(_, call)| call.inode() == Some(id))
+    }
+
+    /// A file that this node may answer for and change without asking.
+    fn own(&self, id: FileId) -> Option<&Held> {
+        let shared = self.shared.contains(&id) && self.rules.has(crate::rules::Rule::SharedFiles);
+        self.held.get(&id).filter(|_| !shared && !self.is_inode_busy(id))
+    }
+}
