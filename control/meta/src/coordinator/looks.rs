@@ -118,6 +118,9 @@ impl Coordinator {
             };
             match looking.evaluate(&state, rules) {
                 _ if state.taken_of(looking.life) < looking.after && !expired => true,
+                _ if state.taken_of(looking.life) < looking.after => {
+                    answer(Found::Refused(Refusal::Unreachable))
+                }
                 Ok(found) if looking.confirmed || !rules.has(Rule::Confirm) => answer(found),
                 Err(_) if expired && !rules.has(Rule::NoGuess) => answer(Found::Absent),
                 _ if expired => answer(Found::Refused(Refusal::Unreachable)),

@@ -24,6 +24,8 @@ struct File {
     crc: Option<u64>,
     mode: u32,
     links: u32,
+    /// The life that may act on the file without asking.
+    alone: Option<Incarnation>,
 }
 
 /// A tree as a map.
@@ -41,10 +43,6 @@ impl Tree {
 
     pub(crate) fn is_file(&self, id: FileId) -> bool {
         self.files.contains_key(&id)
-    }
-
-    pub(crate) fn directories(&self) -> impl Iterator<Item = FileId> + '_ {
-        self.directories.keys().copied()
     }
 
     fn changes(&self, place: &Place) -> u32 {
@@ -77,7 +75,7 @@ impl Tree {
     }
 
     /// Makes a change that counts. What cannot be is a fault of whoever let it count.
-    fn apply(&mut self, call: &Call) -> Verdict {
+    fn apply(&mut self, life: Incarnation, call: &Call) -> Verdict {
         for place in call.places() {
             if !self.directories.contains_key(&place.directory) {
                 return Err("a name was changed in a directory that is gone".into());
@@ -91,7 +89,7 @@ impl Tree {
                 self.set(place, Some(*id));
                 match kind {
                     Kind::File => {
-                        self.files.insert(*id, File { version: 1, links: 1, ..File::default() });
+                        self.files.insert(*id, File { version: 1, links: 1, alone: Some(life), ..File::default() });
                     }
                     Kind::Directory => {
                         self.directories.insert(*id, Some(place.directory));
@@ -101,7 +99,7 @@ impl Tree {
             Call::Close { id, seal, .. } => {
                 if let Some(file) = self.files.get_mut(id) {
                     file.version += 1;
-                    file.crc = Some(seal.crc.0);
+                    (file.crc, file.alone) = (Some(seal.crc.0), Some(life));
                 }
             }
             Call::SetAttributes { id, attributes } => {
@@ -143,7 +141,21 @@ impl Tree {
                 }
                 self.no_loops()?;
             }
-            Call::Take { .. } | Call::Delegate { .. } | Call::GiveBack { .. } | Call::Returned => {}
+            Call::Take { id, truncate } => {
+                if let Some(file) = self.files.get_mut(id) {
+                    file.version += u64::from(*truncate || file.alone != Some(life));
+                    file.alone = Some(life);
+                    file.crc = file.crc.filter(|_| !truncate);
+                }
+            }
+            Call::GiveBack { id, version } => {
+                if let Some(file) = self.files.get_mut(id)
+                    && (file.version, file.alone) == (*version, Some(life))
+                {
+                    file.alone = None;
+                }
+            }
+            Call::Delegate { .. } | Call::Returned => {}
         }
         Ok(())
     }
@@ -206,7 +218,7 @@ impl Ghost {
         for ((life, _), acked) in &self.acked {
             if self.living.contains(life) {
                 // Judged when it was answered for; two that exclude each other are judged when one is taken.
-                let _ = tree.apply(&acked.call);
+                let _ = tree.apply(*life, &acked.call);
             }
         }
         tree
@@ -223,12 +235,7 @@ impl Ghost {
         let living = self.living.contains(&origin.0);
         let mut tree = if living { self.effective() } else { self.frozen.get(&origin.0).cloned().unwrap_or_default() };
         let (names, content) = Self::rests_on(&tree, call);
-        tree.apply(call).map_err(|why| format!("{why}, by a node that answered for it alone"))?;
-        if let Call::Take { truncate: true, id } = call
-            && let Some(file) = tree.files.get_mut(id)
-        {
-            (file.version, file.crc) = (file.version + 1, None);
-        }
+        tree.apply(origin.0, call).map_err(|why| format!("{why}, by a node that answered for it alone"))?;
         if !living {
             self.frozen.insert(origin.0, tree);
         }
@@ -241,9 +248,9 @@ impl Ghost {
     pub(crate) fn taken(
         &mut self,
         origin: Option<Origin>,
+        life: Incarnation,
         call: &Call,
         refused: Option<Refusal>,
-        version: Option<u64>,
     ) -> Verdict {
         let effective = self.effective();
         let before = origin.and_then(|origin| self.acked.remove(&origin).map(|acked| (origin.0, acked)));
@@ -260,7 +267,7 @@ impl Ghost {
                 return Ok(());
             }
             (Some(_), None) => return Ok(()),
-            (None, Some((life, acked))) if !self.living.contains(life) => {
+            (None, Some((former, acked))) if !self.living.contains(former) => {
                 if matches!(call, Call::Unlink { .. }) {
                     return Err("a removal of a node that was declared gone was published".into());
                 }
@@ -271,23 +278,10 @@ impl Ghost {
             (None, Some(_)) => {}
             (None, None) => {
                 let mut tree = effective;
-                tree.apply(call).map_err(|why| format!("{why}, by the coordinator"))?;
+                tree.apply(life, call).map_err(|why| format!("{why}, by the coordinator"))?;
             }
         }
-        self.taken.apply(call)?;
-        // A take raises the version only if the holder changes: the store says.
-        if let Call::Take { id, truncate } = call
-            && let (Some(file), Some(version)) = (self.taken.files.get_mut(id), version)
-            && file.version != version
-        {
-            if file.version + 1 != version {
-                return Err("a file was taken over and its version jumped".into());
-            }
-            file.version = version;
-            if *truncate {
-                file.crc = None;
-            }
-        }
+        self.taken.apply(life, call)?;
         self.note_reads();
         Ok(())
     }
@@ -341,10 +335,6 @@ impl Ghost {
         self.note_reads();
     }
 
-    pub(crate) fn reads(&self) -> usize {
-        self.reads.len()
-    }
-
     pub(crate) fn read_ends(&mut self, life: Incarnation, ticket: u64, found: &Found) -> Verdict {
         let Some(at) = self.reads.iter().position(|read| read.life == life && read.ticket == ticket) else {
             return Ok(());
@@ -388,7 +378,8 @@ impl Ghost {
                 (Key::Inode(id), Value::Inode(inode)) if inode.kind == Kind::File => {
                     let crc = inode.seal.map(|seal| seal.crc.0);
                     let (version, mode, links) = (inode.version, inode.attributes.mode, inode.links);
-                    files.insert(*id, File { version, crc, mode, links });
+                    let alone = inode.alone.then_some(inode.holder);
+                    files.insert(*id, File { version, crc, mode, links, alone });
                 }
                 (Key::Inode(id), Value::Inode(inode)) => {
                     directories.insert(*id, inode.parent);

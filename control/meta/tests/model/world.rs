@@ -302,11 +302,7 @@ impl World {
             }
             let refused = published.refused.iter().find(|(refused, _)| *refused == number).map(|(_, why)| *why);
             let origin = queued.ticket.is_none().then_some(queued.origin);
-            let version = match queued.call.inode().map(Key::Inode).and_then(|key| self.store.get(&key)) {
-                Some(Value::Inode(inode)) => Some(inode.version),
-                _ => None,
-            };
-            let verdict = self.ghost().taken(origin, &queued.call, refused, version);
+            let verdict = self.ghost().taken(origin, published.life, &queued.call, refused);
             self.fail(verdict);
         }
     }
@@ -483,15 +479,13 @@ impl World {
 
     fn call(&mut self, at: usize, call: Call) {
         let site = &mut self.sites[at];
-        let life = site.node.life();
         if let Call::Close { id, .. } = &call {
             site.open.retain(|open| open != id);
         }
         let node = Arc::make_mut(&mut site.node);
-        let before = node.queue().last().map(|queued| queued.number);
         match node.call(call.clone()) {
             Answer::Done(origin) => {
-                if let (Call::Take { id, .. }, true) = (&call, matches!(call, Call::Take { .. })) {
+                if let Call::Take { id, .. } = &call {
                     site.open.push(*id);
                 }
                 if let Some(origin) = origin {
@@ -509,7 +503,6 @@ impl World {
             }
             Answer::Refused(_) => {}
         }
-        let _ = (life, before);
     }
 
     fn look(&mut self, at: usize, place: &Place) {
@@ -613,7 +606,7 @@ impl World {
     pub(crate) fn act(&mut self, action: &Action) -> bool {
         match action {
             Action::Client(node, op) => {
-                self.operations += u8::from(!(matches!(op, Op::Close) && false));
+                self.operations += 1;
                 return self.client(*node, *op);
             }
             Action::Send(at) => self.send(*at),
@@ -683,11 +676,6 @@ impl World {
 
     fn leaders(&self) -> Vec<usize> {
         (0..2).filter(|at| self.coordinators[*at].leads()).collect()
-    }
-
-    /// Nothing is lost although everybody is at rest.
-    pub(crate) fn reads(&self) -> usize {
-        self.ghost.reads()
     }
 }
 
