@@ -87,7 +87,7 @@ impl Coordinator {
         if state.node_of(life) != Some(node) && self.rules.has(Rule::Life) {
             return self.send(node.clone(), ToNode::Over { life }, out);
         }
-        let taken = state.taken_of(life);
+        let taken = state.taken_by(node, life);
         let last = first.saturating_add(calls.len() as u64).saturating_sub(1);
         if self.rules.has(Rule::Chain) && (last <= taken || first > taken + 1) {
             // Everything was taken before; or what the node knows to be taken is not here, which its answer shows.
@@ -189,9 +189,7 @@ impl Coordinator {
                 let refused = response == Response::Refused || doubt == Some(Doubt::Refused);
                 append.doubt = Some(if refused { Doubt::Refused } else { Doubt::NoAnswer });
                 if !self.rules.has(Rule::ReadAfterDoubt) {
-                    // Without the rule an answer that is lost counts as a refusal, and other calls are tried.
-                    leading.append = None;
-                    return;
+                    return self.appended(self.copy.revision.unwrap_or_default(), out);
                 }
                 let mut keys = vec![Key::Coordinator, Key::Era, Key::Tick];
                 keys.extend(append.taken.iter().cloned().map(Key::Publication));
@@ -258,7 +256,8 @@ impl Coordinator {
             if !append.taken.contains(&waiting.node) {
                 continue;
             }
-            let (life, first, number) = (waiting.life, waiting.unanswered, state.taken_of(waiting.life));
+            let (life, first) = (waiting.life, waiting.unanswered);
+            let number = state.taken_by(&waiting.node, life);
             let outcomes = outcomes(state, &waiting.node, life, first, number, &waiting.calls);
             answers.push((waiting.node.clone(), ToNode::Taken { life, first, number, outcomes }));
             waiting.move_on(number + 1);

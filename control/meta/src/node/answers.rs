@@ -146,7 +146,10 @@ impl Node {
             return;
         }
         self.learn(&call, &done);
-        out.notices.push(Notice::Answered(ticket, Ok(done)));
+        let gone = matches!(call, Call::Take { .. }) && done.inodes.iter().any(|(_, inode)| inode.is_none());
+        // Taken, and its last name was removed before this answer came.
+        let result = if gone { Err(Refusal::NoInode) } else { Ok(done) };
+        out.notices.push(Notice::Answered(ticket, result));
     }
 
     fn refused(&mut self, queued: Queued, refusal: Refusal, out: &mut Output) {

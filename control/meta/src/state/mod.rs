@@ -79,8 +79,14 @@ impl State {
     /// How far the calls of a present life were taken; 0 for any other.
     #[must_use]
     pub fn taken_of(&self, life: Incarnation) -> u64 {
-        let published = self.node_of(life).and_then(|node| self.published.get(node));
-        published.filter(|published| published.life == life).map_or(0, |published| published.number)
+        self.node_of(life).map_or(0, |node| self.taken_by(node, life))
+    }
+
+    /// How far the calls of a node's last life were taken; 0 for any other life.
+    #[must_use]
+    pub fn taken_by(&self, node: &NodeName, life: Incarnation) -> u64 {
+        let published = self.published.get(node).filter(|published| published.life == life);
+        published.map_or(0, |published| published.number)
     }
 
     /// An inode.

@@ -95,8 +95,6 @@ pub fn plan(
         }
         if rules.has(Rule::Fence) {
             compares.push(Compare::Elected(election));
-        } else {
-            compares.clear();
         }
         let changes = draft.into_changes();
         assert!(changes.len() <= TRANSACTION_KEYS_MAX, "{} keys in one transaction", changes.len());
@@ -117,9 +115,8 @@ fn take(
     let before = draft.state.published(batch.node).cloned();
     let Some(mut published) = before.clone() else { return };
     published.refused.retain(|(number, _)| *number >= batch.unanswered);
-    let mut nothing = BTreeSet::new();
-    let mut heard = batch.heard;
-    let mut expired = batch.expired;
+    let nothing = BTreeSet::new();
+    let (mut heard, mut expired, mut taken) = (batch.heard, batch.expired, 0);
     for (number, call) in (batch.first..).zip(batch.calls).take(TAKEN_AT_ONCE_MAX) {
         if number > published.number.saturating_add(1) && rules.has(Rule::Chain) {
             break;
@@ -146,12 +143,11 @@ fn take(
             break;
         }
         published.refused.extend(refused.map(|refusal| (number, refusal)));
-        published.number = number;
+        published.number = published.number.max(number);
+        taken += 1;
         (heard, expired) = (&nothing, false);
     }
-    nothing.clear();
-    if Some(&published) != before.as_ref() && published.number != before.as_ref().map_or(0, |was| was.number)
-    {
+    if taken > 0 {
         compares.push(Compare::Is(key.clone(), before.map(Value::Published)));
         draft.add(vec![(key, Some(Value::Published(published)))]);
         plan.taken.push(batch.node.clone());

@@ -41,6 +41,12 @@ impl Tree {
         self.names.get(place).and_then(|(id, _)| *id)
     }
 
+    /// The directory of that name, wherever it is.
+    pub(crate) fn directory(&self, name: &str) -> Option<FileId> {
+        let mut found = self.names.iter().filter(|(place, _)| place.name.as_bytes() == name.as_bytes());
+        found.find_map(|(_, (id, _))| id.filter(|id| self.directories.contains_key(id)))
+    }
+
     pub(crate) fn is_file(&self, id: FileId) -> bool {
         self.files.contains_key(&id)
     }

@@ -27,7 +27,7 @@ fn scenario(
 ) -> Scenario {
     let (ops, troubles, prelude) = (ops.to_vec(), troubles.to_vec(), prelude.to_vec());
     let rules = Rules::COMPLETE;
-    Scenario { name, bounds: Bounds { nodes, operations, faults, ops, troubles, prelude, rules } }
+    Scenario { name, bounds: Bounds { nodes, operations, faults, ops, troubles, prelude, clients: 1, rules } }
 }
 
 /// All scenarios. `more`: operations that are added to each, for a search that may take long.
@@ -37,23 +37,46 @@ pub(crate) fn all(more: u8) -> Vec<Scenario> {
     let net = [Lose, Repeat];
     let made = [(0, Create(A))];
     let own = [(0, Delegate(ROOT)), (0, Create(A))];
+    let at_own = [(0, Delegate(ROOT))];
+    let d_to_e = Rename(At(ROOT, "d"), At(E, "d"));
+    let e_to_d = Rename(At(ROOT, "e"), At(D, "e"));
     let directories = [(0, Mkdir(At(ROOT, "d"))), (0, Mkdir(At(ROOT, "e")))];
     let mut all = vec![
         scenario("names", (2, 3, 0), &[], &[Delegate(ROOT), Create(A), Unlink(A), Look(A)], &[]),
-        scenario("names, messages lost and repeated", (2, 2, 1), &[], &[Delegate(ROOT), Create(A), Unlink(A), Look(A)], &net),
-        scenario("names, doubtful answers", (2, 2, 1), &[], &[Delegate(ROOT), Create(A), Unlink(A)], &[AnswerLost, Delayed]),
+        scenario("lost and repeated", (2, 2, 1), &[], &[Delegate(ROOT), Create(A), Unlink(A), Look(A)], &net),
+        scenario("doubt", (2, 2, 1), &[], &[Delegate(ROOT), Create(A), Unlink(A)], &[AnswerLost, Delayed]),
         scenario("renames", (2, 2, 0), &own, &[Rename(A, B), Exchange(A, B), Create(B), Unlink(A), Look(B)], &[]),
-        scenario("bytes", (2, 3, 0), &made, &[Open(A), Truncate(A), Unlink(A), Look(A)], &[]),
-        scenario("links", (2, 3, 0), &own, &[Link(A, B), Unlink(A), Open(B), Look(A), Chmod(A)], &[]),
-        scenario("directories", (2, 2, 0), &directories, &[Rename(At(ROOT, "d"), At(E, "d")), Rename(At(ROOT, "e"), At(D, "e")), Create(DX), Rmdir(At(ROOT, "d")), Look(DX)], &[]),
-        scenario("a node is declared gone", (2, 3, 1), &own, &[Create(A), Unlink(A), Look(A)], &[Cut]),
-        scenario("a writer is declared gone", (2, 3, 1), &own, &[Open(A), Look(A)], &[Cut]),
-        scenario("power-off", (2, 2, 1), &own, &[Create(B), Unlink(A), Look(B)], &[PowerOff]),
-        scenario("another coordinator", (2, 2, 1), &own, &[Create(B), Unlink(A), Look(A)], &[Replace]),
+        scenario("bytes", (2, 2, 0), &made, &[Open(A), Truncate(A), Unlink(A), Look(A), Close], &[]),
+        scenario("open files", (2, 3, 0), &made, &[Open(A), Look(A)], &[]),
+        scenario("links", (2, 2, 0), &own, &[Link(A, B), Unlink(A), Open(B), Look(A), Chmod(A)], &[]),
+        scenario("two clients", (2, 2, 0), &own, &[Link(A, B), Create(B), Look(B)], &[]),
+        scenario("directories", (2, 2, 0), &directories, &[d_to_e, e_to_d, Create(DX), Rmdir(At(ROOT, "d")), Look(DX)], &[]),
+        scenario("gone, names", (2, 3, 1), &at_own, &[Create(A), Unlink(A)], &[Cut]),
+        scenario("gone, look-ups", (2, 2, 1), &own, &[Unlink(A), Create(B), Look(A)], &[Cut]),
+        scenario("gone, bytes", (2, 3, 1), &own, &[Open(A)], &[Cut]),
+        scenario("power-off", (2, 2, 1), &at_own, &[Create(B), Look(B)], &[PowerOff]),
+        scenario("replaced", (2, 2, 1), &[], &[Create(A), Look(A)], &[Replace]),
+        scenario("replaced, delegated", (2, 2, 1), &own, &[Create(B), Unlink(A)], &[Replace]),
         scenario("three nodes", (3, 2, 0), &[], &[Delegate(ROOT), Create(A), Look(A)], &[]),
     ];
     for scenario in &mut all {
         scenario.bounds.operations += more;
+        scenario.bounds.clients = 1 + usize::from(scenario.name == "two clients");
     }
     all
+}
+
+/// One scenario with every call and every fault, to draw histories from.
+pub(crate) fn everything() -> Bounds {
+    use Op::*;
+    use Trouble::*;
+    let mut ops = vec![Delegate(ROOT), Delegate(D), Mkdir(At(D, "sub")), Rmdir(At(D, "sub")), Rmdir(At(ROOT, "e")), Mkdir(At(ROOT, "e"))];
+    ops.extend([Rename(At(ROOT, "e"), At(D, "sub")), Rename(At(D, "sub"), At(ROOT, "e")), Rename(At(ROOT, "d"), At(E, "sub"))]);
+    ops.extend([Exchange(A, DX), Rename(A, DX), Rename(DX, B), Rename(A, B), Link(A, B), Link(B, DX)]);
+    for at in [A, B, DX] {
+        ops.extend([Create(at), Write(at), Unlink(at), Open(at), Truncate(at), Chmod(at), Look(at), Look(at), Close]);
+    }
+    let troubles = vec![Cut, PowerOff, Lose, Repeat, AnswerLost, Delayed, Replace];
+    let prelude = vec![(0, Mkdir(At(ROOT, "d"))), (1, Mkdir(At(ROOT, "e"))), (2, Create(A))];
+    Bounds { nodes: 4, operations: 60, faults: 8, ops, troubles, prelude, clients: 2, rules: Rules::COMPLETE }
 }

@@ -40,7 +40,7 @@ pub(crate) enum Op {
     Look(At),
 }
 
-/// A directory of the scenario: the root, or the one of that name in it.
+/// A directory of the scenario: the root, or the one of that name, wherever it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Dir {
     Root,
@@ -97,8 +97,8 @@ struct Site {
     follows: usize,
     /// How often parked calls were queued again: bounded, as the numbers are.
     retries: u8,
-    /// A call or look-up that a client waits for.
-    blocked: Option<u64>,
+    /// Calls and look-ups that clients wait for.
+    blocked: Vec<u64>,
     /// Files that clients opened for writing.
     open: Vec<FileId>,
     /// Opened for that file once the ticket is answered.
@@ -128,6 +128,8 @@ pub(crate) struct Bounds {
     pub(crate) ops: Vec<Op>,
     pub(crate) troubles: Vec<Trouble>,
     pub(crate) prelude: Vec<(usize, Op)>,
+    /// Clients on a node that may wait at a time.
+    pub(crate) clients: usize,
     pub(crate) rules: Rules,
 }
 
@@ -141,6 +143,9 @@ pub(crate) struct World {
     seen: BTreeMap<NodeName, (Incarnation, u64)>,
     operations: u8,
     faults: u8,
+    /// Clients on a node that may wait at a time.
+    clients: usize,
+    truncated: bool,
     next_life: u64,
     bad: Option<String>,
 }
@@ -171,6 +176,8 @@ impl World {
             seen: BTreeMap::new(),
             operations: 0,
             faults: 0,
+            clients: bounds.clients,
+            truncated: false,
             next_life: 1,
             bad: None,
         };
@@ -178,7 +185,7 @@ impl World {
         for _ in 0..bounds.nodes {
             let life = world.new_life();
             let node = Arc::new(Node::new(life, None, bounds.rules));
-            let (link, follows, retries, blocked, open) = (Link::Up, 0, 0, None, vec![]);
+            let (link, follows, retries, blocked, open) = (Link::Up, 0, 0, vec![], vec![]);
             let lives = vec![life];
             world.sites.push(Site { node, lives, link, follows, retries, blocked, open, opening: None });
         }
@@ -365,9 +372,7 @@ impl World {
             match notice {
                 Notice::Answered(ticket, result) => {
                     let site = &mut self.sites[at];
-                    if site.blocked == Some(ticket.0) {
-                        site.blocked = None;
-                    }
+                    site.blocked.retain(|blocked| *blocked != ticket.0);
                     if let Some((opening, id)) = site.opening
                         && opening == ticket.0
                     {
@@ -378,7 +383,7 @@ impl World {
                     }
                 }
                 Notice::Looked(ticket, found) => {
-                    self.sites[at].blocked = None;
+                    self.sites[at].blocked.retain(|blocked| *blocked != ticket.0);
                     let reader = self.sites[at].lives.iter().copied().find(|life| self.ghost.is_living(*life));
                     let verdict = self.ghost().read_ends(reader.unwrap_or(life), ticket.0, &found);
                     self.fail(verdict);
@@ -400,38 +405,38 @@ impl World {
 
     // ---- clients ----
 
-    fn dir(&self, tree: &Tree, dir: Dir) -> Option<FileId> {
+    fn dir(tree: &Tree, dir: Dir) -> Option<FileId> {
         match dir {
             Dir::Root => Some(ROOT),
             Dir::In(name) => {
-                tree.at(&place(ROOT, name)).filter(|id| !tree.is_file(*id))
+                tree.directory(name)
             }
         }
     }
 
-    fn at(&self, tree: &Tree, at: At) -> Option<Place> {
-        self.dir(tree, at.0).map(|directory| place(directory, at.1))
+    fn at(tree: &Tree, at: At) -> Option<Place> {
+        Self::dir(tree, at.0).map(|directory| place(directory, at.1))
     }
 
     /// Does a client's call; false if it makes no sense now.
     fn client(&mut self, node: usize, op: Op) -> bool {
-        if self.sites[node].blocked.is_some() || self.sites[node].link == Link::Dead {
+        if self.sites[node].blocked.len() >= self.clients || self.sites[node].link == Link::Dead {
             return false;
         }
         let tree = self.ghost.effective();
         let seal = SealSummary { number: SealNumber(1), size_bytes: 1, crc: Crc64(100 + u64::from(self.operations)) };
         let attributes = Attributes { mode: u32::from(self.operations) + 1, ..Attributes::default() };
-        let file = |at: At| self.at(&tree, at).and_then(|place| tree.at(&place)).filter(|id| tree.is_file(*id));
+        let file = |at: At| Self::at(&tree, at).and_then(|place| tree.at(&place)).filter(|id| tree.is_file(*id));
         let holder = self.sites[node].node.life();
         let bases = None;
         let call = match op {
             Op::Look(at) => {
-                let Some(place) = self.at(&tree, at) else { return false };
+                let Some(place) = Self::at(&tree, at) else { return false };
                 self.look(node, &place);
                 return true;
             }
             Op::Write(at) => {
-                let Some(place) = self.at(&tree, at) else { return false };
+                let Some(place) = Self::at(&tree, at) else { return false };
                 let id = Arc::make_mut(&mut self.sites[node].node).new_id();
                 let attributes = Attributes::default();
                 if self.sites[node].node.has_alone(place.directory) {
@@ -444,26 +449,27 @@ impl World {
                 }
                 return false;
             }
-            Op::Delegate(dir) => self.dir(&tree, dir).map(|directory| Call::Delegate { directory }),
+            Op::Delegate(dir) => Self::dir(&tree, dir).map(|directory| Call::Delegate { directory }),
             Op::Create(at) | Op::Mkdir(at) => {
                 let kind = if matches!(op, Op::Create(_)) { Kind::File } else { Kind::Directory };
-                let place = self.at(&tree, at);
+                let place = Self::at(&tree, at);
                 let id = Arc::make_mut(&mut self.sites[node].node).new_id();
                 let attributes = Attributes::default();
                 place.map(|place| Call::Create { place, base: None, id, kind, attributes })
             }
-            Op::Unlink(at) => self.at(&tree, at).map(|place| Call::Unlink { place, base: None }),
-            Op::Rmdir(at) => self.at(&tree, at).map(|place| Call::Rmdir { place }),
+            Op::Unlink(at) => Self::at(&tree, at).map(|place| Call::Unlink { place, base: None }),
+            Op::Rmdir(at) => Self::at(&tree, at).map(|place| Call::Rmdir { place }),
             Op::Rename(from, to) | Op::Exchange(from, to) => {
                 let exchange = matches!(op, Op::Exchange(..));
-                let places = self.at(&tree, from).zip(self.at(&tree, to));
+                let places = Self::at(&tree, from).zip(Self::at(&tree, to));
                 places.map(|(from, to)| Call::Rename { from, to, bases, replaces: true, exchange })
             }
             Op::Link(from, to) => {
-                file(from).zip(self.at(&tree, to)).map(|(id, place)| Call::Link { id, place })
+                file(from).zip(Self::at(&tree, to)).map(|(id, place)| Call::Link { id, place })
             }
             Op::Open(at) | Op::Truncate(at) => {
                 let truncate = matches!(op, Op::Truncate(_));
+                self.truncated |= truncate;
                 file(at).map(|id| Call::Take { id, truncate })
             }
             Op::Chmod(at) => file(at).map(|id| Call::SetAttributes { id, attributes }),
@@ -496,9 +502,15 @@ impl World {
                 }
             }
             Answer::Waits(ticket) => {
-                site.blocked = Some(ticket.0);
+                site.blocked.push(ticket.0);
                 if let Call::Take { id, .. } = call {
                     site.opening = Some((ticket.0, id));
+                }
+            }
+            // A writer loses its file to a truncation, or with its node's life; else its close counts.
+            Answer::Refused(why) if matches!(call, Call::Close { .. }) && !self.truncated => {
+                if self.sites[at].lives.len() == 1 {
+                    self.fail(Err(format!("a writer's file was taken from under it ({why})")));
                 }
             }
             Answer::Refused(_) => {}
@@ -514,7 +526,7 @@ impl World {
                 self.fail(verdict);
             }
             Look::Waits(ticket) => {
-                site.blocked = Some(ticket.0);
+                site.blocked.push(ticket.0);
                 self.ghost().read_begins(life, ticket.0, place);
             }
         }
@@ -607,7 +619,9 @@ impl World {
         match action {
             Action::Client(node, op) => {
                 self.operations += 1;
-                return self.client(*node, *op);
+                let did = self.client(*node, *op);
+                self.operations -= u8::from(!did);
+                return did;
             }
             Action::Send(at) => self.send(*at),
             Action::Again(at) => {
@@ -672,6 +686,52 @@ impl World {
             }
         }
         true
+    }
+
+    /// Ends all faults, and lets everything come to its end.
+    pub(crate) fn come_to_rest(&mut self) {
+        while self.store.delayed() > 0 {
+            self.act(&Action::Release);
+        }
+        for at in 0..self.sites.len() {
+            match self.sites[at].link {
+                Link::Cut => self.sites[at].link = Link::Up,
+                Link::Dead if self.ghost.is_living(self.sites[at].node.life()) => {
+                    self.act(&Action::Verdict(at));
+                }
+                _ => {}
+            }
+        }
+        for _ in 0..50 {
+            self.settle();
+            for at in 0..self.sites.len() {
+                if self.sites[at].link == Link::Dead {
+                    continue;
+                }
+                while !self.sites[at].open.is_empty() {
+                    let before = self.sites[at].open.len();
+                    self.sites[at].blocked.clear();
+                    self.client(at, Op::Close);
+                    assert!(self.sites[at].open.len() < before, "a close opens nothing");
+                }
+                if self.sites[at].node.is_over() {
+                    self.act(&Action::ComeBack(at));
+                }
+                if self.sites[at].node.awaits() {
+                    self.act(&Action::Again(at));
+                }
+            }
+            self.act(&Action::Ask);
+        }
+        self.settle();
+        for at in 0..self.sites.len() {
+            let site = &self.sites[at];
+            if site.link != Link::Dead && (!site.blocked.is_empty() || site.node.queue().next().is_some()) {
+                let queue: Vec<_> = site.node.queue().collect();
+                let why = format!("n{at} waits for ever, {:?}: {queue:?}", site.blocked);
+                self.fail(Err(why));
+            }
+        }
     }
 
     fn leaders(&self) -> Vec<usize> {
