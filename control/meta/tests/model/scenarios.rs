@@ -2,7 +2,7 @@
 //!
 //! Owns: the list, with the size that each is exhausted at. Does not own: the search.
 
-use crate::world::{At, Bounds, Dir, Op, Trouble};
+use crate::world::{Action, At, Bounds, Dir, Op, Trouble};
 use tidemark_meta::rules::Rules;
 
 const ROOT: Dir = Dir::Root;
@@ -27,7 +27,7 @@ fn scenario(
 ) -> Scenario {
     let (ops, troubles, prelude) = (ops.to_vec(), troubles.to_vec(), prelude.to_vec());
     let rules = Rules::COMPLETE;
-    Scenario { name, bounds: Bounds { nodes, operations, faults, ops, troubles, prelude, clients: 1, rules } }
+    Scenario { name, bounds: Bounds { nodes, operations, faults, ops, troubles, prelude, beginning: vec![], clients: 1, rules } }
 }
 
 /// All scenarios. `more`: operations that are added to each, for a search that may take long.
@@ -47,20 +47,31 @@ pub(crate) fn all(more: u8) -> Vec<Scenario> {
         scenario("doubt", (2, 2, 1), &[], &[Delegate(ROOT), Create(A), Unlink(A)], &[AnswerLost, Delayed]),
         scenario("renames", (2, 2, 0), &own, &[Rename(A, B), Exchange(A, B), Create(B), Unlink(A), Look(B)], &[]),
         scenario("bytes", (2, 2, 0), &made, &[Open(A), Truncate(A), Unlink(A), Look(A), Close], &[]),
-        scenario("open files", (2, 3, 0), &made, &[Open(A), Look(A)], &[]),
+        scenario("open files", (2, 2, 0), &made, &[Open(A), Look(A), Close], &[]),
         scenario("links", (2, 2, 0), &own, &[Link(A, B), Unlink(A), Open(B), Look(A), Chmod(A)], &[]),
         scenario("two clients", (2, 2, 0), &own, &[Link(A, B), Create(B), Look(B)], &[]),
         scenario("directories", (2, 2, 0), &directories, &[d_to_e, e_to_d, Create(DX), Rmdir(At(ROOT, "d")), Look(DX)], &[]),
-        scenario("gone, names", (2, 3, 1), &at_own, &[Create(A), Unlink(A)], &[Cut]),
-        scenario("gone, look-ups", (2, 2, 1), &own, &[Unlink(A), Create(B), Look(A)], &[Cut]),
-        scenario("gone, bytes", (2, 3, 1), &own, &[Open(A)], &[Cut]),
+        scenario("gone, names", (2, 2, 1), &at_own, &[Create(A), Unlink(A)], &[Cut]),
+        scenario("gone, look-ups", (2, 2, 1), &own, &[Unlink(A), Look(A)], &[Cut]),
+        scenario("gone, a name since made and removed", (2, 2, 1), &at_own, &[Create(A), Unlink(A)], &[]),
+        scenario("gone, bytes since closed", (2, 2, 1), &own, &[Open(A), Close], &[]),
         scenario("power-off", (2, 2, 1), &at_own, &[Create(B), Look(B)], &[PowerOff]),
         scenario("replaced", (2, 2, 1), &[], &[Create(A), Look(A)], &[Replace]),
-        scenario("replaced, delegated", (2, 2, 1), &own, &[Create(B), Unlink(A)], &[Replace]),
+        scenario("replaced, delegated", (2, 2, 1), &at_own, &[Create(B)], &[Replace]),
         scenario("three nodes", (3, 2, 0), &[], &[Delegate(ROOT), Create(A), Look(A)], &[]),
     ];
     for scenario in &mut all {
         scenario.bounds.operations += more;
+        let cut = Action::Node(0, Cut);
+        scenario.bounds.beginning = match scenario.name {
+            "gone, a name since made and removed" => {
+                vec![cut, Action::Client(0, Create(A)), Action::Verdict(0)]
+            }
+            "gone, bytes since closed" => {
+                vec![Action::Client(0, Open(A)), cut, Action::Client(0, Close), Action::Verdict(0)]
+            }
+            _ => vec![],
+        };
         scenario.bounds.clients = 1 + usize::from(scenario.name == "two clients");
     }
     all
@@ -78,5 +89,5 @@ pub(crate) fn everything() -> Bounds {
     }
     let troubles = vec![Cut, PowerOff, Lose, Repeat, AnswerLost, Delayed, Replace];
     let prelude = vec![(0, Mkdir(At(ROOT, "d"))), (1, Mkdir(At(ROOT, "e"))), (2, Create(A))];
-    Bounds { nodes: 4, operations: 60, faults: 8, ops, troubles, prelude, clients: 2, rules: Rules::COMPLETE }
+    Bounds { nodes: 4, operations: 60, faults: 8, ops, troubles, prelude, beginning: vec![], clients: 2, rules: Rules::COMPLETE }
 }

@@ -127,7 +127,10 @@ pub(crate) struct Bounds {
     pub(crate) faults: u8,
     pub(crate) ops: Vec<Op>,
     pub(crate) troubles: Vec<Trouble>,
+    /// Calls that are done, and come to rest, before the search begins.
     pub(crate) prelude: Vec<(usize, Op)>,
+    /// What happens first in it.
+    pub(crate) beginning: Vec<Action>,
     /// Clients on a node that may wait at a time.
     pub(crate) clients: usize,
     pub(crate) rules: Rules,
@@ -195,8 +198,11 @@ impl World {
             world.settle();
         }
         world.event(1, Event::Tick);
+        for action in &bounds.beginning {
+            assert!(world.act(action), "{action:?} comes to nothing");
+        }
         world.operations = 0;
-        assert_eq!(world.bad, None, "the prelude");
+        assert_eq!(world.bad, None, "the beginning");
         world
     }
 
