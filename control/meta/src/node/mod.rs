@@ -239,6 +239,12 @@ impl Node {
             || self.sent.is_some() || self.looking.values().any(|looking| looking.sent) || !self.parked.is_empty()
     }
 
+    /// Whether a call was refused as busy and is to be tried again.
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
     /// An identity for a new file, which nobody is asked for.
     pub fn new_id(&mut self) -> FileId {
         self.files_made += 1;

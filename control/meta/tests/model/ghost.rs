@@ -185,7 +185,8 @@ impl Tree {
 struct Acked {
     call: Call,
     names: Vec<u32>,
-    content: Option<Content>,
+    /// The version and the checksum of a file's bytes: attributes are no part of what a close rests on.
+    bytes: Option<(u64, Option<u64>)>,
 }
 
 /// A look-up under way, and what it may find.
@@ -230,22 +231,22 @@ impl Ghost {
         tree
     }
 
-    fn rests_on(tree: &Tree, call: &Call) -> (Vec<u32>, Option<Content>) {
+    fn rests_on(tree: &Tree, call: &Call) -> (Vec<u32>, Option<(u64, Option<u64>)>) {
         let names = call.places().map(|place| tree.changes(place)).collect();
-        let content = matches!(call, Call::Close { .. }).then(|| call.inode().and_then(|id| tree.content(id)));
-        (names, content.flatten())
+        let file = call.inode().filter(|_| matches!(call, Call::Close { .. })).and_then(|id| tree.content(id));
+        (names, file.map(|(version, crc, _)| (version, crc)))
     }
 
     /// A node has answered for a change by itself.
     pub(crate) fn acked(&mut self, origin: Origin, call: &Call) -> Verdict {
         let living = self.living.contains(&origin.0);
         let mut tree = if living { self.effective() } else { self.frozen.get(&origin.0).cloned().unwrap_or_default() };
-        let (names, content) = Self::rests_on(&tree, call);
+        let (names, bytes) = Self::rests_on(&tree, call);
         tree.apply(origin.0, call).map_err(|why| format!("{why}, by a node that answered for it alone"))?;
         if !living {
             self.frozen.insert(origin.0, tree);
         }
-        self.acked.insert(origin, Acked { call: call.clone(), names, content });
+        self.acked.insert(origin, Acked { call: call.clone(), names, bytes });
         self.note_reads();
         Ok(())
     }
@@ -277,7 +278,7 @@ impl Ghost {
                 if matches!(call, Call::Unlink { .. }) {
                     return Err("a removal of a node that was declared gone was published".into());
                 }
-                if Self::rests_on(&effective, call) != (acked.names.clone(), acked.content) {
+                if Self::rests_on(&effective, call) != (acked.names.clone(), acked.bytes) {
                     return Err(format!("a change of a node that was declared gone undid another: {call:?}"));
                 }
             }

@@ -30,7 +30,7 @@ fn all_rules_keep_one_order() {
     let more = std::env::var("TIDEMARK_MODEL_MORE").map_or(0, |more| more.parse().unwrap());
     let mut good = true;
     for scenario in scenarios::all(more) {
-        good &= show(&scenario, &search(&scenario.bounds, 300_000));
+        good &= show(&scenario, &search(&scenario.bounds, 600_000));
     }
     assert!(good);
 }

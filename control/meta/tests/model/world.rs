@@ -291,33 +291,51 @@ impl World {
                 }
             }
         }
-        for (node, published, number) in news {
+        for (node, published, _) in &news {
             self.seen.insert(node.clone(), (published.life, published.number));
-            self.taken(&node, &published, number);
         }
-        let store = self.store.clone();
-        self.ghost().members(&store);
-        let verdict = self.ghost.agrees(&self.store);
-        self.fail(verdict);
+        match self.in_some_order(&self.ghost, &news) {
+            Ok(ghost) => self.ghost = Arc::new(ghost),
+            Err(why) => self.fail(Err(why)),
+        }
     }
 
-    fn taken(&mut self, node: &NodeName, published: &Published, before: u64) {
+    /// The observer after one transaction. It does not say in which order it took its nodes: some order has to be right.
+    fn in_some_order(&self, ghost: &Ghost, news: &[(NodeName, Published, u64)]) -> Result<Ghost, String> {
+        if news.is_empty() {
+            let mut ghost = ghost.clone();
+            ghost.members(&self.store);
+            return ghost.agrees(&self.store).map(|()| ghost);
+        }
+        let mut why = None;
+        for at in 0..news.len() {
+            let mut rest = news.to_vec();
+            let (node, published, before) = rest.remove(at);
+            let mut next = ghost.clone();
+            match self.taken(&mut next, &node, &published, before).and_then(|()| self.in_some_order(&next, &rest)) {
+                Ok(ghost) => return Ok(ghost),
+                Err(wrong) => why = why.or(Some(wrong)),
+            }
+        }
+        Err(why.unwrap_or_default())
+    }
+
+    fn taken(&self, ghost: &mut Ghost, node: &NodeName, published: &Published, before: u64) -> Verdict {
         let at = (0..self.sites.len()).find(|at| name_of(*at) == *node).unwrap();
-        let node = Arc::clone(&self.sites[at].node);
+        let site = &self.sites[at];
         for number in before + 1..=published.number {
-            let queued = node.queue().find(|queued| queued.number == number);
-            let Some(queued) = queued.filter(|_| node.life() == published.life) else {
-                self.fail(Err("a call was taken that its node does not wait for".into()));
-                return;
+            let queued = site.node.queue().find(|queued| queued.number == number);
+            let Some(queued) = queued.filter(|_| site.node.life() == published.life) else {
+                return Err("a call was taken that its node does not wait for".into());
             };
-            if !self.ghost.is_living(published.life) && self.sites[at].lives.first() == Some(&published.life) {
-                self.fail(Err("a call of a life that is over was taken".into()));
+            if !ghost.is_living(published.life) && site.lives.first() == Some(&published.life) {
+                return Err("a call of a life that is over was taken".into());
             }
             let refused = published.refused.iter().find(|(refused, _)| *refused == number).map(|(_, why)| *why);
             let origin = queued.ticket.is_none().then_some(queued.origin);
-            let verdict = self.ghost().taken(origin, published.life, &queued.call, refused);
-            self.fail(verdict);
+            ghost.taken(origin, published.life, &queued.call, refused)?;
         }
+        Ok(())
     }
 
     // ---- the network ----
@@ -492,7 +510,8 @@ impl World {
     fn call(&mut self, at: usize, call: Call) {
         let site = &mut self.sites[at];
         if let Call::Close { id, .. } = &call {
-            site.open.retain(|open| open != id);
+            let at = site.open.iter().position(|open| open == id);
+            at.map(|at| site.open.remove(at));
         }
         let node = Arc::make_mut(&mut site.node);
         match node.call(call.clone()) {
@@ -561,7 +580,8 @@ impl World {
                 actions.push(Action::Send(at));
             }
             let quiet = !self.net.iter().any(|(_, packet)| packet.node == at);
-            if quiet && site.node.awaits() && site.retries < 3 {
+            let lost = self.faults > 0 || site.node.is_parked();
+            if quiet && lost && site.node.awaits() && site.retries < 2 {
                 actions.push(Action::Again(at));
             }
             match site.link {
