@@ -2,7 +2,7 @@
 //!
 //! Owns: answers, questions and grants. Does not own: the return after a verdict (`coming_back`).
 
-use super::{Directory, Held, Node, Notice, Output, Queued, Standing};
+use super::{Answer, Directory, Held, Node, Notice, Output, Queued, Standing};
 use crate::message::{Done, Found, Outcome, Stamp, ToCoordinator, ToNode};
 use crate::rules::Rule;
 use crate::state::{Call, Refusal};
@@ -150,6 +150,7 @@ impl Node {
         // Taken, and its last name was removed before this answer came.
         let result = if gone { Err(Refusal::NoInode) } else { Ok(done) };
         out.notices.push(Notice::Answered(ticket, result));
+        self.open_parked(&call, out);
     }
 
     fn refused(&mut self, queued: Queued, refusal: Refusal, out: &mut Output) {
@@ -163,12 +164,35 @@ impl Node {
                     self.parked.push((ticket, call));
                 }
             }
-            (Some(ticket), refusal) => out.notices.push(Notice::Answered(ticket, Err(refusal))),
+            (Some(ticket), refusal) => {
+                out.notices.push(Notice::Answered(ticket, Err(refusal)));
+                self.open_parked(&call, out);
+            }
             // Its last name was taken away, by a change that came after the close in the one order.
             (None, Refusal::NoInode)
-                if matches!(call, Call::Close { .. } | Call::SetAttributes { .. })
+                if call.inode().is_some()
                     && origin.0 == self.life => {}
             (None, why) => out.notices.push(Notice::Conflict { origin, call, why }),
+        }
+    }
+
+    /// Goes on with calls to open a file that waited for `call`.
+    fn open_parked(&mut self, call: &Call, out: &mut Output) {
+        let Call::Take { id, .. } = call else { return };
+        while let Some(at) = self.parked_take(*id) {
+            let here = self.held.contains_key(id) && !self.wanted.contains(id);
+            let (ticket, call) = self.parked.remove(at);
+            match call {
+                Call::Take { truncate, .. } if here => {
+                    let answer = self.open_here(*id, truncate);
+                    let origin = if let Answer::Done(origin) = answer { origin } else { None };
+                    out.notices.push(Notice::Opened(ticket, origin));
+                }
+                call => {
+                    self.push(Some(ticket), call);
+                    return;
+                }
+            }
         }
     }
 
@@ -195,7 +219,11 @@ impl Node {
 
     fn learn_inode(&mut self, id: FileId, inode: &Inode, call: &Call) {
         // Later calls on the inode are counted from what comes with the last of them.
-        let more = self.queue.iter().any(|queued| queued.call.inode() == Some(id));
+        let counts = |call: &Call| {
+            matches!(call, Call::Close { .. } | Call::Take { .. } | Call::GiveBack { .. })
+                && call.inode() == Some(id)
+        };
+        let more = self.queue.iter().any(|queued| counts(&queued.call));
         if inode.kind == Kind::Directory || more {
             return;
         }

@@ -64,17 +64,17 @@ impl Node {
             }
             Call::Rename { from, to, exchange, .. } => self.rename(from, to, exchange),
             Call::Take { id, truncate } => {
-                if self.own(id).is_none() || self.wanted.contains(&id) {
-                    return self.wait(Call::Take { id, truncate });
+                if self.held.contains_key(&id) && !self.wanted.contains(&id) {
+                    return self.open_here(id, truncate);
                 }
-                self.held.entry(id).and_modify(|held| {
-                    held.writers += 1;
-                    if truncate {
-                        held.inode.version += 1;
-                        held.inode.seal = None;
-                    }
-                });
-                if truncate { self.done(Call::Take { id, truncate }) } else { Answer::Done(None) }
+                let takes = |call: &Call| matches!(call, Call::Take { id: taken, .. } if *taken == id);
+                if self.wanted.contains(&id) || self.queue.iter().any(|queued| takes(&queued.call)) {
+                    // Behind the one that waits for the file, or for the take that is under way.
+                    let ticket = self.ticket();
+                    self.parked.push((ticket, call));
+                    return Answer::Waits(ticket);
+                }
+                self.wait(call)
             }
             Call::Delegate { directory } if self.has_alone(directory) => Answer::Done(None),
             call => self.wait(call),
@@ -104,6 +104,18 @@ impl Node {
         self.set(&from, source, None);
         let (bases, replaces) = (Some((source.version, over.version)), over.target.is_some());
         self.done(Call::Rename { from, to, bases, replaces, exchange })
+    }
+
+    /// Opens a file for writing that this node has alone.
+    pub(super) fn open_here(&mut self, id: FileId, truncate: bool) -> Answer {
+        self.held.entry(id).and_modify(|held| {
+            held.writers += 1;
+            if truncate {
+                held.inode.version += 1;
+                held.inode.seal = None;
+            }
+        });
+        if truncate { self.done(Call::Take { id, truncate }) } else { Answer::Done(None) }
     }
 
     fn close(&mut self, id: FileId, seal: crate::value::SealSummary) -> Answer {
@@ -199,6 +211,16 @@ impl Node {
     pub(super) fn give_back_file(&mut self, id: FileId, version: u64) {
         self.drop_file(id);
         self.push(None, Call::GiveBack { id, version });
+        // Who waits here to open it is behind the other node now.
+        if let Some(at) = self.parked_take(id) {
+            let (ticket, call) = self.parked.remove(at);
+            self.push(Some(ticket), call);
+        }
+    }
+
+    /// The first call to open a file that waits for another one.
+    pub(super) fn parked_take(&self, id: FileId) -> Option<usize> {
+        self.parked.iter().position(|(_, call)| matches!(call, Call::Take { id: taken, .. } if *taken == id))
     }
 
     /// Whether a give-back is queued: a grant that arrives after it is not used.

@@ -51,6 +51,8 @@ pub enum Look {
 pub enum Notice {
     Answered(Ticket, Result<Done, Refusal>),
     Looked(Ticket, Found),
+    /// A call to open a file is answered by this node itself, after all.
+    Opened(Ticket, Option<Origin>),
     /// A change that was answered for was not taken: its bytes belong into the conflicts.
     Conflict {
         origin: Origin,
@@ -291,7 +293,15 @@ impl Node {
             looking.sent = false;
         }
         for (ticket, call) in std::mem::take(&mut self.parked) {
-            self.push(Some(ticket), call);
+            // One that waits for another of this node stays until that has its answer.
+            let waits = call.inode().is_some_and(|id| {
+                matches!(call, Call::Take { .. }) && (self.wanted.contains(&id) || self.is_inode_busy(id))
+            });
+            if waits {
+                self.parked.push((ticket, call));
+            } else {
+                self.push(Some(ticket), call);
+            }
         }
     }
 

@@ -101,8 +101,8 @@ struct Site {
     blocked: Vec<u64>,
     /// Files that clients opened for writing.
     open: Vec<FileId>,
-    /// Opened for that file once the ticket is answered.
-    opening: Option<(u64, FileId)>,
+    /// Files that are open once the ticket is answered.
+    opening: Vec<(u64, FileId)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -190,7 +190,7 @@ impl World {
             let node = Arc::new(Node::new(life, None, bounds.rules));
             let (link, follows, retries, blocked, open) = (Link::Up, 0, 0, vec![], vec![]);
             let lives = vec![life];
-            world.sites.push(Site { node, lives, link, follows, retries, blocked, open, opening: None });
+            world.sites.push(Site { node, lives, link, follows, retries, blocked, open, opening: vec![] });
         }
         world.settle();
         for (node, op) in &bounds.prelude {
@@ -397,13 +397,24 @@ impl World {
                 Notice::Answered(ticket, result) => {
                     let site = &mut self.sites[at];
                     site.blocked.retain(|blocked| *blocked != ticket.0);
-                    if let Some((opening, id)) = site.opening
-                        && opening == ticket.0
-                    {
-                        site.opening = None;
+                    if let Some(opening) = site.opening.iter().position(|(opening, _)| *opening == ticket.0) {
+                        let (_, id) = site.opening.remove(opening);
                         if result.is_ok() {
                             site.open.push(id);
                         }
+                    }
+                }
+                Notice::Opened(ticket, origin) => {
+                    let site = &mut self.sites[at];
+                    site.blocked.retain(|blocked| *blocked != ticket.0);
+                    if let Some((opening, id)) = site.opening.iter().find(|(opening, _)| *opening == ticket.0).copied() {
+                        site.opening.retain(|(other, _)| *other != opening);
+                        site.open.push(id);
+                    }
+                    let queued = origin.and_then(|origin| site.node.queue().find(|queued| queued.origin == origin));
+                    if let Some(queued) = queued.cloned() {
+                        let verdict = self.ghost().acked(queued.origin, &queued.call);
+                        self.fail(verdict);
                     }
                 }
                 Notice::Looked(ticket, found) => {
@@ -529,7 +540,7 @@ impl World {
             Answer::Waits(ticket) => {
                 site.blocked.push(ticket.0);
                 if let Call::Take { id, .. } = call {
-                    site.opening = Some((ticket.0, id));
+                    site.opening.push((ticket.0, id));
                 }
             }
             // A writer loses its file to a truncation, or with its node's life; else its close counts.
