@@ -224,15 +224,26 @@ impl Node {
                 && call.inode() == Some(id)
         };
         let more = self.queue.iter().any(|queued| counts(&queued.call));
-        if inode.kind == Kind::Directory || more {
+        if inode.kind == Kind::Directory {
             return;
         }
         let opens = u32::from(matches!(call, Call::Take { .. }));
-        if let Some(held) = self.held.get_mut(&id) {
-            held.writers += opens;
-            held.inode = inode.clone();
-        } else if inode.holder == self.life && inode.alone {
-            self.held.insert(id, Held { inode: inode.clone(), writers: opens });
+        match self.held.get_mut(&id) {
+            Some(held) => {
+                held.writers += opens;
+                held.inode.attributes = inode.attributes;
+                // A file whose last name was removed here has none, whatever is not taken yet.
+                if held.inode.links > 0 {
+                    held.inode.links = inode.links;
+                }
+                if !more && held.inode.links > 0 {
+                    held.inode = inode.clone();
+                }
+            }
+            None if !more && inode.holder == self.life && inode.alone => {
+                self.held.insert(id, Held { inode: inode.clone(), writers: opens });
+            }
+            None => {}
         }
     }
 }

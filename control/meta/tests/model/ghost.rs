@@ -364,8 +364,9 @@ impl Ghost {
         for read in &mut self.reads {
             read.ids.insert(tree.at(&read.place));
             read.no_directory |= !tree.directories.contains_key(&read.place.directory);
-            for id in read.ids.iter().copied().flatten() {
-                read.contents.extend(tree.content(id).map(|content| (id, content)));
+            // A name is followed and a file is looked at in two steps: the file may be any that it was since the beginning.
+            for id in tree.files.keys() {
+                read.contents.extend(tree.content(*id).map(|content| (*id, content)));
             }
         }
     }
