@@ -91,13 +91,18 @@ impl Node {
         if let Some(held) = self.held.get(&id) {
             let (version, writers) = (held.inode.version, held.writers);
             if writers > 0 && !force && self.rules.has(Rule::WritersBlock) {
-                self.wanted.insert(id);
+                self.wanted.insert(id, false);
                 return;
             }
             if writers > 0 {
                 *self.stale.entry(id).or_default() += writers;
             }
             self.give_back_file(id, version);
+            return;
+        }
+        if self.is_take_queued(id) {
+            // Taken, as it seems, and the answer is on its way. It is used once, or two nodes may take it from each other for ever.
+            *self.wanted.entry(id).or_default() |= force;
             return;
         }
         // Not here yet, or not any more: the grant may be on its way.
@@ -138,18 +143,12 @@ impl Node {
             }
             return;
         };
-        if let Call::Take { id, .. } = &call
-            && self.is_recalled(*id)
-        {
-            // Taken, and wanted by another before this answer came: it is asked for again, behind the other.
-            self.push(Some(ticket), call);
-            return;
-        }
         self.learn(&call, &done);
         let gone = matches!(call, Call::Take { .. }) && done.inodes.iter().any(|(_, inode)| inode.is_none());
         // Taken, and its last name was removed before this answer came.
         let result = if gone { Err(Refusal::NoInode) } else { Ok(done) };
         out.notices.push(Notice::Answered(ticket, result));
+        self.give_up_if_taken(&call);
         self.open_parked(&call, out);
     }
 
@@ -166,6 +165,7 @@ impl Node {
             }
             (Some(ticket), refusal) => {
                 out.notices.push(Notice::Answered(ticket, Err(refusal)));
+                self.give_up_if_taken(&call);
                 self.open_parked(&call, out);
             }
             // Its last name was taken away, by a change that came after the close in the one order.
@@ -176,11 +176,32 @@ impl Node {
         }
     }
 
+    /// Gives a file back whose version was taken before the call that opened it was answered: its handle is stale from the
+    /// beginning.
+    fn give_up_if_taken(&mut self, call: &Call) {
+        let Call::Take { id, .. } = call else { return };
+        match (self.held.get(id), self.wanted.get(id)) {
+            (Some(held), Some(true)) => {
+                *self.stale.entry(*id).or_default() += held.writers;
+                let version = held.inode.version;
+                self.give_back_file(*id, version);
+            }
+            (None, _) => {
+                self.wanted.remove(id);
+            }
+            _ => {}
+        }
+    }
+
     /// Goes on with calls to open a file that waited for `call`.
     fn open_parked(&mut self, call: &Call, out: &mut Output) {
         let Call::Take { id, .. } = call else { return };
         while let Some(at) = self.parked_take(*id) {
-            let here = self.held.contains_key(id) && !self.wanted.contains(id);
+            let here = self.held.contains_key(id);
+            // Given back first, and then asked for again.
+            if here && self.wanted.contains_key(id) {
+                return;
+            }
             let (ticket, call) = self.parked.remove(at);
             match call {
                 Call::Take { truncate, .. } if here => {

@@ -64,11 +64,10 @@ impl Node {
             }
             Call::Rename { from, to, exchange, .. } => self.rename(from, to, exchange),
             Call::Take { id, truncate } => {
-                if self.held.contains_key(&id) && !self.wanted.contains(&id) {
+                if self.held.contains_key(&id) && !self.wanted.contains_key(&id) {
                     return self.open_here(id, truncate);
                 }
-                let takes = |call: &Call| matches!(call, Call::Take { id: taken, .. } if *taken == id);
-                if self.wanted.contains(&id) || self.queue.iter().any(|queued| takes(&queued.call)) {
+                if self.held.contains_key(&id) || self.is_take_queued(id) {
                     // Behind the one that waits for the file, or for the take that is under way.
                     let ticket = self.ticket();
                     self.parked.push((ticket, call));
@@ -136,12 +135,13 @@ impl Node {
         held.inode.seal = Some(seal);
         if !named {
             if idle {
-                self.held.remove(&id);
+                self.drop_file(id);
+                self.queue_parked_take(id);
             }
             return Answer::Done(None);
         }
         let answer = self.done(Call::Close { id, base, holder: life, seal });
-        if idle && self.wanted.remove(&id) {
+        if idle && self.wanted.remove(&id).is_some() {
             self.give_back_file(id, base + 1);
         }
         answer
@@ -211,7 +211,11 @@ impl Node {
     pub(super) fn give_back_file(&mut self, id: FileId, version: u64) {
         self.drop_file(id);
         self.push(None, Call::GiveBack { id, version });
-        // Who waits here to open it is behind the other node now.
+        // A client that waits here to open it is behind the other node now.
+        self.queue_parked_take(id);
+    }
+
+    fn queue_parked_take(&mut self, id: FileId) {
         if let Some(at) = self.parked_take(id) {
             let (ticket, call) = self.parked.remove(at);
             self.push(Some(ticket), call);

@@ -143,8 +143,8 @@ pub struct Node {
     held: BTreeMap<FileId, Held>,
     /// Files that another node changed while this one has them alone.
     shared: BTreeSet<FileId>,
-    /// Files that are given back when their last writer closes.
-    wanted: BTreeSet<FileId>,
+    /// Files that are given back when their last writer closes; or, if true, as soon as the call to open it is answered.
+    wanted: BTreeMap<FileId, bool>,
     /// Handles on versions that were taken from under them.
     stale: BTreeMap<FileId, u32>,
     looking: BTreeMap<Ticket, Looking>,
@@ -169,7 +169,7 @@ impl Node {
             directories: BTreeMap::new(),
             held: BTreeMap::new(),
             shared: BTreeSet::new(),
-            wanted: BTreeSet::new(),
+            wanted: BTreeMap::new(),
             stale: BTreeMap::new(),
             looking: BTreeMap::new(),
         }
@@ -295,7 +295,7 @@ impl Node {
         for (ticket, call) in std::mem::take(&mut self.parked) {
             // One that waits for another of this node stays until that has its answer.
             let waits = call.inode().is_some_and(|id| {
-                matches!(call, Call::Take { .. }) && (self.wanted.contains(&id) || self.is_inode_busy(id))
+                matches!(call, Call::Take { .. }) && (self.held.contains_key(&id) || self.is_take_queued(id))
             });
             if waits {
                 self.parked.push((ticket, call));
@@ -334,6 +334,12 @@ impl Node {
         let mut waiting = self.queue.iter().filter(|queued| queued.ticket.is_some());
         waiting.any(|queued| queued.call.inode() == Some(id))
             || self.parked.iter().any(|(_, call)| call.inode() == Some(id))
+    }
+
+    /// Whether a client's call to open the file is under way.
+    fn is_take_queued(&self, id: FileId) -> bool {
+        let takes = |call: &Call| matches!(call, Call::Take { id: taken, .. } if *taken == id);
+        self.queue.iter().any(|queued| queued.ticket.is_some() && takes(&queued.call))
     }
 
     /// A file that this node may answer for and change without asking.

@@ -765,7 +765,7 @@ impl World {
             let site = &self.sites[at];
             if site.link != Link::Dead && (!site.blocked.is_empty() || site.node.queue().next().is_some()) {
                 let queue: Vec<_> = site.node.queue().collect();
-                let why = format!("n{at} waits for ever, {:?}: {queue:?}", site.blocked);
+                let why = format!("n{at} waits for ever, {:?}: {queue:?}, {:?}", site.blocked, site.node);
                 self.fail(Err(why));
             }
         }
