@@ -24,6 +24,9 @@ const PROTOCOL_MAY_USE: &[&str] =
 /// The readers of content are given bytes.
 const CONTENT_MAY_USE: &[&str] = &["serde", "serde_json"];
 
+/// The order of changes is a function of what it is told: no runtime, no store's client.
+const META_MAY_USE: &[&str] = &["postcard", "serde", "thiserror", "tidemark-protocol"];
+
 /// They know bytes, not what the bytes are for.
 const ALONE: &[&str] = &["tidemark-kernels", "tidemark-transport"];
 
@@ -79,6 +82,19 @@ const SILENT: &[Silent] = &[
         why: "the protocol does no I/O and reads no clock; time is an argument",
     },
     Silent {
+        folder: "control/meta/src",
+        except: "",
+        words: &[
+            "std::fs",
+            "std::net",
+            "std::thread",
+            "std::env",
+            "Instant::now",
+            "SystemTime::now",
+        ],
+        why: "time is an argument, and what happens outside is an event",
+    },
+    Silent {
         folder: "engine/content/src",
         except: "",
         words: &["std::fs", "std::net", "std::thread", "std::env", "Instant::now", "SystemTime::now"],
@@ -123,6 +139,11 @@ fn dependency_problems(workspace: &Workspace) -> Vec<String> {
             if package.name == "tidemark-content" && !CONTENT_MAY_USE.contains(&dependency.as_str()) {
                 problems.push(format!(
                     "tidemark-content depends on {dependency}, but it reads bytes that others got, within its own bounds"
+                ));
+            }
+            if package.name == "tidemark-meta" && !META_MAY_USE.contains(&dependency.as_str()) {
+                problems.push(format!(
+                    "tidemark-meta depends on {dependency}, but stores, links and clocks reach it as events"
                 ));
             }
             if ALONE.contains(&package.name.as_str()) && dependency.starts_with("tidemark-") {
@@ -174,6 +195,7 @@ mod tests {
     fn a_forbidden_arrow_is_found() {
         for (name, dependency) in [
             ("tidemark-protocol", "tokio"),
+            ("tidemark-meta", "tokio"),
             ("tidemark-kernels", "tidemark-protocol"),
             ("tidemark-transport", "tidemark-protocol"),
             ("tidemark-engine", "tidemark-control"),

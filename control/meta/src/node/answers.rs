@@ -169,9 +169,7 @@ impl Node {
                 self.open_parked(&call, out);
             }
             // Its last name was taken away, by a change that came after the close in the one order.
-            (None, Refusal::NoInode)
-                if call.inode().is_some()
-                    && origin.0 == self.life => {}
+            (None, Refusal::NoInode) if call.inode().is_some() && origin.0 == self.life => {}
             (None, why) => out.notices.push(Notice::Conflict { origin, call, why }),
         }
     }

@@ -238,7 +238,9 @@ impl Node {
     #[must_use]
     pub fn awaits(&self) -> bool {
         matches!(self.standing, Standing::Joining { sent: true, .. })
-            || self.sent.is_some() || self.looking.values().any(|looking| looking.sent) || !self.parked.is_empty()
+            || self.sent.is_some()
+            || self.looking.values().any(|looking| looking.sent)
+            || !self.parked.is_empty()
     }
 
     /// Whether a call was refused as busy and is to be tried again.

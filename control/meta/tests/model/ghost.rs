@@ -95,7 +95,8 @@ impl Tree {
                 self.set(place, Some(*id));
                 match kind {
                     Kind::File => {
-                        self.files.insert(*id, File { version: 1, links: 1, alone: Some(life), ..File::default() });
+                        self.files
+                            .insert(*id, File { version: 1, links: 1, alone: Some(life), ..File::default() });
                     }
                     Kind::Directory => {
                         self.directories.insert(*id, Some(place.directory));
@@ -233,14 +234,16 @@ impl Ghost {
 
     fn rests_on(tree: &Tree, call: &Call) -> (Vec<u32>, Option<(u64, Option<u64>)>) {
         let names = call.places().map(|place| tree.changes(place)).collect();
-        let file = call.inode().filter(|_| matches!(call, Call::Close { .. })).and_then(|id| tree.content(id));
+        let file =
+            call.inode().filter(|_| matches!(call, Call::Close { .. })).and_then(|id| tree.content(id));
         (names, file.map(|(version, crc, _)| (version, crc)))
     }
 
     /// A node has answered for a change by itself.
     pub(crate) fn acked(&mut self, origin: Origin, call: &Call) -> Verdict {
         let living = self.living.contains(&origin.0);
-        let mut tree = if living { self.effective() } else { self.frozen.get(&origin.0).cloned().unwrap_or_default() };
+        let mut tree =
+            if living { self.effective() } else { self.frozen.get(&origin.0).cloned().unwrap_or_default() };
         let (names, bytes) = Self::rests_on(&tree, call);
         tree.apply(origin.0, call).map_err(|why| format!("{why}, by a node that answered for it alone"))?;
         if !living {
@@ -262,7 +265,9 @@ impl Ghost {
         let effective = self.effective();
         let before = origin.and_then(|origin| self.acked.remove(&origin).map(|acked| (origin.0, acked)));
         match (refused, &before) {
-            (Some(Refusal::NoInode), Some(_)) if call.inode().is_some_and(|id| !self.taken.is_file(id)) => return Ok(()),
+            (Some(Refusal::NoInode), Some(_)) if call.inode().is_some_and(|id| !self.taken.is_file(id)) => {
+                return Ok(());
+            }
             (Some(why), Some((life, _))) if self.living.contains(life) => {
                 return Err(format!("a change that was answered for is refused ({why}): {call:?}"));
             }

@@ -6,6 +6,7 @@ mod ghost;
 mod history;
 mod scenarios;
 mod search;
+mod succession;
 mod world;
 
 use scenarios::Scenario;

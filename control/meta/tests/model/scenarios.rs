@@ -27,7 +27,20 @@ fn scenario(
 ) -> Scenario {
     let (ops, troubles, prelude) = (ops.to_vec(), troubles.to_vec(), prelude.to_vec());
     let rules = Rules::COMPLETE;
-    Scenario { name, bounds: Bounds { nodes, operations, faults, ops, troubles, prelude, beginning: vec![], clients: 1, rules } }
+    Scenario {
+        name,
+        bounds: Bounds {
+            nodes,
+            operations,
+            faults,
+            ops,
+            troubles,
+            prelude,
+            beginning: vec![],
+            clients: 1,
+            rules,
+        },
+    }
 }
 
 /// All scenarios. `more`: operations that are added to each, for a search that may take long.
@@ -45,12 +58,24 @@ pub(crate) fn all(more: u8) -> Vec<Scenario> {
         scenario("names", (2, 3, 0), &[], &[Delegate(ROOT), Create(A), Unlink(A), Look(A)], &[]),
         scenario("lost and repeated", (2, 2, 1), &[], &[Delegate(ROOT), Create(A), Unlink(A), Look(A)], &net),
         scenario("doubt", (2, 2, 1), &[], &[Delegate(ROOT), Create(A), Unlink(A)], &[AnswerLost, Delayed]),
-        scenario("renames", (2, 2, 0), &own, &[Rename(A, B), Exchange(A, B), Create(B), Unlink(A), Look(B)], &[]),
+        scenario(
+            "renames",
+            (2, 2, 0),
+            &own,
+            &[Rename(A, B), Exchange(A, B), Create(B), Unlink(A), Look(B)],
+            &[],
+        ),
         scenario("bytes", (2, 2, 0), &made, &[Open(A), Truncate(A), Unlink(A), Look(A)], &[]),
         scenario("open files", (2, 2, 0), &made, &[Open(A)], &[]),
         scenario("links", (2, 2, 0), &own, &[Link(A, B), Unlink(A), Open(B), Look(A), Chmod(A)], &[]),
         scenario("two clients", (2, 2, 0), &own, &[Link(A, B), Create(B), Look(B)], &[]),
-        scenario("directories", (2, 2, 0), &directories, &[d_to_e, e_to_d, Create(DX), Rmdir(At(ROOT, "d")), Look(DX)], &[]),
+        scenario(
+            "directories",
+            (2, 2, 0),
+            &directories,
+            &[d_to_e, e_to_d, Create(DX), Rmdir(At(ROOT, "d")), Look(DX)],
+            &[],
+        ),
         scenario("gone, names", (2, 2, 1), &at_own, &[Create(A)], &[Cut]),
         scenario("gone, look-ups", (2, 1, 1), &own, &[Unlink(A), Look(A)], &[Cut]),
         scenario("gone, a name since made and removed", (2, 2, 1), &at_own, &[Create(A), Unlink(A)], &[]),
@@ -81,13 +106,44 @@ pub(crate) fn all(more: u8) -> Vec<Scenario> {
 pub(crate) fn everything() -> Bounds {
     use Op::*;
     use Trouble::*;
-    let mut ops = vec![Delegate(ROOT), Delegate(D), Mkdir(At(D, "sub")), Rmdir(At(D, "sub")), Rmdir(At(ROOT, "e")), Mkdir(At(ROOT, "e"))];
-    ops.extend([Rename(At(ROOT, "e"), At(D, "sub")), Rename(At(D, "sub"), At(ROOT, "e")), Rename(At(ROOT, "d"), At(E, "sub"))]);
+    let mut ops = vec![
+        Delegate(ROOT),
+        Delegate(D),
+        Mkdir(At(D, "sub")),
+        Rmdir(At(D, "sub")),
+        Rmdir(At(ROOT, "e")),
+        Mkdir(At(ROOT, "e")),
+    ];
+    ops.extend([
+        Rename(At(ROOT, "e"), At(D, "sub")),
+        Rename(At(D, "sub"), At(ROOT, "e")),
+        Rename(At(ROOT, "d"), At(E, "sub")),
+    ]);
     ops.extend([Exchange(A, DX), Rename(A, DX), Rename(DX, B), Rename(A, B), Link(A, B), Link(B, DX)]);
     for at in [A, B, DX] {
-        ops.extend([Create(at), Write(at), Unlink(at), Open(at), Truncate(at), Chmod(at), Look(at), Look(at), Close]);
+        ops.extend([
+            Create(at),
+            Write(at),
+            Unlink(at),
+            Open(at),
+            Truncate(at),
+            Chmod(at),
+            Look(at),
+            Look(at),
+            Close,
+        ]);
     }
     let troubles = vec![Cut, PowerOff, Lose, Repeat, AnswerLost, Delayed, Replace];
     let prelude = vec![(0, Mkdir(At(ROOT, "d"))), (1, Mkdir(At(ROOT, "e"))), (2, Create(A))];
-    Bounds { nodes: 4, operations: 60, faults: 8, ops, troubles, prelude, beginning: vec![], clients: 2, rules: Rules::COMPLETE }
+    Bounds {
+        nodes: 4,
+        operations: 60,
+        faults: 8,
+        ops,
+        troubles,
+        prelude,
+        beginning: vec![],
+        clients: 2,
+        rules: Rules::COMPLETE,
+    }
 }

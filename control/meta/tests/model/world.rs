@@ -13,7 +13,7 @@ use tidemark_meta::message::{Stamp, ToCoordinator, ToNode};
 use tidemark_meta::node::{Answer, Look, Node, Notice};
 use tidemark_meta::rules::Rules;
 use tidemark_meta::state::Call;
-use tidemark_meta::store::{Fault, Memory, Store};
+use tidemark_meta::store::{Backup, Fault, Memory, Store};
 use tidemark_meta::value::{Attributes, Kind, Published, SealSummary, Value, empty_tree};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::{Epoch, FileId, Incarnation, NodeName, SealNumber};
@@ -149,6 +149,8 @@ pub(crate) struct World {
     /// Clients on a node that may wait at a time.
     clients: usize,
     truncated: bool,
+    /// The store went back: what it holds is not judged any more, only what is said of it.
+    restored: bool,
     next_life: u64,
     bad: Option<String>,
 }
@@ -167,7 +169,10 @@ impl World {
     /// A cluster at rest in which the prelude was done, with a standby whose copy is from then.
     pub(crate) fn new(bounds: &Bounds) -> Self {
         let coordinator = |index: u64| {
-            let life = NodeLife { node: format!("c{index}").parse().unwrap(), incarnation: Incarnation(1000 + index) };
+            let life = NodeLife {
+                node: format!("c{index}").parse().unwrap(),
+                incarnation: Incarnation(1000 + index),
+            };
             Arc::new(Coordinator::new(life, "host:1".into(), Epoch(0), bounds.rules))
         };
         let mut world = Self {
@@ -181,6 +186,7 @@ impl World {
             faults: 0,
             clients: bounds.clients,
             truncated: false,
+            restored: false,
             next_life: 1,
             bad: None,
         };
@@ -222,10 +228,13 @@ impl World {
     /// Delivers everything, in order, until nothing moves.
     pub(crate) fn settle(&mut self) {
         for _ in 0..1000 {
-            let sender = (0..self.sites.len()).find(|at| self.sites[*at].node.has_to_send() && self.sites[*at].link == Link::Up);
+            let sender = (0..self.sites.len())
+                .find(|at| self.sites[*at].node.has_to_send() && self.sites[*at].link == Link::Up);
             if let Some(at) = sender {
                 self.send(at);
-            } else if let Some(at) = self.net.iter().position(|(_, packet)| self.sites[packet.node].link == Link::Up) {
+            } else if let Some(at) =
+                self.net.iter().position(|(_, packet)| self.sites[packet.node].link == Link::Up)
+            {
                 self.deliver(at, None);
             } else {
                 return;
@@ -280,6 +289,9 @@ impl World {
     /// Looks at what the store has taken since the last time.
     fn stored(&mut self) {
         self.store.inject(None);
+        if self.restored {
+            return;
+        }
         let mut news = vec![];
         for (key, value) in self.store.entries() {
             if let (Key::Publication(node), Value::Published(published)) = (key, value) {
@@ -312,7 +324,10 @@ impl World {
             let mut rest = news.to_vec();
             let (node, published, before) = rest.remove(at);
             let mut next = ghost.clone();
-            match self.taken(&mut next, &node, &published, before).and_then(|()| self.in_some_order(&next, &rest)) {
+            match self
+                .taken(&mut next, &node, &published, before)
+                .and_then(|()| self.in_some_order(&next, &rest))
+            {
                 Ok(ghost) => return Ok(ghost),
                 Err(wrong) => why = why.or(Some(wrong)),
             }
@@ -331,7 +346,8 @@ impl World {
             if !ghost.is_living(published.life) && site.lives.first() == Some(&published.life) {
                 return Err("a call of a life that is over was taken".into());
             }
-            let refused = published.refused.iter().find(|(refused, _)| *refused == number).map(|(_, why)| *why);
+            let refused =
+                published.refused.iter().find(|(refused, _)| *refused == number).map(|(_, why)| *why);
             let origin = queued.ticket.is_none().then_some(queued.origin);
             ghost.taken(origin, published.life, &queued.call, refused)?;
         }
@@ -407,11 +423,14 @@ impl World {
                 Notice::Opened(ticket, origin) => {
                     let site = &mut self.sites[at];
                     site.blocked.retain(|blocked| *blocked != ticket.0);
-                    if let Some((opening, id)) = site.opening.iter().find(|(opening, _)| *opening == ticket.0).copied() {
+                    if let Some((opening, id)) =
+                        site.opening.iter().find(|(opening, _)| *opening == ticket.0).copied()
+                    {
                         site.opening.retain(|(other, _)| *other != opening);
                         site.open.push(id);
                     }
-                    let queued = origin.and_then(|origin| site.node.queue().find(|queued| queued.origin == origin));
+                    let queued =
+                        origin.and_then(|origin| site.node.queue().find(|queued| queued.origin == origin));
                     if let Some(queued) = queued.cloned() {
                         let verdict = self.ghost().acked(queued.origin, &queued.call);
                         self.fail(verdict);
@@ -419,7 +438,8 @@ impl World {
                 }
                 Notice::Looked(ticket, found) => {
                     self.sites[at].blocked.retain(|blocked| *blocked != ticket.0);
-                    let reader = self.sites[at].lives.iter().copied().find(|life| self.ghost.is_living(*life));
+                    let reader =
+                        self.sites[at].lives.iter().copied().find(|life| self.ghost.is_living(*life));
                     let verdict = self.ghost().read_ends(reader.unwrap_or(life), ticket.0, &found);
                     self.fail(verdict);
                 }
@@ -443,9 +463,7 @@ impl World {
     fn dir(tree: &Tree, dir: Dir) -> Option<FileId> {
         match dir {
             Dir::Root => Some(ROOT),
-            Dir::In(name) => {
-                tree.directory(name)
-            }
+            Dir::In(name) => tree.directory(name),
         }
     }
 
@@ -459,9 +477,14 @@ impl World {
             return false;
         }
         let tree = self.ghost.effective();
-        let seal = SealSummary { number: SealNumber(1), size_bytes: 1, crc: Crc64(100 + u64::from(self.operations)) };
+        let seal = SealSummary {
+            number: SealNumber(1),
+            size_bytes: 1,
+            crc: Crc64(100 + u64::from(self.operations)),
+        };
         let attributes = Attributes { mode: u32::from(self.operations) + 1, ..Attributes::default() };
-        let file = |at: At| Self::at(&tree, at).and_then(|place| tree.at(&place)).filter(|id| tree.is_file(*id));
+        let file =
+            |at: At| Self::at(&tree, at).and_then(|place| tree.at(&place)).filter(|id| tree.is_file(*id));
         let holder = self.sites[node].node.life();
         let bases = None;
         let call = match op {
@@ -645,7 +668,9 @@ impl World {
         if waits && self.sites.iter().any(|site| site.link != Link::Up) {
             actions.push(Action::Wait);
         }
-        if self.faults > 0 && self.coordinators.iter().any(|coordinator| coordinator.state().tombstones().next().is_some()) {
+        if self.faults > 0
+            && self.coordinators.iter().any(|coordinator| coordinator.state().tombstones().next().is_some())
+        {
             actions.push(Action::Sweep);
         }
         actions
@@ -723,6 +748,28 @@ impl World {
             }
         }
         true
+    }
+
+    /// Compacts the store up to now, whoever follows.
+    pub(crate) fn forget_history(&mut self) {
+        let revision = self.store.revision();
+        self.store.compact(revision);
+    }
+
+    /// The store's content now.
+    pub(crate) fn backup(&self) -> Backup {
+        self.store.backup()
+    }
+
+    /// Puts an older content back, as an operator may, behind everybody's back.
+    pub(crate) fn restore(&mut self, backup: &Backup) {
+        self.store.restore(backup);
+        self.restored = true;
+    }
+
+    /// Brings the standby's copy forward.
+    pub(crate) fn follow(&mut self) {
+        self.event(1, Event::Tick);
     }
 
     /// Ends all faults, and lets everything come to its end.
