@@ -2,6 +2,8 @@
 //!
 //! Owns: the tests. Does not own: the scenarios (`scenarios`), what is right (`ghost`), the search (`search`).
 
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
+
 mod ghost;
 mod history;
 mod scenarios;
@@ -13,6 +15,9 @@ use scenarios::Scenario;
 use search::{Searched, search};
 use tidemark_meta::rules::{Rule, Rules};
 
+/// Every scenario has far fewer; a search that comes here was not exhausted, which is an error of the scenario.
+const STATES_MAX: usize = 250_000;
+
 fn show(scenario: &Scenario, searched: &Searched) -> bool {
     let Searched { states, all, took, found } = searched;
     let how = if *all { "all" } else { "cut short" };
@@ -23,15 +28,16 @@ fn show(scenario: &Scenario, searched: &Searched) -> bool {
             println!("   {}. {action:?}", number + 1);
         }
     }
-    found.is_none()
+    found.is_none() && *all
 }
 
 #[test]
 fn all_rules_keep_one_order() {
-    let more = std::env::var("TIDEMARK_MODEL_MORE").map_or(0, |more| more.parse().unwrap());
+    let more: u8 = std::env::var("TIDEMARK_MODEL_MORE").map_or(0, |more| more.parse().unwrap());
+    let states_max = if more == 0 { STATES_MAX } else { 20 * STATES_MAX };
     let mut good = true;
     for scenario in scenarios::all(more) {
-        good &= show(&scenario, &search(&scenario.bounds, 600_000));
+        good &= show(&scenario, &search(&scenario.bounds, states_max));
     }
     assert!(good);
 }
@@ -69,7 +75,7 @@ fn each_rule_left_out_is_found() {
         let mut scenarios = scenarios::all(0).into_iter();
         let mut scenario = scenarios.find(|scenario| scenario.name == *name).unwrap();
         scenario.bounds.rules = Rules::without(*rule);
-        let searched = search(&scenario.bounds, 200_000);
+        let searched = search(&scenario.bounds, STATES_MAX);
         match searched.found {
             Some((bad, trace)) => {
                 let (states, steps) = (searched.states, trace.len());

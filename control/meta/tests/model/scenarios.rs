@@ -60,18 +60,18 @@ pub(crate) fn all(more: u8) -> Vec<Scenario> {
         scenario("doubt", (2, 2, 1), &[], &[Delegate(ROOT), Create(A), Unlink(A)], &[AnswerLost, Delayed]),
         scenario(
             "renames",
-            (2, 2, 0),
+            (2, 3, 0),
             &own,
             &[Rename(A, B), Exchange(A, B), Create(B), Unlink(A), Look(B)],
             &[],
         ),
-        scenario("bytes", (2, 2, 0), &made, &[Open(A), Truncate(A), Unlink(A), Look(A)], &[]),
+        scenario("bytes", (2, 3, 0), &made, &[Open(A), Truncate(A), Unlink(A), Look(A)], &[]),
         scenario("open files", (2, 2, 0), &made, &[Open(A)], &[]),
-        scenario("links", (2, 2, 0), &own, &[Link(A, B), Unlink(A), Open(B), Look(A), Chmod(A)], &[]),
+        scenario("links", (2, 3, 0), &own, &[Link(A, B), Unlink(A), Open(B), Look(A), Chmod(A)], &[]),
         scenario("two clients", (2, 2, 0), &own, &[Link(A, B), Create(B), Look(B)], &[]),
         scenario(
             "directories",
-            (2, 2, 0),
+            (2, 3, 0),
             &directories,
             &[d_to_e, e_to_d, Create(DX), Rmdir(At(ROOT, "d")), Look(DX)],
             &[],
@@ -83,7 +83,7 @@ pub(crate) fn all(more: u8) -> Vec<Scenario> {
         scenario("power-off", (2, 2, 1), &at_own, &[Create(B), Look(B)], &[PowerOff]),
         scenario("replaced", (2, 2, 1), &[], &[Create(A), Look(A)], &[Replace]),
         scenario("replaced, delegated", (2, 2, 1), &at_own, &[Create(B)], &[Replace]),
-        scenario("three nodes", (3, 2, 0), &[], &[Delegate(ROOT), Create(A), Look(A)], &[]),
+        scenario("three nodes", (3, 3, 0), &[], &[Delegate(ROOT), Create(A), Look(A)], &[]),
     ];
     for scenario in &mut all {
         scenario.bounds.operations += more;
