@@ -70,8 +70,8 @@ fn run(seed: u64, steps: usize) -> (Vec<Action>, Option<String>) {
 fn random_histories_keep_one_order() {
     let only: Option<u64> = std::env::var("TIDEMARK_SEED").ok().map(|seed| seed.parse().unwrap());
     let more: u64 =
-        std::env::var("TIDEMARK_MODEL_MORE").map_or(1, |more| 1 + 100 * more.parse::<u64>().unwrap());
-    let seeds = only.map_or(0..150 * more, |seed| seed..seed + 1);
+        std::env::var("TIDEMARK_MODEL_MORE").map_or(1, |more| 1 + 20 * more.parse::<u64>().unwrap());
+    let seeds = only.map_or(0..1_000 * more, |seed| seed..seed + 1);
     let mut calls = 0;
     for seed in seeds {
         let (trace, bad) = run(seed, 400);

@@ -34,7 +34,7 @@ fn show(scenario: &Scenario, searched: &Searched) -> bool {
 #[test]
 fn all_rules_keep_one_order() {
     let more: u8 = std::env::var("TIDEMARK_MODEL_MORE").map_or(0, |more| more.parse().unwrap());
-    let states_max = if more == 0 { STATES_MAX } else { 20 * STATES_MAX };
+    let states_max = if more == 0 { STATES_MAX } else { 6 * STATES_MAX };
     let mut good = true;
     for scenario in scenarios::all(more) {
         good &= show(&scenario, &search(&scenario.bounds, states_max));

@@ -60,22 +60,24 @@ pub(crate) fn all(more: u8) -> Vec<Scenario> {
         scenario("doubt", (2, 2, 1), &[], &[Delegate(ROOT), Create(A), Unlink(A)], &[AnswerLost, Delayed]),
         scenario(
             "renames",
-            (2, 3, 0),
+            (2, 2, 0),
             &own,
             &[Rename(A, B), Exchange(A, B), Create(B), Unlink(A), Look(B)],
             &[],
         ),
-        scenario("bytes", (2, 3, 0), &made, &[Open(A), Truncate(A), Unlink(A), Look(A)], &[]),
+        scenario("bytes", (2, 2, 0), &made, &[Open(A), Truncate(A), Unlink(A), Look(A)], &[]),
         scenario("open files", (2, 2, 0), &made, &[Open(A)], &[]),
-        scenario("links", (2, 3, 0), &own, &[Link(A, B), Unlink(A), Open(B), Look(A), Chmod(A)], &[]),
+        scenario("links", (2, 2, 0), &own, &[Link(A, B), Unlink(A), Open(B), Look(A), Chmod(A)], &[]),
         scenario("two clients", (2, 2, 0), &own, &[Link(A, B), Create(B), Look(B)], &[]),
         scenario(
             "directories",
-            (2, 3, 0),
+            (2, 2, 0),
             &directories,
             &[d_to_e, e_to_d, Create(DX), Rmdir(At(ROOT, "d")), Look(DX)],
             &[],
         ),
+        scenario("moves", (2, 3, 0), &directories, &[d_to_e, e_to_d, Rmdir(At(ROOT, "d"))], &[]),
+        scenario("links and attributes", (2, 3, 0), &own, &[Link(A, B), Unlink(A), Chmod(A)], &[]),
         scenario("gone, names", (2, 2, 1), &at_own, &[Create(A)], &[Cut]),
         scenario("gone, look-ups", (2, 1, 1), &own, &[Unlink(A), Look(A)], &[Cut]),
         scenario("gone, a name since made and removed", (2, 2, 1), &at_own, &[Create(A), Unlink(A)], &[]),
@@ -84,6 +86,14 @@ pub(crate) fn all(more: u8) -> Vec<Scenario> {
         scenario("replaced", (2, 2, 1), &[], &[Create(A), Look(A)], &[Replace]),
         scenario("replaced, delegated", (2, 2, 1), &at_own, &[Create(B)], &[Replace]),
         scenario("three nodes", (3, 3, 0), &[], &[Delegate(ROOT), Create(A), Look(A)], &[]),
+        scenario("three nodes, one declared gone", (3, 1, 1), &at_own, &[Create(A), Look(A)], &[Cut]),
+        scenario(
+            "doubt and another coordinator",
+            (2, 2, 2),
+            &[],
+            &[Create(A), Look(A)],
+            &[AnswerLost, Delayed, Replace],
+        ),
     ];
     for scenario in &mut all {
         scenario.bounds.operations += more;
