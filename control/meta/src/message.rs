@@ -8,12 +8,12 @@ use crate::state::{Call, Refusal};
 use crate::value::{Entry, Inode, Target};
 use tidemark_protocol::id::{Epoch, FileId, Incarnation};
 
-/// What one side knows of the order of changes when it speaks.
+/// The sender's knowledge of the order of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Stamp {
-    /// None: the sender has heard of no era.
+    /// The era; none if the sender has heard of none.
     pub era: Option<u64>,
-    /// Of the coordinator that speaks, or that a node follows.
+    /// The epoch of the coordinator that speaks, or that a node follows.
     pub epoch: Epoch,
     /// Transactions in this era, as far as the sender has heard.
     pub tick: u64,
@@ -39,14 +39,14 @@ pub enum ToCoordinator {
     Known { life: Incarnation, asker: Asker, file: Option<FileId>, last: u64 },
 }
 
-/// What became of a call that was taken.
+/// The outcome of a call that was taken.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Outcome {
     Refused(Refusal),
     Done(Done),
 }
 
-/// What a call that was taken has touched, as it stands now.
+/// The names and inodes that a call has touched, as they stand now.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Done {
     pub entries: Vec<(Place, Entry)>,
@@ -65,7 +65,7 @@ pub struct Grant {
     pub names: Vec<(Name, Entry)>,
 }
 
-/// What a name was found to be.
+/// The result of a look-up.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Found {
     Absent,

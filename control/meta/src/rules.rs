@@ -44,6 +44,8 @@ pub enum Rule {
     BusyNames,
     /// A file that another node changed is not answered from the holder's own memory.
     SharedFiles,
+    /// A call that would wait while its node owes something itself is refused as busy.
+    Yield,
     /// A directory does not move below itself.
     NoLoops,
     /// A directory is removed after its delegate has given it back.

@@ -9,14 +9,14 @@ use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::{Epoch, FileId, Incarnation, SealNumber};
 use tidemark_protocol::key::NodeLife;
 
-/// What an inode is.
+/// The kind of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     File,
     Directory,
 }
 
-/// What chmod, chown and utimens set.
+/// Attributes that chmod, chown and utimens set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Attributes {
     pub mode: u32,
@@ -51,7 +51,7 @@ pub struct Inode {
     pub parent: Option<FileId>,
 }
 
-/// What a name leads to.
+/// The inode that a name leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Target {
     pub id: FileId,
@@ -63,17 +63,17 @@ pub struct Target {
 pub struct Entry {
     /// Rises with each change of the name.
     pub version: u64,
-    /// None: a tombstone.
+    /// The inode; none for a tombstone.
     pub target: Option<Target>,
 }
 
-/// Where a member stands.
+/// The standing of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Standing {
     Present,
     /// Present, and it has not yet published again what a former life had not published.
     Returning,
-    /// Its life is over by a verdict.
+    /// Declared gone: the life is over.
     Gone,
 }
 
@@ -84,11 +84,11 @@ pub struct Member {
     pub standing: Standing,
 }
 
-/// How far the calls of a node were taken.
+/// The progress of a node's calls.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Published {
     pub life: Incarnation,
-    /// Of the last call taken; the first call of a life is 1.
+    /// The number of the last call taken; the first call of a life is 1.
     pub number: u64,
     /// Calls that were taken as refused, from the first one that the node had no answer to. A call sent again after a lost answer
     /// is answered from this.
@@ -101,7 +101,7 @@ pub struct Published {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Role {
     pub life: NodeLife,
-    /// Where nodes reach it, `host:port`.
+    /// The address for nodes, `host:port`.
     pub address: String,
     /// One more than any before.
     pub epoch: Epoch,
@@ -110,7 +110,7 @@ pub struct Role {
 /// A value of the metadata.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Value {
-    /// Of [`Key::Era`], [`Key::Tick`] and [`Key::Moves`].
+    /// The value of [`Key::Era`], [`Key::Tick`] and [`Key::Moves`].
     Number(u64),
     Role(Role),
     Member(Member),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemark_protocol::id::{Incarnation, NodeName};
 
-/// How long a call or a look-up waits for another node before it is EIO. A waiting call holds its directory's lock on its node.
+/// The longest wait of a call or a look-up for another node; then it is EIO. A waiting call holds its directory's lock on its node.
 pub const CALL_WAITS_MAX: Duration = Duration::from_secs(5);
 
 /// Changes of members in one transaction: at most two keys each, 32 of a sweep.
@@ -31,7 +31,7 @@ pub(super) struct Waiting {
     /// Calls from `unanswered` up to `first`, which were taken, and those that wait.
     unanswered: u64,
     calls: Vec<Call>,
-    /// When the first of them came to wait for another life.
+    /// The time at which the first of them came to wait for another life.
     since: Option<Duration>,
     pub(super) needs: BTreeSet<Need>,
     pub(super) asked: BTreeSet<Need>,
@@ -86,6 +86,10 @@ impl Coordinator {
         let state = Arc::clone(&self.copy.state);
         if state.node_of(life) != Some(node) && self.rules.has(Rule::Life) {
             return self.send(node.clone(), ToNode::Over { life }, out);
+        }
+        if first == 0 {
+            // No call has this number: the sender is broken, and nothing that it says can be answered.
+            return;
         }
         let taken = state.taken_by(node, life);
         let last = first.saturating_add(calls.len() as u64).saturating_sub(1);
@@ -302,7 +306,7 @@ fn number(stored: &Option<Stored>) -> Option<u64> {
     }
 }
 
-/// What became of the calls from `first` to `last`. Every part can be told again: what a call gave to its caller stays as it is
+/// Returns the outcomes of the calls from `first` to `last`. Each can be told again: a right that a call gave stays as it is
 /// until the caller itself gives it back.
 fn outcomes(
     state: &State,

@@ -13,7 +13,7 @@ pub const PAGE_KEYS: usize = 50_000;
 /// Transactions that are followed at once: some 100 KiB each at most.
 pub const FOLLOW_TRANSACTIONS: usize = 64;
 
-/// What a response came to.
+/// The result of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
     /// More is to be asked.
@@ -39,7 +39,7 @@ struct Loading {
 }
 
 impl Copy {
-    /// What brings the copy forward.
+    /// Returns the request that brings the copy forward.
     pub(super) fn request(&mut self) -> Request {
         if let (Some(after), None) = (self.revision, &self.loading) {
             return Request::Follow { after, limit: FOLLOW_TRANSACTIONS };

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tidemark_protocol::id::{Epoch, Incarnation, NodeName};
 use tidemark_protocol::key::NodeLife;
 
-/// What happens to a coordinator.
+/// An event for a coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Take the role, whoever has it: nobody, or one that was declared gone.
@@ -52,7 +52,7 @@ pub enum Event {
     Sweep,
 }
 
-/// What the coordinator wants done.
+/// A command of the coordinator's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     Store(Lane, Request),
@@ -65,7 +65,7 @@ pub enum Command {
     Stop(Why),
 }
 
-/// What a store request is for.
+/// The purpose of a store request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Lane {
     Role,
@@ -73,7 +73,7 @@ pub enum Lane {
     Confirm,
 }
 
-/// Why a coordinator stops.
+/// The reason for which a coordinator stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Why {
     #[error(
@@ -105,12 +105,12 @@ enum Phase {
     Stopped(Why),
 }
 
-/// What a coordinator has under way while it is elected.
+/// The work under way of a coordinator that is elected.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Leading {
     election: Revision,
     epoch: Epoch,
-    /// In the order in which they came.
+    /// Sorted by arrival.
     waiting: Vec<Waiting>,
     looking: Vec<Looking>,
     membership: Vec<Membership>,

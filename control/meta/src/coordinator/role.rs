@@ -14,7 +14,7 @@ use tidemark_protocol::id::Epoch;
 /// The steps of an election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Electing {
-    /// Who is elected now is read. `tried`: the epoch of an election whose answer was lost.
+    /// The present election is read. `tried`: the epoch of an election whose answer was lost.
     Reads { tried: Option<Epoch> },
     /// The role is put.
     Puts { epoch: Epoch },

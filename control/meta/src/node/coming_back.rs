@@ -45,7 +45,7 @@ impl Node {
         }
     }
 
-    /// What was given to a life ends with it.
+    /// Ends the rights that were given to a life.
     fn give_up_rights(&mut self, out: &mut Output) {
         self.sent = None;
         self.directories.clear();

@@ -28,17 +28,17 @@ pub struct Ticket(pub u64);
 /// A change that this node has answered for before it was published: the life that did, and the number it had.
 pub type Origin = (Incarnation, u64);
 
-/// What a call is answered at once.
+/// The immediate answer to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// It counts from now on, and is published later. None: nothing is to be published.
+    /// The change counts from now on and is published later; no origin if nothing is to be published.
     Done(Option<Origin>),
     Refused(Refusal),
     /// [`Notice::Answered`] follows.
     Waits(Ticket),
 }
 
-/// What a look-up is answered at once.
+/// The immediate answer to a look-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Look {
     Found(Found),
@@ -46,7 +46,7 @@ pub enum Look {
     Waits(Ticket),
 }
 
-/// What a node learns from the coordinator.
+/// News for the node from the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     Answered(Ticket, Result<Done, Refusal>),
@@ -70,7 +70,7 @@ pub enum Notice {
     WentBack,
 }
 
-/// What a node sends and says.
+/// Messages to send, and news for the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Output {
     pub messages: Vec<ToCoordinator>,
@@ -82,12 +82,12 @@ pub struct Output {
 pub struct Queued {
     pub number: u64,
     pub origin: Origin,
-    /// None: it was answered for before.
+    /// The waiting client's; none if the call was answered for before.
     pub ticket: Option<Ticket>,
     pub call: Call,
 }
 
-/// Where a node stands.
+/// The node's place in the cluster, as far as it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Standing {
     Joining { replaces: Option<Incarnation>, sent: bool },
@@ -99,7 +99,7 @@ enum Standing {
 /// A file that this node has alone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Held {
-    /// As it is after all that is queued.
+    /// The inode after all that is queued.
     inode: Inode,
     /// Handles that may write.
     writers: u32,
@@ -109,7 +109,7 @@ struct Held {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Directory {
     version: u64,
-    /// As they are after all that is queued.
+    /// The names after all that is queued.
     names: BTreeMap<Name, Entry>,
 }
 
@@ -131,7 +131,7 @@ pub struct Node {
     files_made: u64,
     tickets: u64,
     queue: VecDeque<Queued>,
-    /// What was queued when the life before ended, until this one is taken in.
+    /// The queue of the life before, until this one is taken in.
     returning: Vec<Queued>,
     /// The last call that has an answer.
     answered: u64,
@@ -181,7 +181,7 @@ impl Node {
         self.life
     }
 
-    /// What stands before each message.
+    /// The stamp of each message.
     #[must_use]
     pub fn stamp(&self) -> Stamp {
         self.stamp
@@ -192,7 +192,7 @@ impl Node {
         self.queue.iter()
     }
 
-    /// What a life that is over had queued, until the next one is taken in.
+    /// The queue of a life that is over, until the next one is taken in.
     pub fn returning(&self) -> impl Iterator<Item = &Queued> {
         self.returning.iter()
     }

@@ -101,7 +101,7 @@ impl Call {
     }
 }
 
-/// Why a call was refused.
+/// The reason for which a call was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
     #[error("the name is taken (EEXIST)")]

@@ -11,7 +11,7 @@ use crate::value::{Entry, Inode, Kind, Member, Standing, Target, Value};
 use std::collections::BTreeSet;
 use tidemark_protocol::id::{FileId, Incarnation, NodeName};
 
-/// What a life has to do before a call can be taken.
+/// An act of another life that has to come before a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Need {
     /// The life gives back a file or directory. `force`: also a file that is open for writing.
@@ -30,11 +30,11 @@ impl Need {
     }
 }
 
-/// What a call waits for.
+/// An obstacle to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waits {
     Refused(Refusal),
-    /// Of all of them; sorted by life and inode.
+    /// All of these have to come first; sorted by life and inode.
     For(BTreeSet<Need>),
 }
 

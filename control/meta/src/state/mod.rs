@@ -70,19 +70,19 @@ impl State {
         self.members.values().any(|member| member.standing != Standing::Present)
     }
 
-    /// How far a node's calls were taken.
+    /// Returns the progress of a node's calls.
     #[must_use]
     pub fn published(&self, node: &NodeName) -> Option<&Published> {
         self.published.get(node)
     }
 
-    /// How far the calls of a present life were taken; 0 for any other.
+    /// Returns the last call taken of a present life; 0 for any other.
     #[must_use]
     pub fn taken_of(&self, life: Incarnation) -> u64 {
         self.node_of(life).map_or(0, |node| self.taken_by(node, life))
     }
 
-    /// How far the calls of a node's last life were taken; 0 for any other life.
+    /// Returns the last call taken of a node's last life; 0 for any other life.
     #[must_use]
     pub fn taken_by(&self, node: &NodeName, life: Incarnation) -> u64 {
         let published = self.published.get(node).filter(|published| published.life == life);

@@ -16,6 +16,10 @@ use tidemark_protocol::id::{Incarnation, NodeName};
 /// Keys in one transaction: what etcd takes without a setting (`--max-txn-ops`).
 pub const TRANSACTION_KEYS_MAX: usize = 128;
 
+/// Keys that a transaction's bounds leave free: the tick's change, and the compares of the era and the election, since etcd counts
+/// compares and changes apart and each publication has one of both.
+const RESERVED_KEYS: usize = 3;
+
 /// Bytes of one transaction. etcd refuses requests above 1.5 MiB without a setting. [`TRANSACTION_KEYS_MAX`] of the largest
 /// keys and values stay far below; a test compares.
 pub const TRANSACTION_BYTES_MAX: usize = 1 << 20;
@@ -49,10 +53,10 @@ pub struct Wait {
     pub needs: BTreeSet<Need>,
 }
 
-/// What became of some batches.
+/// The result of planning.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// None if nothing changes.
+    /// The transaction; none if nothing changes.
     pub transaction: Option<Transaction>,
     /// The nodes of which something is taken.
     pub taken: Vec<NodeName>,
@@ -97,7 +101,8 @@ pub fn plan(
             compares.push(Compare::Elected(election));
         }
         let changes = draft.into_changes();
-        assert!(changes.len() <= TRANSACTION_KEYS_MAX, "{} keys in one transaction", changes.len());
+        let keys = changes.len().max(compares.len());
+        assert!(keys <= TRANSACTION_KEYS_MAX, "{keys} keys in one transaction");
         plan.transaction = Some(Transaction { compares, changes });
     }
     plan
@@ -124,8 +129,8 @@ fn take(
         let caller = Caller { node: batch.node, life: batch.life, heard, expired, rules };
         let refused = match effect(draft, caller, call) {
             Ok(changes) => {
-                // One more for the node's publication, one for the tick.
-                if draft.keys_with(&changes) + 2 > TRANSACTION_KEYS_MAX {
+                // One more for the node's publication.
+                if draft.keys_with(&changes) + 1 + RESERVED_KEYS > TRANSACTION_KEYS_MAX {
                     break;
                 }
                 draft.add(changes);
@@ -133,13 +138,13 @@ fn take(
             }
             Err(Waits::Refused(refusal)) => Some(refusal),
             Err(Waits::For(_)) if expired => Some(Refusal::Unreachable),
-            Err(Waits::For(_)) if batch.owes => Some(Refusal::Busy),
+            Err(Waits::For(_)) if batch.owes && rules.has(Rule::Yield) => Some(Refusal::Busy),
             Err(Waits::For(needs)) => {
                 plan.waits.push(Wait { node: batch.node.clone(), number, needs });
                 break;
             }
         };
-        if draft.keys_with(&[(key.clone(), None)]) + 1 > TRANSACTION_KEYS_MAX {
+        if draft.keys_with(&[(key.clone(), None)]) + RESERVED_KEYS > TRANSACTION_KEYS_MAX {
             break;
         }
         published.refused.extend(refused.map(|refusal| (number, refusal)));

@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// What becomes of the next request that changes something.
+/// The fate of the next request that changes something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// It is performed, and the answer is lost.
+    /// Performed, and the answer is lost.
     AnswerLost,
-    /// It is not performed, and the answer is [`Response::Unknown`]. [`Memory::release`] performs it later.
+    /// Not performed, and answered as [`Response::Unknown`]. [`Memory::release`] performs it later.
     Delayed,
 }
 
@@ -60,7 +60,7 @@ impl Memory {
         self.revision
     }
 
-    /// Sets what becomes of the next request that changes something.
+    /// Sets the fate of the next request that changes something.
     pub fn inject(&mut self, fault: Option<Fault>) {
         self.next = fault;
     }

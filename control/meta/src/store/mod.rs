@@ -27,7 +27,7 @@ impl fmt::Display for Revision {
 /// A key's new value; none removes the key.
 pub type Change = (Key, Option<Value>);
 
-/// What has to hold for a transaction to be taken.
+/// A condition of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Compare {
     /// The key has this value; none: it is absent.
@@ -43,7 +43,7 @@ pub struct Transaction {
     pub changes: Vec<Change>,
 }
 
-/// What a store is asked.
+/// A request to a store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Request {
     /// Puts `role` if the present election is `over`; none: if nobody is elected.
@@ -74,7 +74,7 @@ pub struct Stored {
     pub revision: Revision,
 }
 
-/// What a store answers.
+/// An answer of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Response {
     /// The request was taken at this revision; for [`Request::Elect`] that is the election.
@@ -83,7 +83,7 @@ pub enum Response {
     Refused,
     /// No answer came. The request may have been taken, or may be taken later.
     Unknown,
-    /// One for each key of [`Request::Read`].
+    /// The values of a [`Request::Read`], one for each key.
     Values(Vec<Option<Stored>>),
     Page {
         at: Revision,

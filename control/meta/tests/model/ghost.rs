@@ -12,7 +12,7 @@ use tidemark_meta::store::Memory;
 use tidemark_meta::value::{Kind, Standing, Value};
 use tidemark_protocol::id::{FileId, Incarnation};
 
-/// What was found wrong, in a few words.
+/// A judgement; the error says what is wrong.
 pub(crate) type Verdict = Result<(), String>;
 
 /// A file's content: its version, the checksum of its bytes, its mode.
@@ -204,11 +204,11 @@ struct Read {
 /// The observer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Ghost {
-    /// As the store has it.
+    /// The tree as the store has it.
     taken: Tree,
     acked: BTreeMap<Origin, Acked>,
     living: BTreeSet<Incarnation>,
-    /// What a life saw when it ended, with its own changes since.
+    /// The tree that a life saw when it ended, with its own changes since.
     frozen: BTreeMap<Incarnation, Tree>,
     reads: Vec<Read>,
 }

@@ -4,7 +4,11 @@
 //! that one alone.
 
 use crate::scenarios;
-use crate::world::{Action, Trouble, World};
+use crate::world::{Action, Bounds, Trouble, World};
+use tidemark_meta::rules::{Rule, Rules};
+
+/// Actions in one history; then everything comes to rest.
+const STEPS: usize = 400;
 
 /// SplitMix64.
 struct Random(u64);
@@ -23,7 +27,7 @@ impl Random {
     }
 }
 
-/// How often an action is chosen, so that calls come to an end and faults stay rare.
+/// The weight of an action in the choice: calls come to an end, and faults stay rare.
 fn weight(action: &Action) -> usize {
     match action {
         Action::Deliver(_) | Action::Send(_) => 12,
@@ -36,8 +40,8 @@ fn weight(action: &Action) -> usize {
 }
 
 /// Runs one history of up to `steps` actions; the steps that were taken, and what was found wrong.
-fn run(seed: u64, steps: usize) -> (Vec<Action>, Option<String>) {
-    let bounds = scenarios::everything();
+fn run(seed: u64, steps: usize, rules: Rules) -> (Vec<Action>, Option<String>) {
+    let bounds = Bounds { rules, ..scenarios::everything() };
     let mut world = World::new(&bounds);
     let mut random = Random(seed);
     let mut trace = vec![];
@@ -74,7 +78,7 @@ fn random_histories_keep_one_order() {
     let seeds = only.map_or(0..1_000 * more, |seed| seed..seed + 1);
     let mut calls = 0;
     for seed in seeds {
-        let (trace, bad) = run(seed, 400);
+        let (trace, bad) = run(seed, STEPS, Rules::COMPLETE);
         calls += trace.iter().filter(|action| matches!(action, Action::Client(..))).count();
         if let Some(bad) = bad {
             for (number, action) in trace.iter().enumerate() {
@@ -84,4 +88,11 @@ fn random_histories_keep_one_order() {
         }
     }
     println!("{calls} calls");
+}
+
+#[test]
+fn two_nodes_that_wait_for_each_other_are_found() {
+    let waits = |bad: &String| bad.contains("waits for ever");
+    let found = (0..2_000).find_map(|seed| run(seed, STEPS, Rules::without(Rule::Yield)).1.filter(waits));
+    assert!(found.is_some(), "without its rule nothing waits for ever");
 }

@@ -9,13 +9,13 @@ use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-/// What a search came to.
+/// The result of a search.
 #[derive(Debug)]
 pub(crate) struct Searched {
     pub(crate) states: usize,
     pub(crate) all: bool,
     pub(crate) took: Duration,
-    /// What was found wrong, and the actions that lead there.
+    /// The fault that was found, and the actions that lead there.
     pub(crate) found: Option<(String, Vec<Action>)>,
 }
 

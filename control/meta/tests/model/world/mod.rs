@@ -36,7 +36,7 @@ struct Site {
     lives: Vec<Incarnation>,
     link: Link,
     follows: usize,
-    /// How often parked calls were queued again: bounded, as the numbers are.
+    /// The number of times that parked calls were queued again, which is bounded, as call numbers are.
     retries: u8,
     /// Calls and look-ups that clients wait for.
     blocked: Vec<u64>,

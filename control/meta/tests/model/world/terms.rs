@@ -36,7 +36,7 @@ pub(crate) enum Dir {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct At(pub(crate) Dir, pub(crate) &'static str);
 
-/// What may go wrong.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Trouble {
     Cut,
@@ -77,7 +77,7 @@ pub(crate) struct Bounds {
     pub(crate) troubles: Vec<Trouble>,
     /// Calls that are done, and come to rest, before the search begins.
     pub(crate) prelude: Vec<(usize, Op)>,
-    /// What happens first in it.
+    /// The actions at the beginning of the search.
     pub(crate) beginning: Vec<Action>,
     /// Clients on a node that may wait at a time.
     pub(crate) clients: usize,
