@@ -1,9 +1,9 @@
-//! A new coordinator, and a store that went back.
+//! A new coordinator, a store that went back, a node that is written off.
 //!
-//! Owns: single cases of the two. Does not own: their interleavings, which are scenarios.
+//! Owns: single cases of each. Does not own: their interleavings, which are scenarios.
 
 use crate::scenarios;
-use crate::world::{Action, At, Dir, Op, World};
+use crate::world::{Action, At, Dir, Op, Trouble, World};
 
 const A: At = At(Dir::Root, "a");
 const B: At = At(Dir::Root, "b");
@@ -67,4 +67,18 @@ fn a_store_that_went_back_is_refused_by_its_nodes() {
     assert_eq!(world.bad(), None);
     world.settle();
     assert_eq!(world.bad(), Some("a node believes that the store went back"));
+}
+
+#[test]
+fn tombstones_go_when_a_lost_node_is_written_off() {
+    let mut world = world();
+    world.act(&Action::Node(3, Trouble::PowerOff));
+    world.act(&Action::Verdict(3));
+    call(&mut world, 0, Op::Unlink(A));
+    world.act(&Action::Sweep);
+    assert_eq!(world.tombstones(), 1, "the lost node may come back");
+    world.write_off(3);
+    world.act(&Action::Sweep);
+    assert_eq!(world.tombstones(), 0);
+    assert_eq!(world.bad(), None);
 }

@@ -186,6 +186,16 @@ impl World {
         self.restored = true;
     }
 
+    /// Gives up what a node that was declared gone had not published.
+    pub(crate) fn write_off(&mut self, node: usize) {
+        self.event(0, Event::WrittenOff(name_of(node)));
+    }
+
+    /// The number of removed names whose tombstone is kept.
+    pub(crate) fn tombstones(&self) -> usize {
+        self.coordinators[0].state().tombstones().count()
+    }
+
     /// Brings the standby's copy forward.
     pub(crate) fn follow(&mut self) {
         self.event(1, Event::Tick);
