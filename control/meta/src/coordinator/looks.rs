@@ -16,6 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemark_protocol::id::{Incarnation, NodeName};
 
+/// Look-ups of one node at a time: more than a node has threads. Others are dropped, and sent again by their node.
+pub const LOOKS_PER_NODE_MAX: usize = 1024;
+
 /// One look-up.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Looking {
@@ -85,7 +88,8 @@ impl Coordinator {
             return self.send(node.clone(), ToNode::Over { life }, out);
         }
         let Phase::Leading(leading) = &mut self.phase else { return };
-        if leading.looking.iter().any(|looking| looking.life == life && looking.number == number) {
+        let mut mine = leading.looking.iter().filter(|looking| looking.life == life);
+        if mine.clone().count() >= LOOKS_PER_NODE_MAX || mine.any(|looking| looking.number == number) {
             return;
         }
         let (needs, asked, known) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());

@@ -14,6 +14,7 @@ mod role;
 
 pub use append::CALL_WAITS_MAX;
 pub use copy::{FOLLOW_TRANSACTIONS, PAGE_KEYS};
+pub use looks::LOOKS_PER_NODE_MAX;
 pub use members::SWEPT_AT_ONCE_MAX;
 
 use crate::message::{Asker, Stamp, ToCoordinator, ToNode};
@@ -215,7 +216,11 @@ impl Coordinator {
             ToCoordinator::Look { life, number, after, place } => {
                 self.look(now, from, life, number, after, place, out);
             }
-            ToCoordinator::Known { life, asker, file, last } => self.known(life, asker, file, last),
+            ToCoordinator::Known { life, asker, file, last } => {
+                if self.copy.state.node_of(life) == Some(from) {
+                    self.known(life, asker, file, last);
+                }
+            }
         }
     }
 
@@ -232,15 +237,18 @@ impl Coordinator {
             Asker::Call { life: caller, number } => {
                 let waiting = leading.waiting.iter_mut();
                 for waiting in waiting.filter(|waiting| waiting.life == caller && waiting.first == number) {
-                    if let Some(file) = file {
-                        waiting.known.insert(Need::Publish { life, file }, last);
+                    let need = file.map(|file| Need::Publish { life, file });
+                    if let Some(need) = need.filter(|need| waiting.needs.contains(need)) {
+                        waiting.known.insert(need, last);
                     }
                 }
             }
             Asker::Look { life: caller, number } => {
                 let looking = leading.looking.iter_mut();
                 for looking in looking.filter(|looking| looking.life == caller && looking.number == number) {
-                    looking.known.insert(life, last);
+                    if looking.needs.contains(&life) {
+                        looking.known.insert(life, last);
+                    }
                 }
             }
         }
