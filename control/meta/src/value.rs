@@ -93,7 +93,7 @@ pub struct Published {
     /// Calls that were taken as refused, from the first one that the node had no answer to. A call sent again after a lost answer
     /// is answered from this.
     pub refused: Vec<(u64, Refusal)>,
-    /// The node's life before this one, and its last call taken.
+    /// The node's last life before this one of which a call was taken, and the number of that call.
     pub before: Option<(Incarnation, u64)>,
 }
 

@@ -21,7 +21,11 @@ impl Node {
             ToNode::Lead => {}
             ToNode::Joined { life, before } if life == self.life => self.joined(before, &mut out),
             ToNode::NotJoined { life, present } if life == self.life => {
-                if let Standing::Joining { replaces, sent } = &mut self.standing {
+                if present == life && matches!(self.standing, Standing::Joining { .. }) {
+                    // Declared gone before this node heard that it was taken in.
+                    self.standing = Standing::Over;
+                    out.notices.push(Notice::Over);
+                } else if let Standing::Joining { replaces, sent } = &mut self.standing {
                     (*replaces, *sent) = (Some(present), false);
                 }
             }

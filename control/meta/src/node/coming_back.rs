@@ -17,9 +17,17 @@ impl Node {
     pub fn come_back(&mut self, life: Incarnation) -> Vec<Notice> {
         assert!(self.is_over(), "life {} is not over", self.life);
         let mut out = Output::default();
-        let replaces = Some(std::mem::replace(&mut self.life, life));
-        self.standing = Standing::Joining { replaces, sent: false };
-        self.returning = std::mem::take(&mut self.queue).into();
+        let old = std::mem::replace(&mut self.life, life);
+        self.standing = Standing::Joining { replaces: Some(old), sent: false };
+        let queue = std::mem::take(&mut self.queue);
+        if self.former.is_none() {
+            (self.former, self.returning) = (Some(old), queue.into());
+        } else {
+            // The life that ended was never known here to be a member: nothing was answered for in it.
+            for ticket in queue.into_iter().filter_map(|queued| queued.ticket) {
+                out.notices.push(Notice::Answered(ticket, Err(Refusal::Unreachable)));
+            }
+        }
         self.give_up_rights(&mut out);
         (self.files_made, self.answered) = (0, 0);
         out.notices
@@ -27,9 +35,11 @@ impl Node {
 
     /// Takes the node's being a member. `before`: the life before, and its last call that was taken.
     pub(super) fn joined(&mut self, before: Option<(Incarnation, u64)>, out: &mut Output) {
-        let Standing::Joining { replaces, .. } = self.standing else { return };
+        if !matches!(self.standing, Standing::Joining { .. }) {
+            return;
+        }
         self.standing = Standing::Member;
-        let Some(old) = replaces else { return };
+        let Some(old) = self.former.take() else { return };
         let taken = before.filter(|(life, _)| *life == old).map_or(0, |(_, number)| number);
         let later = std::mem::take(&mut self.queue);
         for queued in std::mem::take(&mut self.returning) {

@@ -133,6 +133,8 @@ pub struct Node {
     queue: VecDeque<Queued>,
     /// The queue of the life before, until this one is taken in.
     returning: Vec<Queued>,
+    /// The life that queued it.
+    former: Option<Incarnation>,
     /// The last call that has an answer.
     answered: u64,
     /// The last call of the publication under way.
@@ -163,6 +165,7 @@ impl Node {
             tickets: 0,
             queue: VecDeque::new(),
             returning: vec![],
+            former: None,
             answered: 0,
             sent: None,
             parked: vec![],

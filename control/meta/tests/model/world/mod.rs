@@ -164,7 +164,7 @@ impl World {
                 return;
             }
         }
-        panic!("the cluster does not come to rest");
+        self.fail(Err("the cluster does not come to rest".into()));
     }
 
     pub(super) fn fail(&mut self, verdict: Verdict) {
