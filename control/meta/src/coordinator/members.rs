@@ -36,9 +36,9 @@ impl Membership {
                 // A node that had a life before says when it has published again what that one had not.
                 let standing = if present.is_some() { Standing::Returning } else { Standing::Present };
                 // A life that was over before anything of it was taken leaves what the node knows of the one before it.
-                let before = state.published(node).and_then(|last| match (last.number, last.before) {
-                    (0, Some(before)) => Some(before),
-                    (number, _) => Some((last.life, number)),
+                let before = state.published(node).map(|last| match (last.number, last.before) {
+                    (0, Some(before)) => before,
+                    (number, _) => (last.life, number),
                 });
                 let published = Published { life: *life, number: 0, refused: vec![], before };
                 vec![

@@ -233,6 +233,8 @@ impl Node {
         }
         if let Some(grant) = &done.grant
             && !self.is_recalled(grant.directory)
+            // Asked for twice: what was made there since is not in the second answer.
+            && !self.has_alone(grant.directory)
         {
             let names = grant.names.iter().cloned().collect();
             let directory = Directory { version: grant.version, names };
