@@ -15,8 +15,8 @@ use tidemark_protocol::id::{FileId, Incarnation};
 /// A judgement; the error says what is wrong.
 pub(crate) type Verdict = Result<(), String>;
 
-/// A file's content: its version, the checksum of its bytes, its mode.
-type Content = (u64, Option<u64>, u32);
+/// A file's bytes: their version and checksum.
+type Bytes = (u64, Option<u64>);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct File {
@@ -55,8 +55,8 @@ impl Tree {
         self.names.get(place).map_or(0, |(_, changes)| *changes)
     }
 
-    fn content(&self, id: FileId) -> Option<Content> {
-        self.files.get(&id).map(|file| (file.version, file.crc, file.mode))
+    fn bytes(&self, id: FileId) -> Option<Bytes> {
+        self.files.get(&id).map(|file| (file.version, file.crc))
     }
 
     fn set(&mut self, place: &Place, id: Option<FileId>) {
@@ -187,7 +187,7 @@ struct Acked {
     call: Call,
     names: Vec<u32>,
     /// The version and the checksum of a file's bytes: attributes are no part of what a close rests on.
-    bytes: Option<(u64, Option<u64>)>,
+    bytes: Option<Bytes>,
 }
 
 /// A look-up under way, and what it may find.
@@ -197,7 +197,9 @@ struct Read {
     ticket: u64,
     place: Place,
     ids: BTreeSet<Option<FileId>>,
-    contents: BTreeSet<(FileId, Content)>,
+    bytes: BTreeSet<(FileId, Bytes)>,
+    /// Apart from the bytes: a change of the one commutes with a change of the other, so either may be seen first.
+    modes: BTreeSet<(FileId, u32)>,
     no_directory: bool,
 }
 
@@ -232,11 +234,10 @@ impl Ghost {
         tree
     }
 
-    fn rests_on(tree: &Tree, call: &Call) -> (Vec<u32>, Option<(u64, Option<u64>)>) {
+    fn rests_on(tree: &Tree, call: &Call) -> (Vec<u32>, Option<Bytes>) {
         let names = call.places().map(|place| tree.changes(place)).collect();
-        let file =
-            call.inode().filter(|_| matches!(call, Call::Close { .. })).and_then(|id| tree.content(id));
-        (names, file.map(|(version, crc, _)| (version, crc)))
+        let closed = call.inode().filter(|_| matches!(call, Call::Close { .. }));
+        (names, closed.and_then(|id| tree.bytes(id)))
     }
 
     /// A node has answered for a change by itself.
@@ -342,8 +343,8 @@ impl Ghost {
     }
 
     pub(crate) fn read_begins(&mut self, life: Incarnation, ticket: u64, place: &Place) {
-        let (ids, contents, no_directory) = (BTreeSet::new(), BTreeSet::new(), false);
-        self.reads.push(Read { life, ticket, place: place.clone(), ids, contents, no_directory });
+        let (ids, bytes, modes) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        self.reads.push(Read { life, ticket, place: place.clone(), ids, bytes, modes, no_directory: false });
         self.note_reads();
     }
 
@@ -370,8 +371,9 @@ impl Ghost {
             read.ids.insert(tree.at(&read.place));
             read.no_directory |= !tree.directories.contains_key(&read.place.directory);
             // A name is followed and a file is looked at in two steps: the file may be any that it was since the beginning.
-            for id in tree.files.keys() {
-                read.contents.extend(tree.content(*id).map(|content| (*id, content)));
+            for (id, file) in &tree.files {
+                read.bytes.insert((*id, (file.version, file.crc)));
+                read.modes.insert((*id, file.mode));
             }
         }
     }
@@ -426,8 +428,10 @@ fn judge(read: &Read, found: &Found) -> Verdict {
             if !read.ids.contains(&Some(target.id)) {
                 return Err("a look-up found what the name did not lead to".into());
             }
-            let content = (inode.version, inode.seal.map(|seal| seal.crc.0), inode.attributes.mode);
-            if inode.kind == Kind::File && !read.contents.contains(&(target.id, content)) {
+            let bytes = (inode.version, inode.seal.map(|seal| seal.crc.0));
+            let is_so = read.bytes.contains(&(target.id, bytes))
+                && read.modes.contains(&(target.id, inode.attributes.mode));
+            if inode.kind == Kind::File && !is_so {
                 return Err("a look-up found bytes or attributes that were not the file's".into());
             }
             Ok(())
