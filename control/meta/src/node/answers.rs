@@ -40,11 +40,8 @@ impl Node {
                 self.looked(super::Ticket(number), found, &mut out);
             }
             ToNode::Publish { life, asker, file } if life == self.life => {
-                if let Some(file) = file
-                    && (self.held.contains_key(&file) || self.is_inode_busy(file))
-                {
-                    self.shared.insert(file);
-                }
+                // Whether it is held now or not: it may be again before the change is made for which this is asked.
+                self.shared.extend(file);
                 let last = self.last_number();
                 out.messages.push(ToCoordinator::Known { life, asker, file, last });
             }

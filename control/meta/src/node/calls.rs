@@ -193,7 +193,6 @@ impl Node {
 
     pub(super) fn drop_file(&mut self, id: FileId) {
         self.held.remove(&id);
-        self.shared.remove(&id);
         self.wanted.remove(&id);
     }
 

@@ -143,7 +143,7 @@ pub struct Node {
     parked: Vec<(Ticket, Call)>,
     directories: BTreeMap<FileId, Arc<Directory>>,
     held: BTreeMap<FileId, Held>,
-    /// Files that another node changed while this one has them alone.
+    /// Files that another node has changed in this life, or asked to: they are not answered for from memory.
     shared: BTreeSet<FileId>,
     /// Files that are given back when their last writer closes; or, if true, as soon as the call to open it is answered.
     wanted: BTreeMap<FileId, bool>,
