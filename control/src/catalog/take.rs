@@ -131,6 +131,11 @@ impl Catalog {
         }
     }
 
+    /// Whether the name means something else by now: who keeps a copy knows what the file was called when it was made.
+    fn is_anothers(&self, told: &NodeState) -> bool {
+        self.cluster.namespace().outgoing_at(&told.path).is_some()
+    }
+
     /// Notes copies that a node keeps for others.
     pub(super) fn take_copies(&self, from: &NodeLife, copies: &Copies) {
         self.cluster.take_copies(&from.node, copies);
@@ -140,7 +145,8 @@ impl Catalog {
         for told in &copies.kept {
             let NodeKind::File(facts) = &told.kind else { continue };
             let home = facts.file.incarnation;
-            if home == self.cluster.life.incarnation || namespace.outgoing_anywhere(facts.file).is_some() {
+            let known = namespace.outgoing_anywhere(facts.file).is_some();
+            if home == self.cluster.life.incarnation || known || self.is_anothers(told) {
                 continue;
             }
             if self.cluster.member_of(home).is_some_and(|member| !member.gone) {
@@ -167,7 +173,9 @@ impl Catalog {
             theirs
         };
         let namespace = self.cluster.namespace();
-        let unknown = claimed.into_iter().filter(|(file, _)| namespace.outgoing_anywhere(*file).is_none());
+        let unknown = claimed
+            .into_iter()
+            .filter(|(file, told)| namespace.outgoing_anywhere(*file).is_none() && !self.is_anothers(told));
         let states: Vec<_> = unknown.map(|(_, told)| told).collect();
         namespace.take_states(&states, life.incarnation, true);
     }

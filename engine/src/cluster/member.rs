@@ -100,6 +100,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     cluster.names.keep_alone(&cluster.namespace, &joined.alone);
     cluster.joined.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
     cluster.tried_to_join(None);
+    cluster.namespace.let_known_objects_give_way();
     cluster.copies_changed();
     cluster.take_members(members);
     let told = async {

@@ -3,8 +3,10 @@
 //! Owns: which file goes first, noting object copies. Does not own: when (the node loop), what is committed.
 
 use super::file::{File, ObjectCopy};
-use super::{FsError, Namespace, NodeId, ReclaimClass, State};
+use super::view::NODES_AT_ONCE;
+use super::{FsError, Namespace, NodeId, ROOT, ReclaimClass, State};
 use crate::tier1::Backing;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::file::FileEvent;
@@ -69,6 +71,35 @@ impl Namespace {
                 state.candidates.extend(after.reclaimable());
             }
         });
+    }
+
+    /// Lets every host copy give way of which a copy in Tier-3 is noted. For a member of a cluster, which was told so once, perhaps before
+    /// its daemon began again; who decides over checkpoints sets classes itself. Costs a look at every node, in slices.
+    pub fn let_known_objects_give_way(&self) {
+        let mut after: NodeId = ROOT;
+        loop {
+            let last = self.look(|state| {
+                let range = (Bound::Excluded(after), Bound::Unbounded);
+                let ids: Vec<_> =
+                    state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
+                for id in &ids {
+                    let Ok(file) = state.file_mut(*id) else { continue };
+                    let seal = file.fate.seal().map(|seal| seal.number);
+                    let noted = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
+                    if !noted || file.class != ReclaimClass::Never {
+                        continue;
+                    }
+                    file.class = ReclaimClass::CommittedNewest;
+                    let here = file.backing.is_some().then(|| Candidate::of(*id, file));
+                    state.candidates.extend(here);
+                }
+                ids.last().copied()
+            });
+            match last {
+                Some(last) => after = last,
+                None => return,
+            }
+        }
     }
 
     /// Whether a copy in Tier-3 is noted of that seal.
@@ -157,10 +188,10 @@ impl Namespace {
         let mut after: Option<Candidate> = None;
         while freed < bytes {
             let turn = self.change(|state| {
-                let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+                let from = after.map_or(Bound::Unbounded, Bound::Excluded);
                 let batch: Vec<Candidate> = state
                     .candidates
-                    .range((from, std::ops::Bound::Unbounded))
+                    .range((from, Bound::Unbounded))
                     .take(EXAMINED_AT_ONCE)
                     .copied()
                     .collect();

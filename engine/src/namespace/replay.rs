@@ -7,12 +7,11 @@ use super::file::File;
 use super::handle::Handle;
 use super::journal::Image;
 use super::node::{Body, Entry, Link, Name, Node};
-use super::reclaim::Candidate;
 use super::record::{Bytes, Record, decode};
 use super::session::{ANSWERS_READ_MAX, Answer, RequestId};
 use super::tree::Tree;
 use super::xattr::Xattrs;
-use super::{FileId, NamespaceError, NodeId, ROOT, ReclaimClass, State};
+use super::{FileId, NamespaceError, NodeId, ROOT, State};
 use crate::tier1::Backing;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -201,18 +200,6 @@ pub(super) fn rebuild(
             file.size_bytes = size_bytes;
         } else if super::attr::rebase(node, size_bytes).is_err() {
             tracing::warn!(node = id, "times of a recovered file may be off");
-        }
-        // A member that decides nothing is told only once which objects there are. The coordinator's loop says better classes.
-        if let Ok(file) = state.file_mut(id)
-            && file.backing.is_some()
-            && file
-                .object
-                .as_ref()
-                .is_some_and(|noted| Some(noted.0) == file.fate.seal().map(|seal| seal.number))
-        {
-            file.class = ReclaimClass::CommittedNewest;
-            let candidate = Candidate::of(id, file);
-            state.candidates.insert(candidate);
         }
         if identity != (FileId { incarnation: own, counter: tidemark_protocol::id::FileCounter(id) }) {
             state.adopted.insert(identity, id);

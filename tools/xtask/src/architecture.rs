@@ -84,14 +84,7 @@ const SILENT: &[Silent] = &[
     Silent {
         folder: "control/meta/src",
         except: "",
-        words: &[
-            "std::fs",
-            "std::net",
-            "std::thread",
-            "std::env",
-            "Instant::now",
-            "SystemTime::now",
-        ],
+        words: &["std::fs", "std::net", "std::thread", "std::env", "Instant::now", "SystemTime::now"],
         why: "time is an argument, and what happens outside is an event",
     },
     Silent {
