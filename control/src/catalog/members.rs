@@ -199,8 +199,10 @@ impl Catalog {
         state.roll.runs(&node, version);
         // A daemon that was replaced counts its publications anew, and one that was given up has to say what became of it.
         let began_again = state.published.get(from).is_some_and(|last| *last > publication);
-        if was_given_up || began_again || before.is_some_and(|before| before != life) {
-            state.published.remove(from);
+        let is_another = began_again || before.is_some_and(|before| before != life);
+        let mut knows = false;
+        if was_given_up || is_another {
+            knows = state.published.remove(from).is_some() && !is_another;
         }
         // What it believed to have alone it asked another coordinator for, or a start before this one.
         state.leases.gone(&node);
@@ -211,7 +213,7 @@ impl Catalog {
         alone.retain(|path| state.leases.made(&node, path));
         let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
         let published = state.published.get(from).copied();
-        Ok(Joined { admit, members, published, alone })
+        Ok(Joined { admit, members, published, knows, alone })
     }
 
     pub(super) fn beat(&self, from: &NodeLife, beat: Beat) -> Result<Beaten, Refusal> {

@@ -54,7 +54,7 @@ impl Catalog {
         let read = |at| clocks.read(from.incarnation, at, now_ns);
         let told = publication.states.iter().filter(|told| !gives_way(told));
         let states: Vec<_> = told.map(|told| told.clone().with_times(read)).collect();
-        namespace.take_states(&states, from.incarnation, publication.whole);
+        namespace.take_states(&states, from.incarnation, publication.makes);
         let fates: Vec<_> = publication
             .fates
             .iter()

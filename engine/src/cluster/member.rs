@@ -106,7 +106,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     let told = async {
         // A publication that waits for an answer of before is waited for, and beats go on meanwhile.
         cluster.namespace.collect_outgoing();
-        publisher::tell_everything(cluster, joined.published).await;
+        publisher::tell_everything(cluster, &joined).await;
         while let Err(away) = report(cluster).await {
             tracing::debug!(error = &away as &dyn std::error::Error, "what is known here is told later");
             tokio::time::sleep(JOIN_AGAIN).await;

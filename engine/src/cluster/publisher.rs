@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, CHUNKS_MAX, NameOperation, NodeState, Publication, Published, ToCoordinator, WireFate,
-    WriterFact,
+    BATCH_ITEMS_MAX, CHUNKS_MAX, Joined, NameOperation, NodeState, Publication, Published, ToCoordinator,
+    WireFate, WriterFact,
 };
 
 /// Processes whose end is still to be told: the writers of a node, over the last saves.
@@ -34,6 +34,8 @@ struct Turn {
     /// It has not been answered.
     unanswered: Option<Publication>,
     whole: bool,
+    /// Names of the whole are made where they are not there: some operations are lost, or their coordinator is.
+    makes: bool,
     /// Operations that are told before the whole: no more than the namespace keeps, and one publication.
     unheard: VecDeque<NameOperation>,
 }
@@ -46,13 +48,16 @@ struct Watched {
 }
 
 /// Everything has to be told to a coordinator that knows nothing of this life.
-pub(super) async fn tell_everything(cluster: &Cluster, last_heard: Option<u64>) {
+pub(super) async fn tell_everything(cluster: &Cluster, joined: &Joined) {
     let mut turn = cluster.publisher.turn.lock().await;
-    let last_heard = if cluster.led.swap(false, Ordering::AcqRel) { None } else { last_heard };
-    match last_heard {
+    let led = cluster.led.swap(false, Ordering::AcqRel);
+    match joined.published.filter(|_| !led) {
         Some(number) if number == turn.number => turn.unanswered = None,
         Some(number) if number + 1 == turn.number && turn.unanswered.is_some() => {}
-        Some(_) | None => turn.whole = true,
+        Some(_) | None => {
+            turn.whole = true;
+            turn.makes |= led || !joined.knows;
+        }
     }
 }
 
@@ -78,7 +83,7 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
             None => {
                 let told = cluster.namespace.take_outgoing(BATCH_ITEMS_MAX);
                 if told.overflowed {
-                    turn.whole = true;
+                    (turn.whole, turn.makes) = (true, true);
                     continue;
                 }
                 let states: Vec<_> = told.states.into_iter().map(|node| cluster.told(node)).collect();
@@ -121,11 +126,11 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
             }
         }
         turn.number += 1;
-        let publication =
-            Publication { number: turn.number, whole: true, last, states, ..Publication::default() };
+        let (number, makes) = (turn.number, turn.makes);
+        let publication = Publication { number, whole: true, last, makes, states, ..Publication::default() };
         send(cluster, turn, publication).await?;
     }
-    turn.whole = false;
+    (turn.whole, turn.makes) = (false, false);
     Ok(())
 }
 
@@ -138,6 +143,7 @@ async fn tell_operations(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away>
         let told = cluster.namespace.take_outgoing(usize::MAX);
         if told.overflowed {
             turn.unheard.clear();
+            turn.makes = true;
         }
         turn.unheard.extend(told.operations);
         if told.states.is_empty() {
@@ -171,6 +177,7 @@ async fn send(cluster: &Cluster, turn: &mut Turn, mut publication: Publication) 
     let published: Published = cluster.ask(&message, ANSWER_DEADLINE).await?;
     turn.unanswered = None;
     turn.whole |= published.whole_wanted;
+    turn.makes |= published.whole_wanted;
     for path in published.shared {
         if let Some(node) = cluster.namespace.node_at(&path) {
             cluster.names.forget(node);

@@ -226,8 +226,11 @@ pub struct Beaten {
 pub struct Joined {
     pub admit: Admit,
     pub members: EncodedMembers,
-    /// The last publication of this life that the coordinator has; none: it knows nothing, and needs everything.
+    /// The last publication of this life that the coordinator has; none: it needs everything.
     pub published: Option<u64>,
+    /// It needs everything because the node was given up, and has what was published before: what it does not know of that lost its name
+    /// since.
+    pub knows: bool,
     /// Directories that it goes on having alone.
     pub alone: Vec<Vec<u8>>,
 }
@@ -242,6 +245,8 @@ pub struct Publication {
     /// Everything the node holds, for a coordinator that knows nothing: may be many; the last has `last`.
     pub whole: bool,
     pub last: bool,
+    /// Of a whole: what is not there is made. False where operations say how every name came about.
+    pub makes: bool,
     pub operations: Vec<NameOperation>,
     pub states: Vec<NodeState>,
     /// What became of processes that wrote.
