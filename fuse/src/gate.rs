@@ -112,13 +112,12 @@ fn with_accesses<R>(shared: &Shared, wanted: &Wanted, f: impl FnOnce(&[Access<'_
             Some(f(&[Access::Change { parent: *parent, name, sure: *sure }]))
         }
         Wanted::Rename { from, to } => {
-            let is_directory = shared.namespace.child_directory(from.0, &from.1).is_some();
-            let first = if is_directory {
-                Access::Move { parent: from.0, name: &from.1 }
-            } else {
-                Access::Change { parent: from.0, name: &from.1, sure: true }
+            // Who has a directory alone knows it by itself and not by its path: all are taken out of it first.
+            let wanted = |parent: NodeId, name| match shared.namespace.child_directory(parent, name) {
+                Some(_) => Access::Move { parent, name },
+                None => Access::Change { parent, name, sure: true },
             };
-            Some(f(&[first, Access::Change { parent: to.0, name: &to.1, sure: true }]))
+            Some(f(&[wanted(from.0, &from.1), wanted(to.0, &to.1)]))
         }
         Wanted::Write { node } => {
             let path = shared.namespace.path_of(*node)?;
@@ -135,6 +134,13 @@ impl Leave {
     pub(crate) fn made(&self, directory: NodeId) {
         if let Some(cluster) = &self.cluster {
             cluster.made_directory(directory);
+        }
+    }
+
+    /// A name was moved.
+    pub(crate) fn moved(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
+        if let Some(cluster) = &self.cluster {
+            cluster.moved(from, to, exchange);
         }
     }
 

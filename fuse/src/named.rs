@@ -7,7 +7,7 @@ use crate::cold::{Job, Workers};
 use crate::gate::{self, Wanted};
 use crate::shared::Shared;
 use fuser::{ReplyEmpty, ReplyEntry};
-use tidemark_engine::namespace::{Caller, FsError, Looked, Namespace, NodeId, Special};
+use tidemark_engine::namespace::{Caller, FsError, Looked, Namespace, NodeId, RENAME_EXCHANGE, Special};
 use tidemark_engine::step_point::{StepPoint, reach};
 
 /// A directory and a name in it.
@@ -190,6 +190,7 @@ pub(crate) fn rename(
         move |shared, leave| {
             let done = leave.and_then(|leave| {
                 shared.namespace.rename(&caller, (from.0, &from.1), (to.0, &to.1), flags)?;
+                leave.moved((from.0, &from.1), (to.0, &to.1), flags == RENAME_EXCHANGE);
                 leave.ordered()?;
                 Ok(())
             });

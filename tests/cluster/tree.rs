@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, RenameFlags};
 use tidemark_tests::python::Python;
 
 use crate::job::Plan;
@@ -98,6 +99,48 @@ fn of_two_that_write_one_after_the_other_the_later_bytes_stay_under_all_names() 
             let links = fs::metadata(mount.join(&path)).unwrap().nlink();
             assert_eq!(links, 1 + u64::from(file % 2 == 0), "names of {path} on node {node}");
         }
+    }
+}
+
+/// Goal: a directory that a node has to itself is given back when another changes something in it, also after it got another name: by who
+/// has it, by another node, or by changing places with a second one.
+#[test]
+fn a_directory_that_was_moved_is_still_given_back_by_who_has_it_alone() {
+    let Some(cluster) = Cluster::start() else { return };
+    let mounts = [0, 1, 2].map(|node| cluster.mount(node).to_owned());
+    let made = |node: usize, name: &str| fs::write(mounts[node].join(name), name).unwrap();
+    let all_see = |directory: &str, wanted: &[&str]| {
+        let wanted: BTreeSet<_> = wanted.iter().map(|name| (*name).to_owned()).collect();
+        for (node, mount) in mounts.iter().enumerate() {
+            assert_eq!(names(&mount.join(directory)), wanted, "{directory} on node {node}");
+        }
+    };
+    for (has, other) in [(0, 1), (1, 0), (1, 2)] {
+        let [first, second, third] = ["a", "b", "c"].map(|name| format!("{name}{has}{other}"));
+        fs::create_dir(mounts[has].join(&first)).unwrap();
+        made(has, &format!("{first}/one"));
+        fs::rename(mounts[has].join(&first), mounts[has].join(&second)).unwrap();
+        made(has, &format!("{second}/two"));
+        fs::rename(mounts[other].join(&second), mounts[other].join(&third)).unwrap();
+        made(other, &format!("{third}/three"));
+        made(has, &format!("{third}/four"));
+        made(other, &format!("{third}/five"));
+        all_see(&third, &["one", "two", "three", "four", "five"]);
+
+        let [left, right] = ["left", "right"].map(|name| format!("{name}{has}{other}"));
+        fs::create_dir(mounts[has].join(&left)).unwrap();
+        fs::create_dir(mounts[other].join(&right)).unwrap();
+        made(has, &format!("{left}/of-left"));
+        made(other, &format!("{right}/of-right"));
+        let [one, two] = [&left, &right].map(|name| mounts[has].join(name));
+        rustix::fs::renameat_with(CWD, &one, CWD, &two, RenameFlags::EXCHANGE).unwrap();
+        for node in [has, other, has] {
+            made(node, &format!("{left}/by-{node}"));
+            made(node, &format!("{right}/by-{node}"));
+        }
+        let by = [has, other].map(|node| format!("by-{node}"));
+        all_see(&left, &["of-right", &by[0], &by[1]]);
+        all_see(&right, &["of-left", &by[0], &by[1]]);
     }
 }
 

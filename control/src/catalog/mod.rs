@@ -195,6 +195,16 @@ impl Authority for Catalog {
         self.lock().leases.made(&self.cluster.life.node, path)
     }
 
+    fn moved(&self, from: &[u8], to: &[u8], exchange: bool) {
+        let leases = &mut self.lock().leases;
+        if exchange {
+            leases.removed(from);
+            leases.removed(to);
+        } else {
+            leases.renamed(&self.cluster.life.node, from, to);
+        }
+    }
+
     async fn kept_twice(&self) {
         self.kept_by_deputy().await;
     }

@@ -61,6 +61,7 @@ use tidemark_protocol::cluster::wire::{
 use tidemark_protocol::id::{Epoch, Incarnation, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{Coordinator, Life, View};
+use tidemark_protocol::path::join;
 use tidemark_protocol::report;
 use tidemark_transport::{Address, Link, LinkError, LinkErrorKind, Refusal};
 
@@ -93,6 +94,10 @@ pub trait Authority: Send + Sync + std::fmt::Debug {
 
     /// The coordinator's own node made a directory; false where another has it already.
     fn made(&self, path: &[u8]) -> bool;
+
+    /// The coordinator's own node gave a directory another name: who has what below it is known under that from now on. Of two that
+    /// changed places (`exchange`) nobody has anything alone.
+    fn moved(&self, from: &[u8], to: &[u8], exchange: bool);
 
     /// It is new, and has not heard everybody.
     fn hears_still(&self) -> bool;
@@ -575,6 +580,25 @@ impl Cluster {
             return;
         }
         self.names.hold(&self.namespace, node);
+    }
+
+    /// A name was moved here. On other nodes the operation says so to the coordinator.
+    pub fn moved(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
+        let directory = |(parent, name): (NodeId, &[u8])| self.namespace.child_directory(parent, name);
+        let moved: Vec<NodeId> = if exchange {
+            [from, to].into_iter().filter_map(directory).collect()
+        } else {
+            directory(to).into_iter().collect()
+        };
+        if exchange {
+            moved.iter().for_each(|node| self.names.forget_below(*node));
+        }
+        let path = |(parent, name): (NodeId, &[u8])| Some(join(&self.namespace.path_of(parent)?, name));
+        if let (false, Seat::Here(authority)) = (moved.is_empty(), self.seat())
+            && let (Some(from), Some(to)) = (path(from), path(to))
+        {
+            authority.moved(&from, &to, exchange);
+        }
     }
 }
 

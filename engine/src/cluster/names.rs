@@ -242,6 +242,16 @@ impl Names {
         self.lock().forget(node);
     }
 
+    /// Neither the directory nor any below it is this node's alone any more.
+    pub(super) fn forget_below(&self, node: NodeId) {
+        let mut held = self.lock();
+        let is_below = |at: &NodeId, holding: &Holding| *at == node || holding.above.contains(&node);
+        let below = held.directories.iter().filter(|(at, holding)| is_below(at, holding));
+        for at in below.map(|(at, _)| *at).collect::<Vec<_>>() {
+            held.forget(at);
+        }
+    }
+
     /// The directories that are held, some of very many.
     pub(super) fn alone(&self, namespace: &Namespace) -> Vec<Vec<u8>> {
         let held: Vec<_> = self.lock().directories.keys().copied().take(BATCH_ITEMS_MAX).collect();
