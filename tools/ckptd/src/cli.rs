@@ -6,11 +6,13 @@ use crate::config::Config;
 use crate::state_dir::StateDir;
 use anyhow::Context;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemark_engine::settings::Settings;
 use tidemark_engine::step_point::{Dies, StepPoint};
 use tidemark_keeper::{Inherited, Kept, Plan, UpgradeError, names};
+use tidemark_protocol::id::NodeName;
 use tidemark_protocol::report::ExitCode as ProcessExit;
 
 /// Where the configuration lies when nobody says otherwise; absent is fine there.
@@ -330,6 +332,20 @@ fn replace(upgrade: &Upgrade) -> Result<(), Failure> {
     })?;
     println!("{} serves as process {pid}", binary.display());
     Ok(())
+}
+
+/// This node's name: as it is set, else its host's.
+pub(crate) fn node_name(settings: &Settings) -> anyhow::Result<NodeName> {
+    let name = match &settings.node.name {
+        Some(name) => name.clone(),
+        None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    };
+    name.parse::<NodeName>().map_err(|error| anyhow::anyhow!("--name: {error}"))
+}
+
+/// The address that a flag gives.
+pub(crate) fn parse_addr(flag: &str, text: &str) -> anyhow::Result<SocketAddr> {
+    text.parse().with_context(|| format!("{flag} {text:?} is not an address such as 127.0.0.1:7070"))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod forward;
 mod host;
 mod last_end;
 mod lease;
+mod let_in;
 mod logs;
 mod memory;
 mod peers;

@@ -9,11 +9,12 @@
 use crate::api::Daemon;
 use crate::attributes::Attributes;
 use crate::base::Base;
-use crate::cli::{Failure, Up};
+use crate::cli::{Failure, Up, node_name, parse_addr};
 use crate::descriptors;
 use crate::ends::{as_usual, before_others, cores, drain_all, ended, keeper_gone, keeper_pid, unmount};
 use crate::host::DaemonHost;
 use crate::last_end::LastEnd;
+use crate::let_in::let_in;
 use crate::memory;
 use crate::peers::{Peers, Role, check_certificates, drain_member};
 use crate::publish::{publish, publish_on};
@@ -31,7 +32,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemark_control::api::NodeApi;
 use tidemark_control::server::Server;
-use tidemark_engine::cluster::{Cluster, NotIn};
 use tidemark_engine::flight::Flight;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Caller, Clock};
@@ -48,16 +48,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How often this process looks after what others may take away from it, and gives its keeper a life sign.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-
-/// A refusal that lasts for so long is the answer: an earlier life of this node is declared gone by then, and what a person replaces is
-/// replaced.
-const REFUSED_FOR: Duration = Duration::from_secs(5);
-
-/// Between two times that a start says what it waits for.
-const SAY_EVERY: Duration = Duration::from_secs(5);
-
-/// Between two looks whether a coordinator has let this node in.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How long the end waits for Tier-3 to take that this daemon is gone.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
@@ -670,33 +660,6 @@ impl Start<'_> {
     }
 }
 
-/// Waits until a coordinator has let this node in, or it is the coordinator itself: a mount that cannot look a name up does not serve.
-///
-/// # Errors
-/// A coordinator refuses this node, and does not for a passing reason.
-async fn let_in(cluster: &Cluster) -> Result<(), Failure> {
-    let (mut refused, mut said) = (None, Instant::now());
-    while !cluster.is_in() {
-        let not_in = cluster.why_not_in();
-        let for_good = not_in.as_ref().filter(|not_in| not_in.for_good);
-        refused = for_good.map(|_| refused.unwrap_or_else(Instant::now));
-        if let (Some(NotIn { why, .. }), Some(since)) = (for_good, refused)
-            && since.elapsed() >= REFUSED_FOR
-        {
-            let error = anyhow::anyhow!("{why}")
-                .context("the coordinator does not let this node in; nothing was mounted");
-            return Err(Failure::unavailable(error));
-        }
-        if said.elapsed() >= SAY_EVERY {
-            said = Instant::now();
-            let why = not_in.map_or_else(|| "none is known yet".to_owned(), |not_in| not_in.why);
-            tracing::warn!(%why, "no coordinator has let this node in; nothing is mounted until one does");
-        }
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-    Ok(())
-}
-
 /// What the keeper said of closes and fsyncs in the place of a daemon is so from now on.
 fn take_up_answers(base: &Base, answered: &[Answered]) {
     let nobody = Caller { uid: 0, gid: 0, pid: 0, now_ns: 0, request: 0 };
@@ -711,18 +674,6 @@ fn take_up_answers(base: &Base, answered: &[Answered]) {
             tracing::debug!(?answer, %error, "an answer of the keeper is of no open file");
         }
     }
-}
-
-fn node_name(settings: &Settings) -> anyhow::Result<NodeName> {
-    let name = match &settings.node.name {
-        Some(name) => name.clone(),
-        None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
-    };
-    name.parse::<NodeName>().map_err(|error| anyhow::anyhow!("--name: {error}"))
-}
-
-fn parse_addr(flag: &str, text: &str) -> anyhow::Result<SocketAddr> {
-    text.parse().with_context(|| format!("{flag} {text:?} is not an address such as 127.0.0.1:7070"))
 }
 
 /// The one line on stdout.

@@ -3,6 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | `wire` | the words between a node and the coordinator |
+//! | `operation` | what is done to a name |
 //! | `leases` | which node may answer for a directory |
 //! | `members` | who is there, and what changed of it |
 //! | `readers` | which node reads Tier-3 for the others |
@@ -14,5 +15,6 @@
 pub mod clocks;
 pub mod leases;
 pub mod members;
+mod operation;
 pub mod readers;
 pub mod wire;

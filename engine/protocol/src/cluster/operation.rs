@@ -1,0 +1,65 @@
+//! An operation on names, as a node tells it.
+//!
+//! Owns: what it says. Does not own: the publication that it is part of (`wire`), what follows from it (the engine's namespace).
+
+use super::wire::NodeAttributes;
+use crate::id::FileId;
+use serde::{Deserialize, Serialize};
+
+/// An operation on names. Paths are relative to the mount. `what` is the file that the name meant where that was done, none for a
+/// directory or a symlink: a name that means something else by now was changed by another node since, and stays.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NameOperation {
+    Directory {
+        path: Vec<u8>,
+        attributes: NodeAttributes,
+    },
+    Symlink {
+        path: Vec<u8>,
+        target: Vec<u8>,
+        attributes: NodeAttributes,
+    },
+    File {
+        path: Vec<u8>,
+        file: FileId,
+        attributes: NodeAttributes,
+    },
+    Linked {
+        from: Vec<u8>,
+        path: Vec<u8>,
+        what: Option<FileId>,
+    },
+    Removed {
+        path: Vec<u8>,
+        what: Option<FileId>,
+    },
+    Renamed {
+        from: Vec<u8>,
+        to: Vec<u8>,
+        exchange: bool,
+        what: Option<FileId>,
+    },
+    /// All names of the file `from`, of which `path` is one, mean `file` from now on: who tells this is about to write it.
+    Taken {
+        path: Vec<u8>,
+        from: FileId,
+        file: FileId,
+        attributes: NodeAttributes,
+    },
+}
+
+impl NameOperation {
+    /// The path that it is about; of a rename the new one.
+    #[must_use]
+    pub fn path(&self) -> &[u8] {
+        match self {
+            Self::Directory { path, .. }
+            | Self::Symlink { path, .. }
+            | Self::File { path, .. }
+            | Self::Linked { path, .. }
+            | Self::Removed { path, .. }
+            | Self::Taken { path, .. }
+            | Self::Renamed { to: path, .. } => path,
+        }
+    }
+}
