@@ -11,7 +11,7 @@ use tidemark_protocol::path::{PathProblem, RelPath};
 /// The directory at the top of the mount. No life has the number 0.
 pub const ROOT: FileId = FileId { incarnation: Incarnation(0), counter: FileCounter(0) };
 
-/// One component of a path: 1 to 255 bytes without `/` and NUL, neither `.` nor `..`.
+/// A component of a path: 1 to 255 bytes without `/` and NUL, neither `.` nor `..`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct Name(Arc<[u8]>);

@@ -1,4 +1,4 @@
-//! One order of changes for a tree over several nodes.
+//! A single order of changes for a tree over several nodes.
 //!
 //! Owns: the metadata of the tree, who may change it, and in which order changes count. Does not own: bytes, connections, clocks,
 //! detection; all of those reach it as calls, messages and events.

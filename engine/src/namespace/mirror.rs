@@ -69,15 +69,15 @@ impl Namespace {
         }
     }
 
-    /// Takes in how nodes stand, as `home` says. What is not here is made where `whole`: then no operation says that it was. Otherwise it
+    /// Takes in how nodes stand, as `home` says. What is not here is made where `makes`: then no operation says that it was. Otherwise it
     /// lost its name here since, and stays without.
-    pub fn take_states(&self, states: &[NodeState], home: Incarnation, whole: bool) {
+    pub fn take_states(&self, states: &[NodeState], home: Incarnation, makes: bool) {
         for states in states.chunks(SETTLED_AT_ONCE) {
             let taken = self.change(|state| {
                 state.mute();
                 for told in states
                     .iter()
-                    .filter(|told| whole || state.has(told, self.incarnation))
+                    .filter(|told| makes || state.has(told, self.incarnation))
                     .collect::<Vec<_>>()
                 {
                     if let Err(error) = state.take_state(told, home, self.incarnation) {
@@ -300,6 +300,8 @@ impl State {
         home: Incarnation,
         now_ns: i64,
     ) -> Result<(), FsError> {
+        // First: what another node says may be refused, and nothing is changed then.
+        let xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
         let id = self.tree.number();
         let replaced = self.tree.node_mut(old)?;
         (replaced.overwritten, replaced.forsaken) = (true, true);
@@ -309,7 +311,7 @@ impl State {
         let body = Body::File(Box::new(mirror));
         let mut node = Node::new(ino, attributes.mode & FILE_MODE_BITS, uid, gid, now_ns, body);
         node.overwritten = true;
-        node.xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
+        node.xattrs = xattrs;
         if let Some(xattrs) = &node.xattrs {
             self.tree.touched.xattrs.extend(xattrs.names().map(|name| (id, name)));
         }

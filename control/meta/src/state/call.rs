@@ -1,4 +1,4 @@
-//! What a node asks to be changed, and why a change is refused.
+//! Changes that a node asks for, and the reasons for which one is refused.
 //!
 //! Owns: calls and refusals as values. Does not own: their effect (`effect`).
 
@@ -7,7 +7,7 @@ use crate::value::{Attributes, Kind, SealSummary};
 use serde::{Deserialize, Serialize};
 use tidemark_protocol::id::{FileId, Incarnation};
 
-/// One change. A base is the version that the caller saw; none: whatever is there when the call is taken.
+/// A change. A base is the version that the caller saw; none: whatever is there when the call is taken.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Call {
     /// Makes a file or a directory, exclusively. The caller has it alone.

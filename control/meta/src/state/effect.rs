@@ -1,4 +1,4 @@
-//! What one call changes, or what has to happen first.
+//! The changes of one call, or what has to happen first.
 //!
 //! Owns: the meaning of each call. Does not own: the order of calls and the chain of a node's numbers (`plan`).
 
