@@ -6,11 +6,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::cargo;
+use crate::count::Count;
 use crate::figure::Figure;
 use crate::shell::{capture, say, watch};
 use crate::workspace::Workspace;
@@ -21,6 +24,8 @@ pub(crate) const FOLDER: &str = "benches";
 const TARGET: &str = "benches";
 /// The programs that benches start; they look for them beside their own executable.
 const PROGRAMS: [&str; 3] = ["ckptd", "ckptctl", "tidemark-s3"];
+/// Of the smoke benches, as many as there are processors where time is shortest. Each has at most a few hundred MiB of Tier-1.
+const SMOKE_AT_ONCE: usize = 2;
 /// Each figure is one line that begins with this word and goes on as a JSON object.
 const RESULT: &str = "RESULT ";
 
@@ -152,6 +157,29 @@ pub(crate) fn one(
         Ok(found) if found.is_empty() => Err(format!("bench {name} printed no {RESULT}line")),
         Ok(found) => Ok(found),
         Err(why) => Err(format!("bench {name} printed a {RESULT}line that {why}")),
+    })
+}
+
+/// Runs benches with small sizes, several at once: nobody reads their figures, and each mostly waits.
+pub(crate) fn smoke(executable: &Path, stages: Vec<Stage>) -> Result<Count> {
+    let left = Mutex::new(stages.into_iter());
+    let next = || left.lock().expect("whoever takes a stage does not panic").next();
+    let work = || {
+        let mut count = Count::default();
+        while let Some(stage) = next() {
+            let ran = one(executable, &stage.name, true, &[])?;
+            count.passed += u64::from(ran.is_ok());
+            count.failed += u64::from(ran.is_err());
+            if let Err(why) = ran {
+                say(&why);
+            }
+        }
+        Ok(count)
+    };
+    thread::scope(|scope| {
+        let workers = [(); SMOKE_AT_ONCE].map(|()| scope.spawn(work));
+        let counts = workers.map(|worker| worker.join().expect("a worker does not panic"));
+        counts.into_iter().try_fold(Count::default(), |sum, count| Ok(sum + count?))
     })
 }
 

@@ -2,6 +2,8 @@
 //!
 //! It owns the two formats. It does not own the verdict over a suite: an exit status counts too.
 
+use std::ops::Add;
+
 /// Tests that ran, and those that were not run although they were asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
@@ -9,6 +11,18 @@ pub(crate) struct Count {
     pub(crate) failed: u64,
     /// Marked `#[ignore]`. None is expected in this workspace, so the summary shows them.
     pub(crate) ignored: u64,
+}
+
+impl Add for Count {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+            ignored: self.ignored + other.ignored,
+        }
+    }
 }
 
 /// The sum over every summary in a program's output; zero when there is none.

@@ -318,15 +318,7 @@ impl Run<'_> {
                 return Ok(());
             }
         };
-        let mut count = Count::default();
-        for stage in bench::stages(&self.workspace.root)? {
-            let ran = bench::one(&executable, &stage.name, true, &[])?;
-            count.passed += u64::from(ran.is_ok());
-            count.failed += u64::from(ran.is_err());
-            if let Err(why) = ran {
-                say(&why);
-            }
-        }
+        let count = bench::smoke(&executable, bench::stages(&self.workspace.root)?)?;
         self.row(BENCH, honest(count, true), stopwatch.read(), "");
         Ok(())
     }
