@@ -5,6 +5,7 @@
 //! | `net` | the network itself: does each fault of the harness happen, and does it end? |
 //! | `tree` | one tree: names and bytes of one node on the others, and after its loss |
 //! | `site` | several nodes of one cluster, for the others |
+//! | `killed` | daemons are killed while programs go on |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
 //! | `copies` | copies in other nodes' memory that are bad |
 //! | `links` | what is seen of a save on its way, and changed in it, and what strangers cost |
@@ -17,6 +18,7 @@
 mod copies;
 mod failover;
 mod job;
+mod killed;
 mod lease;
 mod links;
 mod members;

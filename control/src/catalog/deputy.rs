@@ -18,11 +18,26 @@ use tidemark_protocol::key::NodeLife;
 /// How long an acknowledgement waits for the deputy. One that is slower is about to be found gone, and names wait no longer.
 const DEPUTY_WAIT: Duration = Duration::from_millis(500);
 
+/// How long an etcd is waited for that is to store who the deputy is: about as long as a lease lives that it does not renew.
+const NAMING_WAIT: Duration = Duration::from_secs(2);
+
+/// Before it is asked again: what is to be stored is not stored again by itself.
+const NAME_AGAIN: Duration = Duration::from_millis(250);
+
 /// Before a deputy that did not answer is told anew.
 const TELL_AGAIN: Duration = Duration::from_millis(100);
 
 /// The part that says that nobody is to be waited for.
 const NOBODY: u64 = u64::MAX;
+
+/// The next part for the deputy.
+struct Next {
+    part: CatalogPart,
+    /// Its number among all parts.
+    begun: u64,
+    /// With the last part: this node's own operations up to this publication are in it, or in one before.
+    publication: u64,
+}
 
 /// How far the deputy has been told.
 #[derive(Debug)]
@@ -31,6 +46,8 @@ pub(super) struct Deputy {
     step: tokio::sync::Mutex<()>,
     /// Parts begun.
     begun: AtomicU64,
+    /// The last publication of this node itself that was told.
+    own: AtomicU64,
     /// The last part up to which it has everything.
     kept: tokio::sync::watch::Sender<u64>,
 }
@@ -40,6 +57,7 @@ impl Default for Deputy {
         Self {
             step: tokio::sync::Mutex::default(),
             begun: AtomicU64::new(0),
+            own: AtomicU64::new(0),
             kept: tokio::sync::watch::Sender::new(NOBODY),
         }
     }
@@ -79,10 +97,12 @@ impl Catalog {
                 match &chosen {
                     Some(member) => {
                         tracing::info!(deputy = %member.life, "the catalog is kept there, too");
-                        self.tell_all();
+                        self.tell_all().await;
                     }
                     None => {
+                        self.name_deputy(None).await;
                         self.cluster.namespace().forget_deputy();
+                        self.cluster.namespace().lead_outgoing(false);
                         self.deputy.kept.send_replace(NOBODY);
                     }
                 }
@@ -93,11 +113,13 @@ impl Catalog {
                 let _ = members.changed().await;
                 continue;
             };
-            let (part, begun) = self.next_part(number).await;
+            let Next { part, begun, publication } = self.next_part(number).await;
             let idle = part.nodes.is_empty() && part.gone.is_empty() && part.fates.is_empty();
             let all = part.all;
             if number > 0 && idle && part.published.is_empty() {
-                self.kept(begun);
+                if self.name_deputy(Some(&member.life)).await {
+                    self.kept(begun);
+                }
                 tokio::select! {
                     () = self.cluster.namespace().untold_changed() => {}
                     _ = members.changed() => {}
@@ -108,19 +130,20 @@ impl Catalog {
             match self.cluster.ask_node::<bool>(&address_of(member), &message, NODE_DEADLINE).await {
                 Ok(true) => {
                     number += 1;
-                    if all {
+                    if all && self.name_deputy(Some(&member.life)).await {
+                        self.cluster.namespace().deputy_keeps(publication);
                         self.kept(begun);
                     }
                 }
                 // It was started again, or missed one.
                 Ok(false) => {
                     number = 0;
-                    self.tell_all();
+                    self.tell_all().await;
                 }
                 Err(away) => {
                     tracing::debug!(deputy = %member.life, error = &away as &dyn std::error::Error, "the deputy is told anew");
                     number = 0;
-                    self.tell_all();
+                    self.tell_all().await;
                     tokio::time::sleep(TELL_AGAIN).await;
                 }
             }
@@ -147,16 +170,54 @@ impl Catalog {
         own.partners.iter().find_map(of)
     }
 
-    /// Everything is to be told. Until it has been, nobody waits for the deputy.
-    fn tell_all(&self) {
+    /// Says where the lease is who keeps the catalog: whoever kept an older one is not to begin with it. False where it was not stored in time,
+    /// and nothing is certain.
+    async fn name_deputy(&self, deputy: Option<&NodeLife>) -> bool {
+        {
+            let mut state = self.lock();
+            if state.deputy.0.as_ref() == deputy && state.deputy.1 {
+                return true;
+            }
+            state.deputy = (deputy.cloned(), false);
+        }
+        // A coordinator that is fixed has no lease, and no successor.
+        if self.stored.receiver_count() == 0 {
+            return true;
+        }
+        let mut written = self.written.subscribe();
+        let give_up = tokio::time::Instant::now() + NAMING_WAIT;
+        loop {
+            self.stored.send_modify(|changes| *changes += 1);
+            let change = *self.stored.borrow();
+            let again = (tokio::time::Instant::now() + NAME_AGAIN).min(give_up);
+            if tokio::time::timeout_at(again, written.wait_for(|last| *last >= change)).await.is_ok() {
+                self.lock().deputy.1 = true;
+                return true;
+            }
+            if again == give_up {
+                tracing::warn!(
+                    deputy = deputy.map(tracing::field::display),
+                    "who keeps the catalog was not stored where the lease is"
+                );
+                return false;
+            }
+        }
+    }
+
+    /// Everything is to be told. Until it has been, nobody waits for the deputy, and it is none.
+    async fn tell_all(&self) {
+        self.name_deputy(None).await;
         self.deputy.kept.send_replace(NOBODY);
+        // In this order: what is done in between is told, and kept in case it is not.
+        self.cluster.namespace().lead_outgoing(true);
         self.cluster.namespace().tell_deputy();
         let mut state = self.lock();
         state.untold = state.published.keys().cloned().collect();
+        state.untold.insert(self.cluster.life.clone());
     }
 
-    /// What the deputy has not been told, and its number among all parts.
-    async fn next_part(&self, number: u64) -> (CatalogPart, u64) {
+    /// What the deputy has not been told.
+    async fn next_part(&self, number: u64) -> Next {
         let _step = self.deputy.step().await;
         let begun = self.deputy.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let namespace = self.cluster.namespace();
@@ -166,7 +227,13 @@ impl Catalog {
             // Only with the last part are all names of a publication told.
             let lives: BTreeSet<NodeLife> =
                 if told.all { std::mem::take(&mut state.untold) } else { BTreeSet::new() };
-            lives.into_iter().filter_map(|life| Some((life.clone(), *state.published.get(&life)?))).collect()
+            // This node's own operations count as published, too: it goes on from there where another coordinates.
+            let is_news = self.deputy.own.swap(told.publication, Ordering::Relaxed) != told.publication;
+            let own = (told.all && (is_news || lives.contains(&self.cluster.life)))
+                .then(|| (self.cluster.life.clone(), told.publication));
+            let last =
+                lives.into_iter().filter_map(|life| Some((life.clone(), *state.published.get(&life)?)));
+            last.chain(own).collect::<Vec<_>>()
         };
         let nodes = told.nodes.into_iter().map(|(node, names)| {
             let id = node.node;
@@ -178,10 +245,11 @@ impl Catalog {
             now_ns: namespace.now_ns(),
             nodes: nodes.collect(),
             gone: told.gone,
+            removed: if number == 0 { namespace.removed_before() } else { Vec::new() },
             published,
             fates: told.fates,
             all: told.all,
         };
-        (part, begun)
+        Next { part, begun, publication: told.publication }
     }
 }

@@ -186,10 +186,7 @@ impl Catalog {
         }
         let labels = Labels::try_from(labels).map_err(|error| invalid(error.to_string()))?;
         let node = from.node.clone();
-        let (before, was_given_up) = {
-            let state = self.lock();
-            (state.roll.member(&node).map(|member| member.life.clone()), state.roll.is_given_up(&node))
-        };
+        let was_given_up = self.lock().roll.is_given_up(&node);
         let life = Life { node: node.clone(), incarnation: from.incarnation, start };
         let (result, replies) =
             self.step(Event::Join(membership::Join { from: life.clone(), epoch, address, labels }));
@@ -197,12 +194,12 @@ impl Catalog {
         let admit = replies.admit.ok_or_else(|| invalid(format!("{from} was not let in; join again")))?;
         let mut state = self.lock();
         state.roll.runs(&node, version);
-        // A daemon that was replaced counts its publications anew, and one that was given up has to say what became of it.
+        // A daemon that takes over goes on with the numbers of the one before; one that counts anew has forgotten what it had not told.
         let began_again = state.published.get(from).is_some_and(|last| *last > publication);
-        let is_another = began_again || before.is_some_and(|before| before != life);
         let mut knows = false;
-        if was_given_up || is_another {
-            knows = state.published.remove(from).is_some() && !is_another;
+        if was_given_up || began_again {
+            knows = state.published.remove(from).is_some() && !began_again;
+            self.cluster.namespace().forget_publications(from);
         }
         // What it believed to have alone it asked another coordinator for, or a start before this one.
         state.leases.gone(&node);
@@ -210,10 +207,11 @@ impl Catalog {
         // A member of the coordinator before has had its directories without a break; nobody else was answered since.
         let mut alone = if state.hearing.hears(from) { alone } else { Vec::new() };
         alone.truncate(BATCH_ITEMS_MAX);
-        alone.retain(|path| state.leases.made(&node, path));
+        alone.retain(|path| !state.hearing.missed(&node, path) && state.leases.made(&node, path));
         let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
         let published = state.published.get(from).copied();
-        Ok(Joined { admit, members, published, knows, alone })
+        let states = state.hearing.asks_states(from);
+        Ok(Joined { admit, members, published, knows, states, alone })
     }
 
     pub(super) fn beat(&self, from: &NodeLife, beat: Beat) -> Result<Beaten, Refusal> {

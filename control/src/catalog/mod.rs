@@ -34,6 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+pub use succeed::Before;
 use succeed::Hearing;
 use tidemark_engine::cluster::{Authority, Cluster, Presence};
 use tidemark_protocol::cluster::clocks::Clocks;
@@ -63,6 +64,8 @@ pub struct Catalog {
     counters: Counters,
     /// Counts changes of what is to be stored where the lease is.
     stored: watch::Sender<u64>,
+    /// The last of these changes that is there.
+    written: watch::Sender<u64>,
     /// Somebody is to be asked or told.
     woken: Notify,
     /// A node follows a higher epoch.
@@ -96,6 +99,8 @@ struct State {
     /// Lives of which the deputy has not been told the last publication.
     untold: BTreeSet<NodeLife>,
     hearing: Hearing,
+    /// Who keeps the catalog, too, and whether that is stored where the lease is.
+    deputy: (Option<NodeLife>, bool),
     /// What holders of copies said of files that their nodes have not told of.
     unclaimed: BTreeMap<FileId, NodeState>,
 }
@@ -104,8 +109,12 @@ impl Catalog {
     /// The coordinator of an epoch. Nobody is a member yet but this node, and those of `terms` are awaited.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, epoch: Epoch, presence: Arc<Presence>, terms: Terms) -> Arc<Self> {
-        cluster.namespace().remember_removed(&[]);
-        Self::start(cluster, epoch, presence, terms, (BTreeMap::new(), Hearing::default()))
+        let namespace = cluster.namespace();
+        namespace.remember_removed(&[]);
+        // Nobody else was the coordinator since this tree was the catalog.
+        let published = namespace.heard_publications();
+        let hearing = Hearing::own();
+        Self::start(cluster, epoch, presence, terms, (published, hearing))
     }
 
     fn start(
@@ -116,6 +125,7 @@ impl Catalog {
         (published, hearing): (BTreeMap<NodeLife, u64>, Hearing),
     ) -> Arc<Self> {
         let started = Instant::now();
+        cluster.namespace().becomes_catalog_of(epoch, &published);
         let now = Now { ms: 0, wall_ms: cluster.namespace().now_ns() / 1_000_000 };
         let state = State {
             leases: Leases::default(),
@@ -127,6 +137,7 @@ impl Catalog {
             published,
             untold: BTreeSet::new(),
             hearing,
+            deputy: (None, false),
             unclaimed: BTreeMap::new(),
         };
         let catalog = Arc::new(Self {
@@ -138,6 +149,7 @@ impl Catalog {
             deputy: Deputy::default(),
             counters: Counters::default(),
             stored: watch::Sender::new(0),
+            written: watch::Sender::new(0),
             woken: Notify::new(),
             doubted: Notify::new(),
             asking: Arc::new(Semaphore::new(ASKS_MAX)),
@@ -159,7 +171,13 @@ impl Catalog {
     /// The members as they are to be stored where the lease is, for the next coordinator. Costs a copy of all of them.
     #[must_use]
     pub fn stored(&self) -> MemberList {
-        self.lock().roll.stored()
+        let state = self.lock();
+        MemberList { deputy: state.deputy.0.clone(), ..state.roll.stored() }
+    }
+
+    /// What was to be stored up to this change is there.
+    pub fn stored_until(&self, change: u64) {
+        self.written.send_replace(change);
     }
 
     /// Waits until a node says that it follows a higher epoch. That is no proof, and a reason to ask the lease at once. Of several the

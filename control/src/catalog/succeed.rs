@@ -7,34 +7,64 @@
 //! deputy kept the catalog, before Tier-3 has been read: only then is a name that is not there known not to be there (P8).
 
 use super::{Catalog, Terms};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_engine::cluster::{Cluster, KeptCatalog, Presence};
-use tidemark_protocol::id::Epoch;
+use tidemark_protocol::cluster::wire::NameOperation;
+use tidemark_protocol::id::{Epoch, NodeName};
 use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::path::split;
 
 /// Between two looks at who has been heard.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// What a new coordinator knows of the catalog before.
+#[derive(Debug)]
+pub enum Before {
+    /// That was its own, and its tree still is. What a deputy kept of it says besides which files were removed.
+    Own(Option<KeptCatalog>),
+    /// A deputy kept it; this node's tree has become the same ([`tidemark_engine::namespace::Namespace::become_catalog`]).
+    Kept(KeptCatalog),
+    /// Nothing: the deputy is lost, too, or there was no coordinator.
+    Nothing,
+}
+
+impl fmt::Display for Before {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Own(_) => "own",
+            Self::Kept(_) => "kept by a deputy",
+            Self::Nothing => "unknown",
+        })
+    }
+}
 
 /// Who and what a new coordinator waits for.
 #[derive(Debug, Default)]
 pub(super) struct Hearing {
     nodes: BTreeSet<NodeLife>,
     tier3: bool,
+    /// The names are this node's own; how files stand elsewhere the others have to say.
+    own: bool,
+    /// Nodes that were asked for that.
+    asked: BTreeSet<NodeLife>,
+    /// Directories in which nodes changed something while nobody was the coordinator, or as its last word: who had one alone may have missed
+    /// that. Until all are heard.
+    changed: BTreeMap<Vec<u8>, BTreeSet<NodeName>>,
 }
 
 impl Catalog {
-    /// The coordinator of an epoch that follows another. `terms` hold the members of before, and `kept` is what this node kept as the
-    /// deputy of that one; its tree is what that one's was then ([`tidemark_engine::namespace::Namespace::become_catalog`]). None: it
-    /// was not the deputy, or there was no coordinator.
+    /// The coordinator of an epoch that follows another. `terms` hold the members of before, and `before` what is known of the catalog that
+    /// the last coordinator had.
     #[must_use]
     pub fn succeed(
         cluster: Arc<Cluster>,
         epoch: Epoch,
         presence: Arc<Presence>,
         terms: Terms,
-        kept: Option<&KeptCatalog>,
+        before: &Before,
     ) -> Arc<Self> {
         let lives = terms
             .stored
@@ -42,11 +72,21 @@ impl Catalog {
             .iter()
             .map(|listed| NodeLife { node: listed.life.node.clone(), incarnation: listed.life.incarnation });
         let nodes: BTreeSet<_> = lives.filter(|life| life.node != cluster.life.node).collect();
-        tracing::info!(%epoch, nodes = nodes.len(), deputy = kept.is_some(), "this node is the coordinator, and hears the others");
-        let mut published = kept.map(|kept| kept.published().clone()).unwrap_or_default();
+        tracing::info!(%epoch, nodes = nodes.len(), %before, "this node is the coordinator, and hears the others");
+        let namespace = cluster.namespace();
+        let mut published = match before {
+            Before::Own(_) => namespace.heard_publications(),
+            Before::Kept(kept) => kept.published().clone(),
+            Before::Nothing => BTreeMap::new(),
+        };
         published.remove(&cluster.life);
-        cluster.namespace().remember_removed(&kept.map(KeptCatalog::removed).unwrap_or_default());
-        let hearing = Hearing { nodes, tier3: kept.is_none() };
+        let removed = match before {
+            Before::Own(Some(kept)) | Before::Kept(kept) => kept.removed(),
+            Before::Own(None) | Before::Nothing => Vec::new(),
+        };
+        namespace.remember_removed(&removed);
+        let own = matches!(before, Before::Own(_));
+        let hearing = Hearing { nodes, tier3: matches!(before, Before::Nothing), own, ..Hearing::default() };
         Self::start(cluster, epoch, presence, terms, (published, hearing))
     }
 
@@ -77,6 +117,11 @@ impl Catalog {
 }
 
 impl Hearing {
+    /// Nobody and nothing is waited for.
+    pub(super) fn own() -> Self {
+        Self { own: true, ..Self::default() }
+    }
+
     /// Whether somebody or something is still to be heard.
     pub(super) fn is_open(&self) -> bool {
         self.tier3 || !self.nodes.is_empty()
@@ -87,6 +132,11 @@ impl Hearing {
         self.nodes.contains(life)
     }
 
+    /// Whether a node that comes is to say how everything stands, whatever it said before. Once: it does not forget that it has to.
+    pub(super) fn asks_states(&mut self, life: &NodeLife) -> bool {
+        self.own && self.asked.insert(life.clone())
+    }
+
     /// It has spoken, or never will.
     pub(super) fn heard(&mut self, life: &NodeLife) {
         if self.nodes.remove(life) {
@@ -94,8 +144,23 @@ impl Hearing {
         }
     }
 
-    fn say(&self) {
+    /// A node did something to a name before all were heard.
+    pub(super) fn note(&mut self, node: &NodeName, operation: &NameOperation) {
+        if self.is_open() {
+            for path in operation.paths() {
+                self.changed.entry(split(path).0.to_vec()).or_default().insert(node.clone());
+            }
+        }
+    }
+
+    /// Whether a node that had a directory alone may have missed something there.
+    pub(super) fn missed(&self, node: &NodeName, directory: &[u8]) -> bool {
+        self.changed.get(directory).is_some_and(|nodes| nodes.iter().any(|other| other != node))
+    }
+
+    fn say(&mut self) {
         if self.nodes.is_empty() && !self.tier3 {
+            self.changed = BTreeMap::new();
             tracing::info!("all nodes have been heard: names are answered for");
         }
     }

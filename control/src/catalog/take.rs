@@ -48,13 +48,19 @@ impl Catalog {
             }
         }
         self.counters.publications.fetch_add(1, Ordering::Relaxed);
-        namespace.follow(&publication.operations, from.incarnation);
+        tracing::trace!(%from, ?publication, "a publication");
+        namespace.follow(&publication.operations, from, publication.number);
         let gives_way = |told: &&NodeState| publication.whole && self.is_others(told, from);
         let clocks = self.lock().clocks.clone();
         let read = |at| clocks.read(from.incarnation, at, now_ns);
         let told = publication.states.iter().filter(|told| !gives_way(told));
         let states: Vec<_> = told.map(|told| told.clone().with_times(read)).collect();
-        namespace.take_states(&states, from.incarnation, publication.makes);
+        let nameless = namespace.take_states(&states, from.incarnation, publication.makes);
+        if publication.whole {
+            // Between the parts of a whole nothing of a node is on its way: what has no name here was taken from it.
+            tracing::debug!(%from, files = ?nameless, "files of a node that have no name any more");
+            namespace.tell_removed_again(&nameless);
+        }
         let fates: Vec<_> = publication
             .fates
             .iter()
@@ -76,6 +82,7 @@ impl Catalog {
         let now = self.now();
         let mut state = self.lock();
         for operation in &publication.operations {
+            state.hearing.note(&from.node, operation);
             // Made in an outage in a directory that another node has alone: that one is to look again. Not waited for: it may be
             // publishing itself.
             let directory = split(operation.path()).0.to_vec();
@@ -93,6 +100,7 @@ impl Catalog {
         for told in &publication.states {
             state.leases.published_at(&from.node, &told.path);
         }
+        namespace.took_publication(from, publication.number);
         state.published.insert(from.clone(), publication.number);
         state.untold.insert(from.clone());
         Published { whole_wanted: false, shared }
@@ -140,8 +148,16 @@ impl Catalog {
     pub(super) fn take_copies(&self, from: &NodeLife, copies: &Copies) {
         self.cluster.take_copies(&from.node, copies);
         self.tell_unknown_objects(from, &copies.kept);
-        // What a lost node wrote is known from those who keep its copies.
         let namespace = self.cluster.namespace();
+        // Their names were taken away while this node could not be told.
+        let files = copies.kept.iter().filter_map(|told| match &told.kind {
+            NodeKind::File(facts) => Some(facts.file),
+            NodeKind::Directory | NodeKind::Symlink { .. } => None,
+        });
+        let is_nameless =
+            |file: &_| namespace.was_removed(*file) && namespace.outgoing_anywhere(*file).is_none();
+        namespace.tell_removed_again(&files.filter(is_nameless).collect::<Vec<_>>());
+        // What a lost node wrote is known from those who keep its copies.
         for told in &copies.kept {
             let NodeKind::File(facts) = &told.kind else { continue };
             let home = facts.file.incarnation;

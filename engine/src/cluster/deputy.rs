@@ -6,21 +6,19 @@
 //! It is kept apart from this node's own tree, which knows better of what is made here and less of all else. As large as the
 //! coordinator's tree: some hundred bytes and the checksums for each file.
 
-use super::{ANSWER_DEADLINE, Cluster, address_of};
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
+use super::{ANSWER_DEADLINE, Cluster};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tidemark_protocol::cluster::clocks::Clocks;
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, CHUNKS_MAX, CatalogNode, CatalogPart, KeptPart, Member, NodeKind, NodeState,
-    ProcessFate, ToNode,
+    BATCH_ITEMS_MAX, CHUNKS_MAX, CatalogNode, CatalogPart, NodeKind, NodeState, ProcessFate, ToNode,
 };
 use tidemark_protocol::id::{Epoch, FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::join;
+use tidemark_transport::Address;
 
 /// The coordinator's number of the directory that the mount shows.
 const ROOT: u64 = crate::namespace::ROOT;
@@ -59,16 +57,18 @@ impl KeptCatalog {
         }
         self.number += 1;
         self.clocks.heard(from, part.now_ns, now_ns);
+        self.removed.extend(part.removed);
         for id in part.gone {
-            if let Some(CatalogNode { state: NodeState { kind: NodeKind::File(facts), .. }, .. }) =
-                self.nodes.remove(&id)
-            {
-                self.removed.push(facts.file);
-            }
+            self.removed.extend(self.nodes.remove(&id).as_ref().and_then(file_of));
+        }
+        for node in part.nodes {
+            let file = file_of(&node);
+            // A file that another node writes anew is another file.
+            let before = self.nodes.insert(node.id, node).as_ref().and_then(file_of);
+            self.removed.extend(before.filter(|before| Some(*before) != file));
         }
         let surplus = self.removed.len().saturating_sub(REMOVED_MAX);
         self.removed.drain(..surplus);
-        self.nodes.extend(part.nodes.into_iter().map(|node| (node.id, node)));
         self.published.extend(part.published);
         let fates = part.fates.into_iter();
         self.fates.extend(fates.map(|fate| ((fate.home, fate.process.0, fate.process.1), fate)));
@@ -77,13 +77,14 @@ impl KeptCatalog {
     }
 
     /// A part for another node, its times on this node's clock: the nodes after one; first of all what is no node.
-    fn part(&self, number: u64, after: Option<u64>, now_ns: i64) -> KeptPart {
+    fn part(&self, number: u64, after: Option<u64>, now_ns: i64) -> CatalogPart {
         let mut part = CatalogPart { epoch: self.epoch, number, now_ns, ..CatalogPart::default() };
         let Some(after) = after else {
             part.fates = self.fates(now_ns);
             part.published = self.published.iter().map(|(life, number)| (life.clone(), *number)).collect();
+            part.removed = self.removed();
             part.all = self.nodes.is_empty();
-            return KeptPart { part, removed: self.removed() };
+            return part;
         };
         let read = |at| self.clocks.read(self.from, at, now_ns);
         let mut chunks = 0;
@@ -97,7 +98,7 @@ impl KeptCatalog {
             nodes.push(CatalogNode { state: node.state.clone().with_times(read), ..node.clone() });
         }
         part.all = left.peek().is_none();
-        KeptPart { part, removed: Vec::new() }
+        part
     }
 
     /// The last publications of each life that are in it.
@@ -109,10 +110,6 @@ impl KeptCatalog {
     /// Files that have no name any more, the last of very many last. One that was brought back has.
     #[must_use]
     pub fn removed(&self) -> Vec<FileId> {
-        let file_of = |node: &CatalogNode| match &node.state.kind {
-            NodeKind::File(facts) => Some(facts.file),
-            NodeKind::Directory | NodeKind::Symlink { .. } => None,
-        };
         let named: BTreeSet<FileId> = self.nodes.values().filter_map(file_of).collect();
         self.removed.iter().filter(|file| !named.contains(file)).copied().collect()
     }
@@ -156,6 +153,13 @@ impl KeptCatalog {
     }
 }
 
+fn file_of(node: &CatalogNode) -> Option<FileId> {
+    match &node.state.kind {
+        NodeKind::File(facts) => Some(facts.file),
+        NodeKind::Directory | NodeKind::Symlink { .. } => None,
+    }
+}
+
 /// What this node keeps, if it is the deputy.
 #[derive(Debug, Default)]
 pub(super) struct Deputy(Mutex<KeptCatalog>);
@@ -175,76 +179,46 @@ impl Cluster {
     }
 
     /// What this node keeps of the catalog of that epoch; none where that is not all.
-    pub(super) fn give_kept(&self, of: Epoch, after: Option<u64>) -> Option<KeptPart> {
+    pub(super) fn give_kept(&self, of: Epoch, after: Option<u64>) -> Option<CatalogPart> {
         let kept = self.deputy.0.lock().unwrap_or_else(PoisonError::into_inner);
         (kept.whole && kept.epoch == of).then(|| kept.part(0, after, self.namespace.now_ns()))
     }
 
-    /// The catalog of the last coordinator, whose epoch was `of`, from the node that was its deputy; none where no node answers in time
-    /// that has all of it. For a successor, of `epoch`, that was not the deputy itself.
-    pub async fn fetch_kept_catalog(&self, epoch: Epoch, of: Epoch) -> Option<KeptCatalog> {
-        let members = self.members();
-        let others = members.members.iter().filter(|member| !member.gone && member.life != self.life);
-        let mut asked: FuturesUnordered<_> = others
-            .map(|member| async move {
-                let first = self.ask_kept(member, (epoch, of), None, FIND_KEPT).await?;
-                Some((member, first))
-            })
-            .collect();
-        while let Some(found) = asked.next().await {
-            let Some((member, first)) = found else { continue };
-            match self.fetch_rest(member, (epoch, of), first).await {
-                Some(kept) => return Some(kept),
-                None => tracing::warn!(deputy = %member.life, "the catalog that it keeps was not fetched"),
-            }
-        }
-        None
-    }
-
-    async fn ask_kept(
+    /// The catalog of the last coordinator from the node that was its deputy, for a successor that was not. `epochs` are the successor's and
+    /// the last. None where it does not answer in time, or does not have all of it.
+    pub async fn fetch_kept_catalog(
         &self,
-        member: &Member,
-        (epoch, of): (Epoch, Epoch),
-        after: Option<u64>,
-        deadline: Duration,
-    ) -> Option<KeptPart> {
-        let message = ToNode::Kept { epoch, of, after };
-        self.ask_node::<Option<KeptPart>>(&address_of(member), &message, deadline).await.ok()?
-    }
-
-    async fn fetch_rest(
-        &self,
-        member: &Member,
+        deputy: &NodeLife,
+        address: &Address,
         epochs: (Epoch, Epoch),
-        first: KeptPart,
     ) -> Option<KeptCatalog> {
-        let (mut kept, mut next, mut removed) = (KeptCatalog::default(), first, Vec::new());
-        let from = member.life.incarnation;
+        let (mut kept, mut after, mut deadline) = (KeptCatalog::default(), None, FIND_KEPT);
         for number in 0.. {
-            let KeptPart { mut part, removed: more } = next;
-            removed.extend(more);
-            let (all, last) = (part.all, part.nodes.last().map_or(0, |node| node.id));
+            let message = ToNode::Kept { epoch: epochs.0, of: epochs.1, after };
+            let asked = self.ask_node::<Option<CatalogPart>>(address, &message, deadline).await;
+            let Some(mut part) = asked.ok().flatten() else {
+                tracing::warn!(%deputy, "the catalog that it keeps was not fetched");
+                return None;
+            };
+            let all = part.all;
+            (after, deadline) = (Some(part.nodes.last().map_or(0, |node| node.id)), ANSWER_DEADLINE);
             part.number = number;
-            if !kept.take(from, part, self.namespace.now_ns()) {
+            if !kept.take(deputy.incarnation, part, self.namespace.now_ns()) {
                 return None;
             }
             if all {
                 break;
             }
-            next = self.ask_kept(member, epochs, Some(last), ANSWER_DEADLINE).await?;
         }
-        removed.truncate(REMOVED_MAX);
-        kept.removed = removed;
         Some(kept)
     }
 
-    /// The catalog of the last coordinator, where this node is its deputy. It is not kept any more.
+    /// The catalog of the coordinator of that epoch, where this node is its deputy. It is not kept any more.
     #[must_use]
-    pub fn take_kept_catalog(&self) -> Option<KeptCatalog> {
-        let epoch = self.epoch();
+    pub fn take_kept_catalog(&self, of: Epoch) -> Option<KeptCatalog> {
         let mut kept = self.deputy.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = std::mem::take(&mut *kept);
-        (kept.whole && kept.epoch == epoch).then_some(kept)
+        (kept.whole && kept.epoch == of).then_some(kept)
     }
 }
 
@@ -351,19 +325,18 @@ mod tests {
             fate: tidemark_protocol::cluster::wire::WireFate::Killed,
             failed_at_ns: Some(9),
         };
-        let told = CatalogPart { published: vec![(life, 4)], fates: vec![fate], ..part(0, nodes, vec![]) };
+        // Before the telling began; the successor of the successor has to know of it, too.
+        let removed = vec![FileId { incarnation: DEPUTY, counter: FileCounter(4) }];
+        let told =
+            CatalogPart { published: vec![(life, 4)], fates: vec![fate], removed, ..part(0, nodes, vec![]) };
         assert!(kept.take(COORDINATOR, told, 0));
-        kept.removed = vec![FileId { incarnation: DEPUTY, counter: FileCounter(4) }];
 
         let (mut fetched, mut after) = (KeptCatalog::default(), None);
         for number in 0.. {
             let given = kept.part(number, after, 0);
-            let (all, last) = (given.part.all, given.part.nodes.last().map_or(0, |node| node.id));
-            assert!(given.part.nodes.len() <= BATCH_ITEMS_MAX);
-            fetched.removed.extend(given.removed);
-            let removed = std::mem::take(&mut fetched.removed);
-            assert!(fetched.take(DEPUTY, given.part, 0));
-            fetched.removed = removed;
+            let (all, last) = (given.all, given.nodes.last().map_or(0, |node| node.id));
+            assert!(given.nodes.len() <= BATCH_ITEMS_MAX);
+            assert!(fetched.take(DEPUTY, given, 0));
             if all {
                 break;
             }
@@ -438,7 +411,7 @@ mod tests {
         file(&catalog, run, "later");
         assert!(kept.take(COORDINATOR, told(&catalog, 1), 0));
 
-        mine.become_catalog(&kept.directories(0), &kept.fates(0), until);
+        mine.become_catalog(&kept.directories(0), until);
         // The directory that was moved takes along what is told of it; what was made here since stays where it was made.
         assert_eq!(tree(&mine), ["moved", "moved/kept", "moved/later", "run", "run/mine"]);
         let view = mine.outgoing_at(b"moved/kept").unwrap();

@@ -67,13 +67,14 @@ pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
 
 /// Joins and beats; returns when the coordinator does not know us any more, or another one decides.
 async fn stay(cluster: &Cluster, presence: &Presence) {
+    let answered = cluster.namespace.last_answered();
     let join = Join {
         life: cluster.life.clone(),
         start: cluster.start,
         address: presence.address.clone(),
         labels: presence.labels.clone().into(),
         epoch: cluster.epoch(),
-        publication: publisher::last(cluster).await,
+        publication: cluster.namespace.last_publication(),
         alone: cluster.names.alone(&cluster.namespace),
         version: presence.version.clone(),
     };
@@ -106,7 +107,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     let told = async {
         // A publication that waits for an answer of before is waited for, and beats go on meanwhile.
         cluster.namespace.collect_outgoing();
-        publisher::tell_everything(cluster, &joined).await;
+        publisher::tell_from(cluster, &joined, answered).await;
         while let Err(away) = report(cluster).await {
             tracing::debug!(error = &away as &dyn std::error::Error, "what is known here is told later");
             tokio::time::sleep(JOIN_AGAIN).await;

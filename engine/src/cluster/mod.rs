@@ -197,7 +197,7 @@ pub struct Cluster {
     not_in: Mutex<Option<NotIn>>,
     /// When the seat was last taken by somebody.
     seated: Mutex<Option<Instant>>,
-    /// It was the coordinator, and whoever is that now knows nothing of it from publications.
+    /// It was the coordinator, and collected no states for another.
     led: AtomicBool,
 }
 
@@ -216,7 +216,7 @@ impl Cluster {
             life,
             start,
             names: Names::default(),
-            publisher: Publisher::default(),
+            publisher: Publisher::new(namespace.moment_before()),
             holders: Holders::default(),
             deputy: Deputy::default(),
             joined: AtomicU64::new(0),
@@ -276,6 +276,9 @@ impl Cluster {
             self.namespace.forget_removed();
             self.namespace.forget_deputy();
             self.led.store(true, Ordering::Release);
+        }
+        if matches!(seat, Seat::There(_)) {
+            self.namespace.is_catalog_no_more();
         }
         if let Seat::Here(authority) = &seat {
             let alone = self.names.alone(&self.namespace);

@@ -1,17 +1,17 @@
 //! Telling the coordinator what changed here, in order, each thing once.
 //!
-//! Owns: the numbers of publications, the one that is on its way, whether everything has to be told. Does not own: collecting
+//! Owns: what is sent next, the publication that is on its way, whether everything has to be told. Does not own: collecting and numbers
 //! (`namespace::outgoing`), what the coordinator makes of it.
 
 use super::facts::{state_of, writer_fact};
 use super::{ANSWER_DEADLINE, Away, Cluster};
-use crate::namespace::{FileState, Moment, OutgoingBody, OutgoingNode, WriterId};
-use std::collections::{BTreeMap, VecDeque};
+use crate::namespace::{FileState, Moment, OutgoingBody, OutgoingNode, Told, WriterId};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, CHUNKS_MAX, Joined, NameOperation, NodeState, Publication, Published, ToCoordinator,
-    WireFate, WriterFact,
+    BATCH_ITEMS_MAX, CHUNKS_MAX, Joined, NodeState, Publication, Published, ToCoordinator, WireFate,
+    WriterFact,
 };
 
 /// Processes whose end is still to be told: the writers of a node, over the last saves.
@@ -27,17 +27,18 @@ pub(super) struct Publisher {
     watched: Mutex<BTreeMap<(u32, u64), Watched>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Turn {
-    /// The last that was made.
-    number: u64,
     /// It has not been answered.
     unanswered: Option<Publication>,
+    /// How everything stands has to be told. So it is for a daemon that begins: what changed before is not known to it.
     whole: bool,
-    /// Names of the whole are made where they are not there: some operations are lost, or their coordinator is.
-    makes: bool,
-    /// Operations that are told before the whole: no more than the namespace keeps, and one publication.
-    unheard: VecDeque<NameOperation>,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self { unanswered: None, whole: true }
+    }
 }
 
 #[derive(Debug)]
@@ -47,23 +48,32 @@ struct Watched {
     told: WireFate,
 }
 
-/// Everything has to be told to a coordinator that knows nothing of this life.
-pub(super) async fn tell_everything(cluster: &Cluster, joined: &Joined) {
+/// A coordinator has let this node in, and said how far it knows this life. `answered` is the last publication that was answered before it
+/// was asked: whatever was answered since, it has.
+pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64) {
     let mut turn = cluster.publisher.turn.lock().await;
-    let led = cluster.led.swap(false, Ordering::AcqRel);
-    match joined.published.filter(|_| !led) {
-        Some(number) if number == turn.number => turn.unanswered = None,
-        Some(number) if number + 1 == turn.number && turn.unanswered.is_some() => {}
-        Some(_) | None => {
-            turn.whole = true;
-            turn.makes |= led || !joined.knows;
+    // A coordinator collects no states.
+    turn.whole |= cluster.led.swap(false, Ordering::AcqRel) || joined.states;
+    let namespace = &cluster.namespace;
+    let last = namespace.last_publication();
+    tracing::debug!(last, answered, heard = joined.published, joined.knows, "how far this node was heard");
+    let has_all_but_last = |heard: u64| heard.max(namespace.last_answered()) + 1 == last;
+    match joined.published {
+        Some(heard) if heard == last => {
+            turn.unanswered = None;
+            namespace.publication_answered();
+        }
+        // It is sent again, as it was.
+        Some(heard) if heard >= answered && has_all_but_last(heard) => {}
+        heard => {
+            // Operations that it does not know come first. States make names only where operations are missing as well.
+            (turn.unanswered, turn.whole) = (None, true);
+            namespace.publication_unsent();
+            if !joined.knows && heard.is_none_or(|heard| heard < answered) {
+                namespace.lose_operations();
+            }
         }
     }
-}
-
-/// The last publication that was made.
-pub(super) async fn last(cluster: &Cluster) -> u64 {
-    cluster.publisher.turn.lock().await.number
 }
 
 /// Sends everything that the coordinator has not heard.
@@ -72,45 +82,53 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
         return Ok(());
     }
     let mut turn = cluster.publisher.turn.lock().await;
+    let namespace = &cluster.namespace;
     loop {
-        let now = cluster.namespace.moment();
-        if turn.whole {
+        let now = namespace.moment();
+        // The same under the same number: it is taken once. A daemon that takes over has the operations; states it tells with all others.
+        let again = |(number, operations)| Publication { number, operations, ..Publication::default() };
+        let unanswered = turn.unanswered.take().or_else(|| namespace.unanswered_publication().map(again));
+        if let Some(publication) = unanswered {
+            send(cluster, &mut turn, publication).await?;
+            continue;
+        }
+        if turn.whole || namespace.lost_operations().is_some() {
             publish_whole(cluster, &mut turn).await?;
             continue;
         }
-        let publication = match turn.unanswered.take() {
-            Some(publication) => publication,
-            None => {
-                let told = cluster.namespace.take_outgoing(BATCH_ITEMS_MAX);
-                if told.overflowed {
-                    (turn.whole, turn.makes) = (true, true);
-                    continue;
-                }
-                let states: Vec<_> = told.states.into_iter().map(|node| cluster.told(node)).collect();
-                let fates = cluster.publisher.changed_fates(cluster);
-                if told.operations.is_empty() && states.is_empty() && fates.is_empty() {
-                    *cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner) = now;
-                    return Ok(());
-                }
-                turn.number += 1;
-                Publication {
-                    number: turn.number,
-                    operations: told.operations,
-                    states,
-                    fates,
-                    ..Publication::default()
-                }
-            }
+        let fates = cluster.publisher.changed_fates(cluster);
+        let told = namespace.take_outgoing(BATCH_ITEMS_MAX, !fates.is_empty());
+        if told.number == 0 {
+            *cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner) = now;
+            return Ok(());
+        }
+        let states: Vec<_> = told.states.into_iter().map(|node| cluster.told(node)).collect();
+        let publication = Publication {
+            number: told.number,
+            operations: told.operations,
+            states,
+            fates,
+            ..Publication::default()
         };
         send(cluster, &mut turn, publication).await?;
     }
 }
 
 async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
+    let namespace = &cluster.namespace;
     // States say what is here; what was removed, renamed or taken over and not heard yet only operations do. They come first.
-    tell_operations(cluster, turn).await?;
+    loop {
+        let Told { number, operations, .. } = namespace.take_operations(BATCH_ITEMS_MAX);
+        if number == 0 {
+            break;
+        }
+        let publication = Publication { number, whole: true, operations, ..Publication::default() };
+        send(cluster, turn, publication).await?;
+    }
     // What was collected until now is in the whole; what comes meanwhile is told after it.
-    let mut nodes = cluster.namespace.whole_tree().into_iter();
+    let loss = namespace.lost_operations();
+    let makes = loss.is_some();
+    let mut nodes = namespace.whole_tree().into_iter();
     let mut last = false;
     while !last {
         let mut states: Vec<NodeState> = Vec::new();
@@ -125,38 +143,13 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
                 break;
             }
         }
-        turn.number += 1;
-        let (number, makes) = (turn.number, turn.makes);
+        let number = namespace.number_publication();
         let publication = Publication { number, whole: true, last, makes, states, ..Publication::default() };
         send(cluster, turn, publication).await?;
     }
-    (turn.whole, turn.makes) = (false, false);
-    Ok(())
-}
-
-/// Tells the operations that nobody has answered, as parts of a whole.
-async fn tell_operations(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
-    if let Some(unanswered) = turn.unanswered.take() {
-        unanswered.operations.into_iter().rev().for_each(|operation| turn.unheard.push_front(operation));
-    }
-    loop {
-        let told = cluster.namespace.take_outgoing(usize::MAX);
-        if told.overflowed {
-            turn.unheard.clear();
-            turn.makes = true;
-        }
-        turn.unheard.extend(told.operations);
-        if told.states.is_empty() {
-            break;
-        }
-    }
-    while !turn.unheard.is_empty() {
-        turn.number += 1;
-        let count = turn.unheard.len().min(BATCH_ITEMS_MAX);
-        let operations: Vec<_> = turn.unheard.drain(..count).collect();
-        let publication =
-            Publication { number: turn.number, whole: true, operations, ..Publication::default() };
-        send(cluster, turn, publication).await?;
+    turn.whole = false;
+    if let Some(loss) = loss {
+        namespace.everything_told(loss);
     }
     Ok(())
 }
@@ -176,8 +169,13 @@ async fn send(cluster: &Cluster, turn: &mut Turn, mut publication: Publication) 
     turn.unanswered = Some(publication);
     let published: Published = cluster.ask(&message, ANSWER_DEADLINE).await?;
     turn.unanswered = None;
-    turn.whole |= published.whole_wanted;
-    turn.makes |= published.whole_wanted;
+    if published.whole_wanted {
+        turn.whole = true;
+        cluster.namespace.publication_unsent();
+        cluster.namespace.lose_operations();
+    } else {
+        cluster.namespace.publication_answered();
+    }
     for path in published.shared {
         if let Some(node) = cluster.namespace.node_at(&path) {
             cluster.names.forget(node);
@@ -199,6 +197,11 @@ impl Cluster {
 }
 
 impl Publisher {
+    /// For a daemon that has told nothing yet.
+    pub(super) fn new(told: Moment) -> Self {
+        Self { told: Mutex::new(told), ..Self::default() }
+    }
+
     /// Until when what was done here has been told.
     pub(super) fn told_until(&self) -> Moment {
         *self.told.lock().unwrap_or_else(PoisonError::into_inner)

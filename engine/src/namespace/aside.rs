@@ -37,16 +37,25 @@ impl Namespace {
         let now_ns = self.clock.now_ns();
         self.change(|state| {
             state.mute();
-            let Some(node) = state.node_of(file, self.incarnation) else { return Ok(()) };
             let directory = state.tree.resolve(&place())?;
-            if let Some(found) =
-                found.filter(|found| matches!(&found.kind, NodeKind::File(facts) if facts.file == file))
-            {
-                state.name_again(node, found, now_ns)?;
+            let is_it = |node: &NodeId| {
+                let found = state.tree.node(*node).and_then(|node| node.file());
+                found.is_ok_and(|found| found.id == file)
+            };
+            let entries = state.tree.node(directory)?.directory()?.by_cookie.values();
+            let aside: Vec<_> = entries.map(|entry| entry.node).filter(is_it).collect();
+            for node in aside {
+                // Where the file has another node by now, this one has its old bytes only.
+                let is_its_node = state.node_of(file, self.incarnation) == Some(node);
+                if let Some(found) = found.filter(|found| {
+                    is_its_node && matches!(&found.kind, NodeKind::File(facts) if facts.file == file)
+                }) {
+                    state.name_again(node, found, now_ns)?;
+                }
+                let gone = state.tree.unlink(directory, &name_of(node), now_ns)?;
+                state.mark(gone);
+                state.forsake(gone);
             }
-            let gone = state.tree.unlink(directory, &name_of(node), now_ns)?;
-            state.mark(gone);
-            state.forsake(gone);
             Ok(())
         })
     }

@@ -26,6 +26,8 @@ pub struct Untold {
     pub fates: Vec<ProcessFate>,
     /// Nothing is left.
     pub all: bool,
+    /// The last publication that this node's own operations in the tree count as, where nothing is left.
+    pub publication: u64,
 }
 
 /// A moment of this node's tree, to tell what was made since.
@@ -47,22 +49,31 @@ pub(super) struct Removed {
     files: BTreeSet<FileId>,
     order: VecDeque<FileId>,
     /// Of which the nodes that have them have not been told.
-    untold: Vec<FileId>,
+    untold: BTreeSet<FileId>,
 }
 
 impl Removed {
     pub(super) fn note(&mut self, file: FileId) {
         if self.files.insert(file) {
             self.order.push_back(file);
-            // Beyond that they keep what they have until they are asked for it.
-            if self.untold.len() < REMOVED_MAX {
-                self.untold.push(file);
-            }
+            self.tell(file);
         }
         if self.order.len() > REMOVED_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.files.remove(&oldest);
+        }
+    }
+
+    fn tell_again(&mut self, file: FileId) {
+        self.note(file);
+        self.tell(file);
+    }
+
+    fn tell(&mut self, file: FileId) {
+        // Beyond that they keep what they have until they are asked for it.
+        if self.untold.len() < REMOVED_MAX {
+            self.untold.insert(file);
         }
     }
 
@@ -84,17 +95,41 @@ impl Namespace {
         self.look(|state| state.removed = None);
     }
 
+    /// The remembered files, the oldest first.
+    #[must_use]
+    pub fn removed_before(&self) -> Vec<FileId> {
+        self.look(|state| {
+            state.removed.as_ref().map_or_else(Vec::new, |removed| removed.order.iter().copied().collect())
+        })
+    }
+
+    /// Whether a file of another node is remembered as one that lost its last name.
+    #[must_use]
+    pub fn was_removed(&self, file: FileId) -> bool {
+        self.look(|state| state.removed.as_ref().is_some_and(|removed| removed.contains(file)))
+    }
+
+    /// Files of other nodes that have no name here, and whose nodes believe otherwise: they are to be told.
+    pub fn tell_removed_again(&self, files: &[FileId]) {
+        self.look(|state| {
+            if let Some(removed) = &mut state.removed {
+                files.iter().for_each(|file| removed.tell_again(*file));
+            }
+        });
+    }
+
     /// Takes the files that were removed since this was asked last.
     #[must_use]
-    pub fn take_removed(&self) -> Vec<FileId> {
+    pub fn take_removed(&self) -> BTreeSet<FileId> {
         self.look(|state| {
-            state.removed.as_mut().map_or_else(Vec::new, |removed| std::mem::take(&mut removed.untold))
+            state.removed.as_mut().map_or_else(BTreeSet::new, |removed| std::mem::take(&mut removed.untold))
         })
     }
 
     /// The coordinator says that these files have no name any more: their names here go, and copies of them.
     pub fn end_removed(&self, files: &[FileId]) {
         let now_ns = self.clock.now_ns();
+        tracing::debug!(?files, "no name is left of them");
         for file in files {
             let ended = self.change(|state| {
                 state.mute();
@@ -143,8 +178,8 @@ impl Namespace {
     /// Takes up to `most` of what the deputy has not been told, with up to `chunks_most` checksums beyond those of its last file.
     #[must_use]
     pub fn take_untold(&self, most: usize, chunks_most: usize) -> Untold {
-        let mut told = self.look(|state| {
-            let mut told = Untold::default();
+        let mut told = Untold::default();
+        let journaled = self.change(|state| {
             let mut chunks = 0;
             while told.nodes.len() + told.gone.len() < most
                 && chunks < chunks_most
@@ -160,8 +195,15 @@ impl Namespace {
                 }
             }
             told.all = state.untold.as_ref().is_none_or(BTreeSet::is_empty);
-            told
+            // In one hold: what is told of the tree is what came of these operations.
+            if told.all {
+                told.publication = state.publish_to_deputy();
+            }
+            Ok(())
         });
+        if let Err(error) = journaled {
+            tracing::error!(%error, "the journal did not take what the deputy is told of");
+        }
         let mut fates = self.fates.lock().expect(super::UNPOISONED);
         while told.nodes.len() + told.gone.len() + told.fates.len() < most
             && let Some(process) = fates.untold.as_mut().and_then(BTreeSet::pop_first)
@@ -174,25 +216,29 @@ impl Namespace {
         told
     }
 
+    /// The moment before all that was done here and not told when this daemon began.
+    #[must_use]
+    pub fn moment_before(&self) -> Moment {
+        self.look(|state| Moment { names: 0, next: state.tree.next })
+    }
+
     /// This moment.
     #[must_use]
     pub fn moment(&self) -> Moment {
         self.look(|state| Moment { names: state.outgoing_number(), next: state.tree.next })
     }
 
-    /// Brings the tree to what the last coordinator's was: `directories` with what is in them, parents first. What was done here after
-    /// `told` that coordinator did not know, and it stays.
-    pub fn become_catalog(
-        &self,
-        directories: &[(Vec<u8>, Vec<NodeState>)],
-        fates: &[ProcessFate],
-        told: Moment,
-    ) {
+    /// What the last coordinator knew of other nodes' processes.
+    pub fn take_process_fates(&self, fates: &[ProcessFate]) {
         let mut known = self.fates.lock().expect(super::UNPOISONED);
         for fate in fates.iter().filter(|fate| fate.home != self.incarnation) {
             known.set((fate.home, fate.process.0, fate.process.1), (fate.fate, fate.failed_at_ns));
         }
-        drop(known);
+    }
+
+    /// Brings the tree to what the last coordinator's was: `directories` with what is in them, parents first. What was done here after
+    /// `told` that coordinator did not know, and it stays.
+    pub fn become_catalog(&self, directories: &[(Vec<u8>, Vec<NodeState>)], told: Moment) {
         for (path, found) in directories {
             let settled = if path == HIDDEN {
                 // What else this node hides, copies above all, is no other's.

@@ -11,7 +11,7 @@
 //! Compaction writes a snapshot to the other file in slices, a slice with each call that journals, and every
 //! new record to both meanwhile: since records state what is, the mixture replays to the present state.
 
-use super::record::{FORMAT_VERSION, MAX_RECORD_BYTES, MORE};
+use super::record::{FORMAT_VERSION, FORMAT_VERSION_MIN, MAX_RECORD_BYTES, MORE};
 use super::{FsError, Namespace, NamespaceError, NodeId};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -145,7 +145,7 @@ impl Journal {
             let Some(header) = read_header(file).map_err(failed(index, "reading", size_bytes))? else {
                 continue;
             };
-            if header.version != FORMAT_VERSION {
+            if !(FORMAT_VERSION_MIN..=FORMAT_VERSION).contains(&header.version) {
                 return Err(NamespaceError::Version { found: header.version, known: FORMAT_VERSION });
             }
             let newer = best.is_none_or(|(_, serial)| header.serial > serial);
@@ -160,6 +160,8 @@ impl Journal {
         let (file, other) = if index == 0 { (first, second) } else { (second, first) };
         let mut slot = Slot { index, file, serial, end: HEADER_BYTES };
         let image = read_frames(&mut slot, size_bytes).map_err(failed(index, "reading", size_bytes))?;
+        // An older format is a part of the present one, which is written from here on.
+        write_header(&slot, incarnation, true).map_err(failed(index, "writing", size_bytes))?;
         let mut journal = Self::with_slot(slot, other, size_bytes, incarnation);
         // Where its snapshot ended is not known: all of it counts as changes, and there is a new one soon if it is long.
         journal.last_serial = last_serial;

@@ -24,6 +24,7 @@ use tidemark_protocol::cluster::wire::{
 };
 use tidemark_protocol::file::{FileFate, FileState, Seal};
 use tidemark_protocol::id::{FileId, Incarnation};
+use tidemark_protocol::key::NodeLife;
 
 /// What is known of a file whose writers are on another node.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,37 +50,44 @@ impl Remote {
 const SETTLED_AT_ONCE: usize = 256;
 
 impl Namespace {
-    /// Carries out what another node did to names, in order; what cannot be done is passed over and said, since the other has
-    /// done it. Directories that were made are returned with the paths that are changed.
-    pub fn follow(&self, operations: &[NameOperation], home: Incarnation) {
+    /// Carries out what another node did to names, in order, as its publication of that number says; what cannot be done is passed over and
+    /// said, since the other has done it. What was carried out before the daemon was killed is not carried out again.
+    pub fn follow(&self, operations: &[NameOperation], from: &NodeLife, publication: u64) {
         let now_ns = self.clock.now_ns();
-        for operations in operations.chunks(SETTLED_AT_ONCE) {
+        let mut done = self.operations_done(from, publication).min(operations.len());
+        while done < operations.len() {
+            let next = operations.len().min(done + SETTLED_AT_ONCE);
             let followed = self.change(|state| {
                 state.mute();
-                for operation in operations {
-                    if let Err(error) = state.follow(operation, home, self.incarnation, now_ns) {
+                for operation in &operations[done..next] {
+                    if let Err(error) = state.follow(operation, from.incarnation, self.incarnation, now_ns) {
                         tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
                     }
                 }
+                state.note_operations_done(from, publication, next);
                 Ok(())
             });
             if let Err(error) = followed {
                 tracing::error!(%error, "the journal did not take what another node did");
             }
+            done = next;
         }
     }
 
     /// Takes in how nodes stand, as `home` says. What is not here is made where `makes`: then no operation says that it was. Otherwise it
-    /// lost its name here since, and stays without.
-    pub fn take_states(&self, states: &[NodeState], home: Incarnation, makes: bool) {
+    /// lost its name here since, and stays without; such files are returned.
+    pub fn take_states(&self, states: &[NodeState], home: Incarnation, makes: bool) -> Vec<FileId> {
+        let mut nameless = Vec::new();
         for states in states.chunks(SETTLED_AT_ONCE) {
             let taken = self.change(|state| {
                 state.mute();
-                for told in states
-                    .iter()
-                    .filter(|told| makes || state.has(told, self.incarnation))
-                    .collect::<Vec<_>>()
-                {
+                for told in states {
+                    if !makes && !state.has(told, self.incarnation) {
+                        if let NodeKind::File(facts) = &told.kind {
+                            nameless.push(facts.file);
+                        }
+                        continue;
+                    }
                     if let Err(error) = state.take_state(told, home, self.incarnation) {
                         let path = String::from_utf8_lossy(&told.path);
                         tracing::debug!(%path, %error, "what another node says of a name does not fit here");
@@ -91,6 +99,7 @@ impl Namespace {
                 tracing::error!(%error, "the journal did not take how nodes stand elsewhere");
             }
         }
+        nameless
     }
 
     /// Brings one name of a directory to what the coordinator says of it. What changed here after `asked_at` operations it does not
@@ -245,6 +254,10 @@ impl State {
                 self.make_mirror(path, attributes, Body::Symlink(target.as_slice().into())).map(drop)
             }
             NameOperation::File { path, file, attributes } => {
+                // A file is made once. What is told twice may come after it was renamed.
+                if self.node_of(*file, own).is_some_and(|node| self.is_in_sight(node)) {
+                    return Ok(());
+                }
                 self.make_file(path, *file, attributes, home, now_ns).map(drop)
             }
             NameOperation::Linked { from, path, what } => {

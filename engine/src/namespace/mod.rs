@@ -20,6 +20,7 @@ mod error;
 mod fates;
 mod file;
 mod handle;
+mod heard;
 mod hidden;
 mod journal;
 mod kept;
@@ -40,6 +41,7 @@ mod session;
 mod snapshot;
 mod stale;
 mod tree;
+mod unanswered;
 mod view;
 mod withdraw;
 mod writer;
@@ -284,6 +286,8 @@ struct State {
     woken: bool,
     /// What other nodes are to be told; none where there are none.
     outgoing: Option<Outgoing>,
+    /// What this node heard as the coordinator.
+    heard: heard::Heard,
     /// Nodes that the coordinator's deputy has not been told of; none where there is no deputy.
     untold: Option<BTreeSet<NodeId>>,
     /// Files of other nodes that were removed; none where this tree is not the catalog.
@@ -334,7 +338,7 @@ impl Namespace {
         // A peer copy and a file may have one backing file between them, and a number is found only once.
         let mut found: BTreeMap<u64, Option<Arc<Backing>>> = BTreeMap::new();
         let mut once = |number| found.entry(number).or_insert_with(|| backing(number)).clone();
-        let state = replay::rebuild(image, settings.incarnation, session_goes_on, &mut once)?;
+        let state = replay::rebuild(image, settings.incarnation, session_goes_on, size_bytes, &mut once)?;
         Ok(Self::assemble(settings, tier1, state, journal))
     }
 
@@ -594,6 +598,7 @@ impl State {
             made: VecDeque::new(),
             woken: false,
             outgoing: None,
+            heard: heard::Heard::default(),
             untold: None,
             removed: None,
             changed: None,
@@ -640,11 +645,13 @@ impl State {
             if let Some(departing) = Departing::of(file) {
                 self.departing.add(departing);
             }
+            // Where the file has another node by now, this one has its old bytes only.
+            let is_its_node = self.adopted.get(&file.id) == Some(&id);
+            if let (Some(removed), true) = (&mut self.removed, is_its_node && file.remote.is_some()) {
+                removed.note(file.id);
+            }
             if file.opens > 0 || file.busy {
                 return;
-            }
-            if let (Some(removed), Some(_)) = (&mut self.removed, &file.remote) {
-                removed.note(file.id);
             }
             self.dirty.insert(id);
             if remembered {

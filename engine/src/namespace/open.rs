@@ -479,6 +479,9 @@ impl State {
         if from == own {
             return;
         }
+        if let Some(removed) = self.removed.as_mut().filter(|_| from.incarnation != own.incarnation) {
+            removed.note(from);
+        }
         if self.adopted.get(&from) == Some(&node) {
             self.adopted.remove(&from);
         }

@@ -1,63 +1,83 @@
 //! What other nodes have to be told: the operations on names made here, in order, and the nodes whose state changed.
 //!
-//! Owns: collecting both in the change that makes them. Does not own: sending them (`cluster::publisher`), taking in what
-//! others send (`mirror`).
+//! Owns: collecting both in the change that makes them, and for whom. Does not own: which operations are kept (`unanswered`), sending them
+//! (`cluster::publisher`), taking in what others send (`mirror`).
 //!
 //! Operations keep their order; states are told as they are when somebody asks, so that a thousand changes of one file are one.
 //! Where more has gathered than is kept, everything is told anew instead: nothing is lost by that but time.
 
 use super::node::{Body, Node};
+use super::unanswered::Unanswered;
 use super::view::NODES_AT_ONCE;
 use super::{FileView, Namespace, NodeId, ROOT, State, is_hidden};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use tidemark_protocol::cluster::wire::{NameOperation, NodeAttributes};
 use tidemark_protocol::id::FileId;
-use tidemark_protocol::path::join;
-
-/// Operations kept while nobody takes them: a coordinator that is away for an hour while a save a minute makes a thousand files
-/// each. About 100 bytes each.
-const OPERATIONS_MAX: usize = 1 << 18;
+use tidemark_protocol::path::{join, split};
 
 /// Names whose last operation is remembered: far more than change while one question is on its way.
 const RECENT_MAX: usize = 1 << 14;
 
+/// Who is told.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Audience {
+    /// Another node, which coordinates.
+    #[default]
+    Coordinator,
+    /// This node coordinates, and another keeps its tree. If it is not the coordinator any more, its operations tell what that one missed.
+    Deputy,
+    /// This node coordinates, and nobody keeps its tree.
+    Nobody,
+}
+
 /// What has not been told.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    operations: Vec<NameOperation>,
+    pub(super) unanswered: Unanswered,
+    audience: Audience,
     touched: BTreeSet<NodeId>,
-    /// More than is kept: everything is to be told.
-    overflowed: bool,
     /// What is changed now was heard from others.
     muted: bool,
-    /// Counts operations on names.
-    number: u64,
-    /// The last operation on each name lately, and their order.
-    recent: HashMap<(NodeId, Vec<u8>), u64>,
-    order: VecDeque<((NodeId, Vec<u8>), u64)>,
+    recent: RecentNames,
 }
 
 impl Outgoing {
+    fn new(journal_bytes: u64) -> Self {
+        Self { unanswered: Unanswered::new(journal_bytes), ..Self::default() }
+    }
+}
+
+/// Names that changed here lately.
+#[derive(Debug, Default)]
+struct RecentNames {
+    /// Counts operations on names.
+    number: u64,
+    /// The last operation on each, and their order.
+    last: HashMap<(NodeId, Vec<u8>), u64>,
+    order: VecDeque<((NodeId, Vec<u8>), u64)>,
+}
+
+impl RecentNames {
     fn note(&mut self, name: (NodeId, Vec<u8>)) {
         self.number += 1;
-        self.recent.insert(name.clone(), self.number);
+        self.last.insert(name.clone(), self.number);
         self.order.push_back((name, self.number));
         if self.order.len() > RECENT_MAX
             && let Some((name, number)) = self.order.pop_front()
-            && self.recent.get(&name) == Some(&number)
+            && self.last.get(&name) == Some(&number)
         {
-            self.recent.remove(&name);
+            self.last.remove(&name);
         }
     }
 }
 
-/// What was taken to be told.
+/// A publication to be.
 #[derive(Debug, Default)]
 pub struct Told {
+    /// Its number; 0 where there is nothing to tell.
+    pub number: u64,
     pub operations: Vec<NameOperation>,
     pub states: Vec<OutgoingNode>,
-    /// Operations were dropped before these: only everything is enough.
-    pub overflowed: bool,
 }
 
 /// A node as it stands.
@@ -78,37 +98,159 @@ pub enum OutgoingBody {
 }
 
 impl Namespace {
-    /// From now on changes are collected for [`Namespace::take_outgoing`].
+    /// From now on another node coordinates, and changes are collected for it ([`Namespace::take_outgoing`]).
     pub fn collect_outgoing(&self) {
         self.look(|state| {
-            state.outgoing.get_or_insert_default();
+            let outgoing = state.outgoing.get_or_insert_with(|| Outgoing::new(self.journal_bytes));
+            outgoing.audience = Audience::Coordinator;
         });
     }
 
-    /// Nobody is told any more: this node's tree is what others are told of.
-    pub fn stop_outgoing(&self) {
-        self.look(|state| state.outgoing = None);
+    /// From now on this node coordinates: its tree is what others are told of. Its own operations are kept while a deputy is told of them.
+    pub fn lead_outgoing(&self, has_deputy: bool) {
+        self.look(|state| {
+            if has_deputy && state.outgoing.is_none() {
+                state.outgoing = Some(Outgoing::new(self.journal_bytes));
+            }
+            let Some(outgoing) = &mut state.outgoing else { return };
+            outgoing.audience = if has_deputy { Audience::Deputy } else { Audience::Nobody };
+            outgoing.touched.clear();
+            outgoing.unanswered.unsent();
+        });
     }
 
-    /// Takes what is to be told: operations first, and states once no operation is left. Empty when there is nothing.
+    /// Takes what is to be told: up to `most` operations first, and states once no operation is left. With a number where there is anything,
+    /// or `anyway`. It is in the journal when this returns: whoever takes over knows that it may have been sent.
     #[must_use]
-    pub fn take_outgoing(&self, most: usize) -> Told {
-        self.look(|state| {
+    pub fn take_outgoing(&self, most: usize, anyway: bool) -> Told {
+        self.publish(|state| {
             let Some(outgoing) = &mut state.outgoing else { return Told::default() };
-            let overflowed = std::mem::take(&mut outgoing.overflowed);
-            let count = outgoing.operations.len().min(most);
-            let operations: Vec<_> = outgoing.operations.drain(..count).collect();
+            let has_operations = outgoing.unanswered.has_operations();
+            if !has_operations && outgoing.touched.is_empty() && !anyway {
+                return Told::default();
+            }
+            let (number, operations) = outgoing.unanswered.publish(most);
             let mut nodes = Vec::new();
-            if outgoing.operations.is_empty() {
-                while nodes.len() + count < most
+            if outgoing.unanswered.has_all_sent() {
+                while nodes.len() + operations.len() < most
                     && let Some(node) = outgoing.touched.pop_first()
                 {
                     nodes.push(node);
                 }
             }
             let states = nodes.into_iter().filter_map(|node| state.outgoing_node(node)).collect();
-            Told { operations, states, overflowed }
+            Told { number, operations, states }
         })
+    }
+
+    /// Begins to tell everything: the next part of up to `most` operations, without a number where none is left. States that were to be told
+    /// are in what follows.
+    #[must_use]
+    pub fn take_operations(&self, most: usize) -> Told {
+        self.publish(|state| {
+            let Some(outgoing) = &mut state.outgoing else { return Told::default() };
+            outgoing.touched.clear();
+            if !outgoing.unanswered.has_operations() {
+                return Told::default();
+            }
+            let (number, operations) = outgoing.unanswered.publish(most);
+            Told { number, operations, states: Vec::new() }
+        })
+    }
+
+    /// The number of a publication that has no operations.
+    #[must_use]
+    pub fn number_publication(&self) -> u64 {
+        self.publish(|state| {
+            let number = state.outgoing.as_mut().map_or(0, |outgoing| outgoing.unanswered.publish(0).0);
+            Told { number, ..Told::default() }
+        })
+        .number
+    }
+
+    fn publish(&self, take: impl FnOnce(&mut State) -> Told) -> Told {
+        let mut told = Told::default();
+        let journaled = self.change(|state| {
+            told = take(state);
+            Ok(())
+        });
+        if let Err(error) = journaled {
+            tracing::error!(%error, "the journal did not take what other nodes are told of");
+        }
+        told
+    }
+
+    /// The publication that has not been answered yet, also one of the daemon before.
+    #[must_use]
+    pub fn unanswered_publication(&self) -> Option<(u64, Vec<NameOperation>)> {
+        self.look(|state| state.outgoing.as_ref()?.unanswered.on_its_way())
+    }
+
+    /// The operations that nobody has answered for.
+    #[must_use]
+    pub fn untold_operations(&self) -> Vec<NameOperation> {
+        self.look(|state| {
+            let outgoing = state.outgoing.as_ref();
+            outgoing.map_or_else(Vec::new, |outgoing| outgoing.unanswered.operations().cloned().collect())
+        })
+    }
+
+    /// The number of the last publication.
+    #[must_use]
+    pub fn last_publication(&self) -> u64 {
+        self.look(|state| state.outgoing.as_ref().map_or(0, |outgoing| outgoing.unanswered.publication()))
+    }
+
+    /// The number of the last publication that was answered, as far as the journal knows.
+    #[must_use]
+    pub fn last_answered(&self) -> u64 {
+        self.look(|state| state.outgoing.as_ref().map_or(0, |outgoing| outgoing.unanswered.last_answered()))
+    }
+
+    /// The last publication was answered.
+    pub fn publication_answered(&self) {
+        self.with_unanswered(Unanswered::answered);
+    }
+
+    /// The last publication is not sent again: what was in it is told with everything.
+    pub fn publication_unsent(&self) {
+        self.with_unanswered(Unanswered::unsent);
+    }
+
+    /// The last loss of operations that were to be told, where everything was not told since: then states make names.
+    #[must_use]
+    pub fn lost_operations(&self) -> Option<u64> {
+        self.look(|state| state.outgoing.as_ref()?.unanswered.lost())
+    }
+
+    /// Operations are missing where they are to be told.
+    pub fn lose_operations(&self) {
+        self.with_unanswered(Unanswered::miss);
+    }
+
+    /// Everything was told since that loss.
+    pub fn everything_told(&self, loss: u64) {
+        self.with_unanswered(|unanswered| unanswered.make_up(loss));
+    }
+
+    /// The deputy keeps what came of this node's operations up to its publication of that number, and all that came before.
+    pub fn deputy_keeps(&self, publication: u64) {
+        self.with_unanswered(|unanswered| {
+            if unanswered.publication() == publication {
+                unanswered.answered();
+            }
+            if let Some(loss) = unanswered.lost() {
+                unanswered.make_up(loss);
+            }
+        });
+    }
+
+    fn with_unanswered(&self, f: impl FnOnce(&mut Unanswered)) {
+        self.look(|state| {
+            if let Some(outgoing) = &mut state.outgoing {
+                f(&mut outgoing.unanswered);
+            }
+        });
     }
 
     /// How many operations on names there have been: what was asked before the next one does not know of that.
@@ -214,29 +356,42 @@ impl Namespace {
 }
 
 impl State {
+    /// Goes on telling where the daemon before was killed. What it did to names last, the coordinator does not know.
+    pub(super) fn tell_on(&mut self, unanswered: Option<Unanswered>) {
+        let Some(unanswered) = unanswered else { return };
+        let mut recent = RecentNames::default();
+        for path in unanswered.operations().flat_map(NameOperation::paths) {
+            let (parent, name) = split(path);
+            // A directory that was moved since is said by what moved it.
+            if let Ok(parent) = self.tree.resolve(parent) {
+                recent.note((parent, name.to_vec()));
+            }
+        }
+        self.outgoing = Some(Outgoing { unanswered, recent, ..Outgoing::default() });
+    }
+
     pub(super) fn outgoing_number(&self) -> u64 {
-        self.outgoing.as_ref().map_or(0, |outgoing| outgoing.number)
+        self.outgoing.as_ref().map_or(0, |outgoing| outgoing.recent.number)
     }
 
     /// Notes an operation on names. Costs nothing where nobody is to be told.
     pub(super) fn tell(&mut self, operation: impl FnOnce(&Self) -> Option<NameOperation>) {
-        match &self.outgoing {
-            Some(outgoing) if !outgoing.muted => {}
-            _ => return,
+        match &mut self.outgoing {
+            None => return,
+            Some(outgoing) if outgoing.muted => return,
+            Some(outgoing) if outgoing.audience == Audience::Nobody => return outgoing.unanswered.miss(),
+            Some(_) => {}
         }
-        let Some(operation) = operation(self) else { return };
-        let Some(outgoing) = &mut self.outgoing else { return };
-        if outgoing.operations.len() >= OPERATIONS_MAX {
-            outgoing.operations.clear();
-            outgoing.overflowed = true;
+        let operation = operation(self);
+        if let (Some(operation), Some(outgoing)) = (operation, &mut self.outgoing) {
+            outgoing.unanswered.push(operation);
         }
-        outgoing.operations.push(operation);
     }
 
     /// A name was given or taken away here.
     pub(super) fn note_name(&mut self, parent: NodeId, name: &[u8]) {
         if let Some(outgoing) = &mut self.outgoing {
-            outgoing.note((parent, name.to_vec()));
+            outgoing.recent.note((parent, name.to_vec()));
         }
     }
 
@@ -244,7 +399,7 @@ impl State {
     pub(super) fn is_newer(&self, parent: NodeId, name: &[u8], number: u64) -> bool {
         let outgoing = self.outgoing.as_ref();
         outgoing.is_some_and(|outgoing| {
-            outgoing.recent.get(&(parent, name.to_vec())).is_some_and(|last| *last > number)
+            outgoing.recent.last.get(&(parent, name.to_vec())).is_some_and(|last| *last > number)
         })
     }
 
@@ -265,7 +420,8 @@ impl State {
     /// Whether there is something to tell.
     pub(super) fn tells(&self) -> bool {
         self.outgoing.as_ref().is_some_and(|outgoing| {
-            outgoing.overflowed || !outgoing.operations.is_empty() || !outgoing.touched.is_empty()
+            outgoing.audience == Audience::Coordinator
+                && (outgoing.unanswered.has_operations() || !outgoing.touched.is_empty())
         })
     }
 
@@ -276,6 +432,7 @@ impl State {
         }
         if let Some(outgoing) = &mut self.outgoing
             && !std::mem::take(&mut outgoing.muted)
+            && outgoing.audience == Audience::Coordinator
         {
             outgoing.touched.extend(self.tree.touched.nodes.iter().filter(|node| **node != ROOT));
         }
@@ -291,10 +448,27 @@ impl State {
         (!is_hidden(&path)).then_some(path)
     }
 
-    fn outgoing_node(&self, id: NodeId) -> Option<OutgoingNode> {
+    fn path_in_sight(&self, id: NodeId) -> Option<Vec<u8>> {
         let node = self.tree.nodes.get(&id)?;
-        let path = node.links().filter_map(|link| self.tree.path(link)).find(|path| !is_hidden(path))?;
-        self.outgoing_under(id, path)
+        node.links().filter_map(|link| self.tree.path(link)).find(|path| !is_hidden(path))
+    }
+
+    /// Whether a node has a name that programs see.
+    pub(super) fn is_in_sight(&self, id: NodeId) -> bool {
+        self.path_in_sight(id).is_some()
+    }
+
+    fn outgoing_node(&self, id: NodeId) -> Option<OutgoingNode> {
+        self.outgoing_under(id, self.path_in_sight(id)?)
+    }
+
+    /// What the deputy is told of in one go with the present tree counts as a publication of this node; gives its number.
+    pub(super) fn publish_to_deputy(&mut self) -> u64 {
+        let Some(outgoing) = &mut self.outgoing else { return 0 };
+        if outgoing.audience == Audience::Deputy && outgoing.unanswered.has_unsent() {
+            outgoing.unanswered.publish(usize::MAX);
+        }
+        outgoing.unanswered.publication()
     }
 
     /// A node as it stands, under a path.

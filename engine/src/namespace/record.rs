@@ -10,21 +10,29 @@
 use super::attr::Special;
 use super::file::{File, ObjectCopy};
 use super::handle::{Closing, Handle};
+use super::heard::Taken;
 use super::node::{Body, Link, Node};
 use super::session::{Answer, RequestId, TouchedSession};
 use super::tree::Touched;
+use super::unanswered::Progress;
 use super::writer::{SessionKey, WriterId};
 use super::{MAX_NAME_BYTES, NodeId, State};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::encoding::{Codec, Encoding};
 use tidemark_protocol::file::{FileFate, Seal};
-use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
+use tidemark_protocol::id::{Epoch, FileCounter, FileId, Generation, Incarnation, NodeName, SealNumber};
+use tidemark_protocol::key::NodeLife;
 
 /// The journal's format. Raised with any change of a record.
-pub(super) const FORMAT_VERSION: u32 = 5;
+pub(super) const FORMAT_VERSION: u32 = 6;
+/// The oldest format that is read: it has no operations.
+pub(super) const FORMAT_VERSION_MIN: u32 = 5;
 /// The longest record: an xattr of 64 KiB, or a piece of a seal's chunk checksums.
 pub(super) const MAX_RECORD_BYTES: usize = 72 << 10;
+/// The longest operation that is kept: two paths as long as Linux takes them, and what goes with them.
+pub(super) const MAX_OPERATION_BYTES: usize = 16 << 10;
 /// Chunk checksums, or lengths of encoded chunks, in one record; a file of 1 TiB has 131,072 in 16 records.
 const CHUNKS_PER_RECORD: usize = 8192;
 /// The longest key of an object: S3 allows 1024 bytes, escapes may triple it.
@@ -72,6 +80,14 @@ pub(super) enum Record {
     },
     Answer(RequestId, Answer),
     SessionEnded,
+    /// How far other nodes have been told.
+    Progress(Progress),
+    /// What they are to be told, by its number.
+    Operation(u64, Box<NameOperation>),
+    /// The epoch in which this tree is the catalog. What was heard of lives before holds no more.
+    Catalog(Option<Epoch>),
+    /// How far a life's publications are in it.
+    Heard(NodeLife, Taken),
 }
 
 /// What a file's record says of its bytes, to be looked up by the replay.
@@ -102,6 +118,10 @@ const ANSWER: u8 = 14;
 const SPECIAL: u8 = 15;
 const SESSION_ENDED: u8 = 16;
 const LENGTHS: u8 = 17;
+const PROGRESS: u8 = 18;
+const OPERATION: u8 = 19;
+const CATALOG: u8 = 20;
+const HEARD: u8 = 21;
 
 /// How an object is encoded.
 const PLAIN: u8 = 0;
@@ -371,6 +391,41 @@ impl<'a> Writer<'a> {
         self.end();
     }
 
+    fn progress(&mut self, progress: Progress) {
+        let Progress { publication, answered, on_its_way, first, sent, lost } = progress;
+        self.begin(PROGRESS);
+        self.u64(publication);
+        self.u64(answered);
+        self.u8(u8::from(on_its_way));
+        self.u64(first);
+        self.u64(sent);
+        self.u8(u8::from(lost));
+        self.end();
+    }
+
+    fn operation(&mut self, number: u64, bytes: &[u8]) {
+        self.begin(OPERATION);
+        self.u64(number);
+        self.bytes(bytes);
+        self.end();
+    }
+
+    fn catalog(&mut self, epoch: Option<Epoch>) {
+        self.begin(CATALOG);
+        self.optional(epoch.map(|epoch| epoch.0));
+        self.end();
+    }
+
+    fn heard(&mut self, life: &NodeLife, taken: Taken) {
+        self.begin(HEARD);
+        self.bytes(life.node.as_str().as_bytes());
+        self.u64(life.incarnation.0);
+        self.u64(taken.publication);
+        self.u64(taken.operations);
+        self.u8(u8::from(taken.whole));
+        self.end();
+    }
+
     fn freed(&mut self, id: NodeId) {
         self.begin(FREED);
         self.u64(id);
@@ -382,7 +437,9 @@ impl State {
     /// Turns what was touched into records of what now is.
     pub(super) fn note_touched(&mut self) {
         self.collect_touched();
-        if self.tree.touched.is_empty() && self.session.touched.is_empty() {
+        let tells = self.outgoing.as_ref().is_some_and(|outgoing| outgoing.unanswered.has_unjournaled());
+        let is_same_tree = self.tree.touched.is_empty() && self.session.touched.is_empty();
+        if is_same_tree && !tells && !self.heard.has_unjournaled() {
             return;
         }
         let touched: Touched = std::mem::take(&mut self.tree.touched);
@@ -429,6 +486,14 @@ impl State {
         for (request, answer) in &session.answers {
             writer.answer(*request, *answer);
         }
+        if let Some(outgoing) = &mut self.outgoing {
+            let (progress, operations) = outgoing.unanswered.unjournaled();
+            operations.iter().for_each(|(number, bytes)| writer.operation(*number, bytes));
+            progress.into_iter().for_each(|progress| writer.progress(progress));
+        }
+        let (epoch, lives) = self.heard.unjournaled();
+        epoch.into_iter().for_each(|epoch| writer.catalog(epoch));
+        lives.iter().for_each(|(life, taken)| writer.heard(life, *taken));
         writer.close();
         self.pending = out;
     }
@@ -457,7 +522,7 @@ impl State {
         last
     }
 
-    /// Ends a snapshot: the number that is given next, and the kernel's session.
+    /// Ends a snapshot: the number that is given next, the kernel's session, what other nodes have not been told, and what they told.
     pub(super) fn encode_rest(&self, out: &mut Vec<u8>) {
         let mut writer = Writer::new(out);
         writer.next(self.tree.next);
@@ -470,6 +535,14 @@ impl State {
         for (request, answer) in self.session.undelivered() {
             writer.answer(request, answer);
         }
+        if let Some(outgoing) = &self.outgoing {
+            let (progress, operations) = outgoing.unanswered.snapshot();
+            writer.progress(progress);
+            operations.for_each(|(number, bytes)| writer.operation(number, &bytes));
+        }
+        let (epoch, lives) = self.heard.snapshot();
+        writer.catalog(epoch);
+        lives.for_each(|(life, taken)| writer.heard(life, taken));
         writer.close();
     }
 }
@@ -577,6 +650,26 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
             Record::BackingId { backing, id: id.map(u32::try_from).transpose().ok()? }
         }
         SESSION_ENDED => Record::SessionEnded,
+        PROGRESS => Record::Progress(Progress {
+            publication: reader.u64()?,
+            answered: reader.u64()?,
+            on_its_way: reader.u8()? != 0,
+            first: reader.u64()?,
+            sent: reader.u64()?,
+            lost: reader.u8()? != 0,
+        }),
+        OPERATION => {
+            let number = reader.u64()?;
+            let operation = NameOperation::from_bytes(reader.bytes(MAX_OPERATION_BYTES)?)?;
+            Record::Operation(number, Box::new(operation))
+        }
+        CATALOG => Record::Catalog(reader.optional()?.map(Epoch)),
+        HEARD => {
+            let node = reader.text(MAX_NAME_BYTES)?.parse::<NodeName>().ok()?;
+            let life = NodeLife { node, incarnation: Incarnation(reader.u64()?) };
+            let (publication, operations, whole) = (reader.u64()?, reader.u64()?, reader.u8()? != 0);
+            Record::Heard(life, Taken { publication, operations, whole })
+        }
         ANSWER => Record::Answer(reader.u64()?, answer(&mut reader)?),
         _ => return None,
     };

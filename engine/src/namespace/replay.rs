@@ -5,20 +5,24 @@
 
 use super::file::File;
 use super::handle::Handle;
+use super::heard::{Heard, Taken};
 use super::journal::Image;
 use super::node::{Body, Entry, Link, Name, Node};
 use super::record::{Bytes, Record, decode};
 use super::session::{ANSWERS_READ_MAX, Answer, RequestId};
 use super::tree::Tree;
+use super::unanswered::{Progress, Unanswered};
 use super::xattr::Xattrs;
 use super::{FileId, NamespaceError, NodeId, ROOT, State};
 use crate::tier1::Backing;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::encoding::Encoding;
 use tidemark_protocol::file::{FileFate, Seal};
-use tidemark_protocol::id::Incarnation;
+use tidemark_protocol::id::{Epoch, Incarnation};
+use tidemark_protocol::key::NodeLife;
 
 /// The state as records tell it, before it is checked.
 #[derive(Debug, Default)]
@@ -32,6 +36,10 @@ struct Raw {
     last_handle: u64,
     backing_ids: BTreeMap<u64, u32>,
     answers: VecDeque<(RequestId, Answer)>,
+    progress: Option<Progress>,
+    operations: BTreeMap<u64, NameOperation>,
+    catalog_of: Option<Epoch>,
+    heard: BTreeMap<NodeLife, Taken>,
 }
 
 impl Raw {
@@ -129,6 +137,20 @@ impl Raw {
                 self.backing_ids.clear();
                 self.answers.clear();
             }
+            Record::Progress(progress) => {
+                self.operations = self.operations.split_off(&progress.first);
+                self.progress = Some(progress);
+            }
+            Record::Operation(number, operation) => {
+                self.operations.insert(number, *operation);
+            }
+            Record::Catalog(epoch) => {
+                self.catalog_of = epoch;
+                self.heard.clear();
+            }
+            Record::Heard(life, taken) => {
+                self.heard.insert(life, taken);
+            }
             Record::Answer(request, answer) => {
                 if self.answers.len() == ANSWERS_READ_MAX {
                     self.answers.pop_front();
@@ -145,6 +167,7 @@ pub(super) fn rebuild(
     image: Image,
     own: Incarnation,
     session_goes_on: bool,
+    journal_bytes: u64,
     backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
 ) -> Result<State, NamespaceError> {
     let mut raw = Raw::default();
@@ -185,6 +208,9 @@ pub(super) fn rebuild(
     state.session.backing_ids = raw.backing_ids;
     state.session.inherit(raw.answers.into_iter());
     state.session.touched.ended = !session_goes_on;
+    let unanswered = raw.progress.map(|progress| Unanswered::found(progress, raw.operations, journal_bytes));
+    state.tell_on(unanswered);
+    state.heard = Heard::found(raw.catalog_of, raw.heard);
     for (id, bytes) in states {
         let Ok(node) = state.tree.node_mut(id) else { continue };
         let chunks = raw.chunks.remove(&id).unwrap_or_default();

@@ -13,7 +13,7 @@ use crate::peers::address;
 use anyhow::Context;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_control::catalog::{Catalog, Terms};
+use tidemark_control::catalog::{Before, Catalog, Terms};
 use tidemark_control::lease::{EtcdLease, EtcdPlace, LeaseTimes, Turn};
 use tidemark_engine::cluster::{Cluster, Presence, Seat};
 use tidemark_engine::node::{Names, Recovered, recover};
@@ -21,6 +21,7 @@ use tidemark_engine::save::drain::Raised;
 use tidemark_engine::store::probe;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::membership::MemberList;
+use tidemark_transport::Address;
 use tokio::sync::{oneshot, watch};
 
 /// How often the lease is looked at by who does not have it.
@@ -156,35 +157,54 @@ impl Candidate {
     async fn reign(&self, epoch: Epoch, stored: MemberList, keeping: Keeping) -> std::convert::Infallible {
         let began = Instant::now();
         let cluster = &self.cluster;
-        let kept = match cluster.take_kept_catalog() {
-            Some(kept) => Some(kept),
-            // Its deputy may live, and not reach the lease.
-            None => cluster.fetch_kept_catalog(epoch, stored.epoch).await,
+        let tree = Arc::clone(cluster.namespace());
+        let kept = match &stored.deputy {
+            Some(deputy) if *deputy == cluster.life => cluster.take_kept_catalog(stored.epoch),
+            // It may live, and not reach the lease.
+            Some(deputy) => match stored.members.iter().find(|listed| listed.life.node == deputy.node) {
+                Some(listed) => {
+                    let address = Address { node: deputy.node.to_string(), address: listed.address.clone() };
+                    cluster.fetch_kept_catalog(deputy, &address, (epoch, stored.epoch)).await
+                }
+                None => None,
+            },
+            None => None,
         };
         cluster.saw_epoch(epoch);
-        let deputy = kept.is_some();
+        let before = match kept {
+            // It was the last coordinator itself, perhaps as the daemon before this one: no other tree is newer.
+            kept if tree.catalog_of() == Some(stored.epoch) => Before::Own(kept),
+            Some(kept) => Before::Kept(kept),
+            None => Before::Nothing,
+        };
         let told = cluster.told_until();
-        let tree = Arc::clone(cluster.namespace());
-        let kept = tokio::task::spawn_blocking(move || {
-            if let Some(kept) = &kept {
-                let now_ns = tree.now_ns();
-                tree.become_catalog(&kept.directories(now_ns), &kept.fates(now_ns), told);
+        let taking = Arc::clone(&tree);
+        let before = tokio::task::spawn_blocking(move || {
+            let now_ns = taking.now_ns();
+            match &before {
+                Before::Own(Some(kept)) => taking.take_process_fates(&kept.fates(now_ns)),
+                Before::Kept(kept) => {
+                    taking.take_process_fates(&kept.fates(now_ns));
+                    taking.become_catalog(&kept.directories(now_ns), told);
+                }
+                Before::Own(None) | Before::Nothing => {}
             }
-            kept
+            before
         });
-        let kept = kept.await.expect("taking a catalog up does not panic");
+        let before = before.await.expect("taking a catalog up does not panic");
+        let knows = !matches!(before, Before::Nothing);
         // From here on this tree is what others are told of.
-        cluster.namespace().stop_outgoing();
+        tree.lead_outgoing(false);
         let shared = self.daemon.node.shared();
         shared.drain.set_epoch(epoch, false);
         let terms = Terms { stored, ..self.terms.clone() };
         let presence = Arc::clone(&self.presence);
-        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, kept.as_ref());
-        drop(kept);
+        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
+        drop(before);
         // The lease is lost if nobody takes them; then this ends, too.
         let _ = keeping.send(Arc::clone(&catalog));
         cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
-        if deputy {
+        if knows {
             self.daemon.node.decide_from_now_on(Recovered::names_only()).await;
         }
         tracing::info!(took_ms = began.elapsed().as_millis(), "the seat is taken");
@@ -192,7 +212,7 @@ impl Candidate {
         tasks.spawn(Arc::clone(&catalog).watch());
         tasks.spawn(Arc::clone(&catalog).tell_deputy());
         tasks.spawn(Arc::clone(&catalog).tell_removed());
-        tasks.spawn(self.clone().take_tier3_up(catalog, if deputy { Names::Kept } else { Names::Empty }));
+        tasks.spawn(self.clone().take_tier3_up(catalog, if knows { Names::Kept } else { Names::Empty }));
         std::future::pending().await
     }
 
@@ -287,10 +307,13 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
             }
             true = changed => {
                 let (catalog, stored) = members.as_mut().expect("it changed");
-                stored.mark_unchanged();
-                let list = catalog.stored();
-                let list = serde_json::to_vec(&list).expect("a list is written as JSON");
-                lease.write_members(&list).await
+                let change = *stored.borrow_and_update();
+                let list = serde_json::to_vec(&catalog.stored()).expect("a list is written as JSON");
+                let written = lease.write_members(&list).await;
+                if written.is_ok() {
+                    catalog.stored_until(change);
+                }
+                written
             }
         };
         if let Err(error) = result {

@@ -164,7 +164,7 @@ pub(crate) fn one(
 pub(crate) fn smoke(executable: &Path, stages: Vec<Stage>) -> Result<Count> {
     let left = Mutex::new(stages.into_iter());
     let next = || left.lock().expect("whoever takes a stage does not panic").next();
-    let work = || {
+    let work = || -> Result<Count> {
         let mut count = Count::default();
         while let Some(stage) = next() {
             let ran = one(executable, &stage.name, true, &[])?;

@@ -49,6 +49,45 @@ pub enum NameOperation {
 }
 
 impl NameOperation {
+    /// The names that it changes.
+    pub fn paths(&self) -> impl Iterator<Item = &[u8]> {
+        let other = match self {
+            Self::Renamed { from, .. } => Some(from.as_slice()),
+            _ => None,
+        };
+        other.into_iter().chain([self.path()])
+    }
+
+    /// The bytes of the operation for a journal of the node that it was done on.
+    ///
+    /// # Panics
+    /// Never: encoding into memory has no failure for these types.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        postcard::to_allocvec(self).expect("plain data is encoded into memory that grows")
+    }
+
+    /// Reads [`Self::to_bytes`]; none where it is not that.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (operation, rest) = postcard::take_from_bytes(bytes).ok()?;
+        rest.is_empty().then_some(operation)
+    }
+
+    /// The same without extended attributes, which may be as large as all else a hundred times. States say them, too.
+    #[must_use]
+    pub fn without_xattrs(&self) -> Self {
+        let mut bare = self.clone();
+        match &mut bare {
+            Self::Directory { attributes, .. }
+            | Self::Symlink { attributes, .. }
+            | Self::File { attributes, .. }
+            | Self::Taken { attributes, .. } => attributes.xattrs.clear(),
+            Self::Linked { .. } | Self::Removed { .. } | Self::Renamed { .. } => {}
+        }
+        bare
+    }
+
     /// The path that it is about; of a rename the new one.
     #[must_use]
     pub fn path(&self) -> &[u8] {

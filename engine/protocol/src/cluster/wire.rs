@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Raised with every change of a message.
-pub const WIRE_VERSION: u8 = 4;
+pub const WIRE_VERSION: u8 = 5;
 
 /// The largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -120,7 +120,7 @@ pub enum ToNode {
     /// What changed in the catalog, for the deputy to keep.
     Catalog(Box<CatalogPart>),
     /// A new coordinator, of this epoch, has no catalog: what a deputy kept of the last one, whose epoch was `of`, from the node `after` on.
-    /// Answered with a [`KeptPart`], or none.
+    /// Answered with a [`CatalogPart`] on the deputy's clock, or none. The first holds what is no node.
     Kept { epoch: Epoch, of: Epoch, after: Option<u64> },
     /// A checkpoint with files of this node is complete, or else (`waited_for`) somebody waits: the pace of its copies follows.
     Pace { epoch: Epoch, waited_for: bool },
@@ -146,21 +146,14 @@ pub struct CatalogPart {
     pub nodes: Vec<CatalogNode>,
     /// Nodes that have no name any more.
     pub gone: Vec<u64>,
+    /// Files that had none before: with the first part.
+    pub removed: Vec<FileId>,
     /// The last publication of each life that these parts contain, where that changed.
     pub published: Vec<(NodeLife, u64)>,
     /// What became of processes.
     pub fates: Vec<ProcessFate>,
     /// Nothing was left to tell: the parts up to this one are the whole catalog.
     pub all: bool,
-}
-
-/// A part of what a deputy keeps, on the deputy's clock.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptPart {
-    /// Its epoch is that of the coordinator whose catalog it is. The first part holds what is no node.
-    pub part: CatalogPart,
-    /// Files that have no name any more.
-    pub removed: Vec<FileId>,
 }
 
 /// What became of a process, and when it was seen to have failed.
@@ -194,7 +187,7 @@ pub struct Join {
     pub labels: BTreeMap<String, String>,
     /// The highest epoch it has followed.
     pub epoch: Epoch,
-    /// Its last publication; a daemon that began again counts anew.
+    /// Its last publication; a daemon that takes over goes on counting.
     pub publication: u64,
     /// Directories that it had alone under the coordinator before; at most [`BATCH_ITEMS_MAX`].
     pub alone: Vec<Vec<u8>>,
@@ -232,6 +225,8 @@ pub struct Joined {
     /// It needs everything because the node was given up, and has what was published before: what it does not know of that lost its name
     /// since.
     pub knows: bool,
+    /// It needs to hear how everything stands: its daemon began anew with the names alone.
+    pub states: bool,
     /// Directories that it goes on having alone.
     pub alone: Vec<Vec<u8>>,
 }

@@ -1,0 +1,340 @@
+//! Operations on names that nobody has answered for yet, in their order, and the publication that is on its way.
+//!
+//! Owns: which operations are kept, their numbers, the numbers of publications, what the journal knows of both. Does not own: what an
+//! operation says (`protocol::cluster::operation`), sending (`cluster::publisher`).
+//!
+//! A daemon that takes over goes on where the one before was killed: it sends the publication that was on its way again, under the number
+//! that it had, and then what came after it. So what was removed or renamed here is so everywhere, and states need not make names again,
+//! among which would be names that other nodes took away meanwhile.
+
+use std::collections::{BTreeMap, VecDeque};
+use tidemark_protocol::cluster::wire::NameOperation;
+
+/// Operations kept while nobody takes them: a coordinator that is away for an hour while a save a minute makes a thousand files
+/// each. About 100 bytes each.
+const OPERATIONS_MAX: usize = 1 << 18;
+
+/// The part of the journal that operations may have: half of what is left beside the largest snapshot.
+const JOURNAL_PARTS: u64 = 8;
+
+/// How far the telling is, as the journal has it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// The last publication that was made.
+    pub(super) publication: u64,
+    /// The last one that was answered.
+    pub(super) answered: u64,
+    /// The last one that was made is sent, and again, until it is answered.
+    pub(super) on_its_way: bool,
+    /// The number of the first operation that is not answered.
+    pub(super) first: u64,
+    /// So many of them are in the publication on its way.
+    pub(super) sent: u64,
+    /// Operations are missing: everything has to be told, and names to be made from it.
+    pub(super) lost: bool,
+}
+
+/// The operations, and how far they are told.
+#[derive(Debug, Default)]
+pub(super) struct Unanswered {
+    progress: Progress,
+    operations: VecDeque<NameOperation>,
+    /// The journal has the operations before this number; none of them where they were too many.
+    journaled: Option<u64>,
+    /// What the journaled ones take there.
+    journaled_bytes: u64,
+    /// What they may take there.
+    journaled_bytes_max: u64,
+    /// The journal does not know of the progress.
+    moved: bool,
+    /// Counts losses of this daemon's time.
+    losses: u64,
+}
+
+impl Unanswered {
+    /// For a journal that knows of none, and has `journal_bytes`.
+    pub(super) fn new(journal_bytes: u64) -> Self {
+        Self {
+            journaled: Some(0),
+            journaled_bytes_max: journal_bytes / JOURNAL_PARTS,
+            moved: true,
+            ..Self::default()
+        }
+    }
+
+    /// What a journal tells of. Operations that it should have and has not are lost.
+    pub(super) fn found(
+        progress: Progress,
+        mut operations: BTreeMap<u64, NameOperation>,
+        journal_bytes: u64,
+    ) -> Self {
+        let operations = operations.split_off(&progress.first);
+        let mut all = Self { progress, ..Self::new(journal_bytes) };
+        let mut is_whole = true;
+        for (number, operation) in operations {
+            is_whole &= number == all.next();
+            all.operations.push_back(operation);
+        }
+        if !is_whole || all.progress.sent > all.operations.len() as u64 {
+            all.lose();
+        }
+        all.journaled = Some(all.next());
+        all.journaled_bytes = all.operations.iter().map(|operation| operation.to_bytes().len() as u64).sum();
+        all
+    }
+
+    /// The number of the next operation.
+    pub(super) fn next(&self) -> u64 {
+        self.progress.first + self.operations.len() as u64
+    }
+
+    pub(super) fn push(&mut self, operation: NameOperation) {
+        if self.operations.len() >= OPERATIONS_MAX {
+            self.lose();
+        }
+        self.operations.push_back(operation);
+    }
+
+    /// Drops the operations: only everything is enough now.
+    fn lose(&mut self) {
+        self.answered_until(self.next());
+        self.miss();
+    }
+
+    /// Operations are missing: everything has to be told, after those that are kept.
+    pub(super) fn miss(&mut self) {
+        self.losses += 1;
+        self.moved |= !std::mem::replace(&mut self.progress.lost, true);
+    }
+
+    /// The last loss, where it was not made up for.
+    pub(super) fn lost(&self) -> Option<u64> {
+        self.progress.lost.then_some(self.losses)
+    }
+
+    /// Everything was told since that loss.
+    pub(super) fn make_up(&mut self, loss: u64) {
+        if loss == self.losses {
+            self.moved |= std::mem::take(&mut self.progress.lost);
+        }
+    }
+
+    pub(super) fn operations(&self) -> impl Iterator<Item = &NameOperation> {
+        self.operations.iter()
+    }
+
+    pub(super) fn has_operations(&self) -> bool {
+        !self.operations.is_empty()
+    }
+
+    /// Whether there are operations that are in no publication.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.has_all_sent()
+    }
+
+    /// Whether the publication on its way has all operations that there are.
+    pub(super) fn has_all_sent(&self) -> bool {
+        self.operations.len() as u64 == self.progress.sent
+    }
+
+    /// The last publication that was made.
+    pub(super) fn publication(&self) -> u64 {
+        self.progress.publication
+    }
+
+    /// The last that was answered.
+    pub(super) fn last_answered(&self) -> u64 {
+        self.progress.answered
+    }
+
+    /// The publication that has not been answered, with its operations.
+    pub(super) fn on_its_way(&self) -> Option<(u64, Vec<NameOperation>)> {
+        let sent = usize::try_from(self.progress.sent).unwrap_or(usize::MAX);
+        let operations = || self.operations.iter().take(sent).cloned().collect();
+        self.progress.on_its_way.then(|| (self.progress.publication, operations()))
+    }
+
+    /// Makes the next publication, of up to `most` operations. The one before has been answered, or is not sent any more.
+    pub(super) fn publish(&mut self, most: usize) -> (u64, Vec<NameOperation>) {
+        let sent = self.operations.len().min(most);
+        self.progress.publication += 1;
+        self.progress.on_its_way = true;
+        self.progress.sent = sent as u64;
+        self.moved = true;
+        (self.progress.publication, self.operations.iter().take(sent).cloned().collect())
+    }
+
+    /// The publication on its way has been answered.
+    pub(super) fn answered(&mut self) {
+        self.answered_until(self.progress.first + self.progress.sent);
+        self.moved |= std::mem::take(&mut self.progress.on_its_way);
+        self.progress.answered = self.progress.publication;
+    }
+
+    /// The publication on its way will not be sent again as it is: its operations are told with others.
+    pub(super) fn unsent(&mut self) {
+        self.progress.sent = 0;
+        self.moved |= std::mem::take(&mut self.progress.on_its_way);
+    }
+
+    /// Operations before this number are known elsewhere.
+    pub(super) fn answered_until(&mut self, number: u64) {
+        let count = number.saturating_sub(self.progress.first).min(self.operations.len() as u64);
+        self.operations.drain(..usize::try_from(count).unwrap_or(usize::MAX));
+        self.progress.first += count;
+        self.progress.sent = self.progress.sent.saturating_sub(count);
+        self.moved |= count > 0;
+        if self.operations.is_empty() {
+            (self.journaled, self.journaled_bytes) = (Some(self.progress.first), 0);
+        }
+    }
+
+    /// What the journal does not know: the progress, and operations with their numbers.
+    pub(super) fn unjournaled(&mut self) -> (Option<Progress>, Vec<(u64, Vec<u8>)>) {
+        let mut operations = Vec::new();
+        if let Some(from) = self.journaled {
+            let from = from.max(self.progress.first);
+            let old = usize::try_from(from - self.progress.first).unwrap_or(usize::MAX);
+            for (number, operation) in (from..).zip(self.operations.iter().skip(old)) {
+                let bytes = operation.without_xattrs().to_bytes();
+                self.journaled_bytes += bytes.len() as u64;
+                operations.push((number, bytes));
+            }
+            let fits = self.journaled_bytes <= self.journaled_bytes_max
+                && operations.iter().all(|(_, bytes)| bytes.len() <= super::record::MAX_OPERATION_BYTES);
+            if fits {
+                self.journaled = Some(self.next());
+            } else {
+                // A daemon that is killed now loses them, and knows that.
+                self.journaled = None;
+                self.moved = true;
+                operations.clear();
+            }
+        }
+        (std::mem::take(&mut self.moved).then(|| self.in_journal()), operations)
+    }
+
+    /// Whether there is something that the journal does not know.
+    pub(super) fn has_unjournaled(&self) -> bool {
+        self.moved || self.journaled.is_some_and(|journaled| journaled < self.next())
+    }
+
+    /// All that a snapshot has to say. What the journal was not told of is left to the next change.
+    pub(super) fn snapshot(&self) -> (Progress, impl Iterator<Item = (u64, Vec<u8>)>) {
+        let until = self.journaled.unwrap_or(self.progress.first);
+        let operations = (self.progress.first..until).zip(&self.operations);
+        let operations =
+            operations.map(|(number, operation)| (number, operation.without_xattrs().to_bytes()));
+        (self.in_journal(), operations)
+    }
+
+    fn in_journal(&self) -> Progress {
+        Progress { lost: self.progress.lost || self.journaled.is_none(), ..self.progress }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOMY: u64 = 1 << 20;
+
+    fn removed(path: u8) -> NameOperation {
+        NameOperation::Removed { path: vec![path], what: None }
+    }
+
+    /// A journal: what `unjournaled` says, applied as a replay does.
+    #[derive(Default)]
+    struct Journal {
+        progress: Option<Progress>,
+        operations: BTreeMap<u64, NameOperation>,
+    }
+
+    impl Journal {
+        fn take(&mut self, all: &mut Unanswered) {
+            let (progress, operations) = all.unjournaled();
+            for (number, bytes) in operations {
+                self.operations.insert(number, NameOperation::from_bytes(&bytes).unwrap());
+            }
+            self.progress = progress.or(self.progress);
+        }
+
+        fn found(&self) -> Unanswered {
+            Unanswered::found(self.progress.unwrap(), self.operations.clone(), ROOMY)
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_takes_over_sends_the_same_publication_and_then_what_came_after_it() {
+        let (mut all, mut journal) = (Unanswered::new(ROOMY), Journal::default());
+        for path in 0..3 {
+            all.push(removed(path));
+            journal.take(&mut all);
+        }
+        assert_eq!(all.publish(2), (1, vec![removed(0), removed(1)]));
+        journal.take(&mut all);
+        let mut found = journal.found();
+        assert_eq!(found.on_its_way(), Some((1, vec![removed(0), removed(1)])));
+        found.answered();
+        assert_eq!((found.on_its_way(), found.lost()), (None, None));
+        assert_eq!(found.publish(9), (2, vec![removed(2)]));
+        // An answer that the journal was not told of: sent again, and taken once by its number.
+        all.answered();
+        assert_eq!(journal.found().on_its_way(), Some((1, vec![removed(0), removed(1)])));
+        journal.take(&mut all);
+        assert_eq!(journal.found().on_its_way(), None);
+        assert_eq!(journal.found().publish(9), (2, vec![removed(2)]));
+    }
+
+    #[test]
+    fn what_is_not_sent_as_it_was_is_told_under_the_next_number() {
+        let mut all = Unanswered::new(ROOMY);
+        (0..2).for_each(|path| all.push(removed(path)));
+        assert_eq!(all.publish(1).0, 1);
+        all.unsent();
+        assert_eq!(all.publish(9), (2, vec![removed(0), removed(1)]));
+        all.answered();
+        assert!(!all.has_operations());
+    }
+
+    #[test]
+    fn operations_beyond_their_part_of_the_journal_are_told_and_missed_only_by_the_next_daemon() {
+        let (mut all, mut journal) = (Unanswered::new(ROOMY), Journal::default());
+        all.push(removed(0));
+        journal.take(&mut all);
+        all.push(removed(1));
+        all.journaled_bytes_max = 0;
+        journal.take(&mut all);
+        all.journaled_bytes_max = ROOMY;
+        assert!(journal.found().lost().is_some() && all.lost().is_none());
+        assert_eq!(all.publish(9), (1, vec![removed(0), removed(1)]));
+        all.answered();
+        journal.take(&mut all);
+        assert!(journal.found().lost().is_none(), "all that was missing has been told");
+        all.push(removed(2));
+        journal.take(&mut all);
+        assert_eq!(journal.found().publish(9), (2, vec![removed(2)]));
+    }
+
+    #[test]
+    fn a_gap_in_the_journal_is_a_loss() {
+        let progress = Progress { first: 5, ..Progress::default() };
+        let gap = BTreeMap::from([(4, removed(4)), (5, removed(5)), (7, removed(7))]);
+        assert!(Unanswered::found(progress, gap, ROOMY).lost().is_some());
+        let short = Progress { first: 5, sent: 2, ..Progress::default() };
+        assert!(Unanswered::found(short, BTreeMap::from([(5, removed(5))]), ROOMY).lost().is_some());
+    }
+
+    #[test]
+    fn more_than_is_kept_is_a_loss_until_everything_was_told() {
+        let mut all = Unanswered::new(ROOMY);
+        (0..=OPERATIONS_MAX).for_each(|_| all.push(removed(0)));
+        let loss = all.lost().unwrap();
+        assert_eq!(all.publish(9).1.len(), 1, "the last is kept");
+        all.miss();
+        all.make_up(loss);
+        assert!(all.lost().is_some(), "there was another loss since");
+        all.make_up(all.lost().unwrap());
+        assert_eq!(all.lost(), None);
+    }
+}
