@@ -32,17 +32,17 @@ impl Site {
         path
     }
 
-    /// A node with `password`, and with another authority than etcd's where one is named.
-    fn options(&self, password: &Path, authority: Option<&Path>) -> DaemonOptions {
-        let mut files = self.etcd.client_files();
+    /// A node with `password` or without a user, and with another authority than etcd's where one is named.
+    fn options(&self, password: Option<&Path>, authority: Option<&Path>) -> DaemonOptions {
+        let mut keys = self.etcd.client_files();
         if let Some(path) = authority {
-            let own = files.lines().filter(|line| !line.starts_with("ca ")).map(|line| format!("{line}\n"));
-            files = format!("ca = {path:?}\n{}", own.collect::<String>());
+            let own = keys.lines().filter(|line| !line.starts_with("ca ")).map(|line| format!("{line}\n"));
+            keys = format!("ca = {path:?}\n{}", own.collect::<String>());
         }
-        let config = format!(
-            "[save]\nsettle_s = 0.5\n[etcd]\nuser = {:?}\npassword_file = {password:?}\n{files}",
-            guard::USER
-        );
+        if let Some(path) = password {
+            keys.push_str(&format!("user = {:?}\npassword_file = {path:?}\n", guard::USER));
+        }
+        let config = format!("[save]\nsettle_s = 0.5\n[etcd]\n{keys}");
         let flags = [
             ("--certs", self.folder.path().join("certs").display().to_string()),
             ("--etcd", self.etcd.url("ckpt")),
@@ -69,8 +69,8 @@ impl Site {
     }
 }
 
-/// Goal: two nodes form a cluster through an etcd that asks for all it can ask for. A node with a wrong password, and one that trusts
-/// another authority, do not start and say why. When the password was changed, and the coordinator is lost after that, the other node
+/// Goal: two nodes form a cluster through an etcd that asks for all it can ask for. A node with a wrong password, one without a user, and
+/// one that trusts another authority do not start and say why. When the password was changed, and the coordinator is lost after that, the other node
 /// still takes its place.
 #[test]
 fn an_etcd_with_tls_client_certificates_and_users_carries_a_cluster() {
@@ -90,19 +90,22 @@ fn an_etcd_with_tls_client_certificates_and_users_carries_a_cluster() {
     let password = site.password("password", &format!("{}\n", guard::PASSWORD));
 
     let wrong = site.password("wrong", "hunter2\n");
-    let said = site.refused(n1, site.options(&wrong, None));
+    let said = site.refused(n1, site.options(Some(&wrong), None));
     for words in ["refuses the password of user", &site.etcd.endpoint(), &wrong.display().to_string()] {
         assert!(said.contains(words), "{words}: {said}");
     }
     assert!(!said.contains("hunter2"), "{said}");
     guard::foreign_authority(&at("foreign.pem"));
-    let said = site.refused(n1, site.options(&password, Some(&at("foreign.pem"))));
+    let said = site.refused(n1, site.options(Some(&password), Some(&at("foreign.pem"))));
     assert!(said.contains("UnknownIssuer") && said.contains("[etcd] ca"), "{said}");
+    // Not as the user that the common name of etcd's own certificate may name.
+    let said = site.refused(n1, site.options(None, None));
+    assert!(said.contains("user name is empty") && said.contains("[etcd] user"), "{said}");
 
-    let mut first = Node::start(n1, site.options(&password, None));
+    let mut first = Node::start(n1, site.options(Some(&password), None));
     let taken = |node: &Node| node.daemon().log().contains("the seat is taken");
     assert!(process::until(LIMIT, || taken(&first).then_some(())).is_some(), "{}", first.daemon().log_tail());
-    let second = Node::start(n2, site.options(&password, None));
+    let second = Node::start(n2, site.options(Some(&password), None));
     fs::write(first.daemon().mount().join("a.txt"), "from the first").expect("a file");
     let read = process::until(LIMIT, || fs::read_to_string(second.daemon().mount().join("a.txt")).ok());
     assert_eq!(read.as_deref(), Some("from the first"));

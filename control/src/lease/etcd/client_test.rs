@@ -59,6 +59,7 @@ async fn scripted(answer: impl Fn(&str, Option<&str>, &str) -> Vec<u8> + Send + 
                     found.map(ToOwned::to_owned)
                 };
                 let length: usize = field("content-length: ").expect("a body").parse().expect("a number");
+                assert_eq!(field("accept: ").as_deref(), Some("application/json"), "{head}");
                 break ((head.to_owned(), field("authorization: ")), head.len() + 4 + length);
             };
             while asked.len() < length {

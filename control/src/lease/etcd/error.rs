@@ -10,6 +10,9 @@ use tidemark_engine::error::ErrorKind;
 /// What an error repeats of an etcd's words.
 const WORDS_MAX: usize = 200;
 
+/// How etcd begins its refusal of a client certificate that has a common name.
+const COMMON_NAME: &str = "CommonName of client";
+
 /// Why there is no answer, or which one it was.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
@@ -65,7 +68,7 @@ impl EtcdError {
     pub(super) fn of_login(mut self) -> Self {
         if let Self::Away { words, .. } | Self::Refused { words, .. } | Self::TokenOver { words, .. } =
             &mut self
-            && !words.starts_with("etcdserver: ")
+            && !["etcdserver: ", COMMON_NAME].iter().any(|own| words.starts_with(own))
         {
             "left out, since they answer a login".clone_into(words);
         }
@@ -121,7 +124,7 @@ pub enum PasswordError {
 fn advice(words: &str) -> &'static str {
     const KNOWN: [(&str, &str); 3] = [
         (
-            "CommonName of client",
+            COMMON_NAME,
             "with authentication etcd takes no client certificate that has a common name: make one without",
         ),
         ("permission denied", "give the role of this node's user in etcd readwrite on the prefix"),
