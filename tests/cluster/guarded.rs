@@ -110,9 +110,9 @@ fn an_etcd_with_tls_client_certificates_and_users_carries_a_cluster() {
     let read = process::until(LIMIT, || fs::read_to_string(second.daemon().mount().join("a.txt")).ok());
     assert_eq!(read.as_deref(), Some("from the first"));
 
-    // Tokens of before end with it. The file is replaced in one step, as a person or a secret store does.
-    site.etcd.change_password("a newer password");
+    // The file first, since etcd ends the tokens of a user whose password changes. Replaced in one step, as a secret store does.
     fs::rename(site.password("newer", "a newer password\n"), &password).expect("the folder of a test");
+    site.etcd.change_password("a newer password");
     first.power_off();
     assert!(
         process::until(LIMIT, || taken(&second).then_some(())).is_some(),
