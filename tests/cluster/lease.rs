@@ -7,8 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
-use tidemark_control::lease::{EtcdLease, LeaseError, LeaseTimes, MEMBERS_BYTES_MAX, Turn};
+use tidemark_control::lease::{EtcdAccess, EtcdLease, LeaseError, LeaseTimes, MEMBERS_BYTES_MAX, Turn};
 use tidemark_engine::error::ErrorKind;
+use tidemark_engine::settings::EtcdSettings;
 use tidemark_protocol::id::Epoch;
 use tidemark_tests::etcd::Etcd;
 use tidemark_tests::{machine, process};
@@ -19,7 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 fn candidate(url: &str, name: &str) -> EtcdLease {
     let nonce = getrandom::u64().expect("the kernel has random numbers");
-    EtcdLease::new(url.parse().expect("a place in etcd"), name.to_owned(), nonce, LeaseTimes::etcd())
+    let access = EtcdAccess::open(url.parse().expect("a place in etcd"), &EtcdSettings::default());
+    EtcdLease::new(access.expect("no files are named"), name.to_owned(), nonce, LeaseTimes::etcd())
 }
 
 async fn acquire(lease: &mut EtcdLease) -> Epoch {
@@ -119,7 +121,7 @@ async fn a_try_whose_answer_was_lost_is_ours_and_a_stranger_waits() {
     let mut second_life = candidate(&etcd.url("c"), "a");
     assert_eq!(holder(&second_life.try_acquire(Instant::now()).await.expect("waits")), ("a", epoch));
     // Another prefix is another lease; a dead endpoint before the live one changes nothing.
-    let elsewhere = format!("etcd://127.0.0.1:1,{}/other", etcd.endpoint());
+    let elsewhere = format!("http://127.0.0.1:1,{}/other", etcd.endpoint());
     let mut other = candidate(&elsewhere, "b");
     assert!(acquire(&mut other).await > epoch);
     other.renew(Instant::now()).await.expect("renewed");

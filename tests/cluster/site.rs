@@ -85,7 +85,7 @@ impl Cluster {
         certs::issue(&certificates, name, &[host.address().to_string()]).expect("a certificate");
         let mut flags = vec!["--certs".to_owned(), certificates.display().to_string()];
         match (&self.etcd, self.nodes.first()) {
-            (Some(etcd), _) => flags.extend(["--lease".to_owned(), etcd.url("ckpt")]),
+            (Some(etcd), _) => flags.extend(["--etcd".to_owned(), etcd.url("ckpt")]),
             (None, Some(first)) => {
                 flags.extend(["--coordinator".to_owned(), format!("n1@{}", first.daemon().ready().listen)]);
             }

@@ -275,7 +275,7 @@ fn a_wrong_lease_or_certificate_is_found_before_anything_is_written_to_tier3() {
         return;
     }
     for (config, words) in [
-        ("[node]\nlease = \"foo\"\n", &["lease", "foo", "etcd://"][..]),
+        ("[node]\nlease = \"foo\"\n", &["lease", "foo", "--etcd"][..]),
         ("[node]\nlease = \"file:\"\n", &["lease", "file:PATH"]),
         ("[node]\ncerts = \"/nowhere/certs\"\n", &["certificates", "/nowhere/certs"]),
     ] {

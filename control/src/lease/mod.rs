@@ -11,7 +11,10 @@ mod etcd;
 mod file;
 mod store;
 
-pub use etcd::{EtcdError, EtcdLease, EtcdPlace, MEMBERS_BYTES_MAX, NotAPlace};
+pub use etcd::{
+    AccessError, CertificateError, EtcdAccess, EtcdError, EtcdLease, EtcdPlace, MEMBERS_BYTES_MAX, NotAPlace,
+    PasswordError,
+};
 pub use file::FileLease;
 pub use store::StoreLease;
 pub use tidemark_engine::store::{current_epoch, raise_epoch};
@@ -72,7 +75,7 @@ pub enum LeaseError {
     #[error("lease in {store}: {source}")]
     Store { store: String, source: Box<StoreError> },
 
-    #[error("lease at {place}: {operation} failed: {source}")]
+    #[error("lease at {place}: {operation} failed")]
     Etcd { place: String, operation: &'static str, source: Box<EtcdError> },
 
     #[error(

@@ -1,16 +1,84 @@
-//! The settings of several nodes: where copies lie, how fast they are made, how they travel, and how long a silent node is waited for.
+//! The settings of several nodes: the etcd that names the coordinator, where copies lie, how fast they are made, how they travel, and how
+//! long a silent node is waited for.
 //!
-//! Owns: the keys of `[placement]`, `[replication]`, `[links]` and `[members]`. Does not own: the rules that they are handed to (`protocol`).
+//! Owns: the keys of `[etcd]`, `[placement]`, `[replication]`, `[links]` and `[members]`. Does not own: the rules that they are handed to (`protocol`).
 
 use super::SettingsError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use tidemark_protocol::label::Labels;
 use tidemark_protocol::membership::Patience;
 use tidemark_protocol::placement::{DOMAIN_LABEL, Rules, Scheme, Scope};
 
+/// How `lease` names an etcd without TLS: the older spelling of `http://` in `etcd.url`.
+pub(super) const LEASE_IN_ETCD: &str = "etcd://";
+
 /// The longest that a node may be waited for: a day.
 const PATIENCE_S_MAX: f64 = 86_400.0;
+
+/// The etcd that names the coordinator, and how this node reaches it. Each node uses its own values.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EtcdSettings {
+    pub url: Option<String>,
+    pub user: Option<String>,
+    pub password_file: Option<PathBuf>,
+    pub ca: Option<PathBuf>,
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+}
+
+impl EtcdSettings {
+    /// Checks the keys against each other, and against `lease`, whose older spelling names an etcd, too.
+    pub(super) fn validate(&self, lease: Option<&str>) -> Result<(), SettingsError> {
+        let refuse = |key, value: String, rule| Err(SettingsError::Value { key, value, rule });
+        let older = lease.filter(|lease| lease.starts_with(LEASE_IN_ETCD));
+        if let Some(url) = &self.url {
+            let rest = ["http://", "https://"].iter().find_map(|scheme| url.strip_prefix(scheme));
+            if rest.is_none_or(str::is_empty) {
+                return refuse("etcd.url (--etcd)", format!("{url:?}"), "http[s]://HOST:PORT[,...]/PREFIX");
+            }
+            if let Some(lease) = lease {
+                let rule = "left out where etcd.url (--etcd) is set: the lease lies in that etcd";
+                return refuse("node.lease (--lease)", format!("{lease:?}"), rule);
+            }
+        }
+        let set = |path: &Option<PathBuf>| path.is_some();
+        let named = [
+            ("etcd.user", self.user.is_some()),
+            ("etcd.password_file", set(&self.password_file)),
+            ("etcd.ca", set(&self.ca)),
+            ("etcd.cert", set(&self.cert)),
+            ("etcd.key", set(&self.key)),
+        ];
+        if let Some((key, _)) =
+            named.into_iter().find(|(_, set)| *set && self.url.is_none() && older.is_none())
+        {
+            return refuse(key, "set".to_owned(), "given together with etcd.url (--etcd)");
+        }
+        if self.user.is_some() != self.password_file.is_some() {
+            let key = if self.user.is_some() { "etcd.password_file" } else { "etcd.user" };
+            return refuse(
+                key,
+                "not set".to_owned(),
+                "given together with the other of user and password_file",
+            );
+        }
+        if self.user.as_deref() == Some("") {
+            return refuse("etcd.user", "empty".to_owned(), "the name of a user in etcd");
+        }
+        if set(&self.cert) != set(&self.key) {
+            let key = if set(&self.cert) { "etcd.key" } else { "etcd.cert" };
+            return refuse(key, "not set".to_owned(), "given together with the other of cert and key");
+        }
+        let encrypted = self.url.as_deref().is_some_and(|url| url.starts_with("https://"));
+        if let Some((key, _)) = named[2..].iter().find(|(_, set)| *set && !encrypted) {
+            return refuse(key, "set".to_owned(), "left out, or given with https:// in etcd.url (--etcd)");
+        }
+        Ok(())
+    }
+}
 
 /// Choice of partners. Only the coordinator's values are used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

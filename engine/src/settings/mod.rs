@@ -5,7 +5,7 @@
 
 mod cluster;
 
-pub use cluster::{LinksSettings, MembersSettings, PlacementSettings, ReplicationSettings};
+pub use cluster::{EtcdSettings, LinksSettings, MembersSettings, PlacementSettings, ReplicationSettings};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -22,6 +22,7 @@ use tidemark_protocol::retention::{Best, Policy};
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     pub node: NodeSettings,
+    pub etcd: EtcdSettings,
     pub placement: PlacementSettings,
     pub replication: ReplicationSettings,
     pub links: LinksSettings,
@@ -381,13 +382,15 @@ impl Settings {
         }
         if let Some(lease) = &self.node.lease
             && lease != "tier3"
-            && !["file:", "etcd://"]
+            && !["file:", cluster::LEASE_IN_ETCD]
                 .iter()
                 .any(|kind| lease.strip_prefix(kind).is_some_and(|rest| !rest.is_empty()))
         {
-            let kinds = "file:PATH, tier3, or etcd://HOST:PORT/PREFIX for several nodes";
+            let kinds =
+                "file:PATH or tier3; for several nodes give --etcd http[s]://HOST:PORT/PREFIX instead";
             return refuse("node.lease (--lease)", format!("{lease:?}"), kinds);
         }
+        self.etcd.validate(self.node.lease.as_deref())?;
         self.placement.validate()?;
         self.members.validate()?;
         if self.tier3.part_bytes == 0
@@ -436,6 +439,13 @@ impl Settings {
             return Ok(());
         }
         self.recognition().map(drop)
+    }
+
+    /// Returns the etcd that names the coordinator, as the user wrote it; none where none does.
+    #[must_use]
+    pub fn etcd_place(&self) -> Option<&str> {
+        let older = self.node.lease.as_deref().filter(|lease| lease.starts_with(cluster::LEASE_IN_ETCD));
+        self.etcd.url.as_deref().or(older)
     }
 
     /// Returns the rules by which checkpoints are recognised: the user's, then the built-in ones.
@@ -498,6 +508,46 @@ mod tests {
         settings.validate().unwrap();
         assert_eq!(settings.tier1.marks.of(1000), Marks { high_bytes: 900, low_bytes: 400 });
         assert_eq!(settings.spill.marks, MarkSettings::default());
+    }
+
+    #[test]
+    fn keys_of_an_etcd_that_do_not_fit_together_are_refused() {
+        let read = |text: &str| serde_json::from_str::<Settings>(text).unwrap();
+        let refused = |text: &str| read(text).validate().unwrap_err().to_string();
+        for (text, words) in [
+            (r#"{"etcd": {"url": "etcd://h:1/p"}}"#, "etcd.url (--etcd) is \"etcd://h:1/p\""),
+            (r#"{"etcd": {"url": "https://"}}"#, "http[s]://HOST:PORT"),
+            (
+                r#"{"etcd": {"url": "http://h:1/p"}, "node": {"lease": "etcd://h:1/p"}}"#,
+                "node.lease (--lease)",
+            ),
+            (r#"{"etcd": {"url": "http://h:1/p"}, "node": {"lease": "tier3"}}"#, "etcd.url (--etcd) is set"),
+            (r#"{"etcd": {"user": "a", "password_file": "/f"}}"#, "etcd.user is set"),
+            (r#"{"etcd": {"ca": "/f"}, "node": {"lease": "tier3"}}"#, "etcd.ca is set"),
+            (r#"{"etcd": {"url": "http://h:1/p", "user": "a"}}"#, "etcd.password_file is not set"),
+            (r#"{"etcd": {"url": "http://h:1/p", "password_file": "/f"}}"#, "etcd.user is not set"),
+            (r#"{"etcd": {"url": "http://h:1/p", "user": "", "password_file": "/f"}}"#, "etcd.user is empty"),
+            (r#"{"etcd": {"url": "https://h:1/p", "cert": "/f"}}"#, "etcd.key is not set"),
+            (r#"{"etcd": {"url": "http://h:1/p", "ca": "/f"}}"#, "https://"),
+            (r#"{"etcd": {"cert": "/f", "key": "/f"}, "node": {"lease": "etcd://h:1/p"}}"#, "https://"),
+        ] {
+            assert!(refused(text).contains(words), "{text}: {}", refused(text));
+        }
+        for (text, place) in [
+            (
+                r#"{"etcd": {"url": "https://h:1/p", "ca": "/f", "cert": "/f", "key": "/f"}}"#,
+                Some("https://h:1/p"),
+            ),
+            (
+                r#"{"node": {"lease": "etcd://h:1/p"}, "etcd": {"user": "a", "password_file": "/f"}}"#,
+                Some("etcd://h:1/p"),
+            ),
+            (r#"{"node": {"lease": "file:/x"}}"#, None),
+        ] {
+            let settings = read(text);
+            settings.validate().unwrap();
+            assert_eq!(settings.etcd_place(), place);
+        }
     }
 
     #[test]

@@ -7,7 +7,8 @@
 
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
-use tidemark_control::lease::{EtcdLease, LeaseError, LeaseTimes, Turn};
+use tidemark_control::lease::{EtcdAccess, EtcdLease, LeaseError, LeaseTimes, Turn};
+use tidemark_engine::settings::EtcdSettings;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -16,9 +17,10 @@ async fn main() {
         panic!("usage: tidemark-candidate URL NAME");
     };
     let place = url.parse().expect("a place in etcd");
+    let access = EtcdAccess::open(place, &EtcdSettings::default()).expect("no files are named");
     let nonce = getrandom::u64().expect("the kernel has random numbers");
     let times = LeaseTimes::etcd();
-    let mut lease = EtcdLease::new(place, name, nonce, times);
+    let mut lease = EtcdLease::new(access, name, nonce, times);
     let mut said = String::new();
     let mut say = |line: String| {
         if line != said {

@@ -9,7 +9,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemark_engine::settings::Settings;
+use tidemark_engine::settings::{EtcdSettings, Settings};
 use tidemark_engine::step_point::{Dies, StepPoint};
 use tidemark_keeper::{Inherited, Kept, Plan, UpgradeError, names};
 use tidemark_protocol::id::NodeName;
@@ -72,7 +72,10 @@ pub(crate) struct Up {
     /// Where the coordinator is: embedded, or NODE@HOST:PORT [default: embedded].
     #[arg(long, value_name = "WHERE")]
     pub(crate) coordinator: Option<String>,
-    /// The coordinator's lease: file:PATH, tier3, or for several nodes etcd://HOST:PORT[,…]/PREFIX, whose holder is the coordinator [default: a lock file in the state directory].
+    /// For several nodes: the etcd whose lease makes one of them the coordinator, http[s]://HOST:PORT[,…]/PREFIX. User and certificates for it stand in the configuration, in [etcd].
+    #[arg(long, value_name = "URL", conflicts_with = "lease")]
+    pub(crate) etcd: Option<String>,
+    /// The coordinator's lease of a node that is alone: file:PATH or tier3 [default: a lock file in the state directory]. etcd://… is the older spelling of --etcd http://….
     #[arg(long, value_name = "LEASE")]
     pub(crate) lease: Option<String>,
     /// Where peers reach this node [default: where it listens].
@@ -120,7 +123,7 @@ impl Up {
                     .with_context(|| format!("the configuration {} cannot be read", path.display()));
             }
         };
-        let Settings { node, tier1, tier3, .. } = &mut settings;
+        let Settings { node, etcd, tier1, tier3, .. } = &mut settings;
         if let Some(name) = &self.name {
             node.name = Some(name.clone());
         }
@@ -133,7 +136,16 @@ impl Up {
         if let Some(http) = &self.http {
             node.http.clone_from(http);
         }
+        if let Some(url) = &self.etcd {
+            etcd.url = Some(url.clone());
+            node.lease = None;
+        }
         if let Some(lease) = &self.lease {
+            etcd.url = None;
+            if !lease.starts_with("etcd://") {
+                // The file's user and certificates are for a place that this start does not use.
+                *etcd = EtcdSettings::default();
+            }
             node.lease = Some(lease.clone());
         }
         if let Some(coordinator) = &self.coordinator {
@@ -361,5 +373,36 @@ mod tests {
             assert!(matches!(cli.command, Command::Config(_)), "{form}");
         }
         assert!(Cli::try_parse_from(["ckptd", "config"]).is_err());
+    }
+
+    #[test]
+    fn the_flag_of_an_etcd_wins_over_the_file_and_excludes_a_lease() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = |config: &str, flags: &[&str]| {
+            let file = folder.path().join("ckptd.toml");
+            std::fs::write(&file, config).unwrap();
+            let mut line = vec!["ckptd", "up", "/ckpt", "--config", file.to_str().unwrap()];
+            line.extend(flags);
+            match Cli::try_parse_from(line).map_err(|error| (error.exit_code(), error.to_string()))?.command {
+                Command::Up(up) => up.settings().map_err(|error| (2, format!("{error:#}"))),
+                _ => unreachable!("the command is `up`"),
+            }
+        };
+        let file = "[etcd]\nurl = \"https://a:1/p\"\nuser = \"u\"\npassword_file = \"/f\"\nca = \"/ca\"\n";
+        let place = |settings: &Settings| settings.etcd_place().map(ToOwned::to_owned);
+        assert_eq!(place(&settings(file, &[]).unwrap()).as_deref(), Some("https://a:1/p"));
+        let flag = settings(file, &["--etcd", "https://b:1/p"]).unwrap();
+        assert_eq!((place(&flag).as_deref(), flag.etcd.user.as_deref()), (Some("https://b:1/p"), Some("u")));
+        let older = settings("[node]\nlease = \"etcd://a:1/p\"\n", &["--etcd", "http://b:1/p"]).unwrap();
+        assert_eq!(place(&older).as_deref(), Some("http://b:1/p"));
+        let alone = settings(file, &["--lease", "file:/x"]).unwrap();
+        assert_eq!((place(&alone), alone.etcd), (None, EtcdSettings::default()));
+        let (code, words) = settings("", &["--etcd", "http://b:1/p", "--lease", "etcd://b:1/p"]).unwrap_err();
+        assert!(
+            code == 2 && words.contains("'--etcd <URL>' cannot be used with '--lease <LEASE>'"),
+            "{words}"
+        );
+        let (_, words) = settings(&format!("{file}[node]\nlease = \"tier3\"\n"), &[]).unwrap_err();
+        assert!(words.contains("node.lease (--lease) is \"tier3\", but must be left out"), "{words}");
     }
 }

@@ -142,7 +142,10 @@ mod tests {
     #[test]
     fn the_example_is_the_default_as_it_stands_and_valid_with_every_key() {
         assert_eq!(toml::from_str::<Settings>(EXAMPLE).unwrap(), Settings::default());
-        let settings: Settings = toml::from_str(&all_keys()).unwrap();
+        let mut settings: Settings = toml::from_str(&all_keys()).unwrap();
+        // Its file for one machine and an etcd for several exclude each other.
+        assert!(settings.validate().unwrap_err().to_string().contains("node.lease"));
+        settings.node.lease = None;
         settings.validate().unwrap();
         // What is checked where it is used.
         crate::peers::Role::of(&settings).unwrap();

@@ -56,7 +56,7 @@ impl Lease {
             }
             Some(other) => {
                 let path = other.strip_prefix("file:").with_context(|| {
-                    format!("--lease {other:?} is not supported; write file:PATH, tier3, or etcd://HOST:PORT/PREFIX for several nodes")
+                    format!("--lease {other:?} is not supported; write file:PATH or tier3, or --etcd http[s]://HOST:PORT/PREFIX for several nodes")
                 })?;
                 Ok(Self::File(FileLease::acquire(Path::new(path), in_tier3)?))
             }

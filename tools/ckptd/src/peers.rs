@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidemark_control::catalog::{Catalog, Terms};
-use tidemark_control::lease::EtcdPlace;
+use tidemark_control::lease::{EtcdAccess, EtcdPlace};
 use tidemark_engine::cluster::{
     Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
 };
@@ -55,13 +55,13 @@ impl Role {
     pub(crate) fn of(settings: &Settings) -> anyhow::Result<Self> {
         let node = &settings.node;
         let speaks = node.certs.is_some() || node.insecure;
-        let etcd = node.lease.as_deref().filter(|lease| lease.starts_with("etcd://"));
-        if let Some(place) = etcd {
+        if let Some(place) = settings.etcd_place() {
+            let flag = if settings.etcd.url.is_some() { "--etcd" } else { "--lease" };
             anyhow::ensure!(
                 speaks && node.coordinator == "embedded",
-                "--lease {place} names the coordinator of several nodes: it needs --certs DIR (see `ckptctl certs`), or --insecure on loopback, and no --coordinator"
+                "{flag} {place} names the coordinator of several nodes: it needs --certs DIR (see `ckptctl certs`), or --insecure on loopback, and no --coordinator"
             );
-            return Ok(Self::Candidate(place.parse().context("--lease")?));
+            return Ok(Self::Candidate(place.parse().context(flag)?));
         }
         if node.coordinator == "embedded" {
             return Ok(if speaks { Self::Coordinator } else { Self::Alone });
@@ -84,6 +84,12 @@ pub(crate) fn check_certificates(settings: &Settings, role: &Role, name: &str) -
             .context("the certificates cannot be used"),
         Some(_) | None => Ok(()),
     }
+}
+
+/// Reads what the etcd of a candidate needs, for the same reason.
+pub(crate) fn open_etcd(settings: &Settings, role: &Role) -> anyhow::Result<Option<EtcdAccess>> {
+    let Role::Candidate(place) = role else { return Ok(None) };
+    Ok(Some(EtcdAccess::open(place.clone(), &settings.etcd)?))
 }
 
 /// The address of a node from `NODE@HOST:PORT`.
@@ -251,11 +257,10 @@ impl Peers {
     }
 
     /// This node as a candidate for the coordinator's seat, where it is one.
-    pub(crate) fn candidate(&self, daemon: &Arc<Daemon>) -> Option<Candidate> {
-        let Role::Candidate(place) = &self.role else { return None };
+    pub(crate) fn candidate(&self, daemon: &Arc<Daemon>, etcd: Option<EtcdAccess>) -> Option<Candidate> {
         let shared = daemon.node.shared();
         Some(Candidate {
-            place: place.clone(),
+            etcd: etcd?,
             cluster: Arc::clone(&self.cluster),
             daemon: Arc::clone(daemon),
             presence: self.presence(shared, daemon.version),

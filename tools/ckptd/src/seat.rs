@@ -14,7 +14,7 @@ use anyhow::Context;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_control::catalog::{Before, Catalog, Terms};
-use tidemark_control::lease::{EtcdLease, EtcdPlace, LeaseTimes, Turn};
+use tidemark_control::lease::{EtcdAccess, EtcdLease, LeaseError, LeaseTimes, Turn};
 use tidemark_engine::cluster::{Cluster, Presence, Seat};
 use tidemark_engine::node::{Names, Recovered, recover};
 use tidemark_engine::save::drain::Raised;
@@ -36,7 +36,7 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// A node that may become the coordinator.
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
-    pub(crate) place: EtcdPlace,
+    pub(crate) etcd: EtcdAccess,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) daemon: Arc<Daemon>,
     pub(crate) presence: Arc<Presence>,
@@ -44,9 +44,10 @@ pub(crate) struct Candidate {
     pub(crate) terms: Terms,
 }
 
-/// Whether the etcd answers: a start that cannot know who decides says so at once.
-pub(crate) async fn look(place: &EtcdPlace) -> Result<(), Failure> {
-    let lease = EtcdLease::new(place.clone(), String::new(), 0, LeaseTimes::etcd());
+/// Asks the etcd of a candidate once: a start that cannot know who decides says so at once.
+pub(crate) async fn look(etcd: Option<&EtcdAccess>) -> Result<(), Failure> {
+    let Some(etcd) = etcd else { return Ok(()) };
+    let lease = EtcdLease::new(etcd.clone(), String::new(), 0, LeaseTimes::etcd());
     lease.holder().await.context("who is the coordinator cannot be asked").map_err(Failure::unavailable)?;
     Ok(())
 }
@@ -56,7 +57,7 @@ impl Candidate {
     pub(crate) async fn run(self) {
         let holder = format!("{}@{}", self.cluster.life.node, self.presence.address);
         let nonce = self.daemon.start.0;
-        let mut lease = EtcdLease::new(self.place.clone(), holder.clone(), nonce, LeaseTimes::etcd());
+        let mut lease = EtcdLease::new(self.etcd.clone(), holder.clone(), nonce, LeaseTimes::etcd());
         let mut free_since = None;
         let mut said = String::new();
         loop {
@@ -78,7 +79,7 @@ impl Candidate {
                     }
                 }
                 Err(error) => {
-                    let why = format!("{:#}", anyhow::Error::from(error));
+                    let why = with_causes(error);
                     if said != why {
                         tracing::warn!(%why, "the lease cannot be looked at; what is here goes on");
                         said = why;
@@ -148,7 +149,7 @@ impl Candidate {
 
     /// The members that the last coordinator stored.
     async fn stored(&self, lease: &EtcdLease) -> Result<MemberList, String> {
-        let stored = lease.read_members().await.map_err(|error| error.to_string())?;
+        let stored = lease.read_members().await.map_err(with_causes)?;
         let list = stored.map(|bytes| serde_json::from_slice(&bytes)).transpose();
         Ok(list.map_err(|error| format!("the member list is not understood: {error}"))?.unwrap_or_default())
     }
@@ -262,6 +263,11 @@ impl Candidate {
     }
 }
 
+/// Returns an error's words and those of its causes.
+fn with_causes(error: LeaseError) -> String {
+    format!("{:#}", anyhow::Error::from(error))
+}
+
 /// Whose members are to be stored, and who may have a doubt.
 type Keeping = oneshot::Sender<Arc<Catalog>>;
 
@@ -322,7 +328,7 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
                 "the lease was not renewed, or its members not stored"
             );
             if lease.epoch(Instant::now()).is_none() {
-                return error.to_string();
+                return with_causes(error);
             }
             // What was not stored is stored with the next change; the members of now come again to the next coordinator.
         }

@@ -16,7 +16,7 @@ use crate::host::DaemonHost;
 use crate::last_end::LastEnd;
 use crate::let_in::let_in;
 use crate::memory;
-use crate::peers::{Peers, Role, check_certificates, drain_member};
+use crate::peers::{Peers, Role, check_certificates, drain_member, open_etcd};
 use crate::publish::{publish, publish_on};
 use crate::seat;
 use crate::session::{self, Found, Serving};
@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemark_control::api::NodeApi;
+use tidemark_control::lease::EtcdAccess;
 use tidemark_control::server::Server;
 use tidemark_engine::flight::Flight;
 use tidemark_engine::metrics::Metrics;
@@ -65,6 +66,7 @@ struct Start<'a> {
     listen: SocketAddr,
     id: StartId,
     role: Role,
+    etcd: Option<EtcdAccess>,
     take_over: bool,
 }
 
@@ -135,6 +137,7 @@ pub(crate) async fn up(
     let Inherited { keeper, mut descriptors } = inherited;
     let lock = descriptors.remove(names::LOCK);
     let state_dir = StateDir::take(&settings.node.state_dir, lock).map_err(Failure::failed)?;
+    let role = Role::of(&settings).map_err(Failure::usage)?;
     let start = Start {
         version,
         mountpoint: &up.mountpoint,
@@ -145,7 +148,8 @@ pub(crate) async fn up(
         http: parse_addr("--http", &settings.node.http).map_err(Failure::usage)?,
         listen: parse_addr("--listen", &settings.node.listen).map_err(Failure::usage)?,
         id: StartId(getrandom::u64().context("the kernel has random numbers").map_err(Failure::failed)?),
-        role: Role::of(&settings).map_err(Failure::usage)?,
+        etcd: open_etcd(&settings, &role).map_err(Failure::usage)?,
+        role,
         take_over: up.take_over,
     };
     check_certificates(&settings, &start.role, start.name.as_str()).map_err(Failure::usage)?;
@@ -199,9 +203,7 @@ impl Start<'_> {
         let setting = self.settings.tier1.size.as_deref();
         let tier1_bytes = memory::tier1_bytes(setting).map_err(Failure::usage)?;
         let tier3 = self.tier3().await?;
-        if let Role::Candidate(place) = &self.role {
-            seat::look(place).await?;
-        }
+        seat::look(self.etcd.as_ref()).await?;
         let base = Base::fresh(self.settings, self.name.as_str(), tier1_bytes)?;
         let host = self.host(&base);
         let peers = self.peers(&base).await?;
@@ -465,7 +467,7 @@ impl Start<'_> {
             let _ = server_ends.await;
         }));
         let (end_lease, lease_ends) = tokio::sync::oneshot::channel::<()>();
-        let mut keeping = match peers.as_ref().and_then(|peers| peers.candidate(&daemon)) {
+        let mut keeping = match peers.as_ref().and_then(|peers| peers.candidate(&daemon, self.etcd.clone())) {
             Some(candidate) => tokio::spawn(candidate.run()),
             None => tokio::spawn(tier3.lease.keep(tier3.alone, Arc::clone(&daemon), async {
                 // An error means that the sender is gone, which is the end, too.

@@ -1,28 +1,26 @@
 //! Requests to an etcd, through its HTTP and JSON gateway (`/v3/…`, etcd 3.4 and later).
 //!
-//! Owns: which endpoint is asked, time-outs, bounds on answers, the shapes of requests and answers. Does not own: what
-//! they mean (`mod`). Speaks plain HTTP: an etcd that asks for TLS or a password is not supported yet.
+//! Owns: which endpoint is asked, time-outs, logging in, the shapes of requests and answers. Does not own: what they mean (`mod`),
+//! connections (`http`), the password and the token (`login`).
 
+use super::access::EtcdAccess;
+use super::error::EtcdError;
+use super::http::{self, Question};
+use super::login::{Login, Session};
 use super::place::EtcdPlace;
 use crate::lease::LeaseTimes;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, StatusCode, header};
-use hyper_util::rt::TokioIo;
+use hyper::header::HeaderValue;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
-use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tidemark_engine::error::ErrorKind;
-use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-/// For one request, however many endpoints are tried: the next renewal must come within the term.
+/// For one request, however many endpoints are tried, a login included: the next renewal must come within the term.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_millis(1500);
 const _: () = assert!(
     CALL_TIMEOUT.as_millis() < LeaseTimes::etcd().term.as_millis(),
@@ -31,44 +29,8 @@ const _: () = assert!(
 /// What each endpoint has at least, from connecting to the end of its answer; they share the whole evenly. An etcd answers
 /// in milliseconds, or after an fsync.
 pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
-/// A member list of [`super::MEMBERS_BYTES_MAX`] in base64, and what is around it.
-const ANSWER_BYTES_MAX: usize = 2 << 20;
-/// What an error repeats of an etcd's words.
-const WORDS_MAX: usize = 200;
-
-/// Why there is no answer, or which one it was.
-#[derive(Debug, thiserror::Error)]
-pub enum EtcdError {
-    #[error("cannot connect to {endpoint}; is etcd running there?")]
-    Connect { endpoint: String, source: io::Error },
-    #[error("no answer from {endpoint} within {limit_ms} ms; look at its log and its disk")]
-    Silent { endpoint: String, limit_ms: u128 },
-    #[error("the connection to {endpoint} broke")]
-    Broken { endpoint: String, source: hyper::Error },
-    #[error("{endpoint} answers with HTTP status {status}: {words:?}; look at its log")]
-    Away { endpoint: String, status: u16, words: String },
-    #[error(
-        "{endpoint} refuses with HTTP status {status}: {words:?}; is it an etcd 3.4 or later, without TLS and passwords?"
-    )]
-    Refused { endpoint: String, status: u16, words: String },
-    #[error("the answer of {endpoint} is no answer of an etcd")]
-    Garbled { endpoint: String, source: serde_json::Error },
-    #[error("the answer of {endpoint} is longer than {limit} bytes; is it an etcd?")]
-    TooLong { endpoint: String, limit: usize },
-}
-
-impl EtcdError {
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Connect { .. } | Self::Silent { .. } | Self::Broken { .. } | Self::Away { .. } => {
-                ErrorKind::Unavailable
-            }
-            Self::Refused { .. } => ErrorKind::Invalid,
-            Self::Garbled { .. } | Self::TooLong { .. } => ErrorKind::Corrupt,
-        }
-    }
-}
+/// The longest token: one of etcd's own has some 20 bytes, a signed one (JWT) some 500.
+const TOKEN_BYTES_MAX: usize = 8 << 10;
 
 /// A key as etcd keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -99,14 +61,18 @@ pub(super) enum Outcome {
 /// One etcd, by its endpoints. Holds no connection.
 #[derive(Debug)]
 pub(super) struct EtcdClient {
-    pub(super) place: EtcdPlace,
+    access: EtcdAccess,
     /// The endpoint that answered last is asked first.
     preferred: AtomicUsize,
 }
 
 impl EtcdClient {
-    pub(super) fn new(place: EtcdPlace) -> Self {
-        Self { place, preferred: AtomicUsize::new(0) }
+    pub(super) fn new(access: EtcdAccess) -> Self {
+        Self { access, preferred: AtomicUsize::new(0) }
+    }
+
+    pub(super) fn place(&self) -> &EtcdPlace {
+        &self.access.place
     }
 
     /// A lease of `ttl_s` seconds: its number, and the seconds that etcd gives it.
@@ -190,92 +156,111 @@ impl EtcdClient {
         Ok(Outcome::Differs { found: range.and_then(|range| range.kvs.into_iter().next()) })
     }
 
-    /// Asks one endpoint after the other, until one answers or the time is over.
-    async fn call<T: DeserializeOwned>(&self, path: &str, request: &Value) -> Result<T, EtcdError> {
-        let body = Bytes::from(request.to_string());
+    /// Asks with this node's token, and once more with another where etcd does not know that one any more.
+    async fn call<T: DeserializeOwned>(&self, path: &'static str, request: &Value) -> Result<T, EtcdError> {
         let give_up = Instant::now() + CALL_TIMEOUT;
-        let count = self.place.endpoints.len();
+        let body = Bytes::from(request.to_string());
+        let question = |token| Question { path, body: body.clone(), token };
+        let Some(login) = &self.access.login else {
+            return match self.ask(question(None), give_up).await {
+                Err(EtcdError::TokenOver { endpoint, status, words }) => {
+                    let advice = "etcd wants to know who asks: give this node [etcd] user and password_file";
+                    Err(EtcdError::Refused { endpoint, status, words, advice })
+                }
+                answered => answered.and_then(parsed),
+            };
+        };
+        let token = self.token(login, give_up).await?;
+        let answered = match self.ask(question(token), give_up).await {
+            Err(EtcdError::TokenOver { .. }) => {
+                login.end_session();
+                let token = self.token(login, give_up).await?;
+                self.ask(question(token), give_up).await
+            }
+            answered => answered,
+        };
+        answered.and_then(parsed)
+    }
+
+    /// Returns this node's token, for which it logs in where it has none; none where etcd asks for none.
+    async fn token(&self, login: &Login, give_up: Instant) -> Result<Option<HeaderValue>, EtcdError> {
+        #[derive(Deserialize)]
+        struct Authenticated {
+            #[serde(deserialize_with = "token")]
+            token: HeaderValue,
+        }
+        let session = match login.session() {
+            Some(session) => session,
+            None => {
+                let password = login.password().await?;
+                let request = json!({"name": login.user, "password": password.reveal()});
+                let body = Bytes::from(request.to_string());
+                let question = Question { path: "/v3/auth/authenticate", body, token: None };
+                let session = match self.ask(question, give_up).await.and_then(parsed::<Authenticated>) {
+                    Ok(Authenticated { token }) => Session::Token(token),
+                    Err(EtcdError::Refused { words, .. })
+                        if words.contains("authentication is not enabled") =>
+                    {
+                        Session::Open
+                    }
+                    Err(EtcdError::Refused { endpoint, words, .. })
+                        if words.starts_with("etcdserver: authentication failed") =>
+                    {
+                        return Err(login.refuse(password, endpoint, words));
+                    }
+                    Err(error) => return Err(error.of_login()),
+                };
+                login.begin_session(session.clone());
+                session
+            }
+        };
+        Ok(match session {
+            Session::Open => None,
+            Session::Token(token) => Some(token),
+        })
+    }
+
+    /// Asks one endpoint after the other, until one answers or the time is over. Returns the endpoint, too.
+    async fn ask(&self, question: Question, give_up: Instant) -> Result<(String, Bytes), EtcdError> {
+        let endpoints = &self.access.place.endpoints;
+        let count = endpoints.len();
         let first = self.preferred.load(Ordering::Relaxed);
         let mut tried = 0;
         loop {
             let at = (first + tried) % count;
-            let endpoint = &self.place.endpoints[at];
+            let endpoint = &endpoints[at];
             let left = give_up.saturating_duration_since(Instant::now());
             let untried = u32::try_from(count - tried).unwrap_or(u32::MAX);
             let limit = left.min(ATTEMPT_TIMEOUT.max(left / untried));
             let silent = || EtcdError::Silent { endpoint: endpoint.clone(), limit_ms: limit.as_millis() };
-            let answer = timeout(limit, attempt(endpoint, path, body.clone())).await;
-            let error = match answer.unwrap_or_else(|_| Err(silent())) {
-                Ok(answer) => {
-                    self.preferred.store(at, Ordering::Relaxed);
-                    return serde_json::from_slice(&answer)
-                        .map_err(|source| EtcdError::Garbled { endpoint: endpoint.clone(), source });
-                }
-                Err(error) => error,
+            let attempt = async {
+                let tls = match &self.access.tls {
+                    Some(tls) => Some(tls.config().await),
+                    None => None,
+                };
+                http::ask(endpoint, tls, question.clone()).await
             };
+            let answer = timeout(limit, attempt).await.unwrap_or_else(|_| Err(silent()));
             tried += 1;
-            if error.kind() != ErrorKind::Unavailable || tried == count || Instant::now() >= give_up {
-                return Err(error);
+            match answer {
+                Err(error) if error.is_of_one_endpoint() => {
+                    if tried == count || Instant::now() >= give_up {
+                        return Err(error);
+                    }
+                }
+                answered => {
+                    if matches!(answered, Ok(_) | Err(EtcdError::TokenOver { .. })) {
+                        self.preferred.store(at, Ordering::Relaxed);
+                    }
+                    return answered.map(|answer| (endpoint.clone(), answer));
+                }
             }
         }
     }
 }
 
-/// Ends the connection's task with the request, answered or not.
-struct Connection(JoinHandle<Result<(), hyper::Error>>);
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-async fn attempt(endpoint: &str, path: &str, body: Bytes) -> Result<Bytes, EtcdError> {
-    let endpoint = || endpoint.to_owned();
-    let broken = |source| EtcdError::Broken { endpoint: endpoint(), source };
-    let stream = TcpStream::connect(endpoint())
-        .await
-        .map_err(|source| EtcdError::Connect { endpoint: endpoint(), source })?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-    let _connection = Connection(tokio::spawn(connection));
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(path)
-        .header(header::HOST, endpoint())
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(Full::new(body))
-        .expect("a fixed path, and a host of checked characters, make a request");
-    let response = sender.send_request(request).await.map_err(broken)?;
-    let status = response.status();
-    let answer = match Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await {
-        Ok(collected) => collected.to_bytes(),
-        Err(error) => match error.downcast::<hyper::Error>() {
-            Ok(source) => return Err(broken(*source)),
-            Err(_) => return Err(EtcdError::TooLong { endpoint: endpoint(), limit: ANSWER_BYTES_MAX }),
-        },
-    };
-    if status == StatusCode::OK {
-        return Ok(answer);
-    }
-    let (status, words) = (status.as_u16(), words(&answer));
-    // No leader, too busy, on its way down: another one may do.
-    if (500..600).contains(&status) || status == 429 {
-        return Err(EtcdError::Away { endpoint: endpoint(), status, words });
-    }
-    Err(EtcdError::Refused { endpoint: endpoint(), status, words })
-}
-
-/// What an etcd says of an error.
-fn words(answer: &[u8]) -> String {
-    #[derive(Deserialize)]
-    struct Said {
-        error: String,
-    }
-    let said = serde_json::Deserializer::from_slice(answer).into_iter::<Said>().next();
-    let text = said.and_then(Result::ok).map(|said| said.error);
-    let text = text.unwrap_or_else(|| String::from_utf8_lossy(answer).into_owned());
-    text.chars().take(WORDS_MAX).collect()
+fn parsed<T: DeserializeOwned>((endpoint, answer): (String, Bytes)) -> Result<T, EtcdError> {
+    serde_json::from_slice(&answer).map_err(|source| EtcdError::Garbled { endpoint, source })
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -301,6 +286,18 @@ fn text_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Err
 fn text_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
     let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
     BASE64.decode(text.as_bytes()).map_err(D::Error::custom)
+}
+
+fn token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HeaderValue, D::Error> {
+    let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+    // A serde_json error repeats no part of the answer here: the token is a secret.
+    if text.is_empty() || text.len() > TOKEN_BYTES_MAX {
+        return Err(D::Error::custom(format!("a token of {} bytes", text.len())));
+    }
+    let mut token =
+        HeaderValue::from_str(&text).map_err(|_| D::Error::custom("a token that HTTP cannot carry"))?;
+    token.set_sensitive(true);
+    Ok(token)
 }
 
 #[cfg(test)]

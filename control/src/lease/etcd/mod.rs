@@ -1,18 +1,25 @@
 //! The lease in etcd: a key that hangs on an etcd lease, whose create revision is the epoch.
 //!
 //! Owns: taking, renewing and giving up; the member list beside it, which only the holder can write. Does not own: a
-//! clock (the caller passes its monotonic time), nor the loop that calls this; HTTP (`client`).
+//! clock (the caller passes its monotonic time), nor the loop that calls this; requests (`client`).
 //!
 //! The key is created only where it is absent, in one transaction, and bound to an etcd lease of the term's length. So
 //! etcd deletes it when its holder has not renewed for a term, and etcd's revision, which rises with every change, is a
 //! number that no earlier holder had. The holder counts its term from *sending* its last successful renewal, and etcd from
 //! taking it in, which is later: the holder stops first.
 
+mod access;
 mod client;
+mod error;
+mod http;
+mod login;
 mod place;
+mod tls;
 
-pub use client::EtcdError;
+pub use access::{AccessError, EtcdAccess};
+pub use error::{EtcdError, PasswordError};
 pub use place::{EtcdPlace, NotAPlace};
+pub use tls::CertificateError;
 
 use super::{LeaseError, LeaseTimes, Turn};
 use bytes::Bytes;
@@ -61,8 +68,8 @@ impl EtcdLease {
     /// to a second in etcd, and etcd gives at least 2 s with its usual settings; the margin is etcd's own: what it needs to
     /// see that a term is over, and rivals to see that the key is gone.
     #[must_use]
-    pub fn new(place: EtcdPlace, holder: String, nonce: u64, times: LeaseTimes) -> Self {
-        Self { client: EtcdClient::new(place), holder, nonce, times, held: None }
+    pub fn new(access: EtcdAccess, holder: String, nonce: u64, times: LeaseTimes) -> Self {
+        Self { client: EtcdClient::new(access), holder, nonce, times, held: None }
     }
 
     /// The epoch of the term, while it may be acted on at `now`.
@@ -73,7 +80,7 @@ impl EtcdLease {
 
     /// Who has the lease, and which epoch that is; none while nobody has. Costs a read.
     pub async fn holder(&self) -> Result<Option<(String, Epoch)>, LeaseError> {
-        let key = self.client.place.key(LEASE_KEY);
+        let key = self.client.place().key(LEASE_KEY);
         let found = self.client.get(&key).await.map_err(|source| self.failed("reading", source))?;
         found.map(|found| Ok((self.body(&found)?.holder, Epoch(found.create_revision)))).transpose()
     }
@@ -82,7 +89,7 @@ impl EtcdLease {
     /// something to take. A try whose answer was lost is found by the next one, and is ours then.
     pub async fn try_acquire(&mut self, now: Instant) -> Result<Turn, LeaseError> {
         self.held = None;
-        let key = self.client.place.key(LEASE_KEY);
+        let key = self.client.place().key(LEASE_KEY);
         let found = self.client.get(&key).await.map_err(|source| self.failed("reading", source))?;
         if let Some(found) = found {
             return self.look_at(&found, now).await;
@@ -153,7 +160,7 @@ impl EtcdLease {
         let ttl_s =
             self.client.keep_alive(held.lease).await.map_err(|source| self.failed("renewing", source))?;
         // That the etcd lease lives says nothing about the key: somebody may have deleted it.
-        let key = self.client.place.key(LEASE_KEY);
+        let key = self.client.place().key(LEASE_KEY);
         let outcome = self.client.put_if(&key, held.epoch.0, None).await;
         match outcome.map_err(|source| self.failed("reading", source))? {
             Outcome::Done { .. } if ttl_s > 0 => {
@@ -176,12 +183,12 @@ impl EtcdLease {
     pub async fn write_members(&mut self, list: &[u8]) -> Result<(), LeaseError> {
         let (bytes, limit) = (list.len(), MEMBERS_BYTES_MAX);
         if bytes > limit {
-            return Err(LeaseError::MembersTooLarge { store: self.client.place.to_string(), bytes, limit });
+            return Err(LeaseError::MembersTooLarge { store: self.client.place().to_string(), bytes, limit });
         }
         let Some(held) = self.held else {
             return Err(self.lost(Epoch(0), None));
         };
-        let (key, members) = (self.client.place.key(LEASE_KEY), self.client.place.key(MEMBERS_KEY));
+        let (key, members) = (self.client.place().key(LEASE_KEY), self.client.place().key(MEMBERS_KEY));
         let outcome = self.client.put_if(&key, held.epoch.0, Some((&members, list, 0))).await;
         match outcome.map_err(|source| self.failed("writing the members", source))? {
             Outcome::Done { .. } => Ok(()),
@@ -191,7 +198,7 @@ impl EtcdLease {
 
     /// The member list that was stored last, by whichever holder; none before the first.
     pub async fn read_members(&self) -> Result<Option<Bytes>, LeaseError> {
-        let key = self.client.place.key(MEMBERS_KEY);
+        let key = self.client.place().key(MEMBERS_KEY);
         let found =
             self.client.get(&key).await.map_err(|source| self.failed("reading the members", source))?;
         Ok(found.map(|found| Bytes::from(found.value)))
@@ -211,15 +218,15 @@ impl EtcdLease {
         let holder =
             found.map(|found| self.body(&found).map_or_else(|error| error.to_string(), |body| body.holder));
         let holder = holder.unwrap_or_else(|| "nobody: the term was over".to_owned());
-        LeaseError::Lost { store: self.client.place.to_string(), ours, theirs, holder }
+        LeaseError::Lost { store: self.client.place().to_string(), ours, theirs, holder }
     }
 
     fn failed(&self, operation: &'static str, source: EtcdError) -> LeaseError {
-        LeaseError::Etcd { place: self.client.place.to_string(), operation, source: Box::new(source) }
+        LeaseError::Etcd { place: self.client.place().to_string(), operation, source: Box::new(source) }
     }
 
     fn unreadable(&self, reason: &str) -> LeaseError {
-        let (store, key) = (self.client.place.to_string(), self.client.place.key(LEASE_KEY));
+        let (store, key) = (self.client.place().to_string(), self.client.place().key(LEASE_KEY));
         LeaseError::Unreadable { store, key, reason: reason.to_owned() }
     }
 }

@@ -1,0 +1,45 @@
+//! How this node reaches an etcd: where it is, whose certificate it must have, and who this node is there.
+//!
+//! Owns: making that of the settings. Does not own: the grammar of a place (`place`), certificates (`tls`), the user (`login`).
+
+use super::error::PasswordError;
+use super::login::Login;
+use super::place::EtcdPlace;
+use super::tls::{CertificateError, Tls};
+use std::sync::Arc;
+use tidemark_engine::settings::EtcdSettings;
+
+/// An etcd that can be asked. Clones share the token that etcd gave.
+#[derive(Debug, Clone)]
+pub struct EtcdAccess {
+    pub(super) place: EtcdPlace,
+    pub(super) login: Option<Arc<Login>>,
+    pub(super) tls: Option<Arc<Tls>>,
+}
+
+/// Why an etcd cannot be asked with these settings.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    #[error(transparent)]
+    Password(#[from] PasswordError),
+    #[error("the certificates for etcd cannot be used")]
+    Certificates(#[from] CertificateError),
+}
+
+impl EtcdAccess {
+    /// Reads the files that `settings` name. Nothing is sent.
+    ///
+    /// # Errors
+    /// A file is missing, is not what it should be, or other users may read the password.
+    pub fn open(place: EtcdPlace, settings: &EtcdSettings) -> Result<Self, AccessError> {
+        let login = match (&settings.user, &settings.password_file) {
+            (Some(user), Some(file)) => Some(Arc::new(Login::open(user, file)?)),
+            _ => None,
+        };
+        let tls = if place.tls { Some(Arc::new(Tls::open(settings)?)) } else { None };
+        if login.is_some() && tls.is_none() {
+            tracing::warn!(%place, "the password travels to etcd readable; write https:// where etcd has a certificate");
+        }
+        Ok(Self { place, login, tls })
+    }
+}

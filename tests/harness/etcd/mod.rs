@@ -1,0 +1,233 @@
+//! A real etcd as a process, with a data directory of its own.
+//!
+//! Owns: its start on free ports, its death and its return with the same data, a request or two by hand. Does not own: what it asks
+//! of its clients (`guard`), the Debian package it comes from (`cargo xtask test` installs it), what a lease in it means.
+
+pub mod guard;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use base64::Engine as _;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::net::Host;
+use crate::{machine, process};
+
+/// It elects itself and syncs its disk first.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Another process may take a port between our looking and its listening.
+const START_ATTEMPTS: u32 = 5;
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// A running etcd; killed when dropped.
+#[derive(Debug)]
+pub struct Etcd {
+    child: Child,
+    client_port: u16,
+    peer_port: u16,
+    folder: TempDir,
+    /// In whose network it is; none: this process's.
+    host: Option<Host>,
+    /// Of an etcd that asks for TLS and users: where it asks for neither.
+    admin_port: Option<u16>,
+}
+
+impl Etcd {
+    /// Starts one with no data; `None`, and the test left out, where there is no etcd.
+    pub fn start() -> Option<Self> {
+        Self::start_in(None, false)
+    }
+
+    /// The same on a host of a network.
+    pub fn start_on(host: &Host) -> Option<Self> {
+        Self::start_in(Some(host.clone()), false)
+    }
+
+    /// One that asks for TLS, client certificates and [`guard::USER`], who may use keys below `prefix`.
+    pub fn start_guarded_on(host: &Host, prefix: &str) -> Option<Self> {
+        let etcd = Self::start_in(Some(host.clone()), true)?;
+        let ((root, root_password), user) = (guard::ROOT, guard::USER);
+        let bytes = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+        // All keys that begin with it: up to the first that begins with the next character.
+        let (from, to) = (bytes(&format!("{prefix}/")), bytes(&format!("{prefix}0")));
+        let permission = format!(r#"{{"permType":"READWRITE","key":"{from}","range_end":"{to}"}}"#);
+        for (what, body) in [
+            ("user/add", format!(r#"{{"name":"{root}","password":"{root_password}"}}"#)),
+            ("role/add", r#"{"name":"root"}"#.to_owned()),
+            ("user/grant", format!(r#"{{"user":"{root}","role":"root"}}"#)),
+            ("user/add", format!(r#"{{"name":"{user}","password":"{}"}}"#, guard::PASSWORD)),
+            ("role/add", r#"{"name":"prefix"}"#.to_owned()),
+            ("role/grant", format!(r#"{{"name":"prefix","perm":{permission}}}"#)),
+            ("user/grant", format!(r#"{{"user":"{user}","role":"prefix"}}"#)),
+            ("enable", "{}".to_owned()),
+        ] {
+            etcd.administer(what, None, &body);
+        }
+        Some(etcd)
+    }
+
+    /// Changes the password of [`guard::USER`], which ends the tokens that it has.
+    pub fn change_password(&self, password: &str) {
+        let (root, root_password) = guard::ROOT;
+        let body = format!(r#"{{"name":"{root}","password":"{root_password}"}}"#);
+        let answer = self.administer("authenticate", None, &body);
+        let (_, token) = answer.split_once(r#""token":""#).expect("a token");
+        let (token, _) = token.split_once('"').expect("the end of a token");
+        let body = format!(r#"{{"name":"{}","password":"{password}"}}"#, guard::USER);
+        self.administer("user/changepw", Some(token), &body);
+    }
+
+    fn administer(&self, what: &str, token: Option<&str>, body: &str) -> String {
+        let token = token.map(|token| format!("\r\nAuthorization: {token}")).unwrap_or_default();
+        let answer = self.ask(&format!("POST /v3/auth/{what}"), &token, body).expect("etcd answers");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{what}: {answer}");
+        answer
+    }
+
+    /// What a client has as `[etcd]` in its configuration, but for its place and its user.
+    pub fn client_files(&self) -> String {
+        let keys = guard::keys(self.folder.path()).map(|(key, path)| format!("{key} = {path:?}\n"));
+        keys.concat()
+    }
+
+    fn start_in(host: Option<Host>, guarded: bool) -> Option<Self> {
+        if Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_err() {
+            machine::left_out("no etcd: run `cargo xtask test --only cluster`, or install etcd-server");
+            return None;
+        }
+        for _ in 0..START_ATTEMPTS {
+            // In memory, since etcd waits for its disk, and only processes die here.
+            let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+            let folder = folder.expect("a temporary directory");
+            let (client_port, peer_port) = (free_port(), free_port());
+            let admin_port = guarded.then(free_port);
+            if guarded {
+                guard::certificates(folder.path(), address(host.as_ref()));
+            }
+            let child = spawn(&folder, client_port, peer_port, host.as_ref(), admin_port);
+            let mut etcd = Self { child, client_port, peer_port, folder, host: host.clone(), admin_port };
+            if etcd.is_serving() {
+                return Some(etcd);
+            }
+        }
+        panic!("etcd does not start on any port");
+    }
+
+    /// False when it ended instead; panics when it neither serves nor ends.
+    fn is_serving(&mut self) -> bool {
+        let serving = process::until(START_LIMIT, || {
+            if self.child.try_wait().expect("looking at etcd").is_some() {
+                return Some(false);
+            }
+            let health = self.ask("GET /health", "", "").ok()?;
+            health.contains(r#""health":"true""#).then_some(true)
+        });
+        serving.unwrap_or_else(|| panic!("etcd: {}", machine::tail(&self.folder.path().join("log"), 20)))
+    }
+
+    /// `host:port`.
+    pub fn endpoint(&self) -> String {
+        format!("{}:{}", address(self.host.as_ref()), self.client_port)
+    }
+
+    /// `http://host:port/prefix`; `https://` of an etcd that is guarded.
+    pub fn url(&self, prefix: &str) -> String {
+        let scheme = if self.admin_port.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}/{prefix}", self.endpoint())
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        process::signal(self.child.id(), signal);
+    }
+
+    /// SIGKILL, and a new process on the same ports and data.
+    pub fn kill_and_start(&mut self) {
+        self.child.kill().expect("killing a child of ours");
+        self.child.wait().expect("reaping a child of ours");
+        self.child =
+            spawn(&self.folder, self.client_port, self.peer_port, self.host.as_ref(), self.admin_port);
+        assert!(self.is_serving(), "etcd: {}", machine::tail(&self.folder.path().join("log"), 20));
+    }
+
+    /// Deletes a key, as somebody with the wrong idea would.
+    pub fn delete(&self, key: &str) {
+        let key = base64::engine::general_purpose::STANDARD.encode(key);
+        let answer =
+            self.ask("POST /v3/kv/deleterange", "", &format!(r#"{{"key":"{key}"}}"#)).expect("etcd answers");
+        assert!(answer.contains(r#""deleted":"1""#), "{answer}");
+    }
+
+    /// One request, and its whole answer. `more` is added to the head.
+    fn ask(&self, what: &str, more: &str, body: &str) -> io::Result<String> {
+        let at = self.admin_port.map_or_else(|| self.endpoint(), |port| format!("127.0.0.1:{port}"));
+        let mut connection = match &self.host {
+            Some(host) => host.inside(|| TcpStream::connect(&at))?,
+            None => TcpStream::connect(&at)?,
+        };
+        connection.set_read_timeout(Some(ANSWER_LIMIT))?;
+        let length = body.len();
+        write!(
+            connection,
+            "{what} HTTP/1.1\r\nHost: etcd\r\nContent-Length: {length}\r\nConnection: close{more}\r\n\r\n{body}"
+        )?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
+
+fn address(host: Option<&Host>) -> Ipv4Addr {
+    host.map_or(Ipv4Addr::LOCALHOST, Host::address)
+}
+
+fn spawn(
+    folder: &TempDir,
+    client_port: u16,
+    peer_port: u16,
+    host: Option<&Host>,
+    admin_port: Option<u16>,
+) -> Child {
+    let address = address(host);
+    let scheme = if admin_port.is_some() { "https" } else { "http" };
+    let (client, peer) =
+        (format!("{scheme}://{address}:{client_port}"), format!("http://{address}:{peer_port}"));
+    let listen = match admin_port {
+        Some(admin) => guard::flags(folder.path(), &client, admin),
+        None => vec!["--listen-client-urls".to_owned(), client.clone()],
+    };
+    let log = File::options().append(true).create(true).open(folder.path().join("log"));
+    let mut command = Command::new("etcd");
+    command
+        .args(["--name", "one", "--log-level", "warn"])
+        .arg("--data-dir")
+        .arg(folder.path().join("data"))
+        .args(listen)
+        .args(["--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("one={peer}")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log.expect("a file for its log"));
+    match host {
+        Some(host) => host.spawn(&mut command),
+        None => command.spawn(),
+    }
+    .expect("etcd starts")
+}
