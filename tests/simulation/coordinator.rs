@@ -326,7 +326,7 @@ impl Catalog {
         let coordinator = self.node.memory.life.node.clone();
         let admit = Admit { epoch: self.epoch, to: life, coordinator, interval_ms: 0 };
         let members = EncodedMembers::of(&self.members()).expect("a small list");
-        Ok(Joined { admit, members, published, knows: false, alone: Vec::new() })
+        Ok(Joined { admit, members, published, states: false, alone: Vec::new() })
     }
 
     /// Who has not told everything.

@@ -195,10 +195,8 @@ impl Catalog {
         let mut state = self.lock();
         state.roll.runs(&node, version);
         // A daemon that takes over goes on with the numbers of the one before; one that counts anew has forgotten what it had not told.
-        let began_again = state.published.get(from).is_some_and(|last| *last > publication);
-        let mut knows = false;
-        if was_given_up || began_again {
-            knows = state.published.remove(from).is_some() && !began_again;
+        if state.published.get(from).is_some_and(|last| *last > publication) {
+            state.published.remove(from);
             self.cluster.namespace().forget_publications(from);
         }
         // What it believed to have alone it asked another coordinator for, or a start before this one.
@@ -210,8 +208,9 @@ impl Catalog {
         alone.retain(|path| !state.hearing.missed(&node, path) && state.leases.made(&node, path));
         let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
         let published = state.published.get(from).copied();
-        let states = state.hearing.asks_states(from);
-        Ok(Joined { admit, members, published, knows, states, alone })
+        // One that was given up has to say what became of it.
+        let states = state.hearing.asks_states(from) || was_given_up;
+        Ok(Joined { admit, members, published, states, alone })
     }
 
     pub(super) fn beat(&self, from: &NodeLife, beat: Beat) -> Result<Beaten, Refusal> {

@@ -56,7 +56,7 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
     turn.whole |= cluster.led.swap(false, Ordering::AcqRel) || joined.states;
     let namespace = &cluster.namespace;
     let last = namespace.last_publication();
-    tracing::debug!(last, answered, heard = joined.published, joined.knows, "how far this node was heard");
+    tracing::debug!(last, answered, heard = joined.published, joined.states, "how far this node was heard");
     let has_all_but_last = |heard: u64| heard.max(namespace.last_answered()) + 1 == last;
     match joined.published {
         Some(heard) if heard == last => {
@@ -69,7 +69,7 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
             // Operations that it does not know come first. States make names only where operations are missing as well.
             (turn.unanswered, turn.whole) = (None, true);
             namespace.publication_unsent();
-            if !joined.knows && heard.is_none_or(|heard| heard < answered) {
+            if heard.is_none_or(|heard| heard < answered) {
                 namespace.lose_operations();
             }
         }

@@ -222,10 +222,7 @@ pub struct Joined {
     pub members: EncodedMembers,
     /// The last publication of this life that the coordinator has; none: it needs everything.
     pub published: Option<u64>,
-    /// It needs everything because the node was given up, and has what was published before: what it does not know of that lost its name
-    /// since.
-    pub knows: bool,
-    /// It needs to hear how everything stands: its daemon began anew with the names alone.
+    /// It needs to hear how everything stands: the node was given up, or the coordinator's daemon began anew with the names alone.
     pub states: bool,
     /// Directories that it goes on having alone.
     pub alone: Vec<Vec<u8>>,
