@@ -8,6 +8,7 @@ mod journal;
 mod reference;
 mod restart;
 mod snapshot;
+mod telling;
 mod whole;
 
 use proptest::prelude::*;

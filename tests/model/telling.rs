@@ -1,0 +1,132 @@
+//! What other nodes are told of names, and what they told, over the end of a daemon.
+//!
+//! Does not own: who is told when (`engine::cluster`), several daemons (the `cluster` suite).
+
+use super::{folder, tier1};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, ROOT};
+use tidemark_engine::tier1::Tier1;
+use tidemark_protocol::cluster::wire::{NameOperation, NodeAttributes};
+use tidemark_protocol::id::{Epoch, FileCounter, FileId, Incarnation};
+use tidemark_protocol::key::NodeLife;
+
+const ME: Caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: 0 };
+/// So small that some hundred changes are written anew.
+const JOURNAL_BYTES: u64 = 256 << 10;
+
+struct Node {
+    _folder: tempfile::TempDir,
+    tier1: Arc<Tier1>,
+    settings: NamespaceSettings,
+    namespace: Arc<Namespace>,
+}
+
+impl Node {
+    fn new() -> Self {
+        let folder = folder();
+        let tier1 = tier1(folder.path());
+        let settings = NamespaceSettings {
+            journal_bytes: Some(JOURNAL_BYTES),
+            ..NamespaceSettings::new(Incarnation(7))
+        };
+        let namespace = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
+        Self { _folder: folder, tier1, settings, namespace }
+    }
+
+    /// The daemon ends without a word, and another takes over.
+    fn take_over(&mut self) {
+        let (settings, tier1) = (self.settings.clone(), Arc::clone(&self.tier1));
+        self.namespace = Namespace::recover(settings, tier1, true, &mut |_| None).unwrap();
+    }
+
+    /// Changes that nobody is told of, until the journal was written anew some times.
+    fn fill_the_journal(&self) {
+        for number in 0..2000_u64 {
+            let value = number.to_le_bytes().repeat(64);
+            self.namespace.setxattr(ROOT, b"user.n", &value, 0, &ME).unwrap();
+        }
+    }
+
+    fn names(&self) -> Vec<Vec<u8>> {
+        self.namespace.readdir(ROOT, 0).unwrap().into_iter().map(|entry| entry.name).collect()
+    }
+}
+
+fn removed(path: &str) -> NameOperation {
+    NameOperation::Removed { path: path.as_bytes().to_vec(), what: None }
+}
+
+/// Goal: a publication that was on its way when its daemon was killed is sent again as it was, and what came after it under the next
+/// number, however often the journal was written anew; what was answered is not told again.
+#[test]
+fn what_is_told_of_names_outlives_the_daemon() {
+    let mut node = Node::new();
+    node.namespace.collect_outgoing();
+    for name in ["a", "b"] {
+        node.namespace.mkdir(&ME, ROOT, name.as_bytes(), 0o755).unwrap();
+    }
+    let first = node.namespace.take_outgoing(9, false);
+    assert_eq!((first.number, first.operations.len()), (1, 2));
+    node.namespace.publication_answered();
+    node.namespace.rmdir(&ME, ROOT, b"a").unwrap();
+    let second = node.namespace.take_outgoing(9, false);
+    assert_eq!((second.number, &second.operations), (2, &vec![removed("a")]));
+    node.namespace.rmdir(&ME, ROOT, b"b").unwrap();
+    for filled in [false, true] {
+        if filled {
+            node.fill_the_journal();
+        }
+        node.take_over();
+        assert_eq!(
+            node.namespace.unanswered_publication(),
+            Some((2, vec![removed("a")])),
+            "filled: {filled}"
+        );
+        assert_eq!(node.namespace.lost_operations(), None);
+    }
+    node.namespace.publication_answered();
+    let third = node.namespace.take_outgoing(9, false);
+    assert_eq!((third.number, third.operations), (3, vec![removed("b")]));
+    node.take_over();
+    // The answer to the second is known by now, the one to the third never came.
+    assert_eq!(node.namespace.unanswered_publication(), Some((3, vec![removed("b")])));
+    assert_eq!((node.namespace.last_answered(), node.namespace.last_publication()), (2, 3));
+}
+
+/// Goal: a coordinator that is killed in the middle of a publication carries out no operation of it twice when it comes again, and knows
+/// then how far each life is. Told twice, the create below would give the file its old name back.
+#[test]
+fn what_others_told_is_carried_out_once() {
+    let mut node = Node::new();
+    let life = NodeLife { node: "n2".parse().unwrap(), incarnation: Incarnation(8) };
+    let file = FileId { incarnation: life.incarnation, counter: FileCounter(5) };
+    let path = |name: &str| name.as_bytes().to_vec();
+    let attributes = NodeAttributes { mode: 0o644, ..NodeAttributes::default() };
+    let directory = NameOperation::Directory { path: path("d"), attributes: attributes.clone() };
+    let moved = NameOperation::Renamed { from: path("d"), to: path("e"), exchange: false, what: None };
+    let made = NameOperation::File { path: path("f"), file, attributes };
+    let renamed =
+        NameOperation::Renamed { from: path("f"), to: path("g"), exchange: false, what: Some(file) };
+    let operations = [directory, moved, made, renamed];
+    node.namespace.becomes_catalog_of(Epoch(3), &BTreeMap::from([(life.clone(), 6)]));
+    node.namespace.follow(&operations, &life, 7);
+    let names = node.names();
+    assert_eq!(names, [b"e", b"g"]);
+    node.take_over();
+    assert_eq!(node.namespace.catalog_of(), Some(Epoch(3)));
+    assert_eq!(
+        node.namespace.heard_publications(),
+        BTreeMap::from([(life.clone(), 6)]),
+        "its states are missing"
+    );
+    node.namespace.follow(&operations, &life, 7);
+    assert_eq!(node.names(), names);
+    node.namespace.took_publication(&life, 7);
+    node.fill_the_journal();
+    node.take_over();
+    assert_eq!(node.namespace.heard_publications(), BTreeMap::from([(life, 7)]));
+    node.namespace.is_catalog_no_more();
+    node.take_over();
+    assert_eq!((node.namespace.catalog_of(), node.namespace.heard_publications()), (None, BTreeMap::new()));
+}
