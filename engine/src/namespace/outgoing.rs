@@ -98,9 +98,13 @@ pub enum OutgoingBody {
 }
 
 impl Namespace {
-    /// From now on another node coordinates, and changes are collected for it ([`Namespace::take_outgoing`]).
+    /// From now on another node coordinates, and changes are collected for it ([`Namespace::take_outgoing`]). Nothing changes while this tree is
+    /// the catalog: a join that was under way when this node took the seat ends after that.
     pub fn collect_outgoing(&self) {
         self.look(|state| {
+            if state.removed.is_some() {
+                return;
+            }
             let outgoing = state.outgoing.get_or_insert_with(|| Outgoing::new(self.journal_bytes));
             outgoing.audience = Audience::Coordinator;
         });

@@ -194,14 +194,14 @@ impl Candidate {
         });
         let before = before.await.expect("taking a catalog up does not panic");
         let knows = !matches!(before, Before::Nothing);
-        // From here on this tree is what others are told of.
-        tree.lead_outgoing(false);
         let shared = self.daemon.node.shared();
         shared.drain.set_epoch(epoch, false);
         let terms = Terms { stored, ..self.terms.clone() };
         let presence = Arc::clone(&self.presence);
         let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
         drop(before);
+        // From here on this tree is what others are told of.
+        tree.lead_outgoing(false);
         // The lease is lost if nobody takes them; then this ends, too.
         let _ = keeping.send(Arc::clone(&catalog));
         cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
