@@ -503,9 +503,6 @@ impl Start<'_> {
         let publishing =
             tokio::spawn(publish_on(Arc::clone(&daemon), Arc::clone(&host), self.state_dir.clone()));
 
-        if began.first {
-            say_ready(&daemon, &mounted, &self.settings.node.state_dir)?;
-        }
         // The first of its life signs: from now on silence means something.
         self.keeper.turned();
         if let Err(error) = self.keeper.ready() {
@@ -514,6 +511,10 @@ impl Start<'_> {
                 error = &error as &dyn std::error::Error,
                 "nobody hears that this process serves"
             );
+        }
+        // After the keeper: whoever reads it may count on a successor.
+        if began.first {
+            say_ready(&daemon, &mounted, &self.settings.node.state_dir)?;
         }
         self.state_dir.clear_keeper_status();
         let mut watching = std::pin::pin!(self.watch(&daemon, &mounted));
