@@ -216,7 +216,7 @@ impl Catalog {
         state.untold.insert(self.cluster.life.clone());
     }
 
-    /// What the deputy has not been told.
+    /// Takes the next part of the catalog that the deputy has not been told.
     async fn next_part(&self, number: u64) -> Next {
         let _step = self.deputy.step().await;
         let begun = self.deputy.begun.fetch_add(1, Ordering::AcqRel) + 1;

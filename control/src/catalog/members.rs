@@ -208,7 +208,7 @@ impl Catalog {
         alone.retain(|path| !state.hearing.missed(&node, path) && state.leases.made(&node, path));
         let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
         let published = state.published.get(from).copied();
-        // One that was given up has to say what became of it.
+        // A node that was given up has to say what became of it.
         let states = state.hearing.asks_states(from) || was_given_up;
         Ok(Joined { admit, members, published, states, alone })
     }

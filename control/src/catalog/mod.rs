@@ -99,7 +99,7 @@ struct State {
     /// Lives of which the deputy has not been told the last publication.
     untold: BTreeSet<NodeLife>,
     hearing: Hearing,
-    /// Who keeps the catalog, too, and whether that is stored where the lease is.
+    /// The node that keeps the catalog, too, and whether its name is stored where the lease is.
     deputy: (Option<NodeLife>, bool),
     /// What holders of copies said of files that their nodes have not told of.
     unclaimed: BTreeMap<FileId, NodeState>,
@@ -175,7 +175,7 @@ impl Catalog {
         MemberList { deputy: state.deputy.0.clone(), ..state.roll.stored() }
     }
 
-    /// What was to be stored up to this change is there.
+    /// Notes that the list is stored up to this change.
     pub fn stored_until(&self, change: u64) {
         self.written.send_replace(change);
     }

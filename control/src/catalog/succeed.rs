@@ -20,10 +20,10 @@ use tidemark_protocol::path::split;
 /// Between two looks at who has been heard.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What a new coordinator knows of the catalog before.
+/// The catalog before, as far as a new coordinator knows it.
 #[derive(Debug)]
 pub enum Before {
-    /// That was its own, and its tree still is. What a deputy kept of it says besides which files were removed.
+    /// This node had it, and its tree still is the catalog. A deputy's copy says besides which files were removed.
     Own(Option<KeptCatalog>),
     /// A deputy kept it; this node's tree has become the same ([`tidemark_engine::namespace::Namespace::become_catalog`]).
     Kept(KeptCatalog),

@@ -157,7 +157,7 @@ impl Catalog {
         let is_nameless =
             |file: &_| namespace.was_removed(*file) && namespace.outgoing_anywhere(*file).is_none();
         namespace.tell_removed_again(&files.filter(is_nameless).collect::<Vec<_>>());
-        // What a lost node wrote is known from those who keep its copies.
+        // Those who keep copies of a lost node know what it wrote.
         for told in &copies.kept {
             let NodeKind::File(facts) = &told.kind else { continue };
             let home = facts.file.incarnation;

@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 use tidemark_engine::error::ErrorKind;
 
-/// What an error repeats of an etcd's words.
+/// The most characters of an etcd's words that an error repeats.
 const WORDS_MAX: usize = 200;
 
 /// How etcd begins its refusal of a client certificate that has a common name.

@@ -1,4 +1,4 @@
-//! One HTTP request to an etcd on a connection of its own, with TLS or without.
+//! An HTTP request to an etcd on a connection of its own, with TLS or without.
 //!
 //! Owns: the connection, bounds on the answer. Does not own: which endpoint is asked, and for how long (`client`).
 
@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 /// A member list of [`super::MEMBERS_BYTES_MAX`] in base64, and what is around it.
 pub(super) const ANSWER_BYTES_MAX: usize = 2 << 20;
 
-/// What is sent.
+/// A request.
 #[derive(Clone)]
 pub(super) struct Question {
     pub(super) path: &'static str,

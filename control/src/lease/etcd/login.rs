@@ -39,7 +39,7 @@ struct State {
     refused: Option<Refused>,
 }
 
-/// What a login led to.
+/// The result of a login.
 #[derive(Clone)]
 pub(super) enum Session {
     /// etcd has no authentication: requests go without a token, as those of etcdctl do.

@@ -35,7 +35,7 @@ pub enum CertificateError {
     Refused { source: rustls::Error },
 }
 
-/// What TLS connections to an etcd need.
+/// The configuration of TLS connections to an etcd.
 pub(super) struct Tls {
     files: Files,
     now: Mutex<Now>,
