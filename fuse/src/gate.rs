@@ -90,26 +90,55 @@ impl Call {
 }
 
 fn try_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Option<Leave> {
-    let guards = with_accesses(shared, wanted, |accesses| {
-        accesses.iter().map(|access| cluster.try_enter(*access)).collect::<Option<Vec<_>>>()
-    })??;
-    Some(Leave { guards, cluster: Some(Arc::clone(cluster)) })
+    if let Wanted::Write { node } = wanted {
+        let names = shared.namespace.names_of(*node);
+        let guard = names.iter().find_map(|(parent, name)| cluster.try_enter(to_write(*parent, name)));
+        return (guard.is_some() || names.is_empty()).then(|| Leave::of(cluster, guard));
+    }
+    let guards: Vec<_> = accesses(shared, wanted)
+        .into_iter()
+        .map(|access| cluster.try_enter(access))
+        .collect::<Option<_>>()?;
+    Some(Leave::of(cluster, guards))
 }
 
 fn get_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Result<Leave, FsError> {
-    let guards = with_accesses(shared, wanted, |accesses| {
-        accesses.iter().map(|access| cluster.enter(*access)).collect::<Result<Vec<_>, FsError>>()
-    });
-    let guards = guards.unwrap_or_else(|| Ok(Vec::new()))?;
-    Ok(Leave { guards, cluster: Some(Arc::clone(cluster)) })
+    if let Wanted::Write { node } = wanted {
+        return leave_to_write(shared, cluster, *node);
+    }
+    let guards: Vec<_> = accesses(shared, wanted)
+        .into_iter()
+        .map(|access| cluster.enter(access))
+        .collect::<Result<_, FsError>>()?;
+    Ok(Leave::of(cluster, guards))
 }
 
-/// `None` where there is no name to ask about: a file that has none is nobody's but those who have it open.
-fn with_accesses<R>(shared: &Shared, wanted: &Wanted, f: impl FnOnce(&[Access<'_>]) -> R) -> Option<R> {
+/// One name that still stands is enough: beside the one by which it was found, the file may have names here that others took away
+/// unheard. Where none stands the kernel looks its path up anew.
+fn leave_to_write(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Result<Leave, FsError> {
+    let names = shared.namespace.names_of(node);
+    for (parent, name) in &names {
+        match cluster.enter(to_write(*parent, name)) {
+            Ok(guard) if shared.namespace.names_of(node).contains(&(*parent, name.clone())) => {
+                return Ok(Leave::of(cluster, [guard]));
+            }
+            Ok(_) | Err(FsError::NotFound | FsError::Stale) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // A file that has no name is nobody's but those who have it open.
+    if names.is_empty() { Ok(Leave::of(cluster, [])) } else { Err(FsError::Stale) }
+}
+
+fn to_write(parent: NodeId, name: &[u8]) -> Access<'_> {
+    Access::Change { parent, name, sure: false }
+}
+
+fn accesses<'a>(shared: &Shared, wanted: &'a Wanted) -> Vec<Access<'a>> {
     match wanted {
-        Wanted::Look { parent, name } => Some(f(&[Access::Look { parent: *parent, name }])),
+        Wanted::Look { parent, name } => vec![Access::Look { parent: *parent, name }],
         Wanted::Change { parent, name, sure } => {
-            Some(f(&[Access::Change { parent: *parent, name, sure: *sure }]))
+            vec![Access::Change { parent: *parent, name, sure: *sure }]
         }
         Wanted::Rename { from, to } => {
             // Who has a directory alone knows it by itself and not by its path: all are taken out of it first.
@@ -117,19 +146,18 @@ fn with_accesses<R>(shared: &Shared, wanted: &Wanted, f: impl FnOnce(&[Access<'_
                 Some(_) => Access::Move { parent, name },
                 None => Access::Change { parent, name, sure: true },
             };
-            Some(f(&[wanted(from.0, &from.1), wanted(to.0, &to.1)]))
+            vec![wanted(from.0, &from.1), wanted(to.0, &to.1)]
         }
-        Wanted::Write { node } => {
-            let path = shared.namespace.path_of(*node)?;
-            let name = path.rsplit(|byte| *byte == b'/').next()?;
-            let parent = shared.namespace.parent(*node).ok()?;
-            Some(f(&[Access::Change { parent, name, sure: false }]))
-        }
-        Wanted::List { directory } => Some(f(&[Access::List { directory: *directory }])),
+        Wanted::List { directory } => vec![Access::List { directory: *directory }],
+        Wanted::Write { .. } => unreachable!("its names are asked about one after the other"),
     }
 }
 
 impl Leave {
+    fn of(cluster: &Arc<Cluster>, guards: impl IntoIterator<Item = Guard>) -> Self {
+        Self { guards: guards.into_iter().collect(), cluster: Some(Arc::clone(cluster)) }
+    }
+
     /// A directory was made: this node has it to itself.
     pub(crate) fn made(&self, directory: NodeId) {
         if let Some(cluster) = &self.cluster {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::site::{Cluster, noise};
 
 /// Kills that take one of the three daemons in turn, the coordinator's first.
-const KILLS: usize = 6;
+const KILLS: usize = 9;
 /// Calls between two kills, each on one of the nodes.
 const CALLS: usize = 24;
 const SEED: u64 = 20;

@@ -4,7 +4,9 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -55,6 +57,38 @@ fn what_is_done_on_one_node_is_seen_on_the_others() {
     }
     fs::remove_dir_all(a.join("moved")).unwrap();
     assert_eq!(names(&b), BTreeSet::new());
+}
+
+/// Goal: a file is written by each of the names that it has, whatever other nodes did meanwhile to the directories of its names. The
+/// writer's node made it and looks at nothing else in between, so it still knows what it was called before.
+#[test]
+fn a_file_is_written_by_the_name_that_another_node_gave_it() {
+    let Some(cluster) = Cluster::start() else { return };
+    let mounts = [0, 1, 2].map(|node| cluster.mount(node).to_owned());
+    for writer in 0..3 {
+        for other in (0..3).filter(|other| *other != writer) {
+            let (by, from) = (&mounts[writer], &mounts[other]);
+            let at = format!("at-{writer}-{other}");
+            fs::create_dir_all(by.join(&at).join("old/below")).unwrap();
+            fs::write(by.join(&at).join("old/below/file"), b"one").unwrap();
+            fs::rename(from.join(&at).join("old"), from.join(&at).join("new")).unwrap();
+            append(&by.join(&at).join("new/below/file"), b" two");
+            // Another name of it, in a directory that is removed.
+            fs::create_dir(by.join(&at).join("links")).unwrap();
+            fs::hard_link(by.join(&at).join("new/below/file"), by.join(&at).join("links/link")).unwrap();
+            fs::remove_dir_all(from.join(&at).join("new")).unwrap();
+            append(&by.join(&at).join("links/link"), b" three");
+            for mount in &mounts {
+                assert_eq!(names(&mount.join(&at)), BTreeSet::from(["links".to_owned()]));
+                assert_eq!(fs::read(mount.join(&at).join("links/link")).unwrap(), b"one two three");
+            }
+        }
+    }
+}
+
+fn append(path: &Path, bytes: &[u8]) {
+    let done = OpenOptions::new().append(true).open(path).and_then(|mut open| open.write_all(bytes));
+    done.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
 /// Goal: of two nodes that write one file, one after the other, the later bytes stay, under each of its names, whichever of them is the

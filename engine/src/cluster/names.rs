@@ -345,6 +345,7 @@ impl Cluster {
                     }
                 }
                 Err(Asked::Gone) => return Err(FsError::NotFound),
+                Err(Asked::Here(error)) => return Err(error),
                 Err(Asked::Away(away)) => {
                     // A coordinator that waits for another node's word is not away: what goes on without that word may be
                     // made twice.
@@ -413,7 +414,7 @@ impl Cluster {
                 // The answer is from this very tree, which may be further by now.
                 return Ok(false);
             }
-            self.namespace.settle_directory(path, &found, asked_at).map_err(|_| Asked::Gone)?;
+            self.namespace.settle_directory(path, &found, asked_at).map_err(Asked::Here)?;
             return Ok(false);
         }
         let (name, intent) = match access {
@@ -431,10 +432,10 @@ impl Cluster {
             return Ok(matches!(looked.leave, Leave::Directory { .. }));
         }
         if let Leave::Directory { entries } = &looked.leave {
-            self.namespace.settle_directory(path, entries, asked_at).map_err(|_| Asked::Gone)?;
+            self.namespace.settle_directory(path, entries, asked_at).map_err(Asked::Here)?;
             return Ok(true);
         }
-        self.namespace.settle_name(path, name, looked.found.as_ref(), asked_at).map_err(|_| Asked::Gone)?;
+        self.namespace.settle_name(path, name, looked.found.as_ref(), asked_at).map_err(Asked::Here)?;
         Ok(false)
     }
 
@@ -466,6 +467,8 @@ impl Cluster {
 enum Asked {
     /// The directory is not there any more.
     Gone,
+    /// The answer could not be brought about in this node's tree.
+    Here(FsError),
     Away(Away),
 }
 
