@@ -312,6 +312,7 @@ impl One {
             states: vec![NodeState {
                 path,
                 attributes: attributes(0o100_644),
+                attributes_ns: 0,
                 kind: NodeKind::File(Box::new(facts)),
             }],
             ..Publication::default()

@@ -15,7 +15,8 @@ use crate::errno::errno;
 use crate::gate::{self, Wanted};
 use crate::handle::{DataPath, Fallback};
 use crate::init;
-use crate::named;
+use crate::named::{self, Remove};
+use crate::set;
 use crate::shared::Shared;
 use fuser::{
     BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
@@ -29,7 +30,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tidemark_engine::namespace::{FsError, Namespace, OpenOutcome, SetAttr};
+use tidemark_engine::namespace::{Caller, FsError, Namespace, OpenOutcome, SetAttr};
 use tidemark_keeper::closed_by;
 
 /// Largest file system block number statfs is asked in.
@@ -136,7 +137,7 @@ impl Filesystem for Adapter {
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
         _: Option<SystemTime>,
-        _: Option<FileHandle>,
+        handle: Option<FileHandle>,
         _: Option<SystemTime>,
         _: Option<SystemTime>,
         _: Option<SystemTime>,
@@ -151,11 +152,8 @@ impl Filesystem for Adapter {
             return reply.error(refused);
         }
         let change = SetAttr { mode, uid, gid, size, atime: atime.map(set_time), mtime: mtime.map(set_time) };
-        let (caller, node) = (caller(request), node.0);
-        if size.is_some() {
-            return self.workers.submit(Job::Resize { caller, node, change, reply });
-        }
-        self.shared.answer_attr(self.ns().setattr(&caller, node, &change), reply);
+        let of = (node.0, handle.is_some());
+        set::setattr(&self.shared, &self.workers, caller(request), of, change, reply);
     }
 
     fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
@@ -213,7 +211,7 @@ impl Filesystem for Adapter {
             return self.shared.answer_done(request_id(request), Ok(()), reply);
         }
         let place = (parent.0, name.as_bytes().to_vec());
-        named::remove(&self.shared, &self.workers, caller(request), place, Namespace::unlink, reply);
+        named::remove(&self.shared, &self.workers, caller(request), place, Remove::Name, reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -225,7 +223,7 @@ impl Filesystem for Adapter {
             return self.shared.answer_done(request_id(request), Ok(()), reply);
         }
         let place = (parent.0, name.as_bytes().to_vec());
-        named::remove(&self.shared, &self.workers, caller(request), place, Namespace::rmdir, reply);
+        named::remove(&self.shared, &self.workers, caller(request), place, Remove::Directory, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -558,9 +556,11 @@ impl Filesystem for Adapter {
         if self.shared.answered(request).is_some() {
             return self.shared.answer_done(request_id(request), Ok(()), reply);
         }
-        let flags = flags.cast_unsigned();
-        let done = self.ns().setxattr(node.0, name.as_bytes(), value, flags, &caller(request));
-        self.shared.answer_done(request_id(request), done, reply);
+        let (node, flags) = (node.0, flags.cast_unsigned());
+        let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
+        let done =
+            move |names: &Namespace, caller: &Caller| names.setxattr(node, &name, &value, flags, caller);
+        set::xattr(&self.shared, &self.workers, caller(request), node, done, reply);
     }
 
     fn getxattr(&self, _: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -608,8 +608,9 @@ impl Filesystem for Adapter {
         if self.shared.answered(request).is_some() {
             return self.shared.answer_done(request_id(request), Ok(()), reply);
         }
-        let done = self.ns().removexattr(node.0, name.as_bytes(), &caller(request));
-        self.shared.answer_done(request_id(request), done, reply);
+        let (node, name) = (node.0, name.as_bytes().to_vec());
+        let done = move |names: &Namespace, caller: &Caller| names.removexattr(node, &name, caller);
+        set::xattr(&self.shared, &self.workers, caller(request), node, done, reply);
     }
 
     fn ioctl(

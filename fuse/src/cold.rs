@@ -62,13 +62,20 @@ pub(crate) enum Job {
     /// An open whose bytes must be verified.
     OpenUnverified { caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
     /// A setattr that sets a size.
-    Resize { caller: Caller, node: NodeId, change: SetAttr, reply: ReplyAttr },
+    Resize { caller: Caller, node: NodeId, change: SetAttr, leave: Leave, reply: ReplyAttr },
     /// A computed attribute: whoever knows it may be busy, and may itself wait for a request to be answered.
     GetXattr { node: NodeId, name: Vec<u8>, size: u32, reply: ReplyXattr },
     /// A call on names that other nodes have to be asked about.
     Names(Call),
     /// A setattr that sets a size, of a file whose bytes must be fetched.
-    ResizeCold { cold: ColdFile, caller: Caller, node: NodeId, change: SetAttr, reply: ReplyAttr },
+    ResizeCold {
+        cold: ColdFile,
+        caller: Caller,
+        node: NodeId,
+        change: SetAttr,
+        leave: Leave,
+        reply: ReplyAttr,
+    },
 }
 
 /// The queues to the workers. The threads end when it is dropped.
@@ -190,7 +197,7 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
                 Err(error) => shared.refuse_open(caller.request, error, reply),
             }
         }
-        Job::Resize { caller, node, change, reply } => {
+        Job::Resize { caller, node, change, leave, reply } => {
             shared.namespace.wait_for_departures();
             let changed = make_sure(shared, node)
                 .and_then(|()| when_room(shared, || shared.namespace.setattr(&caller, node, &change)));
@@ -199,7 +206,9 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
             }
             match (changed, cold_queue) {
                 (Err(FsError::Busy), Some(queue)) => match shared.namespace.cold(node) {
-                    Some(cold) => put(shared, queue, Job::ResizeCold { cold, caller, node, change, reply }),
+                    Some(cold) => {
+                        put(shared, queue, Job::ResizeCold { cold, caller, node, change, leave, reply });
+                    }
                     None => reply.error(errno(FsError::Busy)),
                 },
                 (result, _) => shared.answer_attr(result, reply),
@@ -210,7 +219,7 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
             Err(error) => reply.error(errno(error)),
         },
         Job::Names(call) => call.go(shared),
-        Job::ResizeCold { cold, caller, node, change, reply } => {
+        Job::ResizeCold { cold, caller, node, change, leave: _leave, reply } => {
             shared.answer_attr(fetch_and_resize(shared, cold, &caller, node, &change), reply);
         }
     }

@@ -23,13 +23,27 @@ pub(crate) enum Wanted {
         name: Vec<u8>,
         sure: bool,
     },
+    /// Take away a directory, which has to be empty.
+    RemoveDirectory {
+        parent: NodeId,
+        name: Vec<u8>,
+    },
     Rename {
         from: (NodeId, Vec<u8>),
         to: (NodeId, Vec<u8>),
     },
-    /// Open a file for writing.
+    /// Change the bytes of a file.
     Write {
         node: NodeId,
+    },
+    /// Set attributes of what may be a directory.
+    Attributes {
+        node: NodeId,
+    },
+    /// Give a file another name.
+    Link {
+        node: NodeId,
+        to: (NodeId, Vec<u8>),
     },
     List {
         directory: NodeId,
@@ -90,48 +104,84 @@ impl Call {
 }
 
 fn try_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Option<Leave> {
-    if let Wanted::Write { node } = wanted {
-        let names = shared.namespace.names_of(*node);
-        let guard = names.iter().find_map(|(parent, name)| cluster.try_enter(to_write(*parent, name)));
-        return (guard.is_some() || names.is_empty()).then(|| Leave::of(cluster, guard));
+    let mut guards = match changed(wanted) {
+        Some(node) => try_by_name(shared, cluster, node)?,
+        None => Vec::new(),
+    };
+    for access in accesses(shared, wanted) {
+        guards.push(cluster.try_enter(access)?);
     }
-    let guards: Vec<_> = accesses(shared, wanted)
-        .into_iter()
-        .map(|access| cluster.try_enter(access))
-        .collect::<Option<_>>()?;
-    Some(Leave::of(cluster, guards))
+    Some(Leave { guards, cluster: Some(Arc::clone(cluster)) })
 }
 
 fn get_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Result<Leave, FsError> {
-    if let Wanted::Write { node } = wanted {
-        return leave_to_write(shared, cluster, *node);
+    let mut guards = match changed(wanted) {
+        Some(node) => enter_by_name(shared, cluster, node)?,
+        None => Vec::new(),
+    };
+    for access in accesses(shared, wanted) {
+        guards.push(cluster.enter(access)?);
     }
-    let guards: Vec<_> = accesses(shared, wanted)
-        .into_iter()
-        .map(|access| cluster.enter(access))
-        .collect::<Result<_, FsError>>()?;
-    Ok(Leave::of(cluster, guards))
+    Ok(Leave { guards, cluster: Some(Arc::clone(cluster)) })
 }
 
-/// One name that still stands is enough: beside the one by which it was found, the file may have names here that others took away
+/// What is to be changed itself; none where a name is.
+fn changed(wanted: &Wanted) -> Option<NodeId> {
+    match wanted {
+        Wanted::Write { node } | Wanted::Attributes { node } | Wanted::Link { node, .. } => Some(*node),
+        Wanted::Look { .. }
+        | Wanted::Change { .. }
+        | Wanted::RemoveDirectory { .. }
+        | Wanted::Rename { .. }
+        | Wanted::List { .. } => None,
+    }
+}
+
+fn try_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Option<Vec<Guard>> {
+    let names = shared.namespace.names_of(node);
+    let enter = |(parent, name): &(NodeId, Vec<u8>)| {
+        let (access, held) = to_change(shared, cluster, *parent, name);
+        Some(held.into_iter().chain([cluster.try_enter(access)?]).collect())
+    };
+    if names.is_empty() { Some(Vec::new()) } else { names.iter().find_map(enter) }
+}
+
+/// One name that still stands is enough: beside the one by which it was found, a file may have names here that others took away
 /// unheard. Where none stands the kernel looks its path up anew.
-fn leave_to_write(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Result<Leave, FsError> {
+fn enter_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Result<Vec<Guard>, FsError> {
     let names = shared.namespace.names_of(node);
     for (parent, name) in &names {
-        match cluster.enter(to_write(*parent, name)) {
+        let (access, held) = to_change(shared, cluster, *parent, name);
+        match cluster.enter(access) {
             Ok(guard) if shared.namespace.names_of(node).contains(&(*parent, name.clone())) => {
-                return Ok(Leave::of(cluster, [guard]));
+                return Ok(held.into_iter().chain([guard]).collect());
             }
             Ok(_) | Err(FsError::NotFound | FsError::Stale) => {}
             Err(error) => return Err(error),
         }
     }
-    // A file that has no name is nobody's but those who have it open.
-    if names.is_empty() { Ok(Leave::of(cluster, [])) } else { Err(FsError::Stale) }
+    // What has no name is nobody's but those who have it open.
+    if names.is_empty() { Ok(Vec::new()) } else { Err(FsError::Stale) }
 }
 
-fn to_write(parent: NodeId, name: &[u8]) -> Access<'_> {
-    Access::Change { parent, name, sure: false }
+/// Who has a directory alone sees its attributes without asking: all others are taken out of it first.
+fn to_change<'a>(
+    shared: &Shared,
+    cluster: &Arc<Cluster>,
+    parent: NodeId,
+    name: &'a [u8],
+) -> (Access<'a>, Option<Guard>) {
+    let change = Access::Change { parent, name, sure: false };
+    let Some(directory) = shared.namespace.child_directory(parent, name) else { return (change, None) };
+    match cluster.try_enter(Access::List { directory }) {
+        Some(held) => (change, Some(held)),
+        None => (Access::Move { parent, name }, None),
+    }
+}
+
+/// A directory goes only where it is empty, so all of it has to be known.
+fn whole<'a>(shared: &Shared, parent: NodeId, name: &[u8]) -> Option<Access<'a>> {
+    shared.namespace.child_directory(parent, name).map(|directory| Access::List { directory })
 }
 
 fn accesses<'a>(shared: &Shared, wanted: &'a Wanted) -> Vec<Access<'a>> {
@@ -140,24 +190,28 @@ fn accesses<'a>(shared: &Shared, wanted: &'a Wanted) -> Vec<Access<'a>> {
         Wanted::Change { parent, name, sure } => {
             vec![Access::Change { parent: *parent, name, sure: *sure }]
         }
+        Wanted::RemoveDirectory { parent, name } => {
+            let change = Access::Change { parent: *parent, name, sure: true };
+            [change].into_iter().chain(whole(shared, *parent, name)).collect()
+        }
         Wanted::Rename { from, to } => {
             // Who has a directory alone knows it by itself and not by its path: all are taken out of it first.
             let wanted = |parent: NodeId, name| match shared.namespace.child_directory(parent, name) {
                 Some(_) => Access::Move { parent, name },
                 None => Access::Change { parent, name, sure: true },
             };
-            vec![wanted(from.0, &from.1), wanted(to.0, &to.1)]
+            let moves = [wanted(from.0, &from.1), wanted(to.0, &to.1)];
+            moves.into_iter().chain(whole(shared, to.0, &to.1)).collect()
         }
         Wanted::List { directory } => vec![Access::List { directory: *directory }],
-        Wanted::Write { .. } => unreachable!("its names are asked about one after the other"),
+        Wanted::Link { to: (parent, name), .. } => {
+            vec![Access::Change { parent: *parent, name, sure: true }]
+        }
+        Wanted::Write { .. } | Wanted::Attributes { .. } => Vec::new(),
     }
 }
 
 impl Leave {
-    fn of(cluster: &Arc<Cluster>, guards: impl IntoIterator<Item = Guard>) -> Self {
-        Self { guards: guards.into_iter().collect(), cluster: Some(Arc::clone(cluster)) }
-    }
-
     /// A directory was made: this node has it to itself.
     pub(crate) fn made(&self, directory: NodeId) {
         if let Some(cluster) = &self.cluster {

@@ -34,6 +34,7 @@ mod notify;
 mod probe;
 mod promptly;
 mod session;
+mod set;
 mod shared;
 
 pub use counters::{Counters, Opcode};

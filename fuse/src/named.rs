@@ -7,14 +7,18 @@ use crate::cold::{Job, Workers};
 use crate::gate::{self, Wanted};
 use crate::shared::Shared;
 use fuser::{ReplyEmpty, ReplyEntry};
-use tidemark_engine::namespace::{Caller, FsError, Looked, Namespace, NodeId, RENAME_EXCHANGE, Special};
+use tidemark_engine::namespace::{Caller, Looked, NodeId, RENAME_EXCHANGE, Special};
 use tidemark_engine::step_point::{StepPoint, reach};
 
 /// A directory and a name in it.
 pub(crate) type Place = (NodeId, Vec<u8>);
 
 /// unlink or rmdir.
-type Remove = fn(&Namespace, &Caller, NodeId, &[u8]) -> Result<(), FsError>;
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Remove {
+    Name,
+    Directory,
+}
 
 fn change((parent, name): &Place, sure: bool) -> Wanted {
     Wanted::Change { parent: *parent, name: name.clone(), sure }
@@ -110,14 +114,20 @@ pub(crate) fn remove(
     how: Remove,
     reply: ReplyEmpty,
 ) {
-    let wanted = change(&place, true);
+    let wanted = match how {
+        Remove::Name => change(&place, true),
+        Remove::Directory => Wanted::RemoveDirectory { parent: place.0, name: place.1.clone() },
+    };
     gate::pass(
         shared,
         workers,
         || wanted,
         move |shared, leave| {
             let done = leave.and_then(|leave| {
-                how(&shared.namespace, &caller, place.0, &place.1)?;
+                match how {
+                    Remove::Name => shared.namespace.unlink(&caller, place.0, &place.1)?,
+                    Remove::Directory => shared.namespace.rmdir(&caller, place.0, &place.1)?,
+                }
                 leave.ordered()?;
                 Ok(())
             });
@@ -157,7 +167,7 @@ pub(crate) fn link(
     place: Place,
     reply: ReplyEntry,
 ) {
-    let wanted = change(&place, true);
+    let wanted = Wanted::Link { node, to: place.clone() };
     gate::pass(
         shared,
         workers,

@@ -6,7 +6,7 @@
 use super::exec::{Signal, within};
 use super::network::Refused;
 use super::node::{Node, Seat};
-use super::tree::join;
+use super::tree::{Entry, join};
 use super::world::show;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -243,9 +243,9 @@ impl Node {
                 Err(Asked::Away(away)) => {
                     if !matches!(away, Away::Refused(_)) {
                         let now = self.world.now();
-                        let begun = self.names.outage.get().unwrap_or(now);
+                        let begun = self.names.outage.get().unwrap_or(asked);
                         self.names.outage.set(Some(begun));
-                        if self.goes_on(&access) && (now - begun >= OUTAGE_WAIT || !self.is_reachable()) {
+                        if now - begun >= OUTAGE_WAIT && self.goes_on(&access) {
                             self.world.count("name without the coordinator");
                             guard.in_outage = true;
                             return Ok(guard);
@@ -273,8 +273,16 @@ impl Node {
             Access::Look { directory, name } => {
                 self.memory.tree.borrow().names.contains_key(&join(directory, name))
             }
-            Access::Change { sure, .. } => !sure,
+            Access::Change { sure, directory, name } => !sure && !self.is_others(directory, name),
             Access::Move { .. } => false,
+        }
+    }
+
+    fn is_others(&self, directory: &[u8], name: &[u8]) -> bool {
+        let tree = self.memory.tree.borrow();
+        match tree.names.get(&join(directory, name)) {
+            Some(Entry::File(file)) => file.incarnation != self.memory.life.incarnation,
+            _ => false,
         }
     }
 

@@ -495,6 +495,7 @@ fn state_of(copy: &Copy) -> NodeState {
     NodeState {
         path: meta.path.clone(),
         attributes: NodeAttributes::default(),
+        attributes_ns: 0,
         kind: NodeKind::File(Box::new(FileFacts {
             file: sealed.file,
             size_bytes: sealed.size_bytes,

@@ -10,7 +10,7 @@ use tidemark_protocol::cluster::leases::Verdict;
 use tidemark_protocol::cluster::wire::{Answer, Intent, Leave, Look, Looked, NodeState, ToNode};
 use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, NodeName};
-use tidemark_protocol::path::join;
+use tidemark_protocol::path::{join, split};
 use tidemark_transport::{LinkErrorKind, Refusal};
 
 /// Nodes asked one after the other for one answer: each gives a directory back or keeps a promise, and others may take it again
@@ -49,8 +49,12 @@ impl Catalog {
                     self.recall(&holder, directory, Some(name), false).await?;
                 }
                 Verdict::RecallFirst(holder) => self.recall(&holder, directory, None, true).await?,
-                Verdict::Answer | Verdict::Promised => return Ok(self.looked(look, Leave::Name).await),
+                Verdict::Answer | Verdict::Promised => {
+                    self.share_other_names(from, look).await?;
+                    return Ok(self.looked(look, Leave::Name).await);
+                }
                 Verdict::Alone => {
+                    self.share_other_names(from, look).await?;
                     let entries = self.entries(directory).unwrap_or_default();
                     return Ok(self.looked(look, Leave::Directory { entries }).await);
                 }
@@ -62,6 +66,19 @@ impl Catalog {
         }
         let why = "other nodes keep changing this name; ask again".to_owned();
         Err(Refusal::new(LinkErrorKind::Unavailable, why))
+    }
+
+    /// Takes other nodes out of the directories of the file's other names: what is done to it by one is done to all of them.
+    async fn share_other_names(&self, from: &NodeName, look: &Look) -> Result<(), Refusal> {
+        let path = join(&look.directory, &look.name);
+        for other in self.cluster.namespace().other_names(&path) {
+            let directory = split(&other).0;
+            let verdict = self.lock().leases.read(from, directory, None, self.now());
+            if let Verdict::PublishFirst(holder) = verdict {
+                self.recall(&holder, directory, None, true).await?;
+            }
+        }
+        Ok(())
     }
 
     /// A whole directory; none where it is not one.

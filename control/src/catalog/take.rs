@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use tidemark_engine::namespace::OutgoingBody;
 use tidemark_protocol::cluster::leases::Verdict;
-use tidemark_protocol::cluster::wire::{Copies, NodeKind, NodeState, Publication, Published};
+use tidemark_protocol::cluster::wire::{Copies, NameOperation, NodeKind, NodeState, Publication, Published};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::split;
 use tidemark_transport::Refusal;
@@ -78,14 +78,21 @@ impl Catalog {
             .collect();
         namespace.take_fates(&fates, from.incarnation);
         self.tell_unknown_objects(from, &states);
+        let paths = |operation: &NameOperation| {
+            let path = operation.path().to_vec();
+            namespace.other_names(&path).into_iter().chain([path]).collect::<Vec<_>>()
+        };
+        let changed: Vec<_> = publication.operations.iter().flat_map(paths).collect();
         let mut shared = Vec::new();
         let now = self.now();
         let mut state = self.lock();
         for operation in &publication.operations {
             state.hearing.note(&from.node, operation);
-            // Made in an outage in a directory that another node has alone: that one is to look again. Not waited for: it may be
-            // publishing itself.
-            let directory = split(operation.path()).0.to_vec();
+        }
+        for path in changed {
+            // Made in an outage in a directory that another node has alone, or done to a file that has a name there, too: that one is to
+            // look again. Not waited for: it may be publishing itself.
+            let directory = split(&path).0.to_vec();
             if let Verdict::PublishFirst(holder) = state.leases.read(&from.node, &directory, None, now) {
                 state.outbox.recalls.push((holder, directory));
                 self.woken.notify_one();

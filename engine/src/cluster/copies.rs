@@ -210,6 +210,8 @@ fn state_of(copy: &CopyView) -> NodeState {
             mtime_ns: meta.mtime_ns,
             xattrs: meta.xattrs.clone(),
         },
+        // What was set since the copy was made, its holder does not know.
+        attributes_ns: 0,
         kind: NodeKind::File(Box::new(FileFacts {
             file: copy.file,
             size_bytes: copy.sealed.size_bytes,

@@ -36,6 +36,10 @@ const OUTAGE_WAIT: Duration = Duration::from_millis(200);
 /// four seconds.
 const MISS_WAIT: Duration = Duration::from_secs(20);
 
+/// Directories that a directory with another name may have below it, all of them held, before the coordinator is asked: more than a
+/// checkpoint has, and quicker to look at than it is to ask.
+const CLEAR_MAX: usize = 64;
+
 /// Between two tries.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -187,6 +191,11 @@ impl Names {
         self.left.notify_all();
     }
 
+    fn holds_all(&self, nodes: &[NodeId]) -> bool {
+        let held = self.lock();
+        nodes.iter().all(|node| held.directories.get(node).is_some_and(|holding| !holding.recalled))
+    }
+
     fn is_at_or_above_held(&self, node: NodeId) -> bool {
         let held = self.lock();
         held.above.contains_key(&node) || held.directories.contains_key(&node)
@@ -269,8 +278,9 @@ impl Names {
         held.given_back = GivenBack::default();
     }
 
-    fn outage_begun(&self) -> Instant {
-        *self.outage.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now)
+    /// Since when nobody answers, where this was asked at `asked`.
+    fn outage_begun(&self, asked: Instant) -> Instant {
+        *self.outage.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(asked)
     }
 
     pub(super) fn outage_over(&self) {
@@ -297,7 +307,7 @@ impl Cluster {
     #[must_use]
     pub fn try_enter(self: &Arc<Self>, access: Access<'_>) -> Option<Guard> {
         let directory = access.directory();
-        if self.names.enter(directory) {
+        if self.is_clear(access) && self.names.enter(directory) {
             return Some(self.guard(Some(directory), None));
         }
         if let Access::Look { parent, name } = access
@@ -308,6 +318,14 @@ impl Cluster {
             return Some(self.guard(None, None));
         }
         None
+    }
+
+    /// Whether nobody has to be taken out of what is moved: others may have a directory below one that is this node's.
+    fn is_clear(&self, access: Access<'_>) -> bool {
+        let Access::Move { parent, name } = access else { return true };
+        let Some(child) = self.namespace.child_directory(parent, name) else { return true };
+        let below = self.namespace.directories_below(child, CLEAR_MAX);
+        below.is_some_and(|below| self.names.holds_all(&below))
     }
 
     /// Leave after asking. Blocks; not for a thread of the runtime.
@@ -328,6 +346,7 @@ impl Cluster {
                 self.names.begin(name.clone());
             }
             let guard = self.guard(None, name);
+            let asked_at = Instant::now();
             let asked = self.runtime.block_on(self.ask_about(&path, access));
             match asked {
                 Ok(alone) => {
@@ -335,7 +354,12 @@ impl Cluster {
                     if !alone {
                         return Ok(guard);
                     }
-                    if !self.names.hold(&self.namespace, directory) {
+                    let is_held = self.names.hold(&self.namespace, directory);
+                    // Whoever was below has been taken out of it, as the answer says.
+                    if is_held && matches!(access, Access::Move { .. }) && self.names.enter(directory) {
+                        return Ok(self.guard(Some(directory), None));
+                    }
+                    if !is_held {
                         // It was recalled while the answer was on its way: the answer promises nothing any more.
                         drop(guard);
                         if Instant::now() >= give_up {
@@ -350,8 +374,8 @@ impl Cluster {
                     // A coordinator that waits for another node's word is not away: what goes on without that word may be
                     // made twice.
                     if !matches!(away, Away::Refused(_)) {
-                        let begun = self.names.outage_begun();
-                        if self.goes_on(access) && (begun.elapsed() >= OUTAGE_WAIT || !self.is_reachable()) {
+                        let begun = self.names.outage_begun(asked_at);
+                        if begun.elapsed() >= OUTAGE_WAIT && self.goes_on(access) {
                             return Ok(guard);
                         }
                     }
@@ -396,7 +420,8 @@ impl Cluster {
     fn goes_on(&self, access: Access<'_>) -> bool {
         match access {
             Access::Look { parent, name } => self.namespace.has_name(parent, name),
-            Access::Change { sure, .. } => !sure,
+            // What others made they may have changed, or taken away.
+            Access::Change { parent, name, sure } => !sure && !self.namespace.is_others(parent, name),
             Access::Move { .. } | Access::List { .. } => false,
         }
     }

@@ -32,6 +32,7 @@ impl Cluster {
             let state = NodeState {
                 path: node.path,
                 attributes: node.attributes,
+                attributes_ns: node.attributes_ns,
                 kind: NodeKind::File(Box::new(facts)),
             };
             if home != self.life.incarnation {

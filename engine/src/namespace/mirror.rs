@@ -6,7 +6,6 @@
 //! On the coordinator the tree is the catalog: it has everything that was published. On other nodes it has what was made there
 //! and what was asked for. A file of another node is cold here until somebody opens it.
 
-use super::attr::rebase;
 use super::cold::AdoptEntry;
 use super::fates::FateOf;
 use super::file::{File, ObjectCopy};
@@ -14,9 +13,7 @@ use super::node::{Body, Node};
 use super::reclaim::Candidate;
 use super::writer::{SessionKey, WriterId};
 use super::xattr::Xattrs;
-use super::{
-    AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, MODE_BITS, Namespace, NodeId, ROOT, ReclaimClass, State,
-};
+use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, Namespace, NodeId, ROOT, ReclaimClass, State};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidemark_protocol::cluster::wire::{
@@ -216,9 +213,17 @@ impl State {
     pub(super) fn loses_name(&mut self, parent: NodeId, name: &[u8], node: NodeId) {
         self.mark(node);
         if self.tree.node(node).is_ok_and(|node| node.link_count() == 0 && node.is_remembered()) {
-            self.lost_names.push((parent, name.to_vec(), node));
+            self.lost_names.push((parent, name.to_vec(), Some(node)));
         }
         self.forsake(node);
+    }
+
+    /// Another node moves what has a name here. The kernel knows a directory at one place only, and refuses a call that finds it at
+    /// another one while it moves names itself (ESTALE, `fs/dcache.c`, `d_splice_alias`).
+    fn loses_place(&mut self, (parent, name): (NodeId, &[u8]), node: NodeId) {
+        if self.tree.node(node).is_ok_and(Node::is_directory) {
+            self.lost_names.push((parent, name.to_vec(), None));
+        }
     }
 
     /// Whether what is told of is here, under whichever name.
@@ -287,8 +292,10 @@ impl State {
             }
             NameOperation::Renamed { from, to, exchange, what } => {
                 let (from, to) = (self.split(from)?, self.split(to)?);
-                self.meant(from.0, from.1, *what)?;
+                let moved = self.meant(from.0, from.1, *what)?;
+                self.loses_place(from, moved);
                 if *exchange {
+                    self.loses_place(to, self.tree.child(to.0, to.1)?);
                     let (one, other) = self.tree.exchange(from, to, now_ns)?;
                     self.renamed(one, now_ns);
                     self.renamed(other, now_ns);
@@ -359,7 +366,7 @@ impl State {
                 node
             }
         };
-        self.take_attributes(node, &told.attributes)
+        self.take_attributes(node, told, home, own)
     }
 
     /// A node that another node has at `path`, made where it is missing.
@@ -488,34 +495,6 @@ impl State {
         Ok(())
     }
 
-    fn take_attributes(&mut self, id: NodeId, told: &NodeAttributes) -> Result<(), FsError> {
-        let xattrs = Xattrs::from_pairs(&told.xattrs)?;
-        let node = self.tree.node_mut(id)?;
-        let mode = told.mode & if node.is_directory() { MODE_BITS } else { FILE_MODE_BITS };
-        let same = node.mode == mode
-            && (node.uid, node.gid, node.mtime_ns) == (told.uid, told.gid, told.mtime_ns)
-            && node.xattrs == xattrs;
-        if same {
-            return Ok(());
-        }
-        (node.mode, node.uid, node.gid) = (mode, told.uid, told.gid);
-        (node.mtime_ns, node.ctime_ns) = (told.mtime_ns, node.ctime_ns.max(told.mtime_ns));
-        let names = [&node.xattrs, &xattrs].into_iter().flatten().flat_map(|xattrs| xattrs.names());
-        let changed: Vec<_> = names.map(|name| (id, name)).collect();
-        node.xattrs = xattrs;
-        let size_bytes = match &node.body {
-            Body::File(file) => Some(file.size_bytes),
-            Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => None,
-        };
-        if let Some(size_bytes) = size_bytes {
-            rebase(node, size_bytes)?;
-        }
-        self.tree.touched.xattrs.extend(changed);
-        self.tree.touched.node(id);
-        self.mark(id);
-        Ok(())
-    }
-
     fn settle_name(
         &mut self,
         parent: NodeId,
@@ -541,8 +520,8 @@ impl State {
             && home == own
             && self.tree.node(here)?.file().is_ok_and(|file| file.id == facts.file)
         {
-            // Our own: we know better.
-            return Ok(());
+            // Our own: of its bytes we know better.
+            return self.take_newer_attributes(here, found);
         }
         self.keeping_times(parent, |state| {
             if let NodeKind::File(facts) = &found.kind

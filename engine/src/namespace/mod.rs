@@ -11,6 +11,7 @@
 
 mod aside;
 mod attr;
+mod attributes;
 mod begun;
 mod cold;
 mod copies;
@@ -266,8 +267,8 @@ struct State {
     pending: Vec<u8>,
     /// Backing files to drop once the lock is free and the journal no longer names them.
     trash: Vec<Arc<Backing>>,
-    /// Names that another node took away and that were their nodes' last, of which the kernel is told once the lock is free.
-    lost_names: Vec<(NodeId, Vec<u8>, NodeId)>,
+    /// Names that another node took away, of which the kernel is told once the lock is free; with the node where it was its last.
+    lost_names: Vec<(NodeId, Vec<u8>, Option<NodeId>)>,
     stale: StaleCallers,
     candidates: BTreeSet<Candidate>,
     /// Files without a name that the kernel may remember without knowing that: their bytes are the first to give way.
@@ -492,7 +493,7 @@ impl Namespace {
         let lost_names = std::mem::take(&mut state.lost_names);
         drop(state);
         if let Some(told) = self.withdrawn.get() {
-            lost_names.into_iter().for_each(|(parent, name, node)| told(parent, &name, Some(node)));
+            lost_names.into_iter().for_each(|(parent, name, node)| told(parent, &name, node));
         }
         if woken {
             self.changed.notify_all();

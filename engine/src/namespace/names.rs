@@ -9,7 +9,7 @@ use super::handle::DirEntry;
 use super::node::{Body, Link, Node};
 use super::outgoing::attributes;
 use super::session::Answer;
-use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State};
+use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State, is_hidden};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::Generation;
@@ -326,10 +326,21 @@ impl Namespace {
 
     /// All names of a node, each with its directory.
     pub fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
+        self.look(|state| state.names_of(node))
+    }
+
+    /// The paths in sight of a file besides the one at which it is; none of what is no file.
+    #[must_use]
+    pub fn other_names(&self, path: &[u8]) -> Vec<Vec<u8>> {
         self.look(|state| {
-            let Ok(found) = state.tree.node(node) else { return Vec::new() };
-            let name = |link: Link| Some((link.parent, state.tree.entry_at(link)?.name.to_vec()));
-            found.links().filter_map(name).collect()
+            let Ok(found) = state.tree.resolve(path).and_then(|node| state.tree.node(node)) else {
+                return Vec::new();
+            };
+            if found.is_directory() || found.link_count() < 2 {
+                return Vec::new();
+            }
+            let paths = found.links().filter_map(|link| state.tree.path(link));
+            paths.filter(|other| other != path && !is_hidden(other)).collect()
         })
     }
 
@@ -346,6 +357,12 @@ impl Namespace {
 }
 
 impl State {
+    pub(super) fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
+        let Ok(found) = self.tree.node(node) else { return Vec::new() };
+        let name = |link: Link| Some((link.parent, self.tree.entry_at(link)?.name.to_vec()));
+        found.links().filter_map(name).collect()
+    }
+
     /// What is told of a node that was just made.
     pub(super) fn made(&self, parent: NodeId, name: &[u8], id: NodeId) -> Option<NameOperation> {
         let node = self.tree.node(id).ok()?;

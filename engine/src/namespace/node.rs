@@ -35,6 +35,8 @@ pub(super) struct Node {
     pub(super) atime_ns: i64,
     pub(super) mtime_ns: i64,
     pub(super) ctime_ns: i64,
+    /// When a call last set mode, owner, mtime or an extended attribute, here or on another node; 0: none has.
+    pub(super) attributes_ns: i64,
     /// How often the kernel was told of this node and has not forgotten it.
     pub(super) lookups: u64,
     /// Found by this daemon in a session that goes on: the kernel may know it, and was told of it an unknown number of times.
@@ -101,6 +103,7 @@ impl Node {
             atime_ns: now_ns,
             mtime_ns: now_ns,
             ctime_ns: now_ns,
+            attributes_ns: 0,
             lookups: 0,
             taken_up: false,
             forsaken: false,

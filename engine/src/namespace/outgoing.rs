@@ -86,6 +86,8 @@ pub struct OutgoingNode {
     pub node: NodeId,
     pub path: Vec<u8>,
     pub attributes: NodeAttributes,
+    /// When a call last set any of them.
+    pub attributes_ns: i64,
     pub body: OutgoingBody,
 }
 
@@ -133,7 +135,8 @@ impl Namespace {
             if !has_operations && outgoing.touched.is_empty() && !anyway {
                 return Told::default();
             }
-            let (number, operations) = outgoing.unanswered.publish(most);
+            outgoing.unanswered.publish(most);
+            let (number, operations) = outgoing.unanswered.on_its_way().expect("it was made just now");
             let mut nodes = Vec::new();
             if outgoing.unanswered.has_all_sent() {
                 while nodes.len() + operations.len() < most
@@ -157,7 +160,8 @@ impl Namespace {
             if !outgoing.unanswered.has_operations() {
                 return Told::default();
             }
-            let (number, operations) = outgoing.unanswered.publish(most);
+            outgoing.unanswered.publish(most);
+            let (number, operations) = outgoing.unanswered.on_its_way().expect("it was made just now");
             Told { number, operations, states: Vec::new() }
         })
     }
@@ -166,7 +170,7 @@ impl Namespace {
     #[must_use]
     pub fn number_publication(&self) -> u64 {
         self.publish(|state| {
-            let number = state.outgoing.as_mut().map_or(0, |outgoing| outgoing.unanswered.publish(0).0);
+            let number = state.outgoing.as_mut().map_or(0, |outgoing| outgoing.unanswered.publish(0));
             Told { number, ..Told::default() }
         })
         .number
@@ -304,10 +308,41 @@ impl Namespace {
         })
     }
 
+    /// A directory and those below it that are known here; none where they are more than `most`.
+    #[must_use]
+    pub fn directories_below(&self, directory: NodeId, most: usize) -> Option<Vec<NodeId>> {
+        self.look(|state| {
+            let mut found = vec![directory];
+            let mut next = 0;
+            while let Some(at) = found.get(next).copied() {
+                next += 1;
+                let directory = state.tree.node(at).ok()?.directory().ok()?;
+                let below = directory.subdirectories as usize;
+                if found.len() + below > most {
+                    return None;
+                }
+                let entries = directory.by_cookie.values().map(|entry| entry.node);
+                let is_directory = |node: &NodeId| state.tree.node(*node).is_ok_and(Node::is_directory);
+                // Most have none below them, and their files need not be looked at.
+                found.extend(entries.filter(is_directory).take(below));
+            }
+            Some(found)
+        })
+    }
+
     /// Whether the name is here.
     #[must_use]
     pub fn has_name(&self, parent: NodeId, name: &[u8]) -> bool {
         self.look(|state| state.tree.child(parent, name).is_ok())
+    }
+
+    /// Whether the name is a file of another node.
+    #[must_use]
+    pub fn is_others(&self, parent: NodeId, name: &[u8]) -> bool {
+        self.look(|state| {
+            let node = state.tree.child(parent, name).and_then(|node| state.tree.node(node));
+            node.is_ok_and(|node| node.file().is_ok_and(|file| file.id.incarnation != self.incarnation))
+        })
     }
 
     /// Nanoseconds since 1970 by this node's clock.
@@ -469,7 +504,7 @@ impl State {
     /// What the deputy is told of in one go with the present tree counts as a publication of this node; gives its number.
     pub(super) fn publish_to_deputy(&mut self) -> u64 {
         let Some(outgoing) = &mut self.outgoing else { return 0 };
-        if outgoing.audience == Audience::Deputy && outgoing.unanswered.has_unsent() {
+        if outgoing.audience == Audience::Deputy && !outgoing.unanswered.has_all_sent() {
             outgoing.unanswered.publish(usize::MAX);
         }
         outgoing.unanswered.publication()
@@ -489,7 +524,7 @@ impl State {
                 (NodeAttributes { mtime_ns: view.mtime_ns, ..attributes }, OutgoingBody::File(Box::new(view)))
             }
         };
-        Some(OutgoingNode { node: id, path, attributes, body })
+        Some(OutgoingNode { node: id, path, attributes, attributes_ns: node.attributes_ns, body })
     }
 }
 

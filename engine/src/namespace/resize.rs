@@ -49,11 +49,8 @@ impl Namespace {
                     file.times_set = file.fate.writers() > 0;
                 }
             }
-            target.ctime_ns = target.ctime_ns.max(caller.now_ns);
-            let attr = attr(node, target)?;
-            state.tree.touched.node(node);
-            state.mark(node);
-            Ok(attr)
+            state.note_attributes(node, caller.now_ns)?;
+            attr(node, state.tree.node(node)?)
         })
     }
 

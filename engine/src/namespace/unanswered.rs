@@ -38,10 +38,10 @@ pub(super) struct Progress {
 #[derive(Debug, Default)]
 pub(super) struct Unanswered {
     progress: Progress,
-    operations: VecDeque<NameOperation>,
+    operations: VecDeque<Kept>,
     /// The journal has the operations before this number; none of them where they were too many.
     journaled: Option<u64>,
-    /// What the journaled ones take there.
+    /// What those of them that are kept take there.
     journaled_bytes: u64,
     /// What they may take there.
     journaled_bytes_max: u64,
@@ -49,6 +49,14 @@ pub(super) struct Unanswered {
     moved: bool,
     /// Counts losses of this daemon's time.
     losses: u64,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Kept {
+    operation: NameOperation,
+    /// What it takes in the journal; 0 where it is not there.
+    journaled_bytes: u64,
 }
 
 impl Unanswered {
@@ -73,13 +81,14 @@ impl Unanswered {
         let mut is_whole = true;
         for (number, operation) in operations {
             is_whole &= number == all.next();
-            all.operations.push_back(operation);
+            let journaled_bytes = operation.to_bytes().len() as u64;
+            all.journaled_bytes += journaled_bytes;
+            all.operations.push_back(Kept { operation, journaled_bytes });
         }
         if !is_whole || all.progress.sent > all.operations.len() as u64 {
             all.lose();
         }
         all.journaled = Some(all.next());
-        all.journaled_bytes = all.operations.iter().map(|operation| operation.to_bytes().len() as u64).sum();
         all
     }
 
@@ -92,7 +101,7 @@ impl Unanswered {
         if self.operations.len() >= OPERATIONS_MAX {
             self.lose();
         }
-        self.operations.push_back(operation);
+        self.operations.push_back(Kept { operation, journaled_bytes: 0 });
     }
 
     /// Drops the operations: only everything is enough now.
@@ -120,16 +129,11 @@ impl Unanswered {
     }
 
     pub(super) fn operations(&self) -> impl Iterator<Item = &NameOperation> {
-        self.operations.iter()
+        self.operations.iter().map(|kept| &kept.operation)
     }
 
     pub(super) fn has_operations(&self) -> bool {
         !self.operations.is_empty()
-    }
-
-    /// Whether there are operations that are in no publication.
-    pub(super) fn has_unsent(&self) -> bool {
-        !self.has_all_sent()
     }
 
     /// Whether the publication on its way has all operations that there are.
@@ -150,18 +154,19 @@ impl Unanswered {
     /// The publication that has not been answered, with its operations.
     pub(super) fn on_its_way(&self) -> Option<(u64, Vec<NameOperation>)> {
         let sent = usize::try_from(self.progress.sent).unwrap_or(usize::MAX);
-        let operations = || self.operations.iter().take(sent).cloned().collect();
+        let operations = || self.operations().take(sent).cloned().collect();
         self.progress.on_its_way.then(|| (self.progress.publication, operations()))
     }
 
-    /// Makes the next publication, of up to `most` operations. The one before has been answered, or is not sent any more.
-    pub(super) fn publish(&mut self, most: usize) -> (u64, Vec<NameOperation>) {
+    /// Makes the next publication, of up to `most` operations, and says its number. The one before has been answered, or is not sent
+    /// any more.
+    pub(super) fn publish(&mut self, most: usize) -> u64 {
         let sent = self.operations.len().min(most);
         self.progress.publication += 1;
         self.progress.on_its_way = true;
         self.progress.sent = sent as u64;
         self.moved = true;
-        (self.progress.publication, self.operations.iter().take(sent).cloned().collect())
+        self.progress.publication
     }
 
     /// The publication on its way has been answered.
@@ -180,12 +185,13 @@ impl Unanswered {
     /// Operations before this number are known elsewhere.
     pub(super) fn answered_until(&mut self, number: u64) {
         let count = number.saturating_sub(self.progress.first).min(self.operations.len() as u64);
-        self.operations.drain(..usize::try_from(count).unwrap_or(usize::MAX));
+        let answered = self.operations.drain(..usize::try_from(count).unwrap_or(usize::MAX));
+        self.journaled_bytes -= answered.map(|kept| kept.journaled_bytes).sum::<u64>();
         self.progress.first += count;
         self.progress.sent = self.progress.sent.saturating_sub(count);
         self.moved |= count > 0;
         if self.operations.is_empty() {
-            (self.journaled, self.journaled_bytes) = (Some(self.progress.first), 0);
+            self.journaled = Some(self.progress.first);
         }
     }
 
@@ -195,9 +201,10 @@ impl Unanswered {
         if let Some(from) = self.journaled {
             let from = from.max(self.progress.first);
             let old = usize::try_from(from - self.progress.first).unwrap_or(usize::MAX);
-            for (number, operation) in (from..).zip(self.operations.iter().skip(old)) {
-                let bytes = operation.without_xattrs().to_bytes();
-                self.journaled_bytes += bytes.len() as u64;
+            for (number, kept) in (from..).zip(self.operations.iter_mut().skip(old)) {
+                let bytes = kept.operation.without_xattrs().to_bytes();
+                kept.journaled_bytes = bytes.len() as u64;
+                self.journaled_bytes += kept.journaled_bytes;
                 operations.push((number, bytes));
             }
             let fits = self.journaled_bytes <= self.journaled_bytes_max
@@ -222,7 +229,7 @@ impl Unanswered {
     /// All that a snapshot has to say. What the journal was not told of is left to the next change.
     pub(super) fn snapshot(&self) -> (Progress, impl Iterator<Item = (u64, Vec<u8>)>) {
         let until = self.journaled.unwrap_or(self.progress.first);
-        let operations = (self.progress.first..until).zip(&self.operations);
+        let operations = (self.progress.first..until).zip(self.operations());
         let operations =
             operations.map(|(number, operation)| (number, operation.without_xattrs().to_bytes()));
         (self.in_journal(), operations)
@@ -241,6 +248,11 @@ mod tests {
 
     fn removed(path: u8) -> NameOperation {
         NameOperation::Removed { path: vec![path], what: None }
+    }
+
+    fn publish(all: &mut Unanswered, most: usize) -> (u64, Vec<NameOperation>) {
+        all.publish(most);
+        all.on_its_way().unwrap()
     }
 
     /// A journal: what `unjournaled` says, applied as a replay does.
@@ -271,28 +283,28 @@ mod tests {
             all.push(removed(path));
             journal.take(&mut all);
         }
-        assert_eq!(all.publish(2), (1, vec![removed(0), removed(1)]));
+        assert_eq!(publish(&mut all, 2), (1, vec![removed(0), removed(1)]));
         journal.take(&mut all);
         let mut found = journal.found();
         assert_eq!(found.on_its_way(), Some((1, vec![removed(0), removed(1)])));
         found.answered();
         assert_eq!((found.on_its_way(), found.lost()), (None, None));
-        assert_eq!(found.publish(9), (2, vec![removed(2)]));
+        assert_eq!(publish(&mut found, 9), (2, vec![removed(2)]));
         // An answer that the journal was not told of: sent again, and taken once by its number.
         all.answered();
         assert_eq!(journal.found().on_its_way(), Some((1, vec![removed(0), removed(1)])));
         journal.take(&mut all);
         assert_eq!(journal.found().on_its_way(), None);
-        assert_eq!(journal.found().publish(9), (2, vec![removed(2)]));
+        assert_eq!(publish(&mut journal.found(), 9), (2, vec![removed(2)]));
     }
 
     #[test]
     fn what_is_not_sent_as_it_was_is_told_under_the_next_number() {
         let mut all = Unanswered::new(ROOMY);
         (0..2).for_each(|path| all.push(removed(path)));
-        assert_eq!(all.publish(1).0, 1);
+        assert_eq!(all.publish(1), 1);
         all.unsent();
-        assert_eq!(all.publish(9), (2, vec![removed(0), removed(1)]));
+        assert_eq!(publish(&mut all, 9), (2, vec![removed(0), removed(1)]));
         all.answered();
         assert!(!all.has_operations());
     }
@@ -307,13 +319,26 @@ mod tests {
         journal.take(&mut all);
         all.journaled_bytes_max = ROOMY;
         assert!(journal.found().lost().is_some() && all.lost().is_none());
-        assert_eq!(all.publish(9), (1, vec![removed(0), removed(1)]));
+        assert_eq!(publish(&mut all, 9), (1, vec![removed(0), removed(1)]));
         all.answered();
         journal.take(&mut all);
         assert!(journal.found().lost().is_none(), "all that was missing has been told");
         all.push(removed(2));
         journal.take(&mut all);
-        assert_eq!(journal.found().publish(9), (2, vec![removed(2)]));
+        assert_eq!(publish(&mut journal.found(), 9), (2, vec![removed(2)]));
+    }
+
+    #[test]
+    fn what_was_answered_takes_no_part_of_the_journal_while_more_comes() {
+        let mut all = Unanswered::new(JOURNAL_PARTS * 4 * removed(0).to_bytes().len() as u64);
+        all.push(removed(0));
+        for path in 1..100 {
+            all.push(removed(path));
+            all.unjournaled();
+            all.publish(1);
+            all.answered();
+        }
+        assert!(!all.in_journal().lost && all.has_operations());
     }
 
     #[test]
@@ -330,7 +355,7 @@ mod tests {
         let mut all = Unanswered::new(ROOMY);
         (0..=OPERATIONS_MAX).for_each(|_| all.push(removed(0)));
         let loss = all.lost().unwrap();
-        assert_eq!(all.publish(9).1.len(), 1, "the last is kept");
+        assert_eq!(publish(&mut all, 9).1.len(), 1, "the last is kept");
         all.miss();
         all.make_up(loss);
         assert!(all.lost().is_some(), "there was another loss since");

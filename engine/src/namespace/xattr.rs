@@ -153,12 +153,10 @@ impl Namespace {
             }
             let key: Name = Arc::from(name);
             target.xattrs.get_or_insert_default().values.insert(Arc::clone(&key), value.into());
-            target.ctime_ns = target.ctime_ns.max(caller.now_ns);
             state.tree.weight_bytes += (name.len() + value.len()) as u64;
             state.tree.weight_bytes -= replaced as u64;
             state.tree.touched.xattrs.push((node, key));
-            state.tree.touched.node(node);
-            state.mark(node);
+            state.note_attributes(node, caller.now_ns)?;
             state.answer(caller.request, Answer::Done);
             Ok(())
         })
@@ -189,11 +187,9 @@ impl Namespace {
             if xattrs.values.is_empty() {
                 target.xattrs = None;
             }
-            target.ctime_ns = target.ctime_ns.max(caller.now_ns);
             state.tree.weight_bytes -= (key.len() + old.len()) as u64;
             state.tree.touched.xattrs.push((node, key));
-            state.tree.touched.node(node);
-            state.mark(node);
+            state.note_attributes(node, caller.now_ns)?;
             state.answer(caller.request, Answer::Done);
             Ok(())
         })

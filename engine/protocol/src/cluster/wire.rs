@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Raised with every change of a message.
-pub const WIRE_VERSION: u8 = 5;
+pub const WIRE_VERSION: u8 = 6;
 
 /// The largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -261,6 +261,8 @@ pub struct NodeState {
     /// One of its names.
     pub path: Vec<u8>,
     pub attributes: NodeAttributes,
+    /// When a call last set any of them, later than each time before, however clocks differ; 0: none has.
+    pub attributes_ns: i64,
     pub kind: NodeKind,
 }
 
@@ -579,6 +581,7 @@ mod tests {
                 xattrs: vec![(b"user.a".to_vec(), vec![0, 255])],
                 ..Default::default()
             },
+            attributes_ns: 5,
             kind: NodeKind::File(Box::new(facts())),
         };
         let message = ToCoordinator::Publish(Publication {

@@ -29,8 +29,8 @@ use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::NodeLife;
 
 /// The journal's format. Raised with any change of a record.
-pub(super) const FORMAT_VERSION: u32 = 6;
-/// The oldest format that is read: it has no operations.
+pub(super) const FORMAT_VERSION: u32 = 7;
+/// The oldest format that is read: it has no operations. Up to 6 no node says when its attributes were set.
 pub(super) const FORMAT_VERSION_MIN: u32 = 5;
 /// The longest record: an xattr of 64 KiB, or a piece of a seal's chunk checksums.
 pub(super) const MAX_RECORD_BYTES: usize = 72 << 10;
@@ -125,6 +125,10 @@ const PROGRESS: u8 = 18;
 const OPERATION: u8 = 19;
 const CATALOG: u8 = 20;
 const HEARD: u8 = 21;
+
+/// Flags of a node.
+const OVERWRITTEN: u8 = 1;
+const ATTRIBUTES_SET: u8 = 2;
 
 /// How an object is encoded.
 const PLAIN: u8 = 0;
@@ -225,10 +229,14 @@ impl<'a> Writer<'a> {
         self.u32(node.mode);
         self.u32(node.uid);
         self.u32(node.gid);
-        self.u8(u8::from(node.overwritten));
+        let set = node.attributes_ns != 0;
+        self.u8((u8::from(node.overwritten) * OVERWRITTEN) | (u8::from(set) * ATTRIBUTES_SET));
         self.i64(node.atime_ns);
         self.i64(node.mtime_ns);
         self.i64(node.ctime_ns);
+        if set {
+            self.i64(node.attributes_ns);
+        }
         match &node.body {
             Body::Directory(directory) => {
                 self.u64(directory.next_cookie);

@@ -3,10 +3,10 @@
 //! Owns: the bounds of what is believed. Does not own: the layout, which is that of the writer (`mod`).
 
 use super::{
-    ANSWER, BACKING_ID, BLOCK_DEVICE, Bytes, CATALOG, CHARACTER_DEVICE, CHUNKS, CHUNKS_PER_RECORD, DIRECTORY,
-    ENCODED_PLANES, ENCODED_ZSTD, ENTRY, FILE, FREED, HANDLE, HEARD, LENGTHS, MAX_CHUNKS, MAX_KEY_BYTES,
-    MAX_OPERATION_BYTES, MAX_RECORD_BYTES, NEXT, NO_ENTRY, NO_HANDLE, OPERATION, PIPE, PLAIN, PROGRESS,
-    Record, SESSION_ENDED, SOCKET, SPECIAL, SYMLINK, WRITERS, XATTR,
+    ANSWER, ATTRIBUTES_SET, BACKING_ID, BLOCK_DEVICE, Bytes, CATALOG, CHARACTER_DEVICE, CHUNKS,
+    CHUNKS_PER_RECORD, DIRECTORY, ENCODED_PLANES, ENCODED_ZSTD, ENTRY, FILE, FREED, HANDLE, HEARD, LENGTHS,
+    MAX_CHUNKS, MAX_KEY_BYTES, MAX_OPERATION_BYTES, MAX_RECORD_BYTES, NEXT, NO_ENTRY, NO_HANDLE, OPERATION,
+    OVERWRITTEN, PIPE, PLAIN, PROGRESS, Record, SESSION_ENDED, SOCKET, SPECIAL, SYMLINK, WRITERS, XATTR,
 };
 use crate::namespace::attr::Special;
 use crate::namespace::file::{File, MAX_WRITERS, ObjectCopy};
@@ -191,8 +191,12 @@ fn writer(reader: &mut Reader<'_>) -> Option<WriterId> {
 
 fn node(kind: u8, reader: &mut Reader<'_>) -> Option<Record> {
     let (id, ino) = (reader.u64()?, reader.u64()?);
-    let (mode, uid, gid, overwritten) = (reader.u32()?, reader.u32()?, reader.u32()?, reader.u8()? != 0);
+    let (mode, uid, gid, flags) = (reader.u32()?, reader.u32()?, reader.u32()?, reader.u8()?);
+    if flags & !(OVERWRITTEN | ATTRIBUTES_SET) != 0 {
+        return None;
+    }
     let (atime_ns, mtime_ns, ctime_ns) = (reader.i64()?, reader.i64()?, reader.i64()?);
+    let attributes_ns = if flags & ATTRIBUTES_SET == 0 { 0 } else { reader.i64()? };
     let (body, bytes) = match kind {
         DIRECTORY => {
             let (next_cookie, renamed_ns) = (reader.u64()?, reader.i64()?);
@@ -207,7 +211,8 @@ fn node(kind: u8, reader: &mut Reader<'_>) -> Option<Record> {
         }
     };
     let mut node = Node::new(ino, mode, uid, gid, mtime_ns, body);
-    node.overwritten = overwritten;
+    node.overwritten = flags & OVERWRITTEN != 0;
+    node.attributes_ns = attributes_ns;
     node.atime_ns = atime_ns;
     node.ctime_ns = ctime_ns;
     Some(Record::Node(id, Box::new(node), bytes))

@@ -1,0 +1,171 @@
+//! Attributes that other nodes tell of: whose count.
+//!
+//! Owns: when a call last set them, and which of two that differ stay. Does not own: the calls (`resize`, `xattr`), who tells (`mirror`).
+//!
+//! Mode, owner, mtime and extended attributes of a node may be set on any node; bytes change on the file's home only, and its mtime
+//! with them. Each call that sets them notes a moment that is later than each one noted before, so the last call counts, in whatever
+//! order nodes tell of it. A home that has not heard of that call yet still tells of its bytes; what it wrote later shows in the mtime.
+
+use super::attr::rebase;
+use super::node::{Body, Node};
+use super::xattr::Xattrs;
+use super::{FILE_MODE_BITS, FsError, MODE_BITS, NodeId, State};
+use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
+use tidemark_protocol::id::Incarnation;
+
+/// Who tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Teller {
+    /// The file's home, or the coordinator in its name.
+    Home,
+    /// Any node, of what has no bytes.
+    Any,
+    /// The coordinator, of what has no bytes: the name may have been taken away and made anew.
+    Coordinator,
+    /// Another node than the file's home.
+    Other,
+}
+
+/// What is taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    All,
+    Mtime,
+    Nothing,
+}
+
+/// What counts of attributes that were last set at `told_ns`, with an mtime of `mtime_ns`, where those here were set at `here_ns`.
+fn taken(teller: Teller, here_ns: i64, told_ns: i64, mtime_ns: i64) -> Taken {
+    match teller {
+        Teller::Coordinator => Taken::All,
+        Teller::Home | Teller::Any if told_ns >= here_ns => Taken::All,
+        Teller::Other if told_ns > here_ns => Taken::All,
+        Teller::Home if mtime_ns > here_ns => Taken::Mtime,
+        Teller::Home | Teller::Any | Teller::Other => Taken::Nothing,
+    }
+}
+
+impl Node {
+    /// A call set mode, owner, mtime or an extended attribute.
+    pub(super) fn attributes_were_set(&mut self, now_ns: i64) {
+        self.ctime_ns = self.ctime_ns.max(now_ns);
+        self.attributes_ns = now_ns.max(self.attributes_ns.saturating_add(1));
+    }
+}
+
+impl State {
+    /// A call set attributes of a node: an answer about its names that is on its way does not know of that.
+    pub(super) fn note_attributes(&mut self, node: NodeId, now_ns: i64) -> Result<(), FsError> {
+        let target = self.tree.node_mut(node)?;
+        target.attributes_were_set(now_ns);
+        if self.outgoing.is_some() {
+            for (parent, name) in self.names_of(node) {
+                self.note_name(parent, &name);
+            }
+        }
+        self.tree.touched.node(node);
+        self.mark(node);
+        Ok(())
+    }
+
+    /// Takes what counts of the attributes that the node of life `home` tells of; the coordinator tells of what has no bytes as of life 0.
+    pub(super) fn take_attributes(
+        &mut self,
+        id: NodeId,
+        told: &NodeState,
+        home: Incarnation,
+        own: Incarnation,
+    ) -> Result<(), FsError> {
+        let teller = match &told.kind {
+            NodeKind::File(facts) if facts.file.incarnation == home && home != own => Teller::Home,
+            NodeKind::File(_) => Teller::Other,
+            NodeKind::Directory | NodeKind::Symlink { .. } if home == Incarnation(0) => Teller::Coordinator,
+            NodeKind::Directory | NodeKind::Symlink { .. } => Teller::Any,
+        };
+        self.take_attributes_of(id, told, teller)
+    }
+
+    /// Takes the attributes of a file of this node where a call on another node set them later.
+    pub(super) fn take_newer_attributes(&mut self, id: NodeId, told: &NodeState) -> Result<(), FsError> {
+        self.take_attributes_of(id, told, Teller::Other)
+    }
+
+    fn take_attributes_of(&mut self, id: NodeId, told: &NodeState, teller: Teller) -> Result<(), FsError> {
+        let (attributes, told_ns) = (&told.attributes, told.attributes_ns);
+        let node = self.tree.node_mut(id)?;
+        let taken = taken(teller, node.attributes_ns, told_ns, attributes.mtime_ns);
+        if taken == Taken::Nothing {
+            return Ok(());
+        }
+        let mut mtime_ns = attributes.mtime_ns;
+        // What is being written here has its own time.
+        if let Body::File(file) = &node.body
+            && file.fate.writers() > 0
+        {
+            mtime_ns = node.mtime_ns;
+        }
+        let moved = node.mtime_ns != mtime_ns;
+        let mut changed = moved;
+        let mut xattrs_changed = Vec::new();
+        if taken == Taken::All {
+            let xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
+            let mode = attributes.mode & if node.is_directory() { MODE_BITS } else { FILE_MODE_BITS };
+            let told = (mode, attributes.uid, attributes.gid, told_ns);
+            changed |= (node.mode, node.uid, node.gid, node.attributes_ns) != told;
+            (node.mode, node.uid, node.gid, node.attributes_ns) = told;
+            if node.xattrs != xattrs {
+                changed = true;
+                let names = [&node.xattrs, &xattrs].into_iter().flatten().flat_map(|xattrs| xattrs.names());
+                xattrs_changed = names.map(|name| (id, name)).collect();
+                node.xattrs = xattrs;
+            }
+        }
+        if !changed {
+            return Ok(());
+        }
+        (node.mtime_ns, node.ctime_ns) = (mtime_ns, node.ctime_ns.max(mtime_ns));
+        let size_bytes = match &node.body {
+            Body::File(file) => Some(file.size_bytes),
+            Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => None,
+        };
+        if let (true, Some(size_bytes)) = (moved, size_bytes) {
+            rebase(node, size_bytes)?;
+        }
+        self.tree.touched.xattrs.extend(xattrs_changed);
+        self.tree.touched.node(id);
+        self.mark(id);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_call_counts_whoever_tells_of_it() {
+        for teller in [Teller::Home, Teller::Any, Teller::Other] {
+            assert_eq!(taken(teller, 5, 6, 1), Taken::All, "{teller:?}");
+            assert_eq!(taken(teller, 6, 5, 1), Taken::Nothing, "{teller:?}");
+        }
+    }
+
+    #[test]
+    fn of_what_no_call_set_its_home_knows_best() {
+        assert_eq!(taken(Teller::Home, 5, 5, 1), Taken::All);
+        assert_eq!(taken(Teller::Any, 0, 0, 1), Taken::All);
+        assert_eq!(taken(Teller::Other, 5, 5, 9), Taken::Nothing);
+    }
+
+    #[test]
+    fn what_a_home_wrote_after_a_call_it_has_not_heard_of_has_its_time() {
+        assert_eq!(taken(Teller::Home, 6, 0, 7), Taken::Mtime);
+        assert_eq!(taken(Teller::Home, 6, 0, 6), Taken::Nothing);
+        assert_eq!(taken(Teller::Other, 6, 0, 7), Taken::Nothing);
+    }
+
+    #[test]
+    fn a_name_made_anew_has_the_attributes_that_the_coordinator_knows() {
+        assert_eq!(taken(Teller::Coordinator, 6, 0, 1), Taken::All);
+    }
+}
