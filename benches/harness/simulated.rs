@@ -313,6 +313,7 @@ impl One {
                 path,
                 attributes: attributes(0o100_644),
                 attributes_ns: 0,
+                other_names: None,
                 kind: NodeKind::File(Box::new(facts)),
             }],
             ..Publication::default()

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `net` | the network itself: does each fault of the harness happen, and does it end? |
 //! | `tree` | one tree: names and bytes of one node on the others, and after its loss |
+//! | `twin` | random calls on any node, daemons killed or not: are all nodes together one directory? |
 //! | `site` | several nodes of one cluster, for the others |
-//! | `killed` | daemons are killed while programs go on |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
 //! | `copies` | copies in other nodes' memory that are bad |
 //! | `links` | what is seen of a save on its way, and changed in it, and what strangers cost |
@@ -20,7 +20,6 @@ mod copies;
 mod failover;
 mod guarded;
 mod job;
-mod killed;
 mod lease;
 mod links;
 mod members;
@@ -29,3 +28,4 @@ mod nodes;
 mod site;
 mod tier3;
 mod tree;
+mod twin;

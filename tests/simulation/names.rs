@@ -6,7 +6,7 @@
 use super::exec::{Signal, within};
 use super::network::Refused;
 use super::node::{Node, Seat};
-use super::tree::{Entry, join};
+use super::tree::join;
 use super::world::show;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -273,16 +273,8 @@ impl Node {
             Access::Look { directory, name } => {
                 self.memory.tree.borrow().names.contains_key(&join(directory, name))
             }
-            Access::Change { sure, directory, name } => !sure && !self.is_others(directory, name),
+            Access::Change { sure, .. } => !sure,
             Access::Move { .. } => false,
-        }
-    }
-
-    fn is_others(&self, directory: &[u8], name: &[u8]) -> bool {
-        let tree = self.memory.tree.borrow();
-        match tree.names.get(&join(directory, name)) {
-            Some(Entry::File(file)) => file.incarnation != self.memory.life.incarnation,
-            _ => false,
         }
     }
 

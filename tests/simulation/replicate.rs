@@ -496,6 +496,7 @@ fn state_of(copy: &Copy) -> NodeState {
         path: meta.path.clone(),
         attributes: NodeAttributes::default(),
         attributes_ns: 0,
+        other_names: None,
         kind: NodeKind::File(Box::new(FileFacts {
             file: sealed.file,
             size_bytes: sealed.size_bytes,

@@ -135,7 +135,13 @@ impl Tree {
             Entry::Directory(_) => NodeKind::Directory,
             Entry::File(file) => NodeKind::File(Box::new(self.facts_of(*file)?)),
         };
-        Some(NodeState { path: path.to_vec(), attributes: NodeAttributes::default(), attributes_ns: 0, kind })
+        Some(NodeState {
+            path: path.to_vec(),
+            attributes: NodeAttributes::default(),
+            attributes_ns: 0,
+            other_names: None,
+            kind,
+        })
     }
 
     pub(crate) fn facts_of(&self, file: FileId) -> Option<FileFacts> {

@@ -212,6 +212,7 @@ fn state_of(copy: &CopyView) -> NodeState {
         },
         // What was set since the copy was made, its holder does not know.
         attributes_ns: 0,
+        other_names: None,
         kind: NodeKind::File(Box::new(FileFacts {
             file: copy.file,
             size_bytes: copy.sealed.size_bytes,

@@ -235,8 +235,13 @@ mod tests {
     const COORDINATOR: Incarnation = Incarnation(7);
 
     fn node(id: u64, parent: u64, name: &str, kind: NodeKind) -> CatalogNode {
-        let state =
-            NodeState { path: Vec::new(), attributes: NodeAttributes::default(), attributes_ns: 0, kind };
+        let state = NodeState {
+            path: Vec::new(),
+            attributes: NodeAttributes::default(),
+            attributes_ns: 0,
+            other_names: None,
+            kind,
+        };
         CatalogNode { id, names: vec![(parent, name.as_bytes().to_vec())], state }
     }
 

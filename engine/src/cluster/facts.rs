@@ -15,7 +15,13 @@ pub fn state_of(namespace: &Namespace, node: OutgoingNode) -> NodeState {
         OutgoingBody::Symlink(target) => NodeKind::Symlink { target },
         OutgoingBody::File(view) => NodeKind::File(Box::new(facts(namespace, &view))),
     };
-    NodeState { path: node.path, attributes: node.attributes, attributes_ns: node.attributes_ns, kind }
+    NodeState {
+        path: node.path,
+        attributes: node.attributes,
+        attributes_ns: node.attributes_ns,
+        other_names: node.other_names,
+        kind,
+    }
 }
 
 fn facts(namespace: &Namespace, view: &FileView) -> FileFacts {

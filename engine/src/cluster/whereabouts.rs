@@ -33,6 +33,7 @@ impl Cluster {
                 path: node.path,
                 attributes: node.attributes,
                 attributes_ns: node.attributes_ns,
+                other_names: None,
                 kind: NodeKind::File(Box::new(facts)),
             };
             if home != self.life.incarnation {

@@ -118,7 +118,7 @@ impl Namespace {
             if state.is_newer(parent, name, asked_at) {
                 return Ok(());
             }
-            state.settle_name(parent, name, found, self.incarnation, now_ns)
+            state.settle_name((parent, name), found, asked_at, self.incarnation, now_ns)
         })
     }
 
@@ -153,7 +153,7 @@ impl Namespace {
                 for told in states {
                     let name = name_of(told);
                     if !state.is_newer(parent, &name, asked_at) {
-                        state.settle_name(parent, &name, Some(told), self.incarnation, now_ns)?;
+                        state.settle_name((parent, &name), Some(told), asked_at, self.incarnation, now_ns)?;
                     }
                 }
                 Ok(())
@@ -170,7 +170,7 @@ impl Namespace {
                 {
                     continue;
                 }
-                state.settle_name(parent, &name, None, self.incarnation, now_ns)?;
+                state.settle_name((parent, &name), None, asked_at, self.incarnation, now_ns)?;
             }
             Ok(())
         })
@@ -497,9 +497,9 @@ impl State {
 
     fn settle_name(
         &mut self,
-        parent: NodeId,
-        name: &[u8],
+        (parent, name): (NodeId, &[u8]),
         found: Option<&NodeState>,
+        asked_at: u64,
         own: Incarnation,
         now_ns: i64,
     ) -> Result<(), FsError> {
@@ -521,7 +521,8 @@ impl State {
             && self.tree.node(here)?.file().is_ok_and(|file| file.id == facts.file)
         {
             // Our own: of its bytes we know better.
-            return self.take_newer_attributes(here, found);
+            self.take_newer_attributes(here, found)?;
+            return self.settle_other_names((parent, name), found, asked_at, now_ns);
         }
         self.keeping_times(parent, |state| {
             if let NodeKind::File(facts) = &found.kind
@@ -536,7 +537,8 @@ impl State {
                 state.mark(known);
             }
             state.take_state(found, home, own)
-        })
+        })?;
+        self.settle_other_names((parent, name), found, asked_at, now_ns)
     }
 
     fn is_special(&self, node: NodeId) -> bool {

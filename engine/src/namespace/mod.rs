@@ -25,6 +25,7 @@ mod heard;
 mod hidden;
 mod journal;
 mod kept;
+mod links;
 mod mirror;
 mod names;
 mod node;

@@ -9,7 +9,7 @@ use super::handle::DirEntry;
 use super::node::{Body, Link, Node};
 use super::outgoing::attributes;
 use super::session::Answer;
-use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State, is_hidden};
+use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::Generation;
@@ -329,19 +329,14 @@ impl Namespace {
         self.look(|state| state.names_of(node))
     }
 
-    /// The paths in sight of a file besides the one at which it is; none of what is no file.
+    /// The paths in sight of a file besides the one at which it is; none of what is no file, or has too many.
     #[must_use]
     pub fn other_names(&self, path: &[u8]) -> Vec<Vec<u8>> {
         self.look(|state| {
-            let Ok(found) = state.tree.resolve(path).and_then(|node| state.tree.node(node)) else {
-                return Vec::new();
-            };
-            if found.is_directory() || found.link_count() < 2 {
-                return Vec::new();
-            }
-            let paths = found.links().filter_map(|link| state.tree.path(link));
-            paths.filter(|other| other != path && !is_hidden(other)).collect()
+            let node = state.tree.resolve(path).ok()?;
+            state.other_names(node, path)
         })
+        .unwrap_or_default()
     }
 
     /// The directory above a node; the root's is the root.

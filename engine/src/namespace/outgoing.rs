@@ -88,6 +88,8 @@ pub struct OutgoingNode {
     pub attributes: NodeAttributes,
     /// When a call last set any of them.
     pub attributes_ns: i64,
+    /// Its other paths, where they are known to be all.
+    pub other_names: Option<Vec<Vec<u8>>>,
     pub body: OutgoingBody,
 }
 
@@ -336,15 +338,6 @@ impl Namespace {
         self.look(|state| state.tree.child(parent, name).is_ok())
     }
 
-    /// Whether the name is a file of another node.
-    #[must_use]
-    pub fn is_others(&self, parent: NodeId, name: &[u8]) -> bool {
-        self.look(|state| {
-            let node = state.tree.child(parent, name).and_then(|node| state.tree.node(node));
-            node.is_ok_and(|node| node.file().is_ok_and(|file| file.id.incarnation != self.incarnation))
-        })
-    }
-
     /// Nanoseconds since 1970 by this node's clock.
     #[must_use]
     pub fn now_ns(&self) -> i64 {
@@ -358,6 +351,7 @@ impl Namespace {
             let node = state.tree.resolve(path).ok()?;
             let mut found = state.outgoing_node(node)?;
             path.clone_into(&mut found.path);
+            found.other_names = state.other_names(node, path);
             Some(found)
         })
     }
@@ -387,6 +381,7 @@ impl Namespace {
             let found = entries.values().filter_map(|entry| {
                 let mut found = state.outgoing_node(entry.node)?;
                 found.path = join(path, &entry.name);
+                found.other_names = state.other_names(entry.node, &found.path);
                 (!is_hidden(&found.path)).then_some(found)
             });
             Some(found.collect())
@@ -524,7 +519,14 @@ impl State {
                 (NodeAttributes { mtime_ns: view.mtime_ns, ..attributes }, OutgoingBody::File(Box::new(view)))
             }
         };
-        Some(OutgoingNode { node: id, path, attributes, attributes_ns: node.attributes_ns, body })
+        Some(OutgoingNode {
+            node: id,
+            path,
+            attributes,
+            attributes_ns: node.attributes_ns,
+            other_names: None,
+            body,
+        })
     }
 }
 

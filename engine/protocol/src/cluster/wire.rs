@@ -263,6 +263,8 @@ pub struct NodeState {
     pub attributes: NodeAttributes,
     /// When a call last set any of them, later than each time before, however clocks differ; 0: none has.
     pub attributes_ns: i64,
+    /// Its other names, all of them; `None` where whoever tells does not know.
+    pub other_names: Option<Vec<Vec<u8>>>,
     pub kind: NodeKind,
 }
 
@@ -582,6 +584,7 @@ mod tests {
                 ..Default::default()
             },
             attributes_ns: 5,
+            other_names: Some(vec![b"run/other".to_vec()]),
             kind: NodeKind::File(Box::new(facts())),
         };
         let message = ToCoordinator::Publish(Publication {
