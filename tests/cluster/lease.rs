@@ -65,6 +65,22 @@ fn holder(turn: &Turn) -> (&str, Epoch) {
     }
 }
 
+/// Goal: a coordinator whose daemon was killed has the lease again at once, and the dead daemon cannot write. Nobody ends another's term.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_start_of_the_holder_does_not_wait_for_the_term_of_the_one_before() {
+    let Some(etcd) = Etcd::start() else { return };
+    let url = etcd.url("again");
+    let [mut before, mut after, other] = ["n1", "n1", "n2"].map(|name| candidate(&url, name));
+    let first = acquire(&mut before).await;
+    assert!(!other.end_earlier_start().await.unwrap() && !before.end_earlier_start().await.unwrap());
+    assert_eq!(renew(&mut before).await.unwrap(), first);
+    assert!(after.end_earlier_start().await.unwrap());
+    let Turn::Ours(second) = after.try_acquire(Instant::now()).await.unwrap() else { panic!("it is free") };
+    assert!(second > first);
+    assert!(matches!(write(&mut before, b"[]").await, Err(LeaseError::Lost { .. })));
+    write(&mut after, b"[]").await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_candidates_one_holds_at_a_time_with_a_higher_epoch_each() {
     let Some(etcd) = Etcd::start() else { return };

@@ -1,8 +1,6 @@
 //! Programs on three nodes, and the same calls on a plain directory: each call has the same result, and all trees are the same.
 //!
 //! Does not own: daemons of one node that are killed (`survive`), nodes that are lost with their memory (`failover`).
-//!
-//! Link counts are not compared: a name whose directory another node moved counts until it is looked up.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -111,7 +109,7 @@ struct Call {
 /// What a name is. The time where it was set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Found {
-    File { mode: u32, set_s: Option<i64>, xattrs: Vec<(String, Vec<u8>)>, bytes: Vec<u8> },
+    File { mode: u32, links: u64, set_s: Option<i64>, xattrs: Vec<(String, Vec<u8>)>, bytes: Vec<u8> },
     Directory { mode: u32, xattrs: Vec<(String, Vec<u8>)> },
     Link(PathBuf),
 }
@@ -333,7 +331,7 @@ fn found(path: &Path) -> io::Result<Found> {
         return Ok(Found::Directory { mode, xattrs });
     }
     let set_s = Some(is.mtime()).filter(|set_s| *set_s < SET_BEFORE_S.cast_signed());
-    Ok(Found::File { mode, set_s, xattrs, bytes: fs::read(path)? })
+    Ok(Found::File { mode, links: is.nlink(), set_s, xattrs, bytes: fs::read(path)? })
 }
 
 fn xattrs(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {

@@ -85,6 +85,16 @@ impl State {
         Ok(true)
     }
 
+    /// A file that was put aside has a name again.
+    pub(super) fn leave_aside(&mut self, node: NodeId, now_ns: i64) -> Result<(), FsError> {
+        let Ok(directory) = self.tree.resolve(&place()) else { return Ok(()) };
+        if self.tree.child(directory, &name_of(node)) == Ok(node) {
+            self.tree.unlink(directory, &name_of(node), now_ns)?;
+            self.mark(node);
+        }
+        Ok(())
+    }
+
     fn name_again(&mut self, node: NodeId, found: &NodeState, now_ns: i64) -> Result<(), FsError> {
         let (parent, name) = self.make_directories_of(found)?;
         match self.tree.child(parent, &name) {

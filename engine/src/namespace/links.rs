@@ -35,6 +35,7 @@ impl State {
     ) -> Result<(), FsError> {
         let Some(others) = &found.other_names else { return Ok(()) };
         let node = self.tree.child(parent, name)?;
+        self.leave_aside(node, now_ns)?;
         if others.is_empty() && self.tree.node(node)?.link_count() == 1 {
             return Ok(());
         }

@@ -65,9 +65,10 @@ impl Candidate {
                 Ok(Some((theirs, epoch))) => {
                     free_since = None;
                     said.clear();
-                    // Our own from before this start ends by itself.
                     if theirs != holder {
                         self.follow(&theirs, epoch);
+                    } else if self.end_earlier_start(&lease).await {
+                        continue;
                     }
                 }
                 Ok(None) => {
@@ -87,6 +88,17 @@ impl Candidate {
                 }
             }
             tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// The daemon of this node before this one had the lease, and died: nobody needs to wait until its term is over.
+    async fn end_earlier_start(&self, lease: &EtcdLease) -> bool {
+        match lease.end_earlier_start().await {
+            Ok(ended) => ended,
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the term of before ends by itself");
+                false
+            }
         }
     }
 

@@ -172,6 +172,23 @@ impl EtcdLease {
         }
     }
 
+    /// Ends the term of an earlier start of this holder; false where there is none. Only one process at a time has a holder's address, so
+    /// whoever has it now knows that the earlier one is over. Costs a read, and a write where there is such a term.
+    pub async fn end_earlier_start(&self) -> Result<bool, LeaseError> {
+        let key = self.client.place().key(LEASE_KEY);
+        let found = self.client.get(&key).await.map_err(|source| self.failed("reading", source))?;
+        let Some(found) = found else { return Ok(false) };
+        let body = self.body(&found)?;
+        if body.holder != self.holder || body.nonce == self.nonce {
+            return Ok(false);
+        }
+        self.client
+            .revoke(found.lease)
+            .await
+            .map_err(|source| self.failed("ending an earlier term", source))?;
+        Ok(true)
+    }
+
     /// Gives the lease up, so that a rival need not wait. Nothing to do when it is not held.
     pub async fn release(&mut self) -> Result<(), LeaseError> {
         let Some(held) = self.held.take() else { return Ok(()) };
