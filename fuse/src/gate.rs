@@ -125,7 +125,7 @@ fn get_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Result
     Ok(Leave { guards, cluster: Some(Arc::clone(cluster)) })
 }
 
-/// What is to be changed itself; none where a name is.
+/// The node that is itself to be changed; none where a name is.
 fn changed(wanted: &Wanted) -> Option<NodeId> {
     match wanted {
         Wanted::Write { node } | Wanted::Attributes { node } | Wanted::Link { node, .. } => Some(*node),
@@ -146,7 +146,7 @@ fn try_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Option<
     if names.is_empty() { Some(Vec::new()) } else { names.iter().find_map(enter) }
 }
 
-/// One name that still stands is enough: beside the one by which it was found, a file may have names here that others took away
+/// A name that still stands is enough: beside the one by which it was found, a file may have names here that others took away
 /// unheard. Where none stands the kernel looks its path up anew.
 fn enter_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Result<Vec<Guard>, FsError> {
     let names = shared.namespace.names_of(node);

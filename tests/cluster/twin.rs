@@ -27,7 +27,7 @@ const DEPTH_MAX: usize = 4;
 /// Times that were set are before this, and all others after it.
 const SET_BEFORE_S: u64 = 5000;
 
-/// What is called, with what a plain directory would be told.
+/// A kind of call.
 #[derive(Debug, Clone, Copy)]
 enum Op {
     Write,
@@ -106,7 +106,7 @@ struct Call {
     bytes: Vec<u8>,
 }
 
-/// What a name is. The time where it was set.
+/// The meaning of a name. The time only where it was set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Found {
     File { mode: u32, links: u64, set_s: Option<i64>, xattrs: Vec<(String, Vec<u8>)>, bytes: Vec<u8> },
@@ -114,7 +114,7 @@ enum Found {
     Link(PathBuf),
 }
 
-/// What a call gives, or its errno.
+/// The result of a call, or its errno.
 #[derive(Debug, PartialEq, Eq)]
 enum Given {
     Nothing,
@@ -155,7 +155,7 @@ struct Twins<'a> {
     plain: tempfile::TempDir,
     dice: Dice,
     seed: u64,
-    /// What was called so far, for whoever looks for the reason of a difference.
+    /// The calls so far, for whoever looks for the reason of a difference.
     calls: Vec<String>,
 }
 
@@ -287,7 +287,7 @@ impl Call {
             Op::Rename => fs::rename(&path, &other)?,
             Op::Exchange => rustix::fs::renameat_with(CWD, &path, CWD, &other, RenameFlags::EXCHANGE)?,
             Op::RenameAnew => rustix::fs::renameat_with(CWD, &path, CWD, &other, RenameFlags::NOREPLACE)?,
-            // What a link leads to is not there.
+            // Nothing is where a link leads to.
             Op::Chmod if !is_link => {
                 let mode = u32::try_from(0o600 | self.number & 0o77).expect("small");
                 fs::set_permissions(&path, Permissions::from_mode(mode))?;

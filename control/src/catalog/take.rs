@@ -164,7 +164,7 @@ impl Catalog {
         let is_nameless =
             |file: &_| namespace.was_removed(*file) && namespace.outgoing_anywhere(*file).is_none();
         namespace.tell_removed_again(&files.filter(is_nameless).collect::<Vec<_>>());
-        // Those who keep copies of a lost node know what it wrote.
+        // Holders of copies know what a lost node wrote.
         for told in &copies.kept {
             let NodeKind::File(facts) = &told.kind else { continue };
             let home = facts.file.incarnation;

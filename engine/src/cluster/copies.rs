@@ -210,7 +210,7 @@ fn state_of(copy: &CopyView) -> NodeState {
             mtime_ns: meta.mtime_ns,
             xattrs: meta.xattrs.clone(),
         },
-        // What was set since the copy was made, its holder does not know.
+        // The holder of a copy does not know what was set since.
         attributes_ns: 0,
         other_names: None,
         kind: NodeKind::File(Box::new(FileFacts {

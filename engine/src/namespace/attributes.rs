@@ -13,7 +13,7 @@ use super::{FILE_MODE_BITS, FsError, MODE_BITS, NodeId, State};
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
 use tidemark_protocol::id::Incarnation;
 
-/// Who tells.
+/// The node that tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Teller {
     /// The file's home, or the coordinator in its name.
@@ -26,7 +26,7 @@ enum Teller {
     Other,
 }
 
-/// What is taken over.
+/// The part that is taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Taken {
     All,
@@ -34,7 +34,7 @@ enum Taken {
     Nothing,
 }
 
-/// What counts of attributes that were last set at `told_ns`, with an mtime of `mtime_ns`, where those here were set at `here_ns`.
+/// Decides what counts of attributes that were last set at `told_ns`, with an mtime of `mtime_ns`, where those here were set at `here_ns`.
 fn taken(teller: Teller, here_ns: i64, told_ns: i64, mtime_ns: i64) -> Taken {
     match teller {
         Teller::Coordinator => Taken::All,
@@ -98,7 +98,7 @@ impl State {
             return Ok(());
         }
         let mut mtime_ns = attributes.mtime_ns;
-        // What is being written here has its own time.
+        // A file that is being written here has its own time.
         if let Body::File(file) = &node.body
             && file.fate.writers() > 0
         {

@@ -25,7 +25,7 @@ impl State {
     }
 
     /// Gives a file, which was found under one name, the others that the coordinator tells of, and takes away what it does not.
-    /// What changed here after it was asked stays.
+    /// Names that changed here after it was asked stay.
     pub(super) fn settle_other_names(
         &mut self,
         (parent, name): (NodeId, &[u8]),

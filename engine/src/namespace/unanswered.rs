@@ -41,7 +41,7 @@ pub(super) struct Unanswered {
     operations: VecDeque<Kept>,
     /// The journal has the operations before this number; none of them where they were too many.
     journaled: Option<u64>,
-    /// What those of them that are kept take there.
+    /// The bytes that the journaled ones take there, as long as they are kept.
     journaled_bytes: u64,
     /// What they may take there.
     journaled_bytes_max: u64,
@@ -51,11 +51,11 @@ pub(super) struct Unanswered {
     losses: u64,
 }
 
-/// One of them.
+/// An operation that nobody has answered for.
 #[derive(Debug)]
 struct Kept {
     operation: NameOperation,
-    /// What it takes in the journal; 0 where it is not there.
+    /// The bytes that it takes in the journal; 0 where it is not there.
     journaled_bytes: u64,
 }
 
