@@ -39,8 +39,8 @@ pub struct Moment {
     next: NodeId,
 }
 
-/// Files that lost their last name here are remembered, so that a node that was away and knows nothing of that does not bring them back,
-/// nor a copy of them. More than a job removes while a node is cut off.
+/// Files of other nodes that lost their last name here are remembered, so that a node that was away and knows nothing of that does
+/// not bring them back. More than a job removes while a node is cut off.
 pub(crate) const REMOVED_MAX: usize = 1 << 16;
 
 /// The last of them.
@@ -103,7 +103,7 @@ impl Namespace {
         })
     }
 
-    /// Whether a file is remembered as one that lost its last name.
+    /// Whether a file of another node is remembered as one that lost its last name.
     #[must_use]
     pub fn was_removed(&self, file: FileId) -> bool {
         self.look(|state| state.removed.as_ref().is_some_and(|removed| removed.contains(file)))
