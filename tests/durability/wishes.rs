@@ -182,6 +182,63 @@ fn a_renamed_loose_file_is_found_under_its_old_name_until_the_new_one_is_in_tier
     assert!(!there(&daemon, "run/a.txt"));
 }
 
+/// S-restart: what `flush --wait` said is removed does not come back because a file that was once under that name is renamed once more, or
+/// because the name is taken anew, or because nobody waits any longer.
+#[test]
+fn a_removal_that_tier3_knows_stands() {
+    let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
+    let at = |daemon: &Daemon, path: &str| daemon.mount().join(path);
+    let rename =
+        |daemon: &Daemon, from: &str, to: &str| fs::rename(at(daemon, from), at(daemon, to)).unwrap();
+    let trees = |daemon: &Daemon| tier3::files_below(&daemon.tier3_dir().join(".tidemark/tree")).len();
+    save(&daemon, "run/a.txt", b"renamed twice");
+    save(&daemon, "run/anew.txt", b"the name is taken anew");
+    save(&daemon, "one/step1.pt", b"renamed twice, once a checkpoint");
+    save(&daemon, "many/step_1/a.pt", b"renamed twice, of a checkpoint of which more is there");
+    save(&daemon, "many/step_1/b.pt", b"what stays");
+    save(&daemon, "gone/step1.pt", b"of a job that lives");
+    save(&daemon, "gone/step2.pt", b"its next");
+    daemon.flush();
+    let away = ["run/a.txt", "run/anew.txt", "one/step1.pt", "many/step_1/a.pt", "gone/step1.pt"];
+    let renamed = [away[0], away[2], away[3]];
+    let kept: Vec<_> = renamed.iter().map(|path| fs::read(at(&daemon, path)).unwrap()).collect();
+    for (number, path) in renamed.iter().enumerate() {
+        rename(&daemon, path, &format!("run/once-{number}.txt"));
+    }
+    fs::remove_file(at(&daemon, away[1])).unwrap();
+    fs::remove_file(at(&daemon, away[4])).unwrap();
+    daemon.flush();
+    let before = trees(&daemon);
+    for number in 0..renamed.len() {
+        rename(&daemon, &format!("run/once-{number}.txt"), &format!("run/twice-{number}.txt"));
+    }
+    save(&daemon, "run/anew.txt", b"not in Tier-3 yet");
+    fs::create_dir(at(&daemon, "beside")).unwrap();
+    process::until(TREE_LIMIT, || (trees(&daemon) > before).then_some(())).expect("the tree is written");
+    daemon.kill9();
+    daemon.start_again();
+    assert!(there(&daemon, "beside"), "the tree was written after the second renames");
+    for (number, bytes) in kept.iter().enumerate() {
+        assert!(!there(&daemon, format!("run/twice-{number}.txt")), "it has not settled");
+        assert_holds(&daemon, &format!("run/once-{number}.txt"), bytes, "the last name that Tier-3 has");
+    }
+    let back: Vec<_> = away.iter().filter(|path| there(&daemon, path)).collect();
+    assert_eq!(back, Vec::<&&str>::new(), "came back");
+    // It is no removal of what is saved there later, or put there again.
+    save(&daemon, "run/anew.txt", b"anew");
+    rename(&daemon, "run/once-0.txt", "run/a.txt");
+    rename(&daemon, "run/once-1.txt", "one/step1.pt");
+    daemon.flush();
+    for end in [Daemon::kill9, Daemon::stop] {
+        end(&mut daemon);
+        daemon.start_again();
+        assert_holds(&daemon, "run/anew.txt", b"anew", "saved under a name that was removed");
+        assert_holds(&daemon, "run/a.txt", &kept[0], "renamed back");
+        assert_holds(&daemon, "one/step1.pt", &kept[1], "renamed back");
+        assert!(!there(&daemon, "run/once-0.txt") && !there(&daemon, "run/once-1.txt"));
+    }
+}
+
 /// P2, S-restart: what a daemon did not live to tell Tier-3 the next one finds by comparing.
 #[test]
 fn what_was_removed_or_renamed_just_before_a_kill_stays_so() {

@@ -44,8 +44,6 @@ pub(crate) struct Generations {
     running: bool,
     /// Paths of which the last look failed.
     waiting: BTreeMap<RelPath, Waiting>,
-    /// The removals that Tier-3 has, as its newest tree document says them.
-    stands: BTreeMap<RelPath, Generation>,
     /// An administrator removed these: they go whatever the policy says of removals.
     wishes: BTreeMap<RelPath, Generation>,
     /// What the looks since a person asked last found.
@@ -100,7 +98,7 @@ fn run_of(path: &RelPath) -> RunPath {
 }
 
 impl Generations {
-    /// After a start: nobody knows which paths have some to give up. Which of them were removed, the next document of the tree says.
+    /// After a start: nobody knows which paths have some to give up.
     pub(crate) fn after_start<'a>(loose: impl Iterator<Item = (&'a RelPath, &'a LooseBook)>) -> Self {
         let many = |book: &LooseBook| book.generation.is_some_and(|generation| generation.0 >= LOOK_FROM);
         let due = loose.filter(|(_, book)| many(book)).map(|(path, _)| (path.clone(), false)).collect();
@@ -123,16 +121,15 @@ impl Engine {
         }
     }
 
-    /// Tier-3 has these removals now.
-    pub(crate) fn removals_stand(&mut self, removed: BTreeMap<RelPath, Generation>) {
-        for (path, generation) in &removed {
-            let is_new = self.generations.stands.get(path) != Some(generation);
+    /// Tier-3 has further removals now. `before`: those that it had.
+    pub(crate) fn removals_stand(&mut self, before: &BTreeMap<RelPath, Generation>) {
+        for (path, generation) in &self.tree.told.loose {
+            let is_new = before.get(path) != Some(generation);
             let was_open = || self.ledger.removed_loose.get(path).is_some_and(|book| book.read.is_some());
             if is_new && (self.removal_counts(path, *generation) || was_open()) {
                 self.generations.due.entry(path.clone()).or_insert(false);
             }
         }
-        self.generations.stands = removed;
     }
 
     fn removal_counts(&self, path: &RelPath, generation: Generation) -> bool {
@@ -142,7 +139,7 @@ impl Engine {
 
     /// The last removal of a path that Tier-3 has.
     fn removal_of(&self, path: &RelPath) -> Option<loose::Removal> {
-        let until = self.generations.stands.get(path).copied()?;
+        let until = *self.tree.told.loose.get(path)?;
         Some(loose::Removal { until, counts: self.removal_counts(path, until) })
     }
 

@@ -22,6 +22,7 @@
 //! | `flush` | who waits for what to be durable |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
+//! | `removals` | which removals Tier-3 knows of |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `gc` | which committed versions are given up |
 //! | `generations` | which generations of loose files are given up |
@@ -63,6 +64,7 @@ mod problems;
 mod proof;
 mod recover;
 mod recovery;
+mod removals;
 mod rescue;
 mod run;
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::node::adopt::{
 pub(crate) use crate::node::adopt::{adopt_directory, adopt_loose};
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::metric;
+use crate::node::removals::Told;
 use crate::node::run::error_text;
 use crate::restore::locate::{
     self, Catalog, CommittedVersion, FormatProblem, LooseFiles, PassedOver, UndecidedAttempt,
@@ -57,6 +58,7 @@ pub struct Recovered {
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
     pub(crate) tree_number: u64,
+    pub(crate) removals: Told,
     pub(crate) passed_over: Vec<NotBelieved>,
     pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
     /// Versions that the tree should show and could not be made to: nobody removed them.
@@ -234,7 +236,7 @@ impl Recovered {
         for book in self.books.values() {
             let Some((number, version)) = wishes.shown(book) else { continue };
             let missing = version.contents.iter().find(|(path, (file, seal))| {
-                !wishes.files.contains(&(*path, *file, *seal))
+                !wishes.removed.has_file(path, (*file, *seal))
                     && shared.namespace.node_at(path.as_bytes()).is_none()
             });
             if let Some((path, _)) = missing {
@@ -341,7 +343,7 @@ impl Recovered {
         for UnreadableVersion { version, record, why } in std::mem::take(&mut self.unreadable) {
             let number = (version.timeline, version.version);
             let id = CheckpointId { run: version.run.clone(), directory: version.directory.clone() };
-            if wishes.removes(&id, number) {
+            if wishes.removed.version(&id) >= Some(number) {
                 continue;
             }
             let record = record.unwrap_or_else(|| stand_in(&version, shared));
@@ -426,18 +428,13 @@ impl Recovered {
             // A directory whose files are all gone is gone too, unless the tree names it.
             directories.extend(manifest.directories.iter().filter(|dir| above.contains(&dir.path)).cloned());
         }
-        let removed: BTreeMap<_, _> = tree
-            .iter()
-            .flat_map(|tree| &tree.removed_loose)
-            .map(|loose| (&loose.path, loose.generation))
-            .collect();
         // Their objects may be gone, and the removal would be taken for one of a file that is named so anew.
-        for (path, generation) in &removed {
-            let used = self.loose_numbers.entry((*path).clone()).or_insert(*generation);
+        for (path, generation) in &wishes.removed.loose {
+            let used = self.loose_numbers.entry(path.clone()).or_insert(*generation);
             *used = (*used).max(*generation);
         }
         for file in unreadable_loose {
-            let was_removed = removed.get(&file.path).is_some_and(|removed| *removed >= file.generation);
+            let was_removed = wishes.removed.has_loose(&file.path, file.generation);
             if was_removed || !self.take_up_unreadable_loose(shared, names, &file) {
                 sidecars.extend(file.older);
             }
@@ -448,7 +445,7 @@ impl Recovered {
             let used = self.loose_numbers.get(&path).copied().unwrap_or(sidecar.generation);
             let generation = Some(used.max(sidecar.generation));
             let attributes = sidecar.file.attributes.clone();
-            let was_removed = removed.get(&path).is_some_and(|generation| *generation >= sidecar.generation);
+            let was_removed = wishes.removed.has_loose(&path, sidecar.generation);
             let mut unshown = false;
             match names {
                 // Whether it was removed since, the tree says.
@@ -510,6 +507,7 @@ impl Recovered {
                 metric::show(shared, &metric.path, &metric.value.0);
             });
         }
+        self.removals = wishes.removed;
     }
 }
 
@@ -545,8 +543,7 @@ pub(crate) fn above(book: &Book, number: Option<Number>) -> Vec<(&Number, &Versi
 /// says.
 #[derive(Debug, Default)]
 pub(crate) struct Wishes<'a> {
-    versions: BTreeMap<(&'a RunPath, &'a CheckpointName), Number>,
-    files: BTreeSet<(&'a RelPath, FileId, SealNumber)>,
+    removed: Told,
     /// Versions that the tree showed although they are not the newest committed ones.
     shown: BTreeMap<(&'a RunPath, &'a CheckpointName), Number>,
     attributes: BTreeMap<(FileId, SealNumber), &'a Attributes>,
@@ -554,27 +551,21 @@ pub(crate) struct Wishes<'a> {
 
 impl<'a> Wishes<'a> {
     fn of(tree: Option<&'a TreeDocument>) -> Self {
-        let mut wishes = Self::default();
-        let Some(tree) = tree else { return wishes };
-        for version in &tree.removed_versions {
-            let number = (version.timeline, version.version);
-            let highest = wishes.versions.entry((&version.run, &version.directory)).or_insert(number);
-            *highest = number.max(*highest);
-        }
-        wishes.files = tree.removed_files.iter().map(|gone| (&gone.path, gone.file, gone.seal)).collect();
+        let Some(tree) = tree else { return Self::default() };
         let number = |of: &'a VersionId| ((&of.run, &of.directory), (of.timeline, of.version));
-        wishes.shown = tree.shown_versions.iter().map(number).collect();
         let attributes = tree.attributes.iter().map(|of| ((of.file, of.seal), &of.attributes));
-        wishes.attributes = attributes.collect();
-        wishes
+        Self {
+            removed: Told::of(tree),
+            shown: tree.shown_versions.iter().map(number).collect(),
+            attributes: attributes.collect(),
+        }
     }
 
     /// The version that the tree shows of those that the job did not remove: the one that it showed, unless a newer one is
     /// committed, or that one is not in Tier-3.
     fn shown<'b>(&self, book: &'b Book) -> Option<(&'b Number, &'b VersionBook)> {
         let of = (&book.id.run, &book.id.directory);
-        let removed = self.versions.get(&of).copied();
-        let default = shown(book, removed)?;
+        let default = shown(book, self.removed.version(&book.id))?;
         let newer = above(book, Some(*default.0));
         let showed = self.shown.get(&of);
         newer.into_iter().find(|(number, _)| Some(*number) == showed).or(Some(default))
@@ -586,13 +577,8 @@ impl<'a> Wishes<'a> {
         entry(&file.path, file_kind(file), attributes.unwrap_or(&file.attributes))
     }
 
-    /// Whether the job removed that version, or a later one of the same checkpoint.
-    fn removes(&self, id: &CheckpointId, number: Number) -> bool {
-        self.versions.get(&(&id.run, &id.directory)).is_some_and(|removed| *removed >= number)
-    }
-
     fn keeps(&self, path: &RelPath, file: &ManifestFile) -> bool {
-        !self.files.contains(&(path, file.file, file.seal))
+        !self.removed.has_file(path, (file.file, file.seal))
     }
 }
 

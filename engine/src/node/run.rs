@@ -248,7 +248,7 @@ impl Engine {
         let generations = Generations::after_start(ledger.removed_loose.iter());
         let mut engine = Self {
             flushes: Flushes::default(),
-            tree: TreeState::new(recovered.tree_number),
+            tree: TreeState::new(recovered.tree_number, recovered.removals),
             scrub: Scrub::new(now),
             gc: Gc::new(recovered.pins, recovered.unshown, now),
             generations,
@@ -281,6 +281,7 @@ impl Engine {
         }
         engine.hide_kept(recovered.names);
         engine.follow_unreadable(recovered.names);
+        engine.removals_stand(&BTreeMap::new());
         engine
     }
 

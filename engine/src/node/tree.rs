@@ -13,6 +13,7 @@ use crate::node::away::Cause;
 use crate::node::book::{Book, LooseStage, Number, VersionBook};
 use crate::node::jobs::Done;
 use crate::node::recover::{above, manifest_of, shown};
+use crate::node::removals::{Told, ToldOfOne};
 use crate::node::run::{Engine, error_text};
 use crate::node::visibility::Undecided;
 use crate::save::loose::{self, LooseError};
@@ -23,7 +24,7 @@ use tidemark_protocol::documents::{
     FileAttributes, RemovedFile, RemovedLoose, SpecialFile, SpecialKind, TreeDocument,
 };
 use tidemark_protocol::format::FORMAT;
-use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::VersionId;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink, Symlink};
 use tidemark_protocol::path::{RawText, RelPath};
@@ -49,8 +50,10 @@ pub(crate) struct TreeState {
     last: Option<blake3::Hash>,
     /// The tree of this moment is in Tier-3.
     clean_at: Option<Instant>,
-    /// The removals of loose files in the document that is being written.
-    removing: BTreeMap<RelPath, Generation>,
+    /// The removals that Tier-3 has.
+    pub(crate) told: Told,
+    /// The removals in the document that is being written.
+    telling: Told,
     /// When the tree that is being written was looked at.
     looked_at: Option<Instant>,
     /// Something is left out of it until Tier-3 has more: removals of what is the only copy of a file that lives on, directories
@@ -59,16 +62,17 @@ pub(crate) struct TreeState {
 }
 
 impl TreeState {
-    pub(crate) fn new(number: u64) -> Self {
+    pub(crate) fn new(number: u64, told: Told) -> Self {
         Self {
             number,
+            told,
             running: false,
             written: None,
             retry_at: None,
             not_before: None,
             last: None,
             clean_at: None,
-            removing: BTreeMap::new(),
+            telling: Told::default(),
             looked_at: None,
             withheld: false,
         }
@@ -108,8 +112,7 @@ impl Engine {
         self.tree.looked_at = looked_at;
         self.tree.last = Some(hash);
         self.tree.running = true;
-        let removed = document.removed_loose.iter();
-        self.tree.removing = removed.map(|removed| (removed.path.clone(), removed.generation)).collect();
+        self.tree.telling = Told::of(&document);
         let number = self.tree.number + 1;
         let shared = Arc::clone(&self.shared);
         self.jobs.spawn(run(shared, number, document));
@@ -122,8 +125,9 @@ impl Engine {
             Ok(()) => {
                 self.tree.number = number;
                 self.tree.clean_at = self.tree.looked_at;
-                let removed = std::mem::take(&mut self.tree.removing);
-                self.removals_stand(removed);
+                let told = std::mem::take(&mut self.tree.telling);
+                let before = std::mem::replace(&mut self.tree.told, told);
+                self.removals_stand(&before.loose);
                 self.tier3_away.ended(&Cause::Tree);
             }
             Err(error) => {
@@ -228,46 +232,63 @@ impl Engine {
         let mut all = RemovedOfCheckpoints::default();
         for book in self.ledger.books.values() {
             let Some(shown) = here.shown.get(&book.id) else { continue };
-            // A flush and the daemon's end mean the removals of those who live, too, and wait for a removal that is decided now.
-            let told = !self.flushes.is_empty() || self.draining;
             let undecided = self.undecided_removal(&book.id, now);
-            all.left_out.undecided |= undecided == Some(Undecided::Now);
-            let written = match undecided {
-                Some(Undecided::Now | Undecided::ComesBack) => false,
-                Some(Undecided::Lasts) => told,
-                None => true,
+            let mut told = match undecided {
+                Some(Undecided::ComesBack) => ToldOfOne::default(),
+                Some(Undecided::Now | Undecided::Lasts) | None => {
+                    self.tree.told.standing(book, shown.number, |path| here.of_path(path).copied())
+                }
             };
-            if !written {
-                all.left_out.withheld = true;
-                continue;
-            }
-            // What the daemon took out of sight, or could not bring into the tree, is not removed.
-            if self.visibility.is_out_of_sight(&book.id, shown.number)
-                || self.gc.is_unshown(&book.id, shown.number)
-                || book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number))
-            {
-                continue;
-            }
-            // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
-            let withheld = &mut all.left_out.withheld;
-            let mut lives_on = |file: FileId| {
-                let only_copy = self.is_only_copy(here, file);
-                *withheld |= only_copy;
-                only_copy
-            };
-            match here.removed(book, shown, |path, of| self.holds_loose(path, of)) {
-                Removed::Nothing => {}
-                Removed::All(number) => {
-                    if !shown.version.contents.values().any(|(file, _)| lives_on(*file)) {
-                        all.versions.push(book.version_id(number));
+            if self.may_tell_more(book, shown, undecided, &mut all.left_out) {
+                // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
+                let withheld = &mut all.left_out.withheld;
+                let mut lives_on = |file: FileId| {
+                    let only_copy = self.is_only_copy(here, file);
+                    *withheld |= only_copy;
+                    only_copy
+                };
+                match here.removed(book, shown, |path, of| self.holds_loose(path, of)) {
+                    Removed::Nothing => {}
+                    Removed::All(number) if told.version >= Some(number) => {}
+                    Removed::All(number) => {
+                        if !shown.version.contents.values().any(|(file, _)| lives_on(*file)) {
+                            told.version = Some(number);
+                        }
+                    }
+                    Removed::Files(mut files) => {
+                        files.retain(|gone| !told.files.contains(gone) && !lives_on(gone.file));
+                        told.files.extend(files);
                     }
                 }
-                Removed::Files(files) => {
-                    all.files.extend(files.into_iter().filter(|gone| !lives_on(gone.file)))
-                }
             }
+            all.versions.extend(told.version.map(|number| book.version_id(number)));
+            all.files.extend(told.files);
         }
         all
+    }
+
+    /// Whether what a checkpoint lost, and Tier-3 does not know yet, may be told.
+    fn may_tell_more(
+        &self,
+        book: &Book,
+        shown: &Shown<'_>,
+        undecided: Option<Undecided>,
+        left_out: &mut LeftOut,
+    ) -> bool {
+        // A flush and the daemon's end mean the removals of those who live, too, and wait for a removal that is decided now.
+        let told = !self.flushes.is_empty() || self.draining;
+        left_out.undecided |= undecided == Some(Undecided::Now);
+        let written = match undecided {
+            Some(Undecided::Now | Undecided::ComesBack) => false,
+            Some(Undecided::Lasts) => told,
+            None => true,
+        };
+        left_out.withheld |= !written;
+        // What the daemon took out of sight, or could not bring into the tree, is not removed.
+        written
+            && !self.visibility.is_out_of_sight(&book.id, shown.number)
+            && !self.gc.is_unshown(&book.id, shown.number)
+            && !book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number))
     }
 
     /// The loose files of Tier-3 that a restart must not find under their paths.
@@ -276,15 +297,17 @@ impl Engine {
         for (path, book) in self.ledger.loose.iter().chain(&self.ledger.removed_loose) {
             let Some(generation) = book.generation else { continue };
             let now = here.of_path(path);
-            if here.keeps_loose(path, book.of) || (book.unshown && now.is_none()) {
-                continue;
+            let mut told = self.tree.told.standing_loose(path, book, now);
+            let is_removed = !here.keeps_loose(path, book.of) && (now.is_some() || !book.unshown);
+            if is_removed && told < Some(generation) {
+                let mut files = book.of.iter().chain(now);
+                if files.any(|(file, _)| self.is_only_copy(here, *file)) {
+                    *withheld = true;
+                } else {
+                    told = Some(generation);
+                }
             }
-            let files = book.of.iter().chain(now);
-            if files.clone().any(|(file, _)| self.is_only_copy(here, *file)) {
-                *withheld = true;
-            } else {
-                removed.push(RemovedLoose { path: path.clone(), generation });
-            }
+            removed.extend(told.map(|generation| RemovedLoose { path: path.clone(), generation }));
         }
         removed.sort_unstable();
         removed
