@@ -3,14 +3,14 @@
 //! Does not own: how copies come about (`tree`), damage on one node (the durability suite).
 
 use std::fs::{self, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidemark_tests::daemon::shown;
 use tidemark_tests::process;
 
-use crate::site::{Cluster, MIB, noise};
+use crate::site::{Cluster, LIMIT, MIB, noise};
 
 const OFFSET: u64 = 100;
 
@@ -138,4 +138,34 @@ fn what_a_member_only_read_gives_way() {
     let dead = daemon.kill_serving();
     daemon.wait_for_next(dead);
     reads_and_saves(&cluster, 3);
+}
+
+/// Goal: a node whose memory was needed finds what it wrote and gave up under the name that another node gave it, with bytes and
+/// mode; and so do the others after it has looked.
+#[test]
+fn what_a_node_gave_up_is_there_under_the_name_that_another_gave_it() {
+    const FILES: u8 = 20;
+    const FILE_BYTES: usize = 16 * MIB;
+    let Some(cluster) = Cluster::start() else { return };
+    let (author, other) = (2, 0);
+    let at = |node: usize, path: &str| cluster.mount(node).join(path);
+    let name = |number: u8| format!("run/step_{number}/model.pt");
+    for number in 0..FILES {
+        fs::create_dir_all(at(author, &format!("run/step_{number}"))).unwrap();
+        fs::write(at(author, &name(number)), noise(number, FILE_BYTES)).unwrap();
+        cluster.wait_for(author, &format!("run/step_{number}"), &["committed"]);
+    }
+    let given_up = || {
+        let row = cluster.nodes[author].daemon().checkpoint("run/step_0")?;
+        (row["copies"]["host"]["files"] == 0 && row["copies"]["object"]["files"] == 1).then_some(())
+    };
+    process::until(LIMIT, given_up).expect("the memory is needed for what came later");
+    let mode = fs::metadata(at(author, &name(0))).unwrap().mode();
+    fs::rename(at(other, "run/step_0"), at(other, "run/kept")).unwrap();
+    for node in [author, other, 1, author] {
+        let path = at(node, "run/kept/model.pt");
+        assert!(!at(node, "run/step_0").exists());
+        assert_eq!(fs::metadata(&path).unwrap().mode(), mode, "on node {node}");
+        assert!(fs::read(&path).unwrap() == noise(0, FILE_BYTES), "other bytes on node {node}");
+    }
 }

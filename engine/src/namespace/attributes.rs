@@ -10,12 +10,11 @@ use super::attr::rebase;
 use super::node::{Body, Node};
 use super::xattr::Xattrs;
 use super::{FILE_MODE_BITS, FsError, MODE_BITS, NodeId, State};
-use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
-use tidemark_protocol::id::Incarnation;
+use tidemark_protocol::cluster::wire::NodeState;
 
 /// The node that tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Teller {
+pub(super) enum Teller {
     /// The file's home, or the coordinator in its name.
     Home,
     /// Any node, of what has no bytes.
@@ -68,29 +67,13 @@ impl State {
         Ok(())
     }
 
-    /// Takes what counts of the attributes that the node of life `home` tells of; the coordinator tells of what has no bytes as of life 0.
+    /// Takes what counts of the attributes that somebody tells of.
     pub(super) fn take_attributes(
         &mut self,
         id: NodeId,
         told: &NodeState,
-        home: Incarnation,
-        own: Incarnation,
+        teller: Teller,
     ) -> Result<(), FsError> {
-        let teller = match &told.kind {
-            NodeKind::File(facts) if facts.file.incarnation == home && home != own => Teller::Home,
-            NodeKind::File(_) => Teller::Other,
-            NodeKind::Directory | NodeKind::Symlink { .. } if home == Incarnation(0) => Teller::Coordinator,
-            NodeKind::Directory | NodeKind::Symlink { .. } => Teller::Any,
-        };
-        self.take_attributes_of(id, told, teller)
-    }
-
-    /// Takes the attributes of a file of this node where a call on another node set them later.
-    pub(super) fn take_newer_attributes(&mut self, id: NodeId, told: &NodeState) -> Result<(), FsError> {
-        self.take_attributes_of(id, told, Teller::Other)
-    }
-
-    fn take_attributes_of(&mut self, id: NodeId, told: &NodeState, teller: Teller) -> Result<(), FsError> {
         let (attributes, told_ns) = (&told.attributes, told.attributes_ns);
         let node = self.tree.node_mut(id)?;
         let taken = taken(teller, node.attributes_ns, told_ns, attributes.mtime_ns);

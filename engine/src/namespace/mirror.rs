@@ -6,6 +6,7 @@
 //! On the coordinator the tree is the catalog: it has everything that was published. On other nodes it has what was made there
 //! and what was asked for. A file of another node is cold here until somebody opens it.
 
+use super::attributes::Teller;
 use super::cold::AdoptEntry;
 use super::fates::FateOf;
 use super::file::{File, ObjectCopy};
@@ -344,29 +345,49 @@ impl State {
         Ok(())
     }
 
+    /// Takes in how a node stands, as the life `home` says; the coordinator says it of what has no bytes as life 0, and of a file in the name
+    /// of its home.
     fn take_state(&mut self, told: &NodeState, home: Incarnation, own: Incarnation) -> Result<(), FsError> {
-        let node = match &told.kind {
+        let without_bytes = if home == Incarnation(0) { Teller::Coordinator } else { Teller::Any };
+        let (node, teller) = match &told.kind {
             NodeKind::Directory => {
-                self.make_mirror(&told.path, &told.attributes, Body::Directory(Box::default()))?
+                let body = Body::Directory(Box::default());
+                (self.make_mirror(&told.path, &told.attributes, body)?, without_bytes)
             }
             NodeKind::Symlink { target } => {
-                self.make_mirror(&told.path, &told.attributes, Body::Symlink(target.as_slice().into()))?
+                let body = Body::Symlink(target.as_slice().into());
+                (self.make_mirror(&told.path, &told.attributes, body)?, without_bytes)
             }
             NodeKind::File(facts) => {
-                let node = match self.node_of(facts.file, own).filter(|node| self.is_reachable(*node)) {
+                let known = self.node_of(facts.file, own).filter(|node| self.is_reachable(*node));
+                let node = match known {
                     Some(node) => node,
                     None => {
                         self.make_file(&told.path, facts.file, &told.attributes, home, facts.opened_ns)?
                     }
                 };
-                // Another node may change the mode of a file; what its bytes are only its home says.
-                if facts.file.incarnation == home && home != own {
+                // Another node may change the mode of a file; what its bytes are only its home says. Of its own this node knows
+                // better, unless it had given up the bytes, and then lost the name: what it told of it then is all that it is told now.
+                let of_home = facts.file.incarnation == home && (home != own || known.is_none());
+                if of_home {
                     self.take_facts(node, facts, home)?;
                 }
-                node
+                if of_home && home == own {
+                    self.take_back(node)?;
+                }
+                (node, if of_home { Teller::Home } else { Teller::Other })
             }
         };
-        self.take_attributes(node, told, home, own)
+        self.take_attributes(node, told, teller)
+    }
+
+    /// A file that was taken for another node's is this node's own.
+    fn take_back(&mut self, id: NodeId) -> Result<(), FsError> {
+        let file = self.file_mut(id)?;
+        file.remote = None;
+        let own = |writer: &Arc<WriterId>| Arc::new(WriterId { home: None, ..WriterId::clone(writer) });
+        file.writers = file.writers.iter().map(own).collect();
+        Ok(())
     }
 
     /// A node that another node has at `path`, made where it is missing.
@@ -521,7 +542,7 @@ impl State {
             && self.tree.node(here)?.file().is_ok_and(|file| file.id == facts.file)
         {
             // Our own: of its bytes we know better.
-            self.take_newer_attributes(here, found)?;
+            self.take_attributes(here, found, Teller::Other)?;
             return self.settle_other_names((parent, name), found, asked_at, now_ns);
         }
         self.keeping_times(parent, |state| {
