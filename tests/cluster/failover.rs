@@ -7,10 +7,15 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use tidemark_tests::daemon::shown;
+use tidemark_tests::process;
 use tidemark_tests::python::Python;
 
+use crate::copies::in_memory;
 use crate::job::Plan;
-use crate::site::{Cluster, MIB, names, noise};
+use crate::site::{Cluster, LIMIT, MIB, names, noise};
+
+/// What the coordinator's log says of a deputy that has all.
+const DEPUTY_KNOWS: &str = "the catalog is kept there, too";
 
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
@@ -80,7 +85,7 @@ fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
         cluster.add(name);
     }
     let torn = cluster.mount(2).join("job/iter_0000006");
-    let hidden = tidemark_tests::process::until(Duration::from_secs(30), || (!torn.exists()).then_some(()));
+    let hidden = process::until(Duration::from_secs(30), || (!torn.exists()).then_some(()));
     let daemon = cluster.nodes[2].daemon();
     assert!(
         hidden.is_some(),
@@ -93,7 +98,7 @@ fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
     // Its bytes still say 6, in the memory of the node that wrote them.
     for node in [2, 3, 4] {
         let tracker = cluster.mount(node).join("job/latest_checkpointed_iteration.txt");
-        let follows = tidemark_tests::process::until(Duration::from_secs(10), || {
+        let follows = process::until(Duration::from_secs(10), || {
             fs::read_to_string(&tracker).is_ok_and(|text| text == "4").then_some(())
         });
         assert!(follows.is_some(), "node {node}: {:?}", fs::read_to_string(&tracker));
@@ -129,7 +134,7 @@ fn a_coordinator_that_was_cut_off_follows_the_one_that_took_its_place() {
     assert!(cut.heal() > 0, "nothing was dropped");
     let expected = ["by-b", "kept", "later"].map(str::to_owned);
     for mount in [&a, &b, &c] {
-        let seen = tidemark_tests::process::until(Duration::from_secs(20), || {
+        let seen = process::until(Duration::from_secs(20), || {
             (names(&mount.join("run")).into_iter().eq(expected.clone())).then_some(())
         });
         assert!(seen.is_some(), "{}: {:?}", mount.display(), names(&mount.join("run")));
@@ -171,7 +176,7 @@ fn what_a_node_changed_in_its_own_directory_while_the_coordinator_was_lost_stays
             let found: Option<BTreeMap<_, _>> = names(&folder).iter().map(read).collect();
             (found.as_ref() == Some(&wanted)).then_some(())
         };
-        let seen = tidemark_tests::process::until(Duration::from_secs(20), same);
+        let seen = process::until(Duration::from_secs(20), same);
         assert!(seen.is_some(), "node {node}: {:?}", names(&folder));
     }
 }
@@ -205,8 +210,7 @@ fn what_was_removed_stays_removed_when_another_node_than_the_deputy_takes_over()
     let left: BTreeSet<_> = (0..3).map(|by| format!("1-{by}-new")).collect();
     assert_eq!(names(&run), left);
     let log = cluster.nodes[0].daemon().log();
-    let deputy =
-        log.lines().rfind(|line| line.contains("the catalog is kept there, too")).expect("it has one");
+    let deputy = log.lines().rfind(|line| line.contains(DEPUTY_KNOWS)).expect("it has one");
     let deputy = if deputy.contains("\"n2-") { 1 } else { 2 };
     let cut = cluster.nodes[deputy].host().partition(cluster.network.host("etcd"));
     cluster.nodes[0].power_off();
@@ -214,6 +218,57 @@ fn what_was_removed_stays_removed_when_another_node_than_the_deputy_takes_over()
     assert!(cut.heal() > 0, "nothing was dropped");
     for node in [seat, deputy] {
         assert_eq!(names(&cluster.mount(node).join("run")), left, "node {node}");
+    }
+}
+
+/// Goal: what the coordinator's own node wrote and removed stays removed when it is lost, although a node that keeps copies of it was cut off
+/// when they were to be given up.
+/// Method: that node is cut off, the files are removed, it comes back, the deputy's daemon is killed, so that it is told all anew, and the
+/// coordinator loses its power.
+#[test]
+fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
+    const FILES: u8 = 8;
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    let run = cluster.mount(0).join("run");
+    fs::create_dir(&run).unwrap();
+    let file = |number: u8| run.join(format!("file-{number}"));
+    for number in 0..FILES {
+        fs::write(file(number), noise(number, MIB)).unwrap();
+    }
+    let keeps = |node: usize| {
+        let pid = cluster.nodes[node].daemon().serving_pid().expect("it runs");
+        (0..FILES).all(|number| !in_memory(pid, &noise(number, MIB)).is_empty())
+    };
+    let keeper = process::until(LIMIT, || [1, 2].into_iter().find(|node| keeps(*node)));
+    let keeper = keeper.expect("one node keeps a copy of each");
+    let cut = cluster.nodes[keeper].host().isolate();
+    let gone =
+        || cluster.nodes[0].daemon().log().contains("nothing is expected from it any more").then_some(());
+    process::until(LIMIT, gone).expect("a node that is cut off is gone");
+    for number in 0..FILES - 1 {
+        fs::remove_file(file(number)).unwrap();
+    }
+    assert!(cut.heal() > 0, "nothing was dropped");
+    let left = || names(&cluster.mount(keeper).join("run"));
+    let last = format!("file-{}", FILES - 1);
+    process::until(LIMIT, || left().into_iter().eq([last.clone()]).then_some(())).expect("it is back");
+    let told = |cluster: &Cluster| {
+        let log = cluster.nodes[0].daemon().log();
+        let told = log.lines().filter(|line| line.contains(DEPUTY_KNOWS)).map(str::to_owned);
+        told.collect::<Vec<_>>()
+    };
+    let before = told(&cluster);
+    let deputy = if before.last().expect("it has one").contains("\"n2-") { 1 } else { 2 };
+    let daemon = cluster.nodes[deputy].daemon_mut();
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    process::until(LIMIT, || (told(&cluster).len() > before.len()).then_some(())).expect("told anew");
+    cluster.nodes[0].power_off();
+    let seat = cluster.wait_for_seat(&[1, 2]);
+    for node in [seat, keeper, 3 - keeper] {
+        let run = cluster.mount(node).join("run");
+        assert!(names(&run).into_iter().eq([last.clone()]), "node {node}: {:?}", names(&run));
+        assert!(fs::read(run.join(&last)).unwrap() == noise(FILES - 1, MIB), "node {node}");
     }
 }
 
@@ -235,12 +290,12 @@ fn a_save_does_not_wait_for_a_coordinator_that_stands_still() {
     let usual = (1..=3).map(save).max().expect("three");
     cluster.wait_for(0, "run/step_3", &["committed"]);
     let pid = cluster.nodes[0].daemon().serving_pid().unwrap();
-    tidemark_tests::process::signal(pid, rustix::process::Signal::STOP);
+    process::signal(pid, rustix::process::Signal::STOP);
     let stopped = (4..=6).map(save).max().expect("three");
     let seat = cluster.wait_for_seat(&[1, 2]);
     println!("failover: a save took up to {usual:?}, and {stopped:?} while the coordinator stood still");
     cluster.wait_for(seat, "run/step_6", &["committed"]);
-    tidemark_tests::process::signal(pid, rustix::process::Signal::CONT);
+    process::signal(pid, rustix::process::Signal::CONT);
     for node in [0, 1] {
         for step in 4..=6 {
             for file in 0..8_u8 {
@@ -269,14 +324,14 @@ fn saves_go_on_while_nobody_decides() {
         cluster.wait_for(0, &format!("run{node}/step_3"), &["committed"]);
     }
     let pid = cluster.nodes[0].daemon().serving_pid().unwrap();
-    tidemark_tests::process::signal(pid, rustix::process::Signal::STOP);
+    process::signal(pid, rustix::process::Signal::STOP);
     let (began, mut longest, mut last) = (Instant::now(), Duration::ZERO, 3);
     while began.elapsed() < lasts {
         last += 1;
         longest = longest.max(save(1, last)).max(save(2, last));
         std::thread::sleep(Duration::from_millis(700));
     }
-    tidemark_tests::process::signal(pid, rustix::process::Signal::CONT);
+    process::signal(pid, rustix::process::Signal::CONT);
     println!(
         "failover: a save took up to {usual:?}, and up to {longest:?} in {lasts:?} without a coordinator"
     );

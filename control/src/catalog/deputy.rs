@@ -89,14 +89,14 @@ impl Catalog {
     pub async fn tell_deputy(self: Arc<Self>) {
         let mut members = self.cluster.watch_members();
         let mut deputy: Option<Member> = None;
-        let mut number = 0;
+        let (mut number, mut knows_all) = (0, false);
         loop {
             let chosen = self.deputy_now();
             if chosen.as_ref().map(|member| &member.life) != deputy.as_ref().map(|member| &member.life) {
                 number = 0;
                 match &chosen {
                     Some(member) => {
-                        tracing::info!(deputy = %member.life, "the catalog is kept there, too");
+                        tracing::debug!(deputy = %member.life, "this deputy is told the catalog");
                         self.tell_all().await;
                     }
                     None => {
@@ -129,10 +129,14 @@ impl Catalog {
             let message = ToNode::Catalog(Box::new(part));
             match self.cluster.ask_node::<bool>(&address_of(member), &message, NODE_DEADLINE).await {
                 Ok(true) => {
+                    knows_all &= number > 0;
                     number += 1;
                     if all && self.name_deputy(Some(&member.life)).await {
                         self.cluster.namespace().deputy_keeps(publication);
                         self.kept(begun);
+                        if !std::mem::replace(&mut knows_all, true) {
+                            tracing::info!(deputy = %member.life, "the catalog is kept there, too");
+                        }
                     }
                 }
                 // It was started again, or missed one.

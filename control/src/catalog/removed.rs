@@ -26,6 +26,8 @@ impl Catalog {
             tokio::time::sleep(TELL_EVERY).await;
             for file in self.cluster.namespace().take_removed() {
                 let home = self.cluster.member_of(file.incarnation).map(|member| member.life.node);
+                // This node's tree says so itself.
+                let home = home.filter(|home| *home != self.cluster.life.node);
                 for node in self.cluster.holders_of(file).into_iter().chain(home) {
                     let files = untold.entry(node).or_default();
                     files.insert(file);

@@ -5,6 +5,7 @@
 //!
 //! Told are states and not operations: what is told twice, or in another order, comes to the same.
 
+use super::file::File;
 use super::hidden::TORN;
 use super::{
     FileState, FsError, HIDDEN, Namespace, NodeId, OutgoingBody, OutgoingNode, ROOT, State, is_hidden,
@@ -12,7 +13,7 @@ use super::{
 };
 use std::collections::{BTreeSet, VecDeque};
 use tidemark_protocol::cluster::wire::{NodeState, ProcessFate};
-use tidemark_protocol::id::FileId;
+use tidemark_protocol::id::{FileId, Incarnation};
 
 /// A node with the directories that have it, and what it is called there.
 pub type NamedNode = (OutgoingNode, Vec<(NodeId, Vec<u8>)>);
@@ -39,13 +40,15 @@ pub struct Moment {
     next: NodeId,
 }
 
-/// Files of other nodes that lost their last name here are remembered, so that a node that was away and knows nothing of that does
-/// not bring them back. More than a job removes while a node is cut off.
+/// Files that lost their last name here are remembered, so that a node that was away and knows nothing of that does not bring them back, nor
+/// one that keeps a copy. More than a job removes while a node is cut off.
 pub(crate) const REMOVED_MAX: usize = 1 << 16;
 
 /// The last of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Removed {
+    /// This node's own life.
+    own: Incarnation,
     files: BTreeSet<FileId>,
     order: VecDeque<FileId>,
     /// Of which the nodes that have them have not been told.
@@ -53,6 +56,23 @@ pub(super) struct Removed {
 }
 
 impl Removed {
+    fn of(own: Incarnation) -> Self {
+        Self { own, files: BTreeSet::new(), order: VecDeque::new(), untold: BTreeSet::new() }
+    }
+
+    /// Whether a file is removed with the last name of `node`. `adopted`: the node that carries its identity, where that is not the one it is
+    /// named for.
+    ///
+    /// Where it has another node by now, this one has its old bytes only. A copy was written elsewhere, and nothing is known here of who
+    /// writes it. Files of this node count: it may be lost, and then nobody else knows that they have no name.
+    pub(super) fn means(&self, node: NodeId, file: &File, adopted: Option<NodeId>) -> bool {
+        let own = file.id.incarnation == self.own;
+        match adopted {
+            Some(adopted) => adopted == node && (own || file.remote.is_some()),
+            None => own && file.id.counter.0 == node,
+        }
+    }
+
     pub(super) fn note(&mut self, file: FileId) {
         if self.files.insert(file) {
             self.order.push_back(file);
@@ -85,7 +105,7 @@ impl Removed {
 impl Namespace {
     /// This tree is the catalog from now on; `before`: files that were removed when another one was.
     pub fn remember_removed(&self, before: &[FileId]) {
-        let mut removed = Removed::default();
+        let mut removed = Removed::of(self.incarnation);
         before.iter().for_each(|file| removed.note(*file));
         self.look(|state| state.removed = Some(removed));
     }
@@ -103,7 +123,7 @@ impl Namespace {
         })
     }
 
-    /// Whether a file of another node is remembered as one that lost its last name.
+    /// Whether a file is remembered as one that lost its last name.
     #[must_use]
     pub fn was_removed(&self, file: FileId) -> bool {
         self.look(|state| state.removed.as_ref().is_some_and(|removed| removed.contains(file)))

@@ -292,7 +292,7 @@ struct State {
     heard: heard::Heard,
     /// Nodes that the coordinator's deputy has not been told of; none where there is no deputy.
     untold: Option<BTreeSet<NodeId>>,
-    /// Files of other nodes that were removed; none where this tree is not the catalog.
+    /// Files that were removed; none where this tree is not the catalog.
     removed: Option<Removed>,
     /// Nodes that changed since a snapshot of the tree was begun; none while none is taken.
     changed: Option<BTreeSet<NodeId>>,
@@ -647,9 +647,8 @@ impl State {
             if let Some(departing) = Departing::of(file) {
                 self.departing.add(departing);
             }
-            // Where the file has another node by now, this one has its old bytes only.
-            let is_its_node = self.adopted.get(&file.id) == Some(&id);
-            if let (Some(removed), true) = (&mut self.removed, is_its_node && file.remote.is_some()) {
+            let adopted = self.adopted.get(&file.id).copied();
+            if let Some(removed) = self.removed.as_mut().filter(|removed| removed.means(id, file, adopted)) {
                 removed.note(file.id);
             }
             if file.opens > 0 || file.busy {
