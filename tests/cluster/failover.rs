@@ -3,7 +3,9 @@
 //! Does not own: the lease itself (`lease`), one tree while nothing is lost (`tree`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tidemark_tests::daemon::shown;
@@ -270,6 +272,66 @@ fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
         assert!(names(&run).into_iter().eq([last.clone()]), "node {node}: {:?}", names(&run));
         assert!(fs::read(run.join(&last)).unwrap() == noise(FILES - 1, MIB), "node {node}");
     }
+}
+
+/// Goal: what a node writes while there is no coordinator stays as it is when that node takes the seat: it hears itself like any other.
+/// Method: the coordinator loses its power, and each of the others writes into files of the lost one until one of them decides, while a
+/// program has the old bytes open.
+#[test]
+fn what_the_next_coordinator_wrote_into_files_of_the_lost_one_is_kept() {
+    const FILES: usize = 40;
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    fs::create_dir(cluster.mount(0).join("run")).unwrap();
+    let name = |node: usize, number: usize| format!("run/{node}-{number}");
+    let bytes = noise(1, 9884);
+    for node in [1, 2] {
+        for number in 0..FILES {
+            fs::write(cluster.mount(0).join(name(node, number)), &bytes).unwrap();
+        }
+    }
+    // Tier-3 has the bytes of the lost node.
+    cluster.nodes[0].daemon().flush();
+    let open = |node: usize| (0..FILES).map(move |number| (node, number));
+    let open = [1, 2].into_iter().flat_map(open);
+    let readers: Vec<_> = open
+        .map(|(node, number)| File::open(cluster.mount(node).join(name(node, number))).unwrap())
+        .collect();
+    cluster.nodes[0].power_off();
+    let changed = |number: usize| {
+        let mut bytes = bytes.clone();
+        bytes[100..200].fill(u8::try_from(number).expect("few"));
+        bytes
+    };
+    let write_into = |path: &Path, number: usize| {
+        let file = OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(&changed(number)[100..200], 100).unwrap();
+    };
+    std::thread::scope(|scope| {
+        for node in [1, 2] {
+            let mount = cluster.mount(node);
+            scope.spawn(move || {
+                (0..FILES).for_each(|number| write_into(&mount.join(name(node, number)), number));
+            });
+        }
+    });
+    let seat = cluster.wait_for_seat(&[1, 2]);
+    let mut wrong = Vec::new();
+    for reader in [seat, 3 - seat] {
+        for (node, number) in [1, 2].into_iter().flat_map(|node| (0..FILES).map(move |number| (node, number)))
+        {
+            let read = fs::read(cluster.mount(reader).join(name(node, number)));
+            if !read.as_ref().is_ok_and(|read| *read == changed(number)) {
+                let found = read.map(|read| read.len());
+                wrong.push(format!(
+                    "{} on node {reader}, where {seat} decides: {found:?}",
+                    name(node, number)
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(names(&cluster.mount(seat).join("run")).len(), 2 * FILES);
+    assert_eq!(readers.len(), 2 * FILES);
 }
 
 /// Goal: while the coordinator's daemon stands still, a save takes no longer, and all of it is published and committed when there is

@@ -49,6 +49,15 @@ impl Catalog {
         }
         self.counters.publications.fetch_add(1, Ordering::Relaxed);
         tracing::trace!(%from, ?publication, "a publication");
+        // A coordinator that just began hears itself: this tree has all that was done here.
+        if *from != self.cluster.life {
+            self.take_into_tree(from, publication, now_ns);
+        }
+        self.take_into_leases(from, publication)
+    }
+
+    fn take_into_tree(&self, from: &NodeLife, publication: &Publication, now_ns: i64) {
+        let namespace = self.cluster.namespace();
         namespace.follow(&publication.operations, from, publication.number);
         let gives_way = |told: &&NodeState| publication.whole && self.is_others(told, from);
         let clocks = self.lock().clocks.clone();
@@ -78,6 +87,10 @@ impl Catalog {
             .collect();
         namespace.take_fates(&fates, from.incarnation);
         self.tell_unknown_objects(from, &states);
+    }
+
+    fn take_into_leases(&self, from: &NodeLife, publication: &Publication) -> Published {
+        let namespace = self.cluster.namespace();
         let paths = |operation: &NameOperation| {
             let path = operation.path().to_vec();
             namespace.other_names(&path).into_iter().chain([path]).collect::<Vec<_>>()

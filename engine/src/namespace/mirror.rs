@@ -288,6 +288,10 @@ impl State {
                 Ok(())
             }
             NameOperation::Taken { from, file, attributes, .. } => {
+                // Who has the old bytes open keeps them, and what is told twice finds them.
+                if self.node_of(*file, own).is_some_and(|node| self.is_in_sight(node)) {
+                    return Ok(());
+                }
                 let old = self.node_of(*from, own).filter(|node| self.is_reachable(*node));
                 self.give_names(old.ok_or(FsError::Stale)?, *file, attributes, home, now_ns)
             }

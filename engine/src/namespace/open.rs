@@ -489,6 +489,12 @@ impl State {
     }
 
     fn tell_taken(&mut self, node: NodeId, from: FileId, own: FileId) {
+        // An answer about one of them that is on its way, and what a deputy kept, do not know of this.
+        if self.outgoing.is_some() {
+            for (parent, name) in self.names_of(node) {
+                self.note_name(parent, &name);
+            }
+        }
         self.tell(|state| {
             let taken = state.tree.node(node).ok()?;
             let mut paths = taken.links().filter_map(|link| state.tree.path(link));
