@@ -150,6 +150,10 @@ fn all_nodes_together_are_one_directory_whichever_daemon_is_killed() {
     }
 }
 
+/// What a node's log says of its coordinator.
+const SEAT_WORDS: [&str; 3] =
+    ["this node is the coordinator", "not the coordinator any more", "told to others later"];
+
 struct Twins<'a> {
     cluster: &'a Cluster,
     plain: tempfile::TempDir,
@@ -232,9 +236,23 @@ impl<'a> Twins<'a> {
         }
     }
 
+    /// The last calls, and who coordinated: a node that was without a coordinator goes on by itself for a while.
     fn story(&self) -> String {
         let last = self.calls.len().saturating_sub(2 * BETWEEN_LOOKS);
-        format!("seed {}, call {}; the last:\n{}", self.seed, self.calls.len(), self.calls[last..].join("\n"))
+        let seats = self.cluster.nodes.iter().map(|node| {
+            let log = node.daemon().log();
+            log.lines()
+                .filter(|line| SEAT_WORDS.iter().any(|word| line.contains(word)))
+                .collect::<Vec<_>>()
+                .join("\n")
+        });
+        let seats = seats.collect::<Vec<_>>().join("\n\n");
+        let calls = self.calls[last..].join("\n");
+        format!(
+            "seed {}, call {}; the last:\n{calls}\nof each node's coordinator:\n{seats}",
+            self.seed,
+            self.calls.len()
+        )
     }
 
     /// Mostly something that is there.
