@@ -16,10 +16,17 @@ use crate::copies::in_memory;
 use crate::job::Plan;
 use crate::site::{Cluster, LIMIT, MIB, names, noise};
 
-/// What the coordinator's log says of a deputy that has all.
+/// The coordinator's log says so of a deputy that has all.
 const DEPUTY_KNOWS: &str = "the catalog is kept there, too";
 
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
+
+/// The nodes that the coordinator on node 0 told all of the catalog, one for each time.
+fn deputies(cluster: &Cluster) -> Vec<usize> {
+    let log = cluster.nodes[0].daemon().log();
+    let told = log.lines().filter(|line| line.contains(DEPUTY_KNOWS));
+    told.map(|line| if line.contains("\"n2-") { 1 } else { 2 }).collect()
+}
 
 /// Goal: the coordinator's node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached. Its
 /// deputy takes the seat, knows every name, and the job goes on from peers bit for bit, a fresh node of another name in the
@@ -211,9 +218,7 @@ fn what_was_removed_stays_removed_when_another_node_than_the_deputy_takes_over()
     }
     let left: BTreeSet<_> = (0..3).map(|by| format!("1-{by}-new")).collect();
     assert_eq!(names(&run), left);
-    let log = cluster.nodes[0].daemon().log();
-    let deputy = log.lines().rfind(|line| line.contains(DEPUTY_KNOWS)).expect("it has one");
-    let deputy = if deputy.contains("\"n2-") { 1 } else { 2 };
+    let deputy = *deputies(&cluster).last().expect("it has one");
     let cut = cluster.nodes[deputy].host().partition(cluster.network.host("etcd"));
     cluster.nodes[0].power_off();
     let seat = cluster.wait_for_seat(&[3 - deputy]);
@@ -254,17 +259,12 @@ fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
     let left = || names(&cluster.mount(keeper).join("run"));
     let last = format!("file-{}", FILES - 1);
     process::until(LIMIT, || left().into_iter().eq([last.clone()]).then_some(())).expect("it is back");
-    let told = |cluster: &Cluster| {
-        let log = cluster.nodes[0].daemon().log();
-        let told = log.lines().filter(|line| line.contains(DEPUTY_KNOWS)).map(str::to_owned);
-        told.collect::<Vec<_>>()
-    };
-    let before = told(&cluster);
-    let deputy = if before.last().expect("it has one").contains("\"n2-") { 1 } else { 2 };
+    let before = deputies(&cluster);
+    let deputy = *before.last().expect("it has one");
     let daemon = cluster.nodes[deputy].daemon_mut();
     let dead = daemon.kill_serving();
     daemon.wait_for_next(dead);
-    process::until(LIMIT, || (told(&cluster).len() > before.len()).then_some(())).expect("told anew");
+    process::until(LIMIT, || (deputies(&cluster).len() > before.len()).then_some(())).expect("told anew");
     cluster.nodes[0].power_off();
     let seat = cluster.wait_for_seat(&[1, 2]);
     for node in [seat, keeper, 3 - keeper] {

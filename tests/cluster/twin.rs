@@ -150,7 +150,7 @@ fn all_nodes_together_are_one_directory_whichever_daemon_is_killed() {
     }
 }
 
-/// What a node's log says of its coordinator.
+/// The words by which a node's log speaks of its coordinator.
 const SEAT_WORDS: [&str; 3] =
     ["this node is the coordinator", "not the coordinator any more", "told to others later"];
 

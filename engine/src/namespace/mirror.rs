@@ -288,7 +288,7 @@ impl State {
                 Ok(())
             }
             NameOperation::Taken { from, file, attributes, .. } => {
-                // Who has the old bytes open keeps them, and what is told twice finds them.
+                // It is told twice where the old file is still there, because a program has it open.
                 if self.node_of(*file, own).is_some_and(|node| self.is_in_sight(node)) {
                     return Ok(());
                 }

@@ -13,7 +13,7 @@ use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 
-/// What a tree document says is removed.
+/// The removals that a tree document tells.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Told {
     /// Each up to and with this version.
@@ -62,7 +62,7 @@ impl Told {
         self.loose.get(path).is_some_and(|until| *until >= generation)
     }
 
-    /// What stands of a checkpoint whose version `shown` a restart shows. `now`: what the tree has at a path.
+    /// The removals that stand of a checkpoint whose version `shown` a restart shows. `now` gives the file that the tree has at a path.
     pub(crate) fn standing(
         &self,
         book: &Book,
@@ -84,8 +84,8 @@ impl Told {
         ToldOfOne { version, files: gone.map(removed).collect() }
     }
 
-    /// What stands of a loose file: the last generation that the removal means. A later one that is in Tier-3 needs no removal of those
-    /// before it.
+    /// The last generation that a removal of a loose file means, where the removal stands. A later one that is in Tier-3 needs no removal of
+    /// those before it.
     pub(crate) fn standing_loose(
         &self,
         path: &RelPath,

@@ -284,7 +284,7 @@ impl Engine {
             None => true,
         };
         left_out.withheld |= !written;
-        // What the daemon took out of sight, or could not bring into the tree, is not removed.
+        // A checkpoint that the daemon took out of sight, or could not bring into the tree, is not removed.
         written
             && !self.visibility.is_out_of_sight(&book.id, shown.number)
             && !self.gc.is_unshown(&book.id, shown.number)
