@@ -71,11 +71,20 @@ impl Invalidator {
     /// has, or until it believes none of them any more: a directory may be locked by a call that waits for us. Not to be
     /// called by a thread that answers requests.
     pub(crate) fn forget_names(&self, node: u64, names: Vec<(u64, Vec<u8>)>) {
-        let (done, sent) = sync_channel(1);
         let names = names.into_iter().map(|(parent, name)| Stale::Gone { parent, node, name });
-        let mut all = names.chain([Stale::Attributes { node }, Stale::Sent(done)]);
-        if all.all(|stale| self.queue.try_send(stale).is_ok()) {
-            // Whether it came in time or not, the names are not believed now.
+        self.send_and_wait(names.chain([Stale::Attributes { node }]));
+    }
+
+    /// Blocks until the kernel has been told of everything that was put before, or until it believes none of it any more: whoever is told
+    /// that a name is gone must not see it. Not to be called by a thread that answers requests.
+    pub fn wait(&self) {
+        self.send_and_wait(std::iter::empty());
+    }
+
+    fn send_and_wait(&self, stale: impl Iterator<Item = Stale>) {
+        let (done, sent) = sync_channel(1);
+        if stale.chain([Stale::Sent(done)]).all(|stale| self.queue.try_send(stale).is_ok()) {
+            // Whether it came in time or not, what was cached is not believed now.
             let _ = sent.recv_timeout(TTL_DEFAULT);
         } else {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -144,6 +153,19 @@ mod tests {
         assert!(matches!(waiting.recv(), Ok(Stale::Gone { parent: 3, node: 7, .. })));
         assert!(matches!(waiting.recv(), Ok(Stale::Attributes { node: 7 })));
         let Ok(Stale::Sent(done)) = waiting.recv() else { panic!("nobody waits") };
+        done.send(()).unwrap();
+        waits.join().unwrap();
+    }
+
+    #[test]
+    fn who_waits_does_so_for_all_that_was_put_before() {
+        let (queue, waiting) = sync_channel(8);
+        let invalidator = Invalidator { queue, dropped: Arc::default() };
+        invalidator.gone(1, 7, b"a");
+        let waits = std::thread::spawn(move || invalidator.wait());
+        assert!(matches!(waiting.recv(), Ok(Stale::Gone { parent: 1, node: 7, .. })));
+        let Ok(Stale::Sent(done)) = waiting.recv() else { panic!("nobody waits") };
+        assert!(!waits.is_finished());
         done.send(()).unwrap();
         waits.join().unwrap();
     }

@@ -219,6 +219,53 @@ fn what_a_program_closed_that_lives_is_in_tier3_when_somebody_asks() {
     }
 }
 
+/// While a file of it lay open, its other file went to Tier-3 as a part. Then the open one is taken away: nothing is missing any more.
+#[test]
+fn what_was_taken_away_while_it_lay_open_holds_back_nothing() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let ways = ["removed", "renamed", "renamed and the daemon killed"];
+    for how in ways {
+        let place = format!("run/{}", how.replace(' ', "-"));
+        let whole = format!("{place}/rank0.pt");
+        let open = daemon.mount().join(&place).join("rank1.pt");
+        save(&daemon, &whole, &noise(1, 70_000));
+        let held = fs::File::create(&open).unwrap();
+        let waited = daemon.ctl(&["flush", "--wait", "--timeout", "3"]);
+        assert!(
+            !waited.status.success(),
+            "{how}: a flush did not wait for a file that is open: {}",
+            shown(&waited)
+        );
+        let checkpoint = format!("{place}/rank*.pt");
+        let part = tier3::files_below(&daemon.tier3_dir().join(&place));
+        assert!(!part.is_empty(), "{how}: no part went to Tier-3");
+        if how == "removed" {
+            fs::remove_file(&open).unwrap();
+        } else {
+            fs::rename(&open, open.with_file_name("notes.txt")).unwrap();
+        }
+        drop(held);
+        if how.ends_with("killed") {
+            let dead = daemon.kill_serving();
+            daemon.wait_for_next(dead);
+        }
+        let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "30"]);
+        assert!(
+            flushed.status.success(),
+            "{how}: {}\n{:#}",
+            shown(&flushed),
+            daemon.checkpoint(&checkpoint).unwrap()
+        );
+        assert_eq!(daemon.checkpoint(&checkpoint).unwrap()["state"], "committed", "{how}");
+    }
+    daemon.kill9();
+    daemon.start_again();
+    for how in ways {
+        let whole = format!("run/{}/rank0.pt", how.replace(' ', "-"));
+        assert_holds(&daemon, &whole, &noise(1, 70_000), how);
+    }
+}
+
 /// Many a program leaves it to its end to close its output: `curl URL >step2.bin`.
 #[test]
 fn what_a_program_leaves_open_that_ends_well_stays_and_is_kept_without_a_commit() {

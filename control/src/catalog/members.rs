@@ -141,7 +141,7 @@ impl Catalog {
         (result, replies)
     }
 
-    /// This node is the first member.
+    /// This node is the first member. Where the list of before has another of its name at another address, once that one is known to be gone.
     pub(super) fn begin(&self) {
         let presence = &self.presence;
         let join = membership::Join {
@@ -152,9 +152,20 @@ impl Catalog {
         };
         self.lock().roll.runs(&self.cluster.life.node, presence.version.clone());
         if let (Err(refusal), _) = self.step(Event::Join(join)) {
-            // Only an address that is too long can be the reason, and no other node could use that.
-            tracing::error!(%refusal, "the coordinator's own node is no member");
+            tracing::error!(%refusal, "the coordinator's own node is no member yet");
         }
+    }
+
+    fn is_member_itself(&self) -> bool {
+        let own = &self.cluster.life;
+        self.lock().roll.member(&own.node).is_some_and(|member| member.life.incarnation == own.incarnation)
+    }
+
+    /// Whether another of this node's name, which was a member before, is known to be gone.
+    fn is_free_for_itself(&self) -> bool {
+        let state = self.lock();
+        let before = state.roll.member(&self.cluster.life.node);
+        before.is_none_or(|member| matches!(member.standing, Standing::Gone { .. }))
     }
 
     pub(super) fn check_member(&self, from: &NodeLife) -> Result<(), Refusal> {
@@ -251,6 +262,9 @@ impl Catalog {
             }
             // A tick is never refused.
             let _ = self.step(Event::Tick);
+            if !self.is_member_itself() && self.is_free_for_itself() {
+                self.begin();
+            }
             let Outbox { asks, recalls } = std::mem::take(&mut self.lock().outbox);
             for (holder, directory) in recalls.into_iter().collect::<BTreeSet<_>>() {
                 let catalog = Arc::clone(&self);

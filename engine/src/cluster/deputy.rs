@@ -10,7 +10,7 @@ use super::{ANSWER_DEADLINE, Cluster};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemark_protocol::cluster::clocks::Clocks;
 use tidemark_protocol::cluster::wire::{
     BATCH_ITEMS_MAX, CHUNKS_MAX, CatalogNode, CatalogPart, NodeKind, NodeState, ProcessFate, ToNode,
@@ -28,6 +28,13 @@ const REMOVED_MAX: usize = crate::namespace::REMOVED_MAX;
 
 /// How long a node is waited for that may be the deputy: names wait meanwhile, and one that does not answer is lost or cut off.
 const FIND_KEPT: Duration = Duration::from_secs(1);
+
+/// How long a node is asked again that lives and takes this one for two nodes: where this one lost power, the connections of its life before
+/// end there some seconds later.
+const LIFE_BEFORE_ENDS: Duration = Duration::from_secs(6);
+
+/// Between two such questions.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What a deputy keeps of one coordinator's catalog.
 #[derive(Debug, Default)]
@@ -193,12 +200,28 @@ impl Cluster {
         epochs: (Epoch, Epoch),
     ) -> Option<KeptCatalog> {
         let (mut kept, mut after, mut deadline) = (KeptCatalog::default(), None, FIND_KEPT);
+        let begun = Instant::now();
         for number in 0.. {
             let message = ToNode::Kept { epoch: epochs.0, of: epochs.1, after };
-            let asked = self.ask_node::<Option<CatalogPart>>(address, &message, deadline).await;
-            let Some(mut part) = asked.ok().flatten() else {
-                tracing::warn!(%deputy, "the catalog that it keeps was not fetched");
-                return None;
+            let asked = loop {
+                match self.ask_node::<Option<CatalogPart>>(address, &message, deadline).await {
+                    Err(error) if error.is_for_two_lives() && begun.elapsed() < LIFE_BEFORE_ENDS => {
+                        tokio::time::sleep(ASK_AGAIN).await;
+                    }
+                    asked => break asked,
+                }
+            };
+            let mut part = match asked {
+                Ok(Some(part)) => part,
+                Ok(None) => {
+                    tracing::warn!(%deputy, "it does not keep the whole catalog of the last coordinator");
+                    return None;
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(%deputy, error, "the catalog that it keeps was not fetched");
+                    return None;
+                }
             };
             let all = part.all;
             (after, deadline) = (Some(part.nodes.last().map_or(0, |node| node.id)), ANSWER_DEADLINE);

@@ -63,7 +63,7 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{Coordinator, Life, View};
 use tidemark_protocol::path::join;
 use tidemark_protocol::report;
-use tidemark_transport::{Address, Link, LinkError, LinkErrorKind, Refusal};
+use tidemark_transport::{Address, Link, LinkError, LinkErrorKind, Mismatch, Refusal};
 
 /// How long an answer of the coordinator is waited for that may take other nodes' answers.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
@@ -150,6 +150,13 @@ pub enum Away {
     Late(Duration),
     #[error("the coordinator's answer is not understood")]
     Wire(#[from] WireError),
+}
+
+impl Away {
+    /// Whether who was asked lives and has connections of an earlier life of this node, or of another node of its name.
+    fn is_for_two_lives(&self) -> bool {
+        matches!(self, Self::Link(LinkError::Handshake { why: Mismatch::TwoNodes { .. }, .. }))
+    }
 }
 
 /// Why the coordinator has not let this node in.

@@ -50,7 +50,8 @@ impl Namespace {
                 if let Some(found) = found.filter(|found| {
                     is_its_node && matches!(&found.kind, NodeKind::File(facts) if facts.file == file)
                 }) {
-                    state.name_again(node, found, now_ns)?;
+                    let name = state.make_directories_of(&found.path, found)?;
+                    state.give_name(node, name, now_ns)?;
                 }
                 let gone = state.tree.unlink(directory, &name_of(node), now_ns)?;
                 state.mark(gone);
@@ -92,17 +93,6 @@ impl State {
             self.tree.unlink(directory, &name_of(node), now_ns)?;
             self.mark(node);
         }
-        Ok(())
-    }
-
-    fn name_again(&mut self, node: NodeId, found: &NodeState, now_ns: i64) -> Result<(), FsError> {
-        let (parent, name) = self.make_directories_of(found)?;
-        match self.tree.child(parent, &name) {
-            Ok(there) if there == node => return Ok(()),
-            Ok(_) => self.drop_name(parent, &name, now_ns)?,
-            Err(_) => {}
-        }
-        self.tree.link(node, parent, &name, now_ns)?;
         Ok(())
     }
 }

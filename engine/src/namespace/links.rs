@@ -7,7 +7,8 @@
 
 use super::{FsError, NodeId, State, is_hidden};
 use std::collections::BTreeSet;
-use tidemark_protocol::cluster::wire::NodeState;
+use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
+use tidemark_protocol::id::Incarnation;
 
 /// Names told with one of them: more than programs give a file. A file with more is told of by the name that was asked about alone.
 const OTHER_NAMES_MAX: usize = 1024;
@@ -41,16 +42,11 @@ impl State {
         }
         let mut names = BTreeSet::from([(parent, name.to_vec())]);
         for path in others.iter().take(OTHER_NAMES_MAX) {
-            let other = NodeState { path: path.clone(), ..found.clone() };
-            let (parent, name) = self.make_directories_of(&other)?;
-            if !self.is_newer(parent, &name, asked_at) && self.tree.child(parent, &name) != Ok(node) {
-                if self.tree.child(parent, &name).is_ok() {
-                    self.drop_name(parent, &name, now_ns)?;
-                }
-                self.keeping_times(parent, |state| state.tree.link(node, parent, &name, now_ns).map(drop))?;
-                self.mark(node);
+            let (parent, name) = self.make_directories_of(path, found)?;
+            if !self.is_newer(parent, name, asked_at) {
+                self.give_name(node, (parent, name), now_ns)?;
             }
-            names.insert((parent, name));
+            names.insert((parent, name.to_vec()));
         }
         for (parent, name) in self.names_of(node) {
             let is_hidden = self.path_in(parent, &name).is_none();
@@ -61,6 +57,48 @@ impl State {
             self.keeping_times(parent, |state| state.tree.unlink(parent, &name, now_ns).map(drop))?;
             self.loses_name(parent, &name, node);
         }
+        Ok(())
+    }
+
+    /// Whether nodes have told of a file since this tree is the catalog, and so of its names; of one that only Tier-3 knows none has.
+    pub(super) fn was_told(&self, told: &NodeState, own: Incarnation) -> bool {
+        match &told.kind {
+            NodeKind::File(facts) => self
+                .node_of(facts.file, own)
+                .filter(|node| self.is_reachable(*node))
+                .and_then(|node| self.tree.node(node).ok()?.file().ok())
+                .is_some_and(|file| file.remote.is_some() || file.id.incarnation == own),
+            NodeKind::Directory | NodeKind::Symlink { .. } => self.tree.resolve(&told.path).is_ok(),
+        }
+    }
+
+    /// Gives what was not told before all names that are told of it. Takes none away: others may have given it more.
+    pub(super) fn make_names(&mut self, node: NodeId, told: &NodeState) -> Result<(), FsError> {
+        if self.tree.node(node)?.is_directory() {
+            return Ok(());
+        }
+        let others = told.other_names.iter().flatten().take(OTHER_NAMES_MAX);
+        for path in std::iter::once(&told.path).chain(others) {
+            let name = self.make_directories_of(path, told)?;
+            self.give_name(node, name, told.attributes.mtime_ns)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a node this name, whatever has it.
+    pub(super) fn give_name(
+        &mut self,
+        node: NodeId,
+        (parent, name): (NodeId, &[u8]),
+        now_ns: i64,
+    ) -> Result<(), FsError> {
+        match self.tree.child(parent, name) {
+            Ok(there) if there == node => return Ok(()),
+            Ok(_) => self.drop_name(parent, name, now_ns)?,
+            Err(_) => {}
+        }
+        self.keeping_times(parent, |state| state.tree.link(node, parent, name, now_ns).map(drop))?;
+        self.mark(node);
         Ok(())
     }
 }

@@ -86,7 +86,11 @@ impl Namespace {
                         }
                         continue;
                     }
-                    if let Err(error) = state.take_state(told, home, self.incarnation) {
+                    let makes_names = makes && !state.was_told(told, self.incarnation);
+                    let taken = state
+                        .take_state(told, home, self.incarnation)
+                        .and_then(|node| if makes_names { state.make_names(node, told) } else { Ok(()) });
+                    if let Err(error) = taken {
                         let path = String::from_utf8_lossy(&told.path);
                         tracing::debug!(%path, %error, "what another node says of a name does not fit here");
                     }
@@ -351,7 +355,12 @@ impl State {
 
     /// Takes in how a node stands, as the life `home` says; the coordinator says it of what has no bytes as life 0, and of a file in the name
     /// of its home.
-    fn take_state(&mut self, told: &NodeState, home: Incarnation, own: Incarnation) -> Result<(), FsError> {
+    fn take_state(
+        &mut self,
+        told: &NodeState,
+        home: Incarnation,
+        own: Incarnation,
+    ) -> Result<NodeId, FsError> {
         let without_bytes = if home == Incarnation(0) { Teller::Coordinator } else { Teller::Any };
         let (node, teller) = match &told.kind {
             NodeKind::Directory => {
@@ -382,7 +391,8 @@ impl State {
                 (node, if of_home { Teller::Home } else { Teller::Other })
             }
         };
-        self.take_attributes(node, told, teller)
+        self.take_attributes(node, told, teller)?;
+        Ok(node)
     }
 
     /// A file that was taken for another node's is this node's own.
@@ -561,7 +571,7 @@ impl State {
                 state.tree.link(known, parent, name, now_ns)?;
                 state.mark(known);
             }
-            state.take_state(found, home, own)
+            state.take_state(found, home, own).map(drop)
         })?;
         self.settle_other_names((parent, name), found, asked_at, now_ns)
     }
@@ -631,11 +641,15 @@ impl State {
         node >= since || self.tree.node(node).and_then(|found| found.directory()).is_ok_and(below)
     }
 
-    /// The directory of what is told, made where it is missing, and the name in it.
-    pub(super) fn make_directories_of(&mut self, told: &NodeState) -> Result<(NodeId, Vec<u8>), FsError> {
-        let (parents, name) = parts(&told.path)?;
-        let entry = entry(&told.path, &told.attributes, AdoptKind::Directory);
-        Ok((self.make_parents(&parents, &entry)?, name.to_vec()))
+    /// The directory of a path of what is told, made where it is missing, and the name in it.
+    pub(super) fn make_directories_of<'a>(
+        &mut self,
+        path: &'a [u8],
+        told: &NodeState,
+    ) -> Result<(NodeId, &'a [u8]), FsError> {
+        let (parents, name) = parts(path)?;
+        let entry = entry(path, &told.attributes, AdoptKind::Directory);
+        Ok((self.make_parents(&parents, &entry)?, name))
     }
 }
 

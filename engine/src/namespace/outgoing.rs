@@ -279,7 +279,7 @@ impl Namespace {
         self.told.notified().await;
     }
 
-    /// All that is in sight, parents before what is in them. Costs the size of the tree, in slices of the lock.
+    /// All that is in sight with all its names, parents before what is in them. Costs the size of the tree, in slices of the lock.
     #[must_use]
     pub fn whole_tree(&self) -> Vec<OutgoingNode> {
         let mut nodes = Vec::new();
@@ -289,7 +289,10 @@ impl Namespace {
                 let range = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
                 let ids: Vec<_> =
                     state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
-                nodes.extend(ids.iter().filter_map(|id| state.outgoing_node(*id)));
+                nodes.extend(ids.iter().filter_map(|id| {
+                    let found = state.outgoing_node(*id)?;
+                    Some(OutgoingNode { other_names: state.other_names(*id, &found.path), ..found })
+                }));
                 ids.last().copied()
             });
             match last {

@@ -116,8 +116,6 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     };
     let record = raise.map(|number| book.versions[&number].record());
     let (partial, doubted) = record.map_or((false, false), |record| (record.partial, record.doubted));
-    // What was known to be a part does not become whole because somebody wants everything to be durable.
-    let told = if partial && told == Told::Flush { Told::No } else { told };
     let now_ns = shared.now_ns();
     let committed = book.committed().map(|(_, version)| &version.contents);
     let fact = |path: &RelPath, view: &Arc<FileView>| {
@@ -126,6 +124,9 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     };
     let file_facts: BTreeMap<_, _> =
         files.iter().map(|(path, view)| ((*path).clone(), fact(path, view))).collect();
+    let witnessed = is_witnessed(&file_facts);
+    // What was known to be a part does not become whole because somebody wants everything to be durable.
+    let told = if partial && !witnessed && told == Told::Flush { Told::No } else { told };
     let removed = removed(ledger, book);
     let unjudged: Vec<NodeId> = match shared.settings.content.judge {
         true => files.iter().filter(|(_, view)| is_unjudged(view)).map(|(_, view)| view.node).collect(),
@@ -177,7 +178,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     outcome.action = match (&verdict, raise, &present) {
         (Verdict::Settled { .. }, None, None) => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
         (Verdict::Complete { evidence, .. }, Some(_), _)
-            if doubted && told != Told::Commit && !is_beyond_doubt(*evidence, &files) =>
+            if doubted && told != Told::Commit && !is_beyond_doubt(*evidence, &files, witnessed) =>
         {
             Action::None
         }
@@ -225,10 +226,18 @@ fn is_unjudged(view: &FileView) -> bool {
     view.host && !view.judged && matches!(view.state, FileState::Cut | FileState::Sealed { .. })
 }
 
-/// Whether what is known now is more than the doubt that was recorded: names prove it, and all bytes are here and were judged.
-fn is_beyond_doubt(evidence: Evidence, files: &[(&RelPath, &Arc<FileView>)]) -> bool {
+/// Whether what is known now is more than the doubt that was recorded: all bytes are here and were judged, and names prove it or
+/// everything is known of who wrote it.
+fn is_beyond_doubt(evidence: Evidence, files: &[(&RelPath, &Arc<FileView>)], witnessed: bool) -> bool {
     let named = matches!(evidence, Evidence::Index | Evidence::Marker | Evidence::Count);
-    named && files.iter().all(|(_, view)| view.host && view.judged)
+    (named || witnessed) && files.iter().all(|(_, view)| view.host && view.judged)
+}
+
+/// Whether it is known of every file who wrote it, and none of them failed: the verdict then rests on all there is to know, and a part
+/// that was sent ahead to Tier-3 says nothing besides. What was read back from Tier-3 has no writers.
+fn is_witnessed(facts: &BTreeMap<RelPath, FileFact>) -> bool {
+    let well = |writer: &Writer| matches!(writer.fate, Fate::Alive | Fate::Exited);
+    facts.values().all(|fact| !fact.writers.is_empty() && fact.writers.iter().all(well))
 }
 
 /// The files that were cut and are sealed only if somebody asks for it; none on several nodes, where another one may have a writer.

@@ -292,6 +292,14 @@ impl Daemon {
         }])
     }
 
+    /// Until the kernel shows no name any more that a command has taken away.
+    async fn kernel_forgets(&self) {
+        let Some(mounted) = self.mounted.get() else { return };
+        let invalidator = mounted.invalidator().clone();
+        // It fails only where the runtime ends, and the answer with it.
+        let _ = tokio::task::spawn_blocking(move || invalidator.wait()).await;
+    }
+
     /// Who answers for nodes and their places, where that is this process.
     fn authority(&self) -> Option<Arc<dyn Authority>> {
         match self.node.shared().cluster.get()?.seat() {
@@ -463,7 +471,9 @@ impl NodeApi for Daemon {
 
     async fn gc(&self, request: GcRequest, progress: ProgressSink) -> Result<Gc, ApiError> {
         self.only_where_it_decides("gc")?;
-        self.node.gc(request.dry_run, move |now| progress.tell(now)).await
+        let gc = self.node.gc(request.dry_run, move |now| progress.tell(now)).await;
+        self.kernel_forgets().await;
+        gc
     }
 
     async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError> {
@@ -475,7 +485,9 @@ impl NodeApi for Daemon {
 
     async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError> {
         self.only_where_it_decides("rm")?;
-        self.node.remove(wanted(request.checkpoint), move |now| progress.tell(now)).await
+        let removal = self.node.remove(wanted(request.checkpoint), move |now| progress.tell(now)).await;
+        self.kernel_forgets().await;
+        removal
     }
 
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError> {

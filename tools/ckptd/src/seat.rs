@@ -241,6 +241,8 @@ impl Candidate {
                     return;
                 }
                 Err(error) => {
+                    // Nodes go on telling meanwhile: what it holds comes under what they said.
+                    catalog.hear_nodes();
                     let why = format!("{error:#}");
                     if why != said {
                         tracing::warn!(%why, "Tier-3 is not read yet; nothing is written there");
@@ -267,11 +269,13 @@ impl Candidate {
                 shared.drain.epoch()
             );
         }
+        let recovered = recover(shared, names).await?;
         if names == Names::Empty {
+            catalog.hear_nodes();
             // What is torn is seen only once all that was written is known.
             catalog.nodes_heard().await;
         }
-        Ok(recover(shared, names).await?)
+        Ok(recovered)
     }
 }
 

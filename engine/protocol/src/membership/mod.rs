@@ -365,6 +365,7 @@ impl Membership {
         let interval_ms = interval_ms(self.members.len() + 1);
         let admit =
             Admit { epoch: self.epoch, to: life.clone(), coordinator: self.coordinator.clone(), interval_ms };
+        let is_own = self.is_own(&life.node);
         let Some(member) = self.members.get_mut(&life.node) else {
             let (members, limit) = (self.members.len(), MEMBERS_MAX);
             if members >= limit {
@@ -388,7 +389,10 @@ impl Membership {
             todo.extend([Command::Tell(Change { life, verdict: Verdict::Joined }), Command::Place]);
             return Ok(());
         };
-        let verdict = member.welcome(&life, now_ms)?;
+        // Who coordinates has its address, so that nobody of before answers there.
+        let is_awaited = matches!(member.standing, Standing::Awaited);
+        let succeeds_itself = is_own && is_awaited && member.address == address;
+        let verdict = member.welcome(&life, succeeds_itself, now_ms)?;
         let is_listed = member.life == life && member.address == address && member.labels == labels;
         let is_placed = member.labels == labels;
         (member.life, member.address, member.labels) = (life.clone(), address, labels);
@@ -480,7 +484,9 @@ impl Membership {
         let patience = self.patience;
         let due =
             |member: &Member| Some((member.life.node.clone(), member.due(now_ms, patience, two_alone)?));
-        let judged = self.members.values().filter(|member| !self.is_own(&member.life.node));
+        // Of its own name there may be one of before at another address.
+        let judged =
+            self.members.values().filter(|member| !self.is_own(&member.life.node) || !member.has_come);
         for (node, due) in judged.filter_map(due).collect::<Vec<_>>() {
             match due {
                 Due::Suspect(why) => self.suspect(&node, why, now_ms, todo),
@@ -553,8 +559,8 @@ enum Due {
 }
 
 impl Member {
-    /// Whether a life may take this place, and what it is then; nothing when it has it.
-    fn welcome(&mut self, life: &Life, now_ms: u64) -> Result<Option<Verdict>, Refusal> {
+    /// Whether a life may take this place, and what it is then; nothing when it has it. `is_over`: the one of before is known to have ended.
+    fn welcome(&mut self, life: &Life, is_over: bool, now_ms: u64) -> Result<Option<Verdict>, Refusal> {
         let node = &life.node;
         if self.old_incarnations.contains(&life.incarnation) {
             return Err(Refusal::replaced(node, life.incarnation));
@@ -580,7 +586,7 @@ impl Member {
             self.beat = None;
             return Ok(Some(Verdict::Restarted { was }));
         }
-        if !matches!(self.standing, Standing::Gone { .. }) {
+        if !is_over && !matches!(self.standing, Standing::Gone { .. }) {
             return Err(second());
         }
         let was = self.life.incarnation;

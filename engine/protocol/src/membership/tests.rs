@@ -408,6 +408,50 @@ fn a_new_coordinator_waits_for_the_members_of_before() {
 }
 
 #[test]
+fn a_coordinator_that_lost_its_memory_is_a_member_at_once_and_another_of_its_name_is_judged_first() {
+    let again = |address: &str| {
+        let mut cluster = Cluster::of("");
+        let before = Cluster::of("a b c").membership.list();
+        cluster.membership =
+            Membership::new(Epoch(9), name("a"), true, before, Patience::default(), cluster.now_ms);
+        let own = Event::Join(Join {
+            from: life("a", 2, 2),
+            epoch: Epoch(9),
+            address: address.into(),
+            labels: Labels::default(),
+        });
+        (cluster, own)
+    };
+    let replaced =
+        "node a is back with empty memory: incarnation 0000000000000001 was replaced by 0000000000000002";
+    let (mut cluster, own) = again("h:1");
+    cluster.step(own).unwrap();
+    assert_eq!(cluster.told(), [replaced]);
+
+    let (mut cluster, own) = again("h:2");
+    let refused = cluster.step(own.clone()).unwrap_err();
+    assert_eq!(refused.cure(), Cure::Wait, "it may live at its own address");
+    for node in ["b", "c"] {
+        cluster.lives.insert(name(node), life(node, 1, 1));
+        cluster.step(join(&life(node, 1, 1))).unwrap();
+    }
+    for _ in 0..RESTORE_MS / TICK_MS {
+        cluster.now_ms += TICK_MS;
+        for node in ["b", "c"] {
+            cluster.beat_of(life(node, 1, 1), Epoch(9)).unwrap();
+        }
+        cluster.step(Event::Tick).unwrap();
+    }
+    cluster.answer(false);
+    cluster.now_ms += TICK_MS;
+    cluster.step(Event::Tick).unwrap();
+    assert!(matches!(cluster.standing("a"), Standing::Gone { .. }));
+    cluster.told();
+    cluster.step(own).unwrap();
+    assert_eq!(cluster.told(), [replaced]);
+}
+
+#[test]
 fn messages_fit_a_datagram_and_beats_a_few_hundred_bytes() {
     let long = "n".repeat(crate::id::MAX_NODE_NAME_BYTES);
     let from = Life { node: name(&long), incarnation: Incarnation(u64::MAX), start: StartId(u64::MAX) };
