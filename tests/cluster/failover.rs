@@ -19,6 +19,10 @@ use crate::site::{Cluster, LIMIT, MIB, names, noise};
 /// The coordinator's log says so of a deputy that has all.
 const DEPUTY_KNOWS: &str = "the catalog is kept there, too";
 
+/// So does a new coordinator of the catalog before.
+const NOTHING_KNOWN: &str = r#""before":"unknown""#;
+const KEPT_BY_DEPUTY: &str = r#""before":"kept by a deputy""#;
+
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
 /// The nodes that the coordinator on node 0 told all of the catalog, one for each time.
@@ -154,40 +158,135 @@ fn a_coordinator_that_was_cut_off_follows_the_one_that_took_its_place() {
     assert!(log.contains("this node is not the coordinator any more"), "{log}");
 }
 
-/// Goal: a node's own directory goes on while the coordinator is lost, and what was changed there is so everywhere once it is back with
-/// empty memory: names given and taken away as well as bytes.
-#[test]
-fn what_a_node_changed_in_its_own_directory_while_the_coordinator_was_lost_stays_changed() {
-    let Some(mut cluster) = Cluster::start() else { return };
+/// A directory that node 1 has alone, with files that Tier-3 has under their names.
+fn begin_own(cluster: &Cluster) {
     let own = cluster.mount(1).join("own");
-    fs::create_dir(&own).unwrap();
+    fs::create_dir(&own).expect("its own directory goes on");
     for file in 0..6_u8 {
-        fs::write(own.join(format!("f{file}")), noise(file, 5000)).unwrap();
+        fs::write(own.join(format!("f{file}")), noise(file, 5000)).expect("its own directory goes on");
     }
-    // Tier-3 has the names as they are now, and the new life of the coordinator begins with them.
     cluster.nodes[0].daemon().flush();
-    cluster.nodes[0].power_off();
-    fs::rename(own.join("f0"), own.join("f0-new")).unwrap();
-    fs::rename(own.join("f1"), own.join("f2")).unwrap();
-    fs::remove_file(own.join("f3")).unwrap();
-    fs::hard_link(own.join("f4"), own.join("f4-too")).unwrap();
-    fs::write(own.join("f5"), noise(50, 4000)).unwrap();
-    fs::write(own.join("f6"), noise(60, 4000)).unwrap();
-    cluster.nodes[0].power_on();
+}
+
+/// Gives names there and takes names away, while nobody coordinates.
+fn change_own(cluster: &Cluster) {
+    let own = cluster.mount(1).join("own");
+    fs::rename(own.join("f0"), own.join("f0-new")).expect("its own directory goes on");
+    fs::rename(own.join("f1"), own.join("f2")).expect("its own directory goes on");
+    fs::remove_file(own.join("f3")).expect("its own directory goes on");
+    fs::hard_link(own.join("f4"), own.join("f4-too")).expect("its own directory goes on");
+    fs::write(own.join("f5"), noise(50, 4000)).expect("its own directory goes on");
+    fs::write(own.join("f6"), noise(60, 4000)).expect("its own directory goes on");
+}
+
+fn assert_own_is_changed(cluster: &Cluster, nodes: &[usize], when: &str) {
     let wanted = [("f0-new", 0, 5000), ("f2", 1, 5000), ("f4", 4, 5000), ("f4-too", 4, 5000)];
     let wanted = wanted.into_iter().chain([("f5", 50, 4000), ("f6", 60, 4000)]);
     let wanted: BTreeMap<_, _> =
         wanted.map(|(name, seed, bytes)| (name.to_owned(), noise(seed, bytes))).collect();
-    for node in [0, 1] {
-        let folder = cluster.mount(node).join("own");
+    for node in nodes {
+        let folder = cluster.mount(*node).join("own");
         let read = |name: &String| Some((name.clone(), fs::read(folder.join(name)).ok()?));
         let same = || {
             let found: Option<BTreeMap<_, _>> = names(&folder).iter().map(read).collect();
             (found.as_ref() == Some(&wanted)).then_some(())
         };
         let seen = process::until(Duration::from_secs(20), same);
-        assert!(seen.is_some(), "node {node}: {:?}", names(&folder));
+        assert!(seen.is_some(), "{when}, node {node}: {:?}", names(&folder));
     }
+}
+
+/// Goal: a node's own directory goes on while the coordinator is lost, and what was changed there is so everywhere once it is back with
+/// empty memory: names given and taken away as well as bytes.
+#[test]
+fn what_a_node_changed_in_its_own_directory_while_the_coordinator_was_lost_stays_changed() {
+    let Some(mut cluster) = Cluster::start() else { return };
+    begin_own(&cluster);
+    cluster.nodes[0].power_off();
+    change_own(&cluster);
+    cluster.nodes[0].power_on();
+    assert_own_is_changed(&cluster, &[0, 1], "it is back");
+}
+
+/// Goal: the same where nobody kept the catalog, whoever takes the seat next: the node that changed something, another, or the lost one with
+/// empty memory.
+/// Method: after the changes the daemons of both other nodes are killed, and with them what the deputy kept; who is not to take the seat
+/// is cut off from etcd until it is taken.
+#[test]
+fn what_a_node_changed_in_its_own_directory_stays_changed_where_nobody_kept_the_catalog() {
+    for seat in 0..3 {
+        let Some(mut cluster) = Cluster::start_with_lease() else { return };
+        begin_own(&cluster);
+        cluster.nodes[0].power_off();
+        change_own(&cluster);
+        let waits = [1, 2].into_iter().filter(|node| *node != seat);
+        let cuts: Vec<_> =
+            waits.map(|node| cluster.nodes[node].host().partition(cluster.network.host("etcd"))).collect();
+        for node in [1, 2] {
+            let daemon = cluster.nodes[node].daemon_mut();
+            let dead = daemon.kill_serving();
+            daemon.wait_for_next(dead);
+        }
+        if seat == 0 {
+            cluster.nodes[0].power_on();
+        }
+        cluster.wait_for_seat(&[seat]);
+        assert!(cluster.nodes[seat].daemon().log().contains(NOTHING_KNOWN), "node {seat} knew the catalog");
+        for cut in cuts {
+            assert!(cut.heal() > 0, "nothing was dropped");
+        }
+        let nodes: &[usize] = if seat == 0 { &[0, 1, 2] } else { &[1, 2] };
+        assert_own_is_changed(&cluster, nodes, &format!("node {seat} decides"));
+    }
+}
+
+/// Goal: a coordinator that lost its power and is back before anybody took its seat has the catalog that its deputy kept, and is a member.
+/// Method: the others are cut off from etcd, and a name is removed by each node just before, of which Tier-3 has not heard.
+#[test]
+fn a_coordinator_that_is_back_with_empty_memory_before_its_seat_is_taken_has_the_catalog_and_is_a_member() {
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    let run = cluster.mount(0).join("run");
+    fs::create_dir(&run).unwrap();
+    for (home, by) in [(1_u8, 2), (2, 1), (1, 0), (2, 0)] {
+        fs::write(cluster.mount(home.into()).join(format!("run/{home}-{by}")), noise(home, 5000)).unwrap();
+        fs::write(cluster.mount(home.into()).join(format!("run/{home}-{by}-stays")), noise(home, 5000))
+            .unwrap();
+    }
+    cluster.nodes[0].daemon().flush();
+    for (home, by) in [(1, 2), (2, 1), (1, 0), (2, 0)] {
+        fs::remove_file(cluster.mount(by).join(format!("run/{home}-{by}"))).unwrap();
+    }
+    let left = names(&run);
+    assert_eq!(left.len(), 4);
+    let cuts = [1, 2].map(|node| cluster.nodes[node].host().partition(cluster.network.host("etcd")));
+    cluster.nodes[0].power_off();
+    cluster.nodes[0].power_on();
+    cluster.wait_for_seat(&[0]);
+    let log = cluster.nodes[0].daemon().log();
+    assert!(log.contains(KEPT_BY_DEPUTY), "{log}");
+    for cut in cuts {
+        assert!(cut.heal() > 0, "nothing was dropped");
+    }
+    for node in 0..3 {
+        let same = || (names(&cluster.mount(node).join("run")) == left).then_some(());
+        let found = || names(&cluster.mount(node).join("run"));
+        process::until(LIMIT, same).unwrap_or_else(|| panic!("node {node}: {:?}", found()));
+    }
+    let members = || cluster.nodes[0].daemon().ctl_json(&["nodes"]);
+    let all_alive = || {
+        let rows = members();
+        let rows = rows.as_array()?;
+        (rows.len() == 3 && rows.iter().all(|row| row["standing"] == "alive")).then_some(())
+    };
+    process::until(LIMIT, all_alive).unwrap_or_else(|| panic!("{:#}", members()));
+    // Its own files are copied, as a member's are.
+    let bytes = noise(99, MIB);
+    fs::write(run.join("own"), &bytes).unwrap();
+    let copied = || {
+        let pids = [1, 2].map(|node| cluster.nodes[node].daemon().serving_pid().expect("it runs"));
+        pids.iter().any(|pid| !in_memory(*pid, &bytes).is_empty()).then_some(())
+    };
+    process::until(LIMIT, copied).expect("nobody has a copy of what the coordinator wrote");
 }
 
 /// Goal: what was removed and acknowledged stays removed when the coordinator is lost and its deputy lives, but does not reach the lease.

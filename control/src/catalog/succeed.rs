@@ -45,7 +45,7 @@ impl fmt::Display for Before {
 #[derive(Debug, Default)]
 pub(super) struct Hearing {
     nodes: BTreeSet<NodeLife>,
-    tier3: Tier3,
+    tier3: bool,
     /// The names are this node's own; how files stand elsewhere the others have to say.
     own: bool,
     /// Nodes that were asked for that.
@@ -53,18 +53,6 @@ pub(super) struct Hearing {
     /// Directories in which nodes changed something while nobody was the coordinator, or as its last word: who had one alone may have missed
     /// that. Until all are heard.
     changed: BTreeMap<Vec<u8>, BTreeSet<NodeName>>,
-}
-
-/// How far the names that Tier-3 holds are in the tree of a coordinator that had no others.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Tier3 {
-    /// It had others, or all is over.
-    #[default]
-    NotAwaited,
-    /// They are being read. What nodes did to names was done to these, and follows them.
-    Reading,
-    /// They are in the tree, or cannot be read now; nodes are heard meanwhile.
-    Awaited,
 }
 
 impl Catalog {
@@ -98,8 +86,7 @@ impl Catalog {
         };
         namespace.remember_removed(&removed);
         let own = matches!(before, Before::Own(_));
-        let tier3 = if matches!(before, Before::Nothing) { Tier3::Reading } else { Tier3::NotAwaited };
-        let hearing = Hearing { nodes, tier3, own, ..Hearing::default() };
+        let hearing = Hearing { nodes, tier3: matches!(before, Before::Nothing), own, ..Hearing::default() };
         Self::start(cluster, epoch, presence, terms, (published, hearing))
     }
 
@@ -120,18 +107,10 @@ impl Catalog {
         self.lock().hearing.heard(life);
     }
 
-    /// The names of Tier-3 are in the tree, or Tier-3 is away: nodes are heard from now on.
-    pub fn hear_nodes(&self) {
-        let hearing = &mut self.lock().hearing;
-        if hearing.tier3 == Tier3::Reading {
-            hearing.tier3 = Tier3::Awaited;
-        }
-    }
-
     /// What Tier-3 holds is in the tree.
     pub fn heard_tier3(&self) {
         let mut state = self.lock();
-        if std::mem::take(&mut state.hearing.tier3) != Tier3::NotAwaited {
+        if std::mem::take(&mut state.hearing.tier3) {
             state.hearing.say();
         }
     }
@@ -145,17 +124,7 @@ impl Hearing {
 
     /// Whether somebody or something is still to be heard.
     pub(super) fn is_open(&self) -> bool {
-        self.knew_nothing() || !self.nodes.is_empty()
-    }
-
-    /// Whether this coordinator began with nothing, and has not heard everything.
-    pub(super) fn knew_nothing(&self) -> bool {
-        self.tier3 != Tier3::NotAwaited
-    }
-
-    /// Whether nodes are to wait until the names of Tier-3 are in the tree.
-    pub(super) fn reads_tier3(&self) -> bool {
-        self.tier3 == Tier3::Reading
+        self.tier3 || !self.nodes.is_empty()
     }
 
     /// Whether it is still to be heard.
@@ -190,7 +159,7 @@ impl Hearing {
     }
 
     fn say(&mut self) {
-        if !self.is_open() {
+        if self.nodes.is_empty() && !self.tier3 {
             self.changed = BTreeMap::new();
             tracing::info!("all nodes have been heard: names are answered for");
         }

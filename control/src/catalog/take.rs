@@ -5,12 +5,12 @@
 use super::Catalog;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use tidemark_engine::namespace::{FileView, OutgoingBody};
+use tidemark_engine::namespace::OutgoingBody;
 use tidemark_protocol::cluster::leases::Verdict;
 use tidemark_protocol::cluster::wire::{Copies, NameOperation, NodeKind, NodeState, Publication, Published};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::split;
-use tidemark_transport::{LinkErrorKind, Refusal};
+use tidemark_transport::Refusal;
 
 /// Copies remembered of files that nobody has told of yet: what a new coordinator hears while it begins.
 const UNCLAIMED_MAX: usize = 1 << 16;
@@ -22,10 +22,6 @@ impl Catalog {
         from: &NodeLife,
         publication: &Publication,
     ) -> Result<Published, Refusal> {
-        if *from != self.cluster.life && self.lock().hearing.reads_tier3() {
-            let why = "the coordinator is new, and reads the names of Tier-3 first";
-            return Err(Refusal::new(LinkErrorKind::Unavailable, why));
-        }
         let published = {
             // What the deputy is told of names and of numbers of publications must belong together.
             let _step = self.deputy.step().await;
@@ -69,11 +65,9 @@ impl Catalog {
         let told = publication.states.iter().filter(|told| !gives_way(told));
         let mut states: Vec<_> = told.map(|told| told.clone().with_times(read)).collect();
         if publication.whole {
-            for told in &mut states {
-                let NodeState { other_names, kind, .. } = told;
-                other_names
-                    .iter_mut()
-                    .for_each(|names| names.retain(|path| !self.is_others(path, kind, from)));
+            for NodeState { other_names, kind, .. } in &mut states {
+                let keeps = |path: &Vec<u8>| !self.is_others(path, kind, from);
+                other_names.iter_mut().for_each(|names| names.retain(keeps));
             }
         }
         let nameless = namespace.take_states(&states, from.incarnation, publication.makes);
@@ -140,7 +134,8 @@ impl Catalog {
 
     /// Whether the name is another node's file by now: who tells everything was away, or tells a coordinator that knows nothing.
     fn is_others(&self, path: &[u8], kind: &NodeKind, from: &NodeLife) -> bool {
-        let Some(view) = self.told_at(path) else { return false };
+        let Some(here) = self.cluster.namespace().outgoing_at(path) else { return false };
+        let OutgoingBody::File(view) = &here.body else { return false };
         let same = matches!(kind, NodeKind::File(facts) if facts.file == view.file);
         let others = !same && view.file.incarnation != from.incarnation;
         if others {
@@ -148,13 +143,6 @@ impl Catalog {
             tracing::warn!(%path, %from, kept = %view.file, "two nodes have something of this name; the one that was away gives way");
         }
         others
-    }
-
-    /// The file of that name, unless only Tier-3 says so while this coordinator begins with nothing else: nodes know better.
-    fn told_at(&self, path: &[u8]) -> Option<Box<FileView>> {
-        let OutgoingBody::File(view) = self.cluster.namespace().outgoing_at(path)?.body else { return None };
-        let told = view.remote.is_some() || view.file.incarnation == self.cluster.life.incarnation;
-        (told || !self.lock().hearing.knew_nothing()).then_some(view)
     }
 
     /// Tells a node which of the bytes that it has Tier-3 has, too, where it does not say so itself: it may have missed the word when
@@ -179,10 +167,7 @@ impl Catalog {
 
     /// Whether the name means something else by now: who keeps a copy knows what the file was called when it was made.
     fn is_anothers(&self, told: &NodeState) -> bool {
-        let here = self.cluster.namespace().outgoing_at(&told.path);
-        here.is_some_and(|here| {
-            !matches!(here.body, OutgoingBody::File(_)) || self.told_at(&told.path).is_some()
-        })
+        self.cluster.namespace().outgoing_at(&told.path).is_some()
     }
 
     /// Notes copies that a node keeps for others.

@@ -58,6 +58,7 @@ impl Namespace {
             let followed = self.change(|state| {
                 state.mute();
                 for operation in &operations[done..next] {
+                    state.carried.note(operation);
                     if let Err(error) = state.follow(operation, from.incarnation, self.incarnation, now_ns) {
                         tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
                     }

@@ -13,6 +13,7 @@ mod aside;
 mod attr;
 mod attributes;
 mod begun;
+mod carried;
 mod cold;
 mod copies;
 mod departing;
@@ -79,6 +80,7 @@ pub use xattr::XattrSource;
 
 use crate::courtesy::Courtesy;
 use crate::tier1::{Backing, Tier1};
+use carried::CarriedNames;
 use departing::Departing;
 use deputy::Removed;
 use fates::Fates;
@@ -288,6 +290,7 @@ struct State {
     woken: bool,
     /// What other nodes are to be told; none where there are none.
     outgoing: Option<Outgoing>,
+    carried: CarriedNames,
     /// What this node heard as the coordinator.
     heard: heard::Heard,
     /// Nodes that the coordinator's deputy has not been told of; none where there is no deputy.
@@ -600,6 +603,7 @@ impl State {
             made: VecDeque::new(),
             woken: false,
             outgoing: None,
+            carried: CarriedNames::default(),
             heard: heard::Heard::default(),
             untold: None,
             removed: None,

@@ -6,6 +6,7 @@
 //! Operations keep their order; states are told as they are when somebody asks, so that a thousand changes of one file are one.
 //! Where more has gathered than is kept, everything is told anew instead: nothing is lost by that but time.
 
+use super::carried::CarriedNames;
 use super::node::{Body, Node};
 use super::unanswered::Unanswered;
 use super::view::NODES_AT_ONCE;
@@ -109,6 +110,7 @@ impl Namespace {
             if state.removed.is_some() {
                 return;
             }
+            state.carried = CarriedNames::default();
             let outgoing = state.outgoing.get_or_insert_with(|| Outgoing::new(self.journal_bytes));
             outgoing.audience = Audience::Coordinator;
         });
@@ -413,14 +415,23 @@ impl State {
 
     /// Notes an operation on names. Costs nothing where nobody is to be told.
     pub(super) fn tell(&mut self, operation: impl FnOnce(&Self) -> Option<NameOperation>) {
+        let is_carried = self.carried.is_collected();
         match &mut self.outgoing {
             None => return,
             Some(outgoing) if outgoing.muted => return,
-            Some(outgoing) if outgoing.audience == Audience::Nobody => return outgoing.unanswered.miss(),
+            Some(outgoing) if outgoing.audience == Audience::Nobody => {
+                outgoing.unanswered.miss();
+                if !is_carried {
+                    return;
+                }
+            }
             Some(_) => {}
         }
-        let operation = operation(self);
-        if let (Some(operation), Some(outgoing)) = (operation, &mut self.outgoing) {
+        let Some(operation) = operation(self) else { return };
+        self.carried.note(&operation);
+        if let Some(outgoing) =
+            self.outgoing.as_mut().filter(|outgoing| outgoing.audience != Audience::Nobody)
+        {
             outgoing.unanswered.push(operation);
         }
     }

@@ -4,7 +4,9 @@
 
 use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
 use crate::node::Shared;
+use std::collections::BTreeMap;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::cluster::carried::Carried;
 use tidemark_protocol::documents::LooseSidecar;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::layout::chunk_count;
@@ -45,6 +47,55 @@ pub(super) fn adopt(shared: &Shared, entry: AdoptEntry) -> bool {
         Err(error) => tracing::error!(%path, ?error, "a name from Tier-3 cannot be in the tree"),
     }
     false
+}
+
+/// Takes names from documents into a tree in which more was done to names than the documents tell.
+pub(crate) struct Adopter<'a> {
+    shared: &'a Shared,
+    carried: Carried,
+    /// The files of the documents, where names were changed since: a further name may be the first that is left of one.
+    files: BTreeMap<Vec<u8>, AdoptEntry>,
+}
+
+impl<'a> Adopter<'a> {
+    /// Where nothing was done since.
+    pub(crate) fn new(shared: &'a Shared) -> Self {
+        Self { shared, carried: Carried::default(), files: BTreeMap::new() }
+    }
+
+    /// Where something was done since this node began to be the coordinator.
+    pub(super) fn carrying(shared: &'a Shared) -> Self {
+        Self { carried: Carried::new(shared.namespace.take_carried()), ..Self::new(shared) }
+    }
+
+    /// Whether the name is in the tree now, or was taken away since.
+    pub(super) fn adopt(&mut self, entry: AdoptEntry) -> bool {
+        if self.carried.is_empty() {
+            return adopt(self.shared, entry);
+        }
+        let entry = match &entry.kind {
+            AdoptKind::HardLink { to } => match self.files.get(to) {
+                Some(file) => AdoptEntry { path: entry.path, ..file.clone() },
+                None => entry,
+            },
+            _ => entry,
+        };
+        let file = match entry.kind {
+            AdoptKind::File { file, .. } => {
+                self.files.insert(entry.path.clone(), entry.clone());
+                Some(file)
+            }
+            _ => None,
+        };
+        let names = self.carried.names(&entry.path, file).into_iter();
+        names.fold(true, |all, path| adopt(self.shared, AdoptEntry { path, ..entry.clone() }) && all)
+    }
+
+    /// Whether a file of a document is where it is expected now.
+    pub(super) fn shows(&self, path: &RelPath, file: FileId) -> bool {
+        let names = self.carried.names(path.as_bytes(), Some(file));
+        names.iter().all(|path| self.shared.namespace.node_at(path).is_some())
+    }
 }
 
 /// Puts a loose file into the tree, as a cold file that may give way once it is not cold any more.

@@ -5,11 +5,10 @@
 
 use crate::namespace::{AdoptEntry, AdoptKind, Special};
 use crate::node::Shared;
+pub(crate) use crate::node::adopt::{Adopter, adopt_directory, adopt_loose};
 use crate::node::adopt::{
-    SYMLINK_MODE, UNKNOWN_BYTES, adopt, entry, entry_at, file_kind, link_entry, note, placeholder,
-    placeholders,
+    SYMLINK_MODE, UNKNOWN_BYTES, entry, entry_at, file_kind, link_entry, note, placeholder, placeholders,
 };
-pub(crate) use crate::node::adopt::{adopt_directory, adopt_loose};
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::metric;
 use crate::node::removals::Told;
@@ -231,13 +230,12 @@ impl Recovered {
     }
 
     /// The versions of which a name that nobody removed is not in the tree.
-    fn not_shown(&self, shared: &Shared, wishes: &Wishes<'_>) -> BTreeSet<(CheckpointId, Number)> {
+    fn not_shown(&self, adopter: &Adopter<'_>, wishes: &Wishes<'_>) -> BTreeSet<(CheckpointId, Number)> {
         let mut unshown = BTreeSet::new();
         for book in self.books.values() {
             let Some((number, version)) = wishes.shown(book) else { continue };
             let missing = version.contents.iter().find(|(path, (file, seal))| {
-                !wishes.removed.has_file(path, (*file, *seal))
-                    && shared.namespace.node_at(path.as_bytes()).is_none()
+                !wishes.removed.has_file(path, (*file, *seal)) && !adopter.shows(path, *file)
             });
             if let Some((path, _)) = missing {
                 let version = book.version_id(*number);
@@ -329,7 +327,7 @@ impl Recovered {
     /// What the job removed is left alone. So is what memory outlived the daemon with: that is saved again, as the next version.
     fn take_up_unreadable(
         &mut self,
-        shared: &Shared,
+        (shared, adopter): (&Shared, &mut Adopter<'_>),
         names: Names,
         wishes: &Wishes<'_>,
     ) -> Vec<(CheckpointId, Number)> {
@@ -371,7 +369,7 @@ impl Recovered {
             }
             if shows && names == Names::Empty {
                 for entry in files {
-                    adopt(shared, entry);
+                    adopter.adopt(entry);
                 }
             }
             self.put(VersionBook::new(Checkpoint::unreadable(record, why), contents));
@@ -381,7 +379,12 @@ impl Recovered {
 
     /// Brings the name of a loose file into the tree of which nobody can say what it held last: an open fails, since older bytes would
     /// be taken for the newest. False where memory outlived the daemon with the bytes, which go to Tier-3 once more.
-    fn take_up_unreadable_loose(&mut self, shared: &Shared, names: Names, file: &UnreadableLoose) -> bool {
+    fn take_up_unreadable_loose(
+        &mut self,
+        (shared, adopter): (&Shared, &mut Adopter<'_>),
+        names: Names,
+        file: &UnreadableLoose,
+    ) -> bool {
         let UnreadableLoose { path, generation, why, older } = file;
         let of = (stand_in_file(&format!("{path} {generation}")), SealNumber(1));
         let attributes = older.as_ref().map_or_else(
@@ -393,7 +396,7 @@ impl Recovered {
             return false;
         }
         shared.losses.refuse(of.0, of.1, why.clone());
-        let unshown = names == Names::Empty && !adopt(shared, placeholder(path, of, &attributes));
+        let unshown = names == Names::Empty && !adopter.adopt(placeholder(path, of, &attributes));
         let used = self.loose_numbers.get(path).copied().unwrap_or(*generation).max(*generation);
         let book = LooseBook {
             stage: LooseStage::Uploaded { of },
@@ -411,7 +414,8 @@ impl Recovered {
         let LooseFiles { believed: mut sidecars, unreadable: unreadable_loose, numbers } = loose;
         self.loose_numbers = numbers;
         let wishes = Wishes::of(tree);
-        let unshown = self.take_up_unreadable(shared, names, &wishes);
+        let adopter = &mut Adopter::carrying(shared);
+        let unshown = self.take_up_unreadable((shared, adopter), names, &wishes);
         let mut directories = Vec::new();
         for book in self.books.values() {
             let Some((number, version)) = wishes.shown(book) else { continue };
@@ -424,7 +428,7 @@ impl Recovered {
                 manifest.files.iter().for_each(|file| note(shared, file));
                 continue;
             }
-            let above = adopt_files(shared, &manifest, &wishes);
+            let above = adopt_files(adopter, &manifest, &wishes);
             // A directory whose files are all gone is gone too, unless the tree names it.
             directories.extend(manifest.directories.iter().filter(|dir| above.contains(&dir.path)).cloned());
         }
@@ -435,7 +439,7 @@ impl Recovered {
         }
         for file in unreadable_loose {
             let was_removed = wishes.removed.has_loose(&file.path, file.generation);
-            if was_removed || !self.take_up_unreadable_loose(shared, names, &file) {
+            if was_removed || !self.take_up_unreadable_loose((shared, adopter), names, &file) {
                 sidecars.extend(file.older);
             }
         }
@@ -451,7 +455,7 @@ impl Recovered {
                 // Whether it was removed since, the tree says.
                 Names::Kept => note(shared, &sidecar.file),
                 Names::Empty if was_removed => {}
-                Names::Empty => unshown = !adopt(shared, wishes.entry(&sidecar.file)),
+                Names::Empty => unshown = !adopter.adopt(wishes.entry(&sidecar.file)),
             }
             shared.namespace.set_reclaim(of.0, crate::namespace::ReclaimClass::Loose);
             let book = LooseBook {
@@ -473,7 +477,7 @@ impl Recovered {
                 let attributes =
                     Attributes { mode: SYMLINK_MODE, uid, gid, mtime_ns, ..Attributes::default() };
                 let kind = AdoptKind::Symlink { target: link.target.0.clone() };
-                adopt(shared, entry(&link.path, kind, &attributes));
+                adopter.adopt(entry(&link.path, kind, &attributes));
             }
             for file in &tree.specials {
                 let special = match file.kind {
@@ -482,24 +486,24 @@ impl Recovered {
                     SpecialKind::CharacterDevice => Special::CharacterDevice(file.device),
                     SpecialKind::BlockDevice => Special::BlockDevice(file.device),
                 };
-                adopt(shared, entry(&file.path, AdoptKind::Special(special), &file.attributes));
+                adopter.adopt(entry(&file.path, AdoptKind::Special(special), &file.attributes));
             }
             // After what they are further names of.
             for link in &tree.hard_links {
-                adopt(shared, link_entry(&link.path, &link.to));
+                adopter.adopt(link_entry(&link.path, &link.to));
             }
             directories.extend(tree.directories.iter().cloned());
         }
         if names == Names::Empty {
-            self.unshown = self.not_shown(shared, &wishes);
+            self.unshown = self.not_shown(adopter, &wishes);
         }
         self.unshown.extend(unshown);
         // Last, so that what was made inside them has not moved their times.
         for directory in directories {
-            adopt_directory(shared, &directory);
+            adopter.adopt(entry(&directory.path, AdoptKind::Directory, &directory.attributes));
         }
         if let (Some(root), Names::Empty) = (tree.and_then(|tree| tree.root.as_ref()), names) {
-            adopt(shared, entry_at(Vec::new(), AdoptKind::Directory, root));
+            adopter.adopt(entry_at(Vec::new(), AdoptKind::Directory, root));
         }
         self.metrics = tree.map_or_else(Vec::new, |tree| tree.metrics.clone());
         if names == Names::Empty {
@@ -583,16 +587,20 @@ impl<'a> Wishes<'a> {
 }
 
 /// Adopts the files of a version under the names that the job left; gives the directories above them.
-pub(crate) fn adopt_files(shared: &Shared, manifest: &Manifest, wishes: &Wishes<'_>) -> BTreeSet<RelPath> {
+pub(crate) fn adopt_files(
+    adopter: &mut Adopter<'_>,
+    manifest: &Manifest,
+    wishes: &Wishes<'_>,
+) -> BTreeSet<RelPath> {
     let mut above = BTreeSet::new();
     for file in &manifest.files {
         let links = manifest.hard_links.iter().filter(|link| link.to == file.path).map(|link| &link.path);
         let mut names = std::iter::once(&file.path).chain(links).filter(|path| wishes.keeps(path, file));
         let Some(first) = names.next() else { continue };
-        adopt(shared, AdoptEntry { path: first.as_bytes().to_vec(), ..wishes.entry(file) });
+        adopter.adopt(AdoptEntry { path: first.as_bytes().to_vec(), ..wishes.entry(file) });
         above.extend(std::iter::successors(first.parent(), RelPath::parent));
         for link in names {
-            adopt(shared, link_entry(link, first));
+            adopter.adopt(link_entry(link, first));
             above.extend(std::iter::successors(link.parent(), RelPath::parent));
         }
     }

@@ -212,6 +212,10 @@ impl Candidate {
         let presence = Arc::clone(&self.presence);
         let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
         drop(before);
+        if !knows {
+            // What is done to names from now on is done to those of Tier-3 as well, once they are here.
+            tree.carry_names();
+        }
         // From here on this tree is what others are told of.
         tree.lead_outgoing(false);
         // The lease is lost if nobody takes them; then this ends, too.
@@ -241,8 +245,6 @@ impl Candidate {
                     return;
                 }
                 Err(error) => {
-                    // Nodes go on telling meanwhile: what it holds comes under what they said.
-                    catalog.hear_nodes();
                     let why = format!("{error:#}");
                     if why != said {
                         tracing::warn!(%why, "Tier-3 is not read yet; nothing is written there");
@@ -269,13 +271,11 @@ impl Candidate {
                 shared.drain.epoch()
             );
         }
-        let recovered = recover(shared, names).await?;
         if names == Names::Empty {
-            catalog.hear_nodes();
             // What is torn is seen only once all that was written is known.
             catalog.nodes_heard().await;
         }
-        Ok(recovered)
+        Ok(recover(shared, names).await?)
     }
 }
 

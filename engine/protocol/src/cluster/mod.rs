@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `wire` | the words between a node and the coordinator |
 //! | `operation` | what is done to a name |
+//! | `carried` | what became of a name since an older document told of it |
 //! | `leases` | which node may answer for a directory |
 //! | `members` | who is there, and what changed of it |
 //! | `readers` | which node reads Tier-3 for the others |
@@ -12,6 +13,7 @@
 //! Does not own: the tree itself (each node's namespace; the coordinator's is the catalog), the links, membership. The
 //! argument: `engine/design/0018-one-tree.md`.
 
+pub mod carried;
 pub mod clocks;
 pub mod leases;
 pub mod members;
