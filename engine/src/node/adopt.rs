@@ -87,8 +87,11 @@ impl<'a> Adopter<'a> {
             }
             _ => None,
         };
-        let names = self.carried.names(&entry.path, file).into_iter();
-        names.fold(true, |all, path| adopt(self.shared, AdoptEntry { path, ..entry.clone() }) && all)
+        let mut is_there = true;
+        for path in self.carried.names(&entry.path, file) {
+            is_there &= adopt(self.shared, AdoptEntry { path, ..entry.clone() });
+        }
+        is_there
     }
 
     /// Whether a file of a document is where it is expected now.

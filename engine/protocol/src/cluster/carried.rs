@@ -197,7 +197,7 @@ mod tests {
             file: file(2).expect("a file"),
             attributes: Default::default(),
         };
-        assert!(names(&[&done[..], &[taken.clone()]].concat(), "a", file(1)).is_empty());
+        assert!(names(&[&done[..], std::slice::from_ref(&taken)].concat(), "a", file(1)).is_empty());
         assert_eq!(
             names(&[&[taken][..], &[link("x", "b")]].concat(), "a", file(1)),
             ["b"],
