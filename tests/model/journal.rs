@@ -183,7 +183,7 @@ fn where_the_chunks_of_an_encoded_object_lie_is_replayed() {
         xattrs: Vec::new(),
     };
     let mut namespace = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
-    let node = namespace.adopt(adopted).unwrap();
+    let node = namespace.adopt(&adopted).unwrap();
     let mut expected = object(Codec::Planes, 1);
     for round in 0..3 {
         if round == 1 {

@@ -66,11 +66,11 @@ fn what_is_told_of_names_outlives_the_daemon() {
     for name in ["a", "b"] {
         node.namespace.mkdir(&ME, ROOT, name.as_bytes(), 0o755).unwrap();
     }
-    let first = node.namespace.take_outgoing(9, false);
+    let first = node.namespace.take_outgoing(9, usize::MAX, false);
     assert_eq!((first.number, first.operations.len()), (1, 2));
     node.namespace.publication_answered();
     node.namespace.rmdir(&ME, ROOT, b"a").unwrap();
-    let second = node.namespace.take_outgoing(9, false);
+    let second = node.namespace.take_outgoing(9, usize::MAX, false);
     assert_eq!((second.number, &second.operations), (2, &vec![removed("a")]));
     node.namespace.rmdir(&ME, ROOT, b"b").unwrap();
     for filled in [false, true] {
@@ -86,7 +86,7 @@ fn what_is_told_of_names_outlives_the_daemon() {
         assert_eq!(node.namespace.lost_operations(), None);
     }
     node.namespace.publication_answered();
-    let third = node.namespace.take_outgoing(9, false);
+    let third = node.namespace.take_outgoing(9, usize::MAX, false);
     assert_eq!((third.number, third.operations), (3, vec![removed("b")]));
     node.take_over();
     // The answer to the second is known by now, the one to the third never came.
@@ -109,7 +109,7 @@ fn what_others_told_is_carried_out_once() {
     let renamed =
         NameOperation::Renamed { from: path("f"), to: path("g"), exchange: false, what: Some(file) };
     let operations = [directory, moved, made, renamed];
-    node.namespace.becomes_catalog_of(Epoch(3), &BTreeMap::from([(life.clone(), 6)]));
+    node.namespace.becomes_catalog_of(Some(Epoch(3)), &BTreeMap::from([(life.clone(), 6)]));
     node.namespace.follow(&operations, &life, 7);
     let names = node.names();
     assert_eq!(names, [b"e", b"g"]);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidemark_engine::cluster::{address_of, state_of};
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, CHUNKS_MAX, CatalogNode, CatalogPart, Member, ToNode,
+    BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CatalogNode, CatalogPart, Member, ToNode,
 };
 use tidemark_protocol::id::NodeName;
 use tidemark_protocol::key::NodeLife;
@@ -225,7 +225,7 @@ impl Catalog {
         let _step = self.deputy.step().await;
         let begun = self.deputy.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let namespace = self.cluster.namespace();
-        let told = namespace.take_untold(BATCH_ITEMS_MAX, CHUNKS_MAX);
+        let told = namespace.take_untold(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
         let published = {
             let mut state = self.lock();
             // Only with the last part are all names of a publication told.

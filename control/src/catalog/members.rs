@@ -108,7 +108,8 @@ impl Catalog {
         let mut state = self.lock();
         let (result, replies) = state.roll.step(event, now);
         let Todo { asks, lost, changed, keep, doubt } = std::mem::take(&mut state.roll.todo);
-        for life in &lost {
+        // Another of the coordinator's own name had nothing here.
+        for life in lost.iter().filter(|life| life.node != self.cluster.life.node) {
             state.leases.gone(&life.node);
             state.readers.gone(&life.node);
         }
@@ -156,16 +157,11 @@ impl Catalog {
         }
     }
 
-    fn is_member_itself(&self) -> bool {
-        let own = &self.cluster.life;
-        self.lock().roll.member(&own.node).is_some_and(|member| member.life.incarnation == own.incarnation)
-    }
-
     /// Whether another of this node's name, which was a member before, is known to be gone.
-    fn is_free_for_itself(&self) -> bool {
-        let state = self.lock();
-        let before = state.roll.member(&self.cluster.life.node);
-        before.is_none_or(|member| matches!(member.standing, Standing::Gone { .. }))
+    fn follows_one_of_its_name(&self) -> bool {
+        let (state, own) = (self.lock(), &self.cluster.life);
+        let before = state.roll.member(&own.node).filter(|member| member.life.incarnation != own.incarnation);
+        before.is_some_and(|member| matches!(member.standing, Standing::Gone { .. }))
     }
 
     pub(super) fn check_member(&self, from: &NodeLife) -> Result<(), Refusal> {
@@ -262,7 +258,7 @@ impl Catalog {
             }
             // A tick is never refused.
             let _ = self.step(Event::Tick);
-            if !self.is_member_itself() && self.is_free_for_itself() {
+            if self.follows_one_of_its_name() {
                 self.begin();
             }
             let Outbox { asks, recalls } = std::mem::take(&mut self.lock().outbox);

@@ -125,7 +125,7 @@ impl Catalog {
         (published, hearing): (BTreeMap<NodeLife, u64>, Hearing),
     ) -> Arc<Self> {
         let started = Instant::now();
-        cluster.namespace().becomes_catalog_of(epoch, &published);
+        cluster.namespace().becomes_catalog_of((!hearing.knows_nothing()).then_some(epoch), &published);
         let now = Now { ms: 0, wall_ms: cluster.namespace().now_ns() / 1_000_000 };
         let state = State {
             leases: Leases::default(),

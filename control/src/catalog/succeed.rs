@@ -111,6 +111,7 @@ impl Catalog {
     pub fn heard_tier3(&self) {
         let mut state = self.lock();
         if std::mem::take(&mut state.hearing.tier3) {
+            self.cluster.namespace().has_catalog_of(self.epoch);
             state.hearing.say();
         }
     }
@@ -125,6 +126,11 @@ impl Hearing {
     /// Whether somebody or something is still to be heard.
     pub(super) fn is_open(&self) -> bool {
         self.tier3 || !self.nodes.is_empty()
+    }
+
+    /// Whether the names of Tier-3 are to come into the tree yet, and there were no others.
+    pub(super) fn knows_nothing(&self) -> bool {
+        self.tier3
     }
 
     /// Whether it is still to be heard.

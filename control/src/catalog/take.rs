@@ -59,17 +59,14 @@ impl Catalog {
     fn take_into_tree(&self, from: &NodeLife, publication: &Publication, now_ns: i64) {
         let namespace = self.cluster.namespace();
         namespace.follow(&publication.operations, from, publication.number);
-        let gives_way = |told: &&NodeState| publication.whole && self.is_others(&told.path, &told.kind, from);
         let clocks = self.lock().clocks.clone();
         let read = |at| clocks.read(from.incarnation, at, now_ns);
-        let told = publication.states.iter().filter(|told| !gives_way(told));
-        let mut states: Vec<_> = told.map(|told| told.clone().with_times(read)).collect();
-        if publication.whole {
-            for NodeState { other_names, kind, .. } in &mut states {
-                let keeps = |path: &Vec<u8>| !self.is_others(path, kind, from);
-                other_names.iter_mut().for_each(|names| names.retain(keeps));
-            }
-        }
+        let told = publication.states.iter().map(|told| told.clone().with_times(read));
+        let states: Vec<_> = if publication.whole {
+            told.filter_map(|told| self.under_a_name_of_its_own(told, from)).collect()
+        } else {
+            told.collect()
+        };
         let nameless = namespace.take_states(&states, from.incarnation, publication.makes);
         if publication.whole {
             // Between the parts of a whole nothing of a node is on its way: what has no name here was taken from it.
@@ -130,6 +127,16 @@ impl Catalog {
         state.published.insert(from.clone(), publication.number);
         state.untold.insert(from.clone());
         Published { whole_wanted: false, shared }
+    }
+
+    /// What is told under the first of its names that is not another node's by now; none where all are.
+    fn under_a_name_of_its_own(&self, told: NodeState, from: &NodeLife) -> Option<NodeState> {
+        if !self.is_others(&told.path, &told.kind, from) {
+            return Some(told);
+        }
+        let own = |path: &&Vec<u8>| !self.is_others(path, &told.kind, from);
+        let path = told.other_names.iter().flatten().find(own)?.clone();
+        Some(NodeState { path, ..told })
     }
 
     /// Whether the name is another node's file by now: who tells everything was away, or tells a coordinator that knows nothing.

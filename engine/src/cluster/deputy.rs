@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tidemark_protocol::cluster::clocks::Clocks;
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, CHUNKS_MAX, CatalogNode, CatalogPart, NodeKind, NodeState, ProcessFate, ToNode,
+    BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CatalogNode, CatalogPart, NodeKind, NodeState, ProcessFate, ToNode,
 };
 use tidemark_protocol::id::{Epoch, FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
@@ -94,14 +94,14 @@ impl KeptCatalog {
             return part;
         };
         let read = |at| self.clocks.read(self.from, at, now_ns);
-        let mut chunks = 0;
+        let mut bytes = 0;
         let mut left = self.nodes.range((Bound::Excluded(after), Bound::Unbounded)).peekable();
         let nodes = &mut part.nodes;
         while nodes.len() < BATCH_ITEMS_MAX
-            && chunks < CHUNKS_MAX
+            && bytes < BATCH_BYTES_MAX
             && let Some((_, node)) = left.next()
         {
-            chunks += node.state.chunks();
+            bytes += node.state.bytes_most();
             nodes.push(CatalogNode { state: node.state.clone().with_times(read), ..node.clone() });
         }
         part.all = left.peek().is_none();

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use tidemark_protocol::cluster::wire::{
-    BATCH_ITEMS_MAX, CHUNKS_MAX, Joined, NodeState, Publication, Published, ToCoordinator, WireFate,
+    BATCH_BYTES_MAX, BATCH_ITEMS_MAX, Joined, NodeState, Publication, Published, ToCoordinator, WireFate,
     WriterFact,
 };
 
@@ -97,7 +97,7 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
             continue;
         }
         let fates = cluster.publisher.changed_fates(cluster);
-        let told = namespace.take_outgoing(BATCH_ITEMS_MAX, !fates.is_empty());
+        let told = namespace.take_outgoing(BATCH_ITEMS_MAX, BATCH_BYTES_MAX, !fates.is_empty());
         if told.number == 0 {
             *cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner) = now;
             return Ok(());
@@ -118,7 +118,7 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
     let namespace = &cluster.namespace;
     // States say what is here; what was removed, renamed or taken over and not heard yet only operations do. They come first.
     loop {
-        let Told { number, operations, .. } = namespace.take_operations(BATCH_ITEMS_MAX);
+        let Told { number, operations, .. } = namespace.take_operations(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
         if number == 0 {
             break;
         }
@@ -132,13 +132,13 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
     let mut last = false;
     while !last {
         let mut states: Vec<NodeState> = Vec::new();
-        let mut chunks = 0;
+        let mut bytes = 0;
         last = true;
         for node in nodes.by_ref().filter(|node| is_told_whole(cluster, node)) {
             let state = cluster.told(node);
-            chunks += state.chunks();
+            bytes += state.bytes_most();
             states.push(state);
-            if states.len() >= BATCH_ITEMS_MAX || chunks >= CHUNKS_MAX {
+            if states.len() >= BATCH_ITEMS_MAX || bytes >= BATCH_BYTES_MAX {
                 last = false;
                 break;
             }

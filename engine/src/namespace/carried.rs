@@ -1,10 +1,12 @@
 //! What was done to names while those of Tier-3 are not in the tree yet.
 //!
 //! Owns: collecting the operations of this node and of others, from the moment when this node becomes a coordinator that has no catalog of
-//! before. Does not own: what they make of a name (`protocol::cluster::carried`), bringing the names in (`node::adopt`).
+//! before. Does not own: what they make of a name (`protocol::cluster::carried`), bringing the names in (`cold`, `node::adopt`).
 
 use super::Namespace;
+use tidemark_protocol::cluster::carried::Carried;
 use tidemark_protocol::cluster::wire::NameOperation;
+use tidemark_protocol::id::FileId;
 
 /// Operations that are collected: about as many as a node keeps for a coordinator. Of more than that the last are forgotten, and what they took
 /// away may be back.
@@ -12,7 +14,7 @@ const CARRIED_MAX: usize = 1 << 18;
 
 /// The operations, while Tier-3 is awaited.
 #[derive(Debug, Default)]
-pub(super) struct CarriedNames(Option<Vec<NameOperation>>);
+pub(super) struct CarriedNames(Option<Carried>);
 
 impl CarriedNames {
     pub(super) fn is_collected(&self) -> bool {
@@ -20,16 +22,19 @@ impl CarriedNames {
     }
 
     pub(super) fn note(&mut self, operation: &NameOperation) {
-        let Some(operations) = self.0.as_mut().filter(|operations| operations.len() <= CARRIED_MAX) else {
-            return;
-        };
-        operations.push(operation.clone());
-        if operations.len() > CARRIED_MAX {
+        let Some(carried) = self.0.as_mut().filter(|carried| carried.len() <= CARRIED_MAX) else { return };
+        carried.push(operation.clone());
+        if carried.len() > CARRIED_MAX {
             tracing::error!(
                 limit = CARRIED_MAX,
                 "more was done to names than is remembered until Tier-3 is read; some that were taken away may be back then"
             );
         }
+    }
+
+    /// What a name of Tier-3 is called now; `file` is what it means there.
+    pub(super) fn names(&self, path: &[u8], file: Option<FileId>) -> Vec<Vec<u8>> {
+        self.0.as_ref().map_or_else(|| vec![path.to_vec()], |carried| carried.names(path, file))
     }
 }
 
@@ -37,14 +42,25 @@ impl Namespace {
     /// From now on what is done to names is remembered, what this node did before and no coordinator has answered, too.
     pub fn carry_names(&self) {
         self.look(|state| {
+            let mut carried = Carried::default();
             let untold = state.outgoing.iter().flat_map(|outgoing| outgoing.unanswered.operations());
-            state.carried = CarriedNames(Some(untold.cloned().collect()));
+            untold.cloned().for_each(|operation| carried.push(operation));
+            state.carried = CarriedNames(Some(carried));
         });
     }
 
-    /// What was done to names since [`Namespace::carry_names`], in order. It is not collected any more.
-    #[must_use]
-    pub(crate) fn take_carried(&self) -> Vec<NameOperation> {
-        self.look(|state| std::mem::take(&mut state.carried).0.unwrap_or_default())
+    /// The names of Tier-3 are in the tree.
+    pub(crate) fn end_carrying(&self) {
+        self.look(|state| state.carried = CarriedNames::default());
+    }
+
+    /// Whether names of Tier-3 come into the tree after operations that it does not know of.
+    pub(crate) fn is_carrying(&self) -> bool {
+        self.look(|state| state.carried.is_collected())
+    }
+
+    /// What a name of Tier-3 is called now; `file` is what it means there.
+    pub(crate) fn carried_names(&self, path: &[u8], file: FileId) -> Vec<Vec<u8>> {
+        self.look(|state| state.carried.names(path, Some(file)))
     }
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::{FileFate, Seal};
-use tidemark_protocol::id::{FileCounter, FileId, Generation, SealNumber};
+use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 
 /// How long fetched bytes are kept for the open that asked for them.
 const RESTORE_HOLD: Duration = Duration::from_secs(10);
@@ -80,7 +80,19 @@ pub enum AdoptKind {
     /// Another name of what is at `to`, which was adopted before; the other fields are not looked at.
     HardLink {
         to: Vec<u8>,
+        /// What that was; it may be called otherwise by now, where names are carried over.
+        file: Option<FileId>,
     },
+}
+
+impl AdoptKind {
+    pub(crate) fn file(&self) -> Option<FileId> {
+        match self {
+            Self::File { file, .. } => Some(*file),
+            Self::HardLink { file, .. } => *file,
+            Self::Directory | Self::Symlink { .. } | Self::Special(_) => None,
+        }
+    }
 }
 
 impl Namespace {
@@ -201,105 +213,131 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Exists`] (not for a directory on a directory, which takes the attributes), [`FsError::Invalid`] for
     /// an unlawful path or a wrong number of chunk checksums, [`FsError::NotFound`] for a hard link to nothing.
-    pub fn adopt(&self, entry: AdoptEntry) -> Result<NodeId, FsError> {
+    pub fn adopt(&self, entry: &AdoptEntry) -> Result<NodeId, FsError> {
+        let xattrs = Xattrs::from_pairs(&entry.xattrs)?;
+        let limit = self.weight_limit();
+        self.change(|state| state.adopt(entry, xattrs, limit, self.incarnation))
+    }
+
+    /// The same, under all names that it was given since its document was written ([`Namespace::carry_names`]); what each came to.
+    ///
+    /// # Errors
+    /// Those of the journal, and of the extended attributes.
+    pub(crate) fn adopt_carried(&self, entry: &AdoptEntry) -> Result<Vec<Result<NodeId, FsError>>, FsError> {
         let xattrs = Xattrs::from_pairs(&entry.xattrs)?;
         let limit = self.weight_limit();
         self.change(|state| {
-            if state.tree.weight_bytes >= limit {
-                return Err(FsError::NoSpace);
-            }
-            let mut parts: Vec<&[u8]> = entry.path.split(|byte| *byte == b'/').collect();
-            let is_root = entry.path.is_empty() && matches!(entry.kind, AdoptKind::Directory);
-            let name = parts.pop().filter(|name| !name.is_empty() || is_root).ok_or(FsError::Invalid)?;
-            let id = match entry.kind {
-                AdoptKind::Directory if is_root => ROOT,
-                AdoptKind::HardLink { ref to } => {
-                    let node = state.tree.resolve(to)?;
-                    return state.adopt_link(node, &parts, name, &entry);
-                }
-                AdoptKind::Directory => {
-                    let parent = state.make_parents(&parts, &entry)?;
-                    match state.tree.child(parent, name) {
-                        Ok(existing) if state.tree.node(existing)?.is_directory() => existing,
-                        Ok(_) => return Err(FsError::Exists),
-                        Err(_) => {
-                            let body = Body::Directory(Box::default());
-                            state.adopt_node(parent, name, &entry, body)?
-                        }
-                    }
-                }
-                AdoptKind::Symlink { ref target } => {
-                    if target.is_empty() || target.len() > MAX_TARGET_BYTES {
-                        return Err(FsError::NameTooLong);
-                    }
-                    let parent = state.make_parents(&parts, &entry)?;
-                    state.adopt_node(parent, name, &entry, Body::Symlink(target.as_slice().into()))?
-                }
-                AdoptKind::Special(special) => {
-                    let parent = state.make_parents(&parts, &entry)?;
-                    state.adopt_node(parent, name, &entry, Body::Special(special))?
-                }
-                AdoptKind::File { file, seal, size_bytes, crc, ref chunks, ref object } => {
-                    if chunks.len() as u64 != tidemark_protocol::layout::chunk_count(size_bytes)
-                        || i64::try_from(size_bytes).is_err()
-                    {
-                        return Err(FsError::Invalid);
-                    }
-                    // One that was removed may still wait for the kernel to forget it: nobody can reach that.
-                    let known = state.node_of(file, self.incarnation);
-                    let mut taken = false;
-                    if let Some(known) = known.filter(|known| state.is_reachable(*known)) {
-                        // Hard links of one file in two checkpoints: each lists one of its names.
-                        if state.holds(known, file, seal) {
-                            return state.adopt_link(known, &parts, name, &entry);
-                        }
-                        // Saved over, torn and out of sight: it makes way.
-                        if state.is_out_of_sight(known) {
-                            state.renew(known, self.incarnation, entry.mtime_ns)?;
-                        } else if state.outgoing.is_some() || state.removed.is_some() {
-                            // Other nodes know it by its identity.
-                            return Err(FsError::Exists);
-                        } else {
-                            taken = true;
-                        }
-                    }
-                    let mut adopted = File::new(file, Generation(0), None, entry.mtime_ns);
-                    adopted.size_bytes = size_bytes;
-                    let frozen = Seal { number: seal, size_bytes, crc, chunks: Arc::clone(chunks) };
-                    adopted.fate = FileFate::found(Some(frozen), seal, false, false, false);
-                    adopted.object = object.clone().map(|object| Box::new((seal, object)));
-                    let parent = state.make_parents(&parts, &entry)?;
-                    let id = state.adopt_node(parent, name, &entry, Body::File(Box::new(adopted)))?;
-                    let made = state.file_mut(id)?;
-                    made.generation = Generation(id);
-                    if taken {
-                        made.id = FileId { incarnation: self.incarnation, counter: FileCounter(id) };
-                    } else {
-                        state.adopted.insert(file, id);
-                    }
-                    state.tree.touched.chunks.push(id);
-                    id
-                }
-            };
-            let node = state.tree.node_mut(id)?;
-            node.mode = entry.mode & if node.is_directory() { MODE_BITS } else { FILE_MODE_BITS };
-            node.uid = entry.uid;
-            node.gid = entry.gid;
-            node.mtime_ns = entry.mtime_ns;
-            node.ctime_ns = entry.mtime_ns;
-            // A directory may have had others.
-            let names = node.xattrs.iter().chain(&xattrs).flat_map(|xattrs| xattrs.names());
-            let names: Vec<_> = names.map(|name| (id, name)).collect();
-            node.xattrs.clone_from(&xattrs);
-            state.tree.touched.xattrs.extend(names);
-            state.tree.touched.node(id);
-            state.mark(id);
-            Ok(id)
+            let names = state.carried.names(&entry.path, entry.kind.file()).into_iter();
+            let entries = names.map(|path| AdoptEntry { path, ..entry.clone() });
+            Ok(entries.map(|entry| state.adopt(&entry, xattrs.clone(), limit, self.incarnation)).collect())
         })
     }
 }
 
 impl State {
+    fn adopt(
+        &mut self,
+        entry: &AdoptEntry,
+        xattrs: Option<Box<Xattrs>>,
+        limit: u64,
+        own: Incarnation,
+    ) -> Result<NodeId, FsError> {
+        if self.tree.weight_bytes >= limit {
+            return Err(FsError::NoSpace);
+        }
+        let mut parts: Vec<&[u8]> = entry.path.split(|byte| *byte == b'/').collect();
+        let is_root = entry.path.is_empty() && matches!(entry.kind, AdoptKind::Directory);
+        let name = parts.pop().filter(|name| !name.is_empty() || is_root).ok_or(FsError::Invalid)?;
+        let id = match entry.kind {
+            AdoptKind::Directory if is_root => ROOT,
+            AdoptKind::HardLink { ref to, file } => {
+                let known = file.and_then(|file| self.node_of(file, own));
+                let node = match known.filter(|node| self.is_reachable(*node)) {
+                    Some(node) => node,
+                    None => self.tree.resolve(to)?,
+                };
+                return self.adopt_link(node, &parts, name, entry);
+            }
+            AdoptKind::Directory => {
+                let parent = self.make_parents(&parts, entry)?;
+                match self.tree.child(parent, name) {
+                    Ok(existing) if self.tree.node(existing)?.is_directory() => existing,
+                    Ok(_) => return Err(FsError::Exists),
+                    Err(_) => {
+                        let body = Body::Directory(Box::default());
+                        self.adopt_node(parent, name, entry, body)?
+                    }
+                }
+            }
+            AdoptKind::Symlink { ref target } => {
+                if target.is_empty() || target.len() > MAX_TARGET_BYTES {
+                    return Err(FsError::NameTooLong);
+                }
+                let parent = self.make_parents(&parts, entry)?;
+                self.adopt_node(parent, name, entry, Body::Symlink(target.as_slice().into()))?
+            }
+            AdoptKind::Special(special) => {
+                let parent = self.make_parents(&parts, entry)?;
+                self.adopt_node(parent, name, entry, Body::Special(special))?
+            }
+            AdoptKind::File { file, seal, size_bytes, crc, ref chunks, ref object } => {
+                if chunks.len() as u64 != tidemark_protocol::layout::chunk_count(size_bytes)
+                    || i64::try_from(size_bytes).is_err()
+                {
+                    return Err(FsError::Invalid);
+                }
+                // One that was removed may still wait for the kernel to forget it: nobody can reach that.
+                let known = self.node_of(file, own);
+                let mut taken = false;
+                if let Some(known) = known.filter(|known| self.is_reachable(*known)) {
+                    // Hard links of one file in two checkpoints: each lists one of its names.
+                    if self.holds(known, file, seal) {
+                        return self.adopt_link(known, &parts, name, entry);
+                    }
+                    // Saved over, torn and out of sight: it makes way.
+                    if self.is_out_of_sight(known) {
+                        self.renew(known, own, entry.mtime_ns)?;
+                    } else if self.outgoing.is_some() || self.removed.is_some() {
+                        // Other nodes know it by its identity.
+                        return Err(FsError::Exists);
+                    } else {
+                        taken = true;
+                    }
+                }
+                let mut adopted = File::new(file, Generation(0), None, entry.mtime_ns);
+                adopted.size_bytes = size_bytes;
+                let frozen = Seal { number: seal, size_bytes, crc, chunks: Arc::clone(chunks) };
+                adopted.fate = FileFate::found(Some(frozen), seal, false, false, false);
+                adopted.object = object.clone().map(|object| Box::new((seal, object)));
+                let parent = self.make_parents(&parts, entry)?;
+                let id = self.adopt_node(parent, name, entry, Body::File(Box::new(adopted)))?;
+                let made = self.file_mut(id)?;
+                made.generation = Generation(id);
+                if taken {
+                    made.id = FileId { incarnation: own, counter: FileCounter(id) };
+                } else {
+                    self.adopted.insert(file, id);
+                }
+                self.tree.touched.chunks.push(id);
+                id
+            }
+        };
+        let node = self.tree.node_mut(id)?;
+        node.mode = entry.mode & if node.is_directory() { MODE_BITS } else { FILE_MODE_BITS };
+        node.uid = entry.uid;
+        node.gid = entry.gid;
+        node.mtime_ns = entry.mtime_ns;
+        node.ctime_ns = entry.mtime_ns;
+        // A directory may have had others.
+        let names = node.xattrs.iter().chain(&xattrs).flat_map(|xattrs| xattrs.names());
+        let names: Vec<_> = names.map(|name| (id, name)).collect();
+        node.xattrs.clone_from(&xattrs);
+        self.tree.touched.xattrs.extend(names);
+        self.tree.touched.node(id);
+        self.mark(id);
+        Ok(id)
+    }
+
     /// The file of `node`, while it is this one and its last seal is this one.
     fn file_at(&mut self, node: NodeId, file: FileId, seal: SealNumber) -> Result<&mut File, FsError> {
         let found = self.file_mut(node)?;

@@ -7,10 +7,7 @@
 
 use super::file::File;
 use super::hidden::TORN;
-use super::{
-    FileState, FsError, HIDDEN, Namespace, NodeId, OutgoingBody, OutgoingNode, ROOT, State, is_hidden,
-    path_of_torn,
-};
+use super::{FsError, HIDDEN, Namespace, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
 use std::collections::{BTreeSet, VecDeque};
 use tidemark_protocol::cluster::wire::{NodeState, ProcessFate};
 use tidemark_protocol::id::{FileId, Incarnation};
@@ -195,20 +192,20 @@ impl Namespace {
         self.catalog_told.notify_one();
     }
 
-    /// Takes up to `most` of what the deputy has not been told, with up to `chunks_most` checksums beyond those of its last file.
+    /// Takes up to `most` of what the deputy has not been told, of up to `bytes_most` besides its last node.
     #[must_use]
-    pub fn take_untold(&self, most: usize, chunks_most: usize) -> Untold {
+    pub fn take_untold(&self, most: usize, bytes_most: usize) -> Untold {
         let mut told = Untold::default();
         let journaled = self.change(|state| {
-            let mut chunks = 0;
+            let mut bytes = 0;
             while told.nodes.len() + told.gone.len() < most
-                && chunks < chunks_most
+                && bytes < bytes_most
                 && let Some(id) = state.untold.as_mut().and_then(BTreeSet::pop_first)
             {
                 match state.untold_node(id) {
                     _ if id == ROOT => {}
                     Some(node) => {
-                        chunks += chunks_of(&node.0);
+                        bytes += node.0.bytes_most();
                         told.nodes.push(node);
                     }
                     None => told.gone.push(id),
@@ -276,16 +273,6 @@ impl Namespace {
                 }
             }
         }
-    }
-}
-
-fn chunks_of(node: &OutgoingNode) -> usize {
-    match &node.body {
-        OutgoingBody::File(view) => match &view.state {
-            FileState::Sealed { chunks, .. } => chunks.len(),
-            FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => 0,
-        },
-        OutgoingBody::Directory | OutgoingBody::Symlink(_) => 0,
     }
 }
 

@@ -77,19 +77,22 @@ impl Heard {
 }
 
 impl Namespace {
-    /// This tree is the catalog of `epoch` from now on, and has the publications of each life up to these.
-    pub fn becomes_catalog_of(&self, epoch: Epoch, published: &BTreeMap<NodeLife, u64>) {
+    /// This tree is the catalog from now on, and has the publications of each life up to these. Of which epoch, where it has all names; otherwise
+    /// [`Namespace::has_catalog_of`] says it: a daemon that takes over before that must not take this tree for all there is.
+    pub fn becomes_catalog_of(&self, epoch: Option<Epoch>, published: &BTreeMap<NodeLife, u64>) {
         self.note_heard(|heard| {
-            let before = std::mem::replace(
-                heard,
-                Heard { epoch: Some(epoch), epoch_touched: true, ..Heard::default() },
-            );
+            let before = std::mem::replace(heard, Heard { epoch, epoch_touched: true, ..Heard::default() });
             for (life, publication) in published {
                 let known = before.lives.get(life).filter(|taken| taken.last() == Some(*publication));
                 let taken = Taken { publication: *publication, operations: 0, whole: true };
                 heard.set(life, known.copied().unwrap_or(taken));
             }
         });
+    }
+
+    /// The tree has all names of the catalog of this epoch.
+    pub fn has_catalog_of(&self, epoch: Epoch) {
+        self.note_heard(|heard| (heard.epoch, heard.epoch_touched) = (Some(epoch), true));
     }
 
     /// Another node's tree is the catalog.

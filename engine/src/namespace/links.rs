@@ -5,7 +5,8 @@
 //! A node learns of names by asking about them. Of a file it has to know all: whoever takes the last name that it knows away gives the
 //! bytes up.
 
-use super::{FsError, NodeId, State, is_hidden};
+use super::mirror::{entry, parts};
+use super::{AdoptKind, FsError, NodeId, State, is_hidden};
 use std::collections::BTreeSet;
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
 use tidemark_protocol::id::Incarnation;
@@ -72,17 +73,29 @@ impl State {
         }
     }
 
-    /// Gives what was not told before all names that are told of it. Takes none away: others may have given it more.
-    pub(super) fn make_names(&mut self, node: NodeId, told: &NodeState) -> Result<(), FsError> {
+    /// Gives what was not told before its further names, where nothing else has them. Takes none away: others may have given it more.
+    pub(super) fn make_other_names(&mut self, node: NodeId, told: &NodeState) -> Result<(), FsError> {
         if self.tree.node(node)?.is_directory() {
             return Ok(());
         }
-        let others = told.other_names.iter().flatten().take(OTHER_NAMES_MAX);
-        for path in std::iter::once(&told.path).chain(others) {
-            let name = self.make_directories_of(path, told)?;
-            self.give_name(node, name, told.attributes.mtime_ns)?;
+        for path in told.other_names.iter().flatten().take(OTHER_NAMES_MAX) {
+            let (parent, name) = self.make_directories_of(path, told)?;
+            if self.tree.child(parent, name).is_err() {
+                self.give_name(node, (parent, name), told.attributes.mtime_ns)?;
+            }
         }
         Ok(())
+    }
+
+    /// The directory of a path of what is told, made where it is missing, and the name in it.
+    pub(super) fn make_directories_of<'a>(
+        &mut self,
+        path: &'a [u8],
+        told: &NodeState,
+    ) -> Result<(NodeId, &'a [u8]), FsError> {
+        let (parents, name) = parts(path)?;
+        let entry = entry(path, &told.attributes, AdoptKind::Directory);
+        Ok((self.make_parents(&parents, &entry)?, name))
     }
 
     /// Gives a node this name, whatever has it.

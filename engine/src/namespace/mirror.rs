@@ -87,10 +87,10 @@ impl Namespace {
                         }
                         continue;
                     }
-                    let makes_names = makes && !state.was_told(told, self.incarnation);
-                    let taken = state
-                        .take_state(told, home, self.incarnation)
-                        .and_then(|node| if makes_names { state.make_names(node, told) } else { Ok(()) });
+                    let makes_others = makes && !state.was_told(told, self.incarnation);
+                    let taken = state.take_state(told, home, self.incarnation).and_then(|node| {
+                        if makes_others { state.make_other_names(node, told) } else { Ok(()) }
+                    });
                     if let Err(error) = taken {
                         let path = String::from_utf8_lossy(&told.path);
                         tracing::debug!(%path, %error, "what another node says of a name does not fit here");
@@ -641,27 +641,16 @@ impl State {
         };
         node >= since || self.tree.node(node).and_then(|found| found.directory()).is_ok_and(below)
     }
-
-    /// The directory of a path of what is told, made where it is missing, and the name in it.
-    pub(super) fn make_directories_of<'a>(
-        &mut self,
-        path: &'a [u8],
-        told: &NodeState,
-    ) -> Result<(NodeId, &'a [u8]), FsError> {
-        let (parents, name) = parts(path)?;
-        let entry = entry(path, &told.attributes, AdoptKind::Directory);
-        Ok((self.make_parents(&parents, &entry)?, name))
-    }
 }
 
 /// The directories of a path, and its last part.
-fn parts(path: &[u8]) -> Result<(Vec<&[u8]>, &[u8]), FsError> {
+pub(super) fn parts(path: &[u8]) -> Result<(Vec<&[u8]>, &[u8]), FsError> {
     let mut parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
     let name = parts.pop().filter(|name| !name.is_empty()).ok_or(FsError::Invalid)?;
     Ok((parts, name))
 }
 
-fn entry(path: &[u8], attributes: &NodeAttributes, kind: AdoptKind) -> AdoptEntry {
+pub(super) fn entry(path: &[u8], attributes: &NodeAttributes, kind: AdoptKind) -> AdoptEntry {
     AdoptEntry {
         path: path.to_vec(),
         kind,

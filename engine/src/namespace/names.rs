@@ -150,16 +150,12 @@ impl Namespace {
             if state.tree.weight_bytes >= limit {
                 return Err(FsError::NoSpace);
             }
-            state.tell(|state| {
-                let linked = state.tree.node(node).ok()?;
-                let from = state.tree.path(linked.first_link()?)?;
-                Some(NameOperation::Linked {
-                    from,
-                    path: state.path_in(parent, name)?,
-                    what: linked.file_id(),
-                })
-            });
+            let first = state.tree.node(node)?.first_link();
             state.tree.link(node, parent, name, caller.now_ns)?;
+            state.tell(|state| {
+                let (from, path) = (state.tree.path(first?)?, state.path_in(parent, name)?);
+                Some(NameOperation::Linked { from, path, what: state.tree.node(node).ok()?.file_id() })
+            });
             state.note_name(parent, name);
             state.renamed(node, caller.now_ns);
             state.answer(caller.request, Answer::Entered(node));

@@ -10,9 +10,9 @@ use super::carried::CarriedNames;
 use super::node::{Body, Node};
 use super::unanswered::Unanswered;
 use super::view::NODES_AT_ONCE;
-use super::{FileView, Namespace, NodeId, ROOT, State, is_hidden};
+use super::{FileState, FileView, Namespace, NodeId, ROOT, State, is_hidden};
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use tidemark_protocol::cluster::wire::{NameOperation, NodeAttributes};
+use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::{join, split};
 
@@ -94,6 +94,21 @@ pub struct OutgoingNode {
     pub body: OutgoingBody,
 }
 
+impl OutgoingNode {
+    /// How many bytes of a message it takes, about and at most.
+    pub(super) fn bytes_most(&self) -> usize {
+        let of_body = match &self.body {
+            OutgoingBody::File(view) => match &view.state {
+                FileState::Sealed { chunks, .. } => chunks.len() * NUMBER_BYTES,
+                FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => 0,
+            },
+            OutgoingBody::Symlink(target) => target.len(),
+            OutgoingBody::Directory => 0,
+        };
+        self.path.len() + self.attributes.xattr_bytes() + of_body
+    }
+}
+
 /// What it is.
 #[derive(Debug, Clone)]
 pub enum OutgoingBody {
@@ -129,42 +144,49 @@ impl Namespace {
         });
     }
 
-    /// Takes what is to be told: up to `most` operations first, and states once no operation is left. With a number where there is anything,
-    /// or `anyway`. It is in the journal when this returns: whoever takes over knows that it may have been sent.
+    /// Takes what is to be told: up to `most` operations first, and states once no operation is left; of each up to `bytes_most` besides the last.
+    /// With a number where there is anything, or `anyway`. It is in the journal when this returns: whoever takes over knows that it may have been sent.
     #[must_use]
-    pub fn take_outgoing(&self, most: usize, anyway: bool) -> Told {
+    pub fn take_outgoing(&self, most: usize, bytes_most: usize, anyway: bool) -> Told {
         self.publish(|state| {
             let Some(outgoing) = &mut state.outgoing else { return Told::default() };
             let has_operations = outgoing.unanswered.has_operations();
             if !has_operations && outgoing.touched.is_empty() && !anyway {
                 return Told::default();
             }
-            outgoing.unanswered.publish(most);
+            outgoing.unanswered.publish(most, bytes_most);
             let (number, operations) = outgoing.unanswered.on_its_way().expect("it was made just now");
-            let mut nodes = Vec::new();
+            let mut touched = BTreeSet::new();
             if outgoing.unanswered.has_all_sent() {
-                while nodes.len() + operations.len() < most
-                    && let Some(node) = outgoing.touched.pop_first()
-                {
-                    nodes.push(node);
-                }
+                std::mem::swap(&mut touched, &mut outgoing.touched);
             }
-            let states = nodes.into_iter().filter_map(|node| state.outgoing_node(node)).collect();
+            let (mut states, mut bytes) = (Vec::new(), 0);
+            while states.len() + operations.len() < most
+                && bytes < bytes_most
+                && let Some(node) = touched.pop_first()
+            {
+                let state = state.outgoing_node(node);
+                bytes += state.as_ref().map_or(0, OutgoingNode::bytes_most);
+                states.extend(state);
+            }
+            if let Some(outgoing) = &mut state.outgoing {
+                outgoing.touched.append(&mut touched);
+            }
             Told { number, operations, states }
         })
     }
 
-    /// Begins to tell everything: the next part of up to `most` operations, without a number where none is left. States that were to be told
+    /// Begins to tell everything: the next part of up to `most` operations, and of up to `bytes_most` besides the last, without a number where none is left. States that were to be told
     /// are in what follows.
     #[must_use]
-    pub fn take_operations(&self, most: usize) -> Told {
+    pub fn take_operations(&self, most: usize, bytes_most: usize) -> Told {
         self.publish(|state| {
             let Some(outgoing) = &mut state.outgoing else { return Told::default() };
             outgoing.touched.clear();
             if !outgoing.unanswered.has_operations() {
                 return Told::default();
             }
-            outgoing.unanswered.publish(most);
+            outgoing.unanswered.publish(most, bytes_most);
             let (number, operations) = outgoing.unanswered.on_its_way().expect("it was made just now");
             Told { number, operations, states: Vec::new() }
         })
@@ -174,7 +196,7 @@ impl Namespace {
     #[must_use]
     pub fn number_publication(&self) -> u64 {
         self.publish(|state| {
-            let number = state.outgoing.as_mut().map_or(0, |outgoing| outgoing.unanswered.publish(0));
+            let number = state.outgoing.as_mut().map_or(0, |outgoing| outgoing.unanswered.publish(0, 0));
             Told { number, ..Told::default() }
         })
         .number
@@ -514,7 +536,7 @@ impl State {
     pub(super) fn publish_to_deputy(&mut self) -> u64 {
         let Some(outgoing) = &mut self.outgoing else { return 0 };
         if outgoing.audience == Audience::Deputy && !outgoing.unanswered.has_all_sent() {
-            outgoing.unanswered.publish(usize::MAX);
+            outgoing.unanswered.publish(usize::MAX, usize::MAX);
         }
         outgoing.unanswered.publication()
     }

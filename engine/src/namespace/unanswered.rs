@@ -158,10 +158,16 @@ impl Unanswered {
         self.progress.on_its_way.then(|| (self.progress.publication, operations()))
     }
 
-    /// Makes the next publication, of up to `most` operations, and says its number. The one before has been answered, or is not sent
+    /// Makes the next publication, of up to `most` operations and up to `bytes_most` of them besides the last, and says its number. The one before has been answered, or is not sent
     /// any more.
-    pub(super) fn publish(&mut self, most: usize) -> u64 {
-        let sent = self.operations.len().min(most);
+    pub(super) fn publish(&mut self, most: usize, bytes_most: usize) -> u64 {
+        let mut bytes = 0;
+        let fits = |kept: &&Kept| {
+            let fits = bytes < bytes_most;
+            bytes += kept.operation.bytes_most();
+            fits
+        };
+        let sent = self.operations.iter().take(most).take_while(fits).count();
         self.progress.publication += 1;
         self.progress.on_its_way = true;
         self.progress.sent = sent as u64;
@@ -251,7 +257,7 @@ mod tests {
     }
 
     fn publish(all: &mut Unanswered, most: usize) -> (u64, Vec<NameOperation>) {
-        all.publish(most);
+        all.publish(most, usize::MAX);
         all.on_its_way().unwrap()
     }
 
@@ -302,11 +308,26 @@ mod tests {
     fn what_is_not_sent_as_it_was_is_told_under_the_next_number() {
         let mut all = Unanswered::new(ROOMY);
         (0..2).for_each(|path| all.push(removed(path)));
-        assert_eq!(all.publish(1), 1);
+        assert_eq!(all.publish(1, usize::MAX), 1);
         all.unsent();
         assert_eq!(publish(&mut all, 9), (2, vec![removed(0), removed(1)]));
         all.answered();
         assert!(!all.has_operations());
+    }
+
+    #[test]
+    fn a_publication_has_no_more_bytes_than_a_message_takes() {
+        let mut all = Unanswered::new(ROOMY);
+        (0..10).for_each(|number| all.push(removed(number)));
+        let each = removed(0).bytes_most();
+        all.publish(10, 3 * each);
+        assert_eq!(all.on_its_way().map(|(_, operations)| operations.len()), Some(3));
+        all.publish(10, 1);
+        assert_eq!(
+            all.on_its_way().map(|(_, operations)| operations.len()),
+            Some(1),
+            "one goes, however long"
+        );
     }
 
     #[test]
@@ -335,7 +356,7 @@ mod tests {
         for path in 1..100 {
             all.push(removed(path));
             all.unjournaled();
-            all.publish(1);
+            all.publish(1, usize::MAX);
             all.answered();
         }
         assert!(!all.in_journal().lost && all.has_operations());

@@ -2,11 +2,10 @@
 //!
 //! Owns: what a document's entry becomes in the namespace. Does not own: which of them the tree shows (`recover`).
 
-use crate::namespace::{AdoptEntry, AdoptKind, FsError, ObjectCopy};
+use crate::namespace::{AdoptEntry, AdoptKind, FsError, NodeId, ObjectCopy};
 use crate::node::Shared;
 use std::collections::BTreeMap;
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::cluster::carried::Carried;
 use tidemark_protocol::documents::LooseSidecar;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::layout::chunk_count;
@@ -29,13 +28,17 @@ pub(super) fn note(shared: &Shared, file: &ManifestFile) {
 
 /// Makes a directory that a manifest lists, or gives it its attributes.
 pub(crate) fn adopt_directory(shared: &Shared, directory: &Directory) {
-    adopt(shared, entry(&directory.path, AdoptKind::Directory, &directory.attributes));
+    adopt(shared, &entry(&directory.path, AdoptKind::Directory, &directory.attributes));
 }
 
 /// Whether the name is in the tree now.
-pub(super) fn adopt(shared: &Shared, entry: AdoptEntry) -> bool {
-    let path = String::from_utf8_lossy(&entry.path).into_owned();
-    match shared.namespace.adopt(entry) {
+fn adopt(shared: &Shared, entry: &AdoptEntry) -> bool {
+    is_there(&entry.path, shared.namespace.adopt(entry))
+}
+
+fn is_there(path: &[u8], adopted: Result<NodeId, FsError>) -> bool {
+    let path = String::from_utf8_lossy(path);
+    match adopted {
         Ok(_) => return true,
         // Another document named it first: a hard link in both, or an older version's file under a newer name.
         Err(FsError::Exists) => {
@@ -49,61 +52,68 @@ pub(super) fn adopt(shared: &Shared, entry: AdoptEntry) -> bool {
     false
 }
 
-/// Takes names from documents into a tree in which more was done to names than the documents tell.
+/// Takes names from documents into the tree.
 pub(crate) struct Adopter<'a> {
     shared: &'a Shared,
-    carried: Carried,
-    /// The files of the documents, where names were changed since: a further name may be the first that is left of one.
+    /// More was done to names than the documents tell.
+    is_carrying: bool,
+    /// The files of the documents then: a further name may be the first that is left of one.
     files: BTreeMap<Vec<u8>, AdoptEntry>,
 }
 
 impl<'a> Adopter<'a> {
-    /// Where nothing was done since.
     pub(crate) fn new(shared: &'a Shared) -> Self {
-        Self { shared, carried: Carried::default(), files: BTreeMap::new() }
-    }
-
-    /// Where something was done since this node began to be the coordinator.
-    pub(super) fn carrying(shared: &'a Shared) -> Self {
-        Self { carried: Carried::new(shared.namespace.take_carried()), ..Self::new(shared) }
+        Self { shared, is_carrying: shared.namespace.is_carrying(), files: BTreeMap::new() }
     }
 
     /// Whether the name is in the tree now, or was taken away since.
-    pub(super) fn adopt(&mut self, entry: AdoptEntry) -> bool {
-        if self.carried.is_empty() {
-            return adopt(self.shared, entry);
+    pub(super) fn adopt(&mut self, mut entry: AdoptEntry) -> bool {
+        if !self.is_carrying {
+            return adopt(self.shared, &entry);
         }
-        let entry = match &entry.kind {
-            AdoptKind::HardLink { to } => match self.files.get(to) {
-                Some(file) => AdoptEntry { path: entry.path, ..file.clone() },
-                None => entry,
-            },
-            _ => entry,
-        };
-        let file = match entry.kind {
-            AdoptKind::File { file, .. } => {
+        let mut first = None;
+        match &mut entry.kind {
+            AdoptKind::File { .. } => {
                 self.files.insert(entry.path.clone(), entry.clone());
-                Some(file)
             }
-            _ => None,
-        };
-        let mut is_there = true;
-        for path in self.carried.names(&entry.path, file) {
-            is_there &= adopt(self.shared, AdoptEntry { path, ..entry.clone() });
+            AdoptKind::HardLink { to, file } => {
+                first = self.files.get(to);
+                *file = first.and_then(|first| first.kind.file());
+            }
+            AdoptKind::Directory | AdoptKind::Symlink { .. } | AdoptKind::Special(_) => {}
         }
-        is_there
+        let mut adopted = self.shared.namespace.adopt_carried(&entry);
+        if let (Some(first), Ok(outcomes)) = (first, &adopted)
+            && outcomes.contains(&Err(FsError::NotFound))
+        {
+            adopted = self
+                .shared
+                .namespace
+                .adopt_carried(&AdoptEntry { path: entry.path.clone(), ..first.clone() });
+        }
+        match adopted {
+            Ok(outcomes) => {
+                outcomes.into_iter().fold(true, |all, outcome| is_there(&entry.path, outcome) & all)
+            }
+            Err(error) => is_there(&entry.path, Err(error)),
+        }
     }
 
     /// Whether a file of a document is where it is expected now.
     pub(super) fn shows(&self, path: &RelPath, file: FileId) -> bool {
-        let names = self.carried.names(path.as_bytes(), Some(file));
+        let names = self.shared.namespace.carried_names(path.as_bytes(), file);
         names.iter().all(|path| self.shared.namespace.node_at(path).is_some())
+    }
+
+    /// All are in the tree.
+    pub(super) fn end(self) {
+        self.shared.namespace.end_carrying();
     }
 }
 
 /// Puts a loose file into the tree, as a cold file that may give way once it is not cold any more.
 pub(crate) fn adopt_loose(shared: &Shared, sidecar: &LooseSidecar) {
-    adopt(shared, entry(&sidecar.file.path, file_kind(&sidecar.file), &sidecar.file.attributes));
+    adopt(shared, &entry(&sidecar.file.path, file_kind(&sidecar.file), &sidecar.file.attributes));
     shared.namespace.set_reclaim(sidecar.file.file, crate::namespace::ReclaimClass::Loose);
 }
 
@@ -135,7 +145,7 @@ pub(super) fn file_kind(file: &ManifestFile) -> AdoptKind {
 }
 
 pub(super) fn link_entry(path: &RelPath, to: &RelPath) -> AdoptEntry {
-    entry(path, AdoptKind::HardLink { to: to.as_bytes().to_vec() }, &Attributes::default())
+    entry(path, AdoptKind::HardLink { to: to.as_bytes().to_vec(), file: None }, &Attributes::default())
 }
 
 /// Chunks of all placeholders of a version, so that a damaged record cannot ask for more memory: 8 TiB of files.

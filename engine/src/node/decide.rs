@@ -124,7 +124,9 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     };
     let file_facts: BTreeMap<_, _> =
         files.iter().map(|(path, view)| ((*path).clone(), fact(path, view))).collect();
-    let witnessed = is_witnessed(&file_facts);
+    // Of a version that holds more than is there the rest is not looked at.
+    let is_all = raise.is_some_and(|number| book.versions[&number].contents.len() == file_facts.len());
+    let witnessed = is_all && is_witnessed(&file_facts);
     // What was known to be a part does not become whole because somebody wants everything to be durable.
     let told = if partial && !witnessed && told == Told::Flush { Told::No } else { told };
     let removed = removed(ledger, book);

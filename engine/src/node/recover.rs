@@ -414,7 +414,8 @@ impl Recovered {
         let LooseFiles { believed: mut sidecars, unreadable: unreadable_loose, numbers } = loose;
         self.loose_numbers = numbers;
         let wishes = Wishes::of(tree);
-        let adopter = &mut Adopter::carrying(shared);
+        let mut names_of_tier3 = Adopter::new(shared);
+        let adopter = &mut names_of_tier3;
         let unshown = self.take_up_unreadable((shared, adopter), names, &wishes);
         let mut directories = Vec::new();
         for book in self.books.values() {
@@ -504,6 +505,9 @@ impl Recovered {
         }
         if let (Some(root), Names::Empty) = (tree.and_then(|tree| tree.root.as_ref()), names) {
             adopter.adopt(entry_at(Vec::new(), AdoptKind::Directory, root));
+        }
+        if names == Names::Empty {
+            names_of_tier3.end();
         }
         self.metrics = tree.map_or_else(Vec::new, |tree| tree.metrics.clone());
         if names == Names::Empty {

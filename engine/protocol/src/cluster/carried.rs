@@ -13,40 +13,46 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub struct Carried {
     operations: Vec<NameOperation>,
-    /// The operations that take a name away or move it, by that name.
+    /// The operations by the names that they are about.
     by_path: BTreeMap<Vec<u8>, Vec<usize>>,
     /// Those that give a file one more name, or take all away, by the file.
     by_file: BTreeMap<FileId, Vec<usize>>,
 }
 
 impl Carried {
-    #[must_use]
-    pub fn new(operations: Vec<NameOperation>) -> Self {
-        let (mut by_path, mut by_file): (BTreeMap<_, Vec<_>>, BTreeMap<_, Vec<_>>) = Default::default();
-        for (at, operation) in operations.iter().enumerate() {
-            match operation {
-                NameOperation::Removed { path, .. } => by_path.entry(path.clone()).or_default().push(at),
-                NameOperation::Renamed { from, to, .. } => {
-                    by_path.entry(from.clone()).or_default().push(at);
-                    by_path.entry(to.clone()).or_default().push(at);
-                }
-                NameOperation::Linked { what: Some(file), .. } | NameOperation::Taken { from: file, .. } => {
-                    by_file.entry(*file).or_default().push(at);
-                }
-                // A name that was free is in no older document, or something else took it away first.
-                NameOperation::Linked { what: None, .. }
-                | NameOperation::Directory { .. }
-                | NameOperation::Symlink { .. }
-                | NameOperation::File { .. } => {}
+    /// One more operation, after all others.
+    pub fn push(&mut self, operation: NameOperation) {
+        let at = self.operations.len();
+        let mut about = |path: &[u8]| self.by_path.entry(path.to_vec()).or_default().push(at);
+        match &operation {
+            NameOperation::Removed { path, .. }
+            | NameOperation::File { path, .. }
+            | NameOperation::Directory { path, .. }
+            | NameOperation::Symlink { path, .. } => about(path),
+            NameOperation::Renamed { from, to, .. } => {
+                about(from);
+                about(to);
             }
+            NameOperation::Linked { path, what, .. } => {
+                about(path);
+                if let Some(file) = what {
+                    self.by_file.entry(*file).or_default().push(at);
+                }
+            }
+            NameOperation::Taken { from, .. } => self.by_file.entry(*from).or_default().push(at),
         }
-        Self { operations, by_path, by_file }
+        self.operations.push(operation);
     }
 
-    /// Whether every name is where it was.
+    /// How many operations there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.operations.len()
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.by_path.is_empty() && self.by_file.is_empty()
+        self.operations.is_empty()
     }
 
     /// What a name of before is called now; nothing where it was taken away, and all further names that a file was given. `file` is what it
@@ -95,6 +101,10 @@ fn after(operation: &NameOperation, path: Vec<u8>, file: Option<FileId>) -> Opti
     match operation {
         NameOperation::Removed { path: removed, what } => (path != *removed || file != *what).then_some(path),
         NameOperation::Renamed { from, to, exchange, what } => {
+            // The document may be younger than the operation: then it is there already.
+            if path == *to && file == *what {
+                return Some(path);
+            }
             let moved = |from: &[u8], to: &[u8]| {
                 let rest = path.strip_prefix(from).filter(|rest| rest.is_empty() || rest[0] == b'/')?;
                 Some([to, rest].concat())
@@ -109,11 +119,15 @@ fn after(operation: &NameOperation, path: Vec<u8>, file: Option<FileId>) -> Opti
             // Replaced. Below it was nothing: a rename replaces no directory that has something in it.
             (*exchange || path != *to).then_some(path)
         }
-        NameOperation::Directory { .. }
-        | NameOperation::Symlink { .. }
-        | NameOperation::File { .. }
-        | NameOperation::Linked { .. }
-        | NameOperation::Taken { .. } => Some(path),
+        // Who was given a name has it, whatever had it before.
+        NameOperation::File { path: given, file: what, .. } => {
+            (path != *given || file == Some(*what)).then_some(path)
+        }
+        NameOperation::Linked { path: given, what, .. } => (path != *given || file == *what).then_some(path),
+        NameOperation::Directory { path: given, .. } | NameOperation::Symlink { path: given, .. } => {
+            (path != *given || file.is_none()).then_some(path)
+        }
+        NameOperation::Taken { .. } => Some(path),
     }
 }
 
@@ -134,6 +148,12 @@ mod tests {
         NameOperation::Renamed { from: from.into(), to: to.into(), exchange: false, what }
     }
 
+    fn carried(operations: &[NameOperation]) -> Carried {
+        let mut carried = Carried::default();
+        operations.iter().cloned().for_each(|operation| carried.push(operation));
+        carried
+    }
+
     fn now(operations: &[NameOperation], path: &str, file: Option<FileId>) -> Option<String> {
         let names = names(operations, path, file);
         assert!(names.len() < 2, "{names:?}");
@@ -141,7 +161,7 @@ mod tests {
     }
 
     fn names(operations: &[NameOperation], path: &str, file: Option<FileId>) -> Vec<String> {
-        let names = Carried::new(operations.to_vec()).names(path.as_bytes(), file).into_iter();
+        let names = carried(operations).names(path.as_bytes(), file).into_iter();
         names.map(|name| String::from_utf8(name).expect("names of tests are UTF-8")).collect()
     }
 
@@ -210,6 +230,29 @@ mod tests {
         let done = [renamed("a", "b", file(1)), renamed("b", "a", file(1))];
         assert_eq!(now(&done, "a", file(1)).as_deref(), Some("a"));
         assert_eq!(now(&done, "b", file(2)), None);
-        assert!(Carried::default().is_empty() && !Carried::new(done.to_vec()).is_empty());
+        assert!(Carried::default().is_empty() && carried(&done).len() == 2);
+    }
+
+    #[test]
+    fn what_a_younger_document_has_already_is_not_done_to_it_again() {
+        let done = [renamed("a", "b", file(1))];
+        assert_eq!(now(&done, "b", file(1)).as_deref(), Some("b"));
+        let exchanged =
+            [NameOperation::Renamed { from: "a".into(), to: "b".into(), exchange: true, what: file(1) }];
+        assert_eq!(now(&exchanged, "b", file(1)).as_deref(), Some("b"));
+        assert_eq!(now(&exchanged, "a", file(2)).as_deref(), Some("a"));
+        assert_eq!(now(&exchanged, "a", file(1)).as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn a_name_that_something_else_was_given_is_not_what_it_was() {
+        let given = NameOperation::File {
+            path: b"a".to_vec(),
+            file: file(2).expect("a file"),
+            attributes: Default::default(),
+        };
+        let done = [given, renamed("a", "b", file(2))];
+        assert_eq!(now(&done, "a", file(1)), None, "who removed it had been answered");
+        assert_eq!(now(&done, "a", file(2)).as_deref(), Some("b"));
     }
 }

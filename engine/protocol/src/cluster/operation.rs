@@ -2,7 +2,7 @@
 //!
 //! Owns: what it says. Does not own: the publication that it is part of (`wire`), what follows from it (the engine's namespace).
 
-use super::wire::NodeAttributes;
+use super::wire::{FIXED_BYTES, NodeAttributes};
 use crate::id::FileId;
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +56,20 @@ impl NameOperation {
             _ => None,
         };
         other.into_iter().chain([self.path()])
+    }
+
+    /// How many bytes of a message it takes, at most.
+    #[must_use]
+    pub fn bytes_most(&self) -> usize {
+        let more = match self {
+            Self::Directory { attributes, .. }
+            | Self::File { attributes, .. }
+            | Self::Taken { attributes, .. } => attributes.xattr_bytes(),
+            Self::Symlink { target, attributes, .. } => target.len() + attributes.xattr_bytes(),
+            Self::Linked { from, .. } => from.len(),
+            Self::Removed { .. } | Self::Renamed { .. } => 0,
+        };
+        FIXED_BYTES + self.paths().map(<[u8]>::len).sum::<usize>() + more
     }
 
     /// The bytes of the operation for a journal of the node that it was done on.

@@ -30,9 +30,14 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// Operations on names and states of nodes in one publication: some MiB, and some milliseconds of the coordinator's lock.
 pub const BATCH_ITEMS_MAX: usize = 4096;
 
-/// Checksums of chunks in one publication, beyond those of its last file, so that it stays below what a message may have: up to
-/// ten bytes each.
-pub const CHUNKS_MAX: usize = MESSAGE_BYTES_MAX / 64;
+/// Bytes of operations, or of states, in one publication beyond those of its last one, so that it stays below what a message may have: the
+/// last may be a file of 8 TiB, whose checksums take ten MiB.
+pub const BATCH_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 8;
+
+/// A number in a message takes at most so many bytes, a length fewer, and all of a state or an operation that has no length of its own these.
+pub const NUMBER_BYTES: usize = 10;
+const LENGTH_BYTES: usize = 5;
+pub(super) const FIXED_BYTES: usize = 512;
 
 /// Of a build's version in a join: as `ckptd --version` prints it.
 pub const VERSION_BYTES_MAX: usize = 64;
@@ -286,6 +291,14 @@ pub struct NodeAttributes {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+impl NodeAttributes {
+    /// How many bytes of a message its extended attributes take, at most.
+    #[must_use]
+    pub fn xattr_bytes(&self) -> usize {
+        self.xattrs.iter().map(|(name, value)| name.len() + value.len() + 2 * LENGTH_BYTES).sum()
+    }
+}
+
 /// What its home knows of a file. Times are of the clock of whoever says it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileFacts {
@@ -480,16 +493,19 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 }
 
 impl NodeState {
-    /// Checksums of chunks in it, which are most of its bytes.
+    /// How many bytes of a message it takes, at most.
     #[must_use]
-    pub fn chunks(&self) -> usize {
-        match &self.kind {
+    pub fn bytes_most(&self) -> usize {
+        let others: usize = self.other_names.iter().flatten().map(|path| path.len() + LENGTH_BYTES).sum();
+        let of_kind = match &self.kind {
             NodeKind::File(facts) => match &facts.state {
-                WireState::Sealed { chunks, .. } => chunks.len(),
+                WireState::Sealed { chunks, .. } => chunks.len() * NUMBER_BYTES,
                 WireState::Open { .. } | WireState::Closed | WireState::Cut | WireState::Mapped => 0,
             },
-            NodeKind::Directory | NodeKind::Symlink { .. } => 0,
-        }
+            NodeKind::Symlink { target } => target.len(),
+            NodeKind::Directory => 0,
+        };
+        FIXED_BYTES + self.path.len() + others + self.attributes.xattr_bytes() + of_kind
     }
 
     /// The same with its times as `read` has them, which came by another node's clock.

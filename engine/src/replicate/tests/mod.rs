@@ -677,7 +677,7 @@ async fn a_cold_file_is_hot_at_once_where_its_copy_lies() {
         mtime_ns: 3,
         xattrs: Vec::new(),
     };
-    let there = partner.namespace.adopt(entry).unwrap();
+    let there = partner.namespace.adopt(&entry).unwrap();
     assert!(partner.namespace.cold(there).is_some());
     running.replicator.look_at_node(node, Priority::Base);
     running.acknowledged(file, seal, 1).await;
