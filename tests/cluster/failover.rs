@@ -14,7 +14,7 @@ use tidemark_tests::python::Python;
 
 use crate::copies::in_memory;
 use crate::job::Plan;
-use crate::site::{Cluster, LIMIT, MIB, names, noise};
+use crate::site::{Cluster, LIMIT, MIB, SEAT_TAKEN, names, noise};
 
 /// The coordinator's log says so of a deputy that has all.
 const DEPUTY_KNOWS: &str = "the catalog is kept there, too";
@@ -238,6 +238,42 @@ fn what_a_node_changed_in_its_own_directory_stays_changed_where_nobody_kept_the_
         let nodes: &[usize] = if seat == 0 { &[0, 1, 2] } else { &[1, 2] };
         assert_own_is_changed(&cluster, nodes, &format!("node {seat} decides"));
     }
+}
+
+/// Goal: who takes the seat with no catalog of before, while Tier-3 is away, does not take its own names for all there are when its daemon is
+/// killed and it takes the seat again.
+/// Method: the coordinator's power and the daemons of both others are gone at once, so that only Tier-3 knows of a symbolic link.
+#[test]
+fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    std::os::unix::fs::symlink("step_7", cluster.mount(0).join("latest")).unwrap();
+    cluster.nodes[0].daemon().flush();
+    cluster.take_tier3_away();
+    cluster.nodes[0].power_off();
+    let mut kill = |node: usize| {
+        let daemon = cluster.nodes[node].daemon_mut();
+        let dead = daemon.kill_serving();
+        daemon.wait_for_next(dead);
+    };
+    kill(1);
+    kill(2);
+    let seat = cluster.wait_for_seat(&[1, 2]);
+    let terms = || {
+        let log = cluster.nodes[seat].daemon().log();
+        log.lines().filter(|line| line.contains(NOTHING_KNOWN)).count()
+    };
+    assert_eq!(terms(), 1, "it knew the catalog");
+    let daemon = cluster.nodes[seat].daemon();
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    let seats = || {
+        let log = cluster.nodes[seat].daemon().log();
+        (log.matches(SEAT_TAKEN).count() == 2).then_some(())
+    };
+    process::until(LIMIT, seats).expect("it takes the seat again");
+    cluster.bring_tier3_back();
+    let read = || fs::read_link(cluster.mount(seat).join("latest")).ok();
+    assert_eq!(process::until(LIMIT, read), Some("step_7".into()), "{}", cluster.nodes[seat].daemon().log());
 }
 
 /// Goal: a coordinator that lost its power and is back before anybody took its seat has the catalog that its deputy kept, and is a member.

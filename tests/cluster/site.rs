@@ -28,7 +28,7 @@ pub(crate) const MIB: usize = 1 << 20;
 const PORT: u16 = 7070;
 
 /// What a node says once it has the coordinator's seat.
-const SEAT_TAKEN: &str = "the seat is taken";
+pub(crate) const SEAT_TAKEN: &str = "the seat is taken";
 
 /// Nodes of one cluster on hosts of their own, and one more host.
 pub(crate) struct Cluster {

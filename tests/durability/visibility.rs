@@ -4,7 +4,7 @@
 //! (`protocol::visibility`).
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -181,6 +181,38 @@ fn parts_that_were_closed_before_a_kill_are_kept_where_nothing_stands_in_for_the
         assert_holds(&daemon, &format!("data/{part}"), &vec![0; 100_000], "closed before the kill");
     }
     assert_holds(&daemon, "data/shard-00004.bin", &vec![0; 50_000], "what there was of it");
+}
+
+/// What was torn went to Tier-3 with the rest; taking it away does not make that version whole.
+#[test]
+fn what_a_part_holds_besides_what_is_left_is_never_committed() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let data = daemon.mount().join("data");
+    fs::create_dir(&data).unwrap();
+    run_in(&data, "head -c 100000 /dev/zero >rank0.pt");
+    let mut job = Rank::start(&data, None);
+    job.does("exec 3>rank1.pt; head -c 50000 /dev/zero >&3");
+    job.kill();
+    let below = || tier3::files_below(&daemon.tier3_dir().join("data"));
+    let uploaded = || {
+        let large =
+            below().into_iter().filter(|file| file.metadata().is_ok_and(|found| found.len() >= 50_000));
+        (large.count() >= 2).then_some(())
+    };
+    process::until(COMMITTED_WITHIN, uploaded).unwrap_or_else(|| panic!("{:#?}", daemon.checkpoints()));
+    fs::remove_file(data.join("rank1.pt")).unwrap();
+    std::thread::sleep(STAYS);
+    daemon.ctl(&["flush", "--wait", "--timeout", "10"]);
+    let decided = below().into_iter().filter(|file| file.ends_with("_COMMITTED"));
+    let holds = |marker: &PathBuf| {
+        let beside = tier3::files_below(marker.parent().expect("a folder"));
+        beside.iter().any(|file| {
+            file.extension().is_some_and(|end| end == "json")
+                && fs::read_to_string(file).is_ok_and(|text| text.contains("rank1.pt"))
+        })
+    };
+    assert_eq!(decided.filter(holds).collect::<Vec<_>>(), Vec::<PathBuf>::new(), "it holds what was torn");
+    assert_holds(&daemon, "data/rank0.pt", &vec![0; 100_000], "it was closed");
 }
 
 /// A notebook that downloads: the small index comes first, and the process that wrote all of it goes on living.

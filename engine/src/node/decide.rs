@@ -5,7 +5,7 @@
 
 use crate::namespace::{End, Ended, FileState, FileView, Namespace, NodeId, WriterId};
 use crate::node::Shared;
-use crate::node::book::{Book, Number, ParsedIndex};
+use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::save::commit::AttemptFile;
 use crate::save::share::Share;
@@ -108,6 +108,8 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
         // Aborted contents are tried again as the next version, and so is what a name got back.
         Some((_, version)) if version.checkpoint.is_aborted() => None,
         Some((number, _)) if book.is_superseded(shared, *number) => None,
+        // What was taken away of a part may be what was wrong with it.
+        Some((_, version)) if holds_more_and_is_a_part(version, files.len()) => None,
         Some((number, version)) if version.checkpoint.is_alive() && !version.checkpoint.is_proven() => {
             Some(*number)
         }
@@ -124,9 +126,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     };
     let file_facts: BTreeMap<_, _> =
         files.iter().map(|(path, view)| ((*path).clone(), fact(path, view))).collect();
-    // Of a version that holds more than is there the rest is not looked at.
-    let is_all = raise.is_some_and(|number| book.versions[&number].contents.len() == file_facts.len());
-    let witnessed = is_all && is_witnessed(&file_facts);
+    let witnessed = is_witnessed(&file_facts);
     // What was known to be a part does not become whole because somebody wants everything to be durable.
     let told = if partial && !witnessed && told == Told::Flush { Told::No } else { told };
     let removed = removed(ledger, book);
@@ -226,6 +226,13 @@ pub(crate) fn settle_ns(shared: &Shared) -> i64 {
 /// Whether nobody asked yet what a file's bytes say of themselves, and nobody writes it.
 fn is_unjudged(view: &FileView) -> bool {
     view.host && !view.judged && matches!(view.state, FileState::Cut | FileState::Sealed { .. })
+}
+
+/// Whether a version that nothing proved was known to be a part, or doubted, and holds more than so many files.
+fn holds_more_and_is_a_part(version: &VersionBook, files: usize) -> bool {
+    let record = version.record();
+    let is_part = (record.partial || record.doubted) && !version.checkpoint.is_proven();
+    is_part && version.contents.len() > files
 }
 
 /// Whether what is known now is more than the doubt that was recorded: all bytes are here and were judged, and names prove it or
