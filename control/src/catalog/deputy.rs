@@ -14,6 +14,7 @@ use tidemark_protocol::cluster::wire::{
 };
 use tidemark_protocol::id::NodeName;
 use tidemark_protocol::key::NodeLife;
+use tokio::sync::Notify;
 
 /// How long an acknowledgement waits for the deputy. One that is slower is about to be found gone, and names wait no longer.
 const DEPUTY_WAIT: Duration = Duration::from_millis(500);
@@ -50,6 +51,8 @@ pub(super) struct Deputy {
     own: AtomicU64,
     /// The last part up to which it has everything.
     kept: tokio::sync::watch::Sender<u64>,
+    /// There may be one by now, although no member has changed.
+    due: Notify,
 }
 
 impl Default for Deputy {
@@ -59,6 +62,7 @@ impl Default for Deputy {
             begun: AtomicU64::new(0),
             own: AtomicU64::new(0),
             kept: tokio::sync::watch::Sender::new(NOBODY),
+            due: Notify::new(),
         }
     }
 }
@@ -66,6 +70,11 @@ impl Default for Deputy {
 impl Deputy {
     pub(super) async fn step(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.step.lock().await
+    }
+
+    /// Nothing stands in the way of one any more.
+    pub(super) fn is_due(&self) {
+        self.due.notify_one();
     }
 }
 
@@ -109,8 +118,10 @@ impl Catalog {
                 deputy = chosen;
             }
             let Some(member) = &deputy else {
-                // The sender lives as long as the cluster, which we hold.
-                let _ = members.changed().await;
+                tokio::select! {
+                    _ = members.changed() => {}
+                    () = self.deputy.due.notified() => {}
+                }
                 continue;
             };
             let Next { part, begun, publication } = self.next_part(number).await;
@@ -164,8 +175,12 @@ impl Catalog {
         });
     }
 
-    /// The first living node that keeps this one's copies.
+    /// The first living node that keeps this one's copies. None while the names of Tier-3 are awaited: a successor would take a part of the
+    /// catalog for all of it.
     fn deputy_now(&self) -> Option<Member> {
+        if self.lock().hearing.knows_nothing() {
+            return None;
+        }
         let members = self.cluster.members();
         let own = members.members.iter().find(|member| member.life == self.cluster.life)?;
         let of = |name: &NodeName| {

@@ -109,10 +109,13 @@ impl Catalog {
 
     /// What Tier-3 holds is in the tree.
     pub fn heard_tier3(&self) {
+        if self.lock().hearing.knows_nothing() {
+            self.cluster.namespace().has_catalog_of(self.epoch);
+        }
         let mut state = self.lock();
         if std::mem::take(&mut state.hearing.tier3) {
-            self.cluster.namespace().has_catalog_of(self.epoch);
             state.hearing.say();
+            self.deputy.is_due();
         }
     }
 }

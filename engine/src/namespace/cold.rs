@@ -80,7 +80,7 @@ pub enum AdoptKind {
     /// Another name of what is at `to`, which was adopted before; the other fields are not looked at.
     HardLink {
         to: Vec<u8>,
-        /// What that was; it may be called otherwise by now, where names are carried over.
+        /// What that was, where names are carried over: `to` may be something else by now.
         file: Option<FileId>,
     },
 }
@@ -251,10 +251,12 @@ impl State {
         let id = match entry.kind {
             AdoptKind::Directory if is_root => ROOT,
             AdoptKind::HardLink { ref to, file } => {
-                let known = file.and_then(|file| self.node_of(file, own));
-                let node = match known.filter(|node| self.is_reachable(*node)) {
-                    Some(node) => node,
+                let node = match file {
                     None => self.tree.resolve(to)?,
+                    Some(file) => self
+                        .node_of(file, own)
+                        .filter(|node| self.is_reachable(*node))
+                        .ok_or(FsError::NotFound)?,
                 };
                 return self.adopt_link(node, &parts, name, entry);
             }

@@ -92,7 +92,11 @@ impl Namespace {
 
     /// The tree has all names of the catalog of this epoch.
     pub fn has_catalog_of(&self, epoch: Epoch) {
-        self.note_heard(|heard| (heard.epoch, heard.epoch_touched) = (Some(epoch), true));
+        self.note_heard(|heard| {
+            (heard.epoch, heard.epoch_touched) = (Some(epoch), true);
+            // A journal that tells of another epoch forgets what was heard before.
+            heard.touched.extend(heard.lives.keys().cloned());
+        });
     }
 
     /// Another node's tree is the catalog.

@@ -73,12 +73,13 @@ impl State {
         }
     }
 
-    /// Gives what was not told before its further names, where nothing else has them. Takes none away: others may have given it more.
-    pub(super) fn make_other_names(&mut self, node: NodeId, told: &NodeState) -> Result<(), FsError> {
+    /// Gives what was not told before all names that are told of it, where nothing else has them. Takes none away: others may have given it more.
+    pub(super) fn make_names(&mut self, node: NodeId, told: &NodeState) -> Result<(), FsError> {
         if self.tree.node(node)?.is_directory() {
             return Ok(());
         }
-        for path in told.other_names.iter().flatten().take(OTHER_NAMES_MAX) {
+        let others = told.other_names.iter().flatten().take(OTHER_NAMES_MAX);
+        for path in std::iter::once(&told.path).chain(others) {
             let (parent, name) = self.make_directories_of(path, told)?;
             if self.tree.child(parent, name).is_err() {
                 self.give_name(node, (parent, name), told.attributes.mtime_ns)?;

@@ -87,10 +87,10 @@ impl Namespace {
                         }
                         continue;
                     }
-                    let makes_others = makes && !state.was_told(told, self.incarnation);
-                    let taken = state.take_state(told, home, self.incarnation).and_then(|node| {
-                        if makes_others { state.make_other_names(node, told) } else { Ok(()) }
-                    });
+                    let makes_names = makes && !state.was_told(told, self.incarnation);
+                    let taken = state
+                        .take_state(told, home, self.incarnation)
+                        .and_then(|node| if makes_names { state.make_names(node, told) } else { Ok(()) });
                     if let Err(error) = taken {
                         let path = String::from_utf8_lossy(&told.path);
                         tracing::debug!(%path, %error, "what another node says of a name does not fit here");

@@ -104,20 +104,22 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let covering = present.as_ref().and_then(|present| {
         book.versions.iter().rev().find(|(_, version)| is_covered(present, &version.contents))
     });
-    let raise = match covering {
+    // What stands in its record besides: `None` where that says nothing of what is there.
+    let (raise, known) = match covering {
         // Aborted contents are tried again as the next version, and so is what a name got back.
-        Some((_, version)) if version.checkpoint.is_aborted() => None,
-        Some((number, _)) if book.is_superseded(shared, *number) => None,
-        // What was taken away of a part may be what was wrong with it.
-        Some((_, version)) if holds_more_and_is_a_part(version, files.len()) => None,
+        Some((_, version)) if version.checkpoint.is_aborted() => (None, None),
+        Some((number, _)) if book.is_superseded(shared, *number) => (None, None),
+        // What was taken away of a part may be what was wrong with it: what is left is the next version, and no less a part.
+        Some((_, version)) if holds_more_and_is_a_part(version, files.len()) => {
+            (None, Some(version.record()))
+        }
         Some((number, version)) if version.checkpoint.is_alive() && !version.checkpoint.is_proven() => {
-            Some(*number)
+            (Some(*number), Some(version.record()))
         }
         Some(_) => return outcome,
-        None => None,
+        None => (None, None),
     };
-    let record = raise.map(|number| book.versions[&number].record());
-    let (partial, doubted) = record.map_or((false, false), |record| (record.partial, record.doubted));
+    let (partial, doubted) = known.map_or((false, false), |record| (record.partial, record.doubted));
     let now_ns = shared.now_ns();
     let committed = book.committed().map(|(_, version)| &version.contents);
     let fact = |path: &RelPath, view: &Arc<FileView>| {
@@ -179,7 +181,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let kept = verdict.kept_from().filter(|(at_ns, _)| now_ns >= *at_ns).map(|(_, why)| why.to_owned());
     outcome.action = match (&verdict, raise, &present) {
         (Verdict::Settled { .. }, None, None) => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
-        (Verdict::Complete { evidence, .. }, Some(_), _)
+        (Verdict::Complete { evidence, .. }, ..)
             if doubted && told != Told::Commit && !is_beyond_doubt(*evidence, &files, witnessed) =>
         {
             Action::None
@@ -199,7 +201,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
             let evidence = (Evidence::Quiescence, kept.unwrap_or_default());
             match start(shared, ledger, book, &files, present, evidence) {
                 Action::Start(mut plan) => {
-                    plan.record.doubted = verdict.is_doubt();
+                    (plan.record.partial, plan.record.doubted) = (partial, doubted || verdict.is_doubt());
                     Action::Start(plan)
                 }
                 other => other,

@@ -101,8 +101,8 @@ fn after(operation: &NameOperation, path: Vec<u8>, file: Option<FileId>) -> Opti
     match operation {
         NameOperation::Removed { path: removed, what } => (path != *removed || file != *what).then_some(path),
         NameOperation::Renamed { from, to, exchange, what } => {
-            // The document may be younger than the operation: then it is there already.
-            if path == *to && file == *what {
+            // The document may be younger than the operation: then it is there already. What has no identity cannot say so of itself.
+            if path == *to && file == *what && !(*exchange && what.is_none()) {
                 return Some(path);
             }
             let moved = |from: &[u8], to: &[u8]| {
