@@ -561,10 +561,10 @@ impl Cluster {
         }
     }
 
-    /// Until when what was done here has been told to a coordinator.
+    /// Until when what was done here is in this node's publications up to one; none: nobody has any.
     #[must_use]
-    pub fn told_until(&self) -> Moment {
-        self.publisher.told_until()
+    pub fn told_until(&self, publication: Option<u64>) -> Moment {
+        self.publisher.told_until(publication.unwrap_or(0))
     }
 
     /// The same for a thread that is not the runtime's. Blocks.

@@ -6,7 +6,7 @@
 use super::facts::{state_of, writer_fact};
 use super::{ANSWER_DEADLINE, Away, Cluster};
 use crate::namespace::{FileState, Moment, OutgoingBody, OutgoingNode, Told, WriterId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use tidemark_protocol::cluster::wire::{
@@ -21,9 +21,8 @@ const WATCHED_MAX: usize = 16_384;
 pub(super) struct Publisher {
     /// One publication at a time.
     turn: tokio::sync::Mutex<Turn>,
-    /// What was done here until then has been told and answered. Apart, since a publication may wait for a coordinator that is
-    /// gone.
-    told: Mutex<Moment>,
+    /// Apart, since a publication may wait for a coordinator that is gone.
+    told: Mutex<ToldMoments>,
     watched: Mutex<BTreeMap<(u32, u64), Watched>>,
 }
 
@@ -38,6 +37,42 @@ struct Turn {
 impl Default for Turn {
     fn default() -> Self {
         Self { unanswered: None, whole: true }
+    }
+}
+
+/// Moments that are remembered: a deputy is behind by a few publications, or by those of the seconds in which it is not heard.
+const MOMENTS_MAX: usize = 1024;
+
+/// What was done here until when is in which publications.
+///
+/// A publication is answered although the deputy is too slow to have it. Who takes the seat with what a deputy kept has to know what of its own
+/// doing is not in there.
+#[derive(Debug, Default)]
+struct ToldMoments {
+    /// Before this daemon did anything.
+    first: Moment,
+    /// The last publication, and until when everything is in publications up to that, the oldest first.
+    moments: VecDeque<(u64, Moment)>,
+}
+
+impl ToldMoments {
+    fn new(first: Moment) -> Self {
+        Self { first, moments: VecDeque::new() }
+    }
+
+    fn note(&mut self, publication: u64, moment: Moment) {
+        match self.moments.back_mut() {
+            Some(last) if last.0 == publication => last.1 = moment,
+            _ => self.moments.push_back((publication, moment)),
+        }
+        if self.moments.len() > MOMENTS_MAX {
+            self.moments.pop_front();
+        }
+    }
+
+    fn until(&self, publication: u64) -> Moment {
+        let told = self.moments.iter().rev().find(|(last, _)| *last <= publication);
+        told.map_or(self.first, |(_, moment)| *moment)
     }
 }
 
@@ -99,7 +134,8 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
         let fates = cluster.publisher.changed_fates(cluster);
         let told = namespace.take_outgoing(BATCH_ITEMS_MAX, BATCH_BYTES_MAX, !fates.is_empty());
         if told.number == 0 {
-            *cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner) = now;
+            let mut told = cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner);
+            told.note(namespace.last_publication(), now);
             return Ok(());
         }
         let states: Vec<_> = told.states.into_iter().map(|node| cluster.told(node)).collect();
@@ -199,12 +235,12 @@ impl Cluster {
 impl Publisher {
     /// For a daemon that has told nothing yet.
     pub(super) fn new(told: Moment) -> Self {
-        Self { told: Mutex::new(told), ..Self::default() }
+        Self { told: Mutex::new(ToldMoments::new(told)), ..Self::default() }
     }
 
-    /// Until when what was done here has been told.
-    pub(super) fn told_until(&self) -> Moment {
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Until when what was done here is in publications up to this one.
+    pub(super) fn told_until(&self, publication: u64) -> Moment {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).until(publication)
     }
 
     /// The ends of these processes are to be told.
@@ -237,5 +273,25 @@ impl Publisher {
                 || process.told == WireFate::Gone && cluster.namespace.is_end_awaited(&process.writer)
         });
         changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_deputy_has_not_got_was_done_after_the_last_publication_that_it_has() {
+        let moment = |names| Moment { names, ..Moment::default() };
+        let mut told = ToldMoments::new(moment(1));
+        assert_eq!(told.until(9), moment(1), "nothing has been told");
+        told.note(3, moment(30));
+        told.note(3, moment(33));
+        told.note(5, moment(50));
+        assert_eq!((told.until(2), told.until(3), told.until(4)), (moment(1), moment(33), moment(33)));
+        assert_eq!((told.until(5), told.until(9)), (moment(50), moment(50)));
+        (0..2 * MOMENTS_MAX as u64).for_each(|at| told.note(10 + at, moment(100 + at)));
+        assert_eq!(told.moments.len(), MOMENTS_MAX);
+        assert_eq!(told.until(11), moment(1), "forgotten: what this daemon made stays");
     }
 }

@@ -32,9 +32,9 @@ pub struct Untold {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Moment {
     /// Operations on names until then.
-    names: u64,
+    pub(crate) names: u64,
     /// The next node's number then.
-    next: NodeId,
+    pub(crate) next: NodeId,
 }
 
 /// Files that lost their last name here are remembered, so that a node that was away and knows nothing of that does not bring them back, nor
