@@ -129,7 +129,7 @@ impl Catalog {
         Published { whole_wanted: false, shared }
     }
 
-    /// What is told under the first of its names that is not another node's by now; none where all are.
+    /// The state under the first of its names that is not another node's by now; none where all are.
     fn under_a_name_of_its_own(&self, told: NodeState, from: &NodeLife) -> Option<NodeState> {
         if !self.is_others(&told.path, &told.kind, from) {
             return Some(told);

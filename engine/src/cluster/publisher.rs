@@ -43,10 +43,10 @@ impl Default for Turn {
 /// Moments that are remembered: a deputy is behind by a few publications, or by those of the seconds in which it is not heard.
 const MOMENTS_MAX: usize = 1024;
 
-/// What was done here until when is in which publications.
+/// Publications of this node, each with the moment until which they hold all that was done here.
 ///
-/// A publication is answered although the deputy is too slow to have it. Who takes the seat with what a deputy kept has to know what of its own
-/// doing is not in there.
+/// A publication is answered although the deputy is too slow to have it. A node that takes the seat with what a deputy kept has to know which of
+/// its own changes are not in there.
 #[derive(Debug, Default)]
 struct ToldMoments {
     /// Before this daemon did anything.

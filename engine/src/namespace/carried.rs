@@ -1,4 +1,4 @@
-//! What was done to names while those of Tier-3 are not in the tree yet.
+//! Operations on names, collected while the names of Tier-3 are not in the tree yet.
 //!
 //! Owns: collecting the operations of this node and of others, from the moment when this node becomes a coordinator that has no catalog of
 //! before. Does not own: what they make of a name (`protocol::cluster::carried`), bringing the names in (`cold`, `node::adopt`).
@@ -32,7 +32,7 @@ impl CarriedNames {
         }
     }
 
-    /// What a name of Tier-3 is called now; `file` is what it means there.
+    /// The present names of what Tier-3 has under `path`; `file` is the file that it means there.
     pub(super) fn names(&self, path: &[u8], file: Option<FileId>) -> Vec<Vec<u8>> {
         self.0.as_ref().map_or_else(|| vec![path.to_vec()], |carried| carried.names(path, file))
     }
@@ -59,7 +59,7 @@ impl Namespace {
         self.look(|state| state.carried.is_collected())
     }
 
-    /// What a name of Tier-3 is called now; `file` is what it means there.
+    /// The present names of a file that Tier-3 has under `path`.
     pub(crate) fn carried_names(&self, path: &[u8], file: FileId) -> Vec<Vec<u8>> {
         self.look(|state| state.carried.names(path, Some(file)))
     }

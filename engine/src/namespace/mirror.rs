@@ -563,14 +563,9 @@ impl State {
         self.keeping_times(parent, |state| {
             if let NodeKind::File(facts) = &found.kind
                 && let Some(known) = state.node_of(facts.file, own).filter(|node| state.is_reachable(*node))
-                && state.tree.child(parent, name) != Ok(known)
             {
                 // It has this name by now, whatever it is called here.
-                if state.tree.child(parent, name).is_ok() {
-                    state.drop_name(parent, name, now_ns)?;
-                }
-                state.tree.link(known, parent, name, now_ns)?;
-                state.mark(known);
+                state.give_name(known, (parent, name), now_ns)?;
             }
             state.take_state(found, home, own).map(drop)
         })?;

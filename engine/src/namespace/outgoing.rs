@@ -145,7 +145,8 @@ impl Namespace {
     }
 
     /// Takes what is to be told: up to `most` operations first, and states once no operation is left; of each up to `bytes_most` besides the last.
-    /// With a number where there is anything, or `anyway`. It is in the journal when this returns: whoever takes over knows that it may have been sent.
+    /// With a number where there is anything, or `anyway`. It is in the journal when this returns: whoever takes over knows that it may have been
+    /// sent.
     #[must_use]
     pub fn take_outgoing(&self, most: usize, bytes_most: usize, anyway: bool) -> Told {
         self.publish(|state| {
@@ -176,8 +177,8 @@ impl Namespace {
         })
     }
 
-    /// Begins to tell everything: the next part of up to `most` operations, and of up to `bytes_most` besides the last, without a number where none is left. States that were to be told
-    /// are in what follows.
+    /// Begins to tell everything: the next part of up to `most` operations, and of up to `bytes_most` besides the last; without a number where
+    /// none is left. States that were to be told are in what follows.
     #[must_use]
     pub fn take_operations(&self, most: usize, bytes_most: usize) -> Told {
         self.publish(|state| {

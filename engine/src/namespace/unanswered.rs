@@ -158,8 +158,8 @@ impl Unanswered {
         self.progress.on_its_way.then(|| (self.progress.publication, operations()))
     }
 
-    /// Makes the next publication, of up to `most` operations and up to `bytes_most` of them besides the last, and says its number. The one before has been answered, or is not sent
-    /// any more.
+    /// Makes the next publication, of up to `most` operations and of up to `bytes_most` besides the last, and says its number. The publication
+    /// before has been answered, or is not sent any more.
     pub(super) fn publish(&mut self, most: usize, bytes_most: usize) -> u64 {
         let mut bytes = 0;
         let fits = |kept: &&Kept| {

@@ -26,11 +26,6 @@ pub(super) fn note(shared: &Shared, file: &ManifestFile) {
     let _ = shared.namespace.note_object(file.file, file.seal, ObjectCopy::of(file));
 }
 
-/// Makes a directory that a manifest lists, or gives it its attributes.
-pub(crate) fn adopt_directory(shared: &Shared, directory: &Directory) {
-    adopt(shared, &entry(&directory.path, AdoptKind::Directory, &directory.attributes));
-}
-
 /// Whether the name is in the tree now.
 fn adopt(shared: &Shared, entry: &AdoptEntry) -> bool {
     is_there(&entry.path, shared.namespace.adopt(entry))
@@ -54,7 +49,7 @@ fn is_there(path: &[u8], adopted: Result<NodeId, FsError>) -> bool {
 
 /// Takes names from documents into the tree.
 pub(crate) struct Adopter<'a> {
-    shared: &'a Shared,
+    pub(super) shared: &'a Shared,
     /// More was done to names than the documents tell.
     is_carrying: bool,
     /// The files of the documents then: a further name may be the first that is left of one.
@@ -97,6 +92,11 @@ impl<'a> Adopter<'a> {
             }
             Err(error) => is_there(&entry.path, Err(error)),
         }
+    }
+
+    /// Makes a directory that a manifest lists, or gives it its attributes.
+    pub(crate) fn adopt_directory(&mut self, directory: &Directory) {
+        self.adopt(entry(&directory.path, AdoptKind::Directory, &directory.attributes));
     }
 
     /// Whether a file of a document is where it is expected now.

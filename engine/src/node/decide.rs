@@ -104,7 +104,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let covering = present.as_ref().and_then(|present| {
         book.versions.iter().rev().find(|(_, version)| is_covered(present, &version.contents))
     });
-    // What stands in its record besides: `None` where that says nothing of what is there.
+    // The version to be proven, and the record that says something of what is there.
     let (raise, known) = match covering {
         // Aborted contents are tried again as the next version, and so is what a name got back.
         Some((_, version)) if version.checkpoint.is_aborted() => (None, None),

@@ -5,7 +5,7 @@
 
 use crate::namespace::{AdoptEntry, AdoptKind, Special};
 use crate::node::Shared;
-pub(crate) use crate::node::adopt::{Adopter, adopt_directory, adopt_loose};
+pub(crate) use crate::node::adopt::{Adopter, adopt_loose};
 use crate::node::adopt::{
     SYMLINK_MODE, UNKNOWN_BYTES, entry, entry_at, file_kind, link_entry, note, placeholder, placeholders,
 };
@@ -327,10 +327,11 @@ impl Recovered {
     /// What the job removed is left alone. So is what memory outlived the daemon with: that is saved again, as the next version.
     fn take_up_unreadable(
         &mut self,
-        (shared, adopter): (&Shared, &mut Adopter<'_>),
+        adopter: &mut Adopter<'_>,
         names: Names,
         wishes: &Wishes<'_>,
     ) -> Vec<(CheckpointId, Number)> {
+        let shared = adopter.shared;
         let loadable: BTreeSet<RunPath> = self
             .books
             .values()
@@ -381,10 +382,11 @@ impl Recovered {
     /// be taken for the newest. False where memory outlived the daemon with the bytes, which go to Tier-3 once more.
     fn take_up_unreadable_loose(
         &mut self,
-        (shared, adopter): (&Shared, &mut Adopter<'_>),
+        adopter: &mut Adopter<'_>,
         names: Names,
         file: &UnreadableLoose,
     ) -> bool {
+        let shared = adopter.shared;
         let UnreadableLoose { path, generation, why, older } = file;
         let of = (stand_in_file(&format!("{path} {generation}")), SealNumber(1));
         let attributes = older.as_ref().map_or_else(
@@ -414,9 +416,8 @@ impl Recovered {
         let LooseFiles { believed: mut sidecars, unreadable: unreadable_loose, numbers } = loose;
         self.loose_numbers = numbers;
         let wishes = Wishes::of(tree);
-        let mut names_of_tier3 = Adopter::new(shared);
-        let adopter = &mut names_of_tier3;
-        let unshown = self.take_up_unreadable((shared, adopter), names, &wishes);
+        let mut adopter = Adopter::new(shared);
+        let unshown = self.take_up_unreadable(&mut adopter, names, &wishes);
         let mut directories = Vec::new();
         for book in self.books.values() {
             let Some((number, version)) = wishes.shown(book) else { continue };
@@ -429,7 +430,7 @@ impl Recovered {
                 manifest.files.iter().for_each(|file| note(shared, file));
                 continue;
             }
-            let above = adopt_files(adopter, &manifest, &wishes);
+            let above = adopt_files(&mut adopter, &manifest, &wishes);
             // A directory whose files are all gone is gone too, unless the tree names it.
             directories.extend(manifest.directories.iter().filter(|dir| above.contains(&dir.path)).cloned());
         }
@@ -440,7 +441,7 @@ impl Recovered {
         }
         for file in unreadable_loose {
             let was_removed = wishes.removed.has_loose(&file.path, file.generation);
-            if was_removed || !self.take_up_unreadable_loose((shared, adopter), names, &file) {
+            if was_removed || !self.take_up_unreadable_loose(&mut adopter, names, &file) {
                 sidecars.extend(file.older);
             }
         }
@@ -496,19 +497,17 @@ impl Recovered {
             directories.extend(tree.directories.iter().cloned());
         }
         if names == Names::Empty {
-            self.unshown = self.not_shown(adopter, &wishes);
+            self.unshown = self.not_shown(&adopter, &wishes);
         }
         self.unshown.extend(unshown);
         // Last, so that what was made inside them has not moved their times.
         for directory in directories {
-            adopter.adopt(entry(&directory.path, AdoptKind::Directory, &directory.attributes));
+            adopter.adopt_directory(&directory);
         }
         if let (Some(root), Names::Empty) = (tree.and_then(|tree| tree.root.as_ref()), names) {
             adopter.adopt(entry_at(Vec::new(), AdoptKind::Directory, root));
         }
-        if names == Names::Empty {
-            names_of_tier3.end();
-        }
+        adopter.end();
         self.metrics = tree.map_or_else(Vec::new, |tree| tree.metrics.clone());
         if names == Names::Empty {
             self.metrics.iter().filter(|metric| self.shows(metric, &wishes)).for_each(|metric| {

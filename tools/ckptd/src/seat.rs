@@ -190,11 +190,12 @@ impl Candidate {
             Some(kept) => Before::Kept(kept),
             None => Before::Nothing,
         };
-        let told = match &before {
-            // The last coordinator may have answered for more than its deputy had got.
-            Before::Kept(kept) => cluster.told_until(kept.published().get(&cluster.life).copied()),
-            Before::Own(_) | Before::Nothing => cluster.told_until(None),
+        // The last coordinator may have answered for more than its deputy had got.
+        let kept_until = match &before {
+            Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
+            Before::Own(_) | Before::Nothing => None,
         };
+        let told = cluster.told_until(kept_until);
         let taking = Arc::clone(&tree);
         let before = tokio::task::spawn_blocking(move || {
             let now_ns = taking.now_ns();

@@ -1,9 +1,9 @@
-//! What became of names that an older document tells of: the operations that were done to them since.
+//! The names of an older document, after the operations that were done to names since.
 //!
 //! Owns: following one name through operations in their order. Does not own: where operations and documents come from, the tree.
 //!
-//! Who becomes the coordinator with no catalog of before takes names from Tier-3. What it and others did to names since is done to those
-//! as well: otherwise what was removed or renamed would be back.
+//! A coordinator that begins with no catalog of before takes names from Tier-3. The operations of its own node and of others since are done to
+//! those as well: otherwise what was removed or renamed would be back.
 
 use super::wire::NameOperation;
 use crate::id::FileId;
@@ -15,12 +15,12 @@ pub struct Carried {
     operations: Vec<NameOperation>,
     /// The operations by the names that they are about.
     by_path: BTreeMap<Vec<u8>, Vec<usize>>,
-    /// Those that give a file one more name, or take all away, by the file.
+    /// The operations that give a file one more name, or take all away, by the file.
     by_file: BTreeMap<FileId, Vec<usize>>,
 }
 
 impl Carried {
-    /// One more operation, after all others.
+    /// Adds an operation after all others.
     pub fn push(&mut self, operation: NameOperation) {
         let at = self.operations.len();
         let mut about = |path: &[u8]| self.by_path.entry(path.to_vec()).or_default().push(at);
@@ -55,8 +55,8 @@ impl Carried {
         self.operations.is_empty()
     }
 
-    /// What a name of before is called now; nothing where it was taken away, and all further names that a file was given. `file` is what it
-    /// meant; none for what is no file.
+    /// The present names of what a document has under `path`: nothing where they were taken away, and all further names that a file was given.
+    /// `file` is the file that the document means; none for what is no file.
     #[must_use]
     pub fn names(&self, path: &[u8], file: Option<FileId>) -> Vec<Vec<u8>> {
         let of_file = file.and_then(|file| self.by_file.get(&file)).map_or(&[][..], Vec::as_slice);
@@ -68,11 +68,11 @@ impl Carried {
         all.filter_map(|(path, next)| self.now(path, file, next, of_file)).collect()
     }
 
-    /// What a name is called now that something had before the operation `next`.
+    /// The present name of what had `path` right before the operation `next`; none where it was taken away.
     fn now(&self, path: &[u8], file: Option<FileId>, next: usize, of_file: &[usize]) -> Option<Vec<u8>> {
         let is_taken =
             |at: &usize| *at >= next && matches!(self.operations[*at], NameOperation::Taken { .. });
-        // Whoever took its names tells of them.
+        // The node that took the names tells of them.
         if of_file.iter().any(is_taken) {
             return None;
         }
@@ -119,7 +119,7 @@ fn after(operation: &NameOperation, path: Vec<u8>, file: Option<FileId>) -> Opti
             // Replaced. Below it was nothing: a rename replaces no directory that has something in it.
             (*exchange || path != *to).then_some(path)
         }
-        // Who was given a name has it, whatever had it before.
+        // A new file has its name, whatever had it before.
         NameOperation::File { path: given, file: what, .. } => {
             (path != *given || file == Some(*what)).then_some(path)
         }

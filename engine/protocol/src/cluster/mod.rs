@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `wire` | the words between a node and the coordinator |
 //! | `operation` | what is done to a name |
-//! | `carried` | what became of a name since an older document told of it |
+//! | `carried` | the names of an older document, after what was done since |
 //! | `leases` | which node may answer for a directory |
 //! | `members` | who is there, and what changed of it |
 //! | `readers` | which node reads Tier-3 for the others |

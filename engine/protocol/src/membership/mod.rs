@@ -389,7 +389,7 @@ impl Membership {
             todo.extend([Command::Tell(Change { life, verdict: Verdict::Joined }), Command::Place]);
             return Ok(());
         };
-        // Who coordinates has its address, so that nobody of before answers there.
+        // The coordinator's node answers at this address now, and no earlier life of it does.
         let is_awaited = matches!(member.standing, Standing::Awaited);
         let succeeds_itself = is_own && is_awaited && member.address == address;
         let verdict = member.welcome(&life, succeeds_itself, now_ms)?;
@@ -484,7 +484,7 @@ impl Membership {
         let patience = self.patience;
         let due =
             |member: &Member| Some((member.life.node.clone(), member.due(now_ms, patience, two_alone)?));
-        // Of its own name there may be one of before at another address.
+        // A member of before may have the coordinator's own name and another address.
         let judged =
             self.members.values().filter(|member| !self.is_own(&member.life.node) || !member.has_come);
         for (node, due) in judged.filter_map(due).collect::<Vec<_>>() {

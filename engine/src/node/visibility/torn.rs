@@ -8,7 +8,7 @@
 use crate::namespace::{FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
 use crate::node::decide::{is_alive, verdict_text};
-use crate::node::recover::{Adopter, Knows, Wishes, adopt_directory, adopt_files};
+use crate::node::recover::{Adopter, Knows, Wishes, adopt_files};
 use crate::node::run::Engine;
 use crate::node::visibility::InSight;
 use crate::node::visibility::timetable::Subject;
@@ -232,8 +232,9 @@ impl Engine {
     /// are there now.
     pub(crate) fn put_back(&mut self, id: &CheckpointId, number: Number) -> (usize, usize) {
         let Some(manifest) = self.version(id, number).manifest().map(Arc::clone) else { return (0, 0) };
-        adopt_files(&mut Adopter::new(&self.shared), &manifest, &Wishes::default());
-        manifest.directories.iter().for_each(|directory| adopt_directory(&self.shared, directory));
+        let mut adopter = Adopter::new(&self.shared);
+        adopt_files(&mut adopter, &manifest, &Wishes::default());
+        manifest.directories.iter().for_each(|directory| adopter.adopt_directory(directory));
         self.show_metric(id, number);
         self.classify_run(&id.run);
         let names = manifest.files.iter().map(|file| &file.path);
