@@ -161,3 +161,18 @@ fn a_tier1_that_is_full_of_what_may_not_give_way_is_a_problem() {
     assert_eq!(daemon.ctl(&["status", "--exit-code"]).status.code(), Some(1));
     assert!(daemon.log().contains("saves fail"), "{}", daemon.log_tail());
 }
+
+/// Symlinks have no bytes in memory.
+#[test]
+fn a_tree_that_has_as_many_names_as_tier1_keeps_is_a_problem_of_its_own() {
+    let Some(daemon) = start(options("64MiB", CONFIG)) else { return };
+    let link = |number: usize| daemon.mount().join(format!("link-{number}"));
+    let refused = (0..100_000).find_map(|number| std::os::unix::fs::symlink("a", link(number)).err());
+    assert_eq!(refused.and_then(|error| error.raw_os_error()), Some(libc::ENOSPC));
+    let (_, told, _) =
+        problems(&daemon).into_iter().find(|(code, ..)| code == "tier1_full").expect("it is said");
+    assert!(told.contains("names"), "{told}");
+    (0..20).for_each(|number| fs::remove_file(link(number)).unwrap());
+    fs::write(daemon.mount().join("one.txt"), "there is room for a name again").unwrap();
+    assert!(!has_problem(&daemon, "tier1_full"), "{:#?}", problems(&daemon));
+}

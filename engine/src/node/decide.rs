@@ -360,10 +360,19 @@ fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
 
 /// Whether the very process still runs: same number, same start.
 pub(crate) fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
+    is_alive_as(namespace, writer, running_since)
+}
+
+/// The same without an answer of moments ago: for what cannot be taken back.
+pub(crate) fn is_alive_now(namespace: &Namespace, writer: &WriterId) -> bool {
+    is_alive_as(namespace, writer, running_since_now)
+}
+
+fn is_alive_as(namespace: &Namespace, writer: &WriterId, since: impl Fn(u32) -> Option<u64>) -> bool {
     if let Some((fate, _)) = namespace.fate_elsewhere(writer) {
         return fate == WireFate::Alive;
     }
-    running_since(writer.tgid) == Some(writer.start_time_ticks)
+    since(writer.tgid) == Some(writer.start_time_ticks)
 }
 
 /// Whether a process of that number runs.
@@ -385,9 +394,13 @@ fn running_since(process: u32) -> Option<u64> {
     {
         return since;
     }
-    let since = stat_of(process).and_then(|stat| start_of_running(&stat));
+    let since = running_since_now(process);
     LAST.set(Some((process, now, since)));
     since
+}
+
+fn running_since_now(process: u32) -> Option<u64> {
+    stat_of(process).and_then(|stat| start_of_running(&stat))
 }
 
 /// Less than a tick of the loop: what is decided once an end is known comes no turn later.

@@ -2,6 +2,9 @@
 //!
 //! Owns: when that is so, and saying it once. Does not own: making room (`save::reclaim`), refusing a call (`namespace::room`).
 //!
+//! Memory keeps the tree's names, too, in a journal whose size is a part of Tier-1's: there may be no room for another name while there
+//! is for bytes.
+//!
 //! With passthrough the kernel refuses a write without asking the daemon. So a tier counts as full by what is free in it, and not only by
 //! the calls that were refused.
 
@@ -79,12 +82,21 @@ impl Engine {
             format!("{title} {is}, {available} of {size} are left{held}")
         };
         let refusals = self.shared.namespace.refusals();
+        let names = self.shared.namespace.statfs();
+        let are_names_full = names.nodes_free == 0;
         let memory = self.room_in(Place::Memory, may_give_way("tier1"));
         let spill = self.room_in(Place::Spill, may_give_way("spill"));
         let spill_is_full = spill.is_none_or(Room::is_full);
         let mut full = Vec::new();
+        if are_names_full {
+            let (names, size) = (names.nodes, Shown(self.shared.tier1.usage().size_bytes));
+            let what = format!(
+                "the tree has {names} names, and a Tier-1 of {size} keeps no more: nothing can be created"
+            );
+            full.push((ProblemCode::Tier1Full, what));
+        }
         if let Some(room) = memory
-            && (room.is_full() && spill_is_full || is_recent(refusals, now))
+            && (room.is_full() && spill_is_full || !are_names_full && is_recent(refusals, now))
         {
             // A call was refused, and what it waited for has reached Tier-3 since.
             let is = if room.is_full() { "is full" } else { "was full a moment ago" };
@@ -103,7 +115,8 @@ impl Engine {
     /// Says once that saves fail, and when that is over.
     pub(crate) fn watch_room(&mut self, now: Instant) {
         let refused = is_recent(self.shared.namespace.refusals(), now);
-        let short = self.room_in(Place::Memory, 0).is_some_and(Room::is_full);
+        let short = self.room_in(Place::Memory, 0).is_some_and(Room::is_full)
+            || self.shared.namespace.statfs().nodes_free == 0;
         if !short && !refused {
             if std::mem::take(&mut self.full.said) {
                 tracing::info!("Tier-1 has room again");

@@ -95,7 +95,10 @@ impl Engine {
             return;
         }
         let begun = Instant::now();
-        let (document, left_out) = self.tree_document(now);
+        let snapshot = self.shared.namespace.tree_snapshot();
+        // It may show what was done after this turn began.
+        self.hear_who_changed_names();
+        let (document, left_out) = self.tree_document(&snapshot, now);
         self.tree.withheld = left_out.withheld;
         // A removal that is being decided is looked at again.
         self.ledger.tree_changed = left_out.undecided;
@@ -170,10 +173,9 @@ impl Engine {
     }
 
     /// The tree as it is, and what is withheld from it.
-    fn tree_document(&self, now: Instant) -> (TreeDocument, LeftOut) {
-        let snapshot = self.shared.namespace.tree_snapshot();
+    fn tree_document(&self, snapshot: &TreeSnapshot, now: Instant) -> (TreeDocument, LeftOut) {
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
-        let unsaved = Unsaved::of(self.ledger.books.values(), &snapshot);
+        let unsaved = Unsaved::of(self.ledger.books.values(), snapshot);
         let begun: BTreeSet<_> = self.begun(now).collect();
         let mut withheld = false;
         let directories: Vec<_> = snapshot
@@ -204,7 +206,7 @@ impl Engine {
             .hard_links
             .iter()
             .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
-        let here = Here::of(&snapshot, self.ledger.books.values());
+        let here = Here::of(snapshot, self.ledger.books.values());
         let mut removed = self.removed_of_checkpoints(&here, now);
         removed.left_out.withheld |= withheld;
         let removed_loose = self.removed_loose(&here, &mut removed.left_out.withheld);
@@ -232,7 +234,8 @@ impl Engine {
         let mut all = RemovedOfCheckpoints::default();
         for book in self.ledger.books.values() {
             let Some(shown) = here.shown.get(&book.id) else { continue };
-            let undecided = self.undecided_removal(&book.id, now);
+            let is_there = |path: &RelPath, file| here.of_path(path).is_some_and(|(there, _)| *there == file);
+            let undecided = self.undecided_removal(&book.id, now, is_there);
             let mut told = match undecided {
                 Some(Undecided::ComesBack) => ToldOfOne::default(),
                 Some(Undecided::Now | Undecided::Lasts) | None => {

@@ -9,7 +9,7 @@
 
 use crate::namespace::{Ended, FileState, FileView, WriterId};
 use crate::node::book::{Book, Number};
-use crate::node::decide::is_alive;
+use crate::node::decide::{is_alive, is_alive_now};
 use crate::node::run::Engine;
 use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
+use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
@@ -71,21 +72,31 @@ impl Engine {
         }
     }
 
-    /// Looks whether names of a checkpoint's newest version are gone, and who took them. Costs a pass over its files while
-    /// any removal is remembered.
-    pub(crate) fn note_removal(&mut self, id: &CheckpointId) {
-        if self.visibility.removers.is_empty() {
-            return;
-        }
-        let Some((_, version)) = self.ledger.books.get(id).and_then(Book::newest_save) else { return };
-        let mut removers: Vec<Arc<WriterId>> = Vec::new();
-        for (path, (file, _)) in &version.contents {
-            let Some(remover) = self.visibility.removers.get(file) else { continue };
-            let there = self.ledger.file(path).is_some_and(|view| view.file == *file);
-            if !there && !removers.contains(remover) {
-                removers.push(Arc::clone(remover));
+    /// Who took names of a checkpoint's newest version that are not there. Costs a pass over its files while any removal is
+    /// remembered.
+    fn removers_of(
+        &self,
+        id: &CheckpointId,
+        is_there: impl Fn(&RelPath, FileId) -> bool,
+    ) -> Vec<Arc<WriterId>> {
+        let mut found: Vec<Arc<WriterId>> = Vec::new();
+        let heard = &self.visibility.removers;
+        let newest = self.ledger.books.get(id).filter(|_| !heard.is_empty()).and_then(Book::newest_save);
+        for (path, (file, _)) in newest.iter().flat_map(|(_, version)| &version.contents) {
+            let Some(remover) = heard.get(file) else { continue };
+            if !found.contains(remover) && !is_there(path, *file) {
+                found.push(Arc::clone(remover));
             }
         }
+        found
+    }
+
+    /// Looks whether names of a checkpoint's newest version are gone, and who took them.
+    pub(crate) fn note_removal(&mut self, id: &CheckpointId) {
+        let is_there = |path: &RelPath, file| {
+            self.ledger.file(path).is_some_and(|view: &Arc<FileView>| view.file == file)
+        };
+        let removers = self.removers_of(id, is_there);
         if removers.is_empty() {
             return;
         }
@@ -127,10 +138,19 @@ impl Engine {
         });
     }
 
-    /// How it stands with the names that a checkpoint lost; none where it lost none, or that was decided.
-    pub(crate) fn undecided_removal(&self, id: &CheckpointId, now: Instant) -> Option<Undecided> {
-        let noted = self.visibility.noted.get(id)?;
-        let lives = noted.removers.iter().any(|who| is_alive(&self.shared.namespace, who));
+    /// How it stands with the names that a checkpoint lost; none where it lost none, or that was decided. `is_there`: whether
+    /// the tree has a name of a file, which books may say later.
+    pub(crate) fn undecided_removal(
+        &self,
+        id: &CheckpointId,
+        now: Instant,
+        is_there: impl Fn(&RelPath, FileId) -> bool,
+    ) -> Option<Undecided> {
+        let Some(noted) = self.visibility.noted.get(id) else {
+            // The checkpoint is looked at once its scope is grouped.
+            return (!self.removers_of(id, is_there).is_empty()).then_some(Undecided::Now);
+        };
+        let lives = noted.removers.iter().any(|who| is_alive_now(&self.shared.namespace, who));
         let in_time = |since: Instant| now.saturating_duration_since(since) < DECIDED_WITHIN;
         Some(match noted.dead_since {
             _ if noted.comes_back => Undecided::ComesBack,
