@@ -14,7 +14,7 @@
 
 use crate::convert::answer_bytes;
 use crate::errno::errno;
-use crate::gate::{Call, Leave};
+use crate::gate::{self, Call, Leave, Wanted};
 use crate::named::Place;
 use crate::shared::Shared;
 use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyEntry, ReplyOpen, ReplyXattr};
@@ -255,6 +255,25 @@ fn open_to_write(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -> 
     opened
 }
 
+/// An open whose bytes were brought in without leave, since that takes long: one that may change them has leave from here on, and is
+/// told before it is answered. What was fetched may be old by then.
+fn open_with_leave(
+    shared: &Shared,
+    caller: &Caller,
+    node: NodeId,
+    flags: i32,
+) -> Result<OpenOutcome, FsError> {
+    if flags & libc::O_ACCMODE == libc::O_RDONLY {
+        return open_when_room(shared, caller, node, flags);
+    }
+    let leave = gate::enter(shared, &Wanted::Write { node })?;
+    let opened = open_to_write(shared, caller, node, flags)?;
+    if matches!(opened, OpenOutcome::Ready(_)) {
+        leave.announced();
+    }
+    Ok(opened)
+}
+
 /// Brings a file's bytes in. One that changed meanwhile is looked at again: it may be here, or its names lead elsewhere.
 fn fetch(shared: &Shared, cold: ColdFile) -> Result<(), FsError> {
     match shared.host.fetch(cold) {
@@ -272,7 +291,7 @@ fn fetch_and_open(
 ) -> Result<OpenFile, FsError> {
     for _ in 0..ATTEMPTS_MAX {
         fetch(shared, cold)?;
-        match open_when_room(shared, caller, node, flags)? {
+        match open_with_leave(shared, caller, node, flags)? {
             OpenOutcome::Ready(file) => return Ok(file),
             OpenOutcome::Cold(again) => cold = again,
             // Fetched by a daemon that died since.
@@ -290,7 +309,7 @@ fn make_sure(shared: &Shared, node: NodeId) -> Result<(), FsError> {
 fn verify_and_open(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenFile, FsError> {
     for _ in 0..ATTEMPTS_MAX {
         make_sure(shared, node)?;
-        match open_when_room(shared, caller, node, flags)? {
+        match open_with_leave(shared, caller, node, flags)? {
             OpenOutcome::Ready(file) => return Ok(file),
             OpenOutcome::Unverified => {}
             OpenOutcome::Cold(cold) => fetch(shared, cold)?,

@@ -87,14 +87,18 @@ pub(crate) fn pass(
     workers.submit(Job::Names(Call { wanted, act: Box::new(act) }));
 }
 
+/// On a worker: waits for leave, within bounds.
+///
+/// # Errors
+/// [`FsError::Stale`] where what is to be changed has other names by now; those of asking.
+pub(crate) fn enter(shared: &Shared, wanted: &Wanted) -> Result<Leave, FsError> {
+    shared.host.cluster().map_or_else(|| Ok(Leave::default()), |cluster| get_leave(shared, cluster, wanted))
+}
+
 impl Call {
     /// On a worker.
     pub(crate) fn go(self, shared: &Shared) {
-        let leave = match shared.host.cluster() {
-            Some(cluster) => get_leave(shared, cluster, &self.wanted),
-            None => Ok(Leave::default()),
-        };
-        (self.act)(shared, leave);
+        (self.act)(shared, enter(shared, &self.wanted));
     }
 
     /// Nobody can do it.

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tidemark_tests::daemon::shown;
@@ -323,6 +324,80 @@ fn a_coordinator_that_is_back_with_empty_memory_before_its_seat_is_taken_has_the
         pids.iter().any(|pid| !in_memory(*pid, &bytes).is_empty()).then_some(())
     };
     process::until(LIMIT, copied).expect("nobody has a copy of what the coordinator wrote");
+}
+
+/// Goal: the coordinator is lost a few seconds after its deputy, long before anybody has the deputy's place: the third node has the catalog.
+/// Method: Tier-3 is away, so that what the coordinator made itself is known to nobody else.
+#[test]
+fn a_coordinator_that_lost_its_deputy_has_another_one() {
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    let first = process::until(LIMIT, || deputies(&cluster).last().copied()).expect("it has a deputy");
+    let other = 3 - first;
+    cluster.take_tier3_away();
+    cluster.nodes[first].power_off();
+    let named = || (deputies(&cluster).last() == Some(&other)).then_some(());
+    process::until(LIMIT, named).unwrap_or_else(|| panic!("{}", cluster.nodes[0].daemon().log()));
+    fs::create_dir(cluster.mount(0).join("made")).unwrap();
+    std::os::unix::fs::symlink("step_7", cluster.mount(0).join("made/latest")).unwrap();
+    cluster.nodes[0].power_off();
+    cluster.wait_for_seat(&[other]);
+    let log = cluster.nodes[other].daemon().log();
+    assert!(log.contains(KEPT_BY_DEPUTY), "{log}");
+    assert_eq!(fs::read_link(cluster.mount(other).join("made/latest")).unwrap(), Path::new("step_7"));
+    cluster.bring_tier3_back();
+}
+
+/// Goal: what a node makes while a coordinator whose daemon was killed hears everything anew is kept. Method: another node has thousands of
+/// names to tell, and goes on making files in a directory of its own all the while.
+#[test]
+fn what_is_made_while_a_new_coordinator_hears_everything_is_kept() {
+    const NAMES: usize = 3000;
+    const KILLS: usize = 4;
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    let own = cluster.mount(1).join("own");
+    fs::create_dir_all(own.join("links")).unwrap();
+    for name in 0..NAMES {
+        std::os::unix::fs::symlink("x", own.join(format!("links/{name}"))).unwrap();
+    }
+    let ended = AtomicBool::new(false);
+    let made = std::thread::scope(|scope| {
+        let making = scope.spawn(|| {
+            let mut made = 0_usize;
+            while !ended.load(Ordering::Acquire) {
+                fs::write(own.join(format!("file-{made}")), made.to_string()).unwrap();
+                made += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            made
+        });
+        for _ in 0..KILLS {
+            let daemon = cluster.nodes[0].daemon_mut();
+            let dead = daemon.kill_serving();
+            daemon.wait_for_next(dead);
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        ended.store(true, Ordering::Release);
+        making.join().unwrap()
+    });
+    for node in [0, 1, 2] {
+        let lost: Vec<_> = (0..made)
+            .filter_map(|file| {
+                match fs::read_to_string(cluster.mount(node).join(format!("own/file-{file}"))) {
+                    Ok(read) if read == file.to_string() => None,
+                    read => Some((file, read)),
+                }
+            })
+            .collect();
+        assert!(
+            lost.is_empty(),
+            "node {node} lacks {} of {made} files: {:?}",
+            lost.len(),
+            &lost[..lost.len().min(9)]
+        );
+    }
+    println!(
+        "failover: {made} files were made on one node while the coordinator's daemon was killed {KILLS} times"
+    );
 }
 
 /// Goal: what was removed and acknowledged stays removed when the coordinator is lost and its deputy lives, but does not reach the lease.

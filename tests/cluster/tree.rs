@@ -5,12 +5,13 @@
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, RenameFlags};
+use tidemark_tests::process;
 use tidemark_tests::python::Python;
 
 use crate::job::Plan;
@@ -257,7 +258,7 @@ fn memory_of_what_was_removed_comes_back_on_every_node() {
         let path = b.join(format!("run/scratch{round}"));
         let seen = copied();
         fs::write(&path, noise(round, 24 * MIB)).unwrap_or_else(|error| panic!("round {round}: {error}"));
-        let is_copied = tidemark_tests::process::until(LIMIT, || (copied() > seen).then_some(()));
+        let is_copied = process::until(LIMIT, || (copied() > seen).then_some(()));
         assert!(
             is_copied.is_some(),
             "round {round} was not copied: {}",
@@ -272,7 +273,7 @@ fn memory_of_what_was_removed_comes_back_on_every_node() {
     }
     for (node, before) in before.into_iter().enumerate() {
         let most = before + 8 * MIB as u64;
-        let fell = tidemark_tests::process::until(LIMIT, || (used(node) <= most).then_some(()));
+        let fell = process::until(LIMIT, || (used(node) <= most).then_some(()));
         assert!(fell.is_some(), "node {node}: {} bytes in use, {most} expected at most", used(node));
     }
 }
@@ -302,4 +303,91 @@ fn a_save_that_the_coordinator_has_no_part_in_is_committed() {
     assert_eq!(flushed.status.code(), Some(1), "{flushed:?}");
     assert!(String::from_utf8_lossy(&flushed.stdout).contains("open.bin"), "{flushed:?}");
     drop(open);
+}
+
+/// Goal: who opens a file has what was closed last, although a program of the same node still reads what was there before; that one keeps
+/// what it has. Method: a reader holds the file while its writer's node appends to it, or writes it anew, or fills what was empty, or
+/// closes what was begun.
+#[test]
+fn an_open_finds_what_was_closed_last_beside_one_that_reads_what_was_before() {
+    let Some(cluster) = Cluster::start() else { return };
+    let mounts = [0, 1, 2].map(|node| cluster.mount(node).to_owned());
+    fs::create_dir(mounts[0].join("run")).unwrap();
+    for (writer, reader) in [(0, 1), (1, 0), (1, 2), (2, 1)] {
+        for kind in ["appended", "anew", "empty", "begun"] {
+            let path = format!("run/{writer}-{reader}-{kind}");
+            let [by, at] = [writer, reader].map(|node: usize| mounts[node].join(&path));
+            let before = if kind == "empty" || kind == "begun" { Vec::new() } else { noise(1, 2 * MIB) };
+            let after = if kind == "appended" { [&before[..], b" more"].concat() } else { noise(2, 3 * MIB) };
+            let begun = fs::File::create(&by).unwrap();
+            (&begun).write_all(&before).unwrap();
+            let mut begun = Some(begun).filter(|_| kind == "begun");
+            let held = fs::File::open(&at).unwrap();
+            let all = |file: &fs::File| {
+                let mut bytes = vec![0; before.len() + 1];
+                let read = file.read_at(&mut bytes, 0).unwrap();
+                bytes.truncate(read);
+                bytes
+            };
+            assert!(all(&held) == before, "{path} before");
+            match (kind, begun.take()) {
+                ("appended", _) => append(&by, b" more"),
+                (_, Some(mut begun)) => begun.write_all(&after).unwrap(),
+                (_, None) => fs::write(&by, &after).unwrap(),
+            }
+            for mount in &mounts {
+                let read = fs::read(mount.join(&path)).unwrap();
+                assert!(read == after, "{path}: {} bytes at {}", read.len(), mount.display());
+            }
+            assert!(all(&held) == before, "{path} is what was opened");
+            drop(held);
+            assert!(fs::read(&at).unwrap() == after, "{path} once nobody reads what was before");
+        }
+    }
+}
+
+/// Goal: what other nodes made while a node counted as lost keeps its name and its bytes, whatever programs of that node did with the same
+/// names meanwhile. Method: the node has the directory alone, so that its programs go on; it is cut off from all others until it is
+/// given up, and told everything when it is back.
+#[test]
+fn what_was_made_while_a_node_was_away_keeps_its_name() {
+    let Some(cluster) = Cluster::start() else { return };
+    let [first, other, away] = [0, 1, 2].map(|node| cluster.mount(node).join("run"));
+    fs::create_dir(&away).unwrap();
+    fs::write(away.join("early"), b"early").unwrap();
+    let cuts = [0, 1].map(|node| cluster.nodes[node].host().partition(cluster.nodes[2].host()));
+    let stands = |wanted: &str| {
+        let found = process::until(LIMIT, || {
+            let rows = cluster.nodes[0].daemon().ctl_json(&["nodes"]);
+            let row = rows.as_array()?.iter().find(|row| row["name"] == "n3")?.clone();
+            (row["standing"] == wanted).then_some(())
+        });
+        found.unwrap_or_else(|| panic!("{:#}", cluster.nodes[0].daemon().ctl_json(&["nodes"])));
+    };
+    stands("gone");
+    let save = |run: &Path, says: &str| {
+        fs::write(run.join("file"), says).unwrap();
+        std::os::unix::fs::symlink(says, run.join("link")).unwrap();
+        fs::create_dir(run.join("step_5.tmp")).unwrap();
+        fs::write(run.join("step_5.tmp/rank0"), says).unwrap();
+        fs::rename(run.join("step_5.tmp"), run.join("step_5")).unwrap();
+        fs::write(run.join("tracker.tmp"), says).unwrap();
+        fs::rename(run.join("tracker.tmp"), run.join("tracker")).unwrap();
+    };
+    save(&away, "late");
+    save(&other, "stays");
+    let dropped: u64 = cuts.map(|cut| cut.heal()).into_iter().sum();
+    assert!(dropped > 0, "nothing was dropped");
+    stands("alive");
+    // Once this is seen elsewhere, all before it was told.
+    fs::write(away.join("after"), b"after").unwrap();
+    process::until(LIMIT, || fs::read(first.join("after")).ok()).expect("it tells what it did");
+    for run in [&first, &other, &away] {
+        for name in ["file", "step_5/rank0", "tracker"] {
+            let read = fs::read_to_string(run.join(name));
+            assert!(read.as_ref().is_ok_and(|read| read == "stays"), "{name} at {}: {read:?}", run.display());
+        }
+        assert_eq!(fs::read_link(run.join("link")).unwrap(), Path::new("stays"));
+        assert_eq!(fs::read(run.join("early")).unwrap(), b"early", "what was made before is as it was");
+    }
 }

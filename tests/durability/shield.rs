@@ -501,3 +501,41 @@ fn what_is_out_of_sight_gives_way_to_a_save_that_waits_for_memory() {
     process::until(SHIELD_LIMIT, || (!torn.exists()).then_some(())).expect("they made room");
     assert_holds(&daemon, "run/step4.pt", &noise(4, 120 * MIB), "saved");
 }
+
+/// The node is lost while the checkpoint that a tracker names is on its way: Tier-3 has the tracker of before.
+#[test]
+fn a_tracker_is_in_tier3_no_sooner_than_what_it_names() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    let optimizer = |step: u64, rank: u64| {
+        format!("run/global_step{step}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    };
+    let model = |step: u64| format!("run/global_step{step}/mp_rank_00_model_states.pt");
+    save(&daemon, &optimizer(10, 0), &noise(1, MIB));
+    save(&daemon, &optimizer(10, 1), &noise(2, MIB));
+    save(&daemon, &model(10), &noise(3, MIB));
+    save(&daemon, "run/latest", b"global_step10");
+    daemon.flush();
+    save(&daemon, &optimizer(20, 0), &noise(4, MIB));
+    save(&daemon, &model(20), &noise(5, MIB));
+    let mut open = fs::File::create(daemon.mount().join(optimizer(20, 1))).unwrap();
+    open.write_all(b"half of it").unwrap();
+    save(&daemon, "run/latest", b"global_step20");
+    std::thread::sleep(STAYS);
+    daemon.kill9();
+    drop(open);
+    daemon.start_again();
+    assert_holds(&daemon, "run/latest", b"global_step10", "what it names is there");
+    assert_eq!(names(&run), ["global_step10", "latest"]);
+
+    for rank in 0..2 {
+        save(&daemon, &optimizer(20, rank), &noise(rank, MIB));
+    }
+    save(&daemon, &model(20), &noise(5, MIB));
+    save(&daemon, "run/latest", b"global_step20");
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/latest", b"global_step20", "what it names is there");
+    assert_holds(&daemon, &model(20), &noise(5, MIB), "it is whole");
+}

@@ -110,7 +110,7 @@ fn what_others_told_is_carried_out_once() {
         NameOperation::Renamed { from: path("f"), to: path("g"), exchange: false, what: Some(file) };
     let operations = [directory, moved, made, renamed];
     node.namespace.becomes_catalog_of(Some(Epoch(3)), &BTreeMap::from([(life.clone(), 6)]));
-    node.namespace.follow(&operations, &life, 7);
+    node.namespace.follow(&operations, &life, 7, None);
     let names = node.names();
     assert_eq!(names, [b"e", b"g"]);
     node.take_over();
@@ -120,7 +120,7 @@ fn what_others_told_is_carried_out_once() {
         BTreeMap::from([(life.clone(), 6)]),
         "its states are missing"
     );
-    node.namespace.follow(&operations, &life, 7);
+    node.namespace.follow(&operations, &life, 7, None);
     assert_eq!(node.names(), names);
     node.namespace.took_publication(&life, 7);
     node.fill_the_journal();

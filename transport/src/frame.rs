@@ -218,9 +218,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_frame_reads_back_as_it_was_written(kind in kind(), id in 1u64.., body in prop::collection::vec(any::<u8>(), 0..300_000)) {
+        fn a_frame_reads_back_as_it_was_written(kind in kind(), id in 1u64.., len in 0usize..300_000, seed: u8) {
             let id = if kind == Kind::Tell { 0 } else { id };
-            prop_assume!(body.len() <= kind.body_bytes_max());
+            prop_assume!(len <= kind.body_bytes_max());
+            // Drawing each byte takes a hundred times as long as reading them all.
+            let body: Vec<u8> = (0..=250u8).cycle().take(len).map(|byte| byte ^ seed).collect();
             let mut written = Header::encode(kind, id, body.len()).to_vec();
             written.extend_from_slice(&body);
             let mut from = written.as_slice();

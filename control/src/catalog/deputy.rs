@@ -3,7 +3,7 @@
 //! Owns: who is the deputy (the node that keeps this one's copies), telling it what changed, and who waits for that. Does not own:
 //! collecting (`namespace::deputy`), keeping (`cluster::deputy`).
 
-use super::{Catalog, NODE_DEADLINE};
+use super::{Catalog, NODE_DEADLINE, NamedDeputy};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -175,8 +175,9 @@ impl Catalog {
         });
     }
 
-    /// The first living node that keeps this one's copies. None while the names of Tier-3 are awaited: a successor would take a part of the
-    /// catalog for all of it.
+    /// The first living node that keeps this one's copies; where none lives, any that does: a partner that is gone keeps its place for a while,
+    /// and the next loss may come before. None while the names of Tier-3 are awaited: a successor would take a part of the catalog for all
+    /// of it.
     fn deputy_now(&self) -> Option<Member> {
         if self.lock().hearing.knows_nothing() {
             return None;
@@ -186,7 +187,8 @@ impl Catalog {
         let of = |name: &NodeName| {
             members.members.iter().find(|member| member.life.node == *name && !member.gone).cloned()
         };
-        own.partners.iter().find_map(of)
+        let other = || members.members.iter().find(|member| member.life != own.life && !member.gone).cloned();
+        own.partners.iter().find_map(of).or_else(other)
     }
 
     /// Says where the lease is who keeps the catalog: whoever kept an older one is not to begin with it. False where it was not stored in time,
@@ -194,10 +196,10 @@ impl Catalog {
     async fn name_deputy(&self, deputy: Option<&NodeLife>) -> bool {
         {
             let mut state = self.lock();
-            if state.deputy.0.as_ref() == deputy && state.deputy.1 {
+            if state.deputy.life.as_ref() == deputy && state.deputy.stored {
                 return true;
             }
-            state.deputy = (deputy.cloned(), false);
+            state.deputy = NamedDeputy { life: deputy.cloned(), stored: false };
         }
         // A coordinator that is fixed has no lease, and no successor.
         if self.stored.receiver_count() == 0 {
@@ -210,7 +212,7 @@ impl Catalog {
             let change = *self.stored.borrow();
             let again = (tokio::time::Instant::now() + NAME_AGAIN).min(give_up);
             if tokio::time::timeout_at(again, written.wait_for(|last| *last >= change)).await.is_ok() {
-                self.lock().deputy.1 = true;
+                self.lock().deputy.stored = true;
                 return true;
             }
             if again == give_up {

@@ -8,6 +8,7 @@ use super::roll::{Now, Replies, Todo};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_engine::namespace::NodeId;
 use tidemark_protocol::cluster::wire::{
     BATCH_ITEMS_MAX, Beat, Beaten, Join, Joined, Members, MembersChange, ToNode, VERSION_BYTES_MAX,
 };
@@ -94,6 +95,9 @@ pub(super) struct Outbox {
     pub(super) recalls: Vec<(NodeName, Vec<u8>)>,
 }
 
+/// Lives that were given up and may come back.
+const AWAY_MAX: usize = 1024;
+
 impl Catalog {
     fn clocks(&self) -> Now {
         Now {
@@ -112,6 +116,10 @@ impl Catalog {
         for life in lost.iter().filter(|life| life.node != self.cluster.life.node) {
             state.leases.gone(&life.node);
             state.readers.gone(&life.node);
+            state.away.insert(life.clone(), self.cluster.namespace().next_node()..NodeId::MAX);
+            if state.away.len() > AWAY_MAX {
+                state.away.pop_first();
+            }
         }
         let wakes = !asks.is_empty() || changed;
         state.outbox.asks.extend(asks);
@@ -217,6 +225,9 @@ impl Catalog {
         let published = state.published.get(from).copied();
         // A node that was given up has to say what became of it.
         let states = state.hearing.asks_states(from) || was_given_up;
+        if let Some(away) = state.away.get_mut(from).filter(|away| away.end == NodeId::MAX) {
+            away.end = self.cluster.namespace().next_node();
+        }
         Ok(Joined { admit, members, published, states, alone })
     }
 

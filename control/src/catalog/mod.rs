@@ -31,12 +31,15 @@ use deputy::Deputy;
 use members::{ASKS_MAX, Outbox, Told};
 use roll::{Now, Roll};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 pub use succeed::Before;
 use succeed::Hearing;
+use take::News;
 use tidemark_engine::cluster::{Authority, Cluster, Presence};
+use tidemark_engine::namespace::NodeId;
 use tidemark_protocol::cluster::clocks::Clocks;
 use tidemark_protocol::cluster::leases::Leases;
 use tidemark_protocol::cluster::readers::Readers;
@@ -99,10 +102,19 @@ struct State {
     /// Lives of which the deputy has not been told the last publication.
     untold: BTreeSet<NodeLife>,
     hearing: Hearing,
-    /// The node that keeps the catalog, too, and whether its name is stored where the lease is.
-    deputy: (Option<NodeLife>, bool),
-    /// What holders of copies said of files that their nodes have not told of.
-    unclaimed: BTreeMap<FileId, NodeState>,
+    deputy: NamedDeputy,
+    /// The nodes of the tree that were made while a life was given up, until it has told everything since.
+    away: BTreeMap<NodeLife, Range<NodeId>>,
+    /// What holders of copies said of files that their homes have not told.
+    unclaimed: BTreeMap<FileId, (News, NodeState)>,
+}
+
+/// The node that keeps the catalog, too.
+#[derive(Debug, Default)]
+struct NamedDeputy {
+    life: Option<NodeLife>,
+    /// Its name is where the lease is.
+    stored: bool,
 }
 
 impl Catalog {
@@ -137,7 +149,8 @@ impl Catalog {
             published,
             untold: BTreeSet::new(),
             hearing,
-            deputy: (None, false),
+            deputy: NamedDeputy::default(),
+            away: BTreeMap::new(),
             unclaimed: BTreeMap::new(),
         };
         let catalog = Arc::new(Self {
@@ -172,7 +185,7 @@ impl Catalog {
     #[must_use]
     pub fn stored(&self) -> MemberList {
         let state = self.lock();
-        MemberList { deputy: state.deputy.0.clone(), ..state.roll.stored() }
+        MemberList { deputy: state.deputy.life.clone(), ..state.roll.stored() }
     }
 
     /// Notes that the list is stored up to this change.

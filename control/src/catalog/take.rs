@@ -8,12 +8,30 @@ use std::sync::atomic::Ordering;
 use tidemark_engine::namespace::OutgoingBody;
 use tidemark_protocol::cluster::leases::Verdict;
 use tidemark_protocol::cluster::wire::{Copies, NameOperation, NodeKind, NodeState, Publication, Published};
+use tidemark_protocol::id::SealNumber;
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::split;
 use tidemark_transport::Refusal;
 
 /// Copies remembered of files that nobody has told of yet: what a new coordinator hears while it begins.
 const UNCLAIMED_MAX: usize = 1 << 16;
+
+/// What a copy says of its file that its home did not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum News {
+    /// That there is such a file.
+    File,
+    /// That it was closed, with these bytes: its home was lost, or the link to it, before it told.
+    Bytes,
+}
+
+/// The seal that a file has by what is told of it.
+fn seal_of(told: &NodeState) -> Option<SealNumber> {
+    match &told.kind {
+        NodeKind::File(facts) => facts.sealed(),
+        NodeKind::Directory | NodeKind::Symlink { .. } => None,
+    }
+}
 
 impl Catalog {
     /// Takes a publication in. One that was taken before is answered and not taken again.
@@ -58,7 +76,8 @@ impl Catalog {
 
     fn take_into_tree(&self, from: &NodeLife, publication: &Publication, now_ns: i64) {
         let namespace = self.cluster.namespace();
-        namespace.follow(&publication.operations, from, publication.number);
+        let away = self.lock().away.get(from).cloned();
+        namespace.follow(&publication.operations, from, publication.number, away.as_ref());
         let clocks = self.lock().clocks.clone();
         let read = |at| clocks.read(from.incarnation, at, now_ns);
         let told = publication.states.iter().map(|told| told.clone().with_times(read));
@@ -72,7 +91,11 @@ impl Catalog {
             // Between the parts of a whole nothing of a node is on its way: what has no name here was taken from it.
             tracing::debug!(%from, files = ?nameless, "files of a node that have no name any more");
             namespace.tell_removed_again(&nameless);
+            if publication.last {
+                self.lock().away.remove(from);
+            }
         }
+        self.forget_unclaimed(&states);
         let fates: Vec<_> = publication
             .fates
             .iter()
@@ -181,6 +204,14 @@ impl Catalog {
     pub(super) fn take_copies(&self, from: &NodeLife, copies: &Copies) {
         self.cluster.take_copies(&from.node, copies);
         self.tell_unknown_objects(from, &copies.kept);
+        {
+            let mut state = self.lock();
+            for (file, seal) in &copies.dropped {
+                if state.unclaimed.get(file).is_some_and(|(_, kept)| seal_of(kept) == Some(*seal)) {
+                    state.unclaimed.remove(file);
+                }
+            }
+        }
         let namespace = self.cluster.namespace();
         // Their names were taken away while this node could not be told.
         let files = copies.kept.iter().filter_map(|told| match &told.kind {
@@ -194,18 +225,43 @@ impl Catalog {
         for told in &copies.kept {
             let NodeKind::File(facts) = &told.kind else { continue };
             let home = facts.file.incarnation;
-            let known = namespace.outgoing_anywhere(facts.file).is_some();
-            if home == self.cluster.life.incarnation || known || self.is_anothers(told) {
+            let Some(news) = self.news_in(told).filter(|_| home != self.cluster.life.incarnation) else {
                 continue;
-            }
+            };
             if self.cluster.member_of(home).is_some_and(|member| !member.gone) {
                 // It will say so itself, or be gone.
                 let mut state = self.lock();
-                if state.hearing.is_open() && state.unclaimed.len() < UNCLAIMED_MAX {
-                    state.unclaimed.insert(facts.file, told.clone());
+                let counts = state.hearing.is_open() || news == News::Bytes;
+                let known = state.unclaimed.get(&facts.file).and_then(|(_, kept)| seal_of(kept));
+                if counts && known < facts.sealed() && state.unclaimed.len() < UNCLAIMED_MAX {
+                    state.unclaimed.insert(facts.file, (news, told.clone()));
                 }
             } else {
-                namespace.take_states(std::slice::from_ref(told), home, true);
+                namespace.take_states(std::slice::from_ref(told), home, news == News::File);
+            }
+        }
+    }
+
+    /// What is not known yet of a file of which who keeps a copy tells.
+    fn news_in(&self, told: &NodeState) -> Option<News> {
+        let NodeKind::File(facts) = &told.kind else { return None };
+        match self.cluster.namespace().outgoing_anywhere(facts.file) {
+            None => (!self.is_anothers(told)).then_some(News::File),
+            Some(node) => match &node.body {
+                OutgoingBody::File(view) if facts.sealed() > Some(view.last_seal) => Some(News::Bytes),
+                OutgoingBody::File(_) | OutgoingBody::Directory | OutgoingBody::Symlink(_) => None,
+            },
+        }
+    }
+
+    /// A home has told of these files itself: what was kept of them is old.
+    fn forget_unclaimed(&self, states: &[NodeState]) {
+        let mut state = self.lock();
+        for told in states {
+            if let NodeKind::File(facts) = &told.kind
+                && state.unclaimed.get(&facts.file).is_some_and(|(_, kept)| seal_of(kept) <= facts.sealed())
+            {
+                state.unclaimed.remove(&facts.file);
             }
         }
     }
@@ -214,18 +270,20 @@ impl Catalog {
     pub(super) fn claim_for(&self, life: &NodeLife) {
         let claimed = {
             let mut state = self.lock();
-            let (theirs, others): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut state.unclaimed)
+            let (theirs, mut others): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut state.unclaimed)
                 .into_iter()
                 .partition(|(file, _)| file.incarnation == life.incarnation);
-            // Once all have been heard, whoever lives has said it.
-            state.unclaimed = if state.hearing.is_open() { others } else { BTreeMap::new() };
+            // Once all have been heard, whoever lives has said which files there are.
+            let hears = state.hearing.is_open();
+            others.retain(|_, (news, _)| hears || *news == News::Bytes);
+            state.unclaimed = others;
             theirs
         };
         let namespace = self.cluster.namespace();
-        let unknown = claimed
-            .into_iter()
-            .filter(|(file, told)| namespace.outgoing_anywhere(*file).is_none() && !self.is_anothers(told));
-        let states: Vec<_> = unknown.map(|(_, told)| told).collect();
-        namespace.take_states(&states, life.incarnation, true);
+        for (_, told) in claimed.values() {
+            if let Some(news) = self.news_in(told) {
+                namespace.take_states(std::slice::from_ref(told), life.incarnation, news == News::File);
+            }
+        }
     }
 }

@@ -25,7 +25,13 @@ impl Catalog {
         let until = Instant::now() + NODE_DEADLINE;
         loop {
             let namespace = self.cluster.namespace();
+            // Who keeps it may not have said so yet.
+            let may_be_heard = self.hears_still() && Instant::now() < until;
             let Some(node) = namespace.outgoing_file(file) else {
+                if may_be_heard {
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                    continue;
+                }
                 return Ok(Whereabouts { facts: None, suppliers: Vec::new() });
             };
             let sealed = match &node.body {
@@ -52,6 +58,10 @@ impl Catalog {
             suppliers.retain(|member| member.life.node != *asker && !failed.contains(&member.life.node));
             if suppliers.is_empty() && facts.object.is_some() {
                 suppliers.extend(self.reader(asker, (facts.file, facts.seal), failed));
+            }
+            if may_be_heard && suppliers.is_empty() && facts.object.is_none() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                continue;
             }
             return Ok(Whereabouts { facts: Some(*facts), suppliers });
         }

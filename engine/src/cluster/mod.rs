@@ -153,6 +153,18 @@ pub enum Away {
 }
 
 impl Away {
+    /// Whether it may be otherwise in a moment: another coordinator takes the seat, or this one answers again.
+    fn passes(&self) -> bool {
+        match self {
+            Self::Nobody | Self::Replaced | Self::New | Self::Late(_) => true,
+            Self::Link(error) => !matches!(error, LinkError::Handshake { .. }),
+            Self::Refused(refusal) => {
+                matches!(refusal.kind, LinkErrorKind::Unavailable | LinkErrorKind::Fenced)
+            }
+            Self::Wire(_) => false,
+        }
+    }
+
     /// Whether who was asked lives and has connections of an earlier life of this node, or of another node of its name.
     fn is_for_two_lives(&self) -> bool {
         matches!(self, Self::Link(LinkError::Handshake { why: Mismatch::TwoNodes { .. }, .. }))

@@ -6,13 +6,14 @@
 use super::facts::{state_of, writer_fact};
 use super::{ANSWER_DEADLINE, Away, Cluster};
 use crate::namespace::{FileState, Moment, OutgoingBody, OutgoingNode, Told, WriterId};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use tidemark_protocol::cluster::wire::{
-    BATCH_BYTES_MAX, BATCH_ITEMS_MAX, Joined, NodeState, Publication, Published, ToCoordinator, WireFate,
-    WriterFact,
+    BATCH_BYTES_MAX, BATCH_ITEMS_MAX, Joined, NameOperation, NodeState, Publication, Published,
+    ToCoordinator, WireFate, WriterFact,
 };
+use tidemark_protocol::id::FileId;
 
 /// Processes whose end is still to be told: the writers of a node, over the last saves.
 const WATCHED_MAX: usize = 16_384;
@@ -164,13 +165,15 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
     // What was collected until now is in the whole; what comes meanwhile is told after it.
     let loss = namespace.lost_operations();
     let makes = loss.is_some();
-    let mut nodes = namespace.whole_tree().into_iter();
+    let nodes = namespace.whole_tree();
+    let begun: BTreeSet<_> = namespace.untold_operations().iter().filter_map(made).collect();
+    let mut nodes = nodes.into_iter().filter(|node| is_told_whole(cluster, node, &begun));
     let mut last = false;
     while !last {
         let mut states: Vec<NodeState> = Vec::new();
         let mut bytes = 0;
         last = true;
-        for node in nodes.by_ref().filter(|node| is_told_whole(cluster, node)) {
+        for node in nodes.by_ref() {
             let state = cluster.told(node);
             bytes += state.bytes_most();
             states.push(state);
@@ -190,10 +193,25 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
     Ok(())
 }
 
+/// The file that an operation makes. Where the coordinator has not heard that, a state of the file would be taken for one of a file whose
+/// last name is gone: it is told after the operation.
+fn made(operation: &NameOperation) -> Option<FileId> {
+    match operation {
+        NameOperation::File { file, .. } | NameOperation::Taken { file, .. } => Some(*file),
+        NameOperation::Directory { .. }
+        | NameOperation::Symlink { .. }
+        | NameOperation::Linked { .. }
+        | NameOperation::Removed { .. }
+        | NameOperation::Renamed { .. } => None,
+    }
+}
+
 /// Of others' files their homes tell, or those who keep their copies: what this node knows of them may be old.
-fn is_told_whole(cluster: &Cluster, node: &OutgoingNode) -> bool {
+fn is_told_whole(cluster: &Cluster, node: &OutgoingNode, begun: &BTreeSet<FileId>) -> bool {
     match &node.body {
-        OutgoingBody::File(view) => view.file.incarnation == cluster.life.incarnation,
+        OutgoingBody::File(view) => {
+            view.file.incarnation == cluster.life.incarnation && !begun.contains(&view.file)
+        }
         OutgoingBody::Directory | OutgoingBody::Symlink(_) => true,
     }
 }

@@ -2,14 +2,17 @@
 //!
 //! Owns: asking, and taking what was learnt into the tree. Does not own: fetching (`restore`), who has what (the coordinator).
 
+use super::names::MISS_WAIT;
 use super::{ANSWER_DEADLINE, Away, Cluster, address_of};
 use crate::namespace::ColdFile;
 use crate::restore::peer::Suppliers;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState, ToCoordinator, Whereabouts};
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_transport::{Address, Link};
+use tokio::sync::Semaphore;
 
 impl Cluster {
     /// What is to be fetched for `node` now, and the nodes to ask for it, of which none is among `failed`; nobody: Tier-3 is read.
@@ -52,7 +55,14 @@ pub struct Near {
     cluster: Arc<Cluster>,
     link: Arc<dyn Link>,
     asked: Mutex<BTreeMap<(FileId, SealNumber), Vec<Address>>>,
+    waiting: Semaphore,
 }
+
+/// Opens that wait for a coordinator: half of the threads that fetch.
+const WAITING_MAX: usize = 8;
+
+/// Between two tries while nobody answers.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Answers remembered until they are used: restores at once, and some that were given up.
 const ASKED_MAX: usize = 4096;
@@ -61,18 +71,30 @@ impl Near {
     /// Asked over `link`, whose calls are about copies.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, link: Arc<dyn Link>) -> Arc<Self> {
-        Arc::new(Self { cluster, link, asked: Mutex::default() })
+        Arc::new(Self { cluster, link, asked: Mutex::default(), waiting: Semaphore::new(WAITING_MAX) })
     }
 }
 
 #[async_trait::async_trait]
 impl Suppliers for Near {
     async fn find(&self, cold: &ColdFile, failed: &[Address]) -> ColdFile {
-        let (now, suppliers) = match self.cluster.whereabouts(cold, failed).await {
-            Ok(found) => found,
-            Err(away) => {
-                tracing::warn!(file = %cold.file, error = &away as &dyn std::error::Error, "who has a file cannot be asked");
-                return cold.clone();
+        let (give_up, mut waits) = (Instant::now() + MISS_WAIT, None);
+        let (now, suppliers) = loop {
+            match self.cluster.whereabouts(cold, failed).await {
+                Ok(found) => break found,
+                // The next coordinator knows where it is. What Tier-3 has need not wait for one.
+                Err(away) if cold.object.is_none() && away.passes() && Instant::now() < give_up => {
+                    // What Tier-3 has is fetched by the other threads meanwhile.
+                    waits = waits.or_else(|| self.waiting.try_acquire().ok());
+                    if waits.is_none() {
+                        return cold.clone();
+                    }
+                    tokio::time::sleep(ASK_AGAIN).await;
+                }
+                Err(away) => {
+                    tracing::warn!(file = %cold.file, error = &away as &dyn std::error::Error, "who has a file cannot be asked");
+                    return cold.clone();
+                }
             }
         };
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);

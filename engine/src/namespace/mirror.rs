@@ -1,7 +1,8 @@
 //! What other nodes say of names and files, taken into this node's tree.
 //!
 //! Owns: carrying out others' operations, bringing a name or a directory to what the coordinator says of it, what is known of a
-//! file whose writers are elsewhere ([`Remote`]). Does not own: asking and telling (`cluster`), bytes (`cold`).
+//! file whose writers are elsewhere ([`Remote`]). Does not own: asking and telling (`cluster`), what a file's home says of its bytes
+//! (`facts`), the bytes (`cold`).
 //!
 //! On the coordinator the tree is the catalog: it has everything that was published. On other nodes it has what was made there
 //! and what was asked for. A file of another node is cold here until somebody opens it.
@@ -9,18 +10,19 @@
 use super::attributes::Teller;
 use super::cold::AdoptEntry;
 use super::fates::FateOf;
-use super::file::{File, ObjectCopy};
+use super::file::File;
 use super::node::{Body, Node};
-use super::reclaim::Candidate;
-use super::writer::{SessionKey, WriterId};
+use super::outgoing::attributes;
+use super::writer::WriterId;
 use super::xattr::Xattrs;
-use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, Namespace, NodeId, ROOT, ReclaimClass, State};
+use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, Namespace, NodeId, ROOT, State};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use tidemark_protocol::cluster::wire::{
-    FileFacts, NameOperation, NodeAttributes, NodeKind, NodeState, Object, WireFate, WireState, WriterFact,
+    FileFacts, NameOperation, NodeAttributes, NodeKind, NodeState, WireFate, WriterFact,
 };
-use tidemark_protocol::file::{FileFate, FileState, Seal};
+use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
 
@@ -48,9 +50,23 @@ impl Remote {
 const SETTLED_AT_ONCE: usize = 256;
 
 impl Namespace {
+    /// The number of the node that is made next: numbers only rise.
+    #[must_use]
+    pub fn next_node(&self) -> NodeId {
+        self.look(|state| state.tree.next)
+    }
+
     /// Carries out what another node did to names, in order, as its publication of that number says; what cannot be done is passed over and
     /// said, since the other has done it. What was carried out before the daemon was killed is not carried out again.
-    pub fn follow(&self, operations: &[NameOperation], from: &NodeLife, publication: u64) {
+    ///
+    /// `away`: the numbers of the nodes that were made while `from` counted as lost. These are others', and keep their names.
+    pub fn follow(
+        &self,
+        operations: &[NameOperation],
+        from: &NodeLife,
+        publication: u64,
+        away: Option<&Range<NodeId>>,
+    ) {
         let now_ns = self.clock.now_ns();
         let mut done = self.operations_done(from, publication).min(operations.len());
         while done < operations.len() {
@@ -58,6 +74,10 @@ impl Namespace {
             let followed = self.change(|state| {
                 state.mute();
                 for operation in &operations[done..next] {
+                    if away.is_some_and(|away| state.meets_made(operation, away)) {
+                        tracing::warn!(?operation, %from, "another node made something of this name while it was away, which stays");
+                        continue;
+                    }
                     state.carried.note(operation);
                     if let Err(error) = state.follow(operation, from.incarnation, self.incarnation, now_ns) {
                         tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
@@ -250,6 +270,24 @@ impl State {
         if self.tree.node(node)?.file_id() == what { Ok(node) } else { Err(FsError::Stale) }
     }
 
+    /// Whether an operation would supersede, move or remove what was made among `nodes`.
+    fn meets_made(&self, operation: &NameOperation, nodes: &Range<NodeId>) -> bool {
+        let made = |path: &[u8]| self.tree.resolve(path).ok().filter(|node| nodes.contains(node));
+        let is_other = |node: NodeId| !self.tree.node(node).is_ok_and(Node::is_directory);
+        match operation {
+            // Two that make one directory have the same.
+            NameOperation::Directory { path, .. } => made(path).is_some_and(is_other),
+            NameOperation::Symlink { path, .. } | NameOperation::File { path, .. } => made(path).is_some(),
+            // A file is known by more than its name.
+            NameOperation::Removed { path, what } => what.is_none() && made(path).is_some(),
+            NameOperation::Renamed { from, to, what, .. } => {
+                made(to).is_some() || what.is_none() && made(from).is_some()
+            }
+            // No name gives way to another one of a file, and of a file that was taken since the old one is not there.
+            NameOperation::Linked { .. } | NameOperation::Taken { .. } => false,
+        }
+    }
+
     fn follow(
         &mut self,
         operation: &NameOperation,
@@ -266,7 +304,7 @@ impl State {
             }
             NameOperation::File { path, file, attributes } => {
                 // A file is made once. What is told twice may come after it was renamed.
-                if self.node_of(*file, own).is_some_and(|node| self.is_in_sight(node)) {
+                if self.shows(*file, own) {
                     return Ok(());
                 }
                 self.make_file(path, *file, attributes, home, now_ns).map(drop)
@@ -294,11 +332,11 @@ impl State {
             }
             NameOperation::Taken { from, file, attributes, .. } => {
                 // It is told twice where the old file is still there, because a program has it open.
-                if self.node_of(*file, own).is_some_and(|node| self.is_in_sight(node)) {
+                if self.shows(*file, own) {
                     return Ok(());
                 }
                 let old = self.node_of(*from, own).filter(|node| self.is_reachable(*node));
-                self.give_names(old.ok_or(FsError::Stale)?, *file, attributes, home, now_ns)
+                self.give_names(old.ok_or(FsError::Stale)?, *file, attributes, home, now_ns).map(drop)
             }
             NameOperation::Renamed { from, to, exchange, what } => {
                 let (from, to) = (self.split(from)?, self.split(to)?);
@@ -321,7 +359,11 @@ impl State {
         }
     }
 
-    /// Gives the names of `old` to a file that another node is about to write. Who has the old bytes open keeps them.
+    fn shows(&self, file: FileId, own: Incarnation) -> bool {
+        self.node_of(file, own).is_some_and(|node| self.is_in_sight(node))
+    }
+
+    /// Gives the names of `old` to bytes that another node writes or has written. Who has the old ones open keeps them.
     fn give_names(
         &mut self,
         old: NodeId,
@@ -329,7 +371,7 @@ impl State {
         attributes: &NodeAttributes,
         home: Incarnation,
         now_ns: i64,
-    ) -> Result<(), FsError> {
+    ) -> Result<NodeId, FsError> {
         // First: what another node says may be refused, and nothing is changed then.
         let xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
         let id = self.tree.number();
@@ -351,7 +393,17 @@ impl State {
         self.mark(old);
         self.mark(id);
         self.release_unreachable(old);
-        Ok(())
+        Ok(id)
+    }
+
+    /// The same file with other bytes. What was set here of its attributes, and not told yet, stays.
+    fn begin_anew(&mut self, old: NodeId, facts: &FileFacts, home: Incarnation) -> Result<NodeId, FsError> {
+        let node = self.tree.node(old)?;
+        let (here, set_ns, read_ns) = (attributes(node), node.attributes_ns, node.atime_ns);
+        let id = self.give_names(old, facts.file, &here, home, facts.opened_ns)?;
+        let node = self.tree.node_mut(id)?;
+        (node.mtime_ns, node.attributes_ns, node.atime_ns) = (here.mtime_ns, set_ns, read_ns);
+        Ok(id)
     }
 
     /// Takes in how a node stands, as the life `home` says; the coordinator says it of what has no bytes as life 0, and of a file in the name
@@ -383,6 +435,12 @@ impl State {
                 // Another node may change the mode of a file; what its bytes are only its home says. Of its own this node knows
                 // better, unless it had given up the bytes, and then lost the name: what it told of it then is all that it is told now.
                 let of_home = facts.file.incarnation == home && (home != own || known.is_none());
+                // They are read to the end; whoever opens the name from now on has the others.
+                let node = if of_home && self.is_open_with_other_bytes(node, facts)? {
+                    self.begin_anew(node, facts, home)?
+                } else {
+                    node
+                };
                 if of_home {
                     self.take_facts(node, facts, home)?;
                 }
@@ -464,71 +522,6 @@ impl State {
         self.adopted.insert(file, id);
         self.mark(id);
         Ok(id)
-    }
-
-    /// What the home of a file says of its bytes.
-    fn take_facts(&mut self, id: NodeId, facts: &FileFacts, home: Incarnation) -> Result<(), FsError> {
-        let file = self.file_mut(id)?;
-        let before = Candidate::of(id, file);
-        let was = file.fate.seal().map(|seal| seal.number);
-        let sealed = matches!(facts.state, WireState::Sealed { .. }).then_some(facts.seal);
-        let stays = sealed.is_some() && was == sealed;
-        file.remote = Some(Box::new(Remote {
-            home,
-            state: facts.file_state(),
-            published_ns: facts.published_ns,
-            vouched: facts.vouched,
-            host: facts.host,
-        }));
-        file.opened_ns = facts.opened_ns;
-        file.closed_ns = facts.closed_ns;
-        file.writers = facts.writers.iter().map(|fact| Arc::new(writer(fact, home))).collect();
-        let mut dropped = None;
-        if !stays {
-            // The bytes of another seal are not these.
-            file.class = ReclaimClass::Never;
-            if file.opens == 0 && !file.busy {
-                dropped = file.backing.take();
-                file.object = None;
-            }
-            let seal = match &facts.state {
-                WireState::Sealed { crc, chunks } if is_consistent(facts.size_bytes, chunks.len()) => {
-                    Some(Seal {
-                        number: facts.seal,
-                        size_bytes: facts.size_bytes,
-                        crc: *crc,
-                        chunks: Arc::clone(chunks),
-                    })
-                }
-                _ => None,
-            };
-            file.fate = FileFate::found(seal, facts.seal, false, false, facts.vouched);
-            file.changes += 1;
-        }
-        if file.backing.is_none() {
-            file.size_bytes = facts.size_bytes;
-        }
-        if let Some(object) = &facts.object
-            && file.object.is_none()
-            && sealed.is_some()
-        {
-            file.object = Some(Box::new((facts.seal, object_copy(object))));
-            // An object is named once a marker or a sidecar leads to it. What is fetched from then on is a copy of that.
-            if file.class == ReclaimClass::Never {
-                file.class = ReclaimClass::CommittedNewest;
-            }
-        }
-        let after = file.backing.is_some().then(|| Candidate::of(id, file));
-        self.candidates.remove(&before);
-        self.candidates.extend(after.and_then(Candidate::reclaimable));
-        self.trash.extend(dropped);
-        if !stays {
-            self.tree.touched.chunks.push(id);
-        }
-        self.woken = true;
-        self.tree.touched.node(id);
-        self.mark(id);
-        Ok(())
     }
 
     fn settle_name(
@@ -654,37 +647,5 @@ pub(super) fn entry(path: &[u8], attributes: &NodeAttributes, kind: AdoptKind) -
         gid: attributes.gid,
         mtime_ns: attributes.mtime_ns,
         xattrs: Vec::new(),
-    }
-}
-
-fn is_consistent(size_bytes: u64, chunks: usize) -> bool {
-    i64::try_from(size_bytes).is_ok() && tidemark_protocol::layout::chunk_count(size_bytes) == chunks as u64
-}
-
-/// A copy in Tier-3 as a peer tells of it.
-#[must_use]
-pub fn object_copy(object: &Object) -> ObjectCopy {
-    ObjectCopy {
-        key: object.key.clone(),
-        size_bytes: object.size_bytes,
-        encoding: object.encoding.clone().map(Arc::new),
-    }
-}
-
-/// The same for a peer.
-#[must_use]
-pub fn object_of(copy: &ObjectCopy) -> Object {
-    Object { key: copy.key.clone(), size_bytes: copy.size_bytes, encoding: copy.encoding.as_deref().cloned() }
-}
-
-fn writer(fact: &WriterFact, home: Incarnation) -> WriterId {
-    WriterId {
-        session: SessionKey(fact.session.clone()),
-        world_size: fact.world_size,
-        rank: fact.rank,
-        environment_seen: fact.environment_seen,
-        tgid: fact.process.0,
-        start_time_ticks: fact.process.1,
-        home: Some(home),
     }
 }

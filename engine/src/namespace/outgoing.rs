@@ -178,12 +178,16 @@ impl Namespace {
     }
 
     /// Begins to tell everything: the next part of up to `most` operations, and of up to `bytes_most` besides the last; without a number where
-    /// none is left. States that were to be told are in what follows.
+    /// none is left. States of what this node has that were to be told are in what follows.
     #[must_use]
     pub fn take_operations(&self, most: usize, bytes_most: usize) -> Told {
         self.publish(|state| {
-            let Some(outgoing) = &mut state.outgoing else { return Told::default() };
-            outgoing.touched.clear();
+            let (nodes, Some(outgoing)) = (&state.tree.nodes, &mut state.outgoing) else {
+                return Told::default();
+            };
+            // Of others' files a whole says nothing.
+            let is_others = |node: &Node| node.file().is_ok_and(|file| file.remote.is_some());
+            outgoing.touched.retain(|id| nodes.get(id).is_some_and(|node| is_others(node)));
             if !outgoing.unanswered.has_operations() {
                 return Told::default();
             }

@@ -142,6 +142,7 @@ impl Engine {
                 self.tier3_away.ended(&Cause::Version(id.clone(), number));
                 self.shared.metrics.prepare_versions.inc();
                 self.happens(id, number, CheckpointEvent::Prepared);
+                self.trackers_may_go(id);
                 self.tree_tells_more();
             }
             Err(error) => self.failed(id, number, &error),

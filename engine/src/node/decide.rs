@@ -5,16 +5,13 @@
 
 use crate::namespace::{End, Ended, FileState, FileView, Namespace, NodeId, WriterId};
 use crate::node::Shared;
+use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::save::commit::AttemptFile;
 use crate::save::share::Share;
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Read;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use tidemark_content::{Format, Judgement};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::cluster::wire::WireFate;
@@ -356,73 +353,6 @@ fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
         fate,
         failed_at_ns,
     }
-}
-
-/// Whether the very process still runs: same number, same start.
-pub(crate) fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
-    is_alive_as(namespace, writer, running_since)
-}
-
-/// The same without an answer of moments ago: for what cannot be taken back.
-pub(crate) fn is_alive_now(namespace: &Namespace, writer: &WriterId) -> bool {
-    is_alive_as(namespace, writer, running_since_now)
-}
-
-fn is_alive_as(namespace: &Namespace, writer: &WriterId, since: impl Fn(u32) -> Option<u64>) -> bool {
-    if let Some((fate, _)) = namespace.fate_elsewhere(writer) {
-        return fate == WireFate::Alive;
-    }
-    since(writer.tgid) == Some(writer.start_time_ticks)
-}
-
-/// Whether a process of that number runs.
-pub(crate) fn is_running(process: u32) -> bool {
-    running_since(process).is_some()
-}
-
-/// When a process that runs was started, in clock ticks since boot.
-///
-/// Asked for each file of a save in each turn of the loop, so the last answer counts for [`ANSWER_COUNTS_FOR`].
-fn running_since(process: u32) -> Option<u64> {
-    thread_local! {
-        static LAST: Cell<Option<(u32, Instant, Option<u64>)>> = const { Cell::new(None) };
-    }
-    let now = Instant::now();
-    if let Some((asked, at, since)) = LAST.get()
-        && asked == process
-        && now.saturating_duration_since(at) < ANSWER_COUNTS_FOR
-    {
-        return since;
-    }
-    let since = running_since_now(process);
-    LAST.set(Some((process, now, since)));
-    since
-}
-
-fn running_since_now(process: u32) -> Option<u64> {
-    stat_of(process).and_then(|stat| start_of_running(&stat))
-}
-
-/// Less than a tick of the loop: what is decided once an end is known comes no turn later.
-const ANSWER_COUNTS_FOR: Duration = Duration::from_millis(5);
-
-/// The longest line of `/proc/PID/stat` that is of use: its 52 fields have at most 20 digits each, and the command 64 bytes.
-const STAT_BYTES: usize = 2048;
-
-fn stat_of(process: u32) -> Option<String> {
-    let mut line = [0; STAT_BYTES];
-    let read = File::open(format!("/proc/{process}/stat")).and_then(|mut file| file.read(&mut line)).ok()?;
-    Some(String::from_utf8_lossy(&line[..read]).into_owned())
-}
-
-fn start_of_running(stat: &str) -> Option<u64> {
-    // The command in parentheses may hold anything; what follows the last one is plain.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next();
-    // Field 22 of the whole is the 20th after the command; the state was the first of them.
-    let start = fields.nth(18)?.parse().ok()?;
-    (!matches!(state, Some("Z" | "X"))).then_some(start)
 }
 
 /// Every process that wrote this candidate has begun a later one of the same run.

@@ -4,6 +4,7 @@
 //! (protocol).
 
 use crate::namespace::{FileState, FileView, torn_path};
+use crate::node::alive::{ask_anew, is_alive};
 use crate::node::book::Book;
 use crate::node::decide;
 use crate::node::loose::Lack;
@@ -106,6 +107,7 @@ impl Engine {
         let (answer, answered) = oneshot::channel();
         self.see_all_below(&place);
         // And that its writer was killed: of what is known to be torn a flush makes nothing.
+        ask_anew();
         self.shared.namespace.forget_ended_writers();
         self.visibility.ask_about_removals();
         self.flushes.waiting.push(Waiter {
@@ -188,7 +190,7 @@ impl Engine {
             }
             FileState::Mapped => Some((PendingReason::Mapped, format!("{path} is mapped writable"))),
             FileState::Closed | FileState::Cut | FileState::Sealed { .. } => {
-                let lives = |writer| decide::is_alive(&self.shared.namespace, writer);
+                let lives = |writer| is_alive(&self.shared.namespace, writer);
                 let goes_on = is_part && self.was_just_closed(view) && view.writers.iter().any(lives);
                 let what = || format!("{path} was closed a moment ago, and more is to come");
                 goes_on.then(|| (PendingReason::Incomplete, what()))
@@ -302,6 +304,11 @@ impl Engine {
             }
         }
         rows
+    }
+
+    /// What a checkpoint waits for that is to come to Tier-3 by itself.
+    pub(crate) fn comes(&self, book: &Book) -> Option<Pending> {
+        self.pending_book(book).filter(|row| row.comes).map(|row| row.pending)
     }
 
     fn pending_book(&self, book: &Book) -> Option<Row> {

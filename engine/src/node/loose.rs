@@ -8,9 +8,10 @@
 
 use crate::namespace::{FileState, FileView, NodeId, ObjectCopy, Reach};
 use crate::node::Shared;
+use crate::node::alive::is_alive;
 use crate::node::away::Cause;
 use crate::node::book::{LooseBook, LooseStage, Read};
-use crate::node::decide::{attributes, is_alive, settle_ns};
+use crate::node::decide::{attributes, settle_ns};
 use crate::node::jobs;
 use crate::node::ledger::Ledger;
 use crate::node::run::{Engine, TICK, error_text, retry_pause};
@@ -95,13 +96,19 @@ fn is_in_flight(shared: &Shared, ledger: &Ledger, path: &RelPath, view: &FileVie
         }
 }
 
+/// Loose files of which bytes are fetched at once so that they can be uploaded: each takes memory and a turn of who has it.
+const FETCHES_AT_ONCE: usize = 32;
+
+/// Before a fetch that failed is tried again.
+const FETCH_AGAIN: Duration = Duration::from_secs(1);
+
 fn look(
     shared: &Shared,
     ledger: &Ledger,
     path: &RelPath,
     now: Instant,
     (waits, ends): (Option<Instant>, bool),
-    begins_a_save: impl FnOnce() -> bool,
+    is_ahead: impl FnOnce() -> bool,
 ) -> Action {
     let (Some(book), Some(view)) = (ledger.loose.get(path), ledger.file(path)) else { return Action::None };
     match &book.stage {
@@ -149,7 +156,7 @@ fn look(
         lacking,
         quiet_ns: shared.now_ns().saturating_sub(view.closed_ns),
         lacking_ns: read.or(book.lacking).map_or(0, |then| i64::try_from(since(then)).unwrap_or(i64::MAX)),
-        in_flight: is_in_flight(shared, ledger, path, view, ends) || begins_a_save(),
+        in_flight: is_in_flight(shared, ledger, path, view, ends) || is_ahead(),
         took_ns: i64::try_from(book.took.as_nanos()).unwrap_or(i64::MAX),
         // What is closed is sealed in a moment, and then goes.
         waited_for: if at_rest { waits.is_some() } else { asked && view.state != FileState::Closed },
@@ -270,6 +277,9 @@ impl Engine {
                 if let Some(why) = self.why_foreword_waits(path, now) {
                     return lack(PendingReason::Incomplete, &why, true);
                 }
+                if let Some(waits) = self.why_tracker_waits(path) {
+                    return lack(waits.reason, &waits.what, true);
+                }
                 let why = match &book.stage {
                     LooseStage::Waiting { why, .. } => why,
                     _ => "its bytes are on their way to Tier-3",
@@ -318,18 +328,21 @@ impl Engine {
             && self.loose_in_flight_bytes < LOOSE_IN_FLIGHT_BYTES
         {
             let Some(path) = self.ledger.loose_due.pop() else { return };
-            let begins_a_save = || self.why_foreword_waits(&path, now).is_some();
-            match look(&self.shared, &self.ledger, &path, now, (waits, self.draining), begins_a_save) {
+            let is_ahead =
+                || self.why_foreword_waits(&path, now).is_some() || self.why_tracker_waits(&path).is_some();
+            match look(&self.shared, &self.ledger, &path, now, (waits, self.draining), is_ahead) {
                 Action::None => {}
                 Action::Later { at, lacking } => {
                     let book = self.ledger.loose.get_mut(&path).expect("it was looked at");
                     book.lacking = lacking.then(|| book.lacking.unwrap_or(now));
                     self.ledger.loose_due.insert_at(path, at);
                 }
-                Action::Fetch(node) => {
+                // What comes of it makes the path due as well.
+                Action::Fetch(node) if self.fetching.len() < FETCHES_AT_ONCE => {
                     self.fetch(node);
-                    self.ledger.loose_due.insert_at(path, now + TICK);
+                    self.ledger.loose_due.insert_at(path, now + FETCH_AGAIN);
                 }
+                Action::Fetch(_) => self.ledger.loose_due.insert_at(path, now + TICK),
                 Action::Accept(node) => {
                     self.shared.namespace.accept_cut(node);
                 }
@@ -432,7 +445,7 @@ impl Engine {
                 if shows.is_some_and(|shows| shows != sent) {
                     self.tree_tells_more();
                 }
-                self.tree_may_tell_more();
+                self.tree_may_tell_more(of.0);
             }
             Err(error) => {
                 let why = error_text(&error);

@@ -11,6 +11,7 @@
 //! | `book` | one checkpoint over its versions |
 //! | `due` | who is looked at now, who later |
 //! | `decide` | what a book should do next |
+//! | `alive` | whether a process lives that wrote |
 //! | `run` | the loop, and which jobs it starts |
 //! | `advance` | versions: what the rules say is done |
 //! | `backlog` | versions that are not at rest, the lag |
@@ -38,6 +39,7 @@
 
 mod adopt;
 mod advance;
+mod alive;
 mod answer;
 mod apply;
 mod attributes;

@@ -59,6 +59,8 @@ pub(crate) struct TreeState {
     /// Something is left out of it until Tier-3 has more: removals of what is the only copy of a file that lives on, directories
     /// of checkpoints that are not there yet.
     withheld: bool,
+    /// Files whose bytes have to be in Tier-3 before more can be told.
+    waits_for: BTreeSet<FileId>,
 }
 
 impl TreeState {
@@ -75,6 +77,7 @@ impl TreeState {
             telling: Told::default(),
             looked_at: None,
             withheld: false,
+            waits_for: BTreeSet::new(),
         }
     }
 }
@@ -100,14 +103,17 @@ impl Engine {
         self.hear_who_changed_names();
         let (document, left_out) = self.tree_document(&snapshot, now);
         self.tree.withheld = left_out.withheld;
-        // A removal that is being decided is looked at again.
-        self.ledger.tree_changed = left_out.undecided;
+        self.tree.waits_for = left_out.waits_for;
+        // A removal that is being decided is looked at again, and no other event may lead to its checkpoint.
+        let is_undecided = !left_out.undecided.is_empty();
+        self.ledger.tree_changed = is_undecided;
+        self.ledger.due.extend(left_out.undecided);
         let mut unstamped = document.clone();
         unstamped.epoch = tidemark_protocol::id::Epoch(0);
         let text = serde_json::to_vec(&unstamped).expect("plain data is written as JSON");
         let hash = blake3::hash(&text);
         self.tree.not_before = Some(now + begun.elapsed() * MAKE_SHARE);
-        let looked_at = (!left_out.undecided).then_some(now);
+        let looked_at = (!is_undecided).then_some(now);
         if self.tree.last == Some(hash) {
             self.tree.clean_at = looked_at;
             return;
@@ -148,17 +154,22 @@ impl Engine {
         }
     }
 
-    /// Something reached Tier-3, so that a removal need not be withheld any more.
-    pub(crate) fn tree_may_tell_more(&mut self) {
-        if self.tree.withheld {
+    /// The bytes of a file reached Tier-3, so that something need not be withheld any more.
+    pub(crate) fn tree_may_tell_more(&mut self, file: FileId) {
+        if self.tree.waits_for.contains(&file) {
             self.tree_tells_more();
+        } else if self.tree.withheld {
+            // The document on its way says all that this file could add: a flush does not wait for another one.
+            self.ledger.tree_changed = true;
+            self.tree.clean_at = None;
         }
     }
 
     /// Tier-3 holds something that may differ from what the tree shows: the last document does not say so.
     pub(crate) fn tree_tells_more(&mut self) {
         self.ledger.tree_changed = true;
-        self.tree.clean_at = None;
+        // The document that is on its way does not say so either.
+        (self.tree.clean_at, self.tree.looked_at) = (None, None);
     }
 
     /// The number of the newest document of Tier-3, unless one is on its way.
@@ -209,7 +220,7 @@ impl Engine {
         let here = Here::of(snapshot, self.ledger.books.values());
         let mut removed = self.removed_of_checkpoints(&here, now);
         removed.left_out.withheld |= withheld;
-        let removed_loose = self.removed_loose(&here, &mut removed.left_out.withheld);
+        let removed_loose = self.removed_loose(&here, &mut removed.left_out.waits_for);
         let shown = here.shown.values().filter(|shown| shown.otherwise);
         let document = TreeDocument {
             format: FORMAT,
@@ -244,14 +255,15 @@ impl Engine {
             };
             if self.may_tell_more(book, shown, undecided, &mut all.left_out) {
                 // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
-                let withheld = &mut all.left_out.withheld;
+                let waits_for = &mut all.left_out.waits_for;
                 let mut lives_on = |file: FileId| {
                     let only_copy = self.is_only_copy(here, file);
-                    *withheld |= only_copy;
+                    waits_for.extend(only_copy.then_some(file));
                     only_copy
                 };
                 match here.removed(book, shown, |path, of| self.holds_loose(path, of)) {
                     Removed::Nothing => {}
+                    Removed::Later(file) => waits_for.extend([file]),
                     Removed::All(number) if told.version >= Some(number) => {}
                     Removed::All(number) => {
                         if !shown.version.contents.values().any(|(file, _)| lives_on(*file)) {
@@ -280,7 +292,9 @@ impl Engine {
     ) -> bool {
         // A flush and the daemon's end mean the removals of those who live, too, and wait for a removal that is decided now.
         let told = !self.flushes.is_empty() || self.draining;
-        left_out.undecided |= undecided == Some(Undecided::Now);
+        if undecided == Some(Undecided::Now) {
+            left_out.undecided.push(book.id.clone());
+        }
         let written = match undecided {
             Some(Undecided::Now | Undecided::ComesBack) => false,
             Some(Undecided::Lasts) => told,
@@ -295,7 +309,7 @@ impl Engine {
     }
 
     /// The loose files of Tier-3 that a restart must not find under their paths.
-    fn removed_loose(&self, here: &Here<'_>, withheld: &mut bool) -> Vec<RemovedLoose> {
+    fn removed_loose(&self, here: &Here<'_>, waits_for: &mut BTreeSet<FileId>) -> Vec<RemovedLoose> {
         let mut removed = Vec::new();
         for (path, book) in self.ledger.loose.iter().chain(&self.ledger.removed_loose) {
             let Some(generation) = book.generation else { continue };
@@ -303,12 +317,12 @@ impl Engine {
             let mut told = self.tree.told.standing_loose(path, book, now);
             let is_removed = !here.keeps_loose(path, book.of) && (now.is_some() || !book.unshown);
             if is_removed && told < Some(generation) {
-                let mut files = book.of.iter().chain(now);
-                if files.any(|(file, _)| self.is_only_copy(here, *file)) {
-                    *withheld = true;
-                } else {
+                let files = book.of.iter().chain(now).map(|(file, _)| *file);
+                let only: Vec<_> = files.filter(|file| self.is_only_copy(here, *file)).collect();
+                if only.is_empty() {
                     told = Some(generation);
                 }
+                waits_for.extend(only);
             }
             removed.extend(told.map(|generation| RemovedLoose { path: path.clone(), generation }));
         }
@@ -393,6 +407,8 @@ impl Unsaved {
 #[derive(Debug, PartialEq, Eq)]
 enum Removed {
     Nothing,
+    /// A name of it is this file's by now, whose bytes are on their way to Tier-3.
+    Later(FileId),
     /// Every name of it, up to and with this version.
     All(Number),
     /// These names; others of the same version stay as they are.
@@ -408,12 +424,14 @@ struct RemovedOfCheckpoints {
 }
 
 /// The changes that a document does not say yet.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct LeftOut {
     /// Something is left out until Tier-3 has more, or until a removal is known to be meant.
     withheld: bool,
-    /// One of them is a removal about which the loop decides within moments.
-    undecided: bool,
+    /// Files of which Tier-3 has to have the bytes first.
+    waits_for: BTreeSet<FileId>,
+    /// Checkpoints of which removals are decided within moments.
+    undecided: Vec<CheckpointId>,
 }
 
 /// The version of a checkpoint that a restart is to show.
@@ -512,7 +530,7 @@ impl<'a> Here<'a> {
         for (path, of) in &version.contents {
             match self.of_path(path) {
                 Some(now) if now == of => {}
-                Some(now) if !is_loose(path, *now) => return Removed::Nothing,
+                Some(now) if !is_loose(path, *now) => return Removed::Later(now.0),
                 Some(_) | None => files.push(RemovedFile { path: path.clone(), file: of.0, seal: of.1 }),
             }
         }
@@ -654,7 +672,7 @@ mod tests {
         assert_eq!(removed(&held[..1], false), Removed::Files(vec![b.clone()]));
         assert_eq!(removed(&[], false), Removed::All((Timeline(0), Version(1))));
         let other = [held[0], ("r/c/b", of(9, 1))];
-        assert_eq!(removed(&other, false), Removed::Nothing, "its new bytes are on their way");
+        assert_eq!(removed(&other, false), Removed::Later(of(9, 1).0), "its new bytes are on their way");
         assert_eq!(removed(&other, true), Removed::Files(vec![b]), "they are there");
     }
 

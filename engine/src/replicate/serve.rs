@@ -13,15 +13,15 @@ use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::replication::{Answer, BulkToken};
 use tidemark_transport::{Grant, Peer, TOKEN_BYTES, Token};
 
-/// Files that are read by others at once: each keeps a descriptor and its bytes.
+/// Files that are read by others at once: each keeps a descriptor and its bytes. More are asked for again.
 pub const PULLS_MAX: usize = 256;
 
 /// A reader that has not said that it is done by then is gone: 100 GB at 200 MB/s take less.
 const LENT_MOST: Duration = Duration::from_secs(600);
 
-/// What is lent.
+/// What is lent, to whom, and since when.
 #[derive(Debug, Default)]
-pub(super) struct Pulls(Mutex<BTreeMap<[u8; TOKEN_BYTES], (String, Duration)>>);
+pub(super) struct Pulls(Mutex<BTreeMap<[u8; TOKEN_BYTES], (Peer, Duration)>>);
 
 impl Pulls {
     /// Lends the bytes of a seal: of a file of this node, or of a copy. What nobody has looked at since a restart is looked at first.
@@ -47,18 +47,20 @@ impl Pulls {
             }
         };
         let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The daemon that it was lent to before is dead, and gives nothing back.
+        keep(&mut lent, here, |(to, _)| to.node != from.node || to == from);
         if lent.len() >= PULLS_MAX {
-            return Answer::NotHere;
+            return Answer::Busy;
         }
         let token = here.link().grant(&from.node, Grant::Send { from: Arc::new(source), size_bytes });
-        lent.insert(token.to_bytes(), (from.node.clone(), here.now()));
+        lent.insert(token.to_bytes(), (from.clone(), here.now()));
         Answer::Granted { token: BulkToken(token.to_bytes()), size_bytes }
     }
 
     /// Takes back what was lent to that node.
     pub(super) fn end(&self, here: &Here, from: &Peer, token: BulkToken) -> Answer {
         let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lent.get(&token.0).is_some_and(|(to, _)| *to == from.node) {
+        if lent.get(&token.0).is_some_and(|(to, _)| to.node == from.node) {
             lent.remove(&token.0);
             here.link().revoke(Token::from_bytes(token.0));
         }
@@ -66,14 +68,24 @@ impl Pulls {
     }
 
     pub(super) fn sweep(&self, here: &Here, now: Duration) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|token, (_, since)| {
-            let keeps = now.saturating_sub(*since) < LENT_MOST;
-            if !keeps {
-                here.link().revoke(Token::from_bytes(*token));
-            }
-            keeps
-        });
+        let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        keep(&mut lent, here, |(_, since)| now.saturating_sub(*since) < LENT_MOST);
     }
+}
+
+/// Takes back all others.
+fn keep(
+    lent: &mut BTreeMap<[u8; TOKEN_BYTES], (Peer, Duration)>,
+    here: &Here,
+    keeps: impl Fn(&(Peer, Duration)) -> bool,
+) {
+    lent.retain(|token, to| {
+        let keeps = keeps(to);
+        if !keeps {
+            here.link().revoke(Token::from_bytes(*token));
+        }
+        keeps
+    });
 }
 
 /// The good bytes of a seal, wherever they are here.

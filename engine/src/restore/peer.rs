@@ -13,7 +13,7 @@ use std::fmt;
 use std::panic;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::layout::chunk_count;
@@ -32,6 +32,9 @@ const BATCHES_AT_ONCE: usize = 4;
 const ASK_DEADLINE: Duration = Duration::from_secs(20);
 /// Between two questions about bytes that a node is bringing in.
 const COMING_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long a node is asked again that lends to as many others as it may.
+const BUSY_WAIT: Duration = Duration::from_secs(30);
 /// Who has no time to hear that we are done will see for itself.
 const DONE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -220,6 +223,7 @@ impl Source {
 
     async fn all(self: &Arc<Self>, link: &Arc<dyn Link>) -> Result<(), String> {
         let (file, seal) = (self.plan.file, self.plan.seal);
+        let asked = Instant::now();
         let BulkToken(token) = loop {
             match self.ask(link, Request::Pull { file, seal }, ASK_DEADLINE).await? {
                 Answer::Granted { token, size_bytes } if size_bytes == self.plan.size_bytes => break token,
@@ -231,6 +235,8 @@ impl Source {
                 }
                 // It says so for as long as it lives and its own source does.
                 Answer::Coming => tokio::time::sleep(COMING_PAUSE).await,
+                Answer::Busy if asked.elapsed() < BUSY_WAIT => tokio::time::sleep(COMING_PAUSE).await,
+                Answer::Busy => return Err("it lends to too many others".to_owned()),
                 _ => return Err("it does not have it".to_owned()),
             }
         };

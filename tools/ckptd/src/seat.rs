@@ -74,7 +74,9 @@ impl Candidate {
                 Ok(None) => {
                     said.clear();
                     let since = *free_since.get_or_insert_with(Instant::now);
-                    let first = self.cluster.epoch() == Epoch(0) || self.cluster.is_deputy();
+                    // The last coordinator has the catalog, too, where etcd alone was away.
+                    let led_last = self.cluster.namespace().catalog_of() == Some(self.cluster.epoch());
+                    let first = self.cluster.epoch() == Epoch(0) || self.cluster.is_deputy() || led_last;
                     if (first || since.elapsed() >= DEPUTY_FIRST) && self.take(&mut lease).await {
                         free_since = None;
                     }

@@ -521,6 +521,12 @@ impl NodeState {
 }
 
 impl FileFacts {
+    /// The number of the seal that it has now.
+    #[must_use]
+    pub fn sealed(&self) -> Option<SealNumber> {
+        matches!(self.state, WireState::Sealed { .. }).then_some(self.seal)
+    }
+
     /// The state as the rules know it.
     #[must_use]
     pub fn file_state(&self) -> FileState {

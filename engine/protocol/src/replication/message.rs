@@ -160,6 +160,8 @@ pub enum Answer {
     NotHere,
     /// They are being brought here: ask again.
     Coming,
+    /// They are here, and as many are read by others as may be at once: ask again.
+    Busy,
     /// Taken note of.
     Noted,
 }

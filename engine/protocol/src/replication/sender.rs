@@ -317,7 +317,7 @@ impl Sender {
                 let why = format!("its memory has no room: {wanted_bytes} bytes wanted, {free_bytes} free");
                 self.wait(now, ROOM_FIRST, why);
             }
-            Answer::Granted { .. } | Answer::NotHere | Answer::Coming | Answer::Noted => {
+            Answer::Granted { .. } | Answer::NotHere | Answer::Coming | Answer::Busy | Answer::Noted => {
                 self.strange(now, "it answered another question");
             }
         }

@@ -25,8 +25,8 @@ mod unwritten;
 pub use lost::Losses;
 
 use crate::namespace::{NodeId, WriterId};
+use crate::node::alive::is_running;
 use crate::node::book::Number;
-use crate::node::decide::is_running;
 use crate::node::run::Engine;
 use removed::Noted;
 pub(crate) use removed::Undecided;

@@ -8,8 +8,8 @@
 //! written too; about those of the dead they wait for the decision. An end puts nothing back itself.
 
 use crate::namespace::{Ended, FileState, FileView, WriterId};
+use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number};
-use crate::node::decide::{is_alive, is_alive_now};
 use crate::node::run::Engine;
 use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
@@ -150,7 +150,7 @@ impl Engine {
             // The checkpoint is looked at once its scope is grouped.
             return (!self.removers_of(id, is_there).is_empty()).then_some(Undecided::Now);
         };
-        let lives = noted.removers.iter().any(|who| is_alive_now(&self.shared.namespace, who));
+        let lives = noted.removers.iter().any(|who| is_alive(&self.shared.namespace, who));
         let in_time = |since: Instant| now.saturating_duration_since(since) < DECIDED_WITHIN;
         Some(match noted.dead_since {
             _ if noted.comes_back => Undecided::ComesBack,

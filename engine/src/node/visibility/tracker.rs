@@ -4,9 +4,11 @@
 //! says (`protocol::shield`), which checkpoints go out of sight (`torn`, `kept`).
 
 use crate::namespace::{FileState, FileView};
+use crate::node::alive::is_alive;
 use crate::node::book::Book;
-use crate::node::decide::{is_alive, look, run_of};
+use crate::node::decide::{look, run_of};
 use crate::node::flush::covers;
+use crate::node::rescue::{self, Rescue};
 use crate::node::run::Engine;
 use crate::node::visibility::timetable::Subject;
 use std::collections::BTreeSet;
@@ -18,7 +20,7 @@ use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, may_stand_in};
 use tidemark_protocol::record::Evidence;
-use tidemark_protocol::report::{EventLevel, path_text};
+use tidemark_protocol::report::{EventLevel, Pending, path_text};
 use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Tracker, TrackerHolds};
 
 /// How much longer than the settle time a tracker waits for what is not proven whole, before it names an older one: by then it
@@ -209,6 +211,45 @@ impl Engine {
             Err(error) => tracing::error!(%path, %error, "a tracker still names what is torn"),
         }
         true
+    }
+
+    /// Why a tracker stays out of Tier-3: what it names is not there yet. After the loss of the node a job would be led to a checkpoint that
+    /// it does not find; the tracker of before names one that it does.
+    pub(crate) fn why_tracker_waits(&self, path: &RelPath) -> Option<Pending> {
+        let rules = self.ledger.rules();
+        if !rules.is_tracker_name(path) {
+            return None;
+        }
+        let above = path.parent();
+        let beside = self.ledger.books.values().filter(|book| book.id.run.path() == above.as_ref());
+        let unsaved: Vec<_> = beside
+            .filter(|book| !book.versions.values().any(|version| version.checkpoint.is_prepared()))
+            .filter_map(|book| {
+                let candidate = book.candidate.as_ref()?;
+                Some((book, candidate, rules.tracker(&candidate.framework, path)?))
+            })
+            .collect();
+        let view = self.ledger.file(path).filter(|view| view.sealed().is_some() && !unsaved.is_empty())?;
+        let content = self.content(view)?;
+        // At the end what is closed goes, too, where nothing more comes of what it names.
+        let ends = |book: &Book| {
+            self.draining && matches!(rescue::look(&self.shared, &self.ledger, book), Rescue::Done)
+        };
+        unsaved.into_iter().filter(|(book, ..)| !ends(book)).find_map(|(book, candidate, holds)| {
+            let named = Named::of(&book.id, candidate.step.map(|step| step.0));
+            let of_named = named.is_in(holds, &content).then(|| self.comes(book))??;
+            let what = format!("it names {}, which is not in Tier-3: {}", of_named.path, of_named.what);
+            Some(Pending { path: path.to_string(), reason: of_named.reason, what })
+        })
+    }
+
+    /// What a checkpoint's trackers say may go to Tier-3 now.
+    pub(crate) fn trackers_may_go(&mut self, id: &CheckpointId) {
+        let Some(candidate) = self.ledger.books.get(id).and_then(|book| book.candidate.as_ref()) else {
+            return;
+        };
+        let trackers: Vec<_> = self.trackers_of(id, &candidate.framework).map(|(path, ..)| path).collect();
+        trackers.into_iter().for_each(|path| self.ledger.loose_due.insert(path));
     }
 
     pub(crate) fn trackers_of<'a>(

@@ -10,7 +10,8 @@
 //! node a job would find those, and nobody would know any more who had made them.
 
 use crate::namespace::{self, Made, NodeId};
-use crate::node::decide::{is_alive, settle_ns};
+use crate::node::alive::is_alive;
+use crate::node::decide::settle_ns;
 use crate::node::rescue::IDLE_NS;
 use crate::node::run::Engine;
 use crate::node::visibility::DECIDED_WITHIN;

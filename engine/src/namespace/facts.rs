@@ -1,0 +1,129 @@
+//! What the home of a file says of its bytes.
+//!
+//! Owns: taking that in, and which bytes that are here it leaves standing. Does not own: the file's names (`mirror`), fetching (`cold`).
+
+use super::file::ObjectCopy;
+use super::mirror::Remote;
+use super::reclaim::Candidate;
+use super::writer::{SessionKey, WriterId};
+use super::{FsError, NodeId, ReclaimClass, State};
+use std::sync::Arc;
+use tidemark_protocol::cluster::wire::{FileFacts, Object, WireState, WriterFact};
+use tidemark_protocol::file::{FileFate, Seal};
+use tidemark_protocol::id::Incarnation;
+
+impl State {
+    /// Whether somebody here has other bytes of a file open than those that its home tells of.
+    pub(super) fn is_open_with_other_bytes(&self, id: NodeId, facts: &FileFacts) -> Result<bool, FsError> {
+        let node = self.tree.node(id)?;
+        let file = node.file()?;
+        let was = file.fate.seal().map(|seal| seal.number);
+        let in_use = file.backing.is_some() && file.opens > 0 && !file.busy;
+        // What was begun elsewhere is read as empty here until it has a size.
+        let is_fuller = was.is_none() && file.size_bytes != facts.size_bytes;
+        // Without a name nobody opens it anew.
+        Ok(node.link_count() > 0 && in_use && (was != facts.sealed() || is_fuller))
+    }
+
+    /// What the home of a file says of its bytes.
+    pub(super) fn take_facts(
+        &mut self,
+        id: NodeId,
+        facts: &FileFacts,
+        home: Incarnation,
+    ) -> Result<(), FsError> {
+        let file = self.file_mut(id)?;
+        let before = Candidate::of(id, file);
+        let was = file.fate.seal().map(|seal| seal.number);
+        let sealed = facts.sealed();
+        let stays = sealed.is_some() && was == sealed;
+        file.remote = Some(Box::new(Remote {
+            home,
+            state: facts.file_state(),
+            published_ns: facts.published_ns,
+            vouched: facts.vouched,
+            host: facts.host,
+        }));
+        file.opened_ns = facts.opened_ns;
+        file.closed_ns = facts.closed_ns;
+        file.writers = facts.writers.iter().map(|fact| Arc::new(writer(fact, home))).collect();
+        let mut dropped = None;
+        if !stays {
+            // The bytes of another seal are not these.
+            file.class = ReclaimClass::Never;
+            if file.opens == 0 && !file.busy {
+                dropped = file.backing.take();
+                file.object = None;
+            }
+            let seal = match &facts.state {
+                WireState::Sealed { crc, chunks } if is_consistent(facts.size_bytes, chunks.len()) => {
+                    Some(Seal {
+                        number: facts.seal,
+                        size_bytes: facts.size_bytes,
+                        crc: *crc,
+                        chunks: Arc::clone(chunks),
+                    })
+                }
+                _ => None,
+            };
+            file.fate = FileFate::found(seal, facts.seal, false, false, facts.vouched);
+            file.changes += 1;
+        }
+        if file.backing.is_none() {
+            file.size_bytes = facts.size_bytes;
+        }
+        if let Some(object) = &facts.object
+            && file.object.is_none()
+            && sealed.is_some()
+        {
+            file.object = Some(Box::new((facts.seal, object_copy(object))));
+            // An object is named once a marker or a sidecar leads to it. What is fetched from then on is a copy of that.
+            if file.class == ReclaimClass::Never {
+                file.class = ReclaimClass::CommittedNewest;
+            }
+        }
+        let after = file.backing.is_some().then(|| Candidate::of(id, file));
+        self.candidates.remove(&before);
+        self.candidates.extend(after.and_then(Candidate::reclaimable));
+        self.trash.extend(dropped);
+        if !stays {
+            self.tree.touched.chunks.push(id);
+        }
+        self.woken = true;
+        self.tree.touched.node(id);
+        self.mark(id);
+        Ok(())
+    }
+}
+
+fn is_consistent(size_bytes: u64, chunks: usize) -> bool {
+    i64::try_from(size_bytes).is_ok() && tidemark_protocol::layout::chunk_count(size_bytes) == chunks as u64
+}
+
+/// A copy in Tier-3 as a peer tells of it.
+#[must_use]
+pub fn object_copy(object: &Object) -> ObjectCopy {
+    ObjectCopy {
+        key: object.key.clone(),
+        size_bytes: object.size_bytes,
+        encoding: object.encoding.clone().map(Arc::new),
+    }
+}
+
+/// The same for a peer.
+#[must_use]
+pub fn object_of(copy: &ObjectCopy) -> Object {
+    Object { key: copy.key.clone(), size_bytes: copy.size_bytes, encoding: copy.encoding.as_deref().cloned() }
+}
+
+fn writer(fact: &WriterFact, home: Incarnation) -> WriterId {
+    WriterId {
+        session: SessionKey(fact.session.clone()),
+        world_size: fact.world_size,
+        rank: fact.rank,
+        environment_seen: fact.environment_seen,
+        tgid: fact.process.0,
+        start_time_ticks: fact.process.1,
+        home: Some(home),
+    }
+}
