@@ -162,15 +162,20 @@ impl Catalog {
         Some(NodeState { path, ..told })
     }
 
-    /// Whether the name is another node's file by now: who tells everything was away, or tells a coordinator that knows nothing.
+    /// Whether the name is another node's by now: who tells everything was away, or tells a coordinator that knows nothing.
     fn is_others(&self, path: &[u8], kind: &NodeKind, from: &NodeLife) -> bool {
         let Some(here) = self.cluster.namespace().outgoing_at(path) else { return false };
-        let OutgoingBody::File(view) = &here.body else { return false };
-        let same = matches!(kind, NodeKind::File(facts) if facts.file == view.file);
-        let others = !same && view.file.incarnation != from.incarnation;
+        let made_since = || self.lock().away.get(from).is_some_and(|away| away.contains(&here.node));
+        let others = match (&here.body, kind) {
+            (OutgoingBody::File(view), NodeKind::File(facts)) if facts.file == view.file => false,
+            (OutgoingBody::File(view), _) => view.file.incarnation != from.incarnation,
+            (OutgoingBody::Symlink(here), NodeKind::Symlink { target }) if here == target => false,
+            (OutgoingBody::Directory, NodeKind::Directory) => false,
+            (OutgoingBody::Symlink(_) | OutgoingBody::Directory, _) => made_since(),
+        };
         if others {
             let path = String::from_utf8_lossy(path);
-            tracing::warn!(%path, %from, kept = %view.file, "two nodes have something of this name; the one that was away gives way");
+            tracing::warn!(%path, %from, "two nodes have something of this name; the one that was away gives way");
         }
         others
     }
