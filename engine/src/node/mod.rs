@@ -12,6 +12,7 @@
 //! | `due` | who is looked at now, who later |
 //! | `decide` | what a book should do next |
 //! | `alive` | whether a process lives that wrote |
+//! | `unsaved` | which directories Tier-3 does not know yet |
 //! | `run` | the loop, and which jobs it starts |
 //! | `advance` | versions: what the rules say is done |
 //! | `backlog` | versions that are not at rest, the lag |
@@ -75,6 +76,7 @@ mod scrub;
 mod show;
 mod tiers;
 mod tree;
+mod unsaved;
 mod verify;
 mod verify_names;
 mod verify_peers;

@@ -15,6 +15,7 @@ use crate::node::jobs::Done;
 use crate::node::recover::{above, manifest_of, shown};
 use crate::node::removals::{Told, ToldOfOne};
 use crate::node::run::{Engine, error_text};
+use crate::node::unsaved::Unsaved;
 use crate::node::visibility::Undecided;
 use crate::save::loose::{self, LooseError};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -28,7 +29,7 @@ use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::VersionId;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink, Symlink};
 use tidemark_protocol::path::{RawText, RelPath};
-use tidemark_protocol::recognise::{CheckpointId, Shape};
+use tidemark_protocol::recognise::CheckpointId;
 
 /// The tree is written at most this often unless somebody waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
@@ -361,45 +362,6 @@ impl Engine {
             shown.version.checkpoint.is_prepared() && shown.version.contents.get(&path) == Some(&of)
         };
         !self.holds_loose(&path, of) && !here.shown.values().any(holds)
-    }
-}
-
-/// The directories of checkpoints of which Tier-3 has no version. After the loss of this node they would be there and empty, and
-/// a job that takes the highest step it finds would fail on one. The manifest of a version brings its own.
-struct Unsaved {
-    tops: BTreeSet<RelPath>,
-    /// Above files of anything else.
-    used: BTreeSet<RelPath>,
-}
-
-impl Unsaved {
-    fn of<'a>(books: impl Iterator<Item = &'a Book>, snapshot: &TreeSnapshot) -> Self {
-        let prepared = |book: &Book| book.versions.values().any(|version| version.checkpoint.is_prepared());
-        let unsaved: Vec<_> = books
-            .filter(|book| !prepared(book))
-            .filter_map(|book| book.candidate.as_ref())
-            .filter(|candidate| candidate.shape == Shape::Tree)
-            .collect();
-        let tops: BTreeSet<_> = unsaved.iter().filter_map(|candidate| candidate.id.path()).collect();
-        let mut used = BTreeSet::new();
-        if !tops.is_empty() {
-            let own: BTreeSet<_> = unsaved
-                .iter()
-                .flat_map(|candidate| candidate.files.keys().chain(&candidate.temporaries))
-                .map(RelPath::as_bytes)
-                .collect();
-            let other = snapshot.files.iter().filter(|file| !own.contains(file.node.path.as_slice()));
-            let other = other.filter_map(|file| RelPath::new(file.node.path.clone()).ok());
-            let below = other.filter(|path| tops.iter().any(|top| path.is_below(top)));
-            used.extend(below.flat_map(|path| std::iter::successors(path.parent(), RelPath::parent)));
-        }
-        Self { tops, used }
-    }
-
-    fn has(&self, directory: &RelPath) -> bool {
-        let of_one = std::iter::successors(Some(directory.clone()), RelPath::parent)
-            .any(|above| self.tops.contains(&above));
-        of_one && !self.used.contains(directory)
     }
 }
 
