@@ -116,10 +116,6 @@ impl Catalog {
         for life in lost.iter().filter(|life| life.node != self.cluster.life.node) {
             state.leases.gone(&life.node);
             state.readers.gone(&life.node);
-            state.away.insert(life.clone(), self.cluster.namespace().next_node()..NodeId::MAX);
-            if state.away.len() > AWAY_MAX {
-                state.away.pop_first();
-            }
         }
         let wakes = !asks.is_empty() || changed;
         state.outbox.asks.extend(asks);
@@ -132,6 +128,7 @@ impl Catalog {
             tracing::warn!(node = %life.node, "nothing is expected from it any more: what it held is free, and its processes count as ended");
             // First: once it counts as heard, what is not known is not there.
             self.claim_for(life);
+            self.is_away(life);
             self.heard(life);
             self.cluster.namespace().end_fates(life.incarnation, self.cluster.namespace().now_ns());
         }
@@ -184,6 +181,15 @@ impl Catalog {
                 LinkErrorKind::Fenced,
                 format!("{from} is no member of epoch {}: join first", self.epoch),
             )),
+        }
+    }
+
+    /// What is made from now on is others'.
+    fn is_away(&self, life: &NodeLife) {
+        let mut state = self.lock();
+        state.away.insert(life.clone(), self.cluster.namespace().next_node()..NodeId::MAX);
+        if state.away.len() > AWAY_MAX {
+            state.away.pop_first();
         }
     }
 

@@ -32,8 +32,8 @@ const WORK_MAX: Duration = Duration::from_secs(35);
 /// How long a name waits for a coordinator that is away, once an outage.
 const OUTAGE_WAIT: Duration = Duration::from_millis(200);
 
-/// How long a look-up, or an open whose bytes are elsewhere, waits for a coordinator that is away, or that does not know yet, before it fails: a new one is there in
-/// four seconds.
+/// How long a look-up, or an open whose bytes are elsewhere, waits for a coordinator that is away, or that does not know yet, before it
+/// fails: a new one is there in four seconds.
 pub(super) const MISS_WAIT: Duration = Duration::from_secs(20);
 
 /// Directories that a directory with another name may have below it, all of them held, before the coordinator is asked: more than a

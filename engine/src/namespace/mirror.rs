@@ -74,7 +74,7 @@ impl Namespace {
             let followed = self.change(|state| {
                 state.mute();
                 for operation in &operations[done..next] {
-                    if away.is_some_and(|away| state.meets_made(operation, away)) {
+                    if away.is_some_and(|away| state.meets_made(operation, away, from.incarnation)) {
                         tracing::warn!(?operation, %from, "another node made something of this name while it was away, which stays");
                         continue;
                     }
@@ -270,22 +270,36 @@ impl State {
         if self.tree.node(node)?.file_id() == what { Ok(node) } else { Err(FsError::Stale) }
     }
 
-    /// Whether an operation would supersede, move or remove what was made among `nodes`.
-    fn meets_made(&self, operation: &NameOperation, nodes: &Range<NodeId>) -> bool {
-        let made = |path: &[u8]| self.tree.resolve(path).ok().filter(|node| nodes.contains(node));
-        let is_other = |node: NodeId| !self.tree.node(node).is_ok_and(Node::is_directory);
+    /// Whether an operation of `home` would supersede, move or remove what others made among `nodes`.
+    fn meets_made(&self, operation: &NameOperation, nodes: &Range<NodeId>, home: Incarnation) -> bool {
+        let made =
+            |path: &[u8]| self.tree.resolve(path).is_ok_and(|node| self.is_made_by_others(node, nodes, home));
         match operation {
             // Two that make one directory have the same.
-            NameOperation::Directory { path, .. } => made(path).is_some_and(is_other),
-            NameOperation::Symlink { path, .. } | NameOperation::File { path, .. } => made(path).is_some(),
-            // A file is known by more than its name.
-            NameOperation::Removed { path, what } => what.is_none() && made(path).is_some(),
-            NameOperation::Renamed { from, to, what, .. } => {
-                made(to).is_some() || what.is_none() && made(from).is_some()
+            NameOperation::Directory { path, .. } => {
+                let is_directory = |node| self.tree.node(node).is_ok_and(Node::is_directory);
+                !self.tree.resolve(path).is_ok_and(is_directory) && made(path)
             }
+            NameOperation::Symlink { path, .. } | NameOperation::File { path, .. } => made(path),
+            // A file is known by more than its name.
+            NameOperation::Removed { path, what } => what.is_none() && made(path),
+            NameOperation::Renamed { from, to, what, .. } => made(to) || what.is_none() && made(from),
             // No name gives way to another one of a file, and of a file that was taken since the old one is not there.
             NameOperation::Linked { .. } | NameOperation::Taken { .. } => false,
         }
+    }
+
+    /// A directory is whoever's who made something in it: holders of copies tell of files in directories that their home made.
+    fn is_made_by_others(&self, node: NodeId, nodes: &Range<NodeId>, home: Incarnation) -> bool {
+        let Ok(found) = self.tree.node(node) else { return false };
+        nodes.contains(&node)
+            && match &found.body {
+                Body::File(file) => file.id.incarnation != home,
+                Body::Symlink(_) | Body::Special(_) => true,
+                Body::Directory(directory) => {
+                    directory.by_cookie.values().any(|entry| self.is_made_by_others(entry.node, nodes, home))
+                }
+            }
     }
 
     fn follow(
