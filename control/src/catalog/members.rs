@@ -128,7 +128,7 @@ impl Catalog {
             tracing::warn!(node = %life.node, "nothing is expected from it any more: what it held is free, and its processes count as ended");
             // First: once it counts as heard, what is not known is not there.
             self.claim_for(life);
-            self.is_away(life);
+            self.note_away(life);
             self.heard(life);
             self.cluster.namespace().end_fates(life.incarnation, self.cluster.namespace().now_ns());
         }
@@ -184,8 +184,8 @@ impl Catalog {
         }
     }
 
-    /// What is made from now on is others'.
-    fn is_away(&self, life: &NodeLife) {
+    /// From now on everything that is made is others'.
+    fn note_away(&self, life: &NodeLife) {
         let mut state = self.lock();
         state.away.insert(life.clone(), self.cluster.namespace().next_node()..NodeId::MAX);
         if state.away.len() > AWAY_MAX {

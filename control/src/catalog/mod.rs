@@ -105,7 +105,7 @@ struct State {
     deputy: NamedDeputy,
     /// The nodes of the tree that were made while a life was given up, until it has told everything since.
     away: BTreeMap<NodeLife, Range<NodeId>>,
-    /// What holders of copies said of files that their homes have not told.
+    /// Files of which holders of copies said more than their homes have told.
     unclaimed: BTreeMap<FileId, (News, NodeState)>,
 }
 

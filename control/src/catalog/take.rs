@@ -16,12 +16,12 @@ use tidemark_transport::Refusal;
 /// Copies remembered of files that nobody has told of yet: what a new coordinator hears while it begins.
 const UNCLAIMED_MAX: usize = 1 << 16;
 
-/// What a copy says of its file that its home did not tell.
+/// The part of what a copy says of its file that the file's home did not tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum News {
-    /// That there is such a file.
+    /// There is such a file.
     File,
-    /// That it was closed, with these bytes: its home was lost, or the link to it, before it told.
+    /// The file was closed, with these bytes: its home was lost, or the link to it, before it told.
     Bytes,
 }
 
@@ -247,7 +247,7 @@ impl Catalog {
         }
     }
 
-    /// What is not known yet of a file of which who keeps a copy tells.
+    /// The news in what a holder of a copy tells of the file; none where all is known.
     fn news_in(&self, told: &NodeState) -> Option<News> {
         let NodeKind::File(facts) = &told.kind else { return None };
         match self.cluster.namespace().outgoing_anywhere(facts.file) {

@@ -25,7 +25,7 @@ impl Catalog {
         let until = Instant::now() + NODE_DEADLINE;
         loop {
             let namespace = self.cluster.namespace();
-            // Who keeps it may not have said so yet.
+            // A holder may not have told of its copy yet.
             let may_be_heard = self.hears_still() && Instant::now() < until;
             let Some(node) = namespace.outgoing_file(file) else {
                 if may_be_heard {

@@ -84,7 +84,7 @@ impl Suppliers for Near {
                 Ok(found) => break found,
                 // The next coordinator knows where it is. What Tier-3 has need not wait for one.
                 Err(away) if cold.object.is_none() && away.passes() && Instant::now() < give_up => {
-                    // What Tier-3 has is fetched by the other threads meanwhile.
+                    // The other threads fetch from Tier-3 meanwhile.
                     waits = waits.or_else(|| self.waiting.try_acquire().ok());
                     if waits.is_none() {
                         return cold.clone();

@@ -1,4 +1,4 @@
-//! What the home of a file says of its bytes.
+//! A file's bytes as its home tells of them.
 //!
 //! Owns: taking that in, and which bytes that are here it leaves standing. Does not own: the file's names (`mirror`), fetching (`cold`).
 
@@ -19,13 +19,13 @@ impl State {
         let file = node.file()?;
         let was = file.fate.seal().map(|seal| seal.number);
         let in_use = file.backing.is_some() && file.opens > 0 && !file.busy;
-        // What was begun elsewhere is read as empty here until it has a size.
+        // A file that was begun elsewhere is read as empty here until it has a size.
         let is_fuller = was.is_none() && file.size_bytes != facts.size_bytes;
         // Without a name nobody opens it anew.
         Ok(node.link_count() > 0 && in_use && (was != facts.sealed() || is_fuller))
     }
 
-    /// What the home of a file says of its bytes.
+    /// Takes in the facts that the home of a file tells of its bytes.
     pub(super) fn take_facts(
         &mut self,
         id: NodeId,
