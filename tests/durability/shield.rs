@@ -459,6 +459,16 @@ fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost()
     daemon.stop();
     daemon.start_again();
     assert_eq!(names(&run), ["checkpoint-1"], "killed, ended");
+    // The end of the node waits for the job, and sees it die.
+    let trainer = begins("29509");
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        trainer.kill();
+    });
+    daemon.stop();
+    killer.join().expect("it was killed");
+    daemon.start_again();
+    assert_eq!(names(&run), ["checkpoint-1"], "killed while the node ended");
 
     let cp = Command::new("sh")
         .args(["-c", "mkdir checkpoint-3; echo card >checkpoint-3/README.md"])

@@ -213,6 +213,7 @@ impl Engine {
         let saves = self.grace_until.is_some()
             && waiting.iter().any(|waiter| waiter.ending)
             && self.is_anything_saved();
+        let decides = self.decides_about_begun(now);
         // Many may wait for one place.
         let mut known: BTreeMap<Vec<u8>, Vec<Row>> = BTreeMap::new();
         waiting.retain_mut(|waiter| {
@@ -237,6 +238,7 @@ impl Engine {
             // A fenced node commits nothing more: what is pending stays so, however long anyone waits.
             let moves = self.fenced.is_none() && (waiter.ending && saves || pending.iter().any(waits));
             let changes = moves
+                || decides
                 || self.tree_is_pending(waiter.began)
                 || self.trackers_change(&waiter.place, waiter.began);
             if !timed_out && (!noticed || changes) {

@@ -274,7 +274,7 @@ impl Engine {
                 return lack(PendingReason::Uploading, "it is being sealed", true);
             }
             FileState::Sealed { .. } => {
-                if let Some(why) = self.why_foreword_waits(path, now) {
+                if let Some(why) = self.why_beginning_waits(path, now) {
                     return lack(PendingReason::Incomplete, &why, true);
                 }
                 if let Some(waits) = self.why_tracker_waits(path) {
@@ -329,7 +329,7 @@ impl Engine {
         {
             let Some(path) = self.ledger.loose_due.pop() else { return };
             let is_ahead =
-                || self.why_foreword_waits(&path, now).is_some() || self.why_tracker_waits(&path).is_some();
+                || self.why_beginning_waits(&path, now).is_some() || self.why_tracker_waits(&path).is_some();
             match look(&self.shared, &self.ledger, &path, now, (waits, self.draining), is_ahead) {
                 Action::None => {}
                 Action::Later { at, lacking } => {

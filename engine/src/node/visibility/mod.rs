@@ -118,7 +118,12 @@ impl Visibility {
 impl Engine {
     /// Nothing is hidden, and no tracker changed.
     pub(crate) fn shields_nothing(&self) -> bool {
-        self.draining || self.fenced.is_some() || !self.shared.settings.torn.hide
+        self.draining || self.never_shields()
+    }
+
+    /// As long as this daemon runs, and also while it ends.
+    fn never_shields(&self) -> bool {
+        self.fenced.is_some() || !self.shared.settings.torn.hide
     }
 
     /// Looks at all that is to be asked again. Whether a torn checkpoint goes is asked with its verdict ([`Engine::shield`]), and whether

@@ -7,10 +7,10 @@
 //! nothing is lost with it. One with a file in flight, under its temporary name, goes out of sight; one with a model's configuration or
 //! card and nothing else does where a job can load another checkpoint of the run. Nothing of it outlives the daemon: the next one
 //! leaves what is there. Until it is decided, Tier-3 has neither the directory nor what came before the weights: after the loss of the
-//! node a job would find those, and nobody would know any more who had made them.
+//! node a job would find those, and nobody would know any more who had made them. So it is decided while the daemon ends, too.
 
 use crate::namespace::{self, Made, NodeId};
-use crate::node::alive::is_alive;
+use crate::node::alive::{ask_anew, is_alive};
 use crate::node::decide::settle_ns;
 use crate::node::rescue::IDLE_NS;
 use crate::node::run::Engine;
@@ -59,9 +59,10 @@ impl Engine {
         withheld.flat_map(|(_, found)| found.directories)
     }
 
-    /// Why a file stays out of Tier-3 with which a save begins: who writes that lives, or it is not decided yet what becomes of it.
-    pub(crate) fn why_foreword_waits(&self, path: &RelPath, now: Instant) -> Option<String> {
-        if !Rules::is_foreword(path) {
+    /// Why a file with which a save begins stays out of Tier-3, or one in flight beside it: who writes that lives, or it is not decided
+    /// yet what becomes of it.
+    pub(crate) fn why_beginning_waits(&self, path: &RelPath, now: Instant) -> Option<String> {
+        if !Rules::is_foreword(path) && !self.ledger.rules().is_temporary(path) {
             return None;
         }
         std::iter::successors(path.parent(), RelPath::parent).find_map(|directory| {
@@ -72,7 +73,7 @@ impl Engine {
         })
     }
 
-    /// See [`Self::why_foreword_waits`]. As of any checkpoint, what nothing was added to for long is taken as it is, and sooner where a
+    /// See [`Self::why_beginning_waits`]. As of any checkpoint, what nothing was added to for long is taken as it is, and sooner where a
     /// flush waits.
     fn why_undecided(&self, begun: &Begun, found: &namespace::Unwritten, now: Instant) -> Option<String> {
         let idle_ns = if self.flushes.is_empty() { IDLE_NS } else { settle_ns(&self.shared) };
@@ -80,9 +81,10 @@ impl Engine {
         let process = begun.made.maker.tgid;
         let lives = || is_alive(&self.shared.namespace, &begun.made.maker);
         match begun.dead_since {
-            _ if self.shields_nothing() => None,
+            _ if self.never_shields() => None,
             Some(since) if now.saturating_duration_since(since) >= DECIDED_WITHIN => None,
-            None if lives() => (!quiet).then(|| {
+            // The daemon that ends takes what is there of those who live.
+            None if lives() => (!quiet && !self.draining).then(|| {
                 format!("a save begins with it, and process {process} lives, which made its directory")
             }),
             Some(_) | None => Some(format!(
@@ -91,9 +93,22 @@ impl Engine {
         }
     }
 
-    /// Decides what can be: the daemon ends, and hides nothing any more.
+    /// Whether what the dead began is decided within moments.
+    pub(crate) fn decides_about_begun(&self, now: Instant) -> bool {
+        let rules = self.ledger.rules();
+        self.visibility.made.iter().any(|(node, begun)| {
+            !is_alive(&self.shared.namespace, &begun.made.maker)
+                && self.unwritten(*node).is_some_and(|found| {
+                    rules.named_by_directory(&found.directories[0]).is_some()
+                        && self.why_undecided(begun, &found, now).is_some()
+                })
+        })
+    }
+
+    /// Decides what can be at once: the daemon ends.
     pub(crate) fn drop_unwritten_at_once(&mut self, now: Instant) {
         self.hear_made();
+        ask_anew();
         self.shared.namespace.forget_ended_writers();
         // What was not heard until now keeps a directory where it is.
         self.had_not_heard(|_, _| false);
@@ -117,16 +132,20 @@ impl Engine {
                 continue;
             };
             let rests = self.visibility.rests(&Subject::Unwritten(node), now);
-            if found.open || self.shields_nothing() || rests {
+            if self.never_shields() || rests {
                 continue;
             }
             // One that gets such a name later is still remembered then.
             let Some(id) = self.ledger.rules().named_by_directory(&found.directories[0]) else { continue };
             let Made { maker, at_ns, .. } = self.visibility.made[&node].made.clone();
-            let actor = self.actor(&maker, &id.run);
+            let lives = is_alive(&self.shared.namespace, &maker);
             let begun = self.visibility.made.get_mut(&node).expect("it was there a moment ago");
-            let lives = matches!(actor, Actor::Alive { .. });
             begun.dead_since = if lives { None } else { begun.dead_since.or(Some(now)) };
+            if found.open {
+                // The kernel closes what a dead one had open within moments.
+                continue;
+            }
+            let actor = self.actor(&maker, &id.run);
             if actor == Actor::Ended {
                 // Its parent asks within moments, and a job may be started again in a second.
                 continue;
@@ -170,7 +189,8 @@ impl Engine {
 
     fn unwritten_ends(&mut self, node: NodeId) {
         self.forget_made(node);
-        self.ledger.tree_changed = true;
+        // A flush that waited for it waits for the tree without it, or with it.
+        self.tree_tells_more();
     }
 
     fn forget_made(&mut self, node: NodeId) {
