@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tidemark_tests::daemon::{Daemon, shown};
-use tidemark_tests::{process, tier3};
+use tidemark_tests::{machine, process, tier3};
 
+use crate::shield::Rank;
 use crate::site::{
     CONFIG, MIB, assert_holds, events, has_problem, names, noise, open_for_update, options, problems, save,
     start,
@@ -466,4 +467,33 @@ fn what_an_unclean_end_cost_is_said_after_it_and_after_the_next_start() {
     daemon.stop();
     daemon.start_again();
     assert_eq!(unclean(&daemon), None, "a clean end costs nothing");
+}
+
+/// Closed a moment before SIGTERM, and its job is killed before the next file: what is there must not pass for whole.
+#[test]
+fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
+    if machine::kernel_release() < (6, 15) {
+        // Nobody is told there how a process ended.
+        return;
+    }
+    let config = format!("{}[shutdown]\ngrace_s = 0\n", CONFIG.replace("0.3", "2.0"));
+    let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+    let run = daemon.mount().join("run");
+    for name in ["model", "optimizer"] {
+        save(&daemon, &format!("run/step_1/{name}.pt"), &noise(3, MIB));
+    }
+    daemon.wait_committed("run/step_1", Duration::from_secs(20));
+    let mut job = Rank::start(&run, None);
+    // What the shell does by itself makes it the writer.
+    job.does("mkdir step_2; printf %s state >step_2/model.pt");
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(700));
+        job.kill();
+    });
+    daemon.stop_with_status();
+    killer.join().expect("it was killed");
+    daemon.start_again();
+    assert_eq!(names(&run), ["step_1"]);
+    let torn = daemon.mount().join(".tidemark/torn/run/step_2/model.pt");
+    assert_eq!(fs::read(torn).expect("it is kept"), b"state");
 }

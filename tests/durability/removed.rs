@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, assert_holds, events, names, noise, options, save, start};
+use crate::site::{CONFIG, assert_holds, events, lag_versions, names, noise, options, save, start};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Several looks: what is not back by then stays removed.
@@ -206,4 +206,36 @@ fn the_death_of_the_node_does_not_make_a_removal_meant() {
     daemon.start_again();
     assert!(daemon.mount().join("made-after-it").exists(), "the tree was written after the removal");
     is_back(&daemon, OLD);
+}
+
+/// What replaces it is whole, and in memory only.
+#[test]
+fn a_removal_is_in_tier3_no_sooner_than_what_replaces_what_was_removed() {
+    let config = format!("{CONFIG}[shutdown]\ndrain_timeout_s = 3\n");
+    for is_killed in [true, false] {
+        let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+        let run = daemon.mount().join("run");
+        save(&daemon, "run/step1.pt", &bytes("step1"));
+        daemon.wait_committed("run/step1.pt", LIMIT);
+        // Nothing can be written below that.
+        let held = daemon.tier3_dir().join("run/step2.pt");
+        fs::write(&held, "").unwrap();
+        save(&daemon, "run/step2.pt", &bytes("step2"));
+        process::until(LIMIT, || (lag_versions(&daemon) > 0).then_some(())).expect("it is whole");
+        fs::remove_file(run.join("step1.pt")).unwrap();
+        if is_killed {
+            let trees = || tier3::files_below(&daemon.tier3_dir().join(".tidemark/tree")).len();
+            let before = trees();
+            fs::create_dir(daemon.mount().join("made-after-it")).unwrap();
+            process::until(TREE_LIMIT, || (trees() > before).then_some(())).expect("the tree is written");
+            daemon.kill9();
+        } else {
+            assert_eq!(daemon.stop_with_status().code(), Some(1), "it was in memory only");
+        }
+        fs::remove_file(&held).unwrap();
+        daemon.start_again();
+        assert_eq!(daemon.mount().join("made-after-it").exists(), is_killed);
+        assert_eq!(names(&run), ["step1.pt"], "all that Tier-3 has");
+        assert_holds(&daemon, "run/step1.pt", &bytes("step1"), "its removal waited");
+    }
 }

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
@@ -439,36 +440,38 @@ fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost()
     let run = daemon.mount().join("run");
     save(&daemon, "run/checkpoint-1/model.pt", &noise(1, MIB));
     daemon.wait_committed("run/checkpoint-1", SHIELD_LIMIT);
-    let begins = |port: &str| {
+    let begins = |port: &str, more: &str| {
         let mut trainer = Rank::start(&run, Some((port, 0, 1)));
-        trainer.does(
+        trainer.does(&format!(
             "exec perl -e '$| = 1; mkdir \"checkpoint-2\"; for my $before (\"README.md\", \"config.json\") \
-             { open(F, \">checkpoint-2/$before\"); print F \"x\"; close(F); } \
-             open(F, \">checkpoint-2/.tmpAb12Cd\"); syswrite(F, \"x\"); print \"done\\n\"; <STDIN>'",
-        );
+             {{ open(F, \">checkpoint-2/$before\"); print F \"x\"; close(F); }} {more} print \"done\\n\"; <STDIN>'"
+        ));
         trainer
     };
+    let in_flight = "open(F, \">checkpoint-2/.tmpAb12Cd\"); syswrite(F, \"x\");";
     // Whoever flushes waits for the decision.
-    begins("29506").kill();
+    begins("29506", in_flight).kill();
     daemon.flush();
     daemon.kill9();
     daemon.start_again();
     assert_eq!(names(&run), ["checkpoint-1"], "killed, flushed, lost");
     // The node is told to end right after the job.
-    begins("29507").kill();
+    begins("29507", in_flight).kill();
     daemon.stop();
     daemon.start_again();
     assert_eq!(names(&run), ["checkpoint-1"], "killed, ended");
     // The end of the node waits for the job, and sees it die.
-    let trainer = begins("29509");
-    let killer = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_secs(1));
-        trainer.kill();
-    });
-    daemon.stop();
-    killer.join().expect("it was killed");
-    daemon.start_again();
-    assert_eq!(names(&run), ["checkpoint-1"], "killed while the node ended");
+    for (port, more) in [("29509", in_flight), ("29510", "")] {
+        let trainer = begins(port, more);
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(700));
+            trainer.kill();
+        });
+        daemon.stop();
+        killer.join().expect("it was killed");
+        daemon.start_again();
+        assert_eq!(names(&run), ["checkpoint-1"], "killed while the node ended, {more}");
+    }
 
     let cp = Command::new("sh")
         .args(["-c", "mkdir checkpoint-3; echo card >checkpoint-3/README.md"])
@@ -548,4 +551,42 @@ fn a_tracker_is_in_tier3_no_sooner_than_what_it_names() {
     daemon.start_again();
     assert_holds(&daemon, "run/latest", b"global_step20", "what it names is there");
     assert_holds(&daemon, &model(20), &noise(5, MIB), "it is whole");
+}
+
+/// The same of a link, as Lightning makes one. Nor does a link bring back the directory that it lies in.
+#[test]
+fn a_link_is_in_tier3_no_sooner_than_what_it_names() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    let last = run.join("last.ckpt");
+    let names_step = |step: u64| {
+        drop(fs::remove_file(&last));
+        symlink(format!("step={step}.ckpt"), &last).unwrap();
+    };
+    save(&daemon, "run/step=1.ckpt", &noise(1, MIB));
+    names_step(1);
+    daemon.flush();
+    let mut open = fs::File::create(run.join("step=2.ckpt")).unwrap();
+    open.write_all(b"half of it").unwrap();
+    names_step(2);
+    fs::create_dir(run.join("step_9")).unwrap();
+    symlink("../step=1.ckpt", run.join("step_9/before")).unwrap();
+    let held = fs::File::create(run.join("step_9/model.pt")).unwrap();
+    let trees = || tier3::files_below(&daemon.tier3_dir().join(".tidemark/tree")).len();
+    let before = trees();
+    fs::create_dir(daemon.mount().join("made-after-it")).unwrap();
+    process::until(SHIELD_LIMIT, || (trees() > before).then_some(())).expect("the tree is written");
+    daemon.kill9();
+    drop((open, held));
+    daemon.start_again();
+    assert!(daemon.mount().join("made-after-it").exists(), "the tree was written after the link");
+    assert_eq!(names(&run), ["last.ckpt", "step=1.ckpt"]);
+    assert_holds(&daemon, "run/last.ckpt", &noise(1, MIB), "what it names is there");
+
+    save(&daemon, "run/step=2.ckpt", &noise(2, MIB));
+    names_step(2);
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/last.ckpt", &noise(2, MIB), "what it names is there");
 }

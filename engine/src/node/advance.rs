@@ -81,8 +81,8 @@ impl Engine {
         let entry = (id.clone(), number);
         if lags(&version.checkpoint) {
             self.backlog.lagging.insert(entry);
-        } else {
-            self.backlog.lagging.remove(&entry);
+        } else if self.backlog.lagging.remove(&entry) {
+            self.tree_looks_at_withheld();
         }
         for command in todo {
             match command {

@@ -197,6 +197,11 @@ impl Book {
         candidate.is_some_and(|found| found.files.contains_key(path) || found.temporaries.contains(path))
     }
 
+    /// Whether Tier-3 has all bytes of some version, committed or not.
+    pub(crate) fn is_prepared(&self) -> bool {
+        self.versions.values().any(|version| version.checkpoint.is_prepared())
+    }
+
     /// What is there is committed as it stands, and only a change of it could make another version.
     pub(crate) fn is_at_rest(&self) -> bool {
         let whole = matches!(self.verdict, None | Some(Verdict::Complete { .. }));

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::path::RelPath;
+use tidemark_protocol::recognise::Shape;
 use tidemark_protocol::report::{CheckpointRef, Flush, Pending, PendingReason, Progress};
 use tokio::sync::oneshot;
 
@@ -25,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const LOOK_SHARE: u32 = 8;
 
 /// Between two files of one save a program has none of them open. A save whose last file was closed less than this ago goes on.
-const SAVE_GAP: Duration = Duration::from_secs(2);
+const SAVE_GAP_NS: i64 = 2 * 1_000_000_000;
 
 /// Entries of a pending list; a flush of 100,000 open files need not name them all.
 const PENDING_MAX: usize = 1000;
@@ -160,6 +161,8 @@ impl Engine {
             book.verdict,
             Some(Verdict::Incomplete { .. } | Verdict::Open { again_at_ns: None, .. })
         );
+        // To a directory more may come.
+        let is_part = is_part || candidate.shape == Shape::Tree && decide::is_waiting_for_time(book);
         self.ledger
             .files_of(candidate, &book.scope)
             .find_map(|(path, view)| self.written(path, view, is_part))
@@ -175,11 +178,11 @@ impl Engine {
         };
         self.ledger.books.values().any(|book| self.saving(book).is_some())
             || self.ledger.files().any(in_flight)
+            || self.is_anything_begun(SAVE_GAP_NS)
     }
 
     fn was_just_closed(&self, view: &FileView) -> bool {
-        let gap_ns = i64::try_from(SAVE_GAP.as_nanos()).unwrap_or(i64::MAX);
-        self.shared.now_ns().saturating_sub(view.closed_ns) < gap_ns
+        self.shared.now_ns().saturating_sub(view.closed_ns) < SAVE_GAP_NS
     }
 
     /// Why a file is believed to be written still. `is_part`: with what is there its save is not over.
@@ -196,6 +199,11 @@ impl Engine {
                 goes_on.then(|| (PendingReason::Incomplete, what()))
             }
         }
+    }
+
+    /// When the end of the daemon waits no longer.
+    pub(crate) fn end_is_due(&self) -> Option<Instant> {
+        self.flushes.waiting.iter().filter(|waiter| waiter.ending).filter_map(|waiter| waiter.until).max()
     }
 
     /// Answers the flushes whose place is durable, or whose time is up.

@@ -345,10 +345,7 @@ impl Ledger {
         let ready: Vec<_> = self
             .stale
             .iter()
-            .filter(|scope| {
-                let held = self.scopes.get(*scope).and_then(|entry| entry.not_before);
-                held.is_none_or(|not_before| not_before <= now)
-            })
+            .filter(|scope| self.held_until(scope).is_none_or(|not_before| not_before <= now))
             .cloned()
             .collect();
         for scope in ready {
@@ -358,9 +355,18 @@ impl Ledger {
         self.due.append(&mut self.put_off);
     }
 
+    fn held_until(&self, scope: &Option<RelPath>) -> Option<Instant> {
+        self.scopes.get(scope).and_then(|entry| entry.not_before)
+    }
+
     /// Whether a scope waits to be grouped: what is known of its checkpoints may lack files that are there.
     pub(crate) fn is_stale_scope(&self, scope: &Option<RelPath>) -> bool {
         self.stale.contains(scope)
+    }
+
+    /// Directories with the name of a checkpoint that wait to be grouped.
+    pub(crate) fn stale_checkpoints(&self) -> impl Iterator<Item = &RelPath> {
+        self.stale.iter().flatten().filter(|scope| self.rules.named_by_directory(scope).is_some())
     }
 
     /// The same of any scope that may hold checkpoints of a run.
@@ -370,8 +376,7 @@ impl Ledger {
         self.stale.iter().any(|scope| scope.as_ref().is_none_or(may_hold))
     }
 
-    /// Whether an older checkpoint of the run lies in a scope that waits to be grouped: what that one has is what a newer one is
-    /// held against. Costs a pass over the checkpoints of such scopes.
+    /// Whether an older checkpoint of the run, which a newer one is held against, lies in a scope that waits to be grouped.
     pub(crate) fn is_stale_before(&self, candidate: &Candidate) -> bool {
         let Some(step) = candidate.step else { return false };
         let ids = self.stale.iter().filter_map(|scope| self.scopes.get(scope)).flat_map(|scope| &scope.ids);
@@ -380,8 +385,8 @@ impl Ledger {
             .any(|found| found.id.run == candidate.id.run && found.step.is_some_and(|other| other < step))
     }
 
-    /// Puts a look at the book off until its scope and its older ones are grouped, where they wait for that: a word about the whole must
-    /// not be taken for one about the part that is known, nor be held against a part of the one before.
+    /// Puts a look at the book off while its scope or an older one waits to be grouped: a word about the whole is none about the part that
+    /// is known.
     pub(crate) fn puts_off(&mut self, id: &CheckpointId) -> bool {
         let is_stale = self.books.get(id).is_some_and(|book| self.is_stale_scope(&book.scope));
         let candidate = self.books.get(id).and_then(|book| book.candidate.as_ref());
@@ -464,6 +469,12 @@ impl Ledger {
         candidate.files.keys().filter_map(move |path| entry?.files.get_key_value(path))
     }
 
+    /// The checkpoints that a file at `path` may belong to.
+    pub(crate) fn beside(&self, path: &RelPath) -> impl Iterator<Item = &Book> {
+        let scope = self.scopes.get(&self.rules.scope(path));
+        scope.into_iter().flat_map(|scope| &scope.ids).filter_map(|id| self.books.get(id))
+    }
+
     /// All files, in order of scope and path.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&RelPath, &Arc<FileView>)> {
         self.scopes.values().flat_map(|scope| scope.files.iter())
@@ -473,10 +484,7 @@ impl Ledger {
     pub(crate) fn next_regroup(&self, now: Instant) -> Option<Duration> {
         self.stale
             .iter()
-            .map(|scope| {
-                let held = self.scopes.get(scope).and_then(|entry| entry.not_before);
-                held.map_or(Duration::ZERO, |not_before| not_before.saturating_duration_since(now))
-            })
+            .map(|scope| self.held_until(scope).unwrap_or(now).saturating_duration_since(now))
             .min()
     }
 }

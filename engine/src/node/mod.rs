@@ -12,7 +12,7 @@
 //! | `due` | who is looked at now, who later |
 //! | `decide` | what a book should do next |
 //! | `alive` | whether a process lives that wrote |
-//! | `unsaved` | which directories Tier-3 does not know yet |
+//! | `unsaved`, `links` | which directories and links Tier-3 does not know yet |
 //! | `run` | the loop, and which jobs it starts |
 //! | `advance` | versions: what the rules say is done |
 //! | `backlog` | versions that are not at rest, the lag |
@@ -59,6 +59,7 @@ mod import;
 mod jobs;
 mod keeping;
 mod ledger;
+mod links;
 mod loose;
 mod metric;
 mod pace;

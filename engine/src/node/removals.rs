@@ -1,6 +1,6 @@
-//! The removals that Tier-3 knows of.
+//! The removals and the links that Tier-3 knows of.
 //!
-//! Owns: what its newest tree document says of them, and which of that stands. Does not own: what is removed now, and whether that
+//! Owns: what its newest tree document says of them, and which of the removals stand. Does not own: what is removed now, and whether that
 //! may be told (`tree`).
 //!
 //! A removal that was told stands until the tree shows again what was removed. Neither a new file under the name nor a file that lost
@@ -10,10 +10,11 @@ use crate::node::book::{Book, LooseBook, Number};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemark_protocol::documents::{RemovedFile, TreeDocument};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::manifest::Symlink;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 
-/// The removals that a tree document tells.
+/// The removals and the links that a tree document tells.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Told {
     /// Each up to and with this version.
@@ -22,6 +23,7 @@ pub(crate) struct Told {
     files: BTreeMap<RelPath, BTreeSet<(FileId, SealNumber)>>,
     /// Each up to and with this generation.
     pub(crate) loose: BTreeMap<RelPath, Generation>,
+    pub(crate) links: BTreeMap<RelPath, Symlink>,
 }
 
 /// The same of one checkpoint.
@@ -44,6 +46,7 @@ impl Told {
             told.files.entry(path.clone()).or_default().insert((*file, *seal));
         }
         told.loose = tree.removed_loose.iter().map(|loose| (loose.path.clone(), loose.generation)).collect();
+        told.links = tree.symlinks.iter().map(|link| (link.path.clone(), link.clone())).collect();
         told
     }
 

@@ -5,7 +5,8 @@
 //! (protocol), the plan's making (`decide`), the upload (`run`).
 //!
 //! Tier-1 goes with the daemon, and nothing sealed may be lost with it. A checkpoint that is complete or settled has
-//! its version by itself. One that waits for its settle time gets it early, and its evidence counts when it comes.
+//! its version by itself. A file that waits for its settle time gets it early, and its evidence counts when it comes; a directory does
+//! where too little time is left: its job may be killed before it has written all, and what is there would pass for whole.
 //! A checkpoint that can never be whole as it is gets a version that says so, and a restart takes it up as settled. Cut files are sealed
 //! as they are for it: a job must not begin at step 0 because the first save of its run, which was torn, was gone.
 
@@ -16,9 +17,10 @@ use crate::node::decide::{self, Action, Plan, is_covered};
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::node::run::Engine;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::{PARTS, Told, Verdict};
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::recognise::{CheckpointId, Shape};
 use tidemark_protocol::record::Evidence;
 
 type Files<'a> = [(&'a RelPath, &'a Arc<FileView>)];
@@ -132,7 +134,8 @@ impl Engine {
     ) -> Option<&'static str> {
         let book = &self.ledger.books[id];
         if self.draining {
-            return (!self.waits_for_saving(book)).then_some("because the daemon ended");
+            let waits = self.waits_for_saving(book) || self.settles_in_time(book, verdict);
+            return (!waits).then_some("because the daemon ended");
         }
         if self.stays_torn(id) {
             return Some("because it stays in sight");
@@ -144,6 +147,15 @@ impl Engine {
         let quiet_ns = if told == Told::Flush { decide::settle_ns(&self.shared) } else { IDLE_NS };
         (more_may_come && is_quiet(&self.shared, &self.ledger, book, quiet_ns))
             .then_some("because nothing was added to it for long")
+    }
+
+    /// Whether it is known before the daemon has ended if a directory becomes whole, and as much time is left after that as until then.
+    fn settles_in_time(&self, book: &Book, verdict: Option<&Verdict>) -> bool {
+        let is_directory = book.candidate.as_ref().is_some_and(|candidate| candidate.shape == Shape::Tree);
+        let Some(Verdict::Open { again_at_ns: Some(at_ns), .. }) = verdict else { return false };
+        let waits = Duration::from_nanos(at_ns.saturating_sub(self.shared.now_ns()).max(0).unsigned_abs());
+        let left = self.end_is_due().map(|at| at.saturating_duration_since(Instant::now()));
+        is_directory && left.is_none_or(|left| waits <= left / 2)
     }
 
     /// Of a checkpoint in sight.

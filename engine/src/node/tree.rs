@@ -27,7 +27,7 @@ use tidemark_protocol::documents::{
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::VersionId;
-use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink, Symlink};
+use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink};
 use tidemark_protocol::path::{RawText, RelPath};
 use tidemark_protocol::recognise::CheckpointId;
 
@@ -99,15 +99,18 @@ impl Engine {
             return;
         }
         let begun = Instant::now();
+        self.ledger.tree_changed = false;
         let snapshot = self.shared.namespace.tree_snapshot();
         // It may show what was done after this turn began.
         self.hear_who_changed_names();
+        self.had_not_heard(|_, _| false);
+        self.ledger.regroup(now);
         let (document, left_out) = self.tree_document(&snapshot, now);
         self.tree.withheld = left_out.withheld;
         self.tree.waits_for = left_out.waits_for;
         // A removal that is being decided is looked at again, and no other event may lead to its checkpoint.
-        let is_undecided = !left_out.undecided.is_empty();
-        self.ledger.tree_changed = is_undecided;
+        let is_undecided = left_out.stale || !left_out.undecided.is_empty();
+        self.ledger.tree_changed |= is_undecided;
         self.ledger.due.extend(left_out.undecided);
         let mut unstamped = document.clone();
         unstamped.epoch = tidemark_protocol::id::Epoch(0);
@@ -166,6 +169,11 @@ impl Engine {
         }
     }
 
+    /// What was withheld until something reached Tier-3 waits for that no longer.
+    pub(crate) fn tree_looks_at_withheld(&mut self) {
+        self.ledger.tree_changed |= self.tree.withheld;
+    }
+
     /// Tier-3 holds something that may differ from what the tree shows: the last document does not say so.
     pub(crate) fn tree_tells_more(&mut self) {
         self.ledger.tree_changed = true;
@@ -187,33 +195,27 @@ impl Engine {
     /// The tree as it is, and what is withheld from it.
     fn tree_document(&self, snapshot: &TreeSnapshot, now: Instant) -> (TreeDocument, LeftOut) {
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
-        let unsaved = Unsaved::of(self.ledger.books.values(), snapshot);
+        let unsaved = Unsaved::of(self.ledger.books.values(), self.ledger.stale_checkpoints(), snapshot);
         let begun: BTreeSet<_> = self.begun(now).collect();
-        let mut withheld = false;
+        let is_left_out = |directory: &RelPath| unsaved.has(directory) || begun.contains(directory);
+        let is_known = |path: &RelPath| path.parent().is_none_or(|above| !is_left_out(&above));
+        let (symlinks, mut withheld) = self.links_to_tell(snapshot, is_known);
         let directories: Vec<_> = snapshot
             .directories
             .iter()
             .filter_map(|node| Some(Directory { path: path(&node.path)?, attributes: attributes_of(node) }))
             .filter(|directory| {
-                let left_out = unsaved.has(&directory.path) || begun.contains(&directory.path);
+                let left_out = is_left_out(&directory.path);
                 withheld |= left_out;
                 !left_out
             })
             .collect();
-        let symlinks = snapshot.symlinks.iter().filter_map(|(node, target)| {
-            Some(Symlink {
-                path: path(&node.path)?,
-                target: RawText(target.clone()),
-                uid: node.uid,
-                gid: node.gid,
-                mtime_ns: node.mtime_ns,
-            })
-        });
         // Of several nodes each has its own: their other ends live on one of them.
         let alone = self.shared.cluster.get().is_none();
         let specials = snapshot.specials.iter().filter(|_| alone);
         let specials =
             specials.filter_map(|(node, special)| Some(special_file(path(&node.path)?, node, *special)));
+        let specials = specials.filter(|special| is_known(&special.path));
         let hard_links = snapshot
             .hard_links
             .iter()
@@ -221,6 +223,7 @@ impl Engine {
         let here = Here::of(snapshot, self.ledger.books.values());
         let mut removed = self.removed_of_checkpoints(&here, now);
         removed.left_out.withheld |= withheld;
+        removed.left_out.stale = unsaved.is_stale();
         let removed_loose = self.removed_loose(&here, &mut removed.left_out.waits_for);
         let shown = here.shown.values().filter(|shown| shown.otherwise);
         let document = TreeDocument {
@@ -228,7 +231,7 @@ impl Engine {
             epoch: self.shared.drain.epoch(),
             root: Some(attributes_of(&snapshot.root)),
             directories,
-            symlinks: symlinks.collect(),
+            symlinks,
             specials: specials.collect(),
             hard_links: hard_links.collect(),
             attributes: self.changed_attributes(&here),
@@ -254,7 +257,7 @@ impl Engine {
                     self.tree.told.standing(book, shown.number, |path| here.of_path(path).copied())
                 }
             };
-            if self.may_tell_more(book, shown, undecided, &mut all.left_out) {
+            if self.may_tell_more(here, book, undecided, &mut all.left_out) {
                 // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
                 let waits_for = &mut all.left_out.waits_for;
                 let mut lives_on = |file: FileId| {
@@ -286,18 +289,20 @@ impl Engine {
     /// Whether what a checkpoint lost, and Tier-3 does not know yet, may be told.
     fn may_tell_more(
         &self,
+        here: &Here<'_>,
         book: &Book,
-        shown: &Shown<'_>,
         undecided: Option<Undecided>,
         left_out: &mut LeftOut,
     ) -> bool {
         // A flush and the daemon's end mean the removals of those who live, too, and wait for a removal that is decided now.
         let told = !self.flushes.is_empty() || self.draining;
+        let shown = &here.shown[&book.id];
         if undecided == Some(Undecided::Now) {
             left_out.undecided.push(book.id.clone());
         }
         let written = match undecided {
             Some(Undecided::Now | Undecided::ComesBack) => false,
+            _ if self.waits_for_successor(here, book, shown) => false,
             Some(Undecided::Lasts) => told,
             None => true,
         };
@@ -307,6 +312,21 @@ impl Engine {
             && !self.visibility.is_out_of_sight(&book.id, shown.number)
             && !self.gc.is_unshown(&book.id, shown.number)
             && !book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number))
+    }
+
+    /// Whether what replaces a checkpoint is whole, and in memory only: were what the job removed told before that is in Tier-3, the
+    /// loss of the node would leave neither.
+    fn waits_for_successor(&self, here: &Here<'_>, book: &Book, shown: &Shown<'_>) -> bool {
+        let run = &book.id.run;
+        let is_another = |(id, number): &&(CheckpointId, Number)| {
+            id.run == *run && (*id != book.id || *number > shown.number)
+        };
+        let mut coming = self.backlog.lagging.iter().filter(is_another).peekable();
+        let stays = |(id, other): (&&CheckpointId, &Shown<'_>)| {
+            let whole = other.version.checkpoint.is_committed() && !other.version.record().partial;
+            id.run == *run && **id != book.id && whole && here.shows(other.version)
+        };
+        coming.peek().is_some() && (coming.any(|(id, _)| *id == book.id) || !here.shown.iter().any(stays))
     }
 
     /// The loose files of Tier-3 that a restart must not find under their paths.
@@ -394,6 +414,8 @@ struct LeftOut {
     waits_for: BTreeSet<FileId>,
     /// Checkpoints of which removals are decided within moments.
     undecided: Vec<CheckpointId>,
+    /// Directories that nothing is known of yet.
+    stale: bool,
 }
 
 /// The version of a checkpoint that a restart is to show.

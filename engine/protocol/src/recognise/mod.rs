@@ -95,6 +95,12 @@ impl Candidate {
 }
 
 impl CheckpointId {
+    /// The checkpoint at a path, whatever is there; none where the name is too long for a key.
+    #[must_use]
+    pub fn at(path: &RelPath) -> Option<Self> {
+        id_of(Some(path))
+    }
+
     /// Where it is, below the mount; `None` for the mount itself.
     #[must_use]
     pub fn path(&self) -> Option<RelPath> {

@@ -223,7 +223,7 @@ impl Engine {
         let above = path.parent();
         let beside = self.ledger.books.values().filter(|book| book.id.run.path() == above.as_ref());
         let unsaved: Vec<_> = beside
-            .filter(|book| !book.versions.values().any(|version| version.checkpoint.is_prepared()))
+            .filter(|book| !book.is_prepared())
             .filter_map(|book| {
                 let candidate = book.candidate.as_ref()?;
                 Some((book, candidate, rules.tracker(&candidate.framework, path)?))
@@ -231,16 +231,20 @@ impl Engine {
             .collect();
         let view = self.ledger.file(path).filter(|view| view.sealed().is_some() && !unsaved.is_empty())?;
         let content = self.content(view)?;
-        // At the end what is closed goes, too, where nothing more comes of what it names.
-        let ends = |book: &Book| {
-            self.draining && matches!(rescue::look(&self.shared, &self.ledger, book), Rescue::Done)
-        };
-        unsaved.into_iter().filter(|(book, ..)| !ends(book)).find_map(|(book, candidate, holds)| {
+        unsaved.into_iter().find_map(|(book, candidate, holds)| {
             let named = Named::of(&book.id, candidate.step.map(|step| step.0));
-            let of_named = named.is_in(holds, &content).then(|| self.comes(book))??;
+            let of_named = named.is_in(holds, &content).then(|| self.first_comes(book))??;
             let what = format!("it names {}, which is not in Tier-3: {}", of_named.path, of_named.what);
             Some(Pending { path: path.to_string(), reason: of_named.reason, what })
         })
+    }
+
+    /// What a checkpoint waits for of which Tier-3 has nothing yet; none where nothing is to come.
+    pub(crate) fn first_comes(&self, book: &Book) -> Option<Pending> {
+        // At the end what is closed goes, too, where nothing more comes of what it names.
+        let ended =
+            || self.draining && matches!(rescue::look(&self.shared, &self.ledger, book), Rescue::Done);
+        if book.is_prepared() || ended() { None } else { self.comes(book) }
     }
 
     /// What a checkpoint's trackers say may go to Tier-3 now.

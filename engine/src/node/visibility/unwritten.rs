@@ -49,10 +49,8 @@ impl Engine {
 
     /// The directories of checkpoints in which nothing is yet that Tier-3 has to know.
     pub(crate) fn begun(&self, now: Instant) -> impl Iterator<Item = RelPath> + '_ {
-        let rules = self.ledger.rules();
-        let unwritten =
-            self.visibility.made.iter().filter_map(|(node, begun)| Some((begun, self.unwritten(*node)?)));
-        let named = unwritten.filter(|(_, found)| rules.named_by_directory(&found.directories[0]).is_some());
+        let named =
+            self.visibility.made.iter().filter_map(|(node, begun)| Some((begun, self.begun_at(*node)?)));
         let withheld = named.filter(move |(begun, found)| {
             found.forewords == 0 || self.why_undecided(begun, found, now).is_some()
         });
@@ -83,8 +81,7 @@ impl Engine {
         match begun.dead_since {
             _ if self.never_shields() => None,
             Some(since) if now.saturating_duration_since(since) >= DECIDED_WITHIN => None,
-            // The daemon that ends takes what is there of those who live.
-            None if lives() => (!quiet && !self.draining).then(|| {
+            None if lives() => (!quiet).then(|| {
                 format!("a save begins with it, and process {process} lives, which made its directory")
             }),
             Some(_) | None => Some(format!(
@@ -93,15 +90,23 @@ impl Engine {
         }
     }
 
-    /// Whether what the dead began is decided within moments.
+    /// Whether it is decided within moments what becomes of what the dead began, and while the daemon ends also of what those who live
+    /// did.
     pub(crate) fn decides_about_begun(&self, now: Instant) -> bool {
-        let rules = self.ledger.rules();
         self.visibility.made.iter().any(|(node, begun)| {
-            !is_alive(&self.shared.namespace, &begun.made.maker)
-                && self.unwritten(*node).is_some_and(|found| {
-                    rules.named_by_directory(&found.directories[0]).is_some()
-                        && self.why_undecided(begun, &found, now).is_some()
-                })
+            (self.draining || !is_alive(&self.shared.namespace, &begun.made.maker))
+                && self.begun_at(*node).is_some_and(|found| self.why_undecided(begun, &found, now).is_some())
+        })
+    }
+
+    /// Whether a program that lives began a save less than `gap_ns` ago, and wrote nothing into it yet that counts.
+    pub(crate) fn is_anything_begun(&self, gap_ns: i64) -> bool {
+        let now_ns = self.shared.now_ns();
+        self.visibility.made.iter().any(|(node, Begun { made, .. })| {
+            is_alive(&self.shared.namespace, &made.maker)
+                && self
+                    .begun_at(*node)
+                    .is_some_and(|found| now_ns.saturating_sub(found.closed_ns.max(made.at_ns)) < gap_ns)
         })
     }
 
@@ -121,6 +126,13 @@ impl Engine {
     fn unwritten(&self, directory: u64) -> Option<namespace::Unwritten> {
         let rules = self.ledger.rules();
         self.shared.namespace.unwritten(directory, |path| rules.is_temporary(path), Rules::is_foreword)
+    }
+
+    /// The same of a directory with the name of a checkpoint.
+    fn begun_at(&self, directory: NodeId) -> Option<namespace::Unwritten> {
+        let is_named =
+            |found: &namespace::Unwritten| self.ledger.rules().named_by_directory(&found.directories[0]);
+        self.unwritten(directory).filter(|found| is_named(found).is_some())
     }
 
     /// Looks what has become of who made them.
