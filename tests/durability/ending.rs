@@ -495,5 +495,13 @@ fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     daemon.start_again();
     assert_eq!(names(&run), ["step_1"]);
     let torn = daemon.mount().join(".tidemark/torn/run/step_2/model.pt");
-    assert_eq!(fs::read(torn).expect("it is kept"), b"state");
+    assert_eq!(fs::read(&torn).expect("it is kept"), b"state");
+
+    // Who removes it there wants it no more.
+    fs::remove_dir_all(torn.parent().expect("it has one")).expect("a person may");
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert!(!torn.exists());
+    assert_eq!(names(&run), ["step_1"]);
 }

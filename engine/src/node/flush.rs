@@ -276,6 +276,8 @@ impl Engine {
             self.give_up_writers();
             self.see_all_below(b"");
             self.look_at_everything();
+            self.visibility.ask_about_removals();
+            self.undo_removals(now);
         }
     }
 

@@ -7,6 +7,7 @@
 
 use crate::namespace::{FileState, FileView, Namespace, NodeId, ROOT, is_hidden};
 use crate::node::book::{Book, LooseBook};
+use crate::node::copies::CopyCounts;
 use crate::node::due::Due;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -26,11 +27,13 @@ pub(crate) struct Scope {
     has_directory: bool,
     /// Names whose files changed while it waited to be grouped.
     changed: BTreeSet<RelPath>,
-    /// Regrouped not before this, so that a directory of 100,000 files being filled is not grouped 100,000 times.
+    /// A directory of 100,000 files being filled is not grouped 100,000 times.
     not_before: Option<Instant>,
 }
 
-/// A scope's regrouping may take one part in this many of the loop's time.
+/// The regrouping of a scope with more than these files may take one part in so many of the loop's time. A smaller one costs less than
+/// what made it stale, and who asks sees it as it is.
+const GROUPED_AT_ONCE: usize = 64;
 const REGROUP_SHARE: u32 = 8;
 
 /// In a scope of at most this many checkpoints, whatever happens to a file of one lets all of them look again: they
@@ -40,50 +43,6 @@ const NEIGHBOURS_MAX: usize = 64;
 
 /// The bytes a path holds: which file, at which seal.
 pub(crate) type Contents = BTreeMap<RelPath, (FileId, SealNumber)>;
-
-/// How many names have which copies, counted as they come and go: `status` is written five times a second.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct CopyCounts {
-    pub(crate) host_files: u64,
-    pub(crate) object_files: u64,
-    pub(crate) object_bytes: u64,
-    /// Of names whose bytes are here and not in Tier-3.
-    pub(crate) unsaved_files: u64,
-    pub(crate) unsaved_bytes: u64,
-}
-
-impl CopyCounts {
-    fn of(view: &FileView) -> Self {
-        // What was noted of a file that is written again is a copy of other bytes.
-        let object = view.object.is_some() && view.sealed().is_some();
-        let unsaved = view.host && !object;
-        Self {
-            unsaved_files: u64::from(unsaved),
-            unsaved_bytes: if unsaved { view.size_bytes } else { 0 },
-            host_files: u64::from(view.host),
-            object_files: u64::from(object),
-            object_bytes: if object { view.size_bytes } else { 0 },
-        }
-    }
-
-    fn add(&mut self, view: &FileView) {
-        let more = Self::of(view);
-        self.host_files += more.host_files;
-        self.object_files += more.object_files;
-        self.object_bytes += more.object_bytes;
-        self.unsaved_files += more.unsaved_files;
-        self.unsaved_bytes += more.unsaved_bytes;
-    }
-
-    fn take(&mut self, view: &FileView) {
-        let less = Self::of(view);
-        self.host_files -= less.host_files;
-        self.object_files -= less.object_files;
-        self.object_bytes -= less.object_bytes;
-        self.unsaved_files -= less.unsaved_files;
-        self.unsaved_bytes -= less.unsaved_bytes;
-    }
-}
 
 /// See the module's head.
 #[derive(Debug)]
@@ -441,7 +400,8 @@ impl Ledger {
         }
         let Some(scope) = self.scopes.get_mut(&key) else { return };
         scope.loose = loose;
-        scope.not_before = Some(begun + begun.elapsed() * REGROUP_SHARE);
+        let is_held = scope.files.len() > GROUPED_AT_ONCE;
+        scope.not_before = is_held.then(|| begun + begun.elapsed() * REGROUP_SHARE);
         if scope.files.is_empty() {
             self.scopes.remove(&key);
         }

@@ -255,11 +255,12 @@ impl Engine {
         if further || view.sealed().is_some_and(|seal| book.uploaded() == Some((view.file, seal))) {
             return None;
         }
-        // Whoever writes it gives it the name under which it is wanted.
-        if is_in_flight(&self.shared, &self.ledger, path, view, self.draining) {
-            return None;
-        }
         let lack = |reason, what: &str, comes| Some(Lack { reason, what: what.to_owned(), comes });
+        // Whoever writes it gives it the name under which it is wanted, if the daemon does not end before.
+        if is_in_flight(&self.shared, &self.ledger, path, view, self.draining) {
+            let what = "it is written under a temporary name, and ends with this memory";
+            return if self.draining { lack(PendingReason::Open, what, false) } else { None };
+        }
         if let Some(why) = self.ledger.unreadable.get(&view.node) {
             let what = format!("it is closed and cannot be read to be sealed: {why}");
             return lack(PendingReason::Unreadable, &what, false);

@@ -7,7 +7,7 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `ledger` | files, groups, books |
+//! | `ledger`, `copies` | files, groups, books; how many copies there are |
 //! | `book` | one checkpoint over its versions |
 //! | `due` | who is looked at now, who later |
 //! | `decide` | what a book should do next |
@@ -47,6 +47,7 @@ mod attributes;
 mod away;
 mod backlog;
 mod book;
+mod copies;
 mod decide;
 mod due;
 mod events;

@@ -7,7 +7,7 @@
 //! The document is made by comparing: what the tree holds at one moment against what Tier-3 holds by itself. So it does not
 //! matter how a difference came about, or whether the daemon that is asked saw it happen.
 
-use crate::namespace::{SnapshotFile, SnapshotNode, Special, TreeSnapshot};
+use crate::namespace::{SnapshotFile, SnapshotNode, Special, TreeSnapshot, torn_path};
 use crate::node::Shared;
 use crate::node::away::Cause;
 use crate::node::book::{Book, LooseStage, Number, VersionBook};
@@ -309,9 +309,15 @@ impl Engine {
         left_out.withheld |= !written;
         // A checkpoint that the daemon took out of sight, or could not bring into the tree, is not removed.
         written
-            && !self.visibility.is_out_of_sight(&book.id, shown.number)
+            && !self.lies_out_of_sight(book, shown)
             && !self.gc.is_unshown(&book.id, shown.number)
             && !book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number))
+    }
+
+    /// Whether a version has names below `.tidemark/torn` still, where a person may remove them for good.
+    fn lies_out_of_sight(&self, book: &Book, shown: &Shown<'_>) -> bool {
+        let lies = |path: &RelPath| self.shared.namespace.node_at(&torn_path(path)).is_some();
+        self.visibility.is_out_of_sight(&book.id, shown.number) && shown.version.contents.keys().any(lies)
     }
 
     /// Whether what replaces a checkpoint is whole, and in memory only: were what the job removed told before that is in Tier-3, the

@@ -5,7 +5,8 @@
 //!
 //! Nothing of it outlives the daemon: the next one takes every removal for meant. One that is waited for is not in Tier-3 yet,
 //! so that the names are there again after the death of a node. A flush and the daemon's end have the removals of those who live
-//! written too; about those of the dead they wait for the decision. An end puts nothing back itself.
+//! written too; about those of the dead they wait for the decision. An end puts nothing back itself; what one removed whose next save the end
+//! cuts off comes back, too.
 
 use crate::namespace::{Ended, FileState, FileView, WriterId};
 use crate::node::alive::is_alive;
@@ -179,7 +180,12 @@ impl Engine {
             on_its_way: newest
                 .is_some_and(|(_, version)| version.checkpoint.is_alive() && version.checkpoint.is_proven()),
         };
-        match (decide(&removers, left), committed) {
+        let decided = decide(&removers, left);
+        if matches!(decided, Removal::Waits { .. }) && committed.is_some() && self.saves_in_vain(id) {
+            self.comes_back(id);
+            return None;
+        }
+        match (decided, committed) {
             (Removal::Waits { .. }, _) => {
                 let awaited = removers.iter().find_map(|actor| match actor {
                     Actor::Alive { process } => Some(Awaited::End { process: *process }),
@@ -193,15 +199,27 @@ impl Engine {
                 return Some(Awaited::Moments);
             }
             // Nothing is hidden any more, so that other files may have its names.
-            (Removal::Undone { .. }, Some(_)) if self.draining => {
-                let noted = self.visibility.noted.get_mut(id).expect("it was there a moment ago");
-                self.ledger.tree_changed |= !noted.comes_back;
-                noted.comes_back = true;
-            }
+            (Removal::Undone { .. }, Some(_)) if self.draining => self.comes_back(id),
             (Removal::Undone { why }, Some(number)) => self.undo(id, number, &why),
             (Removal::Undone { .. } | Removal::Stands { .. }, _) => self.end_removal(id),
         }
         None
+    }
+
+    /// The next daemon shows the names again.
+    fn comes_back(&mut self, id: &CheckpointId) {
+        let noted = self.visibility.noted.get_mut(id).expect("it was there a moment ago");
+        if !std::mem::replace(&mut noted.comes_back, true) {
+            self.tree_tells_more();
+        }
+    }
+
+    /// Whether one of those who removed a checkpoint had begun another, which can be no more: the daemon has ended for whoever writes.
+    /// Those on other nodes write on.
+    fn saves_in_vain(&self, id: &CheckpointId) -> bool {
+        self.shared.namespace.are_writers_refused()
+            && self.shared.cluster.get().is_none()
+            && self.visibility.noted[id].removers.iter().any(|who| self.has_begun_another(who, &id.run))
     }
 
     /// How a process stands that removed names of a run, or made some.

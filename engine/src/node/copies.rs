@@ -1,0 +1,49 @@
+//! How many names have which copies.
+//!
+//! Owns: the counts. Does not own: the names (`ledger`).
+
+use crate::namespace::FileView;
+
+/// How many names have which copies, counted as they come and go: `status` is written five times a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct CopyCounts {
+    pub(crate) host_files: u64,
+    pub(crate) object_files: u64,
+    pub(crate) object_bytes: u64,
+    /// Of names whose bytes are here and not in Tier-3.
+    pub(crate) unsaved_files: u64,
+    pub(crate) unsaved_bytes: u64,
+}
+
+impl CopyCounts {
+    fn of(view: &FileView) -> Self {
+        // What was noted of a file that is written again is a copy of other bytes.
+        let object = view.object.is_some() && view.sealed().is_some();
+        let unsaved = view.host && !object;
+        Self {
+            unsaved_files: u64::from(unsaved),
+            unsaved_bytes: if unsaved { view.size_bytes } else { 0 },
+            host_files: u64::from(view.host),
+            object_files: u64::from(object),
+            object_bytes: if object { view.size_bytes } else { 0 },
+        }
+    }
+
+    pub(crate) fn add(&mut self, view: &FileView) {
+        let more = Self::of(view);
+        self.host_files += more.host_files;
+        self.object_files += more.object_files;
+        self.object_bytes += more.object_bytes;
+        self.unsaved_files += more.unsaved_files;
+        self.unsaved_bytes += more.unsaved_bytes;
+    }
+
+    pub(crate) fn take(&mut self, view: &FileView) {
+        let less = Self::of(view);
+        self.host_files -= less.host_files;
+        self.object_files -= less.object_files;
+        self.object_bytes -= less.object_bytes;
+        self.unsaved_files -= less.unsaved_files;
+        self.unsaved_bytes -= less.unsaved_bytes;
+    }
+}
