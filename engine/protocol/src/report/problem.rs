@@ -76,6 +76,7 @@ problem_codes! {
     ObjectCorrupt, "object_corrupt", NotRecoverable, Stays, "An object of Tier-3 is bad or missing, and could not be written again.";
     Tier3Away, "tier3_away", Unavailable, Stays, "Tier-3 does not take what it is given.";
     CoordinatorAway, "coordinator_away", Unavailable, Stays, "The coordinator does not answer.";
+    EtcdAway, "etcd_away", Unavailable, Stays, "The etcd that says who the coordinator is does not answer.";
     NoAnswer, "no_answer", Unavailable, Stays, "The daemon lives and does not answer.";
     CrashLoop, "crash_loop", Unavailable, Stays, "The daemon dies again and again.";
     Tier1Full, "tier1_full", Failed, Stays, "Memory is full of what may not give way: saves fail.";
