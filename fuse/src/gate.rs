@@ -245,7 +245,7 @@ impl Leave {
     /// What was begun is told to others, who may be told later where nobody hears it now.
     pub(crate) fn announced(self) {
         if let Some(cluster) = self.shared_with()
-            && let Err(away) = cluster.publish_now()
+            && let Err(away) = cluster.publish_begun()
         {
             let error = &away as &dyn std::error::Error;
             tracing::warn!(error, "what is written here is told to others later");

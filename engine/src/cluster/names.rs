@@ -411,6 +411,14 @@ impl Cluster {
         }
     }
 
+    /// Tells what was begun, which does not wait for a coordinator that is silent. Blocks; not for a thread of the runtime.
+    ///
+    /// # Errors
+    /// It is told later.
+    pub fn publish_begun(&self) -> Result<(), Away> {
+        self.runtime.block_on(self.unless_silent(self.publish()))
+    }
+
     fn guard(self: &Arc<Self>, held: Option<NodeId>, name: Option<(NodeId, Vec<u8>)>) -> Guard {
         Guard { cluster: Arc::clone(self), held, name }
     }
@@ -464,15 +472,15 @@ impl Cluster {
     }
 
     async fn publish_soon(&self) -> Result<(), Asked> {
-        self.unless_silent(self.publish_unkept()).await
+        self.unless_silent(self.publish_unkept()).await.map_err(Asked::Away)
     }
 
     async fn ask_soon<T: serde::de::DeserializeOwned>(&self, message: &ToCoordinator) -> Result<T, Asked> {
-        self.unless_silent(self.ask(message, ANSWER_DEADLINE)).await
+        self.unless_silent(self.ask(message, ANSWER_DEADLINE)).await.map_err(Asked::Away)
     }
 
     /// Waits for an answer while the coordinator shows that it lives.
-    async fn unless_silent<T>(&self, answer: impl Future<Output = Result<T, Away>>) -> Result<T, Asked> {
+    async fn unless_silent<T>(&self, answer: impl Future<Output = Result<T, Away>>) -> Result<T, Away> {
         let silence = async {
             tokio::time::sleep(OUTAGE_WAIT).await;
             while self.is_reachable() {
@@ -480,8 +488,8 @@ impl Cluster {
             }
         };
         tokio::select! {
-            answer = answer => answer.map_err(Asked::Away),
-            () = silence => Err(Asked::Away(Away::Late(OUTAGE_WAIT))),
+            answer = answer => answer,
+            () = silence => Err(Away::Late(OUTAGE_WAIT)),
         }
     }
 }
