@@ -5,7 +5,7 @@
 //! A node alone asks nobody, and neither does one that has the directory to itself: then the call goes on where it is. Otherwise
 //! it moves to a worker, so that a coordinator that is slow or away holds up nothing but the calls that need it.
 
-use crate::cold::{Job, Workers};
+use crate::cold::Workers;
 use crate::shared::Shared;
 use std::sync::Arc;
 use tidemark_engine::cluster::{Access, Cluster, Guard};
@@ -84,7 +84,7 @@ pub(crate) fn pass(
     if let Some(leave) = try_leave(shared, cluster, &wanted) {
         return act(shared, Ok(leave));
     }
-    workers.submit(Job::Names(Call { wanted, act: Box::new(act) }));
+    workers.ask(Call { wanted, act: Box::new(act) });
 }
 
 /// On a worker: waits for leave, within bounds.
