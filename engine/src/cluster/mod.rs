@@ -108,6 +108,9 @@ pub trait Authority: Send + Sync + std::fmt::Debug {
     /// Has everybody who may know of names at or below a path publish them; false where one could not be asked.
     async fn hear_below(&self, path: &[u8]) -> bool;
 
+    /// Has every node of which something is expected publish what it knows; a sentence for each that did not.
+    async fn hear_all(&self) -> Vec<String>;
+
     /// The last connection with a node's daemon is gone. Must not block.
     fn disconnected(&self, life: Life);
 

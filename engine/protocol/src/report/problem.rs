@@ -84,6 +84,7 @@ problem_codes! {
     Descriptors, "descriptors", Failed, Stays, "The daemon may open no more files.";
     StateDirGone, "state_dir_gone", Failed, Stays, "The state directory was removed: commands do not find the daemon.";
     UnderReplicated, "under_replicated", Failed, Stays, "Files have no copy on another node.";
+    NodeAway, "node_away", Failed, Stays, "The coordinator does not hear a node.";
     NotCommitted, "not_committed", Failed, Stays, "A checkpoint will never be committed as it is.";
     Broken, "broken", Failed, Stays, "A file contradicts its own format: its checkpoint is kept, and not committed.";
     Undecided, "undecided", Failed, Stays, "Whether a checkpoint is whole is not known, and it is left as it is.";
