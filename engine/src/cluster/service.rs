@@ -154,6 +154,7 @@ async fn recall(
         });
         waited.await.expect("waiting does not panic");
     }
+    cluster.namespace.tell_begun();
     cluster
         .publish_unkept()
         .await
