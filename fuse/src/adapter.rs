@@ -308,6 +308,13 @@ impl Filesystem for Adapter {
                 },
             );
         }
+        if self.shared.host.cluster().is_some_and(|cluster| cluster.is_begun_on_lost(node)) {
+            tracing::warn!(
+                node,
+                "a file was begun on a node that is lost, and nothing of its bytes was heard"
+            );
+            return self.shared.refuse_open(caller.request, FsError::Io, reply);
+        }
         match self.ns().open(&caller, node, flags) {
             Ok(OpenOutcome::Ready(file)) => self.shared.answer_open(caller.request, &file, reply),
             Ok(OpenOutcome::Unverified) => {

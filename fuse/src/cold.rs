@@ -7,7 +7,7 @@
 //! resize may have to copy frozen bytes, or wait for another program's last close, whose RELEASE must then
 //! find a free thread. And what finds no room waits, bounded, for memory that is on its way back. In each case
 //! the reply object moves to a worker and is answered there. Fetches have threads of their own, so that a slow
-//! tier does not hold up programs that write. Threads and queues are bounded;
+//! tier does not hold up programs that write, and so have calls that ask other nodes. Threads and queues are bounded;
 //! what does not fit is refused with EAGAIN rather than left waiting for ever.
 //!
 //! [`Host`]: crate::Host
@@ -19,6 +19,7 @@ use crate::named::Place;
 use crate::shared::Shared;
 use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyEntry, ReplyOpen, ReplyXattr};
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use tidemark_engine::namespace::{Attr, Caller, ColdFile, FsError, NodeId, OpenFile, OpenOutcome, SetAttr};
@@ -32,6 +33,13 @@ const CHANGE_THREADS: usize = 8;
 
 /// Calls that wait for what other nodes say of names: as many as a node has ranks and data loaders at a moment.
 const ASK_THREADS: usize = 16;
+
+/// The same with those that are added where all wait, and stay. While nobody coordinates each look-up of what is not there holds a thread for up
+/// to 20 s, and a save goes on beside them: 8 ranks with 32 data loaders each. One that sleeps takes some tens of KiB.
+const ASK_THREADS_MAX: usize = 256;
+
+/// They change and send names, which takes little. Below 2 MiB no huge page lies under a stack.
+const ASK_STACK_BYTES: usize = 1 << 20;
 
 /// What waits for a thread, for each of the two. More than a node has data loaders.
 const QUEUE_MAX: usize = 4096;
@@ -66,7 +74,7 @@ pub(crate) enum Job {
     /// A computed attribute: whoever knows it may be busy, and may itself wait for a request to be answered.
     GetXattr { node: NodeId, name: Vec<u8>, size: u32, reply: ReplyXattr },
     /// A call on names that other nodes have to be asked about.
-    Names(Call),
+    Names(Call, Counted),
     /// A setattr that sets a size, of a file whose bytes must be fetched.
     ResizeCold {
         cold: ColdFile,
@@ -83,15 +91,68 @@ pub(crate) enum Job {
 pub(crate) struct Workers {
     fetching: SyncSender<Job>,
     changing: SyncSender<Job>,
-    asking: SyncSender<Job>,
+    asking: Askers,
     shared: Arc<Shared>,
+}
+
+/// The threads that ask other nodes. They nearly always only wait, so that one more is made where a call finds none.
+#[derive(Debug, Clone)]
+struct Askers {
+    queue: SyncSender<Job>,
+    waiting: Arc<Mutex<Receiver<Job>>>,
+    /// Calls that were handed over and have not ended.
+    calls: Arc<AtomicUsize>,
+    threads: Arc<AtomicUsize>,
+}
+
+/// Counts a call until it is dropped with it.
+#[derive(Debug)]
+pub(crate) struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Askers {
+    fn start(shared: &Arc<Shared>) -> io::Result<Self> {
+        let (queue, waiting) = sync_channel(QUEUE_MAX);
+        let waiting = Arc::new(Mutex::new(waiting));
+        let askers = Self { queue, waiting, calls: Arc::default(), threads: Arc::new(ASK_THREADS.into()) };
+        (0..ASK_THREADS).try_for_each(|number| askers.add(shared, number))?;
+        Ok(askers)
+    }
+
+    fn add(&self, shared: &Arc<Shared>, number: usize) -> io::Result<()> {
+        let (shared, waiting) = (Arc::clone(shared), Arc::clone(&self.waiting));
+        std::thread::Builder::new()
+            .name(format!("mount-names-{number}"))
+            .stack_size(ASK_STACK_BYTES)
+            .spawn(move || serve(&shared, &waiting, None))?;
+        Ok(())
+    }
+
+    /// Counts a call that is about to be handed over, and makes a thread for it where each has one.
+    fn count(&self, shared: &Arc<Shared>) -> Counted {
+        let calls = self.calls.fetch_add(1, Ordering::AcqRel) + 1;
+        let counted = Counted(Arc::clone(&self.calls));
+        let one_more = |threads: usize| (threads < calls.min(ASK_THREADS_MAX)).then_some(threads + 1);
+        if let Ok(number) = self.threads.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more)
+            && let Err(error) = self.add(shared, number)
+        {
+            self.threads.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!(%error, number, "no thread for one more call on names: it waits until another call ends");
+        }
+        counted
+    }
 }
 
 impl Workers {
     pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<Self> {
         let fetching = start(FETCH_THREADS, "mount-fetch", shared, None)?;
         let changing = start(CHANGE_THREADS, "mount-change", shared, Some(&fetching))?;
-        let asking = start(ASK_THREADS, "mount-names", shared, None)?;
+        let asking = Askers::start(shared)?;
         Ok(Self { fetching, changing, asking, shared: Arc::clone(shared) })
     }
 
@@ -103,10 +164,16 @@ impl Workers {
             | Job::Open { .. }
             | Job::Resize { .. }
             | Job::GetXattr { .. } => &self.changing,
-            Job::Names(_) => &self.asking,
+            Job::Names(..) => &self.asking.queue,
             Job::OpenCold { .. } | Job::OpenUnverified { .. } | Job::ResizeCold { .. } => &self.fetching,
         };
         put(&self.shared, queue, job);
+    }
+
+    /// Hands a call on names to a thread that may wait for other nodes. Never blocks.
+    pub(crate) fn ask(&self, call: Call) {
+        let counted = self.asking.count(&self.shared);
+        self.submit(Job::Names(call, counted));
     }
 }
 
@@ -121,7 +188,7 @@ fn put(shared: &Shared, queue: &SyncSender<Job>, job: Job) {
             }
             Job::Resize { reply, .. } | Job::ResizeCold { reply, .. } => reply.error(Errno::EAGAIN),
             Job::GetXattr { reply, .. } => reply.error(Errno::EAGAIN),
-            Job::Names(call) => call.refuse(shared),
+            Job::Names(call, _) => call.refuse(shared),
         }
     }
 }
@@ -218,7 +285,7 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
             Ok(value) => answer_bytes(&value, size, reply),
             Err(error) => reply.error(errno(error)),
         },
-        Job::Names(call) => call.go(shared),
+        Job::Names(call, _counted) => call.go(shared),
         Job::ResizeCold { cold, caller, node, change, leave: _leave, reply } => {
             shared.answer_attr(fetch_and_resize(shared, cold, &caller, node, &change), reply);
         }

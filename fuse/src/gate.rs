@@ -5,7 +5,7 @@
 //! A node alone asks nobody, and neither does one that has the directory to itself: then the call goes on where it is. Otherwise
 //! it moves to a worker, so that a coordinator that is slow or away holds up nothing but the calls that need it.
 
-use crate::cold::{Job, Workers};
+use crate::cold::Workers;
 use crate::shared::Shared;
 use std::sync::Arc;
 use tidemark_engine::cluster::{Access, Cluster, Guard};
@@ -84,7 +84,7 @@ pub(crate) fn pass(
     if let Some(leave) = try_leave(shared, cluster, &wanted) {
         return act(shared, Ok(leave));
     }
-    workers.submit(Job::Names(Call { wanted, act: Box::new(act) }));
+    workers.ask(Call { wanted, act: Box::new(act) });
 }
 
 /// On a worker: waits for leave, within bounds.
@@ -245,7 +245,7 @@ impl Leave {
     /// What was begun is told to others, who may be told later where nobody hears it now.
     pub(crate) fn announced(self) {
         if let Some(cluster) = self.shared_with()
-            && let Err(away) = cluster.publish_now()
+            && let Err(away) = cluster.publish_begun()
         {
             let error = &away as &dyn std::error::Error;
             tracing::warn!(error, "what is written here is told to others later");

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -157,6 +158,38 @@ fn a_coordinator_that_was_cut_off_follows_the_one_that_took_its_place() {
     }
     let log = cluster.nodes[0].daemon().log();
     assert!(log.contains("this node is not the coordinator any more"), "{log}");
+}
+
+/// Goal: who loses the way to etcd and nothing else follows the coordinator that it hears, so that names are answered for in seconds.
+/// Method: first the coordinator is cut off from etcd; then a member is, and the next coordinator loses its power.
+#[test]
+fn who_reaches_all_but_etcd_follows_the_coordinator_that_it_hears() {
+    let Some(mut cluster) = Cluster::start_with_lease() else { return };
+    let answered = |cluster: &Cluster, nodes: &[usize]| {
+        let began = Instant::now();
+        for node in nodes {
+            let found = fs::metadata(cluster.mount(*node).join("absent")).map(drop);
+            let log = || cluster.nodes[*node].daemon().log_tail();
+            let said = found.expect_err("nobody made it");
+            assert_eq!(said.kind(), ErrorKind::NotFound, "node {node}: {said}\n{}", log());
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    };
+    let cut = cluster.nodes[0].host().partition(cluster.network.host("etcd"));
+    let seat = cluster.wait_for_seat(&[1, 2]);
+    answered(&cluster, &[seat, 3 - seat, 0]);
+    let status = cluster.nodes[0].daemon().ctl_json(&["status"]);
+    assert!(status["problems"].to_string().contains("etcd_away"), "{:#}", status["problems"]);
+    cluster.nodes[seat].power_off();
+    let next = cluster.wait_for_seat(&[3 - seat]);
+    answered(&cluster, &[next, 0]);
+    let row = || {
+        let rows = cluster.nodes[next].daemon().ctl_json(&["nodes"]);
+        rows.as_array()?.iter().find(|row| row["name"] == "n1" && row["standing"] == "alive").cloned()
+    };
+    let alive = process::until(Duration::from_secs(10), row);
+    assert!(alive.is_some(), "{:#}", cluster.nodes[next].daemon().ctl_json(&["nodes"]));
+    assert!(cut.heal() > 0, "nothing was dropped");
 }
 
 /// A directory that node 1 has alone, with files that Tier-3 has under their names.

@@ -7,6 +7,7 @@
 //! | `twin` | random calls on any node, daemons killed or not: are all nodes together one directory? |
 //! | `site` | several nodes of one cluster, for the others |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
+//! | `silent` | the coordinator says nothing, and nobody takes its seat: what goes on |
 //! | `copies` | copies in other nodes' memory that are bad |
 //! | `links` | what is seen of a save on its way, and changed in it, and what strangers cost |
 //! | `tier3` | how often Tier-3 is read |
@@ -25,6 +26,7 @@ mod links;
 mod members;
 mod net;
 mod nodes;
+mod silent;
 mod site;
 mod tier3;
 mod tree;

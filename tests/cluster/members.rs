@@ -121,6 +121,9 @@ fn a_node_that_only_the_coordinator_does_not_hear_is_cut_off_and_not_gone() {
     let bytes = vec![7; BYTES];
     fs::write(members.mount(2).join("kept"), &bytes).unwrap();
     assert!(fs::read(members.mount(0).join("kept")).unwrap() == bytes, "the coordinator knows of it");
+    let own = members.mount(2).join("own");
+    fs::create_dir(&own).unwrap();
+    fs::write(own.join("early"), b"3").unwrap();
     // From now on the directory is nobody's alone: for names that a node has alone it is waited for, cut off or not.
     fs::write(members.mount(1).join("other"), b"2").unwrap();
     let cut = members.nodes[0].host().partition(members.nodes[2].host());
@@ -142,8 +145,17 @@ fn a_node_that_only_the_coordinator_does_not_hear_is_cut_off_and_not_gone() {
     assert!(status.is_some(), "{}", members.daemon(2).log_tail());
     let refused = members.daemon(2).ctl(&["placement"]);
     assert_eq!(refused.status.code(), Some(5), "{}", shown(&refused));
+    // What it makes meanwhile the coordinator does not know, and says so where somebody counts on it.
+    fs::write(own.join("late"), b"3").unwrap();
+    let flushed = members.daemon(0).ctl(&["flush", "--wait", "--timeout", "5"]);
+    assert_eq!(flushed.status.code(), Some(1), "{}", shown(&flushed));
+    assert!(shown(&flushed).contains("node n3 (cut_off) was not heard"), "{}", shown(&flushed));
+    let problems = members.daemon(0).ctl_json(&["status"])["problems"].to_string();
+    assert!(problems.contains("node_away") && problems.contains("n3"), "{problems}");
     assert!(cut.heal() > 0);
     wait_for_standing(members.daemon(0), "n3", "alive");
+    members.daemon(0).flush();
+    assert_eq!(fs::read(members.mount(1).join("own/late")).unwrap(), b"3");
     fs::write(members.mount(2).join("again"), &bytes).unwrap();
     assert!(fs::read(members.mount(1).join("again")).unwrap() == bytes);
 }

@@ -346,6 +346,35 @@ fn an_open_finds_what_was_closed_last_beside_one_that_reads_what_was_before() {
     }
 }
 
+/// Goal: what is being written on one node is no empty file on another: it is waited for and EIO then, and EIO as well where its node is lost
+/// before anybody heard of its bytes.
+#[test]
+fn what_is_being_written_elsewhere_is_no_empty_file() {
+    let Some(mut cluster) = Cluster::start() else { return };
+    let [reader, writer] = [1, 2].map(|node| cluster.mount(node).join("run"));
+    fs::create_dir(&writer).unwrap();
+    // Known there as it was begun, and written after that.
+    let begin = |name: &str| {
+        let mut begun = fs::File::create(writer.join(name)).unwrap();
+        assert!(names(&reader).contains(name));
+        assert!(fs::read(reader.join(name)).unwrap().is_empty(), "{name} is begun");
+        begun.write_all(&noise(1, MIB)).unwrap();
+        begun
+    };
+    let (open, began) = (begin("open"), Instant::now());
+    let read = fs::read(reader.join("open")).map(|bytes| bytes.len());
+    assert!(
+        read.is_err() && began.elapsed() >= Duration::from_secs(4),
+        "{read:?} after {:?}",
+        began.elapsed()
+    );
+    let lost = begin("lost");
+    cluster.nodes[2].power_off();
+    let refused = process::until(LIMIT, || fs::read(reader.join("lost")).err());
+    assert!(refused.is_some(), "{}", cluster.nodes[1].daemon().log_tail());
+    drop((open, lost));
+}
+
 /// Goal: what other nodes made while a node counted as lost keeps its name and its bytes, whatever programs of that node did with the same
 /// names meanwhile. Method: the node has the directory alone, so that its programs go on; it is cut off from all others until it is
 /// given up, and told everything when it is back.

@@ -3,6 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | `look` | answering for names; whom to ask first |
+//! | `hear` | having every node say what it has not told |
 //! | `take` | taking publications in |
 //! | `roll` | who is there, who keeps whose copies |
 //! | `members` | joins, beats and verdicts, and what follows from them |
@@ -17,6 +18,7 @@
 //! One mutex guards what is known of nodes and leases, and is never held while a node is asked.
 
 mod deputy;
+mod hear;
 mod look;
 mod members;
 mod removed;
@@ -28,6 +30,7 @@ mod whereabouts;
 pub use roll::Terms;
 
 use deputy::Deputy;
+use hear::Heard;
 use members::{ASKS_MAX, Outbox, Told};
 use roll::{Now, Roll};
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,6 +77,8 @@ pub struct Catalog {
     /// A node follows a higher epoch.
     doubted: Notify,
     asking: Arc<Semaphore>,
+    /// Held while all are asked what they have not told.
+    last_heard: tokio::sync::Mutex<Option<Heard>>,
 }
 
 /// What was answered, for people and for tests that count.
@@ -166,11 +171,15 @@ impl Catalog {
             woken: Notify::new(),
             doubted: Notify::new(),
             asking: Arc::new(Semaphore::new(ASKS_MAX)),
+            last_heard: tokio::sync::Mutex::default(),
         });
         catalog.begin();
         {
             let mut state = catalog.lock();
-            state.told = Told::new(Arc::clone(state.roll.list()));
+            // A few are told at once who decides: a member that does not reach the lease learns it from nobody else.
+            if !state.roll.is_small() {
+                state.told = Told::new(Arc::clone(state.roll.list()));
+            }
         }
         catalog
     }
@@ -248,6 +257,10 @@ impl Authority for Catalog {
         let knowing = self.lock().leases.knowing_below(own, path, self.now());
         let told = knowing.iter().map(|node| self.recall(node, &[], None, false));
         futures::future::join_all(told).await.iter().all(Result::is_ok)
+    }
+
+    async fn hear_all(&self) -> Vec<String> {
+        self.hear_members().await
     }
 
     fn hears_still(&self) -> bool {

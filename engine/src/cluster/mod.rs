@@ -108,6 +108,9 @@ pub trait Authority: Send + Sync + std::fmt::Debug {
     /// Has everybody who may know of names at or below a path publish them; false where one could not be asked.
     async fn hear_below(&self, path: &[u8]) -> bool;
 
+    /// Has every node of which something is expected publish what it knows; a sentence for each that did not.
+    async fn hear_all(&self) -> Vec<String>;
+
     /// The last connection with a node's daemon is gone. Must not block.
     fn disconnected(&self, life: Life);
 
@@ -218,6 +221,8 @@ pub struct Cluster {
     seated: Mutex<Option<Instant>>,
     /// It was the coordinator, and collected no states for another.
     led: AtomicBool,
+    /// Who told of the members last, and in which epoch: that node decided then.
+    commander: Mutex<Option<(Epoch, String)>>,
 }
 
 impl Cluster {
@@ -242,6 +247,7 @@ impl Cluster {
             not_in: Mutex::default(),
             seated: Mutex::default(),
             led: AtomicBool::new(false),
+            commander: Mutex::default(),
             namespace,
             link: OnceLock::new(),
             runtime,
@@ -416,6 +422,20 @@ impl Cluster {
     /// An epoch was heard of. False when it is older than one that was seen: who speaks has been replaced.
     pub fn saw_epoch(&self, epoch: Epoch) -> bool {
         self.view().follow(epoch).is_ok()
+    }
+
+    /// A coordinator told of its members.
+    fn heard_commander(&self, epoch: Epoch, node: String) {
+        *self.commander.lock().unwrap_or_else(PoisonError::into_inner) = Some((epoch, node));
+    }
+
+    /// The coordinator of the highest epoch that was seen, where it was heard from itself.
+    #[must_use]
+    pub fn commander(&self) -> Option<Address> {
+        let (epoch, node) = self.commander.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let members = self.members();
+        let member = members.members.iter().find(|member| member.life.node.as_str() == node && !member.gone);
+        member.filter(|_| epoch == self.epoch()).map(address_of)
     }
 
     /// Whether the coordinator has answered lately.

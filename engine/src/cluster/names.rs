@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use tidemark_protocol::cluster::wire::{
     Answer, BATCH_ITEMS_MAX, Intent, Leave, Look, Looked, NodeState, ToCoordinator,
 };
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Directories held at a time. One that is forgotten costs a question; about 200 bytes each.
 const HELD_MAX: usize = 65_536;
@@ -39,6 +40,9 @@ pub(super) const MISS_WAIT: Duration = Duration::from_secs(20);
 /// Directories that a directory with another name may have below it, all of them held, before the coordinator is asked: more than a
 /// checkpoint has, and quicker to look at than it is to ask.
 const CLEAR_MAX: usize = 64;
+
+/// Questions about names on their way at once: each holds one of the 64 calls that a connection has, which beats need, too.
+const ASKS_MAX: usize = 16;
 
 /// Between two tries.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -90,6 +94,17 @@ pub(super) struct Names {
     left: Condvar,
     /// When the coordinator was first found to be away; none while it answers.
     outage: Mutex<Option<Instant>>,
+    turns: Turns,
+}
+
+/// To ask the coordinator.
+#[derive(Debug)]
+struct Turns(Semaphore);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self(Semaphore::new(ASKS_MAX))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -338,6 +353,12 @@ impl Cluster {
             if let Some(guard) = self.try_enter(access) {
                 return Ok(guard);
             }
+            let asked_at = Instant::now();
+            // Who waits for a turn is not at work on a name yet, and may have nothing to ask any more then.
+            let turn = self.runtime.block_on(self.unless_silent(self.turn()));
+            if let Some(guard) = self.try_enter(access) {
+                return Ok(guard);
+            }
             let directory = access.directory();
             let path = self.namespace.path_of(directory).ok_or(FsError::Stale)?;
             // Before it is asked for: once it is promised, whoever is next waits until this call is done.
@@ -346,8 +367,10 @@ impl Cluster {
                 self.names.begin(name.clone());
             }
             let guard = self.guard(None, name);
-            let asked_at = Instant::now();
-            let asked = self.runtime.block_on(self.ask_about(&path, access));
+            let asked = turn.map_err(Asked::Away).and_then(|_turn| {
+                // Its turn is over with the answer.
+                self.runtime.block_on(self.ask_about(&path, access))
+            });
             match asked {
                 Ok(alone) => {
                     self.names.outage_over();
@@ -411,6 +434,14 @@ impl Cluster {
         }
     }
 
+    /// Tells what was begun, which does not wait for a coordinator that is silent. Blocks; not for a thread of the runtime.
+    ///
+    /// # Errors
+    /// It is told later.
+    pub fn publish_begun(&self) -> Result<(), Away> {
+        self.runtime.block_on(self.unless_silent(self.publish()))
+    }
+
     fn guard(self: &Arc<Self>, held: Option<NodeId>, name: Option<(NodeId, Vec<u8>)>) -> Guard {
         Guard { cluster: Arc::clone(self), held, name }
     }
@@ -463,16 +494,20 @@ impl Cluster {
         Ok(false)
     }
 
+    async fn turn(&self) -> Result<SemaphorePermit<'_>, Away> {
+        self.names.turns.0.acquire().await.map_err(|_| Away::Nobody)
+    }
+
     async fn publish_soon(&self) -> Result<(), Asked> {
-        self.unless_silent(self.publish_unkept()).await
+        self.unless_silent(self.publish_unkept()).await.map_err(Asked::Away)
     }
 
     async fn ask_soon<T: serde::de::DeserializeOwned>(&self, message: &ToCoordinator) -> Result<T, Asked> {
-        self.unless_silent(self.ask(message, ANSWER_DEADLINE)).await
+        self.unless_silent(self.ask(message, ANSWER_DEADLINE)).await.map_err(Asked::Away)
     }
 
     /// Waits for an answer while the coordinator shows that it lives.
-    async fn unless_silent<T>(&self, answer: impl Future<Output = Result<T, Away>>) -> Result<T, Asked> {
+    async fn unless_silent<T>(&self, answer: impl Future<Output = Result<T, Away>>) -> Result<T, Away> {
         let silence = async {
             tokio::time::sleep(OUTAGE_WAIT).await;
             while self.is_reachable() {
@@ -480,8 +515,8 @@ impl Cluster {
             }
         };
         tokio::select! {
-            answer = answer => answer.map_err(Asked::Away),
-            () = silence => Err(Asked::Away(Away::Late(OUTAGE_WAIT))),
+            answer = answer => answer,
+            () = silence => Err(Away::Late(OUTAGE_WAIT)),
         }
     }
 }

@@ -72,6 +72,8 @@ impl NodeService {
             }
             ToNode::Members(change) => {
                 self.check(change.epoch)?;
+                // Other commands may go by the epoch that their sender has seen; this one only who decides in it gives.
+                cluster.heard_commander(change.epoch, from.node.clone());
                 let number = change.number;
                 if let Err(missed) = cluster.follow_members(change) {
                     tracing::debug!(%missed, "a change of the members");
@@ -152,6 +154,7 @@ async fn recall(
         });
         waited.await.expect("waiting does not panic");
     }
+    cluster.namespace.tell_begun();
     cluster
         .publish_unkept()
         .await

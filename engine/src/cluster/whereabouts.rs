@@ -4,7 +4,7 @@
 
 use super::names::MISS_WAIT;
 use super::{ANSWER_DEADLINE, Away, Cluster, address_of};
-use crate::namespace::ColdFile;
+use crate::namespace::{ColdFile, NodeId};
 use crate::restore::peer::Suppliers;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,6 +46,14 @@ impl Cluster {
         let now = self.namespace.cold(cold.node).unwrap_or_else(|| cold.clone());
         let others = found.suppliers.iter().filter(|member| member.life != self.life);
         Ok((now, others.map(address_of).collect()))
+    }
+
+    /// Whether a file was open for writing on a node that is lost, and nothing was heard of its bytes: nobody knows what they are. A node that is
+    /// not heard for a moment is not lost.
+    #[must_use]
+    pub fn is_begun_on_lost(&self, node: NodeId) -> bool {
+        let home = self.namespace.begun_elsewhere(node).and_then(|home| self.member_of(home));
+        home.is_some_and(|member| member.gone)
     }
 }
 

@@ -6,6 +6,7 @@
 //! Operations keep their order; states are told as they are when somebody asks, so that a thousand changes of one file are one.
 //! Where more has gathered than is kept, everything is told anew instead: nothing is lost by that but time.
 
+use super::attr::observe;
 use super::carried::CarriedNames;
 use super::node::{Body, Node};
 use super::unanswered::Unanswered;
@@ -13,11 +14,14 @@ use super::view::NODES_AT_ONCE;
 use super::{FileState, FileView, Namespace, NodeId, ROOT, State, is_hidden};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
-use tidemark_protocol::id::FileId;
+use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::path::{join, split};
 
 /// Names whose last operation is remembered: far more than change while one question is on its way.
 const RECENT_MAX: usize = 1 << 14;
+
+/// Files that are begun and empty at a time: more than programs may have open. Of what is beyond it others hear when it is closed.
+const BEGUN_MAX: usize = 1 << 16;
 
 /// Who is told.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,6 +41,8 @@ pub(super) struct Outgoing {
     pub(super) unanswered: Unanswered,
     audience: Audience,
     touched: BTreeSet<NodeId>,
+    /// Files that were told to be empty while a program writes them: of what it writes past the daemon nobody is told.
+    begun: BTreeSet<NodeId>,
     /// What is changed now was heard from others.
     muted: bool,
     recent: RecentNames,
@@ -166,9 +172,10 @@ impl Namespace {
                 && bytes < bytes_most
                 && let Some(node) = touched.pop_first()
             {
-                let state = state.outgoing_node(node);
-                bytes += state.as_ref().map_or(0, OutgoingNode::bytes_most);
-                states.extend(state);
+                let found = state.outgoing_node(node);
+                state.note_begun(node, found.as_ref());
+                bytes += found.as_ref().map_or(0, OutgoingNode::bytes_most);
+                states.extend(found);
             }
             if let Some(outgoing) = &mut state.outgoing {
                 outgoing.touched.append(&mut touched);
@@ -298,6 +305,33 @@ impl Namespace {
         self.look(|state| state.outgoing_number())
     }
 
+    /// Files that were told to be empty and have bytes by now are to be told again.
+    pub fn tell_begun(&self) {
+        self.look(|state| {
+            let (nodes, Some(outgoing)) = (&state.tree.nodes, &mut state.outgoing) else { return };
+            let size_bytes = |id: &NodeId| {
+                let node = nodes.get(id)?;
+                observe(node, node.file().ok()?).ok().map(|observed| observed.size_bytes)
+            };
+            let grown: Vec<_> =
+                outgoing.begun.iter().filter(|id| size_bytes(id) != Some(0)).copied().collect();
+            for id in grown {
+                outgoing.begun.remove(&id);
+                outgoing.touched.insert(id);
+            }
+        });
+    }
+
+    /// The node on which a file is being written, of whose bytes nothing was heard yet.
+    #[must_use]
+    pub fn begun_elsewhere(&self, node: NodeId) -> Option<Incarnation> {
+        self.look(|state| {
+            let file = state.tree.node(node).ok()?.file().ok()?;
+            let remote = file.remote.as_ref().filter(|_| file.size_bytes == 0)?;
+            matches!(remote.state, FileState::Open { .. }).then_some(remote.home)
+        })
+    }
+
     /// Wakes whoever tells others, whether there is something or not.
     pub fn told_again(&self) {
         self.told.notify_one();
@@ -318,10 +352,11 @@ impl Namespace {
                 let range = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
                 let ids: Vec<_> =
                     state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
-                nodes.extend(ids.iter().filter_map(|id| {
-                    let found = state.outgoing_node(*id)?;
-                    Some(OutgoingNode { other_names: state.other_names(*id, &found.path), ..found })
-                }));
+                for id in &ids {
+                    let Some(found) = state.outgoing_node(*id) else { continue };
+                    state.note_begun(*id, Some(&found));
+                    nodes.push(OutgoingNode { other_names: state.other_names(*id, &found.path), ..found });
+                }
                 ids.last().copied()
             });
             match last {
@@ -489,6 +524,22 @@ impl State {
     pub(super) fn tell_size(&mut self, node: NodeId) {
         if let Some(outgoing) = &mut self.outgoing {
             outgoing.touched.insert(node);
+        }
+    }
+
+    /// A node was told as it stands.
+    fn note_begun(&mut self, node: NodeId, told: Option<&OutgoingNode>) {
+        let Some(outgoing) = &mut self.outgoing else { return };
+        let is_begun = told.is_some_and(|told| match &told.body {
+            OutgoingBody::File(view) => {
+                view.remote.is_none() && view.size_bytes == 0 && matches!(view.state, FileState::Open { .. })
+            }
+            OutgoingBody::Directory | OutgoingBody::Symlink(_) => false,
+        });
+        if !is_begun {
+            outgoing.begun.remove(&node);
+        } else if outgoing.begun.len() < BEGUN_MAX {
+            outgoing.begun.insert(node);
         }
     }
 

@@ -27,8 +27,8 @@ use tidemark_protocol::key::is_foreign;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{
     ApiError, Check, CheckVerdict, Checkpoint, Commit, Doctor, ErrorCode, Export, Flush, FuseMode, Gc,
-    Import, MountStatus, NodeState, Pin, Placement, Prefetch, Problem, ProblemCode, Recovery, Removal,
-    RunStatus, Show, Status, TierStatus, Undelete, Verify, Why, path_text, shortened,
+    Import, MountStatus, NodeState, Pending, PendingReason, Pin, Placement, Prefetch, Problem, ProblemCode,
+    Recovery, Removal, RunStatus, Show, Status, TierStatus, Undelete, Verify, Why, path_text, shortened,
 };
 use tidemark_protocol::selector::{Place, Selector};
 
@@ -223,6 +223,7 @@ impl Daemon {
                 "look at that node and at the network to it",
             ));
         }
+        problems.extend(self.nodes_away());
         let problems = shortened(problems);
         Ok(Status {
             version: self.version.to_owned(),
@@ -242,6 +243,24 @@ impl Daemon {
             replication,
             written_ms: now_ms(),
         })
+    }
+
+    /// On the coordinator: nodes that it does not hear, while they are members.
+    fn nodes_away(&self) -> Vec<Problem> {
+        let cluster = self.node.shared().cluster.get().filter(|cluster| cluster.is_coordinator());
+        let Some(members) = cluster.map(|cluster| cluster.members()) else { return Vec::new() };
+        let away = members.members.iter().filter_map(|member| {
+            let how = match member.standing {
+                Standing::CutOff => "cut off from this coordinator",
+                Standing::Gone => "gone",
+                Standing::Awaited | Standing::Alive | Standing::Suspect | Standing::Over => return None,
+            };
+            let what = format!("node {} is {how}: {}", member.life.node, member.why);
+            let action =
+                "look at that node and at the network to it; what it made and has not told is not in Tier-3";
+            Some(Problem::new(ProblemCode::NodeAway, what, action))
+        });
+        away.collect()
     }
 
     /// Checkpoints that this node knows of.
@@ -449,12 +468,22 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward_flush(request).await;
         }
+        let (began, timeout) = (Instant::now(), request.timeout_s.map(Duration::from_secs));
+        let unheard = if request.wait { self.hear_all(timeout).await } else { Vec::new() };
         let place = request.place.as_bytes().to_vec();
         let is_known = self.node.is_known(place.clone()).await;
         let place = known(place, is_known)?;
-        let timeout = request.timeout_s.map(Duration::from_secs);
-        let flushed = self.node.flush(place, request.wait, timeout, move |now| progress.tell(now)).await;
+        let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+        let flushed = self.node.flush(place, request.wait, left, move |now| progress.tell(now)).await;
         let mut flushed = flushed.ok_or_else(stopped)?;
+        // Who waits longer may hear them yet.
+        flushed.timed_out |= timeout.is_some() && !unheard.is_empty();
+        let unheard = unheard.into_iter();
+        flushed.pending.extend(unheard.map(|what| Pending {
+            path: String::new(),
+            reason: PendingReason::Unknown,
+            what,
+        }));
         // What a job has written since went to the directory below, and nothing of it is here to be flushed.
         flushed.pending.extend(self.troubles.pending(&self.mountpoint));
         Ok(flushed)

@@ -39,6 +39,10 @@ const FLUSH_ROUND_S_MAX: u64 = 16;
 /// What a round may take longer, where nobody decides yet.
 const FLUSH_LATE: Duration = Duration::from_secs(5);
 
+/// How long the coordinator waits for nodes that do not say what they made, where nobody says how long. One that is cut off is given up sooner,
+/// unless `[members] cut_off_s` is set higher.
+const HEAR_MAX: Duration = Duration::from_secs(40);
+
 /// Between two rounds that brought nothing.
 const FLUSH_AGAIN: Duration = Duration::from_millis(200);
 
@@ -227,6 +231,25 @@ impl Daemon {
                 .map_err(|away| unheard(chain(&away)))?;
         }
         self.forward(Command::Flush(round)).await
+    }
+
+    /// On the coordinator: has all nodes tell what they made, and waits for those that do not for half of the time that there is, so that what is
+    /// known has the rest. A sentence for each that has not; none elsewhere.
+    pub(crate) async fn hear_all(&self, timeout: Option<Duration>) -> Vec<String> {
+        let Some(cluster) = self.node.shared().cluster.get() else { return Vec::new() };
+        let until = Instant::now() + timeout.map_or(HEAR_MAX, |timeout| HEAR_MAX.min(timeout / 2));
+        loop {
+            let Seat::Here(authority) = cluster.seat() else { return Vec::new() };
+            let unheard = if authority.hears_still() {
+                vec!["this coordinator is new, and some nodes have not said yet what they know".to_owned()]
+            } else {
+                authority.hear_all().await
+            };
+            if unheard.is_empty() || Instant::now() >= until {
+                return unheard;
+            }
+            tokio::time::sleep(FLUSH_AGAIN).await;
+        }
     }
 
     /// What is done by the coordinator alone, and is not forwarded.

@@ -1,7 +1,7 @@
 //! The coordinator's seat where a lease in an etcd says whose it is.
 //!
-//! Owns: following whoever has the lease, taking it when nobody has, what a node does when it becomes the coordinator and when it
-//! ends to be that. Does not own: the lease (control), what a coordinator does (the catalog, the engine), following as a member
+//! Owns: following whoever has the lease, or commands where the lease cannot be looked at, taking it when nobody has, what a node does
+//! when it becomes the coordinator and when it ends to be that. Does not own: the lease (control), what a coordinator does (the catalog, the engine), following as a member
 //! (`engine::cluster::follow`).
 //!
 //! The order of a beginning: this node's tree becomes the catalog of the coordinator before, if it was the deputy; then all members
@@ -61,7 +61,9 @@ impl Candidate {
         let mut free_since = None;
         let mut said = String::new();
         loop {
-            match lease.holder().await {
+            let found = lease.holder().await.map_err(with_causes);
+            self.daemon.troubles.etcd_is(found.as_ref().err());
+            match found {
                 Ok(Some((theirs, epoch))) => {
                     free_since = None;
                     said.clear();
@@ -81,11 +83,14 @@ impl Candidate {
                         free_since = None;
                     }
                 }
-                Err(error) => {
-                    let why = with_causes(error);
+                Err(why) => {
                     if said != why {
                         tracing::warn!(%why, "the lease cannot be looked at; what is here goes on");
                         said = why;
+                    }
+                    // Who has been told of the members by the coordinator of the highest epoch reaches all but etcd.
+                    if let Some(commander) = self.cluster.commander() {
+                        self.cluster.sit(Seat::There(commander));
                     }
                 }
             }

@@ -1,6 +1,6 @@
-//! What was taken away from under this daemon: its mount, its state directory.
+//! What was taken away from under this daemon: its mount, its state directory, its etcd.
 //!
-//! Owns: whether that is so now, and what people are told. Does not own: looking (`up`).
+//! Owns: whether that is so now, and what people are told. Does not own: looking (`up`, `seat`).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +13,8 @@ pub(crate) struct Troubles {
     mount_gone: AtomicBool,
     /// Why the state directory could not be made again.
     state_dir: Mutex<Option<String>>,
+    /// Why the etcd that has the coordinator's lease did not answer last.
+    etcd: Mutex<Option<String>>,
 }
 
 impl Troubles {
@@ -29,6 +31,11 @@ impl Troubles {
 
     pub(crate) fn state_dir_is_back(&self) {
         *self.state_dir.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// How the last look at the lease failed; none where it did not.
+    pub(crate) fn etcd_is(&self, away: Option<&String>) {
+        *self.etcd.lock().unwrap_or_else(PoisonError::into_inner) = away.cloned();
     }
 
     /// What is wrong with the mount, in a sentence; none where nothing is.
@@ -53,6 +60,13 @@ impl Troubles {
                 ProblemCode::StateDirGone,
                 format!("the state directory was removed, and ckptctl does not reach this daemon: {why}"),
                 "make place for it, or stop ckptd by a signal to its keeper and start it again",
+            ));
+        }
+        if let Some(why) = self.etcd.lock().unwrap_or_else(PoisonError::into_inner).as_deref() {
+            problems.push(Problem::new(
+                ProblemCode::EtcdAway,
+                format!("this node cannot ask etcd who the coordinator is, and cannot become it: {why}"),
+                "look at the etcd and at the network from this node to it",
             ));
         }
         problems
@@ -80,6 +94,10 @@ mod tests {
         assert_eq!(codes, ["mount_gone", "state_dir_gone"]);
         assert!(troubles.pending(mount).unwrap().what.contains("/ckpt"));
         troubles.state_dir_is_back();
+        troubles.etcd_is(Some(&"no route".to_owned()));
+        let codes: Vec<_> = troubles.problems(mount).into_iter().map(|problem| problem.code).collect();
+        assert_eq!(codes, ["mount_gone", "etcd_away"]);
+        troubles.etcd_is(None);
         assert_eq!(troubles.problems(mount).len(), 1);
     }
 }

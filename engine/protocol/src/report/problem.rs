@@ -76,6 +76,7 @@ problem_codes! {
     ObjectCorrupt, "object_corrupt", NotRecoverable, Stays, "An object of Tier-3 is bad or missing, and could not be written again.";
     Tier3Away, "tier3_away", Unavailable, Stays, "Tier-3 does not take what it is given.";
     CoordinatorAway, "coordinator_away", Unavailable, Stays, "The coordinator does not answer.";
+    EtcdAway, "etcd_away", Unavailable, Stays, "The etcd that says who the coordinator is does not answer.";
     NoAnswer, "no_answer", Unavailable, Stays, "The daemon lives and does not answer.";
     CrashLoop, "crash_loop", Unavailable, Stays, "The daemon dies again and again.";
     Tier1Full, "tier1_full", Failed, Stays, "Memory is full of what may not give way: saves fail.";
@@ -83,6 +84,7 @@ problem_codes! {
     Descriptors, "descriptors", Failed, Stays, "The daemon may open no more files.";
     StateDirGone, "state_dir_gone", Failed, Stays, "The state directory was removed: commands do not find the daemon.";
     UnderReplicated, "under_replicated", Failed, Stays, "Files have no copy on another node.";
+    NodeAway, "node_away", Failed, Stays, "The coordinator does not hear a node.";
     NotCommitted, "not_committed", Failed, Stays, "A checkpoint will never be committed as it is.";
     Broken, "broken", Failed, Stays, "A file contradicts its own format: its checkpoint is kept, and not committed.";
     Undecided, "undecided", Failed, Stays, "Whether a checkpoint is whole is not known, and it is left as it is.";

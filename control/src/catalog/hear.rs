@@ -1,0 +1,63 @@
+//! Having every node say what it has not told yet.
+//!
+//! Owns: asking all of them, once for all that want it at one moment. Does not own: how long somebody waits for a node that does not answer.
+
+use super::Catalog;
+use super::members::ASKS_MAX;
+use futures::StreamExt;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tidemark_engine::cluster::address_of;
+use tidemark_protocol::cluster::wire::{Member, ToNode};
+
+/// What a node has for publishing what it knows. It goes on after that, and whoever waits asks again.
+const HEAR_DEADLINE: Duration = Duration::from_secs(1);
+
+/// For each member, between two times that all are asked: every node of a job may wait for a flush, and all of them are served by one round. A
+/// call costs some 30 µs of a processor.
+const HEAR_PAUSE: Duration = Duration::from_millis(1);
+
+/// The longest of these pauses: who waits for a flush hardly notices it.
+const HEAR_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The last time that all were asked.
+#[derive(Debug)]
+pub(super) struct Heard {
+    began: Instant,
+    ended: Instant,
+    unheard: Vec<String>,
+}
+
+impl Catalog {
+    /// Everybody says what they have not told, beginning after this call did; a sentence for each node that did not.
+    pub(super) async fn hear_members(&self) -> Vec<String> {
+        let wanted = Instant::now();
+        let mut last = self.last_heard.lock().await;
+        let members = self.cluster.members();
+        if let Some(last) = &*last {
+            if last.began >= wanted {
+                return last.unheard.clone();
+            }
+            let pause = HEAR_PAUSE.saturating_mul(u32::try_from(members.members.len()).unwrap_or(u32::MAX));
+            tokio::time::sleep(pause.min(HEAR_PAUSE_MAX).saturating_sub(last.ended.elapsed())).await;
+        }
+        let began = Instant::now();
+        let others = members.members.iter().filter(|member| !member.gone && member.life != self.cluster.life);
+        let told: Vec<_> = others.map(|member| self.hear(member)).collect();
+        let told: Vec<_> = futures::stream::iter(told).buffer_unordered(ASKS_MAX).collect().await;
+        let unheard: Vec<String> = told.into_iter().flatten().collect();
+        *last = Some(Heard { began, ended: Instant::now(), unheard: unheard.clone() });
+        unheard
+    }
+
+    /// Why a node was not heard; none where it was.
+    async fn hear(&self, member: &Member) -> Option<String> {
+        self.counters.recalls.fetch_add(1, Ordering::Relaxed);
+        let message = ToNode::Recall { epoch: self.epoch, path: Vec::new(), name: None, release: false };
+        let told = self.cluster.ask_node::<()>(&address_of(member), &message, HEAR_DEADLINE).await;
+        let away = told.err()?;
+        let why = std::error::Error::source(&away).map_or_else(|| away.to_string(), ToString::to_string);
+        let (node, standing) = (&member.life.node, member.standing.word());
+        Some(format!("node {node} ({standing}) was not heard, and may have what nobody else knows of: {why}"))
+    }
+}
