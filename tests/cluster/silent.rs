@@ -20,10 +20,10 @@ const GOES_ON: Duration = Duration::from_secs(5);
 /// A directory that all nodes use, as each has it: with a file of node 2, and one of another.
 fn shared(cluster: &Cluster) -> [PathBuf; 3] {
     let run = [0, 1, 2].map(|node| cluster.mount(node).join("run"));
-    fs::create_dir(&run[0]).unwrap();
-    fs::write(run[2].join("known"), b"one").unwrap();
-    fs::write(run[1].join("other"), b"other").unwrap();
-    assert_eq!(fs::read(run[1].join("known")).unwrap(), b"one");
+    fs::create_dir(&run[0]).expect("all nodes answer");
+    fs::write(run[2].join("known"), b"one").expect("all nodes answer");
+    fs::write(run[1].join("other"), b"other").expect("all nodes answer");
+    assert_eq!(fs::read(run[1].join("known")).expect("all nodes answer"), b"one");
     assert_eq!(names(&run[2]).len(), 2);
     run
 }
