@@ -306,6 +306,72 @@ fn a_file_saved_over_a_whole_one_and_torn_is_served_as_it_was() {
     assert_eq!(fs::metadata(&torn).unwrap().len(), 300_000);
 }
 
+/// A save in place has all its names from its first file on.
+#[test]
+fn a_save_over_a_whole_one_is_whole_once_every_rank_has_written() {
+    const FAMILY: &str = "run/ckpt_rank*.pt";
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let job = || (0..2).map(|rank| Rank::start(&run, Some(("29508", rank, 2)))).collect::<Vec<_>>();
+    // What the shell does by itself makes it the writer.
+    let save = |ranks: &mut [Rank], rank: usize, save: u64| {
+        ranks[rank].does(&format!("printf %s save{save} >ckpt_rank{rank}.pt"));
+    };
+    let wait_version = |daemon: &Daemon, version: u64| {
+        let committed =
+            || daemon.checkpoint(FAMILY).filter(|c| c["state"] == "committed" && c["version"] == version);
+        process::until(SHIELD_LIMIT, committed)
+            .unwrap_or_else(|| panic!("no version {version}: {:#?}", daemon.checkpoints()));
+    };
+    let wait_half = |daemon: &Daemon| {
+        let place = daemon.mount().join(FAMILY);
+        let waits = || {
+            let shown = daemon.ctl_json(&["show", place.to_str().unwrap()]);
+            shown["waits_for"][0].as_str()?.contains("only 1 of 2 ranks").then_some(())
+        };
+        process::until(SHIELD_LIMIT, waits).unwrap_or_else(|| panic!("{:#?}", daemon.checkpoints()));
+    };
+    let holds = |save: [u64; 2]| {
+        let bytes = |rank: usize| fs::read(run.join(format!("ckpt_rank{rank}.pt"))).ok();
+        (0..2).all(|rank| bytes(rank) == Some(format!("save{}", save[rank]).into_bytes())).then_some(())
+    };
+
+    let mut ranks = job();
+    save(&mut ranks, 0, 1);
+    save(&mut ranks, 1, 1);
+    wait_version(&daemon, 1);
+    save(&mut ranks, 0, 2);
+    wait_half(&daemon);
+    save(&mut ranks, 1, 2);
+    wait_version(&daemon, 2);
+    if machine::kernel_release() < (6, 15) {
+        // Nobody is told there how a process ended.
+        return;
+    }
+    // A job that saves one rank's file anew on purpose, and then ends well.
+    save(&mut ranks, 0, 3);
+    wait_half(&daemon);
+    ranks.into_iter().for_each(Rank::ends_well);
+    wait_version(&daemon, 3);
+
+    let mut ranks = job();
+    save(&mut ranks, 0, 4);
+    save(&mut ranks, 1, 4);
+    wait_version(&daemon, 4);
+    save(&mut ranks, 0, 5);
+    wait_half(&daemon);
+    holds([5, 4]).expect("its own job sees what it wrote");
+    ranks.into_iter().for_each(Rank::kill);
+    process::until(SHIELD_LIMIT, || holds([4, 4]))
+        .unwrap_or_else(|| panic!("{:#?}", crate::site::events(&daemon)));
+    assert_holds(&daemon, ".tidemark/torn/run/ckpt_rank0.pt", b"save5", "out of sight");
+    daemon.kill9();
+    daemon.start_again();
+    holds([4, 4]).expect("with empty memory");
+    wait_version(&daemon, 4);
+}
+
 #[test]
 fn what_went_out_of_sight_comes_back_when_told_and_never_where_it_is_switched_off() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };

@@ -12,7 +12,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointCommand, CheckpointEvent};
 use tidemark_protocol::cluster::wire::{self, FileFacts, WireFate, WireState};
-use tidemark_protocol::evidence::{Facts, Fate, FileFact, SETTLE_NS, Told, Verdict, Writer, complete};
+use tidemark_protocol::evidence::{
+    Before, Facts, Fate, FileFact, SETTLE_NS, Told, Verdict, Writer, complete,
+};
 use tidemark_protocol::file::{FileState, Seal};
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, FileId, Incarnation, SealNumber, Timeline, Version};
@@ -242,6 +244,7 @@ impl Catalog {
             content: Content::Unknown,
             content_reason: String::new(),
             committed: false,
+            before: Before::Nothing,
             writers: facts.writers.iter().map(writer).collect(),
         }
     }

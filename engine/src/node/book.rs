@@ -159,6 +159,15 @@ impl Book {
         self.versions.iter().rev().find(|(_, version)| version.checkpoint.is_committed())
     }
 
+    /// The newest version that was complete in the tree, in Tier-3 already or not: what differs from it was written since.
+    pub(crate) fn newest_whole(&self) -> Option<(&Number, &VersionBook)> {
+        // The bytes of one that was decided against may have been lost with the memory they were in.
+        let was_whole = |checkpoint: &Checkpoint| {
+            checkpoint.is_committed() || checkpoint.is_proven() && !checkpoint.is_aborted()
+        };
+        self.versions.iter().rev().find(|(_, version)| was_whole(&version.checkpoint))
+    }
+
     /// The newest version of which Tier-3 does not say any more what was committed.
     pub(crate) fn unreadable(&self) -> Option<(&Number, &VersionBook)> {
         self.versions.iter().rev().find(|(_, version)| version.checkpoint.why_unreadable().is_some())

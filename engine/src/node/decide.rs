@@ -16,7 +16,7 @@ use tidemark_content::{Format, Judgement};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::evidence::{
-    Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, complete, parse_index,
+    Before, Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, complete, parse_index,
 };
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, FileId, SealNumber};
@@ -119,9 +119,15 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let (partial, doubted) = known.map_or((false, false), |record| (record.partial, record.doubted));
     let now_ns = shared.now_ns();
     let committed = book.committed().map(|(_, version)| &version.contents);
+    let whole = book.newest_whole().map(|(_, version)| &version.contents);
     let fact = |path: &RelPath, view: &Arc<FileView>| {
         let is_committed = committed.is_some_and(|committed| committed.get(path) == seal_of(view).as_ref());
-        fact(shared, view, is_committed)
+        let before = match whole.and_then(|whole| whole.get(path)) {
+            None => Before::Nothing,
+            Some(held) if Some(*held) == seal_of(view) => Before::Same,
+            Some(_) => Before::Other,
+        };
+        fact(shared, view, is_committed, before)
     };
     let file_facts: BTreeMap<_, _> =
         files.iter().map(|(path, view)| ((*path).clone(), fact(path, view))).collect();
@@ -298,7 +304,7 @@ fn removed(ledger: &Ledger, book: &Book) -> BTreeSet<RelPath> {
     had.filter(|path| ledger.file(path).is_none()).cloned().collect()
 }
 
-fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool) -> FileFact {
+fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) -> FileFact {
     let cut = view.is_left_cut();
     FileFact {
         // One that belonged to no checkpoint when it was cut may be sealed as it is: that makes it no more whole.
@@ -310,6 +316,7 @@ fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool) -> FileFact {
         content: content_of(view),
         content_reason: view.content.as_ref().map(|content| content.reason.clone()).unwrap_or_default(),
         committed,
+        before,
         writers: view.writers.iter().map(|writer| fate(shared, writer, cut)).collect(),
     }
 }

@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::evidence::{
-    Covered, Facts, FileFact, IndexError, MAX_INDEX_BYTES, SETTLE_NS, Told, Verdict, complete, parse_index,
+    Before, Covered, Facts, FileFact, IndexError, MAX_INDEX_BYTES, SETTLE_NS, Told, Verdict, complete,
+    parse_index,
 };
 use tidemark_protocol::file::FileState;
 use tidemark_protocol::key::is_foreign;
@@ -134,6 +135,7 @@ pub async fn judge(
             content: Content::Unknown,
             content_reason: String::new(),
             committed: false,
+            before: Before::Nothing,
             writers: Vec::new(),
         };
         (file.path.clone(), fact)

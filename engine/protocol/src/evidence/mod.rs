@@ -9,9 +9,11 @@ mod dcp_metadata;
 mod index;
 mod megatron_integrity;
 mod names;
+mod over;
 mod safetensors_index;
 
 pub use index::{Covered, IndexError, MAX_INDEX_BYTES, MAX_INDEX_FILES, parse_index};
+pub use over::Before;
 
 use crate::file::FileState;
 use crate::path::RelPath;
@@ -46,6 +48,8 @@ pub struct FileFact {
     pub content_reason: String,
     /// The last committed version of the checkpoint holds these bytes under this name.
     pub committed: bool,
+    /// What the newest version that was complete holds under this name.
+    pub before: Before,
     /// The processes that had it open for writing since it was last sealed.
     pub writers: Vec<Writer>,
 }
@@ -324,14 +328,15 @@ impl Case<'_> {
     }
 
     fn ends(&self) -> Ends {
-        let any = |fates: &[Fate]| self.writers().any(|writer| fates.contains(&writer.fate));
+        let crew: Vec<_> = self.crew().collect();
+        let any = |fates: &[Fate]| crew.iter().any(|writer| fates.contains(&writer.fate));
         if any(&[Fate::Alive, Fate::Ended]) {
             return Ends::Living;
         }
-        if let Some(writer) = self.failed_early() {
+        if let Some(writer) = self.first_early(crew.iter().copied()) {
             return Ends::Failed { process: writer.process.0 };
         }
-        if any(&[Fate::Killed, Fate::Failed, Fate::Gone]) || self.writers().next().is_none() {
+        if any(&[Fate::Killed, Fate::Failed, Fate::Gone]) || crew.is_empty() {
             return Ends::Unknown;
         }
         Ends::Well
@@ -464,9 +469,13 @@ impl Case<'_> {
 
     /// A writer that was killed or failed before the settle time had passed.
     fn failed_early(&self) -> Option<&Writer> {
+        self.first_early(self.writers())
+    }
+
+    fn first_early<'w>(&self, mut writers: impl Iterator<Item = &'w Writer>) -> Option<&'w Writer> {
         let quiet_at_ns = self.quiet_at_ns();
-        let early = |writer: &&Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns);
-        self.writers().filter(|writer| matches!(writer.fate, Fate::Killed | Fate::Failed)).find(early)
+        let early = |writer: &Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns);
+        writers.find(|writer| matches!(writer.fate, Fate::Killed | Fate::Failed) && early(writer))
     }
 
     /// The file that the saving process writes last is there, and was.

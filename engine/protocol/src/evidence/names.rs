@@ -2,7 +2,7 @@
 //!
 //! Owns: these findings. Does not own: what follows from them (the parent), reading an index (`index`).
 
-use super::{Case, Covered, Ends, FileFact, Finding};
+use super::{Before, Case, Covered, Ends, FileFact, Finding};
 use crate::path::RelPath;
 use crate::recognise::{IndexKind, Role, Rule, masked_digits};
 use crate::record::Evidence;
@@ -121,16 +121,16 @@ impl Case<'_> {
     }
 
     pub(super) fn rank_markers(&self) -> Finding {
-        let ranks: BTreeSet<_> = self
-            .candidate
-            .files
-            .values()
-            .filter_map(|role| if let Role::RankMarker { rank } = role { Some(*rank) } else { None })
-            .collect();
+        let mut ranks = Ranks::new();
+        for (path, role) in &self.candidate.files {
+            if let Role::RankMarker { rank } = role {
+                self.add(&mut ranks, *rank, path);
+            }
+        }
         match self.world_size() {
             _ if ranks.is_empty() => Finding::Silent,
             None => Finding::Missing(Vec::new(), "the size of the job is not known".into()),
-            Some(size) => counted(&ranks, size, "markers of ranks"),
+            Some(size) => self.counted(&ranks, size, "markers of ranks"),
         }
     }
 
@@ -168,62 +168,91 @@ impl Case<'_> {
         if !self.rule().is_some_and(Rule::counts_shards) {
             return Finding::Silent;
         }
-        let mut ranks: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
+        let mut families: BTreeMap<Vec<u8>, Ranks> = BTreeMap::new();
         for (path, role) in &self.candidate.files {
             if let (Role::Shard { rank: Some(rank) }, Some(masked)) =
                 (role, self.rules.mask_rank(path.name()))
             {
-                ranks.entry(masked).or_default().insert(*rank);
+                self.add(families.entry(masked).or_default(), *rank, path);
             }
         }
-        // Ranks of a tensor-parallel group write fewer files than the job has ranks: one full family decides.
-        match ranks.values().max_by_key(|present| present.len()) {
+        // Ranks of a tensor-parallel group write fewer files than the job has ranks: full families decide.
+        let mut full = families.values().filter(|ranks| is_full(ranks, size)).peekable();
+        if full.peek().is_some() {
+            return all_of(full.map(|ranks| self.counted(ranks, size, "ranks")));
+        }
+        match families.values().max_by_key(|ranks| ranks.len()) {
             None => Finding::Silent,
-            Some(present) => counted(present, size, "ranks"),
+            Some(ranks) => self.counted(ranks, size, "ranks"),
         }
     }
 
     /// Of each kind of file that every rank writes, as many as the job has ranks.
     pub(super) fn each_rank(&self) -> Finding {
         let Some(size) = self.world_size().filter(|size| *size > 1) else { return Finding::Silent };
-        let mut families: BTreeMap<Vec<u8>, Vec<u64>> = BTreeMap::new();
+        let mut families: BTreeMap<Vec<u8>, Vec<(u64, Before)>> = BTreeMap::new();
         for (path, role) in &self.candidate.files {
             if let Role::EachRank { rank } = role {
-                families.entry(masked_digits(path.name())).or_default().push(*rank);
+                families.entry(masked_digits(path.name())).or_default().push((*rank, self.before(path)));
             }
         }
-        let mut full = None;
-        for (name, ranks) in &families {
+        all_of(families.iter().map(|(name, files)| {
             let name = crate::path::escape(name);
-            if usize::try_from(size).is_ok_and(|size| ranks.len() >= size) {
-                full = full.or_else(|| Some(format!("all {size} ranks wrote their {name}")));
-                continue;
+            if usize::try_from(size).is_ok_and(|size| files.len() >= size) {
+                return self.of_this_save(files, size, format!("all {size} ranks wrote their {name}"));
             }
-            let distinct: BTreeSet<_> = ranks.iter().copied().collect();
+            let distinct: BTreeSet<_> = files.iter().map(|(rank, _)| *rank).collect();
             // Where a name carries two ranks, one alone does not say who is missing.
-            let missing = if distinct.len() == ranks.len() { without(&distinct, size) } else { Vec::new() };
-            let why = format!("{} of {size} ranks wrote their {name}", ranks.len());
-            return Finding::Missing(missing, why);
-        }
-        full.map_or(Finding::Silent, |detail| Finding::Proves(Evidence::Count, detail))
+            let missing = if distinct.len() == files.len() {
+                named((0..size).filter(|rank| !distinct.contains(rank)))
+            } else {
+                Vec::new()
+            };
+            Finding::Missing(missing, format!("{} of {size} ranks wrote their {name}", files.len()))
+        }))
     }
+
+    fn add(&self, ranks: &mut Ranks, rank: u64, path: &RelPath) {
+        let before = self.before(path);
+        ranks.entry(rank).and_modify(|known| *known = before.max(*known)).or_insert(before);
+    }
+
+    fn counted(&self, present: &Ranks, size: u64, what: &str) -> Finding {
+        let here: Vec<_> = present.range(..size).map(|(rank, before)| (*rank, *before)).collect();
+        if is_full(present, size) {
+            return self.of_this_save(&here, size, format!("all {size} {what} are there"));
+        }
+        let missing = named((0..size).filter(|rank| !present.contains_key(rank)));
+        Finding::Missing(missing, format!("{} of {size} {what} are there", here.len()))
+    }
+}
+
+/// The ranks of a family. Of a rank that has several files, one that it has not written anew counts.
+type Ranks = BTreeMap<u64, Before>;
+
+fn is_full(present: &Ranks, size: u64) -> bool {
+    u64::try_from(present.range(..size).count()).is_ok_and(|here| here == size)
+}
+
+/// The first that lacks something, or else the first that proves.
+fn all_of(findings: impl Iterator<Item = Finding>) -> Finding {
+    let mut found = Finding::Silent;
+    for finding in findings {
+        match finding {
+            Finding::Missing(..) => return finding,
+            Finding::Proves(..) if matches!(found, Finding::Silent) => found = finding,
+            Finding::Proves(..) | Finding::Silent | Finding::Read(..) => {}
+        }
+    }
+    found
 }
 
 /// The most missing names that a verdict carries.
 const MAX_NAMED: usize = 16;
 
-fn counted(present: &BTreeSet<u64>, size: u64, what: &str) -> Finding {
-    let here = present.iter().filter(|rank| **rank < size).count();
-    if u64::try_from(here).is_ok_and(|here| here == size) {
-        return Finding::Proves(Evidence::Count, format!("all {size} {what} are there"));
-    }
-    Finding::Missing(without(present, size), format!("{here} of {size} {what} are there"))
-}
-
-/// The first of the ranks that are not there.
-fn without(present: &BTreeSet<u64>, size: u64) -> Vec<String> {
-    let missing = (0..size).filter(|rank| !present.contains(rank)).take(MAX_NAMED);
-    missing.map(|rank| format!("rank {rank}")).collect()
+/// The first of these ranks, for people.
+pub(super) fn named(ranks: impl Iterator<Item = u64>) -> Vec<String> {
+    ranks.take(MAX_NAMED).map(|rank| format!("rank {rank}")).collect()
 }
 
 /// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4.

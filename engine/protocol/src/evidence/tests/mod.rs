@@ -1,6 +1,7 @@
 //! One test per promise of the verdict.
 
 mod left;
+mod over;
 
 use super::*;
 
@@ -47,6 +48,7 @@ impl World {
                 content: Content::Unknown,
                 content_reason: String::new(),
                 committed: false,
+                before: Before::Nothing,
                 writers: vec![writer.clone()],
             };
             (path(name), fact)

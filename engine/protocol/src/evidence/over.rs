@@ -1,0 +1,132 @@
+//! Saves over a version that is whole: all names are there from the start, so that names alone prove nothing.
+//!
+//! Owns: how much of a family of rank files is of this save, and whether its job is known to have left the rest as it was. Does not
+//! own: which files are such a family (`names`), what follows (the parent).
+//!
+//! A rank file that the version before holds counts as missing where others of its family were written since. Who wrote that version
+//! has to write the rest: where one of them was killed, the save is torn; where all of them ended well, they left it on purpose.
+
+use super::names::named;
+use super::{Case, Fate, FileFact, Finding, Writer};
+use crate::path::RelPath;
+use crate::record::Evidence;
+use std::collections::BTreeSet;
+
+/// What the version before holds under a file's name: the newest that was complete, in Tier-3 already or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Before {
+    #[default]
+    Nothing,
+    /// Other bytes: this save wrote over them.
+    Other,
+    /// The same bytes: this save has not written them.
+    Same,
+}
+
+/// How much of a family of rank files is of this save.
+#[derive(Debug, PartialEq, Eq)]
+enum Saved {
+    All,
+    /// All but what these ranks have to write.
+    Part(Vec<u64>),
+    /// The save wrote over other files of the checkpoint only.
+    Nothing,
+}
+
+/// `family`: the files by their ranks, at least as many as the job has ranks, which are `size`. `over`: the save wrote over some file of
+/// the checkpoint. Files that an older and larger job left beside those of all ranks count for nothing.
+fn saved(family: &[(u64, Before)], size: u64, over: bool) -> Saved {
+    let old: Vec<u64> =
+        family.iter().filter(|(_, before)| *before == Before::Same).map(|(rank, _)| *rank).collect();
+    let new = family.len() - old.len();
+    if old.is_empty() || u64::try_from(new).is_ok_and(|new| new >= size) {
+        Saved::All
+    } else if new > 0 {
+        Saved::Part(old)
+    } else if over {
+        Saved::Nothing
+    } else {
+        Saved::All
+    }
+}
+
+impl Case<'_> {
+    pub(super) fn before(&self, path: &RelPath) -> Before {
+        self.facts.files.get(path).map_or(Before::Nothing, |fact| fact.before)
+    }
+
+    /// What a family of rank files proves of which all names are there.
+    pub(super) fn of_this_save(&self, family: &[(u64, Before)], size: u64, detail: String) -> Finding {
+        let over = self.present().any(|(_, _, fact)| fact.before == Before::Other);
+        match saved(family, size, over) {
+            Saved::All => Finding::Proves(Evidence::Count, detail),
+            Saved::Part(_) | Saved::Nothing if self.was_rest_left() => {
+                let detail = format!("{detail}, and all who wrote the version before ended well");
+                Finding::Proves(Evidence::Count, detail)
+            }
+            Saved::Part(old) => {
+                let distinct: BTreeSet<_> = family.iter().map(|(rank, _)| rank).collect();
+                // Where a name carries two ranks, one alone does not say who is missing.
+                let missing =
+                    if distinct.len() == family.len() { named(old.iter().copied()) } else { Vec::new() };
+                let new = family.len() - old.len();
+                Finding::Missing(
+                    missing,
+                    format!("only {new} of {size} ranks have saved over the version before"),
+                )
+            }
+            // It may be left over from a job that wrote more. Where a writer failed it may as well be what was still to come.
+            Saved::Nothing if self.failed_early().is_some() => Finding::Missing(
+                Vec::new(),
+                format!("none of {size} ranks has saved over all of the version before"),
+            ),
+            Saved::Nothing => Finding::Silent,
+        }
+    }
+
+    /// Whether nobody but the processes that wrote the version before wrote this save, and all of them are known to have ended well.
+    fn was_rest_left(&self) -> bool {
+        let waits = |fact: &FileFact| fact.before == Before::Same;
+        self.is_of_the_same_processes()
+            && self.present().all(|(_, _, fact)| !waits(fact) || fact.ended_well())
+            && self.crew().all(|writer| writer.fate == Fate::Exited)
+    }
+
+    /// Whether all who wrote this save wrote the version before, too. A process that lives for one save only says nothing of the
+    /// others of its job.
+    fn is_of_the_same_processes(&self) -> bool {
+        let Some(history) = self.facts.history else { return false };
+        let wrote_before = |writer: &Writer| {
+            writer.session == history.session && history.processes.contains(&writer.process)
+        };
+        self.present().any(|(_, _, fact)| fact.before != Before::Same && !fact.writers.is_empty())
+            && self.present().flat_map(|(_, _, fact)| &fact.writers).all(wrote_before)
+    }
+
+    /// Who wrote this save, and who has to write the rest of it.
+    pub(super) fn crew(&self) -> impl Iterator<Item = &Writer> {
+        let same = self.is_of_the_same_processes();
+        let files = self.present().filter(move |(_, _, fact)| !fact.committed || same);
+        files.flat_map(|(_, _, fact)| &fact.writers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_is_of_this_save_once_every_rank_wrote_its_file() {
+        use Before::{Nothing as New, Other as Over, Same as Old};
+        let family = |before: &[Before]| (0..).zip(before.iter().copied()).collect::<Vec<_>>();
+        let saved = |before: &[Before], over: bool| saved(&family(before), 2, over);
+        assert_eq!(saved(&[New, New], false), Saved::All, "the first save");
+        assert_eq!(saved(&[Over, Over], true), Saved::All);
+        assert_eq!(saved(&[Over, Old], true), Saved::Part(vec![1]));
+        assert_eq!(saved(&[Old, New], false), Saved::Part(vec![0]), "the job has grown");
+        assert_eq!(saved(&[Over, Over, Old, Old], true), Saved::All, "the job has shrunk");
+        assert_eq!(saved(&[Over, Old, Old, Old], true), Saved::Part(vec![1, 2, 3]));
+        assert_eq!(saved(&[Old, Old], false), Saved::All, "files were added to what is whole");
+        assert_eq!(saved(&[Old, Old], true), Saved::Nothing, "the ranks' files may follow");
+    }
+}
