@@ -179,6 +179,27 @@ fn a_directory_that_was_moved_is_still_given_back_by_who_has_it_alone() {
     }
 }
 
+/// Goal: a directory that another node removes, with what is below it, is gone also for the node that has it alone, and its name is free
+/// there.
+#[test]
+fn a_directory_that_was_removed_is_gone_for_who_has_it_alone() {
+    let Some(cluster) = Cluster::start() else { return };
+    let mounts = [0, 1, 2].map(|node| cluster.mount(node).to_owned());
+    for (has, other) in [(2, 1), (2, 0), (0, 1)] {
+        let name = format!("x{has}{other}");
+        let at = mounts[has].join(&name);
+        fs::create_dir_all(at.join("y")).unwrap();
+        fs::remove_dir_all(mounts[other].join(&name)).unwrap();
+        assert!(!at.exists(), "{name} is there on node {has}");
+        let below = fs::write(at.join("y/file"), b"late");
+        assert!(below.is_err(), "a file was made below {name}, which was removed");
+        fs::create_dir(&at).unwrap();
+        for (node, mount) in mounts.iter().enumerate() {
+            assert_eq!(names(&mount.join(&name)), BTreeSet::new(), "{name} on node {node}");
+        }
+    }
+}
+
 /// Goal: O_EXCL has one winner, mkdir of the same directory is one directory, and nobody waits for long.
 #[test]
 fn of_three_that_make_one_name_one_wins() {

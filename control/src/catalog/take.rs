@@ -138,6 +138,14 @@ impl Catalog {
             }
         }
         for operation in &publication.operations {
+            // Who removes a directory takes the others out of it before. Where that did not happen they still have it alone.
+            if let NameOperation::Removed { path, .. } = operation {
+                let holders = state.leases.holders_below(&from.node, path);
+                if !holders.is_empty() {
+                    state.outbox.recalls.extend(holders);
+                    self.woken.notify_one();
+                }
+            }
             if !state.leases.follow(&from.node, operation) {
                 shared.push(operation.path().to_vec());
             }
