@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, RenameFlags};
+use tidemark_tests::daemon::shown;
 use tidemark_tests::process;
 use tidemark_tests::python::Python;
 
@@ -197,6 +198,32 @@ fn a_directory_that_was_removed_is_gone_for_who_has_it_alone() {
         for (node, mount) in mounts.iter().enumerate() {
             assert_eq!(names(&mount.join(&name)), BTreeSet::new(), "{name} on node {node}");
         }
+    }
+}
+
+/// Goal: what a person brings back is there on every node, also on the one that removed it and has the directory alone.
+#[test]
+fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
+    let Some(cluster) = Cluster::start() else { return };
+    let [a, c] = [0, 2].map(|node| cluster.mount(node).join("run"));
+    fs::create_dir(&c).unwrap();
+    for step in [1, 2] {
+        fs::write(c.join(format!("step_{step}.pt")), noise(step, MIB)).unwrap();
+        cluster.wait_for(0, &format!("run/step_{step}.pt"), &["committed"]);
+    }
+    fs::remove_file(c.join("step_1.pt")).unwrap();
+    assert!(!a.join("step_1.pt").exists() && !c.join("step_1.pt").exists(), "it was removed");
+    let mut said = String::new();
+    let back = process::until(LIMIT, || {
+        let undelete = cluster.nodes[1].daemon().ctl(&["undelete", "run/step_1.pt"]);
+        said = shown(&undelete);
+        undelete.status.success().then_some(())
+    });
+    assert!(back.is_some(), "{said}");
+    for run in [&a, &c] {
+        let read = process::until(LIMIT, || fs::read(run.join("step_1.pt")).ok());
+        assert!(read.is_some_and(|read| read == noise(1, MIB)), "at {}", run.display());
+        assert_eq!(names(run), BTreeSet::from(["step_1.pt", "step_2.pt"].map(str::to_owned)));
     }
 }
 

@@ -155,10 +155,15 @@ impl Hearing {
 
     /// A node did something to a name before all were heard.
     pub(super) fn note(&mut self, node: &NodeName, operation: &NameOperation) {
+        for path in operation.paths() {
+            self.note_in(node, split(path).0);
+        }
+    }
+
+    /// A node did something in a directory before all were heard.
+    pub(super) fn note_in(&mut self, node: &NodeName, directory: &[u8]) {
         if self.is_open() {
-            for path in operation.paths() {
-                self.changed.entry(split(path).0.to_vec()).or_default().insert(node.clone());
-            }
+            self.changed.entry(directory.to_vec()).or_default().insert(node.clone());
         }
     }
 
