@@ -227,6 +227,31 @@ fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
     }
 }
 
+/// Goal: a node that is told to end does not say that all is durable while nobody else knows what was done to names there. Method: it has the
+/// directory alone, so that the rename returns although its coordinator is stopped.
+#[test]
+fn an_end_that_could_not_tell_the_last_names_says_so() {
+    let Some(mut cluster) = Cluster::start_with("[shutdown]\ndrain_timeout_s = 3\n", None) else { return };
+    let own = cluster.mount(2).join("own");
+    fs::create_dir(&own).unwrap();
+    fs::write(own.join("step_1.pt"), noise(1, MIB)).unwrap();
+    cluster.wait_for(0, "own/step_1.pt", &["committed"]);
+    let mut places = [0; 64];
+    let is_in_tier3 = || {
+        let said = rustix::fs::getxattr(own.join("step_1.pt"), "user.tidemark.copies", &mut places).ok()?;
+        String::from_utf8_lossy(&places[..said]).contains("object").then_some(())
+    };
+    assert!(process::until(LIMIT, is_in_tier3).is_some(), "its own node knows that it is committed");
+    let coordinator = cluster.nodes[0].daemon().serving_pid().unwrap();
+    process::signal(coordinator, rustix::process::Signal::STOP);
+    fs::rename(own.join("step_1.pt"), own.join("step_2.pt")).unwrap();
+    let member = cluster.nodes[2].daemon_mut();
+    let ended = member.stop_with_status();
+    let log = member.log();
+    assert!(ended.code().is_some_and(|code| code != 0), "{ended}: {}", member.log_tail());
+    assert!(log.contains("not told to the coordinator at the end") && log.contains("own/step_2.pt"), "{log}");
+}
+
 /// Goal: O_EXCL has one winner, mkdir of the same directory is one directory, and nobody waits for long.
 #[test]
 fn of_three_that_make_one_name_one_wins() {
