@@ -511,6 +511,22 @@ fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
     }
 }
 
+/// Goal: a deputy that only the coordinator does not hear is cut off and not gone, for half a minute; long before that the catalog is kept by
+/// a node that is heard.
+#[test]
+fn a_deputy_that_is_cut_off_gives_its_place_to_a_node_that_is_heard() {
+    const SOON: Duration = Duration::from_secs(15);
+    let Some(cluster) = Cluster::start_with_lease() else { return };
+    fs::write(cluster.mount(0).join("step_1.pt"), noise(1, MIB)).unwrap();
+    cluster.wait_for(0, "step_1.pt", &["committed"]);
+    let deputy = process::until(LIMIT, || deputies(&cluster).last().copied()).expect("it has one");
+    let cut = cluster.nodes[0].host().partition(cluster.nodes[deputy].host());
+    let other = || (deputies(&cluster).last() == Some(&(3 - deputy))).then_some(());
+    let told = process::until(SOON, other);
+    assert!(told.is_some(), "{}", cluster.nodes[0].daemon().log_tail());
+    assert!(cut.heal() > 0, "nothing was dropped");
+}
+
 /// Goal: what a node writes while there is no coordinator stays as it is when that node takes the seat: it hears itself like any other.
 /// Method: the coordinator loses its power, and each of the others writes into files of the lost one until one of them decides, while a
 /// program has the old bytes open.
