@@ -195,8 +195,9 @@ fn accesses<'a>(shared: &Shared, wanted: &'a Wanted) -> Vec<Access<'a>> {
             vec![Access::Change { parent: *parent, name, sure: *sure }]
         }
         Wanted::RemoveDirectory { parent, name } => {
-            let change = Access::Change { parent: *parent, name, sure: true };
-            [change].into_iter().chain(whole(shared, *parent, name)).collect()
+            // Who has it or something below it alone would not hear that it is gone: all are taken out of it first.
+            let moves = Access::Move { parent: *parent, name };
+            [moves].into_iter().chain(whole(shared, *parent, name)).collect()
         }
         Wanted::Rename { from, to } => {
             // Who has a directory alone knows it by itself and not by its path: all are taken out of it first.

@@ -24,6 +24,7 @@ const DEPUTY_KNOWS: &str = "the catalog is kept there, too";
 /// So does a new coordinator of the catalog before.
 const NOTHING_KNOWN: &str = r#""before":"unknown""#;
 const KEPT_BY_DEPUTY: &str = r#""before":"kept by a deputy""#;
+const OWN: &str = r#""before":"own""#;
 
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
@@ -310,6 +311,32 @@ fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
     assert_eq!(process::until(LIMIT, read), Some("step_7".into()), "{}", cluster.nodes[seat].daemon().log());
 }
 
+/// Goal: a coordinator whose daemon is killed has the catalog afterwards, although its list of members is not where the lease is: nothing that
+/// is asked for waits for Tier-3, which is away. Method: the list is deleted; the others are cut off from etcd, so that it takes the seat again.
+#[test]
+fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
+    let Some(cluster) = Cluster::start_with_lease() else { return };
+    fs::write(cluster.mount(1).join("here"), noise(1, 5000)).unwrap();
+    let steady = || (!deputies(&cluster).is_empty()).then_some(());
+    process::until(LIMIT, steady).expect("it has a deputy");
+    cluster.take_tier3_away();
+    let cuts = [1, 2].map(|node| cluster.nodes[node].host().partition(cluster.network.host("etcd")));
+    cluster.etcd.as_ref().expect("it has a lease").delete("ckpt/members");
+    let daemon = cluster.nodes[0].daemon();
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    let again = || (daemon.log().matches(SEAT_TAKEN).count() == 2).then_some(());
+    process::until(LIMIT, again).expect("it takes the seat again");
+    assert!(daemon.log().contains(OWN), "{}", daemon.log());
+    let missing = fs::symlink_metadata(cluster.mount(0).join("missing")).unwrap_err();
+    assert_eq!(missing.kind(), std::io::ErrorKind::NotFound, "{missing}");
+    assert!(cluster.mount(0).join("here").exists());
+    for cut in cuts {
+        assert!(cut.heal() > 0, "nothing was dropped");
+    }
+    cluster.assert_tier3_is_away();
+}
+
 /// Goal: a coordinator that lost its power and is back before anybody took its seat has the catalog that its deputy kept, and is a member.
 /// Method: the others are cut off from etcd, and a name is removed by each node just before, of which Tier-3 has not heard.
 #[test]
@@ -515,6 +542,22 @@ fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
         assert!(names(&run).into_iter().eq([last.clone()]), "node {node}: {:?}", names(&run));
         assert!(fs::read(run.join(&last)).unwrap() == noise(FILES - 1, MIB), "node {node}");
     }
+}
+
+/// Goal: a deputy that only the coordinator does not hear is cut off and not gone, for half a minute; long before that the catalog is kept by
+/// a node that is heard.
+#[test]
+fn a_deputy_that_is_cut_off_gives_its_place_to_a_node_that_is_heard() {
+    const SOON: Duration = Duration::from_secs(15);
+    let Some(cluster) = Cluster::start_with_lease() else { return };
+    fs::write(cluster.mount(0).join("step_1.pt"), noise(1, MIB)).unwrap();
+    cluster.wait_for(0, "step_1.pt", &["committed"]);
+    let deputy = process::until(LIMIT, || deputies(&cluster).last().copied()).expect("it has one");
+    let cut = cluster.nodes[0].host().partition(cluster.nodes[deputy].host());
+    let other = || (deputies(&cluster).last() == Some(&(3 - deputy))).then_some(());
+    let told = process::until(SOON, other);
+    assert!(told.is_some(), "{}", cluster.nodes[0].daemon().log_tail());
+    assert!(cut.heal() > 0, "nothing was dropped");
 }
 
 /// Goal: what a node writes while there is no coordinator stays as it is when that node takes the seat: it hears itself like any other.

@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, RenameFlags};
+use tidemark_tests::daemon::shown;
 use tidemark_tests::process;
 use tidemark_tests::python::Python;
 
@@ -177,6 +178,78 @@ fn a_directory_that_was_moved_is_still_given_back_by_who_has_it_alone() {
         all_see(&left, &["of-right", &by[0], &by[1]]);
         all_see(&right, &["of-left", &by[0], &by[1]]);
     }
+}
+
+/// Goal: a directory that another node removes, with what is below it, is gone also for the node that has it alone, and its name is free
+/// there.
+#[test]
+fn a_directory_that_was_removed_is_gone_for_who_has_it_alone() {
+    let Some(cluster) = Cluster::start() else { return };
+    let mounts = [0, 1, 2].map(|node| cluster.mount(node).to_owned());
+    for (has, other) in [(2, 1), (2, 0), (0, 1)] {
+        let name = format!("x{has}{other}");
+        let at = mounts[has].join(&name);
+        fs::create_dir_all(at.join("y")).unwrap();
+        fs::remove_dir_all(mounts[other].join(&name)).unwrap();
+        assert!(!at.exists(), "{name} is there on node {has}");
+        let below = fs::write(at.join("y/file"), b"late");
+        assert!(below.is_err(), "a file was made below {name}, which was removed");
+        fs::create_dir(&at).unwrap();
+        for (node, mount) in mounts.iter().enumerate() {
+            assert_eq!(names(&mount.join(&name)), BTreeSet::new(), "{name} on node {node}");
+        }
+    }
+}
+
+/// Goal: what a person brings back is there on every node, also on the one that removed it and has the directory alone.
+#[test]
+fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
+    let Some(cluster) = Cluster::start() else { return };
+    let [a, c] = [0, 2].map(|node| cluster.mount(node).join("run"));
+    fs::create_dir(&c).unwrap();
+    for step in [1, 2] {
+        fs::write(c.join(format!("step_{step}.pt")), noise(step, MIB)).unwrap();
+        cluster.wait_for(0, &format!("run/step_{step}.pt"), &["committed"]);
+    }
+    fs::remove_file(c.join("step_1.pt")).unwrap();
+    assert!(!a.join("step_1.pt").exists() && !c.join("step_1.pt").exists(), "it was removed");
+    let mut said = String::new();
+    let back = process::until(LIMIT, || {
+        let undelete = cluster.nodes[1].daemon().ctl(&["undelete", "run/step_1.pt"]);
+        said = shown(&undelete);
+        undelete.status.success().then_some(())
+    });
+    assert!(back.is_some(), "{said}");
+    for run in [&a, &c] {
+        let read = process::until(LIMIT, || fs::read(run.join("step_1.pt")).ok());
+        assert!(read.is_some_and(|read| read == noise(1, MIB)), "at {}", run.display());
+        assert_eq!(names(run), BTreeSet::from(["step_1.pt", "step_2.pt"].map(str::to_owned)));
+    }
+}
+
+/// Goal: a node that is told to end does not say that all is durable while nobody else knows what was done to names there. Method: it has the
+/// directory alone, so that the rename returns although its coordinator is stopped.
+#[test]
+fn an_end_that_could_not_tell_the_last_names_says_so() {
+    let Some(mut cluster) = Cluster::start_with("[shutdown]\ndrain_timeout_s = 3\n", None) else { return };
+    let own = cluster.mount(2).join("own");
+    fs::create_dir(&own).unwrap();
+    fs::write(own.join("step_1.pt"), noise(1, MIB)).unwrap();
+    cluster.wait_for(0, "own/step_1.pt", &["committed"]);
+    let mut places = [0; 64];
+    let is_in_tier3 = || {
+        let said = rustix::fs::getxattr(own.join("step_1.pt"), "user.tidemark.copies", &mut places).ok()?;
+        String::from_utf8_lossy(&places[..said]).contains("object").then_some(())
+    };
+    assert!(process::until(LIMIT, is_in_tier3).is_some(), "its own node knows that it is committed");
+    let coordinator = cluster.nodes[0].daemon().serving_pid().unwrap();
+    process::signal(coordinator, rustix::process::Signal::STOP);
+    fs::rename(own.join("step_1.pt"), own.join("step_2.pt")).unwrap();
+    let member = cluster.nodes[2].daemon_mut();
+    let ended = member.stop_with_status();
+    let log = member.log();
+    assert!(ended.code().is_some_and(|code| code != 0), "{ended}: {}", member.log_tail());
+    assert!(log.contains("not told to the coordinator at the end") && log.contains("own/step_2.pt"), "{log}");
 }
 
 /// Goal: O_EXCL has one winner, mkdir of the same directory is one directory, and nobody waits for long.

@@ -1,7 +1,7 @@
 //! The catalog on a second node: what is acknowledged there survives the coordinator.
 //!
-//! Owns: who is the deputy (the node that keeps this one's copies), telling it what changed, and who waits for that. Does not own:
-//! collecting (`namespace::deputy`), keeping (`cluster::deputy`).
+//! Owns: who is the deputy (the node that keeps this one's copies, where it is heard), telling it what changed, and who waits for that.
+//! Does not own: collecting (`namespace::deputy`), keeping (`cluster::deputy`).
 
 use super::{Catalog, NODE_DEADLINE, NamedDeputy};
 use std::collections::BTreeSet;
@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidemark_engine::cluster::{address_of, state_of};
+use tidemark_protocol::cluster::members::Standing;
 use tidemark_protocol::cluster::wire::{
-    BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CatalogNode, CatalogPart, Member, ToNode,
+    BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CatalogNode, CatalogPart, Member, Members, ToNode,
 };
 use tidemark_protocol::id::NodeName;
 use tidemark_protocol::key::NodeLife;
@@ -175,20 +176,12 @@ impl Catalog {
         });
     }
 
-    /// The first living node that keeps this one's copies; where none lives, any that does: a partner that is gone keeps its place for a while,
-    /// and the next loss may come before. None while the names of Tier-3 are awaited: a successor would take a part of the catalog for all
-    /// of it.
+    /// None while the names of Tier-3 are awaited: a successor would take a part of the catalog for all of it.
     fn deputy_now(&self) -> Option<Member> {
         if self.lock().hearing.knows_nothing() {
             return None;
         }
-        let members = self.cluster.members();
-        let own = members.members.iter().find(|member| member.life == self.cluster.life)?;
-        let of = |name: &NodeName| {
-            members.members.iter().find(|member| member.life.node == *name && !member.gone).cloned()
-        };
-        let other = || members.members.iter().find(|member| member.life != own.life && !member.gone).cloned();
-        own.partners.iter().find_map(of).or_else(other)
+        deputy_of(&self.cluster.members(), &self.cluster.life).cloned()
     }
 
     /// Says where the lease is who keeps the catalog: whoever kept an older one is not to begin with it. False where it was not stored in time,
@@ -272,5 +265,52 @@ impl Catalog {
             all: told.all,
         };
         Next { part, begun, publication: told.publication }
+    }
+}
+
+/// The first node that keeps this one's copies and is heard; where none is, any that is: a partner that is lost keeps its place for a while, and
+/// the next loss may come before.
+fn deputy_of<'a>(members: &'a Members, own: &NodeLife) -> Option<&'a Member> {
+    // One that is suspect is heard again, or is not any more, within a second. Another would have to be told everything.
+    let is_heard = |member: &&Member| {
+        let heard = matches!(member.standing, Standing::Alive | Standing::Suspect);
+        heard && !member.gone && member.life != *own
+    };
+    let heard = || members.members.iter().filter(is_heard);
+    let partners = &members.members.iter().find(|member| member.life == *own)?.partners;
+    let of = |name: &NodeName| heard().find(|member| member.life.node == *name);
+    partners.iter().find_map(of).or_else(|| heard().next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemark_protocol::id::Incarnation;
+
+    #[test]
+    fn the_deputy_is_a_node_that_is_heard_and_a_partner_before_others() {
+        use Standing::{Alive, Awaited, CutOff, Gone, Over, Suspect};
+        let name = |at: u64| format!("n{at}").parse::<NodeName>().unwrap();
+        let life = |at: u64| NodeLife { node: name(at), incarnation: Incarnation(at) };
+        let deputy = |second: Standing, third: Standing| {
+            let member = |(at, standing): (u64, Standing)| Member {
+                life: life(at),
+                address: String::new(),
+                labels: std::collections::BTreeMap::new(),
+                gone: matches!(standing, Gone | Over),
+                partners: vec![name(3)],
+                standing,
+                since_ms: 0,
+                why: String::new(),
+            };
+            let members = [(1, Alive), (2, second), (3, third)].map(member).to_vec();
+            let members = Members { members, ..Members::default() };
+            deputy_of(&members, &life(1)).map(|member| member.life.incarnation.0)
+        };
+        assert_eq!([deputy(Alive, Alive), deputy(Alive, Suspect)], [Some(3); 2]);
+        for lost in [Awaited, CutOff, Gone, Over] {
+            assert_eq!([deputy(Alive, lost), deputy(Suspect, lost)], [Some(2); 2], "{lost:?}");
+            assert_eq!(deputy(lost, lost), None, "{lost:?}");
+        }
     }
 }

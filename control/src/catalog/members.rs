@@ -92,7 +92,7 @@ impl Told {
 pub(super) struct Outbox {
     asks: Vec<(NodeName, Ask)>,
     /// Directories to be given back by who has them.
-    pub(super) recalls: Vec<(NodeName, Vec<u8>)>,
+    pub(super) recalls: BTreeSet<(NodeName, Vec<u8>)>,
 }
 
 /// Lives that were given up and may come back.
@@ -279,11 +279,13 @@ impl Catalog {
                 self.begin();
             }
             let Outbox { asks, recalls } = std::mem::take(&mut self.lock().outbox);
-            for (holder, directory) in recalls.into_iter().collect::<BTreeSet<_>>() {
+            for (holder, directory) in recalls {
                 let catalog = Arc::clone(&self);
                 tokio::spawn(async move {
                     if let Err(refusal) = catalog.recall(&holder, &directory, None, true).await {
                         tracing::debug!(%refusal, "a directory with names that its holder does not know is not given back yet");
+                        // Again with the next tick, until it is, or its holder is gone.
+                        catalog.lock().outbox.recalls.insert((holder, directory));
                     }
                 });
             }

@@ -245,6 +245,10 @@ impl Authority for Catalog {
         }
     }
 
+    fn changed_here(&self, paths: &[&[u8]]) {
+        self.recall_all(paths);
+    }
+
     async fn kept_twice(&self) {
         self.kept_by_deputy().await;
     }

@@ -31,6 +31,21 @@ pub enum Before {
     Nothing,
 }
 
+impl Before {
+    /// For a node whose tree was the catalog of epoch `own`, and was no other's since. The last list of members that was stored is of epoch
+    /// `stored`, and of that epoch is what a deputy kept.
+    #[must_use]
+    pub fn of(own: Option<Epoch>, stored: Epoch, kept: Option<KeptCatalog>) -> Self {
+        match kept {
+            // It was the last coordinator itself, perhaps as the daemon before this one: no other tree is newer. It may have been so later than
+            // the list says, where its own was not stored.
+            kept if own >= Some(stored) => Self::Own(kept),
+            Some(kept) => Self::Kept(kept),
+            None => Self::Nothing,
+        }
+    }
+}
+
 impl fmt::Display for Before {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -155,10 +170,15 @@ impl Hearing {
 
     /// A node did something to a name before all were heard.
     pub(super) fn note(&mut self, node: &NodeName, operation: &NameOperation) {
+        for path in operation.paths() {
+            self.note_in(node, split(path).0);
+        }
+    }
+
+    /// A node did something in a directory before all were heard.
+    pub(super) fn note_in(&mut self, node: &NodeName, directory: &[u8]) {
         if self.is_open() {
-            for path in operation.paths() {
-                self.changed.entry(split(path).0.to_vec()).or_default().insert(node.clone());
-            }
+            self.changed.entry(directory.to_vec()).or_default().insert(node.clone());
         }
     }
 
@@ -172,5 +192,21 @@ impl Hearing {
             self.changed = BTreeMap::new();
             tracing::info!("all nodes have been heard: names are answered for");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_the_coordinator_last_has_the_newest_tree_also_where_its_members_were_not_stored() {
+        let before = |own: Option<u64>, kept: Option<KeptCatalog>| {
+            Before::of(own.map(Epoch), Epoch(5), kept).to_string()
+        };
+        let kept = || Some(KeptCatalog::default());
+        assert_eq!([before(Some(5), None), before(Some(7), None), before(Some(7), kept())], ["own"; 3]);
+        assert_eq!([before(Some(4), kept()), before(None, kept())], ["kept by a deputy"; 2]);
+        assert_eq!([before(Some(4), None), before(None, None)], ["unknown"; 2]);
     }
 }

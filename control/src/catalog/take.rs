@@ -2,7 +2,7 @@
 //!
 //! Owns: their order, times on our clock, what they mean for leases. Does not own: the tree.
 
-use super::Catalog;
+use super::{Catalog, State};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use tidemark_engine::namespace::OutgoingBody;
@@ -133,11 +133,19 @@ impl Catalog {
             // look again. Not waited for: it may be publishing itself.
             let directory = split(&path).0.to_vec();
             if let Verdict::PublishFirst(holder) = state.leases.read(&from.node, &directory, None, now) {
-                state.outbox.recalls.push((holder, directory));
+                state.outbox.recalls.insert((holder, directory));
                 self.woken.notify_one();
             }
         }
         for operation in &publication.operations {
+            // Who removes a directory takes the others out of it before. Where that did not happen they still have it alone.
+            if let NameOperation::Removed { path, .. } = operation {
+                let holders = state.leases.holders_below(&from.node, path);
+                if !holders.is_empty() {
+                    state.outbox.recalls.extend(holders);
+                    self.woken.notify_one();
+                }
+            }
             if !state.leases.follow(&from.node, operation) {
                 shared.push(operation.path().to_vec());
             }
@@ -150,6 +158,27 @@ impl Catalog {
         state.published.insert(from.clone(), publication.number);
         state.untold.insert(from.clone());
         Published { whole_wanted: false, shared }
+    }
+
+    /// What this node itself did to these names is no publication: who has them, or their directories, alone is to look again.
+    pub(super) fn recall_all(&self, paths: &[&[u8]]) {
+        let own = &self.cluster.life.node;
+        let now = self.now();
+        let mut state = self.lock();
+        let State { leases, hearing, outbox, .. } = &mut *state;
+        for path in paths {
+            let directory = split(path).0;
+            for changed in [directory, *path] {
+                hearing.note_in(own, changed);
+            }
+            if let Verdict::PublishFirst(holder) = leases.read(own, directory, None, now) {
+                outbox.recalls.insert((holder, directory.to_vec()));
+            }
+            outbox.recalls.extend(leases.holders_below(own, path));
+        }
+        if !outbox.recalls.is_empty() {
+            self.woken.notify_one();
+        }
     }
 
     /// The state under the first of its names that is not another node's by now; none where all are.

@@ -99,6 +99,10 @@ pub trait Authority: Send + Sync + std::fmt::Debug {
     /// changed places (`exchange`) nobody has anything alone.
     fn moved(&self, from: &[u8], to: &[u8], exchange: bool);
 
+    /// The coordinator itself gave or took away these names: nodes that have them, or their directories, alone are to look again. Not
+    /// waited for, and must not block.
+    fn changed_here(&self, paths: &[&[u8]]);
+
     /// It is new, and has not heard everybody.
     fn hears_still(&self) -> bool;
 
@@ -590,6 +594,13 @@ impl Cluster {
         match self.seat() {
             Seat::Here(authority) => authority.hear_below(path).await,
             Seat::There(_) | Seat::Unknown => false,
+        }
+    }
+
+    /// On the coordinator: its loop gave or took away these names, which is no call that was let go on.
+    pub(crate) fn changed_here(&self, paths: &[&[u8]]) {
+        if let Seat::Here(authority) = self.seat() {
+            authority.changed_here(paths);
         }
     }
 

@@ -54,7 +54,7 @@ pub enum Access<'a> {
     Look { parent: NodeId, name: &'a [u8] },
     /// Make it, change what it stands for, or take it away. `sure`: somebody else's must not be replaced unseen.
     Change { parent: NodeId, name: &'a [u8], sure: bool },
-    /// Give a directory another name.
+    /// Give a directory another name, or take it away.
     Move { parent: NodeId, name: &'a [u8] },
     /// See everything in a directory.
     List { directory: NodeId },

@@ -241,6 +241,21 @@ impl Namespace {
         })
     }
 
+    /// Whether something was done here that nobody has answered for.
+    #[must_use]
+    pub fn has_untold(&self) -> bool {
+        self.look(|state| {
+            state.outgoing.as_ref().is_some_and(|outgoing| {
+                let unanswered = &outgoing.unanswered;
+                let is_sent = unanswered.on_its_way().is_some();
+                is_sent
+                    || unanswered.has_operations()
+                    || unanswered.lost().is_some()
+                    || !outgoing.touched.is_empty()
+            })
+        })
+    }
+
     /// The number of the last publication.
     #[must_use]
     pub fn last_publication(&self) -> u64 {

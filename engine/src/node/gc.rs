@@ -276,7 +276,7 @@ impl Engine {
         let Some(manifest) = self.version(id, *number).manifest().map(Arc::clone) else { return };
         let directories: Vec<_> =
             manifest.directories.iter().map(|directory| directory.path.clone()).collect();
-        let why = match self.shared.namespace.withdraw(&listed(&manifest), &directories) {
+        let why = match self.shared.withdraw(&listed(&manifest), &directories) {
             Ok(0) => "its names could not be taken out of the tree".to_owned(),
             Ok(names) => {
                 let what = format!("version {} left the tree, {names} names: {reason}", number.1);

@@ -12,6 +12,7 @@ use crate::node::answer::Wanted;
 use crate::node::book::{LooseBook, LooseStage};
 use crate::node::jobs::Done;
 use crate::node::keeping::ending;
+use crate::node::recover::adopt_loose;
 use crate::node::run::{Engine, Node, error_text, retry_pause};
 use crate::save::generations::{self, Generations as Found, GiveUpError};
 use crate::save::loose::LooseStored;
@@ -290,7 +291,7 @@ impl Engine {
             };
             let listed = Listed { path, file: view.file, seal, key: "" };
             let node = view.node;
-            match self.shared.namespace.withdraw(&[listed], &[]) {
+            match self.shared.withdraw(&[listed], &[]) {
                 Ok(1) => self.ledger.refresh(&self.shared.namespace, &[node]),
                 Ok(_) => return Some(Err("it changed just now".to_owned())),
                 Err(error) => return Some(Err(error.to_string())),
@@ -313,7 +314,7 @@ impl Engine {
         }
         self.generations.wishes.remove(path);
         self.generations.due.remove(path);
-        crate::node::recover::adopt_loose(&self.shared, sidecar);
+        self.shared.bring_back([path], || adopt_loose(&self.shared, sidecar));
         let node = self.shared.namespace.node_at(path.as_bytes());
         let node = node.ok_or("it could not be put back; the log says why")?;
         if let Some(book) = self.ledger.removed_loose.get_mut(path) {

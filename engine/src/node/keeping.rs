@@ -207,7 +207,7 @@ impl Engine {
         let inside = |above: &RelPath| above.as_bytes().starts_with(&path);
         let directories: BTreeSet<RelPath> = above.filter(inside).collect();
         let directories: Vec<_> = directories.into_iter().collect();
-        if let Err(error) = self.shared.namespace.withdraw(&listed, &directories) {
+        if let Err(error) = self.shared.withdraw(&listed, &directories) {
             tracing::error!(checkpoint = %path_text(&path), %error, "some names stay");
         }
         self.gc.is_shown_again(&id);

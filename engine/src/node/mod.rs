@@ -31,6 +31,7 @@
 //! | `export` | a version written out of the mount |
 //! | `import` | checkpoints that others wrote into Tier-3 |
 //! | `metric` | what jobs say of their checkpoints |
+//! | `names` | what the loop does to names, and who hears of it |
 //! | `keeping` | pins, and what people remove and bring back |
 //! | `visibility` | what a job sees that comes back |
 //! | `proof` | looking at what commits rest on |
@@ -63,6 +64,7 @@ mod ledger;
 mod links;
 mod loose;
 mod metric;
+mod names;
 mod pace;
 mod prefetch;
 mod problems;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tidemark_control::catalog::{Catalog, Terms};
 use tidemark_control::lease::{EtcdAccess, EtcdPlace};
 use tidemark_engine::cluster::{
-    Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
+    Away, Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
 };
 use tidemark_engine::namespace::{FileState, Namespace, object_copy};
 use tidemark_engine::node::Shared;
@@ -28,12 +28,19 @@ use tidemark_protocol::id::{Epoch, FileId, Incarnation, SealNumber, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::label::Labels;
 use tidemark_protocol::replication::{Holder, Priority};
+use tidemark_protocol::report::path_text;
 use tidemark_transport::certs::Certs;
 use tidemark_transport::tcp::{self, Security};
 use tidemark_transport::{Address, Identity, Peer, Refusal, Tcp};
 
 /// Connections of one transfer: one core sends about as fast as a network of 100 Gbit/s takes, and two are for the receiver.
 const BULK_STREAMS: usize = 2;
+
+/// Between two tries to tell the coordinator what was done last.
+const TELL_AGAIN: Duration = Duration::from_millis(100);
+
+/// Names in the log of those that the coordinator was not told of: enough to see which job it was.
+const UNTOLD_SHOWN: usize = 8;
 
 /// How often what is old is looked for.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
@@ -286,7 +293,8 @@ fn occupancy(tier1: &Tier1) -> (u64, u64) {
     (usage.used_bytes, usage.size_bytes)
 }
 
-/// Waits until everything that was sealed here is in Tier-3, as far as the coordinator commits it; true when all of it is.
+/// Waits until everything that was sealed here is in Tier-3, as far as the coordinator commits it, and the coordinator has been told what was
+/// done to names; true when all of it is so.
 pub(crate) async fn drain_member(shared: &Shared, patience: Duration) -> bool {
     let give_up = tokio::time::Instant::now() + patience;
     shared.lift_pace_of_copies();
@@ -299,7 +307,7 @@ pub(crate) async fn drain_member(shared: &Shared, patience: Duration) -> bool {
         });
         let left = left.count();
         if left == 0 && refused {
-            return true;
+            return tell_the_last(shared, give_up).await;
         }
         if left == 0 {
             // Once more, without a close that nobody would wait for.
@@ -313,6 +321,30 @@ pub(crate) async fn drain_member(shared: &Shared, patience: Duration) -> bool {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+/// Tells the coordinator what programs did here last: in a directory that this node has alone they did not wait for that, and it ends with this
+/// node's memory. True when all of it is told.
+async fn tell_the_last(shared: &Shared, give_up: tokio::time::Instant) -> bool {
+    let (Some(cluster), namespace) = (shared.cluster.get(), &shared.namespace) else { return true };
+    while namespace.has_untold() {
+        let began = tokio::time::Instant::now();
+        let told = tokio::time::timeout_at(give_up, cluster.publish()).await;
+        let Err(away) = told.unwrap_or_else(|_| Err(Away::Late(began.elapsed()))) else { return true };
+        if tokio::time::Instant::now() >= give_up {
+            let operations = namespace.untold_operations();
+            let first = operations.iter().take(UNTOLD_SHOWN).map(|operation| path_text(operation.path()));
+            tracing::warn!(
+                error = &away as &dyn std::error::Error,
+                operations = operations.len(),
+                first = ?first.collect::<Vec<_>>(),
+                "not told to the coordinator at the end, and lost with this node's memory: what was done to names or attributes last"
+            );
+            return false;
+        }
+        tokio::time::sleep(TELL_AGAIN).await;
+    }
+    true
 }
 
 /// Says who keeps copies of this node's files, as the members change.

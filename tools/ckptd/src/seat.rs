@@ -191,12 +191,7 @@ impl Candidate {
             None => None,
         };
         cluster.saw_epoch(epoch);
-        let before = match kept {
-            // It was the last coordinator itself, perhaps as the daemon before this one: no other tree is newer.
-            kept if tree.catalog_of() == Some(stored.epoch) => Before::Own(kept),
-            Some(kept) => Before::Kept(kept),
-            None => Before::Nothing,
-        };
+        let before = Before::of(tree.catalog_of(), stored.epoch, kept);
         // The last coordinator may have answered for more than its deputy had got.
         let kept_until = match &before {
             Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
@@ -302,11 +297,15 @@ type Keeping = oneshot::Sender<Arc<Catalog>>;
 /// After a look at the lease because somebody doubts it: a small part of its term.
 const DOUBT_PAUSE: Duration = Duration::from_millis(200);
 
+/// Between two tries to store the members: nobody else may know meanwhile that this node has the catalog, and each is a warning in the log.
+const STORE_AGAIN: Duration = Duration::from_millis(250);
+
 /// Renews the lease, and stores the members, until it is lost; says why.
 async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>) -> String {
     let mut renewal = tokio::time::interval(LeaseTimes::etcd().term / 4);
     renewal.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut members: Option<(Arc<Catalog>, watch::Receiver<u64>)> = None;
+    let mut store_at = tokio::time::Instant::now();
     loop {
         let waits = members.is_none();
         let doubting = members.as_ref().map(|(catalog, _)| Arc::clone(catalog));
@@ -318,7 +317,10 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
         };
         let changed = async {
             match &mut members {
-                Some((_, members)) => members.changed().await.is_ok(),
+                Some((_, members)) => {
+                    tokio::time::sleep_until(store_at).await;
+                    members.changed().await.is_ok()
+                }
                 None => std::future::pending().await,
             }
         };
@@ -344,8 +346,15 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
                 let change = *stored.borrow_and_update();
                 let list = serde_json::to_vec(&catalog.stored()).expect("a list is written as JSON");
                 let written = lease.write_members(&list).await;
-                if written.is_ok() {
-                    catalog.stored_until(change);
+                match &written {
+                    Ok(()) => catalog.stored_until(change),
+                    // It does not become smaller by itself.
+                    Err(LeaseError::MembersTooLarge { .. }) => {}
+                    // There may be no next change for long, and a successor begins with what is stored.
+                    Err(_) => {
+                        stored.mark_changed();
+                        store_at = tokio::time::Instant::now() + STORE_AGAIN;
+                    }
                 }
                 written
             }
@@ -358,7 +367,6 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
             if lease.epoch(Instant::now()).is_none() {
                 return with_causes(error);
             }
-            // What was not stored is stored with the next change; the members of now come again to the next coordinator.
         }
     }
 }

@@ -364,7 +364,7 @@ pub enum Intent {
     Read,
     /// To make it, or to change what it stands for.
     Change,
-    /// To give a directory another name.
+    /// To give a directory another name, or to take it away.
     Move,
 }
 

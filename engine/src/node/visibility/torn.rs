@@ -166,7 +166,7 @@ impl Engine {
     }
 
     pub(crate) fn hide_names(&self, candidate: &Candidate) -> Result<(), FsError> {
-        names_of(candidate).iter().try_for_each(|name| self.shared.namespace.hide(name))
+        names_of(candidate).iter().try_for_each(|name| self.shared.hide(name))
     }
 
     fn hide(&mut self, id: &CheckpointId, candidate: &Candidate) -> Result<(), FsError> {
@@ -233,13 +233,16 @@ impl Engine {
     /// are there now.
     pub(crate) fn put_back(&mut self, id: &CheckpointId, number: Number) -> (usize, usize) {
         let Some(manifest) = self.version(id, number).manifest().map(Arc::clone) else { return (0, 0) };
-        let mut adopter = Adopter::new(&self.shared);
-        adopt_files(&mut adopter, &manifest, &Wishes::default());
-        manifest.directories.iter().for_each(|directory| adopter.adopt_directory(directory));
-        self.show_metric(id, number);
-        self.classify_run(&id.run);
         let names = manifest.files.iter().map(|file| &file.path);
         let names = names.chain(manifest.hard_links.iter().map(|link| &link.path));
+        let directories = manifest.directories.iter().map(|directory| &directory.path);
+        self.shared.bring_back(names.clone().chain(directories), || {
+            let mut adopter = Adopter::new(&self.shared);
+            adopt_files(&mut adopter, &manifest, &Wishes::default());
+            manifest.directories.iter().for_each(|directory| adopter.adopt_directory(directory));
+        });
+        self.show_metric(id, number);
+        self.classify_run(&id.run);
         let there = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
         (names.clone().count(), names.filter(there).count())
     }
@@ -267,7 +270,7 @@ impl Engine {
         let mut torn = self.torn().into_iter().map(|(candidate, _)| candidate);
         let found = torn.find(|candidate| candidate.id.path().is_some_and(|of| of.as_bytes() == path))?;
         for name in names_of(&found) {
-            if let Err(error) = self.shared.namespace.show_again(&name) {
+            if let Err(error) = self.shared.show_again(&name) {
                 return Some(Err(format!("{name} stays out of sight: {error}")));
             }
         }
@@ -285,7 +288,7 @@ impl Engine {
     pub(crate) fn show_all_torn(&mut self) {
         for (candidate, _) in self.torn() {
             for name in names_of(&candidate) {
-                if let Err(error) = self.shared.namespace.show_again(&name) {
+                if let Err(error) = self.shared.show_again(&name) {
                     tracing::warn!(%name, %error, "it was torn, and ends with this memory");
                 }
             }

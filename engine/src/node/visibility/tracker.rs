@@ -188,15 +188,15 @@ impl Engine {
         }
         self.visibility.waiting.remove(path);
         let whole = named.as_ref().map(|(id, step)| Named::of(id, *step));
-        let namespace = &self.shared.namespace;
         let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
             Tracker::Stays => return true,
             Tracker::Says(says) => {
-                let put = namespace.replace(path, &says);
+                let put = self.shared.replace(path, &says);
                 let text = String::from_utf8_lossy(&says).into_owned();
                 put.map(|()| format!("{path} says {text}, the newest whole one"))
             }
-            Tracker::Goes => namespace
+            Tracker::Goes => self
+                .shared
                 .hide(path)
                 .map(|()| format!("{path} went out of sight: nothing whole is there that it could name")),
         };

@@ -177,9 +177,9 @@ impl Engine {
                 Unwritten::Goes { why } => {
                     // A file in flight may be all that there is of something: it stays to be looked at.
                     let gone = if found.temporaries + found.forewords == 0 {
-                        self.shared.namespace.withdraw(&[], &found.directories).map(drop)
+                        self.shared.withdraw(&[], &found.directories).map(drop)
                     } else {
-                        self.shared.namespace.hide(&found.directories[0])
+                        self.shared.hide(&found.directories[0])
                     };
                     match gone {
                         Ok(()) => {

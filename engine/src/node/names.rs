@@ -1,0 +1,58 @@
+//! What the loop itself does to names, and who hears of it.
+//!
+//! Owns: that nodes which answer for such names alone look again. Does not own: why names go and come (`gc`, `keeping`, `visibility`),
+//! the names (`namespace`), who answers for which (the coordinator).
+
+use crate::namespace::{FsError, Listed};
+use crate::node::Shared;
+use std::collections::BTreeSet;
+use tidemark_protocol::path::RelPath;
+
+impl Shared {
+    /// As [`crate::namespace::Namespace::withdraw`].
+    pub(crate) fn withdraw(&self, files: &[Listed<'_>], directories: &[RelPath]) -> Result<usize, FsError> {
+        let gone = self.namespace.withdraw(files, directories);
+        // Also where it failed: some names are gone then.
+        self.changed_names(files.iter().map(|file| file.path).chain(directories));
+        gone
+    }
+
+    /// As [`crate::namespace::Namespace::hide`].
+    pub(crate) fn hide(&self, path: &RelPath) -> Result<(), FsError> {
+        self.namespace.hide(path)?;
+        self.changed_names([path]);
+        Ok(())
+    }
+
+    /// As [`crate::namespace::Namespace::show_again`].
+    pub(crate) fn show_again(&self, path: &RelPath) -> Result<(), FsError> {
+        self.namespace.show_again(path)?;
+        self.changed_names([path]);
+        Ok(())
+    }
+
+    /// As [`crate::namespace::Namespace::replace`].
+    pub(crate) fn replace(&self, path: &RelPath, bytes: &[u8]) -> Result<(), FsError> {
+        self.namespace.replace(path, bytes)?;
+        self.changed_names([path]);
+        Ok(())
+    }
+
+    /// Does what brings these names into the tree. With them come the directories above that were not there.
+    pub(crate) fn bring_back<'a>(&self, names: impl IntoIterator<Item = &'a RelPath>, bring: impl FnOnce()) {
+        let mut missing = BTreeSet::new();
+        for name in names {
+            let above = std::iter::successors(Some(name.clone()), RelPath::parent);
+            missing.extend(above.take_while(|path| self.namespace.node_at(path.as_bytes()).is_none()));
+        }
+        bring();
+        self.changed_names(&missing);
+    }
+
+    fn changed_names<'a>(&self, paths: impl IntoIterator<Item = &'a RelPath>) {
+        if let Some(cluster) = self.cluster.get() {
+            let paths: Vec<_> = paths.into_iter().map(RelPath::as_bytes).collect();
+            cluster.changed_here(&paths);
+        }
+    }
+}
