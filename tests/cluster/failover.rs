@@ -321,6 +321,8 @@ fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
     process::until(LIMIT, steady).expect("it has a deputy");
     cluster.take_tier3_away();
     let cuts = [1, 2].map(|node| cluster.nodes[node].host().partition(cluster.network.host("etcd")));
+    let blind = |node: &usize| cluster.nodes[*node].daemon().log().contains("the lease cannot be looked at");
+    process::until(LIMIT, || [1, 2].iter().all(blind).then_some(())).expect("they do not reach etcd");
     cluster.etcd.as_ref().expect("it has a lease").delete("ckpt/members");
     let daemon = cluster.nodes[0].daemon();
     let dead = daemon.kill_serving();
@@ -329,7 +331,7 @@ fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
     process::until(LIMIT, again).expect("it takes the seat again");
     assert!(daemon.log().contains(OWN), "{}", daemon.log());
     let missing = fs::symlink_metadata(cluster.mount(0).join("missing")).unwrap_err();
-    assert_eq!(missing.kind(), std::io::ErrorKind::NotFound, "{missing}");
+    assert_eq!(missing.kind(), ErrorKind::NotFound, "{missing}");
     assert!(cluster.mount(0).join("here").exists());
     for cut in cuts {
         assert!(cut.heal() > 0, "nothing was dropped");
