@@ -123,6 +123,15 @@ fn get_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Result
         Some(node) => enter_by_name(shared, cluster, node)?,
         None => Vec::new(),
     };
+    if let Wanted::RemoveDirectory { parent, name } = wanted
+        && let Some(directory) = shared.namespace.child_directory(*parent, name)
+    {
+        // Nobody is taken out of one that stays: who tidies up tries it with directories that others use.
+        let _known = cluster.enter(Access::List { directory })?;
+        if !shared.namespace.is_empty_directory(directory) {
+            return Err(FsError::NotEmpty);
+        }
+    }
     for access in accesses(shared, wanted) {
         guards.push(cluster.enter(access)?);
     }

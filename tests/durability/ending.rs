@@ -505,3 +505,21 @@ fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     assert!(!torn.exists());
     assert_eq!(names(&run), ["step_1"]);
 }
+
+/// What stays under its temporary name proves nothing, however long it is waited for.
+#[test]
+fn sigterm_keeps_what_is_sealed_beside_a_file_under_a_temporary_name() {
+    let config = format!("{CONFIG}[shutdown]\ndrain_timeout_s = 8\ngrace_s = 1\n");
+    let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+    let bytes = noise(31, MIB);
+    save(&daemon, "run/step_1/model.pt", &bytes);
+    save(&daemon, "run/step_1/optimizer.pt.tmp", b"half of it");
+    let began = Instant::now();
+    daemon.stop_with_status();
+    assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
+    daemon.start_again();
+    let kept = |at: &str| {
+        fs::read(daemon.mount().join(at).join("run/step_1/model.pt")).is_ok_and(|read| read == bytes)
+    };
+    assert!(kept("") || kept(".tidemark/torn"), "{}", daemon.log_tail());
+}

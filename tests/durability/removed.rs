@@ -249,3 +249,21 @@ fn a_removal_is_in_tier3_no_sooner_than_what_replaces_what_was_removed() {
         assert_holds(&daemon, "run/step1.pt", &bytes("step1"), "its removal waited");
     }
 }
+
+/// What was to replace it is removed as well: a person wants neither.
+#[test]
+fn a_removal_does_not_wait_for_what_was_removed_too() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    save(&daemon, "run/step1.pt", &bytes("step1"));
+    daemon.wait_committed("run/step1.pt", LIMIT);
+    fs::write(daemon.tier3_dir().join("run/step2.pt"), "").unwrap();
+    save(&daemon, "run/step2.pt", &bytes("step2"));
+    process::until(LIMIT, || (lag_versions(&daemon) > 0).then_some(())).expect("it is whole");
+    let rm = Command::new("rm").arg("-r").arg(&run).status().unwrap();
+    assert!(rm.success());
+    daemon.flush();
+    daemon.kill9();
+    daemon.start_again();
+    assert!(!run.exists(), "{:?}", names(&run));
+}

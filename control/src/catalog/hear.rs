@@ -8,6 +8,7 @@ use futures::StreamExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tidemark_engine::cluster::address_of;
+use tidemark_protocol::cluster::members::Standing;
 use tidemark_protocol::cluster::wire::{Member, ToNode};
 
 /// What a node has for publishing what it knows. It goes on after that, and whoever waits asks again.
@@ -52,12 +53,20 @@ impl Catalog {
 
     /// Why a node was not heard; none where it was.
     async fn hear(&self, member: &Member) -> Option<String> {
+        let (node, standing) = (&member.life.node, member.standing.word());
+        let unheard = |why: String| {
+            Some(format!(
+                "node {node} ({standing}) was not heard, and may have what nobody else knows of: {why}"
+            ))
+        };
+        if member.standing != Standing::Alive {
+            // A call that nobody answers takes one of the connection's 64, and keeps it when its caller has given up.
+            return unheard(member.why.clone());
+        }
         self.counters.recalls.fetch_add(1, Ordering::Relaxed);
         let message = ToNode::Recall { epoch: self.epoch, path: Vec::new(), name: None, release: false };
         let told = self.cluster.ask_node::<()>(&address_of(member), &message, HEAR_DEADLINE).await;
         let away = told.err()?;
-        let why = std::error::Error::source(&away).map_or_else(|| away.to_string(), ToString::to_string);
-        let (node, standing) = (&member.life.node, member.standing.word());
-        Some(format!("node {node} ({standing}) was not heard, and may have what nobody else knows of: {why}"))
+        unheard(std::error::Error::source(&away).map_or_else(|| away.to_string(), ToString::to_string))
     }
 }

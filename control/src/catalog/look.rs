@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use tidemark_engine::cluster::state_of;
 use tidemark_engine::namespace::{OutgoingBody, OutgoingNode};
 use tidemark_protocol::cluster::leases::Verdict;
+use tidemark_protocol::cluster::members::Standing;
 use tidemark_protocol::cluster::wire::{Answer, Intent, Leave, Look, Looked, NodeState, ToNode};
 use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, NodeName};
@@ -140,6 +141,12 @@ impl Catalog {
         Looked { found: found.map(|node| state_of(namespace, node)), directory, leave }
     }
 
+    fn is_cut_off(&self, node: &NodeName) -> bool {
+        let members = self.cluster.members();
+        let mut cut_off = members.members.iter().filter(|member| member.standing == Standing::CutOff);
+        cut_off.any(|member| member.life.node == *node && !member.gone)
+    }
+
     /// Asks a node to publish what it knows, once it is done with `name`, and to give a directory back where `release`.
     pub(super) async fn recall(
         &self,
@@ -169,6 +176,12 @@ impl Catalog {
             self.lock().leases.gone(holder);
             return Ok(());
         };
+        if self.is_cut_off(holder) {
+            // Whoever waits for it is asked to come again all the same, and holds up nobody meanwhile.
+            let what =
+                format!("{holder} has {:?} and is cut off; it is asked again", String::from_utf8_lossy(path));
+            return Err(Refusal::new(LinkErrorKind::Unavailable, what));
+        }
         let message = ToNode::Recall { epoch: self.epoch, path: path.to_vec(), name: owned, release };
         match self.cluster.ask_node::<()>(&address, &message, NODE_DEADLINE).await {
             Ok(()) => {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use tidemark_protocol::cluster::wire::{
     Answer, BATCH_ITEMS_MAX, Intent, Leave, Look, Looked, NodeState, ToCoordinator,
 };
+use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Directories held at a time. One that is forgotten costs a question; about 200 bytes each.
@@ -353,9 +354,9 @@ impl Cluster {
             if let Some(guard) = self.try_enter(access) {
                 return Ok(guard);
             }
-            let asked_at = Instant::now();
             // Who waits for a turn is not at work on a name yet, and may have nothing to ask any more then.
-            let turn = self.runtime.block_on(self.unless_silent(self.turn()));
+            let turn = self.runtime.block_on(self.turn_until(give_up));
+            let asked_at = Instant::now();
             if let Some(guard) = self.try_enter(access) {
                 return Ok(guard);
             }
@@ -494,8 +495,17 @@ impl Cluster {
         Ok(false)
     }
 
-    async fn turn(&self) -> Result<SemaphorePermit<'_>, Away> {
-        self.names.turns.0.acquire().await.map_err(|_| Away::Nobody)
+    /// Others' questions may wait for a node that is silent.
+    async fn turn_until(&self, give_up: Instant) -> Result<SemaphorePermit<'_>, Away> {
+        let turn = async { self.names.turns.0.acquire().await.map_err(|_| Away::Nobody) };
+        let longest = give_up.saturating_duration_since(Instant::now());
+        let turn = tokio::time::timeout(longest, self.unless_silent(turn)).await;
+        turn.unwrap_or_else(|_| {
+            Err(Away::Refused(Refusal::new(
+                LinkErrorKind::Unavailable,
+                "too many questions about names wait for nodes that do not answer",
+            )))
+        })
     }
 
     async fn publish_soon(&self) -> Result<(), Asked> {

@@ -112,7 +112,8 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
     }
 }
 
-/// Sends everything that the coordinator has not heard.
+/// Sends everything that the coordinator has not heard. What comes meanwhile is told later: a job that saves small files always has
+/// something new to tell, and whoever asks would wait for its end.
 pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
     if cluster.is_coordinator() {
         return Ok(());
@@ -134,11 +135,7 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
         }
         let fates = cluster.publisher.changed_fates(cluster);
         let told = namespace.take_outgoing(BATCH_ITEMS_MAX, BATCH_BYTES_MAX, !fates.is_empty());
-        if told.number == 0 {
-            let mut told = cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner);
-            told.note(namespace.last_publication(), now);
-            return Ok(());
-        }
+        let (nothing, all) = (told.number == 0, told.all);
         let states: Vec<_> = told.states.into_iter().map(|node| cluster.told(node)).collect();
         let publication = Publication {
             number: told.number,
@@ -147,7 +144,14 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
             fates,
             ..Publication::default()
         };
-        send(cluster, &mut turn, publication).await?;
+        if !nothing {
+            send(cluster, &mut turn, publication).await?;
+        }
+        if nothing || all {
+            let mut told = cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner);
+            told.note(namespace.last_publication(), now);
+            return Ok(());
+        }
     }
 }
 

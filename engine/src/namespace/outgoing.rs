@@ -85,6 +85,8 @@ pub struct Told {
     pub number: u64,
     pub operations: Vec<NameOperation>,
     pub states: Vec<OutgoingNode>,
+    /// Nothing else was to be told then.
+    pub all: bool,
 }
 
 /// A node as it stands.
@@ -177,10 +179,12 @@ impl Namespace {
                 bytes += found.as_ref().map_or(0, OutgoingNode::bytes_most);
                 states.extend(found);
             }
+            let mut all = false;
             if let Some(outgoing) = &mut state.outgoing {
                 outgoing.touched.append(&mut touched);
+                all = outgoing.touched.is_empty() && outgoing.unanswered.has_all_sent();
             }
-            Told { number, operations, states }
+            Told { number, operations, states, all }
         })
     }
 
@@ -200,7 +204,7 @@ impl Namespace {
             }
             outgoing.unanswered.publish(most, bytes_most);
             let (number, operations) = outgoing.unanswered.on_its_way().expect("it was made just now");
-            Told { number, operations, states: Vec::new() }
+            Told { number, operations, ..Told::default() }
         })
     }
 
@@ -241,17 +245,14 @@ impl Namespace {
         })
     }
 
-    /// Whether something was done here that nobody has answered for.
+    /// Whether something was done to names here that nobody has answered for.
     #[must_use]
     pub fn has_untold(&self) -> bool {
         self.look(|state| {
             state.outgoing.as_ref().is_some_and(|outgoing| {
                 let unanswered = &outgoing.unanswered;
-                let is_sent = unanswered.on_its_way().is_some();
-                is_sent
-                    || unanswered.has_operations()
-                    || unanswered.lost().is_some()
-                    || !outgoing.touched.is_empty()
+                let is_sent = unanswered.on_its_way().is_some_and(|(_, operations)| !operations.is_empty());
+                is_sent || unanswered.has_operations() || unanswered.lost().is_some()
             })
         })
     }
@@ -389,6 +390,15 @@ impl Namespace {
         self.look(|state| {
             let node = state.tree.child(parent, name).ok()?;
             state.tree.node(node).ok()?.is_directory().then_some(node)
+        })
+    }
+
+    /// Whether nothing is known in a directory.
+    #[must_use]
+    pub fn is_empty_directory(&self, directory: NodeId) -> bool {
+        self.look(|state| {
+            let body = state.tree.nodes.get(&directory).map(|node| &node.body);
+            matches!(body, Some(Body::Directory(directory)) if directory.by_cookie.is_empty())
         })
     }
 

@@ -37,7 +37,7 @@ pub(crate) struct Lag {
     pub(crate) seconds: f64,
 }
 
-pub(super) fn lags(checkpoint: &Checkpoint) -> bool {
+pub(crate) fn lags(checkpoint: &Checkpoint) -> bool {
     checkpoint.is_alive() && checkpoint.is_proven()
 }
 

@@ -607,9 +607,14 @@ pub(crate) fn waits_for(book: &Book) -> String {
     book.verdict.as_ref().map_or_else(|| "it has just been seen".to_owned(), verdict_text)
 }
 
-/// The settle time, and nothing else, is missing.
-pub(crate) fn is_waiting_for_time(book: &Book) -> bool {
-    matches!(book.verdict, Some(Verdict::Open { again_at_ns: Some(_), .. }))
+/// After a settle time, within this the loop has looked again.
+const LOOKED_WITHIN_NS: i64 = 1_000_000_000;
+
+/// The settle time, and nothing else, is missing. Beside a file under a temporary name it proves nothing when it has passed.
+pub(crate) fn is_waiting_for_time(book: &Book, verdict: Option<&Verdict>, now_ns: i64) -> bool {
+    let Some(Verdict::Open { again_at_ns: Some(at_ns), .. }) = verdict else { return false };
+    let has_temporaries = book.candidate.as_ref().is_some_and(|candidate| !candidate.temporaries.is_empty());
+    !has_temporaries && now_ns < at_ns.saturating_add(LOOKED_WITHIN_NS)
 }
 
 /// Only time is missing.

@@ -162,10 +162,14 @@ impl Engine {
             Some(Verdict::Incomplete { .. } | Verdict::Open { again_at_ns: None, .. })
         );
         // To a directory more may come.
-        let is_part = is_part || candidate.shape == Shape::Tree && decide::is_waiting_for_time(book);
+        let is_part = is_part || candidate.shape == Shape::Tree && self.is_waiting_for_time(book);
         self.ledger
             .files_of(candidate, &book.scope)
             .find_map(|(path, view)| self.written(path, view, is_part))
+    }
+
+    fn is_waiting_for_time(&self, book: &Book) -> bool {
+        decide::is_waiting_for_time(book, book.verdict.as_ref(), self.shared.now_ns())
     }
 
     /// Whether any program is saving: a checkpoint, or a file under a name that it will not keep.
@@ -341,7 +345,7 @@ impl Engine {
                     row(PendingReason::Torn, version.record().evidence_detail.clone())
                 }
                 // Taken up early because the daemon ends: it is committed when its time has passed.
-                None if unproven && self.draining && decide::is_waiting_for_time(book) => {
+                None if unproven && self.draining && self.is_waiting_for_time(book) => {
                     row(PendingReason::Uploading, decide::waits_for(book))
                 }
                 // Tier-3 has all that there is of it, and waiting brings no proof.

@@ -429,12 +429,6 @@ impl Ledger {
         candidate.files.keys().filter_map(move |path| entry?.files.get_key_value(path))
     }
 
-    /// The checkpoints that a file at `path` may belong to.
-    pub(crate) fn beside(&self, path: &RelPath) -> impl Iterator<Item = &Book> {
-        let scope = self.scopes.get(&self.rules.scope(path));
-        scope.into_iter().flat_map(|scope| &scope.ids).filter_map(|id| self.books.get(id))
-    }
-
     /// All files, in order of scope and path.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&RelPath, &Arc<FileView>)> {
         self.scopes.values().flat_map(|scope| scope.files.iter())

@@ -1,4 +1,4 @@
-//! Symbolic links in the tree document.
+//! Symbolic links and special files in the tree document.
 //!
 //! Owns: which of them Tier-3 is told, and which wait for what they name. Does not own: files that name a checkpoint
 //! (`visibility::tracker`), when the document is written (`tree`).
@@ -6,9 +6,12 @@
 //! A job follows `last.ckpt` as it follows a tracker. So Tier-3 hears of a link no sooner than of the checkpoint that it names, and until
 //! then it keeps what the link named before: after the loss of the node that one is there.
 
-use crate::namespace::TreeSnapshot;
+use crate::namespace::{SnapshotNode, Special, TreeSnapshot};
 use crate::node::book::Book;
 use crate::node::run::Engine;
+use crate::node::tree::attributes_of;
+use std::collections::BTreeMap;
+use tidemark_protocol::documents::{SpecialFile, SpecialKind};
 use tidemark_protocol::manifest::Symlink;
 use tidemark_protocol::path::{RawText, RelPath};
 use tidemark_protocol::recognise::CheckpointId;
@@ -38,11 +41,19 @@ impl Engine {
         is_known: impl Fn(&RelPath) -> bool,
     ) -> (Vec<Symlink>, bool) {
         let mut waits = false;
+        let mut comes: BTreeMap<&CheckpointId, bool> = BTreeMap::new();
         let links = snapshot.symlinks.iter().filter_map(|(node, target)| {
             let path = RelPath::new(node.path.clone()).ok().filter(|path| is_known(path))?;
-            if named(&path, target).is_some_and(|named| self.is_on_its_way(&named)) {
+            let told = self.tree.told.links.get(&path);
+            // There may be very many, and nearly all were told.
+            let is_new = told.is_none_or(|told| told.target.0 != *target);
+            let book =
+                if is_new { named(&path, target).and_then(|named| self.checkpoint_at(&named)) } else { None };
+            if let Some(book) = book
+                && *comes.entry(&book.id).or_insert_with(|| self.first_comes(book).is_some())
+            {
                 waits = true;
-                return self.tree.told.links.get(&path).cloned();
+                return told.cloned();
             }
             let (uid, gid, mtime_ns) = (node.uid, node.gid, node.mtime_ns);
             Some(Symlink { path, target: RawText(target.clone()), uid, gid, mtime_ns })
@@ -50,14 +61,36 @@ impl Engine {
         (links.collect(), waits)
     }
 
-    /// Whether a path is a checkpoint, or a file of one, of which Tier-3 has nothing yet and will.
-    fn is_on_its_way(&self, path: &RelPath) -> bool {
-        let is_there = |book: &&Book| book.candidate.is_some();
-        let above = std::iter::successors(Some(path.clone()), RelPath::parent);
-        let mut above = above.filter_map(|at| self.ledger.books.get(&CheckpointId::at(&at)?));
-        let book = above.find(is_there).or_else(|| self.ledger.beside(path).find(|book| book.holds(path)));
-        book.is_some_and(|book| self.first_comes(book).is_some())
+    /// Of several nodes each has its own: their other ends live on one of them.
+    pub(crate) fn specials_to_tell(
+        &self,
+        snapshot: &TreeSnapshot,
+        is_known: impl Fn(&RelPath) -> bool,
+    ) -> Vec<SpecialFile> {
+        let alone = self.shared.cluster.get().is_none();
+        let specials = snapshot.specials.iter().filter(|_| alone).filter_map(|(node, special)| {
+            let path = RelPath::new(node.path.clone()).ok().filter(|path| is_known(path))?;
+            Some(special_file(path, node, *special))
+        });
+        specials.collect()
     }
+
+    /// The checkpoint that a path is, or lies in.
+    fn checkpoint_at(&self, path: &RelPath) -> Option<&Book> {
+        let above = std::iter::successors(Some(path.clone()), RelPath::parent);
+        let mut books = above.filter_map(|at| self.ledger.books.get(&CheckpointId::at(&at)?));
+        books.find(|book| book.candidate.is_some())
+    }
+}
+
+fn special_file(path: RelPath, node: &SnapshotNode, special: Special) -> SpecialFile {
+    let (kind, device) = match special {
+        Special::Pipe => (SpecialKind::Pipe, 0),
+        Special::Socket => (SpecialKind::Socket, 0),
+        Special::CharacterDevice(device) => (SpecialKind::CharacterDevice, device),
+        Special::BlockDevice(device) => (SpecialKind::BlockDevice, device),
+    };
+    SpecialFile { path, kind, device, attributes: attributes_of(node) }
 }
 
 #[cfg(test)]

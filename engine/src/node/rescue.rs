@@ -151,11 +151,14 @@ impl Engine {
 
     /// Whether it is known before the daemon has ended if a directory becomes whole, and as much time is left after that as until then.
     fn settles_in_time(&self, book: &Book, verdict: Option<&Verdict>) -> bool {
+        let now_ns = self.shared.now_ns();
         let is_directory = book.candidate.as_ref().is_some_and(|candidate| candidate.shape == Shape::Tree);
         let Some(Verdict::Open { again_at_ns: Some(at_ns), .. }) = verdict else { return false };
-        let waits = Duration::from_nanos(at_ns.saturating_sub(self.shared.now_ns()).max(0).unsigned_abs());
+        let waits = Duration::from_nanos(at_ns.saturating_sub(now_ns).max(0).unsigned_abs());
         let left = self.end_is_due().map(|at| at.saturating_duration_since(Instant::now()));
-        is_directory && left.is_none_or(|left| waits <= left / 2)
+        is_directory
+            && decide::is_waiting_for_time(book, verdict, now_ns)
+            && left.is_none_or(|left| waits <= left / 2)
     }
 
     /// Of a checkpoint in sight.

@@ -7,7 +7,7 @@
 //! The document is made by comparing: what the tree holds at one moment against what Tier-3 holds by itself. So it does not
 //! matter how a difference came about, or whether the daemon that is asked saw it happen.
 
-use crate::namespace::{SnapshotFile, SnapshotNode, Special, TreeSnapshot, torn_path};
+use crate::namespace::{SnapshotFile, SnapshotNode, TreeSnapshot};
 use crate::node::Shared;
 use crate::node::away::Cause;
 use crate::node::book::{Book, LooseStage, Number, VersionBook};
@@ -21,9 +21,7 @@ use crate::save::loose::{self, LooseError};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_protocol::documents::{
-    FileAttributes, RemovedFile, RemovedLoose, SpecialFile, SpecialKind, TreeDocument,
-};
+use tidemark_protocol::documents::{FileAttributes, RemovedFile, RemovedLoose, TreeDocument};
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::VersionId;
@@ -109,8 +107,9 @@ impl Engine {
         self.tree.withheld = left_out.withheld;
         self.tree.waits_for = left_out.waits_for;
         // A removal that is being decided is looked at again, and no other event may lead to its checkpoint.
-        let is_undecided = left_out.stale || !left_out.undecided.is_empty();
-        self.ledger.tree_changed |= is_undecided;
+        let is_undecided = !left_out.undecided.is_empty();
+        // A flush does not wait for directories that are being filled: for their checkpoints it does.
+        self.ledger.tree_changed |= is_undecided || left_out.stale;
         self.ledger.due.extend(left_out.undecided);
         let mut unstamped = document.clone();
         unstamped.epoch = tidemark_protocol::id::Epoch(0);
@@ -171,7 +170,9 @@ impl Engine {
 
     /// What was withheld until something reached Tier-3 waits for that no longer.
     pub(crate) fn tree_looks_at_withheld(&mut self) {
-        self.ledger.tree_changed |= self.tree.withheld;
+        if self.tree.withheld {
+            self.tree_tells_more();
+        }
     }
 
     /// Tier-3 holds something that may differ from what the tree shows: the last document does not say so.
@@ -210,12 +211,7 @@ impl Engine {
                 !left_out
             })
             .collect();
-        // Of several nodes each has its own: their other ends live on one of them.
-        let alone = self.shared.cluster.get().is_none();
-        let specials = snapshot.specials.iter().filter(|_| alone);
-        let specials =
-            specials.filter_map(|(node, special)| Some(special_file(path(&node.path)?, node, *special)));
-        let specials = specials.filter(|special| is_known(&special.path));
+        let specials = self.specials_to_tell(snapshot, is_known);
         let hard_links = snapshot
             .hard_links
             .iter()
@@ -232,7 +228,7 @@ impl Engine {
             root: Some(attributes_of(&snapshot.root)),
             directories,
             symlinks,
-            specials: specials.collect(),
+            specials,
             hard_links: hard_links.collect(),
             attributes: self.changed_attributes(&here),
             shown_versions: shown.map(|shown| shown.version.record().version.clone()).collect(),
@@ -303,36 +299,42 @@ impl Engine {
         let written = match undecided {
             Some(Undecided::Now | Undecided::ComesBack) => false,
             _ if self.waits_for_successor(here, book, shown) => false,
+            // Until the end has refused writers, whoever removed it may be killed.
+            Some(Undecided::Lasts) if self.draining => self.shared.namespace.are_writers_refused(),
             Some(Undecided::Lasts) => told,
             None => true,
         };
         left_out.withheld |= !written;
         // A checkpoint that the daemon took out of sight, or could not bring into the tree, is not removed.
         written
-            && !self.lies_out_of_sight(book, shown)
+            && !self.visibility.is_out_of_sight(&book.id, shown.number)
             && !self.gc.is_unshown(&book.id, shown.number)
             && !book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number))
     }
 
-    /// Whether a version has names below `.tidemark/torn` still, where a person may remove them for good.
-    fn lies_out_of_sight(&self, book: &Book, shown: &Shown<'_>) -> bool {
-        let lies = |path: &RelPath| self.shared.namespace.node_at(&torn_path(path)).is_some();
-        self.visibility.is_out_of_sight(&book.id, shown.number) && shown.version.contents.keys().any(lies)
-    }
-
-    /// Whether what replaces a checkpoint is whole, and in memory only: were what the job removed told before that is in Tier-3, the
-    /// loss of the node would leave neither.
+    /// Whether what replaces a checkpoint is in memory only: were what the job removed told before that is in Tier-3, the loss of the
+    /// node would leave neither. What was removed as well replaces nothing.
     fn waits_for_successor(&self, here: &Here<'_>, book: &Book, shown: &Shown<'_>) -> bool {
-        let run = &book.id.run;
-        let is_another = |(id, number): &&(CheckpointId, Number)| {
-            id.run == *run && (*id != book.id || *number > shown.number)
-        };
-        let mut coming = self.backlog.lagging.iter().filter(is_another).peekable();
+        let of_run = |id: &CheckpointId| id.run == book.id.run;
+        let is_there = |id: &CheckpointId| self.ledger.books[id].candidate.is_some();
+        let mut newer =
+            self.backlog.lagging.iter().filter(|(id, number)| *id == book.id && *number > shown.number);
+        if newer.any(|(id, _)| is_there(id)) {
+            return true;
+        }
+        let mut others = self.ledger.books.values().filter(|other| of_run(&other.id) && other.id != book.id);
+        let comes = others.any(|other| other.candidate.is_some() && self.comes_to_tier3(other));
         let stays = |(id, other): (&&CheckpointId, &Shown<'_>)| {
             let whole = other.version.checkpoint.is_committed() && !other.version.record().partial;
-            id.run == *run && **id != book.id && whole && here.shows(other.version)
+            of_run(id) && **id != book.id && whole && here.shows(other.version)
         };
-        coming.peek().is_some() && (coming.any(|(id, _)| *id == book.id) || !here.shown.iter().any(stays))
+        comes && !here.shown.iter().any(stays)
+    }
+
+    /// Whether Tier-3 has nothing of a checkpoint yet, or a newer version is on its way.
+    fn comes_to_tier3(&self, book: &Book) -> bool {
+        !book.is_prepared()
+            || book.versions.values().any(|version| crate::node::backlog::lags(&version.checkpoint))
     }
 
     /// The loose files of Tier-3 that a restart must not find under their paths.
@@ -528,17 +530,7 @@ impl<'a> Here<'a> {
     }
 }
 
-fn special_file(path: RelPath, node: &SnapshotNode, special: Special) -> SpecialFile {
-    let (kind, device) = match special {
-        Special::Pipe => (SpecialKind::Pipe, 0),
-        Special::Socket => (SpecialKind::Socket, 0),
-        Special::CharacterDevice(device) => (SpecialKind::CharacterDevice, device),
-        Special::BlockDevice(device) => (SpecialKind::BlockDevice, device),
-    };
-    SpecialFile { path, kind, device, attributes: attributes_of(node) }
-}
-
-fn attributes_of(node: &SnapshotNode) -> Attributes {
+pub(crate) fn attributes_of(node: &SnapshotNode) -> Attributes {
     let xattrs = node.xattrs.iter().map(|(name, value)| (RawText(name.clone()), Base64(value.clone())));
     Attributes {
         mode: node.mode,

@@ -245,20 +245,15 @@ impl Daemon {
         })
     }
 
-    /// On the coordinator: nodes that it does not hear, while they are members.
+    /// On the coordinator: nodes that it does not hear, and others do. One that is gone may have ended in order.
     fn nodes_away(&self) -> Vec<Problem> {
         let cluster = self.node.shared().cluster.get().filter(|cluster| cluster.is_coordinator());
         let Some(members) = cluster.map(|cluster| cluster.members()) else { return Vec::new() };
-        let away = members.members.iter().filter_map(|member| {
-            let how = match member.standing {
-                Standing::CutOff => "cut off from this coordinator",
-                Standing::Gone => "gone",
-                Standing::Awaited | Standing::Alive | Standing::Suspect | Standing::Over => return None,
-            };
-            let what = format!("node {} is {how}: {}", member.life.node, member.why);
+        let away = members.members.iter().filter(|member| member.standing == Standing::CutOff).map(|member| {
+            let what = format!("node {} is cut off from this coordinator: {}", member.life.node, member.why);
             let action =
                 "look at that node and at the network to it; what it made and has not told is not in Tier-3";
-            Some(Problem::new(ProblemCode::NodeAway, what, action))
+            Problem::new(ProblemCode::NodeAway, what, action)
         });
         away.collect()
     }

@@ -36,6 +36,9 @@ use tidemark_transport::{Address, Identity, Peer, Refusal, Tcp};
 /// Connections of one transfer: one core sends about as fast as a network of 100 Gbit/s takes, and two are for the receiver.
 const BULK_STREAMS: usize = 2;
 
+/// An answer takes milliseconds where there is one.
+const STATES_TOLD_WITHIN: Duration = Duration::from_secs(1);
+
 /// Between two tries to tell the coordinator what was done last.
 const TELL_AGAIN: Duration = Duration::from_millis(100);
 
@@ -327,6 +330,15 @@ pub(crate) async fn drain_member(shared: &Shared, patience: Duration) -> bool {
 /// node's memory. True when all of it is told.
 async fn tell_the_last(shared: &Shared, give_up: tokio::time::Instant) -> bool {
     let (Some(cluster), namespace) = (shared.cluster.get(), &shared.namespace) else { return true };
+    // States besides are told once: of what is in Tier-3 they say little that is not there, and the coordinator may have ended before.
+    let once = give_up.min(tokio::time::Instant::now() + STATES_TOLD_WITHIN);
+    let told = tokio::time::timeout_at(once, cluster.publish()).await;
+    if let Err(error) = told.unwrap_or(Err(Away::Late(STATES_TOLD_WITHIN))) {
+        tracing::info!(
+            error = &error as &dyn std::error::Error,
+            "the coordinator may not know which attributes were set last"
+        );
+    }
     while namespace.has_untold() {
         let began = tokio::time::Instant::now();
         let told = tokio::time::timeout_at(give_up, cluster.publish()).await;

@@ -8,14 +8,15 @@
 //! written too; about those of the dead they wait for the decision. An end puts nothing back itself; what one removed whose next save the end
 //! cuts off comes back, too.
 
-use crate::namespace::{Ended, FileState, FileView, WriterId};
+use crate::namespace::{Ended, FileState, FileView, WriterId, torn_path};
 use crate::node::alive::is_alive;
-use crate::node::book::{Book, Number};
+use crate::node::book::{Book, Number, VersionBook};
+use crate::node::ledger::contents;
 use crate::node::run::Engine;
 use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
@@ -67,9 +68,26 @@ impl Engine {
     /// Takes down who removed what since the last time. Before the books are looked at.
     pub(crate) fn hear_removers(&mut self) {
         let heard = self.shared.namespace.take_removers();
+        if !heard.is_empty() && !self.visibility.out_of_sight.is_empty() {
+            self.end_what_was_removed_out_of_sight(heard.iter().map(|(file, _)| *file).collect());
+        }
         self.visibility.removers.extend(heard);
         while self.visibility.removers.len() > REMOVERS_MAX {
             self.visibility.removers.pop_first();
+        }
+    }
+
+    /// A person who removes below `.tidemark/torn` what was kept wants it no more. The daemon itself drops names there for their memory.
+    fn end_what_was_removed_out_of_sight(&mut self, removed: BTreeSet<FileId>) {
+        let lies = |path: &RelPath| self.shared.namespace.node_at(&torn_path(path)).is_some();
+        let is_removed = |(id, number): &&(CheckpointId, Number)| {
+            let contents = &self.version(id, *number).contents;
+            contents.values().any(|(file, _)| removed.contains(file)) && !contents.keys().any(lies)
+        };
+        let gone: Vec<_> = self.visibility.out_of_sight.iter().filter(is_removed).cloned().collect();
+        for of in gone {
+            self.visibility.out_of_sight.remove(&of);
+            self.tree_tells_more();
         }
     }
 
@@ -219,7 +237,20 @@ impl Engine {
     fn saves_in_vain(&self, id: &CheckpointId) -> bool {
         self.shared.namespace.are_writers_refused()
             && self.shared.cluster.get().is_none()
-            && self.visibility.noted[id].removers.iter().any(|who| self.has_begun_another(who, &id.run))
+            && self.visibility.noted[id].removers.iter().any(|who| self.has_unfinished(who, &id.run))
+    }
+
+    /// Whether a process wrote files of a checkpoint of the run that is not in Tier-3 as it stands.
+    fn has_unfinished(&self, who: &WriterId, run: &RunPath) -> bool {
+        self.ledger.books.values().filter(|book| book.id.run == *run).any(|book| {
+            let Some(candidate) = &book.candidate else { return false };
+            let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
+            let present = contents(files.iter().copied());
+            let covering = present.and_then(|present| Some(book.covering(&self.shared, &present)?.1));
+            let is_whole =
+                |version: &VersionBook| version.checkpoint.is_prepared() && !version.record().partial;
+            !covering.is_some_and(is_whole) && files.iter().any(|(_, view)| wrote(view, who))
+        })
     }
 
     /// How a process stands that removed names of a run, or made some.
