@@ -201,9 +201,12 @@ fn a_directory_that_was_removed_is_gone_for_who_has_it_alone() {
     }
 }
 
-/// Goal: what a person brings back is there on every node, also on the one that removed it and has the directory alone.
+/// Goal: what a person brings back is there on every node, also on the one that removed it and has the directory alone. That node has it
+/// alone again afterwards, and asks nobody.
 #[test]
 fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
+    /// The metrics of calls are brought up to date five times a second.
+    const COUNTED: Duration = Duration::from_millis(600);
     let Some(cluster) = Cluster::start() else { return };
     let [a, c] = [0, 2].map(|node| cluster.mount(node).join("run"));
     fs::create_dir(&c).unwrap();
@@ -225,6 +228,20 @@ fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
         assert!(read.is_some_and(|read| read == noise(1, MIB)), "at {}", run.display());
         assert_eq!(names(run), BTreeSet::from(["step_1.pt", "step_2.pt"].map(str::to_owned)));
     }
+    // It gave the directory back, or it would not have seen the name.
+    let holder = cluster.nodes[2].daemon();
+    let asked = || holder.metric("tidemark_coordinator_calls_total", &["call=\"look\""]);
+    let mut round = 0;
+    std::thread::sleep(COUNTED);
+    let asks_nobody = || {
+        let before = asked();
+        fs::write(c.join(format!("log-{round}")), b"line").unwrap();
+        round += 1;
+        std::thread::sleep(COUNTED);
+        (asked() <= before).then_some(())
+    };
+    assert!(process::until(LIMIT, asks_nobody).is_some(), "each name is asked for");
+    assert!(round > 1, "the directory was never given back");
 }
 
 /// Goal: a node that is told to end does not say that all is durable while nobody else knows what was done to names there. Method: it has the

@@ -29,6 +29,10 @@ const NAME_AGAIN: Duration = Duration::from_millis(250);
 /// Before a deputy that did not answer is told anew.
 const TELL_AGAIN: Duration = Duration::from_millis(100);
 
+/// How long a partner lives without a break before it takes the place of the deputy that stood in for it. Over a link that loses much it comes
+/// and goes within seconds, and each change leaves the catalog on one node until all is told. Who stands in has everything: nothing is urgent.
+const BACK_AFTER: Duration = Duration::from_secs(30);
+
 /// The part that says that nobody is to be waited for.
 const NOBODY: u64 = u64::MAX;
 
@@ -99,9 +103,10 @@ impl Catalog {
     pub async fn tell_deputy(self: Arc<Self>) {
         let mut members = self.cluster.watch_members();
         let mut deputy: Option<Member> = None;
+        let mut choice = Choice::default();
         let (mut number, mut knows_all) = (0, false);
         loop {
-            let chosen = self.deputy_now();
+            let chosen = self.deputy_now(&mut choice, deputy.as_ref());
             if chosen.as_ref().map(|member| &member.life) != deputy.as_ref().map(|member| &member.life) {
                 number = 0;
                 match &chosen {
@@ -135,6 +140,7 @@ impl Catalog {
                 tokio::select! {
                     () = self.cluster.namespace().untold_changed() => {}
                     _ = members.changed() => {}
+                    () = tokio::time::sleep(BACK_AFTER), if choice.back.is_some() => {}
                 }
                 continue;
             }
@@ -177,11 +183,12 @@ impl Catalog {
     }
 
     /// None while the names of Tier-3 are awaited: a successor would take a part of the catalog for all of it.
-    fn deputy_now(&self) -> Option<Member> {
+    fn deputy_now(&self, choice: &mut Choice, present: Option<&Member>) -> Option<Member> {
         if self.lock().hearing.knows_nothing() {
             return None;
         }
-        deputy_of(&self.cluster.members(), &self.cluster.life).cloned()
+        let present = present.map(|member| &member.life);
+        choice.choose(&self.cluster.members(), &self.cluster.life, present, self.now()).cloned()
     }
 
     /// Says where the lease is who keeps the catalog: whoever kept an older one is not to begin with it. False where it was not stored in time,
@@ -268,49 +275,125 @@ impl Catalog {
     }
 }
 
-/// The first node that keeps this one's copies and is heard; where none is, any that is: a partner that is lost keeps its place for a while, and
-/// the next loss may come before.
-fn deputy_of<'a>(members: &'a Members, own: &NodeLife) -> Option<&'a Member> {
-    // One that is suspect is heard again, or is not any more, within a second. Another would have to be told everything.
-    let is_heard = |member: &&Member| {
-        let heard = matches!(member.standing, Standing::Alive | Standing::Suspect);
-        heard && !member.gone && member.life != *own
-    };
-    let heard = || members.members.iter().filter(is_heard);
-    let partners = &members.members.iter().find(|member| member.life == *own)?.partners;
-    let of = |name: &NodeName| heard().find(|member| member.life.node == *name);
-    partners.iter().find_map(of).or_else(|| heard().next())
+/// Who is the deputy.
+#[derive(Debug, Default)]
+struct Choice {
+    /// A partner that lives while another is the deputy, and since when.
+    back: Option<(NodeLife, Duration)>,
+}
+
+impl Choice {
+    /// The first node that keeps this one's copies and is heard; where none is, any that is: a partner that is lost keeps its place for a while,
+    /// and the next loss may come before. `present` stays while it is heard, until a partner has been there for [`BACK_AFTER`].
+    fn choose<'a>(
+        &mut self,
+        members: &'a Members,
+        own: &NodeLife,
+        present: Option<&NodeLife>,
+        now: Duration,
+    ) -> Option<&'a Member> {
+        // One that is suspect is heard again, or is not any more, within a second. Another would have to be told everything.
+        let is_heard = |member: &&Member| {
+            let heard = matches!(member.standing, Standing::Alive | Standing::Suspect);
+            heard && !member.gone && member.life != *own
+        };
+        let heard = || members.members.iter().filter(is_heard);
+        let partners = &members.members.iter().find(|member| member.life == *own)?.partners;
+        let of = |name: &NodeName| heard().find(|member| member.life.node == *name);
+        let partner = partners.iter().find_map(of);
+        let stays = heard().find(|member| Some(&member.life) == present);
+        let (Some(stays), Some(partner)) = (stays, partner) else {
+            self.back = None;
+            return stays.or(partner).or_else(|| heard().next());
+        };
+        if partners.contains(&stays.life.node) || partner.standing != Standing::Alive {
+            self.back = None;
+            return Some(stays);
+        }
+        let life = &partner.life;
+        let (_, since) =
+            self.back.take().filter(|(back, _)| back == life).unwrap_or_else(|| (life.clone(), now));
+        if now.saturating_sub(since) >= BACK_AFTER {
+            return Some(partner);
+        }
+        self.back = Some((life.clone(), since));
+        Some(stays)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Standing::{Alive, Awaited, CutOff, Gone, Over, Suspect};
     use tidemark_protocol::id::Incarnation;
+
+    fn life(at: u64) -> NodeLife {
+        NodeLife { node: format!("n{at}").parse().unwrap(), incarnation: Incarnation(at) }
+    }
+
+    /// Nodes 1, which coordinates, 2, 3, which keeps its copies, and 4.
+    fn members(others: [Standing; 3]) -> Members {
+        let member = |(at, standing): (u64, Standing)| Member {
+            life: life(at),
+            address: String::new(),
+            labels: std::collections::BTreeMap::new(),
+            gone: matches!(standing, Gone | Over),
+            partners: vec![life(3).node],
+            standing,
+            since_ms: 0,
+            why: String::new(),
+        };
+        let [second, third, fourth] = others;
+        let members = [(1, Alive), (2, second), (3, third), (4, fourth)].map(member).to_vec();
+        Members { members, ..Members::default() }
+    }
 
     #[test]
     fn the_deputy_is_a_node_that_is_heard_and_a_partner_before_others() {
-        use Standing::{Alive, Awaited, CutOff, Gone, Over, Suspect};
-        let name = |at: u64| format!("n{at}").parse::<NodeName>().unwrap();
-        let life = |at: u64| NodeLife { node: name(at), incarnation: Incarnation(at) };
         let deputy = |second: Standing, third: Standing| {
-            let member = |(at, standing): (u64, Standing)| Member {
-                life: life(at),
-                address: String::new(),
-                labels: std::collections::BTreeMap::new(),
-                gone: matches!(standing, Gone | Over),
-                partners: vec![name(3)],
-                standing,
-                since_ms: 0,
-                why: String::new(),
-            };
-            let members = [(1, Alive), (2, second), (3, third)].map(member).to_vec();
-            let members = Members { members, ..Members::default() };
-            deputy_of(&members, &life(1)).map(|member| member.life.incarnation.0)
+            let members = members([second, third, Over]);
+            let chosen = Choice::default().choose(&members, &life(1), None, Duration::ZERO);
+            chosen.map(|member| member.life.incarnation.0)
         };
         assert_eq!([deputy(Alive, Alive), deputy(Alive, Suspect)], [Some(3); 2]);
         for lost in [Awaited, CutOff, Gone, Over] {
             assert_eq!([deputy(Alive, lost), deputy(Suspect, lost)], [Some(2); 2], "{lost:?}");
             assert_eq!(deputy(lost, lost), None, "{lost:?}");
         }
+    }
+
+    #[test]
+    fn a_deputy_stays_while_it_is_heard_until_a_partner_is_there_for_long() {
+        let mut choice = Choice::default();
+        let mut present = None;
+        let mut deputy = |others: [Standing; 3], at: u64| {
+            let members = members(others);
+            let now = Duration::from_secs(at);
+            present =
+                choice.choose(&members, &life(1), present.as_ref(), now).map(|member| member.life.clone());
+            present.as_ref().map(|life| life.incarnation.0)
+        };
+        let long = BACK_AFTER.as_secs();
+        assert_eq!(deputy([Gone, Alive, Alive], 0), Some(3));
+        assert_eq!(deputy([Gone, Suspect, Alive], 1), Some(3));
+        assert_eq!(deputy([Gone, CutOff, Alive], 2), Some(4));
+        // Neither a partner that comes and goes nor a node that is named before it takes its place.
+        for at in 3..3 * long {
+            let partner = match at % 10 {
+                0 => Suspect,
+                5 => CutOff,
+                _ => Alive,
+            };
+            let stands_in = if at % 10 == 3 { Suspect } else { Alive };
+            assert_eq!(deputy([Alive, partner, stands_in], at), Some(4), "{at}");
+        }
+        let at = 3 * long;
+        assert_eq!(deputy([Alive, Suspect, Alive], at), Some(4));
+        assert_eq!(deputy([Alive, Alive, Alive], at + 1), Some(4));
+        assert_eq!(deputy([Alive, Alive, Alive], at + long), Some(4));
+        assert_eq!(deputy([Alive, Alive, Alive], at + 1 + long), Some(3));
+        // Who stands in is lost: a partner that is heard is not waited for.
+        assert_eq!(deputy([Alive, CutOff, Alive], at + 100), Some(2));
+        assert_eq!(deputy([CutOff, Alive, Alive], at + 101), Some(3));
     }
 }

@@ -155,26 +155,46 @@ impl Catalog {
         name: Option<&[u8]>,
         release: bool,
     ) -> Result<(), Refusal> {
+        if !self.ask_back(holder, path, name, release).await? {
+            return Ok(());
+        }
+        let mut state = self.lock();
+        if let Some(name) = name {
+            state.leases.published(holder, path, name);
+        }
+        if release {
+            state.leases.released(holder, path);
+        }
+        Ok(())
+    }
+
+    /// Asks a node to give a directory back in which no other node wants to change anything: it may have it alone again.
+    pub(super) async fn recall_for_none(&self, holder: &NodeName, path: &[u8]) -> Result<(), Refusal> {
+        if self.ask_back(holder, path, None, true).await? {
+            let now = self.now();
+            self.lock().leases.rests(holder, path, now);
+        }
+        Ok(())
+    }
+
+    /// Whether the holder did what it was asked for; false where it is gone, and nothing is its own.
+    async fn ask_back(
+        &self,
+        holder: &NodeName,
+        path: &[u8],
+        name: Option<&[u8]>,
+        release: bool,
+    ) -> Result<bool, Refusal> {
         self.counters.recalls.fetch_add(1, Ordering::Relaxed);
-        let done = || {
-            let mut state = self.lock();
-            if let Some(name) = name {
-                state.leases.published(holder, path, name);
-            }
-            if release {
-                state.leases.released(holder, path);
-            }
-        };
         let owned = name.map(<[u8]>::to_vec);
         if *holder == self.cluster.life.node {
             self.cluster.give_back(path, owned, release).await?;
-            done();
-            return Ok(());
+            return Ok(true);
         }
         let Some(address) = self.address(holder) else {
             // Gone: what it held is free again.
             self.lock().leases.gone(holder);
-            return Ok(());
+            return Ok(false);
         };
         if self.is_cut_off(holder) {
             // Whoever waits for it is asked to come again all the same, and holds up nobody meanwhile.
@@ -184,10 +204,7 @@ impl Catalog {
         }
         let message = ToNode::Recall { epoch: self.epoch, path: path.to_vec(), name: owned, release };
         match self.cluster.ask_node::<()>(&address, &message, NODE_DEADLINE).await {
-            Ok(()) => {
-                done();
-                Ok(())
-            }
+            Ok(()) => Ok(true),
             Err(away) => {
                 let path = String::from_utf8_lossy(path);
                 Err(Refusal::new(

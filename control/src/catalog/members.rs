@@ -91,7 +91,7 @@ impl Told {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     asks: Vec<(NodeName, Ask)>,
-    /// Directories to be given back by who has them.
+    /// Directories to be given back by who has them, though nobody has asked for them.
     pub(super) recalls: BTreeSet<(NodeName, Vec<u8>)>,
 }
 
@@ -282,7 +282,7 @@ impl Catalog {
             for (holder, directory) in recalls {
                 let catalog = Arc::clone(&self);
                 tokio::spawn(async move {
-                    if let Err(refusal) = catalog.recall(&holder, &directory, None, true).await {
+                    if let Err(refusal) = catalog.recall_for_none(&holder, &directory).await {
                         tracing::debug!(%refusal, "a directory with names that its holder does not know is not given back yet");
                         // Again with the next tick, until it is, or its holder is gone.
                         catalog.lock().outbox.recalls.insert((holder, directory));

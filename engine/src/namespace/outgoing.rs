@@ -13,6 +13,7 @@ use super::unanswered::Unanswered;
 use super::view::NODES_AT_ONCE;
 use super::{FileState, FileView, Namespace, NodeId, ROOT, State, is_hidden};
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Bound;
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::path::{join, split};
@@ -321,21 +322,13 @@ impl Namespace {
         self.look(|state| state.outgoing_number())
     }
 
-    /// Files that were told to be empty and have bytes by now are to be told again.
+    /// Files that were told to be empty and have bytes by now are to be told again. Each costs a look at its size, so the lock is let go
+    /// of between [`NODES_AT_ONCE`] of them.
     pub fn tell_begun(&self) {
-        self.look(|state| {
-            let (nodes, Some(outgoing)) = (&state.tree.nodes, &mut state.outgoing) else { return };
-            let size_bytes = |id: &NodeId| {
-                let node = nodes.get(id)?;
-                observe(node, node.file().ok()?).ok().map(|observed| observed.size_bytes)
-            };
-            let grown: Vec<_> =
-                outgoing.begun.iter().filter(|id| size_bytes(id) != Some(0)).copied().collect();
-            for id in grown {
-                outgoing.begun.remove(&id);
-                outgoing.touched.insert(id);
-            }
-        });
+        let mut after = ROOT;
+        while let Some(last) = self.look(|state| state.tell_begun_after(after)) {
+            after = last;
+        }
     }
 
     /// The node on which a file is being written, of whose bytes nothing was heard yet.
@@ -365,7 +358,7 @@ impl Namespace {
         let mut after = ROOT;
         loop {
             let last = self.look(|state| {
-                let range = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
+                let range = (Bound::Excluded(after), Bound::Unbounded);
                 let ids: Vec<_> =
                     state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
                 for id in &ids {
@@ -568,6 +561,22 @@ impl State {
         }
     }
 
+    /// [`Namespace::tell_begun`] for the next files after that one; gives the last of them, and none where there is none.
+    fn tell_begun_after(&mut self, after: NodeId) -> Option<NodeId> {
+        let (nodes, outgoing) = (&self.tree.nodes, self.outgoing.as_mut()?);
+        let size_bytes = |id: &NodeId| {
+            let node = nodes.get(id)?;
+            observe(node, node.file().ok()?).ok().map(|observed| observed.size_bytes)
+        };
+        let range = (Bound::Excluded(after), Bound::Unbounded);
+        let some: Vec<_> = outgoing.begun.range(range).take(NODES_AT_ONCE).copied().collect();
+        for id in some.iter().filter(|id| size_bytes(id) != Some(0)) {
+            outgoing.begun.remove(id);
+            outgoing.touched.insert(*id);
+        }
+        some.last().copied()
+    }
+
     /// Whether there is something to tell.
     pub(super) fn tells(&self) -> bool {
         self.outgoing.as_ref().is_some_and(|outgoing| {
@@ -654,5 +663,37 @@ pub(super) fn attributes(node: &Node) -> NodeAttributes {
         gid: node.gid,
         mtime_ns: node.mtime_ns,
         xattrs: node.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.pairs()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Caller, NamespaceSettings};
+    use super::*;
+    use crate::tier1::{MediumChoice, Tier1, Tier1Settings};
+
+    #[test]
+    fn more_begun_files_than_are_looked_at_at_once_are_all_told_again() {
+        const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 1, request: 0 };
+        const FILES: usize = NODES_AT_ONCE + 2;
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let medium = MediumChoice::Directory(folder.path().to_path_buf());
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+        let tree = Namespace::new(NamespaceSettings::new(Incarnation(1)), tier1).unwrap();
+        tree.collect_outgoing();
+        let create = |file: usize| tree.create(&ME, ROOT, file.to_string().as_bytes(), 0o644, 1).unwrap().1;
+        let made: Vec<_> = (0..FILES).map(create).collect();
+        let told = || {
+            tree.publication_answered();
+            tree.take_outgoing(usize::MAX, usize::MAX, false).states.len()
+        };
+        assert_eq!(told(), FILES);
+        tree.tell_begun();
+        assert_eq!(told(), 0, "they are empty still");
+        for file in &made {
+            file.backing.write_at(b"bytes", 0).unwrap();
+        }
+        tree.tell_begun();
+        assert_eq!(told(), FILES);
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! A directory is at rest, or of one node, or of all. Whoever first changes something in it has it alone, and needs not ask
 //! again; when a second comes, the first gives it back, and from then on each asks for each name. A directory that a node has
-//! just made is its own.
+//! just made is its own. One that is taken back though no other node wants to change anything there is at rest again after [`REST`].
 
 use crate::cluster::wire::NameOperation;
 use crate::id::NodeName;
@@ -20,11 +20,17 @@ pub const PROMISE: Duration = Duration::from_secs(10);
 /// asked for again.
 pub const PROMISES_MAX: usize = 1 << 20;
 
+/// How long a directory that was taken back for no other node stays everybody's. Within 6 s of a recall its holder takes no leave to
+/// have it alone (`GIVEN_BACK_FOR` of the engine's `cluster::names`), and its calls would wait for that.
+pub const REST: Duration = Duration::from_secs(8);
+
 /// Who answers for a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Lease {
     Alone(NodeName),
     Shared,
+    /// Everybody's until then, and at rest afterwards.
+    SharedUntil(Duration),
 }
 
 /// What has to happen before an answer.
@@ -78,7 +84,8 @@ impl Leases {
 
     /// `from` wants to change a name. After [`Verdict::RecallFirst`] and [`Verdict::Busy`] nothing has changed.
     pub fn change(&mut self, from: &NodeName, directory: &[u8], name: &[u8], now: Duration) -> Verdict {
-        match self.directories.get(directory) {
+        let counts = |lease: &&Lease| !matches!(lease, Lease::SharedUntil(until) if *until <= now);
+        match self.directories.get(directory).filter(counts) {
             Some(Lease::Alone(holder)) if holder == from => return Verdict::Alone,
             Some(Lease::Alone(holder)) => return Verdict::RecallFirst(holder.clone()),
             // Its promises are of a time before it was given back by everybody.
@@ -89,7 +96,7 @@ impl Leases {
             None => {
                 self.directories.insert(directory.to_vec(), Lease::Shared);
             }
-            Some(Lease::Shared) => {}
+            Some(Lease::Shared | Lease::SharedUntil(_)) => {}
         }
         match self.promise(directory, name, now) {
             Some(promise) if promise.node != *from => return Verdict::Busy(promise.node.clone()),
@@ -112,6 +119,17 @@ impl Leases {
             && *lease == Lease::Alone(from.clone())
         {
             *lease = Lease::Shared;
+        }
+    }
+
+    /// The holder gave a directory back, and no other node has asked for it: whoever changes something there after [`REST`] has it
+    /// alone.
+    pub fn rests(&mut self, from: &NodeName, directory: &[u8], now: Duration) {
+        if let Some(lease) = self.directories.get_mut(directory)
+            && (*lease == Lease::Alone(from.clone()) || matches!(lease, Lease::SharedUntil(_)))
+        {
+            // Also where it rests: it was recalled once more.
+            *lease = Lease::SharedUntil(now + REST);
         }
     }
 
@@ -173,7 +191,7 @@ impl Leases {
         self.removed(to);
         let moved = self.below(from).into_iter().filter_map(|path| {
             let lease = self.directories.get(&path)?.clone();
-            let stays = lease == Lease::Shared || lease == Lease::Alone(by.clone());
+            let stays = !matches!(&lease, Lease::Alone(holder) if holder != by);
             stays.then(|| ([to, &path[from.len()..]].concat(), lease))
         });
         let moved: Vec<_> = moved.collect();
@@ -196,7 +214,7 @@ impl Leases {
         below
             .filter_map(|path| match &self.directories[&path] {
                 Lease::Alone(holder) if holder != from => Some((holder.clone(), path)),
-                Lease::Alone(_) | Lease::Shared => None,
+                Lease::Alone(_) | Lease::Shared | Lease::SharedUntil(_) => None,
             })
             .collect()
     }
@@ -265,6 +283,48 @@ mod tests {
         leases.released(&a, b"run");
         assert_eq!(leases.change(&b, b"run", b"z", NOW), Verdict::Promised);
         assert_eq!(leases.change(&a, b"run", b"w", NOW), Verdict::Promised);
+    }
+
+    #[test]
+    fn what_is_taken_back_for_no_other_node_is_somebodys_alone_again() {
+        let (a, b) = (node("a"), node("b"));
+        let mut leases = Leases::default();
+        assert_eq!(leases.change(&a, b"run", b"x", NOW), Verdict::Alone);
+        leases.rests(&a, b"run", NOW);
+        assert_eq!(leases.read(&b, b"run", Some(b"x"), NOW), Verdict::Answer);
+        // The holder would not believe yet that it has it alone.
+        assert_eq!(leases.change(&a, b"run", b"y", NOW), Verdict::Promised);
+        let mut again = leases.clone();
+        assert_eq!(leases.change(&a, b"run", b"z", NOW + REST), Verdict::Alone);
+        assert_eq!(leases.change(&b, b"run", b"z", NOW + REST), Verdict::RecallFirst(a.clone()));
+        // Recalled twice: the second time counts.
+        let later = NOW + Duration::from_secs(1);
+        again.rests(&a, b"run", later);
+        assert_eq!(again.change(&a, b"run", b"z", NOW + REST), Verdict::Promised);
+        assert_eq!(again.change(&a, b"run", b"z", later + REST), Verdict::Alone);
+    }
+
+    #[test]
+    fn what_several_change_stays_everybodys_whoever_takes_it_back() {
+        let (a, b) = (node("a"), node("b"));
+        let mut leases = Leases::default();
+        for directory in [&b"one"[..], b"two", b"three"] {
+            assert!(leases.made(&a, directory));
+        }
+        // Another came for it before.
+        leases.released(&a, b"one");
+        leases.rests(&a, b"one", NOW);
+        assert_eq!(leases.change(&a, b"one", b"x", NOW + 2 * PROMISE), Verdict::Promised);
+        // Another is at work there when it would be at rest.
+        leases.rests(&a, b"two", NOW);
+        assert_eq!(leases.change(&b, b"two", b"x", NOW), Verdict::Promised);
+        assert_eq!(leases.change(&a, b"two", b"x", NOW + REST), Verdict::Busy(b.clone()));
+        assert_eq!(leases.change(&a, b"two", b"y", NOW + 2 * PROMISE), Verdict::Promised);
+        // What another has by now is not taken from it.
+        leases.gone(&a);
+        assert_eq!(leases.change(&b, b"three", b"x", NOW), Verdict::Alone);
+        leases.rests(&a, b"three", NOW);
+        assert_eq!(leases.change(&b, b"three", b"x", NOW), Verdict::Alone);
     }
 
     #[test]
