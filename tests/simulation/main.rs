@@ -44,7 +44,9 @@ mod world;
 use exec::Owner;
 use faults::Fault;
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use world::World;
 
@@ -143,10 +145,25 @@ fn no_seed_breaks_a_promise() {
         return;
     }
     let seeds = if std::env::var_os("TIDEMARK_LONG").is_some() { SEEDS_LONG } else { SEEDS };
+    // No seed knows of another: as many at once as there are processors.
+    let next = AtomicU64::new(0);
+    let some = || {
+        let seed = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds);
+        std::iter::from_fn(seed)
+            .map(|seed| simulate(seed, false))
+            .map(|found| Outcome { log: String::new(), ..found })
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        let begun: Vec<_> = (0..threads).map(|_| scope.spawn(|| some().collect::<Vec<_>>())).collect();
+        let ended =
+            begun.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ended.flatten().collect()
+    });
     let mut sum: BTreeMap<&'static str, u64> = BTreeMap::new();
     let (mut checked, mut events, mut simulated, mut committed) = (0, 0, Duration::ZERO, 0);
-    for seed in 0..seeds {
-        let outcome = simulate(seed, false);
+    assert_eq!(outcomes.len() as u64, seeds);
+    for outcome in outcomes {
         for (what, count) in outcome.tally {
             *sum.entry(what).or_insert(0) += count;
         }
