@@ -24,7 +24,7 @@
 //! | `flush` | who waits for what to be durable |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
-//! | `removals` | which removals Tier-3 knows of |
+//! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
 //! | `gc` | which committed versions are given up |
 //! | `generations` | which generations of loose files are given up |
@@ -72,6 +72,7 @@ mod proof;
 mod recover;
 mod recovery;
 mod removals;
+mod replaced;
 mod rescue;
 mod run;
 #[cfg(test)]

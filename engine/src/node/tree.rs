@@ -14,6 +14,7 @@ use crate::node::book::{Book, LooseStage, Number, VersionBook};
 use crate::node::jobs::Done;
 use crate::node::recover::{above, manifest_of, shown};
 use crate::node::removals::{Told, ToldOfOne};
+use crate::node::replaced::Replacing;
 use crate::node::run::{Engine, error_text};
 use crate::node::unsaved::Unsaved;
 use crate::node::visibility::Undecided;
@@ -243,6 +244,13 @@ impl Engine {
     /// What the job removed of checkpoints.
     fn removed_of_checkpoints(&self, here: &Here<'_>, now: Instant) -> RemovedOfCheckpoints {
         let mut all = RemovedOfCheckpoints::default();
+        let mut replacing = Replacing::of(self.ledger.books.values());
+        for (id, Shown { version, .. }) in &here.shown {
+            let whole = version.checkpoint.is_committed() && !version.record().partial;
+            if replacing.asks_about(&id.run) && whole && here.shows(version) {
+                replacing.stays(id);
+            }
+        }
         for book in self.ledger.books.values() {
             let Some(shown) = here.shown.get(&book.id) else { continue };
             let is_there = |path: &RelPath, file| here.of_path(path).is_some_and(|(there, _)| *there == file);
@@ -253,7 +261,7 @@ impl Engine {
                     self.tree.told.standing(book, shown.number, |path| here.of_path(path).copied())
                 }
             };
-            if self.may_tell_more(here, book, undecided, &mut all.left_out) {
+            if self.may_tell_more(&replacing, (book, shown), undecided, &mut all.left_out) {
                 // A renamed checkpoint is found under its old name until Tier-3 has it under the new one.
                 let waits_for = &mut all.left_out.waits_for;
                 let mut lives_on = |file: FileId| {
@@ -285,20 +293,19 @@ impl Engine {
     /// Whether what a checkpoint lost, and Tier-3 does not know yet, may be told.
     fn may_tell_more(
         &self,
-        here: &Here<'_>,
-        book: &Book,
+        replacing: &Replacing<'_>,
+        (book, shown): (&Book, &Shown<'_>),
         undecided: Option<Undecided>,
         left_out: &mut LeftOut,
     ) -> bool {
         // A flush and the daemon's end mean the removals of those who live, too, and wait for a removal that is decided now.
         let told = !self.flushes.is_empty() || self.draining;
-        let shown = &here.shown[&book.id];
         if undecided == Some(Undecided::Now) {
             left_out.undecided.push(book.id.clone());
         }
         let written = match undecided {
             Some(Undecided::Now | Undecided::ComesBack) => false,
-            _ if self.waits_for_successor(here, book, shown) => false,
+            _ if replacing.is_awaited_for(&book.id) || self.has_newer_in_memory(book, shown) => false,
             // Until the end has refused writers, whoever removed it may be killed.
             Some(Undecided::Lasts) if self.draining => self.shared.namespace.are_writers_refused(),
             Some(Undecided::Lasts) => told,
@@ -312,29 +319,10 @@ impl Engine {
             && !book.unreadable().is_some_and(|(number, _)| self.gc.is_unshown(&book.id, *number))
     }
 
-    /// Whether what replaces a checkpoint is in memory only: were what the job removed told before that is in Tier-3, the loss of the
-    /// node would leave neither. What was removed as well replaces nothing.
-    fn waits_for_successor(&self, here: &Here<'_>, book: &Book, shown: &Shown<'_>) -> bool {
-        let of_run = |id: &CheckpointId| id.run == book.id.run;
-        let is_there = |id: &CheckpointId| self.ledger.books[id].candidate.is_some();
-        let mut newer =
-            self.backlog.lagging.iter().filter(|(id, number)| *id == book.id && *number > shown.number);
-        if newer.any(|(id, _)| is_there(id)) {
-            return true;
-        }
-        let mut others = self.ledger.books.values().filter(|other| of_run(&other.id) && other.id != book.id);
-        let comes = others.any(|other| other.candidate.is_some() && self.comes_to_tier3(other));
-        let stays = |(id, other): (&&CheckpointId, &Shown<'_>)| {
-            let whole = other.version.checkpoint.is_committed() && !other.version.record().partial;
-            of_run(id) && **id != book.id && whole && here.shows(other.version)
-        };
-        comes && !here.shown.iter().any(stays)
-    }
-
-    /// Whether Tier-3 has nothing of a checkpoint yet, or a newer version is on its way.
-    fn comes_to_tier3(&self, book: &Book) -> bool {
-        !book.is_prepared()
-            || book.versions.values().any(|version| crate::node::backlog::lags(&version.checkpoint))
+    /// Whether a checkpoint that lost names has been saved again under them, and that is in memory only.
+    fn has_newer_in_memory(&self, book: &Book, shown: &Shown<'_>) -> bool {
+        let is_newer = |(id, number): &(CheckpointId, Number)| *id == book.id && *number > shown.number;
+        book.candidate.is_some() && self.backlog.lagging.iter().any(is_newer)
     }
 
     /// The loose files of Tier-3 that a restart must not find under their paths.

@@ -5,8 +5,8 @@
 //!
 //! Nothing of it outlives the daemon: the next one takes every removal for meant. One that is waited for is not in Tier-3 yet,
 //! so that the names are there again after the death of a node. A flush and the daemon's end have the removals of those who live
-//! written too; about those of the dead they wait for the decision. An end puts nothing back itself; what one removed whose next save the end
-//! cuts off comes back, too.
+//! written too; about those of the dead they wait for the decision. An end puts nothing back itself. It leaves out what one removed whose next
+//! save it cuts off.
 
 use crate::namespace::{Ended, FileState, FileView, WriterId, torn_path};
 use crate::node::alive::is_alive;

@@ -94,8 +94,9 @@ impl Engine {
     /// did.
     pub(crate) fn decides_about_begun(&self, now: Instant) -> bool {
         self.visibility.made.iter().any(|(node, begun)| {
+            let Some(found) = self.begun_at(*node) else { return false };
             (self.draining || !is_alive(&self.shared.namespace, &begun.made.maker))
-                && self.begun_at(*node).is_some_and(|found| self.why_undecided(begun, &found, now).is_some())
+                && self.why_undecided(begun, &found, now).is_some()
         })
     }
 
@@ -103,10 +104,9 @@ impl Engine {
     pub(crate) fn is_anything_begun(&self, gap_ns: i64) -> bool {
         let now_ns = self.shared.now_ns();
         self.visibility.made.iter().any(|(node, Begun { made, .. })| {
-            is_alive(&self.shared.namespace, &made.maker)
-                && self
-                    .begun_at(*node)
-                    .is_some_and(|found| now_ns.saturating_sub(found.closed_ns.max(made.at_ns)) < gap_ns)
+            let is_new =
+                |found: namespace::Unwritten| now_ns.saturating_sub(found.closed_ns.max(made.at_ns)) < gap_ns;
+            self.begun_at(*node).is_some_and(is_new) && is_alive(&self.shared.namespace, &made.maker)
         })
     }
 
