@@ -147,7 +147,8 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
         if !nothing {
             send(cluster, &mut turn, publication).await?;
         }
-        if nothing || all {
+        let wants_whole = turn.whole || namespace.lost_operations().is_some();
+        if nothing || all && !wants_whole {
             let mut told = cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner);
             told.note(namespace.last_publication(), now);
             return Ok(());
