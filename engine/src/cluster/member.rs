@@ -67,6 +67,7 @@ pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
 
 /// Joins and beats; returns when the coordinator does not know us any more, or another one decides.
 async fn stay(cluster: &Cluster, presence: &Presence) {
+    publisher::tell_nothing(cluster).await;
     let answered = cluster.namespace.last_answered();
     let join = Join {
         life: cluster.life.clone(),

@@ -22,6 +22,8 @@ const WATCHED_MAX: usize = 16_384;
 pub(super) struct Publisher {
     /// One publication at a time.
     turn: tokio::sync::Mutex<Turn>,
+    /// It is known how far the coordinator has heard this node. Held while a publication is on its way.
+    compared: tokio::sync::RwLock<bool>,
     /// Apart, since a publication may wait for a coordinator that is gone.
     told: Mutex<ToldMoments>,
     watched: Mutex<BTreeMap<(u32, u64), Watched>>,
@@ -84,6 +86,12 @@ struct Watched {
     told: WireFate,
 }
 
+/// This node joins: until it is known how far the coordinator has heard it ([`tell_from`]), nothing is told. A whole that does not make names
+/// would have all that the coordinator does not know taken for removed, and removed here.
+pub(super) async fn tell_nothing(cluster: &Cluster) {
+    *cluster.publisher.compared.write().await = false;
+}
+
 /// A coordinator has let this node in, and said how far it knows this life. `answered` is the last publication that was answered before it
 /// was asked: whatever was answered since, it has.
 pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64) {
@@ -94,6 +102,8 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
     let last = namespace.last_publication();
     tracing::debug!(last, answered, heard = joined.published, joined.states, "how far this node was heard");
     let has_all_but_last = |heard: u64| heard.max(namespace.last_answered()) + 1 == last;
+    // One of before this node coordinated: its answer would count for the last.
+    let _ = turn.unanswered.take_if(|publication| publication.number != last);
     match joined.published {
         Some(heard) if heard == last => {
             turn.unanswered = None;
@@ -110,6 +120,7 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
             }
         }
     }
+    *cluster.publisher.compared.write().await = true;
 }
 
 /// Sends everything that the coordinator has not heard. What comes meanwhile is told later: a job that saves small files always has
@@ -119,6 +130,9 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
         return Ok(());
     }
     let mut turn = cluster.publisher.turn.lock().await;
+    if !*cluster.publisher.compared.read().await {
+        return Err(Away::New);
+    }
     let namespace = &cluster.namespace;
     loop {
         let now = namespace.moment();
@@ -226,7 +240,12 @@ async fn send(cluster: &Cluster, turn: &mut Turn, mut publication: Publication) 
     let message = ToCoordinator::Publish(publication.clone());
     // Until it is answered nobody knows whether it was heard, and whoever waits may stop waiting: it is said again.
     turn.unanswered = Some(publication);
+    let compared = cluster.publisher.compared.read().await;
+    if !*compared {
+        return Err(Away::New);
+    }
     let published: Published = cluster.ask(&message, ANSWER_DEADLINE).await?;
+    drop(compared);
     turn.unanswered = None;
     if published.whole_wanted {
         turn.whole = true;
