@@ -14,7 +14,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub(super) async fn watch(cluster: Arc<Cluster>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        if matches!(cluster.seat(), Seat::Unknown) {
+        // Of its own tree this node would be told that the file is where it was put.
+        if !matches!(cluster.seat(), Seat::There(_)) {
             continue;
         }
         if let Err(away) = look(&cluster).await {
