@@ -204,7 +204,7 @@ fn accesses<'a>(shared: &Shared, wanted: &'a Wanted) -> Vec<Access<'a>> {
             vec![Access::Change { parent: *parent, name, sure: *sure }]
         }
         Wanted::RemoveDirectory { parent, name } => {
-            // Who has it or something below it alone would not hear that it is gone: all are taken out of it first.
+            // A node that has it or something below it alone would not hear that it is gone: all are taken out of it first.
             let moves = Access::Move { parent: *parent, name };
             [moves].into_iter().chain(whole(shared, *parent, name)).collect()
         }

@@ -14,7 +14,7 @@ use tidemark_tests::process;
 
 use crate::site::{Cluster, LIMIT, names};
 
-/// What goes on ends sooner, also on a busy machine; what waits for an answer does not: that has 10 s.
+/// A call that goes on ends sooner, also on a busy machine; a call that waits for an answer does not: that has 10 s.
 const GOES_ON: Duration = Duration::from_secs(5);
 
 /// A directory that all nodes use, as each has it: with a file of node 2, and one of another.

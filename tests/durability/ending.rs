@@ -497,7 +497,7 @@ fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     let torn = daemon.mount().join(".tidemark/torn/run/step_2/model.pt");
     assert_eq!(fs::read(&torn).expect("it is kept"), b"state");
 
-    // Who removes it there wants it no more.
+    // A person who removes it there wants it no more.
     fs::remove_dir_all(torn.parent().expect("it has one")).expect("a person may");
     daemon.flush();
     daemon.kill9();
@@ -506,7 +506,7 @@ fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     assert_eq!(names(&run), ["step_1"]);
 }
 
-/// What stays under its temporary name proves nothing, however long it is waited for.
+/// A file that stays under its temporary name proves nothing, however long it is waited for.
 #[test]
 fn sigterm_keeps_what_is_sealed_beside_a_file_under_a_temporary_name() {
     let config = format!("{CONFIG}[shutdown]\ndrain_timeout_s = 8\ngrace_s = 1\n");

@@ -218,7 +218,7 @@ fn the_death_of_the_node_does_not_make_a_removal_meant() {
     is_back(&daemon, OLD);
 }
 
-/// What replaces it is whole, and in memory only.
+/// The next checkpoint is whole, and in memory only.
 #[test]
 fn a_removal_is_in_tier3_no_sooner_than_what_replaces_what_was_removed() {
     let config = format!("{CONFIG}[shutdown]\ndrain_timeout_s = 3\n");
@@ -250,7 +250,7 @@ fn a_removal_is_in_tier3_no_sooner_than_what_replaces_what_was_removed() {
     }
 }
 
-/// What was to replace it is removed as well: a person wants neither.
+/// The checkpoint that was to replace it is removed as well: a person wants neither.
 #[test]
 fn a_removal_does_not_wait_for_what_was_removed_too() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };

@@ -275,7 +275,7 @@ impl Catalog {
     }
 }
 
-/// Who is the deputy.
+/// The rule that chooses the deputy, and what it remembers.
 #[derive(Debug, Default)]
 struct Choice {
     /// A partner that lives while another is the deputy, and since when.
@@ -292,7 +292,7 @@ impl Choice {
         present: Option<&NodeLife>,
         now: Duration,
     ) -> Option<&'a Member> {
-        // One that is suspect is heard again, or is not any more, within a second. Another would have to be told everything.
+        // A suspect is heard again within a second, or counts as lost then. Another node would have to be told everything.
         let is_heard = |member: &&Member| {
             let heard = matches!(member.standing, Standing::Alive | Standing::Suspect);
             heard && !member.gone && member.life != *own
@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(deputy([Alive, Alive, Alive], at + 1), Some(4));
         assert_eq!(deputy([Alive, Alive, Alive], at + long), Some(4));
         assert_eq!(deputy([Alive, Alive, Alive], at + 1 + long), Some(3));
-        // Who stands in is lost: a partner that is heard is not waited for.
+        // The node that stands in is lost: a partner that is heard takes its place at once.
         assert_eq!(deputy([Alive, CutOff, Alive], at + 100), Some(2));
         assert_eq!(deputy([CutOff, Alive, Alive], at + 101), Some(3));
     }

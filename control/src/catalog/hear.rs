@@ -11,7 +11,7 @@ use tidemark_engine::cluster::address_of;
 use tidemark_protocol::cluster::members::Standing;
 use tidemark_protocol::cluster::wire::{Member, ToNode};
 
-/// What a node has for publishing what it knows. It goes on after that, and whoever waits asks again.
+/// The time that a node has for publishing everything. After that the node goes on with it, and the caller asks again.
 const HEAR_DEADLINE: Duration = Duration::from_secs(1);
 
 /// For each member, between two times that all are asked: every node of a job may wait for a flush, and all of them are served by one round. A

@@ -138,7 +138,7 @@ impl Catalog {
             }
         }
         for operation in &publication.operations {
-            // Who removes a directory takes the others out of it before. Where that did not happen they still have it alone.
+            // A node that removes a directory takes the others out of it before. Where that did not happen they still have it alone.
             if let NameOperation::Removed { path, .. } = operation {
                 let holders = state.leases.holders_below(&from.node, path);
                 if !holders.is_empty() {
@@ -160,7 +160,7 @@ impl Catalog {
         Published { whole_wanted: false, shared }
     }
 
-    /// What this node itself did to these names is no publication: who has them, or their directories, alone is to look again.
+    /// A change that this node made itself is no publication: nodes that have such a name, or its directory, alone are to look again.
     pub(super) fn recall_all(&self, paths: &[&[u8]]) {
         let own = &self.cluster.life.node;
         let now = self.now();

@@ -14,7 +14,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub(super) async fn watch(cluster: Arc<Cluster>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        // Of its own tree this node would be told that the file is where it was put.
+        // The coordinator would ask its own tree, where the file lies aside.
         if !matches!(cluster.seat(), Seat::There(_)) {
             continue;
         }

@@ -354,7 +354,7 @@ impl Cluster {
             if let Some(guard) = self.try_enter(access) {
                 return Ok(guard);
             }
-            // Who waits for a turn is not at work on a name yet, and may have nothing to ask any more then.
+            // A call that waits for a turn is not at work on a name yet, and may have nothing to ask any more then.
             let turn = self.runtime.block_on(self.turn_until(give_up));
             let asked_at = Instant::now();
             if let Some(guard) = self.try_enter(access) {

@@ -22,7 +22,7 @@ const WATCHED_MAX: usize = 16_384;
 pub(super) struct Publisher {
     /// One publication at a time.
     turn: tokio::sync::Mutex<Turn>,
-    /// It is known how far the coordinator has heard this node. Held while a publication is on its way.
+    /// Whether it is known how far the coordinator has heard this node. A publication on its way holds it.
     compared: tokio::sync::RwLock<bool>,
     /// Apart, since a publication may wait for a coordinator that is gone.
     told: Mutex<ToldMoments>,
@@ -102,7 +102,7 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
     let last = namespace.last_publication();
     tracing::debug!(last, answered, heard = joined.published, joined.states, "how far this node was heard");
     let has_all_but_last = |heard: u64| heard.max(namespace.last_answered()) + 1 == last;
-    // One of before this node coordinated: its answer would count for the last.
+    // A publication of before this node coordinated is not sent again: its answer would count for the last.
     let _ = turn.unanswered.take_if(|publication| publication.number != last);
     match joined.published {
         Some(heard) if heard == last => {

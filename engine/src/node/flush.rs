@@ -477,7 +477,6 @@ impl Node {
         let until = Some(now + timeout);
         let answered = self
             .ask(move |engine| {
-                engine.drop_unwritten_at_once(now);
                 engine.draining = true;
                 engine.grace_until = Some(now + grace);
                 // Memory ends with us: what is sealed of them is kept as of any other.

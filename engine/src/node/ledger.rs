@@ -27,13 +27,15 @@ pub(crate) struct Scope {
     has_directory: bool,
     /// Names whose files changed while it waited to be grouped.
     changed: BTreeSet<RelPath>,
-    /// A directory of 100,000 files being filled is not grouped 100,000 times.
+    /// Regrouped not before this, so that a directory of 100,000 files being filled is not grouped 100,000 times.
     not_before: Option<Instant>,
 }
 
-/// The regrouping of a scope with more than these files may take one part in so many of the loop's time. A smaller one costs less than
-/// what made it stale, and who asks sees it as it is.
+/// A scope of at most so many files is regrouped as soon as it is stale: that costs less than the changes that made it so, and a question
+/// sees it as it is.
 const GROUPED_AT_ONCE: usize = 64;
+
+/// The regrouping of a larger one may take one part in this many of the loop's time.
 const REGROUP_SHARE: u32 = 8;
 
 /// In a scope of at most this many checkpoints, whatever happens to a file of one lets all of them look again: they
@@ -323,9 +325,12 @@ impl Ledger {
         self.stale.contains(scope)
     }
 
-    /// Directories with the name of a checkpoint that wait to be grouped.
+    /// Directories with the name of a checkpoint that wait to be grouped, and of which Tier-3 has no version.
     pub(crate) fn stale_checkpoints(&self) -> impl Iterator<Item = &RelPath> {
-        self.stale.iter().flatten().filter(|scope| self.rules.named_by_directory(scope).is_some())
+        let is_saved = |id: &CheckpointId| self.books.get(id).is_some_and(Book::is_prepared);
+        let named =
+            move |scope: &&RelPath| self.rules.named_by_directory(scope).is_some_and(|id| !is_saved(&id));
+        self.stale.iter().flatten().filter(named)
     }
 
     /// The same of any scope that may hold checkpoints of a run.
@@ -335,7 +340,8 @@ impl Ledger {
         self.stale.iter().any(|scope| scope.as_ref().is_none_or(may_hold))
     }
 
-    /// Whether an older checkpoint of the run, which a newer one is held against, lies in a scope that waits to be grouped.
+    /// Whether an older checkpoint of the run lies in a scope that waits to be grouped: what that one has is what a newer one is
+    /// held against. Costs a pass over the checkpoints of such scopes.
     pub(crate) fn is_stale_before(&self, candidate: &Candidate) -> bool {
         let Some(step) = candidate.step else { return false };
         let ids = self.stale.iter().filter_map(|scope| self.scopes.get(scope)).flat_map(|scope| &scope.ids);
@@ -344,8 +350,8 @@ impl Ledger {
             .any(|found| found.id.run == candidate.id.run && found.step.is_some_and(|other| other < step))
     }
 
-    /// Puts a look at the book off while its scope or an older one waits to be grouped: a word about the whole is none about the part that
-    /// is known.
+    /// Puts a look at the book off until its scope and its older ones are grouped, where they wait for that: a word about the whole must
+    /// not be taken for one about the part that is known, nor be held against a part of the one before.
     pub(crate) fn puts_off(&mut self, id: &CheckpointId) -> bool {
         let is_stale = self.books.get(id).is_some_and(|book| self.is_stale_scope(&book.scope));
         let candidate = self.books.get(id).and_then(|book| book.candidate.as_ref());

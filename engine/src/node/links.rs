@@ -61,7 +61,7 @@ impl Engine {
         (links.collect(), waits)
     }
 
-    /// Of several nodes each has its own: their other ends live on one of them.
+    /// The special files that Tier-3 is told of. On several nodes none is: their other ends live on one of them.
     pub(crate) fn specials_to_tell(
         &self,
         snapshot: &TreeSnapshot,

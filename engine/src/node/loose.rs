@@ -256,7 +256,7 @@ impl Engine {
             return None;
         }
         let lack = |reason, what: &str, comes| Some(Lack { reason, what: what.to_owned(), comes });
-        // Whoever writes it gives it the name under which it is wanted, if the daemon does not end before.
+        // Its writer gives it the name under which it is wanted, if the daemon does not end before.
         if is_in_flight(&self.shared, &self.ledger, path, view, self.draining) {
             let what = "it is written under a temporary name, and ends with this memory";
             return if self.draining { lack(PendingReason::Open, what, false) } else { None };

@@ -1,4 +1,4 @@
-//! What the loop itself does to names, and who hears of it.
+//! Changes of names that the loop itself makes.
 //!
 //! Owns: that nodes which answer for such names alone look again. Does not own: why names go and come (`gc`, `keeping`, `visibility`),
 //! the names (`namespace`), who answers for which (the coordinator).

@@ -1,4 +1,4 @@
-//! What replaces a checkpoint that was removed.
+//! The checkpoints that replace removed ones.
 //!
 //! Owns: of which runs something is in memory only, and of which something committed stays. Does not own: what was removed, and when
 //! that is told (`tree`).

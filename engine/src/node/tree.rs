@@ -169,7 +169,7 @@ impl Engine {
         }
     }
 
-    /// What was withheld until something reached Tier-3 waits for that no longer.
+    /// Looks again at everything that was withheld until something reached Tier-3.
     pub(crate) fn tree_looks_at_withheld(&mut self) {
         if self.tree.withheld {
             self.tree_tells_more();

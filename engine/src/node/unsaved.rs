@@ -14,22 +14,19 @@ pub(crate) struct Unsaved {
     tops: BTreeSet<RelPath>,
     /// Above files of anything else.
     used: BTreeSet<RelPath>,
-    /// Of these it is not known yet what their files belong to.
+    /// Directories of which it is not known yet what their files belong to.
     stale: BTreeSet<RelPath>,
 }
 
 impl Unsaved {
-    /// `stale`: directories with the name of a checkpoint whose files were not grouped since they changed.
+    /// `stale`: such directories whose files were not grouped since they changed.
     pub(crate) fn of<'a>(
         books: impl Iterator<Item = &'a Book>,
         stale: impl Iterator<Item = &'a RelPath>,
         snapshot: &TreeSnapshot,
     ) -> Self {
-        let (prepared, unsaved): (Vec<_>, Vec<_>) = books.partition(|book| book.is_prepared());
-        let prepared: BTreeSet<_> = prepared.into_iter().filter_map(|book| book.id.path()).collect();
-        let stale = stale.filter(|top| !prepared.contains(top)).cloned().collect();
-        let unsaved: Vec<_> = unsaved
-            .into_iter()
+        let unsaved: Vec<_> = books
+            .filter(|book| !book.is_prepared())
             .filter_map(|book| book.candidate.as_ref())
             .filter(|candidate| candidate.shape == Shape::Tree)
             .collect();
@@ -46,7 +43,7 @@ impl Unsaved {
             let below = other.filter(|path| tops.iter().any(|top| path.is_below(top)));
             used.extend(below.flat_map(|path| std::iter::successors(path.parent(), RelPath::parent)));
         }
-        Self { tops, used, stale }
+        Self { tops, used, stale: stale.cloned().collect() }
     }
 
     /// Whether a later look may find more of them, or fewer.
@@ -56,7 +53,8 @@ impl Unsaved {
 
     pub(crate) fn has(&self, directory: &RelPath) -> bool {
         let is_below = |tops: &BTreeSet<RelPath>| {
-            std::iter::successors(Some(directory.clone()), RelPath::parent).any(|above| tops.contains(&above))
+            let mut above = std::iter::successors(Some(directory.clone()), RelPath::parent);
+            !tops.is_empty() && above.any(|above| tops.contains(&above))
         };
         is_below(&self.stale) || is_below(&self.tops) && !self.used.contains(directory)
     }

@@ -471,7 +471,7 @@ impl NodeApi for Daemon {
         let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         let flushed = self.node.flush(place, request.wait, left, move |now| progress.tell(now)).await;
         let mut flushed = flushed.ok_or_else(stopped)?;
-        // Who waits longer may hear them yet.
+        // A caller that waits longer may hear them yet.
         flushed.timed_out |= timeout.is_some() && !unheard.is_empty();
         let unheard = unheard.into_iter();
         flushed.pending.extend(unheard.map(|what| Pending {

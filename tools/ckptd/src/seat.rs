@@ -88,7 +88,7 @@ impl Candidate {
                         tracing::warn!(%why, "the lease cannot be looked at; what is here goes on");
                         said = why;
                     }
-                    // Who has been told of the members by the coordinator of the highest epoch reaches all but etcd.
+                    // A node that the coordinator of the highest epoch has told of the members reaches all but etcd.
                     if let Some(commander) = self.cluster.commander() {
                         self.cluster.sit(Seat::There(commander));
                     }

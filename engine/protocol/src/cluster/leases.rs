@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(leases.change(&b, b"two", b"x", NOW), Verdict::Promised);
         assert_eq!(leases.change(&a, b"two", b"x", NOW + REST), Verdict::Busy(b.clone()));
         assert_eq!(leases.change(&a, b"two", b"y", NOW + 2 * PROMISE), Verdict::Promised);
-        // What another has by now is not taken from it.
+        // A directory that another has by now is not taken from it.
         leases.gone(&a);
         assert_eq!(leases.change(&b, b"three", b"x", NOW), Verdict::Alone);
         leases.rests(&a, b"three", NOW);

@@ -48,7 +48,7 @@ pub struct FileFact {
     pub content_reason: String,
     /// The last committed version of the checkpoint holds these bytes under this name.
     pub committed: bool,
-    /// What the newest version that was complete holds under this name.
+    /// Compares these bytes with those that the newest complete version holds under this name.
     pub before: Before,
     /// The processes that had it open for writing since it was last sealed.
     pub writers: Vec<Writer>,

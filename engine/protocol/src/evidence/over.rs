@@ -12,9 +12,10 @@ use crate::path::RelPath;
 use crate::record::Evidence;
 use std::collections::BTreeSet;
 
-/// What the version before holds under a file's name: the newest that was complete, in Tier-3 already or not.
+/// Compares a file with the version before, which is the newest that was complete, in Tier-3 already or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Before {
+    /// The version before has no such name.
     #[default]
     Nothing,
     /// Other bytes: this save wrote over them.
@@ -55,7 +56,7 @@ impl Case<'_> {
         self.facts.files.get(path).map_or(Before::Nothing, |fact| fact.before)
     }
 
-    /// What a family of rank files proves of which all names are there.
+    /// The finding about a family of rank files of which all names are there.
     pub(super) fn of_this_save(&self, family: &[(u64, Before)], size: u64, detail: String) -> Finding {
         let over = self.present().any(|(_, _, fact)| fact.before == Before::Other);
         match saved(family, size, over) {
@@ -75,7 +76,7 @@ impl Case<'_> {
                     format!("only {new} of {size} ranks have saved over the version before"),
                 )
             }
-            // It may be left over from a job that wrote more. Where a writer failed it may as well be what was still to come.
+            // The family may be left over from a job that wrote more. Where a writer failed, its files may as well have been still to come.
             Saved::Nothing if self.failed_early().is_some() => Finding::Missing(
                 Vec::new(),
                 format!("none of {size} ranks has saved over all of the version before"),

@@ -233,7 +233,7 @@ impl Engine {
     }
 
     /// Whether one of those who removed a checkpoint had begun another, which can be no more: the daemon has ended for whoever writes.
-    /// Those on other nodes write on.
+    /// Processes on other nodes write on.
     fn saves_in_vain(&self, id: &CheckpointId) -> bool {
         self.shared.namespace.are_writers_refused()
             && self.shared.cluster.get().is_none()

@@ -239,7 +239,7 @@ impl Engine {
         })
     }
 
-    /// What a checkpoint waits for of which Tier-3 has nothing yet; none where nothing is to come.
+    /// The reason why Tier-3 has nothing of a checkpoint yet; none where it has something, or nothing is to come.
     pub(crate) fn first_comes(&self, book: &Book) -> Option<Pending> {
         // At the end what is closed goes, too, where nothing more comes of what it names.
         let ended =

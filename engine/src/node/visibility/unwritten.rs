@@ -10,7 +10,7 @@
 //! node a job would find those, and nobody would know any more who had made them. So it is decided while the daemon ends, too.
 
 use crate::namespace::{self, Made, NodeId};
-use crate::node::alive::{ask_anew, is_alive};
+use crate::node::alive::is_alive;
 use crate::node::decide::settle_ns;
 use crate::node::rescue::IDLE_NS;
 use crate::node::run::Engine;
@@ -108,19 +108,6 @@ impl Engine {
                 |found: namespace::Unwritten| now_ns.saturating_sub(found.closed_ns.max(made.at_ns)) < gap_ns;
             self.begun_at(*node).is_some_and(is_new) && is_alive(&self.shared.namespace, &made.maker)
         })
-    }
-
-    /// Decides what can be at once: the daemon ends.
-    pub(crate) fn drop_unwritten_at_once(&mut self, now: Instant) {
-        self.hear_made();
-        ask_anew();
-        self.shared.namespace.forget_ended_writers();
-        // What was not heard until now keeps a directory where it is.
-        self.had_not_heard(|_, _| false);
-        for node in self.visibility.made.keys() {
-            self.visibility.timetable.forget(&Subject::Unwritten(*node));
-        }
-        self.drop_unwritten(now);
     }
 
     fn unwritten(&self, directory: u64) -> Option<namespace::Unwritten> {
