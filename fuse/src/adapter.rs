@@ -16,6 +16,7 @@ use crate::gate::{self, Wanted};
 use crate::handle::{DataPath, Fallback};
 use crate::init;
 use crate::named::{self, Remove};
+use crate::room;
 use crate::set;
 use crate::shared::Shared;
 use fuser::{
@@ -354,12 +355,8 @@ impl Filesystem for Adapter {
                 Ok(leave) => leave,
                 Err(error) => return shared.answer_create(caller.request, Err(error), reply),
             };
-            match shared.create_at_once(&caller, parent, &name, mode, flags) {
-                Err(FsError::NoSpace) => {
-                    workers.submit(Job::Create { caller, parent, name, mode, flags, leave, reply });
-                }
-                made => shared.answer_create(caller.request, made, reply),
-            }
+            let create = move |shared: &Shared| shared.namespace.create(&caller, parent, &name, mode, flags);
+            room::create(shared, &workers, leave, caller.request, create, reply);
         });
     }
 

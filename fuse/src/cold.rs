@@ -7,8 +7,10 @@
 //! resize may have to copy frozen bytes, or wait for another program's last close, whose RELEASE must then
 //! find a free thread. And what finds no room waits, bounded, for memory that is on its way back. In each case
 //! the reply object moves to a worker and is answered there. Fetches have threads of their own, so that a slow
-//! tier does not hold up programs that write, and so have calls that ask other nodes. Threads and queues are bounded;
-//! what does not fit is refused with EAGAIN rather than left waiting for ever.
+//! tier does not hold up programs that write, and so have calls that ask other nodes or wait for room (`room`). Threads and
+//! queues are bounded; what does not fit is refused with EAGAIN rather than left waiting for ever.
+//!
+//! A call keeps its leave while it changes bytes, not while it waits for them or for their memory.
 //!
 //! [`Host`]: crate::Host
 
@@ -16,8 +18,9 @@ use crate::convert::answer_bytes;
 use crate::errno::errno;
 use crate::gate::{self, Call, Leave, Wanted};
 use crate::named::Place;
+use crate::room::{answer_open_later, when_room};
 use crate::shared::Shared;
-use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyEntry, ReplyOpen, ReplyXattr};
+use fuser::{Errno, ReplyAttr, ReplyEntry, ReplyOpen, ReplyXattr};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -27,18 +30,17 @@ use tidemark_engine::namespace::{Attr, Caller, ColdFile, FsError, NodeId, OpenFi
 /// Files that are fetched at once. Each fetch is parallel in itself; this is for many small files.
 const FETCH_THREADS: usize = 16;
 
-/// Opens for writing, resizes and creates without room at once: as many as a node has ranks, so that they do not
-/// wait for each other.
+/// Opens for writing and resizes at once: as many as a node has ranks, so that they do not wait for each other.
 const CHANGE_THREADS: usize = 8;
 
-/// Calls that wait for what other nodes say of names: as many as a node has ranks and data loaders at a moment.
+/// Calls that wait for what other nodes say of names, or for room: as many as a node has ranks and data loaders at a moment.
 const ASK_THREADS: usize = 16;
 
 /// The same with those that are added where all wait, and stay. While nobody coordinates each look-up of what is not there holds a thread for up
 /// to 20 s, and a save goes on beside them: 8 ranks with 32 data loaders each. One that sleeps takes some tens of KiB.
 const ASK_THREADS_MAX: usize = 256;
 
-/// They change and send names, which takes little. Below 2 MiB no huge page lies under a stack.
+/// They change and send names, which takes little; what they copy lies elsewhere. Below 2 MiB no huge page lies under a stack.
 const ASK_STACK_BYTES: usize = 1 << 20;
 
 /// What waits for a thread, for each of the two. More than a node has data loaders.
@@ -51,16 +53,6 @@ const ATTEMPTS_MAX: u32 = 4;
 /// Something that waits for a worker, with the reply it owes.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// A create that found no room.
-    Create {
-        caller: Caller,
-        parent: NodeId,
-        name: Vec<u8>,
-        mode: u32,
-        flags: i32,
-        leave: Leave,
-        reply: ReplyCreate,
-    },
     /// A look-up before which the names of a file go to a new one.
     LookupAnew { caller: Caller, place: Place, reply: ReplyEntry },
     /// An open that may change bytes.
@@ -73,7 +65,7 @@ pub(crate) enum Job {
     Resize { caller: Caller, node: NodeId, change: SetAttr, leave: Leave, reply: ReplyAttr },
     /// A computed attribute: whoever knows it may be busy, and may itself wait for a request to be answered.
     GetXattr { node: NodeId, name: Vec<u8>, size: u32, reply: ReplyXattr },
-    /// A call on names that other nodes have to be asked about.
+    /// A call on names that other nodes have to be asked about, or one that found no room.
     Names(Call, Counted),
     /// A setattr that sets a size, of a file whose bytes must be fetched.
     ResizeCold {
@@ -81,7 +73,8 @@ pub(crate) enum Job {
         caller: Caller,
         node: NodeId,
         change: SetAttr,
-        leave: Leave,
+        /// What leave is to be got for once they are here.
+        wanted: Option<Wanted>,
         reply: ReplyAttr,
     },
 }
@@ -89,13 +82,19 @@ pub(crate) enum Job {
 /// The queues to the workers. The threads end when it is dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Workers {
-    fetching: SyncSender<Job>,
     changing: SyncSender<Job>,
-    asking: Askers,
+    onward: Onward,
     shared: Arc<Shared>,
 }
 
-/// The threads that ask other nodes. They nearly always only wait, so that one more is made where a call finds none.
+/// Where those that change bytes pass on what takes longer than they may.
+#[derive(Debug, Clone)]
+struct Onward {
+    fetching: SyncSender<Job>,
+    asking: Askers,
+}
+
+/// The threads that ask other nodes, and wait for room. They nearly always only wait, so that one more is made where a call finds none.
 #[derive(Debug, Clone)]
 struct Askers {
     queue: SyncSender<Job>,
@@ -148,32 +147,39 @@ impl Askers {
     }
 }
 
+impl Onward {
+    /// Hands a call to a thread that may wait. Never blocks.
+    fn ask(&self, shared: &Arc<Shared>, call: Call) {
+        let counted = self.asking.count(shared);
+        put(shared, &self.asking.queue, Job::Names(call, counted));
+    }
+}
+
 impl Workers {
     pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<Self> {
         let fetching = start(FETCH_THREADS, "mount-fetch", shared, None)?;
-        let changing = start(CHANGE_THREADS, "mount-change", shared, Some(&fetching))?;
-        let asking = Askers::start(shared)?;
-        Ok(Self { fetching, changing, asking, shared: Arc::clone(shared) })
+        let onward = Onward { fetching, asking: Askers::start(shared)? };
+        let changing = start(CHANGE_THREADS, "mount-change", shared, Some(&onward))?;
+        Ok(Self { changing, onward, shared: Arc::clone(shared) })
     }
 
     /// Hands the job to a worker. Never blocks.
     pub(crate) fn submit(&self, job: Job) {
         let queue = match &job {
-            Job::Create { .. }
-            | Job::LookupAnew { .. }
-            | Job::Open { .. }
-            | Job::Resize { .. }
-            | Job::GetXattr { .. } => &self.changing,
-            Job::Names(..) => &self.asking.queue,
-            Job::OpenCold { .. } | Job::OpenUnverified { .. } | Job::ResizeCold { .. } => &self.fetching,
+            Job::LookupAnew { .. } | Job::Open { .. } | Job::Resize { .. } | Job::GetXattr { .. } => {
+                &self.changing
+            }
+            Job::Names(..) => &self.onward.asking.queue,
+            Job::OpenCold { .. } | Job::OpenUnverified { .. } | Job::ResizeCold { .. } => {
+                &self.onward.fetching
+            }
         };
         put(&self.shared, queue, job);
     }
 
-    /// Hands a call on names to a thread that may wait for other nodes. Never blocks.
+    /// Hands a call to a thread that may wait for other nodes, and for room. Never blocks.
     pub(crate) fn ask(&self, call: Call) {
-        let counted = self.asking.count(&self.shared);
-        self.submit(Job::Names(call, counted));
+        self.onward.ask(&self.shared, call);
     }
 }
 
@@ -181,7 +187,6 @@ fn put(shared: &Shared, queue: &SyncSender<Job>, job: Job) {
     if let Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) = queue.try_send(job) {
         tracing::warn!(waiting = QUEUE_MAX, "too many opens wait for a worker; one is refused");
         match job {
-            Job::Create { reply, .. } => reply.error(Errno::EAGAIN),
             Job::LookupAnew { reply, .. } => reply.error(Errno::EAGAIN),
             Job::Open { reply, .. } | Job::OpenCold { reply, .. } | Job::OpenUnverified { reply, .. } => {
                 reply.error(Errno::EAGAIN);
@@ -193,64 +198,39 @@ fn put(shared: &Shared, queue: &SyncSender<Job>, job: Job) {
     }
 }
 
-/// `cold`: where to put what turns out to need a fetch; the workers that fetch need none.
+/// `onward`: for those that change bytes; the others pass nothing on.
 fn start(
     threads: usize,
     name: &str,
     shared: &Arc<Shared>,
-    cold: Option<&SyncSender<Job>>,
+    onward: Option<&Onward>,
 ) -> io::Result<SyncSender<Job>> {
     let (queue, waiting) = sync_channel(QUEUE_MAX);
     let waiting = Arc::new(Mutex::new(waiting));
     for number in 0..threads {
-        let (shared, waiting, cold) = (Arc::clone(shared), Arc::clone(&waiting), cold.cloned());
+        let (shared, waiting, onward) = (Arc::clone(shared), Arc::clone(&waiting), onward.cloned());
         std::thread::Builder::new()
             .name(format!("{name}-{number}"))
-            .spawn(move || serve(&shared, &waiting, cold.as_ref()))?;
+            .spawn(move || serve(&shared, &waiting, onward.as_ref()))?;
     }
     Ok(queue)
 }
 
-fn serve(shared: &Shared, waiting: &Mutex<Receiver<Job>>, cold: Option<&SyncSender<Job>>) {
+fn serve(shared: &Arc<Shared>, waiting: &Mutex<Receiver<Job>>, onward: Option<&Onward>) {
     loop {
         // The lock is held while waiting for the next job, not while doing it.
         let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = next else { return };
-        do_job(shared, job, cold);
+        do_job(shared, job, onward);
     }
 }
 
-fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
+fn do_job(shared: &Arc<Shared>, job: Job, onward: Option<&Onward>) {
+    let onward = || onward.expect("its queue is that of the threads that pass on");
     match job {
-        Job::Create { caller, parent, name, mode, flags, leave: _leave, reply } => {
-            shared.namespace.wait_for_departures();
-            shared.answer_create(
-                caller.request,
-                when_room(shared, || shared.namespace.create(&caller, parent, &name, mode, flags)),
-                reply,
-            );
-        }
-        Job::LookupAnew { caller, place: (parent, name), reply } => {
-            let found = when_room(shared, || shared.namespace.lookup_anew(&caller, parent, &name));
-            shared.answer_entry(0, found, reply);
-        }
+        Job::LookupAnew { caller, place, reply } => look_up_anew(shared, onward(), caller, place, reply),
         Job::Open { caller, node, flags, leave, reply } => {
-            match open_to_write(shared, &caller, node, flags) {
-                Ok(OpenOutcome::Ready(file)) => {
-                    // Whoever opens it elsewhere from now on is to wait for what is written here.
-                    leave.announced();
-                    shared.answer_open(caller.request, &file, reply);
-                }
-                Ok(OpenOutcome::Unverified) => {
-                    let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
-                    put(shared, queue, Job::OpenUnverified { caller, node, flags, reply });
-                }
-                Ok(OpenOutcome::Cold(cold)) => {
-                    let queue = cold_queue.expect("only the fetching workers have no queue to pass on to");
-                    put(shared, queue, Job::OpenCold { cold, caller, node, flags, reply });
-                }
-                Err(error) => shared.refuse_open(caller.request, error, reply),
-            }
+            open(shared, onward(), (caller, node, flags), leave, reply);
         }
         Job::OpenCold { cold, caller, node, flags, reply } => {
             match fetch_and_open(shared, cold, &caller, node, flags) {
@@ -265,57 +245,158 @@ fn do_job(shared: &Shared, job: Job, cold_queue: Option<&SyncSender<Job>>) {
             }
         }
         Job::Resize { caller, node, change, leave, reply } => {
-            shared.namespace.wait_for_departures();
-            let changed = make_sure(shared, node)
-                .and_then(|()| when_room(shared, || shared.namespace.setattr(&caller, node, &change)));
-            if matches!(changed, Err(FsError::Stale)) {
-                shared.forget_names(node);
-            }
-            match (changed, cold_queue) {
-                (Err(FsError::Busy), Some(queue)) => match shared.namespace.cold(node) {
-                    Some(cold) => {
-                        put(shared, queue, Job::ResizeCold { cold, caller, node, change, leave, reply });
-                    }
-                    None => reply.error(errno(FsError::Busy)),
-                },
-                (result, _) => shared.answer_attr(result, reply),
-            }
+            resize(shared, onward(), (caller, node, change), leave, reply);
         }
         Job::GetXattr { node, name, size, reply } => match shared.namespace.getxattr(node, &name) {
             Ok(value) => answer_bytes(&value, size, reply),
             Err(error) => reply.error(errno(error)),
         },
         Job::Names(call, _counted) => call.go(shared),
-        Job::ResizeCold { cold, caller, node, change, leave: _leave, reply } => {
-            shared.answer_attr(fetch_and_resize(shared, cold, &caller, node, &change), reply);
+        Job::ResizeCold { cold, caller, node, change, wanted, reply } => {
+            shared.answer_attr(fetch_and_resize(shared, cold, wanted, &caller, node, &change), reply);
         }
     }
 }
 
-/// Makes a call again while it finds no room and room may still come: see `RoomWait`.
-fn when_room<R>(shared: &Shared, call: impl Fn() -> Result<R, FsError>) -> Result<R, FsError> {
-    let mut wait = shared.namespace.room_wait();
-    loop {
-        match call() {
-            Err(FsError::NoSpace) if wait.again() => {}
-            result => return result,
+fn look_up_anew(shared: &Arc<Shared>, onward: &Onward, caller: Caller, place: Place, reply: ReplyEntry) {
+    let look = move |shared: &Shared| shared.namespace.lookup_anew(&caller, place.0, &place.1);
+    match look(shared) {
+        Err(FsError::NoSpace) => {
+            let later = Call::short_of_room(Leave::default(), move |shared, leave| {
+                let found = leave.and_then(|leave| when_room(shared, leave, || look(shared)));
+                shared.answer_entry(0, found.map(|(found, _leave)| found), reply);
+            });
+            onward.ask(shared, later);
+        }
+        found => shared.answer_entry(0, found, reply),
+    }
+}
+
+/// An open that may change bytes.
+fn open(
+    shared: &Arc<Shared>,
+    onward: &Onward,
+    (caller, node, flags): (Caller, NodeId, i32),
+    leave: Leave,
+    reply: ReplyOpen,
+) {
+    let opened = shared.unless_departing(|| {
+        shared.namespace.wait_for_departures();
+        open_to_write(shared, &caller, node, flags)
+    });
+    match opened {
+        Err(FsError::NoSpace) => {
+            let fetching = onward.fetching.clone();
+            let later = Call::short_of_room(leave, move |shared, leave| {
+                let open = || open_to_write(shared, &caller, node, flags);
+                let opened = leave.and_then(|leave| when_room(shared, leave, open));
+                answer_opened(shared, &fetching, (caller, node, flags), opened, reply);
+            });
+            onward.ask(shared, later);
+        }
+        Ok(OpenOutcome::Ready(file)) if file.awaits_bytes > 0 => {
+            leave.announced();
+            onward.ask(shared, answer_open_later(caller.request, file, reply));
+        }
+        opened => {
+            let opened = opened.map(|opened| (opened, leave));
+            answer_opened(shared, &onward.fetching, (caller, node, flags), opened, reply);
         }
     }
 }
 
-fn open_when_room(
+fn answer_opened(
     shared: &Shared,
-    caller: &Caller,
-    node: NodeId,
-    flags: i32,
-) -> Result<OpenOutcome, FsError> {
-    when_room(shared, || shared.namespace.open(caller, node, flags))
+    fetching: &SyncSender<Job>,
+    (caller, node, flags): (Caller, NodeId, i32),
+    opened: Result<(OpenOutcome, Leave), FsError>,
+    reply: ReplyOpen,
+) {
+    match opened {
+        Ok((OpenOutcome::Ready(file), leave)) => {
+            // Whoever opens it elsewhere from now on is to wait for what is written here.
+            leave.announced();
+            shared.namespace.wait_for_expected(&file);
+            shared.answer_open(caller.request, &file, reply);
+        }
+        Ok((OpenOutcome::Unverified, _)) => {
+            put(shared, fetching, Job::OpenUnverified { caller, node, flags, reply });
+        }
+        Ok((OpenOutcome::Cold(cold), _)) => {
+            put(shared, fetching, Job::OpenCold { cold, caller, node, flags, reply });
+        }
+        Err(error) => shared.refuse_open(caller.request, error, reply),
+    }
+}
+
+/// What came of a new size.
+enum Resized {
+    Done(Attr),
+    /// The bytes have to be fetched first.
+    Cold(ColdFile),
+}
+
+fn resize(
+    shared: &Arc<Shared>,
+    onward: &Onward,
+    (caller, node, change): (Caller, NodeId, SetAttr),
+    leave: Leave,
+    reply: ReplyAttr,
+) {
+    let resized = shared.unless_departing(|| {
+        shared.namespace.wait_for_departures();
+        try_resize(shared, &caller, node, &change)
+    });
+    match resized {
+        Err(FsError::NoSpace) => {
+            let fetching = onward.fetching.clone();
+            let later = Call::short_of_room(leave, move |shared, leave| {
+                let again = || try_resize(shared, &caller, node, &change);
+                let resized = leave.and_then(|leave| when_room(shared, leave, again));
+                answer_resized(shared, &fetching, (caller, node, change), resized, reply);
+            });
+            onward.ask(shared, later);
+        }
+        resized => {
+            let resized = resized.map(|resized| (resized, leave));
+            answer_resized(shared, &onward.fetching, (caller, node, change), resized, reply);
+        }
+    }
+}
+
+/// Sets a size once. Where it is sent back to the names, the kernel has forgotten them by then.
+fn try_resize(shared: &Shared, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Resized, FsError> {
+    let changed = make_sure(shared, node).and_then(|()| shared.namespace.setattr(caller, node, change));
+    match changed {
+        Err(FsError::Busy) => shared.namespace.cold(node).map(Resized::Cold).ok_or(FsError::Busy),
+        Err(FsError::Stale) => {
+            shared.forget_names(node);
+            Err(FsError::Stale)
+        }
+        changed => changed.map(Resized::Done),
+    }
+}
+
+fn answer_resized(
+    shared: &Shared,
+    fetching: &SyncSender<Job>,
+    (caller, node, change): (Caller, NodeId, SetAttr),
+    resized: Result<(Resized, Leave), FsError>,
+    reply: ReplyAttr,
+) {
+    match resized {
+        Ok((Resized::Done(attr), _leave)) => shared.answer_attr(Ok(attr), reply),
+        Ok((Resized::Cold(cold), leave)) => {
+            let wanted = leave.give_back();
+            put(shared, fetching, Job::ResizeCold { cold, caller, node, change, wanted, reply });
+        }
+        Err(error) => shared.answer_attr(Err(error), reply),
+    }
 }
 
 /// An open that may change bytes. Where it is sent back to the names, the kernel has forgotten them by then.
 fn open_to_write(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenOutcome, FsError> {
-    shared.namespace.wait_for_departures();
-    let opened = open_when_room(shared, caller, node, flags);
+    let opened = shared.namespace.open(caller, node, flags);
     if matches!(opened, Err(FsError::Stale)) {
         shared.forget_names(node);
     }
@@ -331,12 +412,15 @@ fn open_with_leave(
     flags: i32,
 ) -> Result<OpenOutcome, FsError> {
     if flags & libc::O_ACCMODE == libc::O_RDONLY {
-        return open_when_room(shared, caller, node, flags);
+        let open = || shared.namespace.open(caller, node, flags);
+        return when_room(shared, Leave::default(), open).map(|(opened, _leave)| opened);
     }
-    let leave = gate::enter(shared, &Wanted::Write { node })?;
-    let opened = open_to_write(shared, caller, node, flags)?;
-    if matches!(opened, OpenOutcome::Ready(_)) {
+    shared.namespace.wait_for_departures();
+    let leave = gate::enter(shared, Wanted::Write { node })?;
+    let (opened, leave) = when_room(shared, leave, || open_to_write(shared, caller, node, flags))?;
+    if let OpenOutcome::Ready(file) = &opened {
         leave.announced();
+        shared.namespace.wait_for_expected(file);
     }
     Ok(opened)
 }
@@ -385,21 +469,21 @@ fn verify_and_open(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -
     Err(reclaimed(node))
 }
 
+/// The bytes are brought in without leave, as those of an open are.
 fn fetch_and_resize(
     shared: &Shared,
     mut cold: ColdFile,
+    mut wanted: Option<Wanted>,
     caller: &Caller,
     node: NodeId,
     change: &SetAttr,
 ) -> Result<Attr, FsError> {
     for _ in 0..ATTEMPTS_MAX {
         fetch(shared, cold)?;
-        match when_room(shared, || shared.namespace.setattr(caller, node, change)) {
-            Err(FsError::Busy) => match shared.namespace.cold(node) {
-                Some(again) => cold = again,
-                None => return Err(FsError::Busy),
-            },
-            result => return result,
+        let leave = gate::enter_again(shared, wanted)?;
+        match when_room(shared, leave, || try_resize(shared, caller, node, change))? {
+            (Resized::Done(attr), _leave) => return Ok(attr),
+            (Resized::Cold(again), leave) => (cold, wanted) = (again, leave.give_back()),
         }
     }
     Err(reclaimed(node))

@@ -55,6 +55,8 @@ pub(crate) enum Wanted {
 pub(crate) struct Leave {
     guards: Vec<Guard>,
     cluster: Option<Arc<Cluster>>,
+    /// What it is for; none where nobody had to be asked.
+    wanted: Option<Wanted>,
 }
 
 /// What follows once there is leave, or there is none.
@@ -62,7 +64,10 @@ type Act = Box<dyn FnOnce(&Shared, Result<Leave, FsError>) + Send>;
 
 /// What a worker does once it has leave.
 pub(crate) struct Call {
-    wanted: Wanted,
+    /// None where no leave is needed.
+    wanted: Option<Wanted>,
+    /// It found no room: what was just removed is waited for before leave is asked for.
+    is_short: bool,
     act: Act,
 }
 
@@ -81,24 +86,46 @@ pub(crate) fn pass(
 ) {
     let Some(cluster) = shared.host.cluster() else { return act(shared, Ok(Leave::default())) };
     let wanted = wanted();
-    if let Some(leave) = try_leave(shared, cluster, &wanted) {
-        return act(shared, Ok(leave));
+    match try_guards(shared, cluster, &wanted) {
+        Some(guards) => act(shared, Ok(Leave::of(cluster, guards, wanted))),
+        None => workers.ask(Call { wanted: Some(wanted), is_short: false, act: Box::new(act) }),
     }
-    workers.ask(Call { wanted, act: Box::new(act) });
 }
 
 /// On a worker: waits for leave, within bounds.
 ///
 /// # Errors
 /// [`FsError::Stale`] where what is to be changed has other names by now; those of asking.
-pub(crate) fn enter(shared: &Shared, wanted: &Wanted) -> Result<Leave, FsError> {
-    shared.host.cluster().map_or_else(|| Ok(Leave::default()), |cluster| get_leave(shared, cluster, wanted))
+pub(crate) fn enter(shared: &Shared, wanted: Wanted) -> Result<Leave, FsError> {
+    let Some(cluster) = shared.host.cluster() else { return Ok(Leave::default()) };
+    let guards = get_guards(shared, cluster, &wanted)?;
+    Ok(Leave::of(cluster, guards, wanted))
+}
+
+/// The same for a call that gave its leave back ([`Leave::give_back`]). It may find other names than before.
+///
+/// # Errors
+/// As [`enter`].
+pub(crate) fn enter_again(shared: &Shared, wanted: Option<Wanted>) -> Result<Leave, FsError> {
+    wanted.map_or_else(|| Ok(Leave::default()), |wanted| enter(shared, wanted))
 }
 
 impl Call {
+    /// A call that found no room. Its leave is given back here, since no other node is to wait for memory of this one, and got anew when the
+    /// call is made again.
+    pub(crate) fn short_of_room(
+        leave: Leave,
+        act: impl FnOnce(&Shared, Result<Leave, FsError>) + Send + 'static,
+    ) -> Self {
+        Self { wanted: leave.give_back(), is_short: true, act: Box::new(act) }
+    }
+
     /// On a worker.
     pub(crate) fn go(self, shared: &Shared) {
-        (self.act)(shared, enter(shared, &self.wanted));
+        if self.is_short {
+            shared.namespace.wait_for_departures();
+        }
+        (self.act)(shared, enter_again(shared, self.wanted));
     }
 
     /// Nobody can do it.
@@ -107,7 +134,7 @@ impl Call {
     }
 }
 
-fn try_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Option<Leave> {
+fn try_guards(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Option<Vec<Guard>> {
     let mut guards = match changed(wanted) {
         Some(node) => try_by_name(shared, cluster, node)?,
         None => Vec::new(),
@@ -115,10 +142,10 @@ fn try_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Option
     for access in accesses(shared, wanted) {
         guards.push(cluster.try_enter(access)?);
     }
-    Some(Leave { guards, cluster: Some(Arc::clone(cluster)) })
+    Some(guards)
 }
 
-fn get_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Result<Leave, FsError> {
+fn get_guards(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Result<Vec<Guard>, FsError> {
     let mut guards = match changed(wanted) {
         Some(node) => enter_by_name(shared, cluster, node)?,
         None => Vec::new(),
@@ -135,7 +162,7 @@ fn get_leave(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Result
     for access in accesses(shared, wanted) {
         guards.push(cluster.enter(access)?);
     }
-    Ok(Leave { guards, cluster: Some(Arc::clone(cluster)) })
+    Ok(guards)
 }
 
 /// The node that is itself to be changed; none where a name is.
@@ -226,6 +253,20 @@ fn accesses<'a>(shared: &Shared, wanted: &'a Wanted) -> Vec<Access<'a>> {
 }
 
 impl Leave {
+    fn of(cluster: &Arc<Cluster>, guards: Vec<Guard>, wanted: Wanted) -> Self {
+        Self { guards, cluster: Some(Arc::clone(cluster)), wanted: Some(wanted) }
+    }
+
+    /// This node has to itself what it is for: to get it again costs no question, unless another node asked for it meanwhile.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.guards.iter().all(Guard::is_alone)
+    }
+
+    /// Ends it before its call is done, and says what to ask for again ([`enter_again`]).
+    pub(crate) fn give_back(self) -> Option<Wanted> {
+        self.wanted
+    }
+
     /// A directory was made: this node has it to itself.
     pub(crate) fn made(&self, directory: NodeId) {
         if let Some(cluster) = &self.cluster {
@@ -264,6 +305,6 @@ impl Leave {
 
     /// Who is to be told; nobody of what is done in a directory that this node has alone.
     fn shared_with(&self) -> Option<&Arc<Cluster>> {
-        self.cluster.as_ref().filter(|_| !self.guards.iter().all(Guard::is_alone))
+        self.cluster.as_ref().filter(|_| !self.is_alone())
     }
 }

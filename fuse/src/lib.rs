@@ -33,6 +33,7 @@ mod named;
 mod notify;
 mod probe;
 mod promptly;
+mod room;
 mod session;
 mod set;
 mod shared;

@@ -18,7 +18,7 @@ use fuser::{Generation, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpe
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidemark_engine::namespace::{
-    Answer, Attr, Caller, DirEntry, FsError, Namespace, NodeId, OpenFile, RequestId,
+    Answer, Attr, DirEntry, FsError, Namespace, NodeId, OpenFile, RequestId,
 };
 
 /// What the session threads and the restore threads share.
@@ -76,19 +76,12 @@ impl Shared {
         self.namespace.delivered(request);
     }
 
-    /// Creates a file; where a worker has to wait for what was just removed, there is no room yet.
-    pub(crate) fn create_at_once(
+    /// Makes a call that needs room; where a worker has to wait for what was just removed, there is none yet.
+    pub(crate) fn unless_departing<R>(
         &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &[u8],
-        mode: u32,
-        flags: i32,
-    ) -> Result<(Attr, OpenFile), FsError> {
-        if self.namespace.awaits_departures() {
-            return Err(FsError::NoSpace);
-        }
-        self.namespace.create(caller, parent, name, mode, flags)
+        call: impl FnOnce() -> Result<R, FsError>,
+    ) -> Result<R, FsError> {
+        if self.namespace.awaits_departures() { Err(FsError::NoSpace) } else { call() }
     }
 
     /// The next entries of the listing that a directory's handle reads; none is its end.

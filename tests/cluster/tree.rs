@@ -4,10 +4,11 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, RenameFlags};
@@ -366,6 +367,48 @@ fn memory_of_what_was_removed_comes_back_on_every_node() {
         let fell = process::until(LIMIT, || (used(node) <= most).then_some(()));
         assert!(fell.is_some(), "node {node}: {} bytes in use, {most} expected at most", used(node));
     }
+}
+
+/// Goal: a create that waits for its node's memory keeps no other node waiting, and finds what that one made meanwhile. Method: open files fill a
+/// node's memory, in a directory that it has alone, until a create there waits. Then another node makes a directory in it, and the name that is
+/// waited for.
+#[test]
+fn a_create_that_waits_for_memory_keeps_no_other_node_waiting() {
+    const STILL: Duration = Duration::from_secs(2);
+    let Some(cluster) = Cluster::start() else { return };
+    let [other, own] = [1, 2].map(|node| cluster.mount(node).join("run"));
+    fs::create_dir(&own).unwrap();
+    let (bytes, made) = (noise(1, 4 * MIB), AtomicUsize::new(0));
+    let fill = || {
+        let mut open = Vec::new();
+        loop {
+            match OpenOptions::new().write(true).create_new(true).open(own.join(open.len().to_string())) {
+                Ok(mut file) => {
+                    // The last ones are cut short, and stay open: nothing gives its memory back.
+                    let _ = file.write_all(&bytes);
+                    open.push(file);
+                    made.store(open.len(), Ordering::Release);
+                }
+                Err(error) => return error,
+            }
+        }
+    };
+    let (waiting, directory, theirs, refused) = std::thread::scope(|scope| {
+        let filling = scope.spawn(fill);
+        let waiting = process::until(LIMIT, || {
+            let before = made.load(Ordering::Acquire);
+            std::thread::sleep(STILL);
+            (before > 0 && made.load(Ordering::Acquire) == before).then_some(before)
+        });
+        let name = waiting.unwrap_or_default().to_string();
+        let directory = fs::create_dir(other.join("directory"));
+        let theirs = fs::write(other.join(name), b"theirs");
+        (waiting, directory, theirs, filling.join().expect("the thread does not panic"))
+    });
+    assert!(waiting.is_some(), "no create waited");
+    let log = || cluster.nodes[2].daemon().log_tail();
+    assert!(directory.is_ok() && theirs.is_ok(), "{directory:?}, {theirs:?}: {}", log());
+    assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{refused}: {}", log());
 }
 
 /// Goal: a checkpoint of which the coordinator's node has nothing, its index least of all, is committed; and who wrote it can wait for

@@ -28,7 +28,8 @@ const GIVEN_BACK_MAX: usize = 4096;
 /// recall, and some more. After that the coordinator did not hear that it was given back, and means it.
 const GIVEN_BACK_FOR: Duration = Duration::from_secs(6);
 
-/// How long a call at work in a directory is waited for before the directory is given back: creating a file may wait for room.
+/// How long a call at work in a directory is waited for before the directory is given back: an open for writing may copy the bytes first.
+/// No call waits for room meanwhile (`fuse/src/room.rs`).
 const WORK_MAX: Duration = Duration::from_secs(35);
 
 /// How long a name waits for a coordinator that is away, once an outage.

@@ -19,6 +19,8 @@ pub struct OpenFile {
     pub backing: Arc<Backing>,
     pub writable: bool,
     pub node: NodeId,
+    /// Saved over, it is expected to reach so many bytes, and there was no room for them; 0 otherwise. See [`Namespace::wait_for_expected`].
+    pub awaits_bytes: u64,
 }
 
 /// One entry of a listing.
@@ -138,7 +140,7 @@ impl State {
         let fh = self.handles.last;
         self.handles.open.insert(fh, Handle { node, writable, closing: Closing::Unseen, flushed_ns: now_ns });
         self.session.touched.handles.insert(fh);
-        Ok(OpenFile { fh, backing, writable, node })
+        Ok(OpenFile { fh, backing, writable, node, awaits_bytes: 0 })
     }
 
     /// Opens a handle for a request, and notes that this is its answer.
@@ -182,7 +184,7 @@ impl Namespace {
             let handle = state.handles.open.get(&fh)?;
             let file = state.tree.node(handle.node).ok()?.file().ok()?;
             let backing = Arc::clone(file.backing.as_ref()?);
-            Some(OpenFile { fh, backing, writable: handle.writable, node: handle.node })
+            Some(OpenFile { fh, backing, writable: handle.writable, node: handle.node, awaits_bytes: 0 })
         })
     }
 

@@ -177,7 +177,8 @@ impl Namespace {
 
     /// Opens a file. O_TRUNC of unsealed bytes happens in place; of sealed ones in a new backing file, or, with
     /// handles open, in a new node. Opening for append or update withdraws the seal; while the seal's bytes are
-    /// being hashed or uploaded they are copied first, and the copy's cost is in this call. What fails has changed nothing.
+    /// being hashed or uploaded they are copied first, and the copy's cost is in this call. What fails has changed nothing. What is saved over
+    /// may lack room for what it had ([`OpenFile::awaits_bytes`]).
     ///
     /// # Errors
     /// [`FsError::Stale`] once where the name is to be looked up again ([`Namespace::lookup_by`]); [`FsError::IsDirectory`],
@@ -247,7 +248,7 @@ impl Namespace {
         } else {
             self.prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes)
         };
-        let opened = self.change(|state| {
+        let mut opened = self.change(|state| {
             state.apply_change(self, node, change, prepared, truncates.then_some(0), caller.now_ns)?;
             state.stale.settle(caller.pid, node);
             if writable {
@@ -262,9 +263,9 @@ impl Namespace {
             }
             state.open_for(caller, node, writable)
         })?;
-        if writable && expected_bytes > 0 {
-            // The bytes that it replaces are on their way out only now, and are often the room that it needs.
-            self.reserve(&opened.backing, expected_bytes);
+        // The bytes that it replaces are on their way out only now, and are often the room that it needs.
+        if writable && expected_bytes > 0 && opened.backing.reserve(expected_bytes).is_err() {
+            opened.awaits_bytes = expected_bytes;
         }
         Ok(OpenOutcome::Ready(opened))
     }
@@ -385,9 +386,13 @@ impl Namespace {
         }
     }
 
-    /// Promises a file that is being overwritten the size it had, and waits, bounded, for the room. Only a guess
-    /// goes unfulfilled where there is none: the new bytes may be fewer.
-    fn reserve(&self, backing: &Backing, bytes: u64) {
+    /// Promises a file that is saved over the size that it had ([`OpenFile::awaits_bytes`]), and waits, bounded, for the room: after
+    /// whatever else the opener keeps has been given back. Only a guess goes unfulfilled where there is none: the new bytes may be fewer.
+    pub fn wait_for_expected(&self, file: &OpenFile) {
+        let (backing, bytes) = (&file.backing, file.awaits_bytes);
+        if bytes == 0 {
+            return;
+        }
         let mut wait = self.room_wait();
         loop {
             match backing.reserve(bytes) {
