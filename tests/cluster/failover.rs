@@ -29,7 +29,7 @@ const OWN: &str = r#""before":"own""#;
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
 /// The nodes that the coordinator on node 0 told all of the catalog, one for each time.
-fn deputies(cluster: &Cluster) -> Vec<usize> {
+pub(crate) fn deputies(cluster: &Cluster) -> Vec<usize> {
     let log = cluster.nodes[0].daemon().log();
     let told = log.lines().filter(|line| line.contains(DEPUTY_KNOWS));
     told.map(|line| if line.contains("\"n2-") { 1 } else { 2 }).collect()

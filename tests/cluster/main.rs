@@ -7,6 +7,7 @@
 //! | `twin` | random calls on any node, daemons killed or not: are all nodes together one directory? |
 //! | `site` | several nodes of one cluster, for the others |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
+//! | `ending` | a node is told to end while another takes the seat |
 //! | `silent` | the coordinator says nothing, and nobody takes its seat: what goes on |
 //! | `copies` | copies in other nodes' memory that are bad |
 //! | `links` | what is seen of a save on its way, and changed in it, and what strangers cost |
@@ -18,6 +19,7 @@
 //! | `job` | a training job with a rank on each host, and what it said |
 
 mod copies;
+mod ending;
 mod failover;
 mod guarded;
 mod job;

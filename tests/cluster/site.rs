@@ -55,7 +55,12 @@ impl Cluster {
 
     /// Three nodes, of which the first was the first to have the lease in an etcd on a host of its own.
     pub(crate) fn start_with_lease() -> Option<Self> {
-        Self::begin(&["n1", "n2", "n3", "n4", "n5", "n6", "etcd"], true, "", None)
+        Self::start_with_lease_and("")
+    }
+
+    /// The same, with more configuration.
+    pub(crate) fn start_with_lease_and(config: &str) -> Option<Self> {
+        Self::begin(&["n1", "n2", "n3", "n4", "n5", "n6", "etcd"], true, config, None)
     }
 
     fn begin(hosts: &[&str], lease: bool, config: &str, changes: Option<&Arc<Changes>>) -> Option<Self> {

@@ -2,12 +2,10 @@
 //!
 //! Owns: waiting for these, and asking them. Does not own: the order of start and end (`up`).
 
-use crate::api::Daemon;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_engine::priority;
-use tidemark_engine::settings::Settings;
 use tidemark_fuse::Mounted;
 use tidemark_keeper::Keeper;
 
@@ -75,27 +73,6 @@ pub(crate) async fn ended(mounted: &Arc<Mounted>) {
             return;
         }
     }
-}
-
-pub(crate) async fn drain_all(daemon: &Daemon, settings: &Settings) -> bool {
-    let timeout = Duration::from_secs(settings.shutdown.drain_timeout_s);
-    let grace = Duration::from_secs(settings.shutdown.grace_s);
-    let namespace = &daemon.node.shared().namespace;
-    let closing = async {
-        tokio::time::sleep(grace).await;
-        tracing::info!(grace_s = grace.as_secs(), "ending: new files are refused from now on");
-        namespace.close_to_new_files();
-        std::future::pending::<()>().await;
-    };
-    let outcome = tokio::select! {
-        outcome = daemon.node.drain(timeout, grace.min(timeout)) => outcome,
-        () = closing => None,
-    };
-    let Some(outcome) = outcome else { return false };
-    for left in &outcome.pending {
-        tracing::warn!(path = %left.path, reason = left.reason.word(), what = %left.what, "not durable at the end");
-    }
-    outcome.pending.is_empty()
 }
 
 pub(crate) async fn unmount(mounted: &Arc<Mounted>) {

@@ -8,6 +8,7 @@ mod cli;
 mod config;
 mod descriptors;
 mod doctor;
+mod drain;
 mod ends;
 mod forward;
 mod host;

@@ -15,9 +15,9 @@ use std::time::Duration;
 use tidemark_control::catalog::{Catalog, Terms};
 use tidemark_control::lease::{EtcdAccess, EtcdPlace};
 use tidemark_engine::cluster::{
-    Away, Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
+    Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
 };
-use tidemark_engine::namespace::{FileState, Namespace, object_copy};
+use tidemark_engine::namespace::{Namespace, object_copy};
 use tidemark_engine::node::Shared;
 use tidemark_engine::replicate::{Receiver, ReceiverParts, Replicator, ReplicatorParts};
 use tidemark_engine::save::share::Participations;
@@ -28,22 +28,12 @@ use tidemark_protocol::id::{Epoch, FileId, Incarnation, SealNumber, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::label::Labels;
 use tidemark_protocol::replication::{Holder, Priority};
-use tidemark_protocol::report::path_text;
 use tidemark_transport::certs::Certs;
 use tidemark_transport::tcp::{self, Security};
 use tidemark_transport::{Address, Identity, Peer, Refusal, Tcp};
 
 /// Connections of one transfer: one core sends about as fast as a network of 100 Gbit/s takes, and two are for the receiver.
 const BULK_STREAMS: usize = 2;
-
-/// An answer takes milliseconds where there is one.
-const STATES_TOLD_WITHIN: Duration = Duration::from_secs(1);
-
-/// Between two tries to tell the coordinator what was done last.
-const TELL_AGAIN: Duration = Duration::from_millis(100);
-
-/// Names in the log of those that the coordinator was not told of: enough to see which job it was.
-const UNTOLD_SHOWN: usize = 8;
 
 /// How often what is old is looked for.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
@@ -277,11 +267,6 @@ impl Peers {
             terms: terms(&shared.settings),
         })
     }
-
-    /// Whether another node decides now, or may.
-    pub(crate) fn is_member(&self) -> bool {
-        !self.cluster.is_coordinator()
-    }
 }
 
 /// What the coordinator's settings say of members and their places.
@@ -294,69 +279,6 @@ fn terms(settings: &Settings) -> Terms {
 fn occupancy(tier1: &Tier1) -> (u64, u64) {
     let usage = tier1.usage();
     (usage.used_bytes, usage.size_bytes)
-}
-
-/// Waits until everything that was sealed here is in Tier-3, as far as the coordinator commits it, and the coordinator has been told what was
-/// done to names; true when all of it is so.
-pub(crate) async fn drain_member(shared: &Shared, patience: Duration) -> bool {
-    let give_up = tokio::time::Instant::now() + patience;
-    shared.lift_pace_of_copies();
-    let mut refused = false;
-    loop {
-        let own = shared.namespace.views_below(b"").into_iter().filter(|view| view.remote.is_none());
-        let left = own.filter(|view| match view.state {
-            FileState::Sealed { .. } => view.object.is_none() && view.host,
-            FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => true,
-        });
-        let left = left.count();
-        if left == 0 && refused {
-            return tell_the_last(shared, give_up).await;
-        }
-        if left == 0 {
-            // Once more, without a close that nobody would wait for.
-            shared.namespace.refuse_writers();
-            refused = true;
-            continue;
-        }
-        if tokio::time::Instant::now() >= give_up {
-            tracing::warn!(files = left, "not in Tier-3 at the end; other nodes may have copies");
-            return false;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-}
-
-/// Tells the coordinator what programs did here last: in a directory that this node has alone they did not wait for that, and it ends with this
-/// node's memory. True when all of it is told.
-async fn tell_the_last(shared: &Shared, give_up: tokio::time::Instant) -> bool {
-    let (Some(cluster), namespace) = (shared.cluster.get(), &shared.namespace) else { return true };
-    // States besides are told once: of what is in Tier-3 they say little that is not there, and the coordinator may have ended before.
-    let once = give_up.min(tokio::time::Instant::now() + STATES_TOLD_WITHIN);
-    let told = tokio::time::timeout_at(once, cluster.publish()).await;
-    if let Err(error) = told.unwrap_or(Err(Away::Late(STATES_TOLD_WITHIN))) {
-        tracing::info!(
-            error = &error as &dyn std::error::Error,
-            "the coordinator may not know which attributes were set last"
-        );
-    }
-    while namespace.has_untold() {
-        let began = tokio::time::Instant::now();
-        let told = tokio::time::timeout_at(give_up, cluster.publish()).await;
-        let Err(away) = told.unwrap_or_else(|_| Err(Away::Late(began.elapsed()))) else { return true };
-        if tokio::time::Instant::now() >= give_up {
-            let operations = namespace.untold_operations();
-            let first = operations.iter().take(UNTOLD_SHOWN).map(|operation| path_text(operation.path()));
-            tracing::warn!(
-                error = &away as &dyn std::error::Error,
-                operations = operations.len(),
-                first = ?first.collect::<Vec<_>>(),
-                "not told to the coordinator at the end, and lost with this node's memory: what was done to names or attributes last"
-            );
-            return false;
-        }
-        tokio::time::sleep(TELL_AGAIN).await;
-    }
-    true
 }
 
 /// Says who keeps copies of this node's files, as the members change.

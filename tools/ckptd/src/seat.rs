@@ -12,6 +12,7 @@ use crate::cli::Failure;
 use crate::peers::address;
 use anyhow::Context;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tidemark_control::catalog::{Before, Catalog, Terms};
 use tidemark_control::lease::{EtcdAccess, EtcdLease, LeaseError, LeaseTimes, Turn};
@@ -30,6 +31,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long others leave the free seat to the last coordinator's deputy, which can answer at once: some of its looks.
 const DEPUTY_FIRST: Duration = Duration::from_millis(800);
 
+/// How long a node that ends leaves the free seat to the nodes that stay: until the last of them has tried, with two requests to etcd of the
+/// longest. It is taken all the same where nobody else does, since all may end at once, and none drains without a coordinator.
+const STAYING_FIRST: Duration = Duration::from_secs(4);
+
 /// Between two tries to read Tier-3.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
@@ -42,6 +47,17 @@ pub(crate) struct Candidate {
     pub(crate) presence: Arc<Presence>,
     /// What the settings say of members.
     pub(crate) terms: Terms,
+}
+
+/// Whether a node tries to take a seat that has been free for so long. `is_first`: it has the catalog. `is_ending`: it would leave the seat again
+/// as soon as it has drained, and what it drains by would change twice.
+fn stands(is_first: bool, is_ending: bool, free_for: Duration) -> bool {
+    let left_to_others = match (is_ending, is_first) {
+        (true, _) => STAYING_FIRST,
+        (false, false) => DEPUTY_FIRST,
+        (false, true) => Duration::ZERO,
+    };
+    free_for >= left_to_others
 }
 
 /// Asks the etcd of a candidate once: a start that cannot know who decides says so at once.
@@ -79,7 +95,8 @@ impl Candidate {
                     // The last coordinator has the catalog, too, where etcd alone was away.
                     let led_last = self.cluster.namespace().catalog_of() == Some(self.cluster.epoch());
                     let first = self.cluster.epoch() == Epoch(0) || self.cluster.is_deputy() || led_last;
-                    if (first || since.elapsed() >= DEPUTY_FIRST) && self.take(&mut lease).await {
+                    let ending = self.daemon.draining.load(Ordering::Acquire);
+                    if stands(first, ending, since.elapsed()) && self.take(&mut lease).await {
                         free_since = None;
                     }
                 }
@@ -367,6 +384,22 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
             if lease.epoch(Instant::now()).is_none() {
                 return with_causes(error);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deputy_comes_first_and_a_node_that_ends_last() {
+        let times = [Duration::ZERO, DEPUTY_FIRST, STAYING_FIRST];
+        let stands_at = |is_first, is_ending| times.map(|free_for| stands(is_first, is_ending, free_for));
+        assert_eq!(stands_at(true, false), [true, true, true]);
+        assert_eq!(stands_at(false, false), [false, true, true]);
+        for is_first in [true, false] {
+            assert_eq!(stands_at(is_first, true), [false, false, true]);
         }
     }
 }

@@ -11,12 +11,13 @@ use crate::attributes::Attributes;
 use crate::base::Base;
 use crate::cli::{Failure, Up, node_name, parse_addr};
 use crate::descriptors;
-use crate::ends::{as_usual, before_others, cores, drain_all, ended, keeper_gone, keeper_pid, unmount};
+use crate::drain::drain;
+use crate::ends::{as_usual, before_others, cores, ended, keeper_gone, keeper_pid, unmount};
 use crate::host::DaemonHost;
 use crate::last_end::LastEnd;
 use crate::let_in::let_in;
 use crate::memory;
-use crate::peers::{Peers, Role, check_certificates, drain_member, open_etcd};
+use crate::peers::{Peers, Role, check_certificates, open_etcd};
 use crate::publish::{publish, publish_on};
 use crate::seat;
 use crate::session::{self, Found, Serving};
@@ -531,10 +532,8 @@ impl Start<'_> {
         }
 
         daemon.draining.store(true, Ordering::Release);
-        let is_member = peers.as_ref().is_some_and(Peers::is_member);
         let durable = tokio::select! {
-            durable = drain_all(&daemon, self.settings), if !is_member => durable,
-            durable = drain_member(&shared, Duration::from_secs(self.settings.shutdown.drain_timeout_s)), if is_member => durable,
+            durable = drain(&daemon, self.settings) => durable,
             _ = signals.terminate.recv() => {
                 tracing::warn!("a second SIGTERM: ending at once");
                 false
