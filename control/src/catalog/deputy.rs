@@ -3,7 +3,7 @@
 //! Owns: who is the deputy (the node that keeps this one's copies, where it is heard), telling it what changed, and who waits for that.
 //! Does not own: collecting (`namespace::deputy`), keeping (`cluster::deputy`).
 
-use super::{Catalog, NODE_DEADLINE, NamedDeputy};
+use super::{Catalog, Claim, NODE_DEADLINE, NamedDeputy};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -201,8 +201,9 @@ impl Catalog {
             }
             state.deputy = NamedDeputy { life: deputy.cloned(), stored: false };
         }
-        // A coordinator that is fixed has no lease, and no successor.
-        if self.stored.receiver_count() == 0 {
+        // A coordinator that the settings name has no lease, and no successor. With one, nobody stores the name before the lease is kept or once it
+        // is lost, and then nothing is certain.
+        if self.claim == Claim::Settings {
             return true;
         }
         let mut written = self.written.subscribe();

@@ -62,6 +62,7 @@ const NODE_DEADLINE: Duration = Duration::from_secs(5);
 pub struct Catalog {
     cluster: Arc<Cluster>,
     epoch: Epoch,
+    claim: Claim,
     started: Instant,
     /// Of the coordinator's own node.
     presence: Arc<Presence>,
@@ -79,6 +80,15 @@ pub struct Catalog {
     asking: Arc<Semaphore>,
     /// Held while all are asked what they have not told.
     last_heard: tokio::sync::Mutex<Option<Heard>>,
+}
+
+/// Why this node is the coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    /// The settings of all nodes name it. It has no successor.
+    Settings,
+    /// It has the lease. Whoever has that next begins with what is stored beside it.
+    Lease,
 }
 
 /// What was answered, for people and for tests that count.
@@ -123,7 +133,7 @@ struct NamedDeputy {
 }
 
 impl Catalog {
-    /// The coordinator of an epoch. Nobody is a member yet but this node, and those of `terms` are awaited.
+    /// The coordinator that the settings name, in an epoch. Nobody is a member yet but this node, and those of `terms` are awaited.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, epoch: Epoch, presence: Arc<Presence>, terms: Terms) -> Arc<Self> {
         let namespace = cluster.namespace();
@@ -131,12 +141,12 @@ impl Catalog {
         // Nobody else was the coordinator since this tree was the catalog.
         let published = namespace.heard_publications();
         let hearing = Hearing::own();
-        Self::start(cluster, epoch, presence, terms, (published, hearing))
+        Self::start(cluster, (epoch, Claim::Settings), presence, terms, (published, hearing))
     }
 
     fn start(
         cluster: Arc<Cluster>,
-        epoch: Epoch,
+        (epoch, claim): (Epoch, Claim),
         presence: Arc<Presence>,
         terms: Terms,
         (published, hearing): (BTreeMap<NodeLife, u64>, Hearing),
@@ -161,6 +171,7 @@ impl Catalog {
         let catalog = Arc::new(Self {
             cluster,
             epoch,
+            claim,
             started,
             presence,
             state: Mutex::new(state),

@@ -6,7 +6,7 @@
 //! Nobody is answered before every member has published what the last coordinator did not acknowledge, or is gone; and where no
 //! deputy kept the catalog, before Tier-3 has been read: only then is a name that is not there known not to be there (P8).
 
-use super::{Catalog, Terms};
+use super::{Catalog, Claim, Terms};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl Catalog {
         namespace.remember_removed(&removed);
         let own = matches!(before, Before::Own(_));
         let hearing = Hearing { nodes, tier3: matches!(before, Before::Nothing), own, ..Hearing::default() };
-        Self::start(cluster, epoch, presence, terms, (published, hearing))
+        Self::start(cluster, (epoch, Claim::Lease), presence, terms, (published, hearing))
     }
 
     /// Whether somebody or something is still to be heard.
