@@ -60,22 +60,20 @@ impl Carried {
     #[must_use]
     pub fn names(&self, path: &[u8], file: Option<FileId>) -> Vec<Vec<u8>> {
         let of_file = file.and_then(|file| self.by_file.get(&file)).map_or(&[][..], Vec::as_slice);
-        let given = of_file.iter().filter_map(|at| match &self.operations[*at] {
+        // The node that took the names last tells of those that the file had until then.
+        let taken = of_file.iter().rposition(|at| matches!(self.operations[*at], NameOperation::Taken { .. }));
+        let own = taken.is_none().then_some((path, 0));
+        let given = of_file[taken.map_or(0, |taken| taken + 1)..].iter();
+        let given = given.filter_map(|at| match &self.operations[*at] {
             NameOperation::Linked { path, .. } => Some((path.as_slice(), at + 1)),
             _ => None,
         });
-        let all = std::iter::once((path, 0)).chain(given);
-        all.filter_map(|(path, next)| self.now(path, file, next, of_file)).collect()
+        own.into_iter().chain(given).filter_map(|(path, next)| self.now(path, file, next)).collect()
     }
 
-    /// The present name of what had `path` right before the operation `next`; none where it was taken away.
-    fn now(&self, path: &[u8], file: Option<FileId>, next: usize, of_file: &[usize]) -> Option<Vec<u8>> {
-        let is_taken =
-            |at: &usize| *at >= next && matches!(self.operations[*at], NameOperation::Taken { .. });
-        // The node that took the names tells of them.
-        if of_file.iter().any(is_taken) {
-            return None;
-        }
+    /// The present name of what had `path` right before the operation `next`; none where it was taken away. No operation since then takes all
+    /// names of the file.
+    fn now(&self, path: &[u8], file: Option<FileId>, next: usize) -> Option<Vec<u8>> {
         let (mut path, mut next) = (path.to_vec(), next);
         while let Some(at) = self.first_from(&path, next) {
             path = after(&self.operations[at], path, file)?;
@@ -219,10 +217,12 @@ mod tests {
         };
         assert!(names(&[&done[..], std::slice::from_ref(&taken)].concat(), "a", file(1)).is_empty());
         assert_eq!(
-            names(&[&[taken][..], &[link("x", "b")]].concat(), "a", file(1)),
+            names(&[std::slice::from_ref(&taken), &[link("x", "b")]].concat(), "a", file(1)),
             ["b"],
             "given after that"
         );
+        let twice = [taken.clone(), link("x", "b"), taken, link("x", "d"), link("x", "e")];
+        assert_eq!(names(&twice, "a", file(1)), ["d", "e"], "given after the last");
     }
 
     #[test]
