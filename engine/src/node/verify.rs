@@ -6,7 +6,7 @@
 use crate::namespace::{ObjectCopy, SealPin};
 use crate::node::answer::Listed;
 use crate::node::run::{Engine, Node, error_text};
-use crate::node::scrub::{Scrubbed, Target, scrub};
+use crate::node::scrub::{HostFound, Scrubbed, Target, Unseen, scrub};
 use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers, from_a_peer};
 use crate::restore::decode;
 use crate::restore::fetch::{FetchPlan, fetch};
@@ -16,6 +16,7 @@ use crate::store::StoreError;
 use futures::stream::{self, StreamExt};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::report::{EventLevel, Progress, Unrecoverable, Verify, VerifyRepair};
 
@@ -51,21 +52,26 @@ fn add(verify: &mut Verify, found: &Found) {
     let path = found.target.path.clone();
     let mut wrong = Vec::new();
     let mut good = false;
-    let mut away = None;
+    let (mut away, mut gone) = (None, None);
     if let Some(host) = &found.host {
-        verify.copies += 1;
-        match (&host.bad, &host.healed) {
-            (None, _) => good = true,
-            (Some(bad), Some(Ok(())) | None) => {
+        verify.copies += u64::from(!matches!(host.found, HostFound::Unseen(_)));
+        match &host.found {
+            HostFound::Good => good = true,
+            HostFound::Healed { bad, from } => {
                 good = true;
                 verify.repaired.push(VerifyRepair {
                     path: path.clone(),
                     copy: "host".to_owned(),
                     what: bad.to_string(),
-                    from: "object".to_owned(),
+                    from: from.word().to_owned(),
                 });
             }
-            (Some(bad), Some(Err(error))) => wrong.push(format!("host: {bad}; {}", error_text(error))),
+            HostFound::Bad { bad, why } => wrong.push(format!("host: {bad}; {}", error_text(why))),
+            // The other copies are what there is. Where none is, nobody knows: it may have been saved again.
+            HostFound::Unseen(why @ Unseen::Gone) => gone = Some(format!("host: {why}")),
+            HostFound::Unseen(why @ Unseen::Unreadable(_)) => {
+                away = Some(format!("host: {}", error_text(why)));
+            }
         }
     }
     for (_, object) in &found.objects {
@@ -104,6 +110,7 @@ fn add(verify: &mut Verify, found: &Found) {
         }
     }
     verify.away |= away.is_some();
+    let away = away.or(gone.filter(|_| !good));
     if !good && away.is_none() {
         let copy = if found.objects.is_empty() { "host" } else { "object" };
         wrong.extend(found.bad.iter().map(|bad| format!("{copy}: {bad}")));
@@ -132,8 +139,8 @@ impl Node {
     }
 
     /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
-    /// size, and with `deep` they and other nodes' copies are read whole. A bad host copy is replaced from Tier-3 where that copy is
-    /// good. A bad or missing object is written again where memory, another node or another object has the bytes.
+    /// size, and with `deep` they and other nodes' copies are read whole. A bad host copy is replaced from another node or
+    /// Tier-3 where a copy there is good. A bad or missing object is written again where memory, another node or another object has the bytes.
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
@@ -362,7 +369,7 @@ impl Engine {
     /// Takes down what was found of a file.
     fn note_verified(&mut self, found: &Found) {
         if let Some(host) = &found.host {
-            self.note_scrubbed(host);
+            self.note_scrubbed(host, Instant::now());
         }
         let (target, namespace) = (&found.target, Arc::clone(&self.shared.namespace));
         let mut stands = None;
@@ -393,6 +400,65 @@ impl Engine {
             // A bad object is no copy: the host copy must not be reclaimed for its sake.
             None if bad => namespace.forget_object(target.file, target.seal),
             Some(_) | None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Found, add};
+    use crate::node::jobs::Origin;
+    use crate::node::scrub::{BadChunk, HostFound, Scrubbed, Target, Unseen};
+    use tidemark_protocol::checksum::Crc64;
+    use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
+    use tidemark_protocol::report::{ExitCode, Verify};
+
+    const FILE: FileId = FileId { incarnation: Incarnation(1), counter: FileCounter(9) };
+
+    /// A file of which only this was found.
+    fn host(found: HostFound) -> Found {
+        let target = Target {
+            node: 9,
+            file: FILE,
+            seal: SealNumber(1),
+            path: "r/a.pt".into(),
+            size_bytes: 5,
+            crc: Crc64(1),
+            chunks: vec![Crc64(1)].into(),
+            host: true,
+            object: None,
+            more: Vec::new(),
+        };
+        let host = Scrubbed { file: FILE, seal: SealNumber(1), path: "r/a.pt".into(), found };
+        Found { target, bad: None, host: Some(host), objects: Vec::new(), peers: Vec::new() }
+    }
+
+    fn added(found: &Found) -> Verify {
+        let mut verify = Verify::default();
+        add(&mut verify, found);
+        verify
+    }
+
+    fn bad_chunk() -> BadChunk {
+        BadChunk { path: "r/a.pt".into(), chunk: 0, expected: Crc64(1), found: Crc64(2) }
+    }
+
+    #[test]
+    fn a_host_copy_that_nobody_looked_at_is_neither_good_nor_lost() {
+        let gone = added(&host(HostFound::Unseen(Unseen::Gone)));
+        assert_eq!((gone.copies, gone.unchecked.len(), gone.unrecoverable.len()), (0, 1, 0), "{gone:?}");
+        assert_eq!(gone.exit_code(), ExitCode::Done, "it may have been saved again meanwhile");
+        let unreadable = Unseen::Unreadable(std::io::ErrorKind::OutOfMemory.into());
+        let unreadable = added(&host(HostFound::Unseen(unreadable)));
+        assert_eq!((unreadable.copies, unreadable.unchecked.len()), (0, 1), "{unreadable:?}");
+        assert_eq!(unreadable.exit_code(), ExitCode::Unavailable, "what was asked for was not read");
+    }
+
+    #[test]
+    fn a_repair_says_where_the_good_bytes_came_from() {
+        for (from, word) in [(Origin::Peer, "peer"), (Origin::Object, "object")] {
+            let healed = added(&host(HostFound::Healed { bad: bad_chunk(), from }));
+            assert_eq!((healed.repaired.len(), healed.repaired[0].from.as_str()), (1, word), "{healed:?}");
         }
     }
 }
