@@ -17,6 +17,7 @@ use crate::site::{
 
 const PATH: &str = "run/step1.pt";
 const ALONE: &str = "alone/step1.pt";
+const GONE: &str = "gone/step1.pt";
 /// Three chunks, the last one odd.
 const FILE_BYTES: usize = 20 * MIB + 7;
 /// In the second chunk.
@@ -88,11 +89,14 @@ fn a_byte_flipped_while_the_file_is_open_is_healed_when_it_is_closed() {
         &bytes,
         &flipped(&bytes, OFFSET),
     );
+    // What the reader has stays, and nobody else gets it.
+    assert_io_error(&daemon, PATH);
     drop(reader);
     let healed = process::until(HEAL_LIMIT, || {
-        // Each look opens the file anew, which is when a copy known to be bad must not be served.
-        let read = fs::read(daemon.mount().join(PATH)).unwrap();
-        (read == bytes).then_some(())
+        // Each look opens the file anew, which is when a copy known to be bad must not be served. The close may come a moment later.
+        let read = fs::read(daemon.mount().join(PATH)).ok()?;
+        assert!(read == bytes, "a copy that is known to be bad is served");
+        Some(())
     });
     assert!(healed.is_some(), "{:#?}", crate::site::problems(&daemon));
 }
@@ -102,9 +106,13 @@ fn a_byte_flipped_in_memory_is_found_by_the_scrub_alone() {
     let config =
         "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n[verify]\nscrub_bytes_per_s = 1073741824\n";
     let Some(daemon) = start(options("256MiB", config)) else { return };
-    let (bytes, alone) = (noise(3, FILE_BYTES), noise(4, FILE_BYTES));
+    let (bytes, alone, gone) = (noise(3, FILE_BYTES), noise(4, FILE_BYTES), noise(16, FILE_BYTES));
     save(&daemon, PATH, &bytes);
+    save(&daemon, GONE, &gone);
     daemon.flush();
+    let object = object_path(&daemon, &daemon.tier3_dir(), GONE);
+    let aside = daemon.scratch("aside").join("object");
+    fs::rename(&object, &aside).unwrap();
     // In a run without history, not flushed and never settled: it has no copy but the one in memory.
     save(&daemon, ALONE, &alone);
     let sealed = process::until(Duration::from_secs(20), || {
@@ -114,18 +122,41 @@ fn a_byte_flipped_in_memory_is_found_by_the_scrub_alone() {
     assert!(shown_file(&daemon, ALONE)["object_key"].is_null());
     flip_host(&daemon, PATH, OFFSET as u64);
     flip_host(&daemon, ALONE, OFFSET as u64);
+    flip_host(&daemon, GONE, OFFSET as u64);
     // Nobody opens a file or asks for a verify: the scrub is alone.
     let found = process::until(SCRUB_LIMIT, || {
         let told = events(&daemon);
-        let kind = |kind: &str| told.iter().find(|event| event["kind"] == kind).cloned();
-        kind("repaired").zip(kind("corrupt"))
+        let of = |kind: &str, path: &str| {
+            told.iter().find(|event| event["kind"] == kind && event["path"] == path).cloned()
+        };
+        Some((of("repaired", PATH)?, of("corrupt", ALONE)?, of("corrupt", GONE)?))
     });
-    let (repaired, corrupt) = found.unwrap_or_else(|| panic!("not found: {:#?}", events(&daemon)));
-    assert_eq!((&repaired["path"], &corrupt["path"]), (&PATH.into(), &ALONE.into()));
+    let (repaired, corrupt, _) = found.unwrap_or_else(|| panic!("not found: {:#?}", events(&daemon)));
     assert_names_chunk(repaired["what"].as_str().unwrap(), &bytes, &flipped(&bytes, OFFSET));
     assert_names_chunk(corrupt["what"].as_str().unwrap(), &alone, &flipped(&alone, OFFSET));
     assert_holds(&daemon, PATH, &bytes, "healed by the scrub");
     assert!(has_problem(&daemon, "host_corrupt"));
+    assert_io_error(&daemon, GONE);
+    fs::rename(&aside, &object).unwrap();
+    assert_holds(&daemon, GONE, &gone, "its object is back");
+}
+
+#[test]
+fn what_is_known_to_be_bad_is_not_served_where_its_object_is_bad_too() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = noise(17, FILE_BYTES);
+    save(&daemon, PATH, &bytes);
+    daemon.flush();
+    let object = object_path(&daemon, &daemon.tier3_dir(), PATH);
+    flip_host(&daemon, PATH, OFFSET as u64);
+    flip(&object, 70_000);
+    let (code, answer) = verify(&daemon, &["--deep"]);
+    assert_eq!((code, &only(&answer, "unrecoverable")["path"]), (Some(4), &PATH.into()), "{answer:#}");
+    assert_io_error(&daemon, PATH);
+    // The object was restored from a copy of Tier-3, and a person says so.
+    flip(&object, 70_000);
+    assert_eq!(verify(&daemon, &["--deep"]).0, Some(0));
+    assert_holds(&daemon, PATH, &bytes, "restored");
 }
 
 #[test]

@@ -138,14 +138,17 @@ fn look_again(found: &HostFound, now: Instant) -> Option<Instant> {
         HostFound::Good | HostFound::Healed { .. } | HostFound::Unseen(Unseen::Gone) => None,
         HostFound::Unseen(Unseen::Unreadable(_)) => Some(now + AGAIN_AFTER),
         HostFound::Bad { why: HealError::InUse, .. } => Some(now),
-        HostFound::Bad { why: HealError::Restore(_) | HealError::Changed(_), .. } => None,
+        // It was given up, or other bytes took its place.
+        HostFound::Bad { why: HealError::Restore(error), .. } if error.is_loss() => None,
+        HostFound::Bad { why: HealError::Changed(_), .. } => None,
+        HostFound::Bad { why: HealError::Restore(_), .. } => Some(now + AGAIN_AFTER),
     }
 }
 
 /// Why a bad host copy stays.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HealError {
-    #[error("no other copy is good")]
+    #[error("it was not replaced")]
     Restore(#[from] RestoreError),
     #[error("it is open; it is replaced when it is closed")]
     InUse,
@@ -348,7 +351,7 @@ async fn look_and_heal(shared: &Arc<Shared>, target: &Target) -> HostFound {
         return HostFound::Unseen(Unseen::Gone);
     };
     // One thread: the pace, and not this look, decides how soon all is looked at.
-    let bad = match check(target, pin, 1).await {
+    let bad = match check(shared, target, pin, 1).await {
         Ok(()) => {
             shared.metrics.scrub_bytes.inc_by(target.size_bytes);
             shared.namespace.verified(target.file, target.seal);
@@ -371,11 +374,25 @@ async fn look_and_heal(shared: &Arc<Shared>, target: &Target) -> HostFound {
     }
 }
 
-async fn check(target: &Target, pin: SealPin, threads: usize) -> Result<(), Mismatch> {
-    let (chunks, path) = (Arc::clone(&target.chunks), target.path.clone());
-    tokio::task::spawn_blocking(move || check_pinned(&path, &chunks, &pin, threads))
+async fn check(shared: &Shared, target: &Target, pin: SealPin, threads: usize) -> Result<(), Mismatch> {
+    let (namespace, target) = (Arc::clone(&shared.namespace), target.clone());
+    tokio::task::spawn_blocking(move || check_or_doubt(&namespace, &target, &pin, threads))
         .await
         .expect("hashing a mapping does not panic")
+}
+
+/// Looks at every byte. From the moment at which some are bad no open is answered with them, however long it takes to replace them.
+fn check_or_doubt(
+    namespace: &Namespace,
+    target: &Target,
+    pin: &SealPin,
+    threads: usize,
+) -> Result<(), Mismatch> {
+    let checked = check_pinned(&target.path, &target.chunks, pin, threads);
+    if let Err(Mismatch::Bad(_)) = &checked {
+        namespace.doubt_host(target.node, target.file, target.seal);
+    }
+    checked
 }
 
 fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> Result<(), Mismatch> {
@@ -404,7 +421,7 @@ enum Mismatch {
     Unreadable(std::io::Error),
 }
 
-/// Bytes that lay in Tier-1 while no daemon looked after them, and are not what was sealed.
+/// Bytes in Tier-1 that an open is not answered with: they are not what was sealed.
 #[derive(Debug)]
 pub struct BadAtOpen {
     target: Target,
@@ -420,8 +437,8 @@ pub enum NotVerified {
     Unreadable(FsError),
 }
 
-/// Looks at bytes that lay in Tier-1 while no daemon looked after them, before the first open is answered. Costs one pass
-/// over the file with `threads`.
+/// Looks at bytes before an open is answered that lay in Tier-1 while no daemon looked after them, or that were found bad. Costs one
+/// pass over the file with `threads`.
 ///
 /// # Errors
 /// [`NotVerified`].
@@ -432,7 +449,7 @@ pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Re
     let path = crate::node::jobs::path_text(namespace, node);
     let Some(target) = target(path, &view) else { return Ok(()) };
     let Some(pin) = namespace.pin_seal(target.file, target.seal) else { return Ok(()) };
-    match check_pinned(&target.path, &target.chunks, &pin, threads) {
+    match check_or_doubt(namespace, &target, &pin, threads) {
         Ok(()) => {
             namespace.verified(target.file, target.seal);
             Ok(())
@@ -480,6 +497,10 @@ pub async fn heal_at_open(shared: &Arc<Shared>, bad: BadAtOpen) -> Result<(), Fs
 
 /// Replaces a bad host copy with another copy, verified on the way; gives where that came from.
 async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError> {
+    // Nothing could take its place: nothing is fetched for it.
+    if shared.namespace.view_of_node(target.node).is_some_and(|view| view.opens > 0) {
+        return Err(HealError::InUse);
+    }
     let cold = crate::namespace::ColdFile {
         node: target.node,
         file: target.file,
@@ -490,26 +511,33 @@ async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError
     };
     let (backing, from) = match fetched(shared, &target.path, &cold).await {
         Ok(fetched) => fetched,
-        Err(error @ RestoreError::NoCopy { .. }) => {
-            // What is known to be wrong is never served, even when nothing is left to serve instead.
-            return match shared.namespace.lose_host(target.node, target.file, target.seal) {
-                Err(FsError::Busy) => Err(HealError::InUse),
-                Ok(()) | Err(_) => Err(error.into()),
-            };
-        }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(not_replaced(&shared.namespace, target, error)),
     };
     match shared.namespace.replace_bad_host(target.node, target.file, target.seal, backing) {
         Ok(()) => Ok(from),
+        // An open replaced it meanwhile.
+        Err(FsError::Busy) if !shared.namespace.is_unverified(target.node) => Ok(from),
         Err(FsError::Busy) => Err(HealError::InUse),
         Err(error) => Err(HealError::Changed(error)),
     }
 }
 
+/// Gives up a bad host copy that no other can replace, so that the next open asks the others again. A copy for another node goes
+/// whatever the reason is: that node counts on it, and makes another. Every other one stays in doubt.
+fn not_replaced(namespace: &Namespace, target: &Target, error: RestoreError) -> HealError {
+    let goes = error.is_loss() || namespace.copy_at(target.node).is_some();
+    if goes && namespace.lose_host(target.node, target.file, target.seal) == Err(FsError::Busy) {
+        return HealError::InUse;
+    }
+    error.into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::{AGAIN_AFTER, BadChunk, HealError, HostFound, Unseen, look_again};
-    use crate::node::jobs::Origin;
+    use crate::namespace::FsError;
+    use crate::node::jobs::{Origin, RestoreError};
+    use crate::restore::fetch::FetchError;
     use std::time::Instant;
     use tidemark_protocol::checksum::Crc64;
 
@@ -528,5 +556,25 @@ mod tests {
         for done in [HostFound::Good, healed, HostFound::Unseen(Unseen::Gone)] {
             assert_eq!(look_again(&done, now), None, "{done:?}");
         }
+    }
+
+    #[test]
+    fn a_bad_copy_that_could_not_be_replaced_is_tried_again_unless_it_was_given_up() {
+        let now = Instant::now();
+        let bad_for = |why| HostFound::Bad { bad: bad(), why };
+        let source = std::io::ErrorKind::TimedOut.into();
+        let away = RestoreError::Fetch(FetchError::Write { path: "r/a".into(), chunk: 1, source });
+        assert_eq!(look_again(&bad_for(away.into()), now), Some(now + AGAIN_AFTER));
+        let lost = RestoreError::NoCopy { path: "r/a".into() };
+        assert_eq!(look_again(&bad_for(lost.into()), now), None);
+        let corrupt = FetchError::Corrupt {
+            path: "r/a".into(),
+            key: "k".into(),
+            chunk: 1,
+            expected: Crc64(1),
+            found: Crc64(2),
+        };
+        assert_eq!(look_again(&bad_for(RestoreError::Fetch(corrupt).into()), now), None);
+        assert_eq!(look_again(&bad_for(HealError::Changed(FsError::Stale)), now), None);
     }
 }
