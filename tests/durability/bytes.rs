@@ -12,7 +12,7 @@ use tidemark_tests::{process, tier3};
 
 use crate::site::{
     CHUNK_BYTES, CONFIG, MIB, NEVER_SETTLES, assert_holds, chunk_sum, events, flip, flip_host, flipped,
-    has_problem, noise, object_path, options, save, shown_file, start,
+    has_problem, noise, object_path, options, problems, save, shown_file, start,
 };
 
 const PATH: &str = "run/step1.pt";
@@ -98,7 +98,7 @@ fn a_byte_flipped_while_the_file_is_open_is_healed_when_it_is_closed() {
         assert!(read == bytes, "a copy that is known to be bad is served");
         Some(())
     });
-    assert!(healed.is_some(), "{:#?}", crate::site::problems(&daemon));
+    assert!(healed.is_some(), "{:#?}", problems(&daemon));
 }
 
 #[test]
@@ -150,8 +150,11 @@ fn what_is_known_to_be_bad_is_not_served_where_its_object_is_bad_too() {
     let object = object_path(&daemon, &daemon.tier3_dir(), PATH);
     flip_host(&daemon, PATH, OFFSET as u64);
     flip(&object, 70_000);
-    let (code, answer) = verify(&daemon, &["--deep"]);
+    // Nobody asked for the bytes of Tier-3, and they are all that is left.
+    let (code, answer) = verify(&daemon, &[]);
     assert_eq!((code, &only(&answer, "unrecoverable")["path"]), (Some(4), &PATH.into()), "{answer:#}");
+    let (.., action) = problems(&daemon).into_iter().find(|(code, ..)| code == "host_corrupt").unwrap();
+    assert!(action.contains("restore its object"), "it was committed: {action}");
     assert_io_error(&daemon, PATH);
     // The object was restored from a copy of Tier-3, and a person says so.
     flip(&object, 70_000);

@@ -105,6 +105,13 @@ pub(crate) struct Scrubbed {
     pub(crate) found: HostFound,
 }
 
+impl Scrubbed {
+    /// Whether other bytes lie there than were sealed, and still do.
+    pub(crate) fn is_bad(&self) -> bool {
+        matches!(self.found, HostFound::Bad { .. })
+    }
+}
+
 /// What a look at one host copy found.
 #[derive(Debug)]
 pub(crate) enum HostFound {
@@ -370,6 +377,7 @@ async fn look_and_heal(shared: &Arc<Shared>, target: &Target) -> HostFound {
             shared.metrics.scrub_repaired_files.inc();
             HostFound::Healed { bad, from }
         }
+        Err(HealError::Changed(FsError::Stale)) => HostFound::Unseen(Unseen::Gone),
         Err(why) => HostFound::Bad { bad, why },
     }
 }

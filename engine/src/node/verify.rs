@@ -28,6 +28,8 @@ struct Found {
     target: Target,
     /// Why the host copy was given up earlier.
     bad: Option<String>,
+    /// Whether its objects and peer copies were read, and not only asked for.
+    deep: bool,
     host: Option<Scrubbed>,
     objects: Vec<(ObjectCopy, ObjectFound)>,
     peers: Vec<PeerCopy>,
@@ -35,7 +37,10 @@ struct Found {
 
 /// What was found of one object.
 enum ObjectFound {
-    Good,
+    /// `read`: every byte was compared, and not only the size.
+    Good {
+        read: bool,
+    },
     /// Bad or missing, and written again.
     Mended {
         what: String,
@@ -45,6 +50,12 @@ enum ObjectFound {
     Bad(String),
     /// It could not be read.
     Away(String),
+}
+
+/// Whether a file's objects and peer copies must be read: asked for, or bytes of it were bad before or are now, where that a copy is there
+/// says nothing.
+fn reads_all(deep: bool, bad_before: bool, host: Option<&Scrubbed>) -> bool {
+    deep || bad_before || host.is_some_and(Scrubbed::is_bad)
 }
 
 /// Adds what was found of one file to the sum.
@@ -76,10 +87,9 @@ fn add(verify: &mut Verify, found: &Found) {
     }
     for (_, object) in &found.objects {
         match object {
-            ObjectFound::Good => {
+            ObjectFound::Good { .. } => {
                 verify.copies += 1;
-                // That it is there says nothing where no copy could be read before.
-                good |= verify.deep || found.bad.is_none();
+                good = true;
             }
             ObjectFound::Mended { what, from } => {
                 verify.copies += 1;
@@ -102,8 +112,8 @@ fn add(verify: &mut Verify, found: &Found) {
         let node = &peer.node;
         match &peer.result {
             Ok(()) => {
-                verify.copies += u64::from(verify.deep);
-                good |= verify.deep || found.bad.is_none();
+                verify.copies += u64::from(found.deep);
+                good = true;
             }
             Err(PeerProblem::Bad(why)) => wrong.push(format!("peer {node}: {why}")),
             Err(PeerProblem::Away(why)) => away = Some(format!("peer {node}: {why}")),
@@ -139,7 +149,7 @@ impl Node {
     }
 
     /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
-    /// size, and with `deep` they and other nodes' copies are read whole. A bad host copy is replaced from another node or
+    /// size, and with `deep`, or where bytes of the file were found bad, they and other nodes' copies are read whole. A bad host copy is replaced from another node or
     /// Tier-3 where a copy there is good. A bad or missing object is written again where memory, another node or another object has the bytes.
     ///
     /// Dropping the future stops it between two files.
@@ -163,9 +173,10 @@ impl Node {
         let looked = targets.into_iter().map(|listed| async move {
             let Listed { target, bad, suspects, .. } = listed;
             let host = if target.host { Some(scrub(shared, target.clone()).await) } else { None };
+            let deep = reads_all(deep, bad.is_some(), host.as_ref());
             let objects = self.check_objects(&target, &suspects, deep, fenced).await;
             let peers = check_peers(shared, &target, deep).await;
-            Found { target, bad, host, objects, peers }
+            Found { target, bad, deep, host, objects, peers }
         });
         let mut looked = stream::iter(looked).buffer_unordered(FILES_IN_FLIGHT);
         let mut done_files = 0;
@@ -177,7 +188,7 @@ impl Node {
             add(&mut verify, &found);
             let of = (found.target.file, found.target.seal);
             let is_good = |(_, object): &(ObjectCopy, ObjectFound)| match object {
-                ObjectFound::Good => deep,
+                ObjectFound::Good { read } => *read,
                 ObjectFound::Mended { .. } => true,
                 ObjectFound::Bad(_) | ObjectFound::Away(_) => false,
             };
@@ -211,13 +222,13 @@ impl Node {
         for object in target.objects() {
             let deep = deep || suspects.contains(&object.key);
             let result = match self.check_object(target, object, deep).await {
-                Ok(()) => ObjectFound::Good,
+                Ok(()) => ObjectFound::Good { read: deep },
                 Err(ObjectProblem::Bad(what)) => ObjectFound::Bad(what),
                 Err(ObjectProblem::Away(why)) => ObjectFound::Away(why),
             };
             found.push((object.clone(), result));
         }
-        let good = found.iter().find(|(_, result)| matches!(result, ObjectFound::Good));
+        let good = found.iter().find(|(_, result)| matches!(result, ObjectFound::Good { .. }));
         let good = good.map(|(object, _)| object.clone());
         for (object, result) in &mut found {
             let ObjectFound::Bad(what) = result else { continue };
@@ -375,7 +386,7 @@ impl Engine {
         let mut stands = None;
         for (object, result) in &found.objects {
             match result {
-                ObjectFound::Good => {
+                ObjectFound::Good { .. } => {
                     self.note_object_checked(target, object, None);
                     stands = stands.or(Some(object));
                 }
@@ -406,9 +417,9 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, add};
+    use super::{Found, add, reads_all};
     use crate::node::jobs::Origin;
-    use crate::node::scrub::{BadChunk, HostFound, Scrubbed, Target, Unseen};
+    use crate::node::scrub::{BadChunk, HealError, HostFound, Scrubbed, Target, Unseen};
     use tidemark_protocol::checksum::Crc64;
     use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
     use tidemark_protocol::report::{ExitCode, Verify};
@@ -430,7 +441,7 @@ mod tests {
             more: Vec::new(),
         };
         let host = Scrubbed { file: FILE, seal: SealNumber(1), path: "r/a.pt".into(), found };
-        Found { target, bad: None, host: Some(host), objects: Vec::new(), peers: Vec::new() }
+        Found { target, bad: None, deep: false, host: Some(host), objects: Vec::new(), peers: Vec::new() }
     }
 
     fn added(found: &Found) -> Verify {
@@ -452,6 +463,18 @@ mod tests {
         let unreadable = added(&host(HostFound::Unseen(unreadable)));
         assert_eq!((unreadable.copies, unreadable.unchecked.len()), (0, 1), "{unreadable:?}");
         assert_eq!(unreadable.exit_code(), ExitCode::Unavailable, "what was asked for was not read");
+    }
+
+    #[test]
+    fn the_other_copies_of_bad_bytes_are_read_and_not_only_asked_for() {
+        let bad = host(HostFound::Bad { bad: bad_chunk(), why: HealError::InUse }).host;
+        assert!(reads_all(false, false, bad.as_ref()));
+        assert!(reads_all(false, true, None), "no copy could be read before");
+        assert!(reads_all(true, false, None));
+        let good = host(HostFound::Good).host;
+        assert!(!reads_all(false, false, good.as_ref()));
+        let healed = host(HostFound::Healed { bad: bad_chunk(), from: Origin::Object }).host;
+        assert!(!reads_all(false, false, healed.as_ref()), "its object was read to heal it");
     }
 
     #[test]
