@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -12,7 +13,7 @@ use tidemark_tests::{process, tier3};
 
 use crate::site::{
     CHUNK_BYTES, CONFIG, MIB, NEVER_SETTLES, assert_holds, chunk_sum, events, flip, flip_host, flipped,
-    has_problem, noise, object_path, options, problems, save, shown_file, start,
+    has_problem, noise, object_path, open_for_update, options, problems, save, shown_file, start,
 };
 
 const PATH: &str = "run/step1.pt";
@@ -341,6 +342,25 @@ fn a_bad_object_of_a_version_that_the_tree_does_not_show_is_found() {
 }
 
 #[test]
+fn a_version_whose_bytes_memory_holds_no_more_has_no_host_copy() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    save(&daemon, PATH, &noise(18, MIB));
+    daemon.flush();
+    // Updated in place, it stays the same file.
+    let file = open_for_update(&daemon.mount().join(PATH)).unwrap();
+    file.write_all_at(b"other bytes", 70_000).unwrap();
+    drop(file);
+    daemon.flush();
+    let rows = daemon.ctl_json(&["ls", "--all"]);
+    let versions = rows.as_array().unwrap().iter().filter(|row| row["path"] == PATH);
+    let files = |row: &Value, copy: &str| row["copies"][copy]["files"].as_u64().unwrap();
+    let counts = versions.map(|row| (row["version"].as_u64(), files(row, "host"), files(row, "object")));
+    let mut counts: Vec<_> = counts.collect();
+    counts.sort_unstable();
+    assert_eq!(counts, [(Some(1), 0, 1), (Some(2), 1, 1)], "{rows:#}");
+}
+
+#[test]
 fn a_bad_object_that_cannot_be_written_again_is_named_each_time_and_the_host_copy_stays() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     let bytes = noise(9, FILE_BYTES);
@@ -361,6 +381,11 @@ fn a_bad_object_that_cannot_be_written_again_is_named_each_time_and_the_host_cop
         assert_names_chunk(bad["what"].as_str().unwrap(), &bytes, &flipped(&bytes, OFFSET));
         assert!(bad["what"].as_str().unwrap().contains("given up"), "{answer:#}");
         assert!(has_problem(&daemon, "object_corrupt"));
+        let (listed, shown) = (daemon.checkpoint(PATH).unwrap(), shown_file(&daemon, PATH));
+        for copies in [&listed["copies"], &shown["copies"]] {
+            let files = |copy: &str| copies[copy]["files"].as_u64();
+            assert_eq!((files("host"), files("object")), (Some(1), Some(0)), "{listed:#}\n{shown:#}");
+        }
     }
     assert!(fs::read(&object).unwrap() == flipped(&bytes, OFFSET), "it was left alone");
     assert_holds(&daemon, PATH, &bytes, "the host copy");
