@@ -392,8 +392,50 @@ fn a_bad_object_that_cannot_be_written_again_is_named_each_time_and_the_host_cop
     // Memory gets short: the only good copy is not what gives way.
     let larger = noise(10, 100 * MIB);
     for step in 10..14 {
-        save(&daemon, &format!("run/step{step}.pt"), &larger);
-        daemon.flush();
+        let path = format!("run/step{step}.pt");
+        save(&daemon, &path, &larger);
+        let output = daemon.ctl(&["flush", "--wait", "--timeout", "240", &path]);
+        assert!(output.status.success(), "the damage is elsewhere: {}", shown(&output));
     }
     assert_holds(&daemon, PATH, &bytes, "after 400 MiB passed a Tier-1 of 256 MiB");
+}
+
+/// The status of `flush --wait`, and (path, reason) of what it leaves.
+fn flushed(daemon: &Daemon) -> (Option<i32>, Vec<(String, String)>) {
+    let output = daemon.ctl(&["flush", "--wait", "--timeout", "60", "-o", "json"]);
+    let answer: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("flush printed no JSON ({error}): {}", shown(&output)));
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let pending = answer["pending"].as_array().unwrap().iter();
+    (output.status.code(), pending.map(|left| (text(&left["path"]), text(&left["reason"]))).collect())
+}
+
+#[test]
+fn a_flush_and_an_end_name_what_only_memory_holds_and_write_it_again_when_they_can() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = noise(19, FILE_BYTES);
+    save(&daemon, PATH, &bytes);
+    daemon.flush();
+    let durable = |daemon: &Daemon| daemon.ctl_json(&["status"])["runs"][0]["durable"]["step"].clone();
+    assert_eq!(durable(&daemon), 1);
+    let object = object_path(&daemon, &daemon.tier3_dir(), PATH);
+    let given_up = object.parent().unwrap().parent().unwrap().join("_RETIRED");
+    let damage = |daemon: &Daemon| {
+        flip(&object, OFFSET as u64);
+        // Whoever gave the version up may be deleting it: nothing is written there.
+        fs::write(&given_up, "").unwrap();
+        assert_eq!(verify(daemon, &["--deep"]).0, Some(1));
+    };
+    damage(&daemon);
+    let left = vec![(PATH.to_owned(), "damaged".to_owned())];
+    assert_eq!(flushed(&daemon), (Some(1), left), "the only good copy is in memory");
+    assert_eq!(durable(&daemon), Value::Null);
+    // It can be written again, and nobody asks for a verify.
+    fs::remove_file(&given_up).unwrap();
+    assert_eq!(flushed(&daemon), (Some(0), vec![]));
+    assert!(fs::read(&object).unwrap() == bytes, "it was not written again");
+    assert_eq!(durable(&daemon), 1);
+    damage(&daemon);
+    assert_ne!(daemon.stop_with_status().code(), Some(0), "{}", daemon.log_tail());
+    assert!(logged(&daemon, &[PATH, "not durable at the end", "damaged"]), "{}", daemon.log_tail());
 }

@@ -649,10 +649,12 @@ impl Engine {
         let watermark = self.watermark(run).map(checkpoint_ref);
         // Whole in this node's memory, or committed: what a restart of the job would load.
         let newest = self.newest_in_sight(run, |_| true);
+        let damaged = self.damaged_versions(run);
+        let is_durable = |found: &checkpoint::Checkpoint| {
+            found.is_committed() && !damaged.contains(&found.record().version)
+        };
         let durable = match newest {
-            Some(newest) if !newest.is_committed() => {
-                self.newest_in_sight(run, checkpoint::Checkpoint::is_committed)
-            }
+            Some(newest) if !is_durable(newest) => self.newest_in_sight(run, is_durable),
             newest => newest,
         };
         let (recoverable, durable) = (newest.map(checkpoint_ref), durable.map(checkpoint_ref));

@@ -52,6 +52,17 @@ enum ObjectFound {
     Away(String),
 }
 
+impl ObjectFound {
+    /// Whether it is good, and its bytes say so.
+    fn is_read(&self) -> bool {
+        match self {
+            Self::Good { read } => *read,
+            Self::Mended { .. } => true,
+            Self::Bad(_) | Self::Away(_) => false,
+        }
+    }
+}
+
 /// Whether a file's objects and peer copies must be read: asked for, or bytes of it were bad before or are now, where that a copy is there
 /// says nothing.
 fn reads_all(deep: bool, bad_before: bool, host: Option<&Scrubbed>) -> bool {
@@ -148,9 +159,10 @@ impl Node {
         verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
     }
 
-    /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
-    /// size, and with `deep`, or where bytes of the file were found bad, they and other nodes' copies are read whole. A bad host copy is replaced from another node or
-    /// Tier-3 where a copy there is good. A bad or missing object is written again where memory, another node or another object has the bytes.
+    /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their size. With `deep`, or
+    /// where bytes of the file were found bad, objects and other nodes' copies are read whole, too. A bad host copy is replaced from another
+    /// node or Tier-3 where a copy there is good. A bad or missing object is written again where memory, another node or another object
+    /// has the bytes.
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
@@ -187,14 +199,11 @@ impl Node {
             let lost_before = verify.unrecoverable.len();
             add(&mut verify, &found);
             let of = (found.target.file, found.target.seal);
-            let is_good = |(_, object): &(ObjectCopy, ObjectFound)| match object {
-                ObjectFound::Good { read } => *read,
-                ObjectFound::Mended { .. } => true,
-                ObjectFound::Bad(_) | ObjectFound::Away(_) => false,
-            };
             match verify.unrecoverable.get(lost_before) {
                 Some(lost) => shared.losses.note(of.0, of.1, format!("{}: {}", lost.path, lost.what)),
-                None if found.objects.iter().any(is_good) => shared.losses.mend(of.0, of.1),
+                None if found.objects.iter().any(|(_, object)| object.is_read()) => {
+                    shared.losses.mend(of.0, of.1);
+                }
                 None => {}
             }
             self.ask(move |engine| engine.note_verified(&found)).await?;
@@ -207,6 +216,46 @@ impl Node {
         verify.unchecked.sort_by(|a, b| a.path.cmp(&b.path));
         self.ask(move |engine| engine.scrub.note_unmended(&place, unmended)).await?;
         Some(verify)
+    }
+
+    /// Tries once more to write again what is known to be bad in Tier-3 of what lies at or below `place`, until `until`. Costs nothing where
+    /// nothing is known, else a read and a write of each object. Where Tier-3 does not answer the rest is left as it is.
+    pub(super) async fn mend_known(&self, place: &[u8], until: Option<Instant>) -> Option<()> {
+        let mending = self.mend_all_known(place);
+        match until {
+            None => mending.await,
+            // What is not mended by then stays known.
+            Some(until) => tokio::time::timeout_at(until.into(), mending).await.unwrap_or(Some(())),
+        }
+    }
+
+    async fn mend_all_known(&self, place: &[u8]) -> Option<()> {
+        let below = place.to_vec();
+        let (objects, documents) = self.ask(move |engine| engine.known_bad(&below)).await?;
+        if documents {
+            let (mut verify, mut unmended) = (Verify::default(), Vec::new());
+            self.verify_names(place, &mut verify, &mut unmended).await?;
+            self.verify_proofs(place.to_vec(), &mut verify, &mut unmended).await?;
+            if verify.away {
+                return Some(());
+            }
+            let below = place.to_vec();
+            self.ask(move |engine| engine.scrub.note_unmended(&below, unmended)).await?;
+        }
+        for Listed { target, suspects, .. } in objects {
+            let of = (target.file, target.seal);
+            let objects = self.check_objects(&target, &suspects, false, false).await;
+            let away = objects.iter().any(|(_, object)| matches!(object, ObjectFound::Away(_)));
+            if objects.iter().any(|(_, object)| object.is_read()) {
+                self.shared().losses.mend(of.0, of.1);
+            }
+            let found = Found { target, bad: None, deep: false, host: None, objects, peers: Vec::new() };
+            self.ask(move |engine| engine.note_verified(&found)).await?;
+            if away {
+                break;
+            }
+        }
+        Some(())
     }
 
     /// Looks at every object that should hold the bytes, and writes those again that do not. `suspects`: keys that were found bad
