@@ -90,7 +90,7 @@ fn a_byte_flipped_while_the_file_is_open_is_healed_when_it_is_closed() {
         &bytes,
         &flipped(&bytes, OFFSET),
     );
-    // What the reader has stays, and nobody else gets it.
+    // The reader keeps its bytes, and nobody else gets them.
     assert_io_error(&daemon, PATH);
     drop(reader);
     let healed = process::until(HEAL_LIMIT, || {

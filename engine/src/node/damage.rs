@@ -38,7 +38,7 @@ impl Engine {
         bad.map(|file| file.file).collect()
     }
 
-    /// What Tier-3 has of a version.
+    /// How many good copies Tier-3 has of a version.
     pub(super) fn object_copies(&self, version: &VersionBook) -> CopyCount {
         if !version.checkpoint.is_prepared() {
             return CopyCount::default();
@@ -51,7 +51,7 @@ impl Engine {
         })
     }
 
-    /// What may be written again of what is known to be bad at or below `place`: files with such an object, and whether there are
+    /// The files at or below `place` with an object that is known to be bad and may be written again, and whether there are such
     /// documents. Costs a pass over the files and the versions where any object is bad.
     pub(super) fn known_bad(&self, place: &[u8]) -> (Vec<Listed>, bool) {
         if !self.may_write() {
@@ -65,8 +65,8 @@ impl Engine {
         (objects, self.scrub.unmended.iter().any(|(path, _)| covers(place, path.as_bytes())))
     }
 
-    /// What lies at or below `place` and would not outlive this node, because Tier-3 has it no more as it was committed or sent: files of
-    /// the tree without a good object, and of the newest committed version of each checkpoint that was not removed. Costs a pass over both
+    /// Everything at or below `place` that would not outlive this node, because Tier-3 has it no more as it was committed or sent: files
+    /// of the tree without a good object, and of the newest committed version of each checkpoint that was not removed. Costs a pass over both
     /// where anything is known to be bad.
     pub(super) fn damaged(&self, place: &[u8]) -> Vec<Pending> {
         let Scrub { bad_objects, unmended, .. } = &self.scrub;

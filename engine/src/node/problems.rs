@@ -131,7 +131,7 @@ impl Engine {
         [ProblemCode::Broken, ProblemCode::Undecided].into_iter().filter_map(of).collect()
     }
 
-    /// What is wrong with bytes in memory, and the way out. Costs a pass over the files and the versions where there is any.
+    /// The flaw of each bad host copy, and the way out. Costs a pass over the files and the versions where there is any.
     fn bad_host_copies(&self) -> Vec<(String, &'static str)> {
         if self.scrub.bad.is_empty() {
             return Vec::new();

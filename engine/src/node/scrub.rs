@@ -112,7 +112,7 @@ impl Scrubbed {
     }
 }
 
-/// What a look at one host copy found.
+/// The outcome of a look at one host copy.
 #[derive(Debug)]
 pub(crate) enum HostFound {
     Good,
@@ -286,7 +286,7 @@ impl Engine {
                     self.shared.events.add(at_ns, EventLevel::Error, "corrupt", path, what);
                 }
             }
-            // What was known of it still holds.
+            // It stays as it was known.
             HostFound::Unseen(_) => {}
         }
     }
@@ -425,7 +425,7 @@ fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> 
 #[derive(Debug)]
 enum Mismatch {
     Bad(BadChunk),
-    /// It could not be mapped. That is no word about its bytes.
+    /// It could not be mapped, which says nothing about its bytes.
     Unreadable(std::io::Error),
 }
 

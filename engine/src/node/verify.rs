@@ -224,7 +224,7 @@ impl Node {
         let mending = self.mend_all_known(place);
         match until {
             None => mending.await,
-            // What is not mended by then stays known.
+            // The rest stays known.
             Some(until) => tokio::time::timeout_at(until.into(), mending).await.unwrap_or(Some(())),
         }
     }
