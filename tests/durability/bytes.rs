@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -12,11 +13,12 @@ use tidemark_tests::{process, tier3};
 
 use crate::site::{
     CHUNK_BYTES, CONFIG, MIB, NEVER_SETTLES, assert_holds, chunk_sum, events, flip, flip_host, flipped,
-    has_problem, noise, object_path, options, save, shown_file, start,
+    has_problem, noise, object_path, open_for_update, options, problems, save, shown_file, start,
 };
 
 const PATH: &str = "run/step1.pt";
 const ALONE: &str = "alone/step1.pt";
+const GONE: &str = "gone/step1.pt";
 /// Three chunks, the last one odd.
 const FILE_BYTES: usize = 20 * MIB + 7;
 /// In the second chunk.
@@ -88,13 +90,16 @@ fn a_byte_flipped_while_the_file_is_open_is_healed_when_it_is_closed() {
         &bytes,
         &flipped(&bytes, OFFSET),
     );
+    // The reader keeps its bytes, and nobody else gets them.
+    assert_io_error(&daemon, PATH);
     drop(reader);
     let healed = process::until(HEAL_LIMIT, || {
-        // Each look opens the file anew, which is when a copy known to be bad must not be served.
-        let read = fs::read(daemon.mount().join(PATH)).unwrap();
-        (read == bytes).then_some(())
+        // Each look opens the file anew, which is when a copy known to be bad must not be served. The close may come a moment later.
+        let read = fs::read(daemon.mount().join(PATH)).ok()?;
+        assert!(read == bytes, "a copy that is known to be bad is served");
+        Some(())
     });
-    assert!(healed.is_some(), "{:#?}", crate::site::problems(&daemon));
+    assert!(healed.is_some(), "{:#?}", problems(&daemon));
 }
 
 #[test]
@@ -102,9 +107,13 @@ fn a_byte_flipped_in_memory_is_found_by_the_scrub_alone() {
     let config =
         "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n[verify]\nscrub_bytes_per_s = 1073741824\n";
     let Some(daemon) = start(options("256MiB", config)) else { return };
-    let (bytes, alone) = (noise(3, FILE_BYTES), noise(4, FILE_BYTES));
+    let (bytes, alone, gone) = (noise(3, FILE_BYTES), noise(4, FILE_BYTES), noise(16, FILE_BYTES));
     save(&daemon, PATH, &bytes);
+    save(&daemon, GONE, &gone);
     daemon.flush();
+    let object = object_path(&daemon, &daemon.tier3_dir(), GONE);
+    let aside = daemon.scratch("aside").join("object");
+    fs::rename(&object, &aside).unwrap();
     // In a run without history, not flushed and never settled: it has no copy but the one in memory.
     save(&daemon, ALONE, &alone);
     let sealed = process::until(Duration::from_secs(20), || {
@@ -114,18 +123,44 @@ fn a_byte_flipped_in_memory_is_found_by_the_scrub_alone() {
     assert!(shown_file(&daemon, ALONE)["object_key"].is_null());
     flip_host(&daemon, PATH, OFFSET as u64);
     flip_host(&daemon, ALONE, OFFSET as u64);
+    flip_host(&daemon, GONE, OFFSET as u64);
     // Nobody opens a file or asks for a verify: the scrub is alone.
     let found = process::until(SCRUB_LIMIT, || {
         let told = events(&daemon);
-        let kind = |kind: &str| told.iter().find(|event| event["kind"] == kind).cloned();
-        kind("repaired").zip(kind("corrupt"))
+        let of = |kind: &str, path: &str| {
+            told.iter().find(|event| event["kind"] == kind && event["path"] == path).cloned()
+        };
+        Some((of("repaired", PATH)?, of("corrupt", ALONE)?, of("corrupt", GONE)?))
     });
-    let (repaired, corrupt) = found.unwrap_or_else(|| panic!("not found: {:#?}", events(&daemon)));
-    assert_eq!((&repaired["path"], &corrupt["path"]), (&PATH.into(), &ALONE.into()));
+    let (repaired, corrupt, _) = found.unwrap_or_else(|| panic!("not found: {:#?}", events(&daemon)));
     assert_names_chunk(repaired["what"].as_str().unwrap(), &bytes, &flipped(&bytes, OFFSET));
     assert_names_chunk(corrupt["what"].as_str().unwrap(), &alone, &flipped(&alone, OFFSET));
     assert_holds(&daemon, PATH, &bytes, "healed by the scrub");
     assert!(has_problem(&daemon, "host_corrupt"));
+    assert_io_error(&daemon, GONE);
+    fs::rename(&aside, &object).unwrap();
+    assert_holds(&daemon, GONE, &gone, "its object is back");
+}
+
+#[test]
+fn what_is_known_to_be_bad_is_not_served_where_its_object_is_bad_too() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = noise(17, FILE_BYTES);
+    save(&daemon, PATH, &bytes);
+    daemon.flush();
+    let object = object_path(&daemon, &daemon.tier3_dir(), PATH);
+    flip_host(&daemon, PATH, OFFSET as u64);
+    flip(&object, 70_000);
+    // Nobody asked for the bytes of Tier-3, and they are all that is left.
+    let (code, answer) = verify(&daemon, &[]);
+    assert_eq!((code, &only(&answer, "unrecoverable")["path"]), (Some(4), &PATH.into()), "{answer:#}");
+    let (.., action) = problems(&daemon).into_iter().find(|(code, ..)| code == "host_corrupt").unwrap();
+    assert!(action.contains("restore its object"), "it was committed: {action}");
+    assert_io_error(&daemon, PATH);
+    // The object was restored from a copy of Tier-3, and a person says so.
+    flip(&object, 70_000);
+    assert_eq!(verify(&daemon, &["--deep"]).0, Some(0));
+    assert_holds(&daemon, PATH, &bytes, "restored");
 }
 
 #[test]
@@ -307,6 +342,25 @@ fn a_bad_object_of_a_version_that_the_tree_does_not_show_is_found() {
 }
 
 #[test]
+fn a_version_whose_bytes_memory_holds_no_more_has_no_host_copy() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    save(&daemon, PATH, &noise(18, MIB));
+    daemon.flush();
+    // Updated in place, it stays the same file.
+    let file = open_for_update(&daemon.mount().join(PATH)).unwrap();
+    file.write_all_at(b"other bytes", 70_000).unwrap();
+    drop(file);
+    daemon.flush();
+    let rows = daemon.ctl_json(&["ls", "--all"]);
+    let versions = rows.as_array().unwrap().iter().filter(|row| row["path"] == PATH);
+    let files = |row: &Value, copy: &str| row["copies"][copy]["files"].as_u64().unwrap();
+    let counts = versions.map(|row| (row["version"].as_u64(), files(row, "host"), files(row, "object")));
+    let mut counts: Vec<_> = counts.collect();
+    counts.sort_unstable();
+    assert_eq!(counts, [(Some(1), 0, 1), (Some(2), 1, 1)], "{rows:#}");
+}
+
+#[test]
 fn a_bad_object_that_cannot_be_written_again_is_named_each_time_and_the_host_copy_stays() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     let bytes = noise(9, FILE_BYTES);
@@ -327,14 +381,61 @@ fn a_bad_object_that_cannot_be_written_again_is_named_each_time_and_the_host_cop
         assert_names_chunk(bad["what"].as_str().unwrap(), &bytes, &flipped(&bytes, OFFSET));
         assert!(bad["what"].as_str().unwrap().contains("given up"), "{answer:#}");
         assert!(has_problem(&daemon, "object_corrupt"));
+        let (listed, shown) = (daemon.checkpoint(PATH).unwrap(), shown_file(&daemon, PATH));
+        for copies in [&listed["copies"], &shown["copies"]] {
+            let files = |copy: &str| copies[copy]["files"].as_u64();
+            assert_eq!((files("host"), files("object")), (Some(1), Some(0)), "{listed:#}\n{shown:#}");
+        }
     }
     assert!(fs::read(&object).unwrap() == flipped(&bytes, OFFSET), "it was left alone");
     assert_holds(&daemon, PATH, &bytes, "the host copy");
     // Memory gets short: the only good copy is not what gives way.
     let larger = noise(10, 100 * MIB);
     for step in 10..14 {
-        save(&daemon, &format!("run/step{step}.pt"), &larger);
-        daemon.flush();
+        let path = format!("run/step{step}.pt");
+        save(&daemon, &path, &larger);
+        let output = daemon.ctl(&["flush", "--wait", "--timeout", "240", &path]);
+        assert!(output.status.success(), "the damage is elsewhere: {}", shown(&output));
     }
     assert_holds(&daemon, PATH, &bytes, "after 400 MiB passed a Tier-1 of 256 MiB");
+}
+
+/// The status of `flush --wait`, and (path, reason) of what it leaves.
+fn flushed(daemon: &Daemon) -> (Option<i32>, Vec<(String, String)>) {
+    let output = daemon.ctl(&["flush", "--wait", "--timeout", "60", "-o", "json"]);
+    let answer: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("flush printed no JSON ({error}): {}", shown(&output)));
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let pending = answer["pending"].as_array().unwrap().iter();
+    (output.status.code(), pending.map(|left| (text(&left["path"]), text(&left["reason"]))).collect())
+}
+
+#[test]
+fn a_flush_and_an_end_name_what_only_memory_holds_and_write_it_again_when_they_can() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let bytes = noise(19, FILE_BYTES);
+    save(&daemon, PATH, &bytes);
+    daemon.flush();
+    let durable = |daemon: &Daemon| daemon.ctl_json(&["status"])["runs"][0]["durable"]["step"].clone();
+    assert_eq!(durable(&daemon), 1);
+    let object = object_path(&daemon, &daemon.tier3_dir(), PATH);
+    let given_up = object.parent().unwrap().parent().unwrap().join("_RETIRED");
+    let damage = |daemon: &Daemon| {
+        flip(&object, OFFSET as u64);
+        // Whoever gave the version up may be deleting it: nothing is written there.
+        fs::write(&given_up, "").unwrap();
+        assert_eq!(verify(daemon, &["--deep"]).0, Some(1));
+    };
+    damage(&daemon);
+    let left = vec![(PATH.to_owned(), "damaged".to_owned())];
+    assert_eq!(flushed(&daemon), (Some(1), left), "the only good copy is in memory");
+    assert_eq!(durable(&daemon), Value::Null);
+    // It can be written again, and nobody asks for a verify.
+    fs::remove_file(&given_up).unwrap();
+    assert_eq!(flushed(&daemon), (Some(0), vec![]));
+    assert!(fs::read(&object).unwrap() == bytes, "it was not written again");
+    assert_eq!(durable(&daemon), 1);
+    damage(&daemon);
+    assert_ne!(daemon.stop_with_status().code(), Some(0), "{}", daemon.log_tail());
+    assert!(logged(&daemon, &[PATH, "not durable at the end", "damaged"]), "{}", daemon.log_tail());
 }

@@ -9,9 +9,11 @@ use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::open::OpenOutcome;
 use super::reclaim::Candidate;
+use super::view::NODES_AT_ONCE;
 use super::xattr::Xattrs;
 use super::{Caller, FILE_MODE_BITS, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, ROOT, State};
 use crate::tier1::Backing;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
@@ -161,6 +163,38 @@ impl Namespace {
         })
     }
 
+    /// Has each open look at the bytes of a host copy first that was found bad, until it is replaced or given up; so of all other files
+    /// and copies that lie in the same memory. Handles that are open keep what they have. Costs a look at every node, in slices.
+    pub fn doubt_host(&self, node: NodeId, file: FileId, seal: SealNumber) {
+        let doubted = self.look(|state| {
+            let target = state.file_at(node, file, seal).ok()?;
+            target.fate.seal()?;
+            let number = target.backing.as_ref()?.number();
+            target.unverified = true;
+            Some(number)
+        });
+        // Other bytes took the place of those.
+        let Some(number) = doubted else { return };
+        let mut after: NodeId = ROOT;
+        loop {
+            let last = self.look(|state| {
+                let range = (Bound::Excluded(after), Bound::Unbounded);
+                let ids: Vec<_> =
+                    state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
+                for id in &ids {
+                    let Ok(file) = state.file_mut(*id) else { continue };
+                    let lies_there = file.backing.as_ref().is_some_and(|backing| backing.number() == number);
+                    file.unverified |= lies_there && file.fate.seal().is_some();
+                }
+                ids.last().copied()
+            });
+            match last {
+                Some(last) => after = last,
+                None => return,
+            }
+        }
+    }
+
     /// Replaces a host copy that a scrub found bad with a good one of the same seal.
     ///
     /// # Errors
@@ -188,8 +222,8 @@ impl Namespace {
         })
     }
 
-    /// Gives up a host copy that is bad and has no other: from now on an open finds no copy, and no wrong byte is
-    /// served. Handles that are open keep what they have.
+    /// Gives up a host copy that is bad: from now on an open asks the other copies, and finds none where none is left. Handles that are
+    /// open keep what they have.
     ///
     /// # Errors
     /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`] when the file has another seal by now.
@@ -198,6 +232,7 @@ impl Namespace {
             let target = state.idle_file_at(node, file, seal)?;
             let key = Candidate::of(node, target);
             let bad = target.backing.take();
+            target.unverified = false;
             state.candidates.remove(&key);
             state.trash.extend(bad);
             state.tree.touched.node(node);

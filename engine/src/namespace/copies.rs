@@ -50,7 +50,7 @@ pub struct CopyView {
     pub file: FileId,
     pub sealed: Seal,
     pub meta: CopyMeta,
-    /// Nobody has looked at the bytes since this daemon started.
+    /// Nobody has looked at the bytes since this daemon started, or they were found bad.
     pub unverified: bool,
     pub object: Option<ObjectCopy>,
     pub reclaim: ReclaimClass,

@@ -108,7 +108,7 @@ pub(super) struct File {
     /// Counts whatever voids a ticket.
     pub(super) changes: u64,
     pub(super) hold: Weak<SealHold>,
-    /// Sealed before this daemon started, and not looked at since: somebody may have touched the bytes meanwhile.
+    /// Sealed before this daemon started, and not looked at since: somebody may have touched the bytes meanwhile. Or found bad.
     pub(super) unverified: bool,
     /// Just restored for an open that has not come yet.
     pub(super) kept_until: Option<Instant>,

@@ -234,7 +234,8 @@ impl Namespace {
         reach_of(&backing).ok()
     }
 
-    /// Whether a file's bytes were sealed before this daemon started and nobody has looked at them since.
+    /// Whether a file's bytes are looked at before they are served: they were sealed before this daemon started and nobody has looked at
+    /// them since, or they were found bad ([`Namespace::doubt_host`]).
     pub fn is_unverified(&self, node: NodeId) -> bool {
         let unverified = |state: &mut State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
         self.look(unverified).unwrap_or(false)

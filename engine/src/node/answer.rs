@@ -21,6 +21,7 @@ use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::ManifestFile;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId};
+use tidemark_protocol::record::RecordFile;
 use tidemark_protocol::report::{
     ApiError, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, ErrorCode, Problem,
     RunStatus, TierStatus,
@@ -180,17 +181,9 @@ fn unfinished_row<'a>(
     }
 }
 
-/// What Tier-3 has of a version.
-fn object_copies(version: &VersionBook) -> CopyCount {
-    if !version.checkpoint.is_prepared() {
-        return CopyCount::default();
-    }
-    let mut seen = BTreeSet::new();
-    let files = version.record().files.iter().filter(|entry| seen.insert(entry.file));
-    files.fold(CopyCount::default(), |sum, entry| CopyCount {
-        files: sum.files + 1,
-        bytes: sum.bytes + entry.size_bytes,
-    })
+/// Whether a file holds the bytes that a version lists. One that was updated in place is the same file with other bytes.
+pub(super) fn is_of(entry: &RecordFile, view: &FileView) -> bool {
+    view.file == entry.file && view.sealed() == Some(entry.seal)
 }
 
 /// Whether a version without a decision holds nothing that a newer one of the same checkpoint does not.
@@ -225,7 +218,7 @@ impl Engine {
                 let mut row =
                     unfinished_row(candidate, number, &path, CheckpointState::Torn, files.iter(), size);
                 row.copies.object =
-                    kept.map_or_else(CopyCount::default, |(_, version)| object_copies(version));
+                    kept.map_or_else(CopyCount::default, |(_, version)| self.object_copies(version));
                 rows.push(row);
             }
         }
@@ -316,8 +309,9 @@ impl Engine {
         let mut copies = Copies::default();
         let (mut seen, mut bytes) = (BTreeSet::new(), 0_u64);
         let mut views: BTreeMap<FileId, &FileView> = BTreeMap::new();
+        let bad_objects = self.bad_objects_in(version);
         for entry in &record.files {
-            let view = self.ledger.file(&entry.path).filter(|view| view.file == entry.file);
+            let view = self.ledger.file(&entry.path).filter(|view| is_of(entry, view));
             views.extend(view.map(|view| (entry.file, view.as_ref())));
         }
         for entry in &record.files {
@@ -335,7 +329,7 @@ impl Engine {
             if self.shared.is_copied(entry.file, entry.seal) {
                 copies.peer = one(copies.peer);
             }
-            if version.checkpoint.is_prepared() {
+            if version.checkpoint.is_prepared() && !bad_objects.contains(&entry.file) {
                 copies.object = one(copies.object);
             }
         }
@@ -364,11 +358,11 @@ impl Engine {
         }
     }
 
-    /// Its bytes are in the memory of the node that wrote it.
+    /// Its bytes are in the memory of the node that wrote it, as far as is known.
     fn is_at_home(&self, view: &FileView) -> bool {
         match &view.remote {
             Some(remote) => remote.host && !self.shared.is_gone(remote.home),
-            None => view.host,
+            None => view.host && !self.is_bad_host(view),
         }
     }
 
@@ -655,10 +649,12 @@ impl Engine {
         let watermark = self.watermark(run).map(checkpoint_ref);
         // Whole in this node's memory, or committed: what a restart of the job would load.
         let newest = self.newest_in_sight(run, |_| true);
+        let damaged = self.damaged_versions(run);
+        let is_durable = |found: &checkpoint::Checkpoint| {
+            found.is_committed() && !damaged.contains(&found.record().version)
+        };
         let durable = match newest {
-            Some(newest) if !newest.is_committed() => {
-                self.newest_in_sight(run, checkpoint::Checkpoint::is_committed)
-            }
+            Some(newest) if !is_durable(newest) => self.newest_in_sight(run, is_durable),
             newest => newest,
         };
         let (recoverable, durable) = (newest.map(checkpoint_ref), durable.map(checkpoint_ref));

@@ -45,7 +45,7 @@ impl Engine {
             }
             Done::Tree { number, result } => self.tree_done(number, result, now),
             Done::Sifted(done) => self.sifted(done, now),
-            Done::Scrubbed(scrubbed) => self.scrubbed(scrubbed),
+            Done::Scrubbed(scrubbed) => self.scrubbed(&scrubbed, now),
             Done::Retired { id, number, leave, result } => self.retired(&id, number, &leave, result, now),
         }
     }

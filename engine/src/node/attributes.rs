@@ -38,7 +38,7 @@ impl Engine {
             b"copies" => {
                 let view = view?;
                 let places = [
-                    ("host", view.host),
+                    ("host", view.host && !self.is_bad_host(&view)),
                     ("peer", self.is_at_peer(&view)),
                     ("object", view.object.is_some()),
                 ];

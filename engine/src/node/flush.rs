@@ -70,7 +70,10 @@ struct Row {
 
 impl Row {
     fn of(pending: Pending) -> Self {
-        let comes = !matches!(pending.reason, PendingReason::Torn | PendingReason::Unreadable);
+        let comes = !matches!(
+            pending.reason,
+            PendingReason::Torn | PendingReason::Unreadable | PendingReason::Damaged
+        );
         Self { pending, comes }
     }
 }
@@ -244,6 +247,7 @@ impl Engine {
                 }
                 PendingReason::Torn
                 | PendingReason::Unreadable
+                | PendingReason::Damaged
                 | PendingReason::Uploading
                 | PendingReason::Unknown => row.comes,
             };
@@ -411,7 +415,7 @@ impl Engine {
 
 impl Node {
     /// Makes everything closed at or below `place` durable. `wait` says whether to stay until it is, at most for
-    /// `timeout`. Dropping the future ends the waiting, not the uploads.
+    /// `timeout`; then what is known to be bad in Tier-3 is written again, or named. Dropping the future ends the waiting, not the uploads.
     pub async fn flush(
         &self,
         place: Vec<u8>,
@@ -427,9 +431,10 @@ impl Node {
         let begun = place.clone();
         let answered = self.ask(move |engine| engine.begin_flush(begun, until, Told::Flush, false)).await?;
         let outcome = if wait {
+            self.mend_known(&place, until).await?;
             let mut answered = answered;
             let mut tick = tokio::time::interval(Duration::from_millis(500));
-            loop {
+            let outcome = loop {
                 tokio::select! {
                     outcome = &mut answered => break outcome.ok()?,
                     _ = tick.tick() => {
@@ -446,7 +451,8 @@ impl Node {
                         });
                     }
                 }
-            }
+            };
+            self.with_damaged(place, outcome).await?
         } else {
             FlushOutcome::default()
         };
@@ -463,6 +469,14 @@ impl Node {
             timed_out: outcome.timed_out,
             tier3_away: outcome.tier3_away,
         })
+    }
+
+    /// Adds what is bad in Tier-3: waiting brings none of it.
+    async fn with_damaged(&self, place: Vec<u8>, mut outcome: FlushOutcome) -> Option<FlushOutcome> {
+        let damaged = self.ask(move |engine| engine.damaged(&place)).await?;
+        outcome.pending.extend(damaged);
+        outcome.pending.truncate(PENDING_MAX);
+        Some(outcome)
     }
 
     async fn lag_bytes(&self) -> Option<u64> {
@@ -484,7 +498,8 @@ impl Node {
                 engine.begin_flush(Vec::new(), until, Told::No, true)
             })
             .await?;
-        answered.await.ok()
+        self.mend_known(b"", until).await?;
+        self.with_damaged(Vec::new(), answered.await.ok()?).await
     }
 }
 

@@ -283,6 +283,31 @@ impl RestoreError {
     }
 }
 
+/// Where the bytes of a file were fetched from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Peer,
+    Object,
+}
+
+impl Origin {
+    /// As reports say it.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Object => "object",
+        }
+    }
+
+    /// As sentences say it.
+    pub(crate) const fn place(self) -> &'static str {
+        match self {
+            Self::Peer => "another node",
+            Self::Object => "Tier-3",
+        }
+    }
+}
+
 /// Brings a cold file in and makes it hot: memory, every chunk verified, then the namespace.
 ///
 /// Costs the file's size in Tier-1, for which host copies with an object copy give way.
@@ -314,7 +339,7 @@ async fn restore_when(room: Room, shared: &Shared, path: String, cold: ColdFile)
     }
     // Before anybody hears that it comes from here.
     let _bringing = shared.coming.begin(home_of(shared, &cold));
-    let (backing, cold) = match fetched_when(room, shared, &path, &cold).await {
+    let (backing, cold, _) = match fetched_when(room, shared, &path, &cold).await {
         Ok(fetched) => fetched,
         // A copy of it came to this node meanwhile.
         Err(_) if shared.namespace.cold(cold.node).is_none() => return Ok(()),
@@ -337,21 +362,24 @@ async fn restore_when(room: Room, shared: &Shared, path: String, cold: ColdFile)
     Ok(())
 }
 
-/// The verified bytes of a cold file in a backing file of their own.
+/// The verified bytes of a cold file in a backing file of their own, and where they came from.
 pub(crate) async fn fetched(
     shared: &Shared,
     path: &str,
     cold: &ColdFile,
-) -> Result<Arc<crate::tier1::Backing>, RestoreError> {
-    fetched_when(Room::Awaited, shared, path, cold).await.map(|(backing, _)| backing)
+) -> Result<(Arc<crate::tier1::Backing>, Origin), RestoreError> {
+    fetched_when(Room::Awaited, shared, path, cold).await.map(|(backing, _, from)| (backing, from))
 }
+
+/// Verified bytes, what is known of their file by then, and where they came from.
+type Fetched = (Arc<crate::tier1::Backing>, ColdFile, Origin);
 
 async fn fetched_when(
     room: Room,
     shared: &Shared,
     path: &str,
     cold: &ColdFile,
-) -> Result<(Arc<crate::tier1::Backing>, ColdFile), RestoreError> {
+) -> Result<Fetched, RestoreError> {
     if let Some(why) = shared.losses.refusal(cold.file, cold.seal) {
         return Err(RestoreError::Unreadable { path: path.to_owned(), why });
     }
@@ -374,7 +402,7 @@ async fn fetched_once(
     path: &str,
     cold: &ColdFile,
     wait: &mut RoomWait<'_>,
-) -> Result<(Arc<crate::tier1::Backing>, ColdFile), RestoreError> {
+) -> Result<Fetched, RestoreError> {
     let mut cold = cold.clone();
     let mut failed: Vec<Address> = Vec::new();
     let mut backing = None;
@@ -392,7 +420,7 @@ async fn fetched_once(
         let _growing = landing.growing();
         let plan = PeerPlan { path: path.to_owned(), file, seal, size_bytes: cold.size_bytes, chunks };
         match fetch_from_peers(peers, plan, Arc::clone(&landing), Arc::clone(&shared.metrics)).await {
-            Ok(()) => return Ok((landing, cold)),
+            Ok(()) => return Ok((landing, cold, Origin::Peer)),
             Err(error) if cold.object.is_none() => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(why = %error_text(&error), "others are asked for a file, or Tier-3");
@@ -424,7 +452,7 @@ async fn fetched_once(
         Arc::clone(&shared.metrics),
     )
     .await?;
-    Ok((backing, cold))
+    Ok((backing, cold, Origin::Object))
 }
 
 /// The file and the seal that other nodes know the bytes by: a copy that is kept here has an identity of its own.

@@ -26,6 +26,7 @@
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
 //! | `scrub`, `verify` | looking at bytes at rest, and healing them |
+//! | `damage` | what copies that are known to be bad count for |
 //! | `gc` | which committed versions are given up |
 //! | `generations` | which generations of loose files are given up |
 //! | `export` | a version written out of the mount |
@@ -49,6 +50,7 @@ mod away;
 mod backlog;
 mod book;
 mod copies;
+mod damage;
 mod decide;
 mod due;
 mod events;

@@ -2,11 +2,12 @@
 //!
 //! Owns: which problems there are, and their words. Does not own: the codes (`protocol::report`), what only the daemon knows.
 
+use crate::namespace::FileView;
 use crate::node::answer::text;
 use crate::node::book::{Book, VersionBook};
 use crate::node::decide::waits_for;
 use crate::node::run::Engine;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::report::{Problem, ProblemCode, TierStatus};
@@ -14,6 +15,20 @@ use tidemark_protocol::report::{Problem, ProblemCode, TierStatus};
 /// A sentence about the first of many.
 pub(super) fn and_more(first: String, more: usize, of_what: &str) -> String {
     if more == 0 { first } else { format!("{first}; and {more} more {of_what}") }
+}
+
+/// The way out of bad bytes in memory. `waits`: they lie there still, and Tier-3 has an object that is not known to be bad. `stored`:
+/// Tier-3 had them at some time.
+const fn way_out(waits: bool, stored: bool) -> &'static str {
+    match (waits, stored) {
+        (true, _) => {
+            "it is replaced by itself once no program has it open and Tier-3 gives its object; `ckptctl verify` tries it now"
+        }
+        (false, true) => {
+            "it was in Tier-3: restore its object from a copy of Tier-3 and run `ckptctl verify --deep`, or save it again"
+        }
+        (false, false) => "save it again; nothing that was committed is affected",
+    }
 }
 
 impl Engine {
@@ -36,18 +51,8 @@ impl Engine {
                 "nothing is lost while this node lives; repair Tier-3, it is tried again by itself",
             );
         }
-        let sealed: BTreeSet<_> = if self.scrub.bad.is_empty() {
-            BTreeSet::new()
-        } else {
-            self.ledger.files().filter_map(|(_, view)| Some((view.file, view.sealed()?))).collect()
-        };
-        // Bytes that were saved again are another seal, and the old ones matter to nobody.
-        for (_, what) in self.scrub.bad.iter().filter(|(of, _)| sealed.contains(of)) {
-            add(
-                ProblemCode::HostCorrupt,
-                what.clone(),
-                "save it again; nothing that was committed is affected",
-            );
+        for (what, action) in self.bad_host_copies() {
+            add(ProblemCode::HostCorrupt, what, action);
         }
         for (path, why) in self.lost_checkpoints() {
             add(
@@ -126,6 +131,31 @@ impl Engine {
         [ProblemCode::Broken, ProblemCode::Undecided].into_iter().filter_map(of).collect()
     }
 
+    /// The flaw of each bad host copy, and the way out. Costs a pass over the files and the versions where there is any.
+    fn bad_host_copies(&self) -> Vec<(String, &'static str)> {
+        if self.scrub.bad.is_empty() {
+            return Vec::new();
+        }
+        // Bytes that were saved again are another seal, and the old ones matter to nobody.
+        let bad_in_tree = |view: &FileView| {
+            let of = (view.file, view.sealed()?);
+            self.scrub.bad.contains_key(&of).then(|| (of, (view.host, view.object.clone())))
+        };
+        let in_tree: BTreeMap<_, _> =
+            self.ledger.files().filter_map(|(_, view)| bad_in_tree(view.as_ref())).collect();
+        let versions = self.ledger.books.values().flat_map(|book| book.versions.values());
+        let files = versions.filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
+        let committed: BTreeSet<_> =
+            files.map(|file| (file.file, file.seal)).filter(|of| in_tree.contains_key(of)).collect();
+        let found = in_tree.into_iter().map(|(of, (host, object))| {
+            let bad_keys: BTreeSet<_> = self.scrub.bad_objects_of(of.0, of.1).map(|(key, _)| key).collect();
+            let waits = host && object.as_ref().is_some_and(|object| !bad_keys.contains(&object.key));
+            let stored = object.is_some() || !bad_keys.is_empty() || committed.contains(&of);
+            (self.scrub.bad[&of].clone(), way_out(waits, stored))
+        });
+        found.collect()
+    }
+
     /// Objects that are bad, of files that are in the tree or in a committed version still.
     fn bad_objects(&self) -> Vec<String> {
         if self.scrub.bad_objects.is_empty() {
@@ -138,5 +168,18 @@ impl Engine {
         let bad =
             self.scrub.bad_objects.iter().filter(|((file, seal, _), _)| wanted.contains(&(*file, *seal)));
         bad.map(|(_, bad)| format!("{}: {}", bad.path, bad.what)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::way_out;
+
+    #[test]
+    fn nothing_committed_is_affected_only_where_tier_3_never_had_it() {
+        let unaffected = |action: &str| action.contains("nothing that was committed is affected");
+        assert!(unaffected(way_out(false, false)));
+        assert!(way_out(true, true).contains("replaced by itself"));
+        assert!(!unaffected(way_out(false, true)) && way_out(false, true).contains("restore its object"));
     }
 }

@@ -6,7 +6,7 @@
 use crate::namespace::{FileState, FsError, Namespace, NodeId, ObjectCopy, SealPin};
 use crate::node::Shared;
 use crate::node::flush::covers;
-use crate::node::jobs::{Done, RestoreError, fetched};
+use crate::node::jobs::{Done, Origin, RestoreError, fetched};
 use crate::node::run::{Engine, error_text};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -18,6 +18,13 @@ use tidemark_protocol::report::{BrokenInvariant, EventLevel};
 /// After a pass over everything the scrub rests at least this long, so that a nearly empty Tier-1 costs nothing.
 const REST: Duration = Duration::from_secs(30);
 
+/// A host copy that could not be looked at, or not be replaced now, as while Tier-3 is away, is looked at again after this long: each look
+/// reads it whole.
+const AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// Host copies to look at out of their turn. The next pass finds the rest again.
+const AGAIN_MAX: usize = 10_000;
+
 /// Bad objects remembered. The next `verify` finds the rest again.
 const BAD_OBJECTS_MAX: usize = 10_000;
 
@@ -28,9 +35,9 @@ pub(crate) struct Scrub {
     left: VecDeque<NodeId>,
     running: bool,
     not_before: Instant,
-    /// Files whose bad copy could not be replaced while they were open: looked at again once they are closed.
-    again: BTreeSet<FileId>,
-    /// Files whose host copy is bad and has no other: named in the problems.
+    /// Files to look at out of their turn once nobody has them open, and not before that moment ([`look_again`]).
+    again: BTreeMap<FileId, Instant>,
+    /// Files whose host copy is bad and was not replaced: named in the problems.
     pub(crate) bad: BTreeMap<(FileId, SealNumber), String>,
     /// Objects that the last `verify` found bad and could not write again, by file and key.
     pub(crate) bad_objects: BTreeMap<(FileId, SealNumber, String), BadObject>,
@@ -89,21 +96,66 @@ pub(crate) struct BadChunk {
     pub(crate) found: Crc64,
 }
 
-/// What a look at one host copy found.
+/// A look at one host copy.
 #[derive(Debug)]
 pub(crate) struct Scrubbed {
     pub(crate) file: FileId,
     pub(crate) seal: SealNumber,
     pub(crate) path: String,
-    pub(crate) bad: Option<BadChunk>,
-    /// What healing it came to; `None` when nothing was bad.
-    pub(crate) healed: Option<Result<(), HealError>>,
+    pub(crate) found: HostFound,
+}
+
+impl Scrubbed {
+    /// Whether other bytes lie there than were sealed, and still do.
+    pub(crate) fn is_bad(&self) -> bool {
+        matches!(self.found, HostFound::Bad { .. })
+    }
+}
+
+/// The outcome of a look at one host copy.
+#[derive(Debug)]
+pub(crate) enum HostFound {
+    Good,
+    /// Bad, and replaced.
+    Healed {
+        bad: BadChunk,
+        from: Origin,
+    },
+    /// Bad, and not replaced.
+    Bad {
+        bad: BadChunk,
+        why: HealError,
+    },
+    /// Nobody looked at its bytes, so that there is no word about them.
+    Unseen(Unseen),
+}
+
+/// Why a host copy was not looked at.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unseen {
+    #[error("it left memory, or was changed, before it was looked at")]
+    Gone,
+    #[error("it could not be mapped to be looked at")]
+    Unreadable(#[source] std::io::Error),
+}
+
+/// When a host copy is looked at again out of its turn, once nobody has it open.
+fn look_again(found: &HostFound, now: Instant) -> Option<Instant> {
+    match found {
+        HostFound::Good | HostFound::Healed { .. } | HostFound::Unseen(Unseen::Gone) => None,
+        HostFound::Unseen(Unseen::Unreadable(_)) => Some(now + AGAIN_AFTER),
+        HostFound::Bad { why: HealError::InUse, .. } => Some(now),
+        // It was given up, or other bytes took its place.
+        HostFound::Bad { why: HealError::Restore(error), .. } if error.is_loss() => None,
+        HostFound::Bad { why: HealError::Changed(_), .. } => None,
+        HostFound::Bad { why: HealError::Restore(_), .. } => Some(now + AGAIN_AFTER),
+    }
 }
 
 /// Why a bad host copy stays.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HealError {
-    #[error("no other copy is good")]
+    #[error("it was not replaced")]
     Restore(#[from] RestoreError),
     #[error("it is open; it is replaced when it is closed")]
     InUse,
@@ -117,7 +169,7 @@ impl Scrub {
             left: VecDeque::new(),
             running: false,
             not_before: now + REST,
-            again: BTreeSet::new(),
+            again: BTreeMap::new(),
             bad: BTreeMap::new(),
             bad_objects: BTreeMap::new(),
             unmended: Vec::new(),
@@ -149,7 +201,7 @@ impl Engine {
         if self.scrub.running || self.draining {
             return;
         }
-        if let Some(target) = self.closed_again() {
+        if let Some(target) = self.closed_again(now) {
             self.scrub.running = true;
             let shared = Arc::clone(&self.shared);
             self.jobs.spawn(async move { Done::Scrubbed(scrub(&shared, target).await) });
@@ -183,57 +235,59 @@ impl Engine {
         self.jobs.spawn(async move { Done::Scrubbed(scrub(&shared, next).await) });
     }
 
-    /// A file with a bad copy that was open when it was found, and is not any more.
-    fn closed_again(&mut self) -> Option<Target> {
-        if self.scrub.again.is_empty() {
-            return None;
-        }
-        let again = &self.scrub.again;
-        let mut closed = self.ledger.files().filter(|(_, view)| again.contains(&view.file));
-        let (path, view) = closed.find(|(_, view)| {
-            // The view tells of closes by writers only; readers are asked for.
-            self.shared.namespace.view(view.node).is_none_or(|now| now.opens == 0)
-        })?;
-        let found = target(path.to_string(), view);
-        let file = view.file;
-        self.scrub.again.remove(&file);
-        found
+    /// A file to look at out of its turn, now that nobody has it open. It stays one until it was looked at.
+    fn closed_again(&mut self, now: Instant) -> Option<Target> {
+        let namespace = Arc::clone(&self.shared.namespace);
+        self.scrub.again.retain(|file, _| namespace.node_of_file(*file).is_some());
+        let due = self.scrub.again.iter().filter(|(_, not_before)| **not_before <= now);
+        let mut due = due.map(|(file, _)| *file);
+        due.find_map(|file| {
+            // The ledger's view tells of closes by writers only; readers are asked for.
+            let view = namespace.view_of(file).filter(|view| view.opens == 0)?;
+            let (path, view) = self.ledger.node(view.node)?;
+            target(path.to_string(), view)
+        })
     }
 
-    pub(crate) fn scrubbed(&mut self, scrubbed: Scrubbed) {
+    pub(crate) fn scrubbed(&mut self, scrubbed: &Scrubbed, now: Instant) {
         self.scrub.running = false;
-        self.note_scrubbed(&scrubbed);
+        self.note_scrubbed(scrubbed, now);
     }
 
     /// Says and remembers what a look at a host copy found.
-    pub(crate) fn note_scrubbed(&mut self, scrubbed: &Scrubbed) {
-        let Some(bad) = &scrubbed.bad else {
-            self.scrub.bad.remove(&(scrubbed.file, scrubbed.seal));
-            return;
-        };
+    pub(crate) fn note_scrubbed(&mut self, scrubbed: &Scrubbed, now: Instant) {
+        let of = (scrubbed.file, scrubbed.seal);
+        // Taken out first, so that one that is known has its place.
+        self.scrub.again.remove(&scrubbed.file);
+        if let Some(at) = look_again(&scrubbed.found, now)
+            && self.scrub.again.len() < AGAIN_MAX
+        {
+            self.scrub.again.insert(scrubbed.file, at);
+        }
         let path = Some(scrubbed.path.clone());
-        match &scrubbed.healed {
-            Some(Ok(())) | None => {
-                self.scrub.bad.remove(&(scrubbed.file, scrubbed.seal));
-                let what = format!("{bad}; the host copy was replaced from Tier-3");
+        match &scrubbed.found {
+            HostFound::Good => {
+                self.scrub.bad.remove(&of);
+            }
+            HostFound::Healed { bad, from } => {
+                self.scrub.bad.remove(&of);
+                let what = format!("{bad}; the host copy was replaced from {}", from.place());
                 tracing::warn!(path = %scrubbed.path, %bad, "a host copy was bad and has been replaced");
                 self.shared.events.add(self.shared.now_ns(), EventLevel::Warn, "repaired", path, what);
             }
-            Some(Err(error)) => {
-                if matches!(error, HealError::InUse) {
-                    self.scrub.again.insert(scrubbed.file);
+            HostFound::Bad { bad, why } => {
+                let why = error_text(why);
+                let what = format!("{bad}; {why}");
+                let known = self.scrub.bad.insert(of, what.clone());
+                // It is looked at again and again: one thing is said once.
+                if known.as_ref() != Some(&what) {
+                    tracing::error!(path = %scrubbed.path, %bad, %why, "a host copy is bad");
+                    let at_ns = self.shared.now_ns();
+                    self.shared.events.add(at_ns, EventLevel::Error, "corrupt", path, what);
                 }
-                let what = format!("{bad}; {}", error_text(error));
-                tracing::error!(path = %scrubbed.path, %bad, why = %error_text(error), "a host copy is bad");
-                self.shared.events.add(
-                    self.shared.now_ns(),
-                    EventLevel::Error,
-                    "corrupt",
-                    path,
-                    what.clone(),
-                );
-                self.scrub.bad.insert((scrubbed.file, scrubbed.seal), what);
             }
+            // It stays as it was known.
+            HostFound::Unseen(_) => {}
         }
     }
 }
@@ -296,40 +350,61 @@ fn copy_target(copy: crate::namespace::CopyView) -> Target {
 /// Checks one host copy and heals it. A file that changed meanwhile was not bad.
 pub(crate) async fn scrub(shared: &Arc<Shared>, target: Target) -> Scrubbed {
     let (file, seal, path) = (target.file, target.seal, target.path.clone());
-    let good = Scrubbed { file, seal, path: path.clone(), bad: None, healed: None };
-    let Some(pin) = shared.namespace.pin_seal(target.file, target.seal) else { return good };
+    Scrubbed { file, seal, path, found: look_and_heal(shared, &target).await }
+}
+
+async fn look_and_heal(shared: &Arc<Shared>, target: &Target) -> HostFound {
+    let Some(pin) = shared.namespace.pin_seal(target.file, target.seal) else {
+        return HostFound::Unseen(Unseen::Gone);
+    };
     // One thread: the pace, and not this look, decides how soon all is looked at.
-    let checked = check(shared, &target, pin, 1).await;
-    let bad = match checked {
+    let bad = match check(shared, target, pin, 1).await {
         Ok(()) => {
+            shared.metrics.scrub_bytes.inc_by(target.size_bytes);
             shared.namespace.verified(target.file, target.seal);
-            return good;
+            return HostFound::Good;
         }
-        Err(error @ Mismatch::Unreadable { .. }) => {
-            tracing::error!(why = %error_text(&error), "a host copy was not looked at");
-            return good;
+        Err(Mismatch::Unreadable(source)) => {
+            tracing::error!(path = %target.path, error = %source, "a host copy was not looked at");
+            return HostFound::Unseen(Unseen::Unreadable(source));
         }
         Err(Mismatch::Bad(bad)) => bad,
     };
+    shared.metrics.scrub_bytes.inc_by(target.size_bytes);
     shared.metrics.verify_mismatches.get_or_create(&[("copy", "host")]).inc();
-    let healed = heal(shared, &target).await;
-    if healed.is_ok() {
-        shared.metrics.scrub_repaired_files.inc();
+    match heal(shared, target).await {
+        Ok(from) => {
+            shared.metrics.scrub_repaired_files.inc();
+            HostFound::Healed { bad, from }
+        }
+        Err(HealError::Changed(FsError::Stale)) => HostFound::Unseen(Unseen::Gone),
+        Err(why) => HostFound::Bad { bad, why },
     }
-    Scrubbed { file, seal, path, bad: Some(bad), healed: Some(healed) }
 }
 
-async fn check(shared: &Arc<Shared>, target: &Target, pin: SealPin, threads: usize) -> Result<(), Mismatch> {
-    let (chunks, path) = (Arc::clone(&target.chunks), target.path.clone());
-    shared.metrics.scrub_bytes.inc_by(target.size_bytes);
-    tokio::task::spawn_blocking(move || check_pinned(&path, &chunks, &pin, threads))
+async fn check(shared: &Shared, target: &Target, pin: SealPin, threads: usize) -> Result<(), Mismatch> {
+    let (namespace, target) = (Arc::clone(&shared.namespace), target.clone());
+    tokio::task::spawn_blocking(move || check_or_doubt(&namespace, &target, &pin, threads))
         .await
         .expect("hashing a mapping does not panic")
 }
 
+/// Looks at every byte. From the moment at which some are bad no open is answered with them, however long it takes to replace them.
+fn check_or_doubt(
+    namespace: &Namespace,
+    target: &Target,
+    pin: &SealPin,
+    threads: usize,
+) -> Result<(), Mismatch> {
+    let checked = check_pinned(&target.path, &target.chunks, pin, threads);
+    if let Err(Mismatch::Bad(_)) = &checked {
+        namespace.doubt_host(target.node, target.file, target.seal);
+    }
+    checked
+}
+
 fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> Result<(), Mismatch> {
-    let mapping =
-        pin.backing.map().map_err(|source| Mismatch::Unreadable { path: path.to_owned(), source })?;
+    let mapping = pin.backing.map().map_err(Mismatch::Unreadable)?;
     let sums = crate::save::seal::hash(&mapping, threads);
     let bad =
         |chunk, expected, found| Mismatch::Bad(BadChunk { path: path.to_owned(), chunk, expected, found });
@@ -347,16 +422,14 @@ fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> 
 }
 
 /// Why a host copy is not believed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 enum Mismatch {
-    #[error(transparent)]
     Bad(BadChunk),
-    /// That is no word about its bytes.
-    #[error("{path} could not be mapped to be checked")]
-    Unreadable { path: String, source: std::io::Error },
+    /// It could not be mapped, which says nothing about its bytes.
+    Unreadable(std::io::Error),
 }
 
-/// Bytes that lay in Tier-1 while no daemon looked after them, and are not what was sealed.
+/// Bytes in Tier-1 that an open is not answered with: they are not what was sealed.
 #[derive(Debug)]
 pub struct BadAtOpen {
     target: Target,
@@ -372,8 +445,8 @@ pub enum NotVerified {
     Unreadable(FsError),
 }
 
-/// Looks at bytes that lay in Tier-1 while no daemon looked after them, before the first open is answered. Costs one pass
-/// over the file with `threads`.
+/// Looks at bytes before an open is answered that lay in Tier-1 while no daemon looked after them, or that were found bad. Costs one
+/// pass over the file with `threads`.
 ///
 /// # Errors
 /// [`NotVerified`].
@@ -384,13 +457,14 @@ pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Re
     let path = crate::node::jobs::path_text(namespace, node);
     let Some(target) = target(path, &view) else { return Ok(()) };
     let Some(pin) = namespace.pin_seal(target.file, target.seal) else { return Ok(()) };
-    match check_pinned(&target.path, &target.chunks, &pin, threads) {
+    match check_or_doubt(namespace, &target, &pin, threads) {
         Ok(()) => {
             namespace.verified(target.file, target.seal);
             Ok(())
         }
         Err(Mismatch::Bad(bad)) => Err(NotVerified::Bad(Box::new(BadAtOpen { target, bad }))),
-        Err(Mismatch::Unreadable { path, source }) => {
+        Err(Mismatch::Unreadable(source)) => {
+            let path = &target.path;
             tracing::error!(%path, error = %source, "a host copy could not be mapped to be checked; its open is refused");
             // A full Tier-1 is no damage.
             Err(NotVerified::Unreadable(FsError::from(source)))
@@ -398,7 +472,7 @@ pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Re
     }
 }
 
-/// Replaces what was found bad at an open from Tier-3.
+/// Replaces what was found bad at an open from another copy.
 ///
 /// # Errors
 /// [`FsError::Io`] when there is no good copy, or when others have the bad one open; [`FsError::NoSpace`] where there is no room
@@ -409,10 +483,11 @@ pub async fn heal_at_open(shared: &Arc<Shared>, bad: BadAtOpen) -> Result<(), Fs
     let path = target.path.clone();
     let event = |level, kind, what| shared.events.add(shared.now_ns(), level, kind, Some(path.clone()), what);
     match heal(shared, &target).await {
-        Ok(()) => {
+        Ok(from) => {
             shared.metrics.scrub_repaired_files.inc();
             tracing::warn!(%path, %bad, "a host copy was bad at its first open and has been replaced");
-            event(EventLevel::Warn, "repaired", format!("{bad}; the host copy was replaced from Tier-3"));
+            let what = format!("{bad}; the host copy was replaced from {}", from.place());
+            event(EventLevel::Warn, "repaired", what);
             Ok(())
         }
         Err(HealError::Restore(error)) if error.is_full() => {
@@ -428,8 +503,12 @@ pub async fn heal_at_open(shared: &Arc<Shared>, bad: BadAtOpen) -> Result<(), Fs
     }
 }
 
-/// Replaces a bad host copy with the copy in Tier-3, verified on the way.
-pub(crate) async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<(), HealError> {
+/// Replaces a bad host copy with another copy, verified on the way; gives where that came from.
+async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError> {
+    // Nothing could take its place: nothing is fetched for it.
+    if shared.namespace.view_of_node(target.node).is_some_and(|view| view.opens > 0) {
+        return Err(HealError::InUse);
+    }
     let cold = crate::namespace::ColdFile {
         node: target.node,
         file: target.file,
@@ -438,20 +517,72 @@ pub(crate) async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<(), He
         checksums: Some((target.crc, Arc::clone(&target.chunks))),
         object: target.object.clone(),
     };
-    let backing = match fetched(shared, &target.path, &cold).await {
-        Ok(backing) => backing,
-        Err(error @ RestoreError::NoCopy { .. }) => {
-            // What is known to be wrong is never served, even when nothing is left to serve instead.
-            return match shared.namespace.lose_host(target.node, target.file, target.seal) {
-                Err(FsError::Busy) => Err(HealError::InUse),
-                Ok(()) | Err(_) => Err(error.into()),
-            };
-        }
-        Err(error) => return Err(error.into()),
+    let (backing, from) = match fetched(shared, &target.path, &cold).await {
+        Ok(fetched) => fetched,
+        Err(error) => return Err(not_replaced(&shared.namespace, target, error)),
     };
     match shared.namespace.replace_bad_host(target.node, target.file, target.seal, backing) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(from),
+        // An open replaced it meanwhile.
+        Err(FsError::Busy) if !shared.namespace.is_unverified(target.node) => Ok(from),
         Err(FsError::Busy) => Err(HealError::InUse),
         Err(error) => Err(HealError::Changed(error)),
+    }
+}
+
+/// Gives up a bad host copy that no other can replace, so that the next open asks the others again. A copy for another node goes
+/// whatever the reason is: that node counts on it, and makes another. Every other one stays in doubt.
+fn not_replaced(namespace: &Namespace, target: &Target, error: RestoreError) -> HealError {
+    let goes = error.is_loss() || namespace.copy_at(target.node).is_some();
+    if goes && namespace.lose_host(target.node, target.file, target.seal) == Err(FsError::Busy) {
+        return HealError::InUse;
+    }
+    error.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AGAIN_AFTER, BadChunk, HealError, HostFound, Unseen, look_again};
+    use crate::namespace::FsError;
+    use crate::node::jobs::{Origin, RestoreError};
+    use crate::restore::fetch::FetchError;
+    use std::time::Instant;
+    use tidemark_protocol::checksum::Crc64;
+
+    fn bad() -> BadChunk {
+        BadChunk { path: "r/a".into(), chunk: 1, expected: Crc64(1), found: Crc64(2) }
+    }
+
+    #[test]
+    fn a_copy_that_was_not_looked_at_is_looked_at_again_and_what_is_good_is_not() {
+        let now = Instant::now();
+        let unreadable = HostFound::Unseen(Unseen::Unreadable(std::io::ErrorKind::OutOfMemory.into()));
+        assert_eq!(look_again(&unreadable, now), Some(now + AGAIN_AFTER));
+        let open = HostFound::Bad { bad: bad(), why: HealError::InUse };
+        assert_eq!(look_again(&open, now), Some(now), "as soon as it is closed");
+        let healed = HostFound::Healed { bad: bad(), from: Origin::Object };
+        for done in [HostFound::Good, healed, HostFound::Unseen(Unseen::Gone)] {
+            assert_eq!(look_again(&done, now), None, "{done:?}");
+        }
+    }
+
+    #[test]
+    fn a_bad_copy_that_could_not_be_replaced_is_tried_again_unless_it_was_given_up() {
+        let now = Instant::now();
+        let bad_for = |why| HostFound::Bad { bad: bad(), why };
+        let source = std::io::ErrorKind::TimedOut.into();
+        let away = RestoreError::Fetch(FetchError::Write { path: "r/a".into(), chunk: 1, source });
+        assert_eq!(look_again(&bad_for(away.into()), now), Some(now + AGAIN_AFTER));
+        let lost = RestoreError::NoCopy { path: "r/a".into() };
+        assert_eq!(look_again(&bad_for(lost.into()), now), None);
+        let corrupt = FetchError::Corrupt {
+            path: "r/a".into(),
+            key: "k".into(),
+            chunk: 1,
+            expected: Crc64(1),
+            found: Crc64(2),
+        };
+        assert_eq!(look_again(&bad_for(RestoreError::Fetch(corrupt).into()), now), None);
+        assert_eq!(look_again(&bad_for(HealError::Changed(FsError::Stale)), now), None);
     }
 }

@@ -3,7 +3,7 @@
 //! Owns: putting the answer together. Does not own: finding the checkpoint, and its row (`answer`).
 
 use crate::namespace::FileState;
-use crate::node::answer::{Identity, Wanted, text};
+use crate::node::answer::{Identity, Wanted, is_of, text};
 use crate::node::book::{Book, VersionBook};
 use crate::node::decide;
 use crate::node::run::{Engine, Node};
@@ -109,7 +109,7 @@ impl Engine {
 
     fn file_shown(&self, path: RelPath, version: Option<&VersionBook>, identity: &Identity) -> File {
         let entry = version.and_then(|version| version.record().files.iter().find(|file| file.path == path));
-        let view = self.ledger.file(&path).filter(|view| entry.is_none_or(|entry| entry.file == view.file));
+        let view = self.ledger.file(&path).filter(|view| entry.is_none_or(|entry| is_of(entry, view)));
         let bytes =
             entry.map(|entry| entry.size_bytes).or_else(|| view.map(|view| view.size_bytes)).unwrap_or(0);
         let count = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
@@ -124,16 +124,22 @@ impl Engine {
         // What was noted of a file that is written again is a copy of other bytes.
         let noted = view.filter(|view| view.sealed().is_some()).and_then(|view| view.object.as_ref());
         let object_key = stored.or_else(|| noted.map(|object| object.key.clone()));
+        let of = entry.map(|entry| (entry.file, entry.seal));
+        let of = of.or_else(|| view.and_then(|view| Some((view.file, view.sealed()?))));
+        let is_good =
+            |key: &String| of.is_none_or(|(file, seal)| !self.scrub.is_bad_object(file, seal, key));
+        let object = object_key.as_ref().is_some_and(is_good);
         let state = view.map_or("sealed", |view| decide::state_word(&view.state));
         let sealed = view.and_then(|view| match &view.state {
             FileState::Sealed { crc, .. } => Some(*crc),
             FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
         });
         let host = view.is_some_and(|view| view.host);
+        let is_bad = view.is_some_and(|view| self.is_bad_host(view));
         File {
             bytes,
             crc64nvme: entry.map(|entry| entry.crc64nvme).or(sealed),
-            copies: Copies { host: count(host), object: count(object_key.is_some()), ..Copies::default() },
+            copies: Copies { host: count(host && !is_bad), object: count(object), ..Copies::default() },
             host_path: view.filter(|_| host).and_then(|view| self.shared.namespace.host_path(view.node)),
             state: state.to_owned(),
             node: identity.node.clone(),

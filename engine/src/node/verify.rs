@@ -6,7 +6,7 @@
 use crate::namespace::{ObjectCopy, SealPin};
 use crate::node::answer::Listed;
 use crate::node::run::{Engine, Node, error_text};
-use crate::node::scrub::{Scrubbed, Target, scrub};
+use crate::node::scrub::{HostFound, Scrubbed, Target, Unseen, scrub};
 use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers, from_a_peer};
 use crate::restore::decode;
 use crate::restore::fetch::{FetchPlan, fetch};
@@ -16,6 +16,7 @@ use crate::store::StoreError;
 use futures::stream::{self, StreamExt};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::report::{EventLevel, Progress, Unrecoverable, Verify, VerifyRepair};
 
@@ -27,6 +28,8 @@ struct Found {
     target: Target,
     /// Why the host copy was given up earlier.
     bad: Option<String>,
+    /// Whether its objects and peer copies were read, and not only asked for.
+    deep: bool,
     host: Option<Scrubbed>,
     objects: Vec<(ObjectCopy, ObjectFound)>,
     peers: Vec<PeerCopy>,
@@ -34,7 +37,10 @@ struct Found {
 
 /// What was found of one object.
 enum ObjectFound {
-    Good,
+    /// `read`: every byte was compared, and not only the size.
+    Good {
+        read: bool,
+    },
     /// Bad or missing, and written again.
     Mended {
         what: String,
@@ -46,34 +52,55 @@ enum ObjectFound {
     Away(String),
 }
 
+impl ObjectFound {
+    /// Whether it is good, and its bytes say so.
+    fn is_read(&self) -> bool {
+        match self {
+            Self::Good { read } => *read,
+            Self::Mended { .. } => true,
+            Self::Bad(_) | Self::Away(_) => false,
+        }
+    }
+}
+
+/// Whether a file's objects and peer copies must be read: asked for, or bytes of it were bad before or are now, where that a copy is there
+/// says nothing.
+fn reads_all(deep: bool, bad_before: bool, host: Option<&Scrubbed>) -> bool {
+    deep || bad_before || host.is_some_and(Scrubbed::is_bad)
+}
+
 /// Adds what was found of one file to the sum.
 fn add(verify: &mut Verify, found: &Found) {
     let path = found.target.path.clone();
     let mut wrong = Vec::new();
     let mut good = false;
-    let mut away = None;
+    let (mut away, mut gone) = (None, None);
     if let Some(host) = &found.host {
-        verify.copies += 1;
-        match (&host.bad, &host.healed) {
-            (None, _) => good = true,
-            (Some(bad), Some(Ok(())) | None) => {
+        verify.copies += u64::from(!matches!(host.found, HostFound::Unseen(_)));
+        match &host.found {
+            HostFound::Good => good = true,
+            HostFound::Healed { bad, from } => {
                 good = true;
                 verify.repaired.push(VerifyRepair {
                     path: path.clone(),
                     copy: "host".to_owned(),
                     what: bad.to_string(),
-                    from: "object".to_owned(),
+                    from: from.word().to_owned(),
                 });
             }
-            (Some(bad), Some(Err(error))) => wrong.push(format!("host: {bad}; {}", error_text(error))),
+            HostFound::Bad { bad, why } => wrong.push(format!("host: {bad}; {}", error_text(why))),
+            // The other copies are what there is. Where none is, nobody knows: it may have been saved again.
+            HostFound::Unseen(why @ Unseen::Gone) => gone = Some(format!("host: {why}")),
+            HostFound::Unseen(why @ Unseen::Unreadable(_)) => {
+                away = Some(format!("host: {}", error_text(why)));
+            }
         }
     }
     for (_, object) in &found.objects {
         match object {
-            ObjectFound::Good => {
+            ObjectFound::Good { .. } => {
                 verify.copies += 1;
-                // That it is there says nothing where no copy could be read before.
-                good |= verify.deep || found.bad.is_none();
+                good = true;
             }
             ObjectFound::Mended { what, from } => {
                 verify.copies += 1;
@@ -96,14 +123,15 @@ fn add(verify: &mut Verify, found: &Found) {
         let node = &peer.node;
         match &peer.result {
             Ok(()) => {
-                verify.copies += u64::from(verify.deep);
-                good |= verify.deep || found.bad.is_none();
+                verify.copies += u64::from(found.deep);
+                good = true;
             }
             Err(PeerProblem::Bad(why)) => wrong.push(format!("peer {node}: {why}")),
             Err(PeerProblem::Away(why)) => away = Some(format!("peer {node}: {why}")),
         }
     }
     verify.away |= away.is_some();
+    let away = away.or(gone.filter(|_| !good));
     if !good && away.is_none() {
         let copy = if found.objects.is_empty() { "host" } else { "object" };
         wrong.extend(found.bad.iter().map(|bad| format!("{copy}: {bad}")));
@@ -131,9 +159,10 @@ impl Node {
         verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
     }
 
-    /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
-    /// size, and with `deep` they and other nodes' copies are read whole. A bad host copy is replaced from Tier-3 where that copy is
-    /// good. A bad or missing object is written again where memory, another node or another object has the bytes.
+    /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their size. With `deep`, or
+    /// where bytes of the file were found bad, objects and other nodes' copies are read whole, too. A bad host copy is replaced from another
+    /// node or Tier-3 where a copy there is good. A bad or missing object is written again where memory, another node or another object
+    /// has the bytes.
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
@@ -156,9 +185,10 @@ impl Node {
         let looked = targets.into_iter().map(|listed| async move {
             let Listed { target, bad, suspects, .. } = listed;
             let host = if target.host { Some(scrub(shared, target.clone()).await) } else { None };
+            let deep = reads_all(deep, bad.is_some(), host.as_ref());
             let objects = self.check_objects(&target, &suspects, deep, fenced).await;
             let peers = check_peers(shared, &target, deep).await;
-            Found { target, bad, host, objects, peers }
+            Found { target, bad, deep, host, objects, peers }
         });
         let mut looked = stream::iter(looked).buffer_unordered(FILES_IN_FLIGHT);
         let mut done_files = 0;
@@ -169,14 +199,11 @@ impl Node {
             let lost_before = verify.unrecoverable.len();
             add(&mut verify, &found);
             let of = (found.target.file, found.target.seal);
-            let is_good = |(_, object): &(ObjectCopy, ObjectFound)| match object {
-                ObjectFound::Good => deep,
-                ObjectFound::Mended { .. } => true,
-                ObjectFound::Bad(_) | ObjectFound::Away(_) => false,
-            };
             match verify.unrecoverable.get(lost_before) {
                 Some(lost) => shared.losses.note(of.0, of.1, format!("{}: {}", lost.path, lost.what)),
-                None if found.objects.iter().any(is_good) => shared.losses.mend(of.0, of.1),
+                None if found.objects.iter().any(|(_, object)| object.is_read()) => {
+                    shared.losses.mend(of.0, of.1);
+                }
                 None => {}
             }
             self.ask(move |engine| engine.note_verified(&found)).await?;
@@ -189,6 +216,46 @@ impl Node {
         verify.unchecked.sort_by(|a, b| a.path.cmp(&b.path));
         self.ask(move |engine| engine.scrub.note_unmended(&place, unmended)).await?;
         Some(verify)
+    }
+
+    /// Tries once more to write again what is known to be bad in Tier-3 of what lies at or below `place`, until `until`. Costs nothing where
+    /// nothing is known, else a read and a write of each object. Where Tier-3 does not answer the rest is left as it is.
+    pub(super) async fn mend_known(&self, place: &[u8], until: Option<Instant>) -> Option<()> {
+        let mending = self.mend_all_known(place);
+        match until {
+            None => mending.await,
+            // The rest stays known.
+            Some(until) => tokio::time::timeout_at(until.into(), mending).await.unwrap_or(Some(())),
+        }
+    }
+
+    async fn mend_all_known(&self, place: &[u8]) -> Option<()> {
+        let below = place.to_vec();
+        let (objects, documents) = self.ask(move |engine| engine.known_bad(&below)).await?;
+        if documents {
+            let (mut verify, mut unmended) = (Verify::default(), Vec::new());
+            self.verify_names(place, &mut verify, &mut unmended).await?;
+            self.verify_proofs(place.to_vec(), &mut verify, &mut unmended).await?;
+            if verify.away {
+                return Some(());
+            }
+            let below = place.to_vec();
+            self.ask(move |engine| engine.scrub.note_unmended(&below, unmended)).await?;
+        }
+        for Listed { target, suspects, .. } in objects {
+            let of = (target.file, target.seal);
+            let objects = self.check_objects(&target, &suspects, false, false).await;
+            let away = objects.iter().any(|(_, object)| matches!(object, ObjectFound::Away(_)));
+            if objects.iter().any(|(_, object)| object.is_read()) {
+                self.shared().losses.mend(of.0, of.1);
+            }
+            let found = Found { target, bad: None, deep: false, host: None, objects, peers: Vec::new() };
+            self.ask(move |engine| engine.note_verified(&found)).await?;
+            if away {
+                break;
+            }
+        }
+        Some(())
     }
 
     /// Looks at every object that should hold the bytes, and writes those again that do not. `suspects`: keys that were found bad
@@ -204,13 +271,13 @@ impl Node {
         for object in target.objects() {
             let deep = deep || suspects.contains(&object.key);
             let result = match self.check_object(target, object, deep).await {
-                Ok(()) => ObjectFound::Good,
+                Ok(()) => ObjectFound::Good { read: deep },
                 Err(ObjectProblem::Bad(what)) => ObjectFound::Bad(what),
                 Err(ObjectProblem::Away(why)) => ObjectFound::Away(why),
             };
             found.push((object.clone(), result));
         }
-        let good = found.iter().find(|(_, result)| matches!(result, ObjectFound::Good));
+        let good = found.iter().find(|(_, result)| matches!(result, ObjectFound::Good { .. }));
         let good = good.map(|(object, _)| object.clone());
         for (object, result) in &mut found {
             let ObjectFound::Bad(what) = result else { continue };
@@ -362,13 +429,13 @@ impl Engine {
     /// Takes down what was found of a file.
     fn note_verified(&mut self, found: &Found) {
         if let Some(host) = &found.host {
-            self.note_scrubbed(host);
+            self.note_scrubbed(host, Instant::now());
         }
         let (target, namespace) = (&found.target, Arc::clone(&self.shared.namespace));
         let mut stands = None;
         for (object, result) in &found.objects {
             match result {
-                ObjectFound::Good => {
+                ObjectFound::Good { .. } => {
                     self.note_object_checked(target, object, None);
                     stands = stands.or(Some(object));
                 }
@@ -393,6 +460,77 @@ impl Engine {
             // A bad object is no copy: the host copy must not be reclaimed for its sake.
             None if bad => namespace.forget_object(target.file, target.seal),
             Some(_) | None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Found, add, reads_all};
+    use crate::node::jobs::Origin;
+    use crate::node::scrub::{BadChunk, HealError, HostFound, Scrubbed, Target, Unseen};
+    use tidemark_protocol::checksum::Crc64;
+    use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
+    use tidemark_protocol::report::{ExitCode, Verify};
+
+    const FILE: FileId = FileId { incarnation: Incarnation(1), counter: FileCounter(9) };
+
+    /// A file of which only this was found.
+    fn host(found: HostFound) -> Found {
+        let target = Target {
+            node: 9,
+            file: FILE,
+            seal: SealNumber(1),
+            path: "r/a.pt".into(),
+            size_bytes: 5,
+            crc: Crc64(1),
+            chunks: vec![Crc64(1)].into(),
+            host: true,
+            object: None,
+            more: Vec::new(),
+        };
+        let host = Scrubbed { file: FILE, seal: SealNumber(1), path: "r/a.pt".into(), found };
+        Found { target, bad: None, deep: false, host: Some(host), objects: Vec::new(), peers: Vec::new() }
+    }
+
+    fn added(found: &Found) -> Verify {
+        let mut verify = Verify::default();
+        add(&mut verify, found);
+        verify
+    }
+
+    fn bad_chunk() -> BadChunk {
+        BadChunk { path: "r/a.pt".into(), chunk: 0, expected: Crc64(1), found: Crc64(2) }
+    }
+
+    #[test]
+    fn a_host_copy_that_nobody_looked_at_is_neither_good_nor_lost() {
+        let gone = added(&host(HostFound::Unseen(Unseen::Gone)));
+        assert_eq!((gone.copies, gone.unchecked.len(), gone.unrecoverable.len()), (0, 1, 0), "{gone:?}");
+        assert_eq!(gone.exit_code(), ExitCode::Done, "it may have been saved again meanwhile");
+        let unreadable = Unseen::Unreadable(std::io::ErrorKind::OutOfMemory.into());
+        let unreadable = added(&host(HostFound::Unseen(unreadable)));
+        assert_eq!((unreadable.copies, unreadable.unchecked.len()), (0, 1), "{unreadable:?}");
+        assert_eq!(unreadable.exit_code(), ExitCode::Unavailable, "what was asked for was not read");
+    }
+
+    #[test]
+    fn the_other_copies_of_bad_bytes_are_read_and_not_only_asked_for() {
+        let bad = host(HostFound::Bad { bad: bad_chunk(), why: HealError::InUse }).host;
+        assert!(reads_all(false, false, bad.as_ref()));
+        assert!(reads_all(false, true, None), "no copy could be read before");
+        assert!(reads_all(true, false, None));
+        let good = host(HostFound::Good).host;
+        assert!(!reads_all(false, false, good.as_ref()));
+        let healed = host(HostFound::Healed { bad: bad_chunk(), from: Origin::Object }).host;
+        assert!(!reads_all(false, false, healed.as_ref()), "its object was read to heal it");
+    }
+
+    #[test]
+    fn a_repair_says_where_the_good_bytes_came_from() {
+        for (from, word) in [(Origin::Peer, "peer"), (Origin::Object, "object")] {
+            let healed = added(&host(HostFound::Healed { bad: bad_chunk(), from }));
+            assert_eq!((healed.repaired.len(), healed.repaired[0].from.as_str()), (1, word), "{healed:?}");
         }
     }
 }

@@ -72,7 +72,7 @@ problem_codes! {
     Lost, "lost", NotRecoverable, Stays, "A committed checkpoint cannot be read whole, or Tier-3 does not say any more what it holds.";
     UncleanEnd, "unclean_end", NotRecoverable, Stays, "The daemon before ended without its drain, and what was only in its memory is gone.";
     Tier3NotBelieved, "tier3_not_believed", NotRecoverable, Stays, "A document of Tier-3 is damaged, and what it said is passed over.";
-    HostCorrupt, "host_corrupt", NotRecoverable, Stays, "Memory holds other bytes than were sealed, and there is no other copy.";
+    HostCorrupt, "host_corrupt", NotRecoverable, Stays, "Memory held other bytes than were sealed, and they were not replaced.";
     ObjectCorrupt, "object_corrupt", NotRecoverable, Stays, "An object of Tier-3 is bad or missing, and could not be written again.";
     Tier3Away, "tier3_away", Unavailable, Stays, "Tier-3 does not take what it is given.";
     CoordinatorAway, "coordinator_away", Unavailable, Stays, "The coordinator does not answer.";

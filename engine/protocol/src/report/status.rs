@@ -245,7 +245,7 @@ pub struct RunStatus {
     pub watermark: Option<CheckpointRef>,
     /// What a restart would load now: the newest whole one that nobody removed.
     pub recoverable: Option<CheckpointRef>,
-    /// The same of committed ones: what it would load after the loss of this node's memory.
+    /// The same of committed ones of which nothing is known to be bad in Tier-3: what it would load after the loss of this node's memory.
     #[serde(default)]
     pub durable: Option<CheckpointRef>,
     /// Complete versions that are newer than the watermark.

@@ -183,6 +183,8 @@ pub enum PendingReason {
     Incomplete,
     /// It is closed, and its bytes cannot be read to be sealed, as where a hole does not fit into memory; it is not waited for.
     Unreadable,
+    /// Tier-3 had it, and an object or a document of it is bad or missing there and could not be written again; it is not waited for.
+    Damaged,
     /// Whole, and on its way.
     Uploading,
     /// A word of a newer daemon.
@@ -199,6 +201,7 @@ impl PendingReason {
             Self::Torn => "torn",
             Self::Incomplete => "incomplete",
             Self::Unreadable => "unreadable",
+            Self::Damaged => "damaged",
             Self::Uploading => "uploading",
             Self::Unknown => "unknown",
         }

@@ -11,7 +11,8 @@ use tidemark_protocol::size::Shown;
 
 /// Read copies again, compare them with their checksums, and repair bad ones
 ///
-/// A bad host copy is replaced from Tier-3; a bad or missing object is written again from memory, another node or another object.
+/// A bad host copy is replaced from another node or Tier-3; a bad or missing object is written again from memory,
+/// another node or another object.
 /// Exits 0 when every file ends with a good copy, repaired ones included; 4 when one has none, or when Tier-3 does not
 /// say of a committed checkpoint what it must; 5 when something did not answer; 1 when an object is bad and could not be
 /// written again; 3 when nothing in the tree has that path.

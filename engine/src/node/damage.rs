@@ -1,0 +1,120 @@
+//! Copies that are known to be bad: they count for nothing in what is reported, and what rests on them is not durable.
+//!
+//! Owns: which copies those are, of a version and of a file; what a flush names for it. Does not own: finding them, writing them again
+//! (`scrub`, `verify`), what is said of each as a problem (`problems`).
+
+use crate::namespace::FileView;
+use crate::node::answer::Listed;
+use crate::node::book::VersionBook;
+use crate::node::flush::covers;
+use crate::node::run::Engine;
+use crate::node::scrub::Scrub;
+use std::collections::BTreeSet;
+use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::key::VersionId;
+use tidemark_protocol::path::RunPath;
+use tidemark_protocol::report::{CopyCount, Pending, PendingReason, path_text};
+
+impl Scrub {
+    /// Whether the object under this key was found bad and could not be written again.
+    pub(crate) fn is_bad_object(&self, file: FileId, seal: SealNumber, key: &str) -> bool {
+        !self.bad_objects.is_empty() && self.bad_objects.contains_key(&(file, seal, key.to_owned()))
+    }
+}
+
+impl Engine {
+    /// Whether this node's memory is known to hold other bytes than were sealed.
+    pub(super) fn is_bad_host(&self, view: &FileView) -> bool {
+        view.sealed().is_some_and(|seal| self.scrub.bad.contains_key(&(view.file, seal)))
+    }
+
+    /// The files of a version whose object is known to be bad. Costs a pass over its files where any object is.
+    pub(super) fn bad_objects_in(&self, version: &VersionBook) -> BTreeSet<FileId> {
+        if self.scrub.bad_objects.is_empty() {
+            return BTreeSet::new();
+        }
+        let files = version.manifest().into_iter().flat_map(|manifest| &manifest.files);
+        let bad = files.filter(|file| self.scrub.is_bad_object(file.file, file.seal, &file.key));
+        bad.map(|file| file.file).collect()
+    }
+
+    /// How many good copies Tier-3 has of a version.
+    pub(super) fn object_copies(&self, version: &VersionBook) -> CopyCount {
+        if !version.checkpoint.is_prepared() {
+            return CopyCount::default();
+        }
+        let mut seen = self.bad_objects_in(version);
+        let files = version.record().files.iter().filter(|entry| seen.insert(entry.file));
+        files.fold(CopyCount::default(), |sum, entry| CopyCount {
+            files: sum.files + 1,
+            bytes: sum.bytes + entry.size_bytes,
+        })
+    }
+
+    /// The files at or below `place` with an object that is known to be bad and may be written again, and whether there are such
+    /// documents. Costs a pass over the files and the versions where any object is bad.
+    pub(super) fn known_bad(&self, place: &[u8]) -> (Vec<Listed>, bool) {
+        if !self.may_write() {
+            return (Vec::new(), false);
+        }
+        let mut objects = Vec::new();
+        if !self.scrub.bad_objects.is_empty() {
+            objects = self.targets_and_stored(place);
+            objects.retain(|listed| !listed.suspects.is_empty());
+        }
+        (objects, self.scrub.unmended.iter().any(|(path, _)| covers(place, path.as_bytes())))
+    }
+
+    /// Everything at or below `place` that would not outlive this node, because Tier-3 has it no more as it was committed or sent: files
+    /// of the tree without a good object, and of the newest committed version of each checkpoint that was not removed. Costs a pass over both
+    /// where anything is known to be bad.
+    pub(super) fn damaged(&self, place: &[u8]) -> Vec<Pending> {
+        let Scrub { bad_objects, unmended, .. } = &self.scrub;
+        if bad_objects.is_empty() && unmended.is_empty() {
+            return Vec::new();
+        }
+        let books = self.ledger.books.values();
+        let stands: Vec<_> = books
+            .filter_map(|book| Some((book, book.committed()?)))
+            .filter(|(book, (number, version))| !self.is_removed(book, **number, version))
+            .collect();
+        let in_tree = self.ledger.files().filter(|(_, view)| view.object.is_none());
+        let lacking: BTreeSet<_> =
+            in_tree.filter_map(|(_, view)| Some((view.file, view.sealed()?))).collect();
+        let files = stands.iter().filter_map(|(_, (_, version))| version.manifest());
+        let files = files.flat_map(|manifest| &manifest.files);
+        let listed: BTreeSet<_> = files.map(|file| (file.file, file.seal, &file.key)).collect();
+        let objects = bad_objects.iter().filter(|((file, seal, key), _)| {
+            lacking.contains(&(*file, *seal)) || listed.contains(&(*file, *seal, key))
+        });
+        let objects = objects.map(|(_, bad)| (bad.path.clone(), bad.what.clone()));
+        let paths: BTreeSet<_> = stands.iter().map(|(book, _)| path_text(&book.path())).collect();
+        // A sidecar or a tree that is bad is pending by itself until it is sent again.
+        let documents = unmended.iter().filter(|(path, _)| paths.contains(path)).cloned();
+        let damaged = objects.chain(documents).filter(|(path, _)| covers(place, path.as_bytes()));
+        let row = |(path, what): (String, String)| Pending {
+            path,
+            reason: PendingReason::Damaged,
+            what: format!("it is bad in Tier-3: {what}; save it again, or mend Tier-3"),
+        };
+        damaged.map(row).collect()
+    }
+
+    /// Committed versions of a run of which something in Tier-3 is known to be bad. Costs nothing while nothing is.
+    pub(super) fn damaged_versions(&self, run: &RunPath) -> BTreeSet<&VersionId> {
+        let Scrub { bad_objects, unmended, .. } = &self.scrub;
+        if bad_objects.is_empty() && unmended.is_empty() {
+            return BTreeSet::new();
+        }
+        let books = self.ledger.books.values().filter(|book| book.id.run == *run);
+        let versions = books.flat_map(|book| {
+            let path = path_text(&book.path());
+            let documents = unmended.iter().any(|(of, _)| *of == path);
+            book.versions.values().map(move |version| (version, documents))
+        });
+        let damaged = versions
+            .filter(|(version, documents)| *documents || !self.bad_objects_in(version).is_empty())
+            .map(|(version, _)| &version.record().version);
+        damaged.collect()
+    }
+}
