@@ -78,6 +78,55 @@ fn a_path_that_names_nothing_is_not_found() {
     daemon.stop();
 }
 
+#[test]
+fn a_name_that_means_several_checkpoints_chooses_none_of_them() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    for (seed, run) in [(1, "one"), (2, "two")] {
+        for step in [100, 200, 300] {
+            save(&daemon, &format!("{run}/step{step}.pt"), &noise(seed, 70_000));
+            daemon.flush();
+        }
+    }
+    let target = daemon.scratch("out").join("exported");
+    let target = target.to_str().unwrap();
+    let refused = |words: &[&str], names: &[&str]| {
+        let output = daemon.ctl(words);
+        let shown = shown(&output);
+        assert_eq!(output.status.code(), Some(2), "ckptctl {words:?}: {shown}");
+        assert!(names.iter().all(|name| shown.contains(name)), "ckptctl {words:?} lists {names:?}: {shown}");
+    };
+    let both = ["one/step100.pt", "two/step100.pt"];
+    for command in ["rm", "pin", "unpin", "show", "verify", "prefetch"] {
+        refused(&[command, "@100"], &both);
+        refused(&[command, "latest"], &["one", "two", "RUN@latest"]);
+    }
+    refused(&["export", "@100", target], &both);
+    assert_eq!(daemon.checkpoints().len(), 6, "nothing was removed");
+    assert_eq!(daemon.ctl_json(&["show", "two@100"])["checkpoint"]["path"], "two/step100.pt");
+    assert_eq!(daemon.ctl_json(&["show", "two@latest"])["checkpoint"]["path"], "two/step300.pt");
+    // In one run, too: two names of one step, both committed.
+    save(&daemon, "one/checkpoint-100/model.safetensors", &noise(3, 70_000));
+    save(&daemon, "one/checkpoint-100/trainer_state.json", b"{}");
+    daemon.flush();
+    refused(&["rm", "one@100"], &["one/step100.pt", "one/checkpoint-100"]);
+    assert!(daemon.mount().join("one/step100.pt").exists());
+    // What comes back is what is out of sight, whatever else has the step.
+    fs::remove_file(daemon.mount().join("one/step100.pt")).unwrap();
+    daemon.flush();
+    assert_eq!(daemon.ctl_json(&["undelete", "@100"])["checkpoint"]["path"], "one/step100.pt");
+    for path in both {
+        fs::remove_file(daemon.mount().join(path)).unwrap();
+    }
+    daemon.flush();
+    refused(&["undelete", "@100"], &both);
+    // A run of which nothing is in the tree has no say in what is the latest.
+    fs::remove_dir_all(daemon.mount().join("two")).unwrap();
+    daemon.flush();
+    let latest = daemon.ctl_json(&["show", "latest"])["checkpoint"]["path"].as_str().unwrap().to_owned();
+    assert!(latest.starts_with("one/"), "{latest}");
+    daemon.stop();
+}
+
 fn attribute(path: &Path, name: &str) -> Result<String, Errno> {
     let mut buffer = [0_u8; 4096];
     let length = rustix::fs::getxattr(path, format!("user.tidemark.{name}"), &mut buffer[..])?;

@@ -137,13 +137,13 @@ impl<'de> Deserialize<'de> for Place {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selector {
-    /// `latest`: the newest recoverable one of the only run; an error where there are several.
+    /// `latest`: the newest committed one of the only run; an error where several runs have one.
     Latest,
     /// `RUN@latest`.
     LatestOf(Place),
-    /// `@STEP`: of the only run.
+    /// `@STEP`: the only one with that step; an error where there are several.
     Step(u64),
-    /// `RUN@STEP`.
+    /// `RUN@STEP`: as `@STEP`, of one run. Of several the only one that is committed.
     StepOf(Place, u64),
     /// A checkpoint's directory or file, or a file inside it: the newest version there.
     At(Place),

@@ -106,25 +106,6 @@ impl Node {
     pub async fn is_known(&self, place: Vec<u8>) -> Option<bool> {
         self.ask(move |engine| engine.is_known(&place)).await
     }
-
-    /// The path of what `wanted` names.
-    pub async fn path_of(&self, wanted: Wanted) -> Option<Option<Vec<u8>>> {
-        self.ask(move |engine| engine.find(&wanted).map(Book::path)).await
-    }
-}
-
-/// How a person names a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
-    Path(Vec<u8>),
-    Step {
-        run: Option<Vec<u8>>,
-        step: u64,
-    },
-    /// Of one run, or of all.
-    Latest {
-        run: Option<Vec<u8>>,
-    },
 }
 
 /// What there is to check of a file that the tree does not show.
@@ -407,44 +388,6 @@ impl Engine {
         })
     }
 
-    pub(crate) fn find<'a>(&'a self, wanted: &'a Wanted) -> Option<&'a Book> {
-        match wanted {
-            Wanted::Path(path) => {
-                let books = self.ledger.books.values().filter(|book| self.is_named_by(book, path));
-                books.max_by_key(|book| book.path().len())
-            }
-            Wanted::Step { run, step } => self.books_of(run.as_deref()).find(|book| {
-                let newest =
-                    book.newest().or_else(|| book.unreadable()).map(|(_, version)| version.record().step);
-                let present = || book.candidate.as_ref().map(|candidate| candidate.step);
-                newest.or_else(present).flatten().is_some_and(|found| found.0 == *step)
-            }),
-            Wanted::Latest { run } => {
-                let books = self.books_of(run.as_deref());
-                let committed = books.filter_map(|book| Some((book.committed()?.1.record(), book)));
-                let (_, newest) = committed.clone().max_by_key(|(record, _)| lineage::order(record))?;
-                let of_its_run = committed.filter(|(_, book)| book.id.run == newest.id.run);
-                of_its_run.max_by_key(|(record, _)| lineage::order_to_resume(record)).map(|(_, book)| book)
-            }
-        }
-    }
-
-    /// Whether `path` means this checkpoint: it is its path, or something in it.
-    fn is_named_by(&self, book: &Book, path: &[u8]) -> bool {
-        let top = book.path();
-        let run = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
-        if !covers(run, path) {
-            return false;
-        }
-        // The files of a family share no directory of their own, so each is looked for by its name.
-        let inside =
-            |file: &RelPath| file.as_bytes() == path || covers(&top, path) && covers(path, file.as_bytes());
-        top == path
-            || covers(&top, path) && self.shared.namespace.node_at(path).is_some()
-            || book.candidate.iter().flat_map(|candidate| candidate.files.keys()).any(inside)
-            || above(book, None).iter().any(|(_, version)| version.contents.keys().any(inside))
-    }
-
     fn is_in_tree(&self, place: &[u8]) -> bool {
         place.is_empty()
             || self.shared.namespace.node_at(place).is_some()
@@ -455,16 +398,6 @@ impl Engine {
         let stands = |book: &Book| !above(book, None).is_empty();
         let named = |book: &Book| covers(place, &book.path()) || self.is_named_by(book, place);
         self.is_in_tree(place) || self.ledger.books.values().any(|book| stands(book) && named(book))
-    }
-
-    /// The books of one run, named by its path or as `ls` shows it, or of all.
-    fn books_of<'a>(&'a self, run: Option<&'a [u8]>) -> impl Iterator<Item = &'a Book> + Clone {
-        self.ledger.books.values().filter(move |book| {
-            run.is_none_or(|run| {
-                let path = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
-                path == run || book.id.run.to_string().as_bytes() == run
-            })
-        })
     }
 
     /// The sealed contents of a checkpoint in the tree; `None` while some file is not sealed, or none is there.
@@ -483,8 +416,7 @@ impl Engine {
     }
 
     fn commit_told(&mut self, path: &[u8]) -> Option<Commit> {
-        let wanted = Wanted::Path(path.to_vec());
-        let id = self.find(&wanted)?.id.clone();
+        let id = self.find_at(path)?.id.clone();
         let book = &self.ledger.books[&id];
         // Of bytes that are still being written nobody can say that they are whole.
         let present = self.present(book);

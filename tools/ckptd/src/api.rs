@@ -350,7 +350,7 @@ impl NodeApi for Daemon {
         }
         let what = described(&request.checkpoint);
         let shown = self.node.show(wanted(request.checkpoint), request.files, self.identity()).await;
-        shown.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
+        shown.ok_or_else(stopped)??.ok_or_else(|| not_found(&what))
     }
 
     async fn why(&self, request: WhyRequest) -> Result<Why, ApiError> {
@@ -436,7 +436,7 @@ impl NodeApi for Daemon {
             }
             Some(selector) => {
                 let what = described(&selector);
-                let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)?;
+                let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)??;
                 found.ok_or_else(|| not_found(&what))?
             }
         };
@@ -452,7 +452,7 @@ impl NodeApi for Daemon {
                 known(place, is_in_tree)?
             }
             selector => {
-                let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)?;
+                let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)??;
                 found.ok_or_else(|| not_found(&what))?
             }
         };

@@ -16,7 +16,7 @@ use tidemark_protocol::size::Shown;
 /// when nothing in the tree has that path.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A path, RUN@STEP, @STEP, RUN@latest or latest
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several
     checkpoint: OsString,
     /// Return at once; what comes of it is in the daemon's log and in `ckptctl show`
     #[arg(long)]

@@ -14,7 +14,7 @@ use tidemark_protocol::report::{ExitCode, Removal};
 /// what a program has open. There is no way back from it; `rm -r` in the mount has one, `ckptctl undelete`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A path, RUN@STEP, @STEP, RUN@latest or latest
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several
     checkpoint: OsString,
 }
 

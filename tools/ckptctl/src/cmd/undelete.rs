@@ -13,7 +13,7 @@ use tidemark_protocol::report::{ExitCode, Undelete};
 /// what is below .tidemark/torn. Refused while something else has the name.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The path that it had, RUN@STEP or @STEP
+    /// The path that it had, RUN@STEP or @STEP; exits 2 with a list where several that are out of sight have that step
     checkpoint: OsString,
 }
 

@@ -17,7 +17,7 @@ use tidemark_protocol::size::Shown;
 /// written again; 3 when nothing in the tree has that path.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A path, RUN@STEP, @STEP, RUN@latest or latest; everything where there is none
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several. Default: everything
     checkpoint: Option<OsString>,
     /// Read the copies in Tier-3 too, which costs their transfer
     #[arg(long)]
