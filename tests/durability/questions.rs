@@ -11,9 +11,9 @@ use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use tidemark_tests::daemon::shown;
-use tidemark_tests::process;
+use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, noise, options, save, start};
+use crate::site::{CONFIG, NEVER_SETTLES, noise, options, save, start};
 
 #[test]
 fn a_path_that_names_nothing_is_not_found() {
@@ -124,6 +124,41 @@ fn a_name_that_means_several_checkpoints_chooses_none_of_them() {
     daemon.flush();
     let latest = daemon.ctl_json(&["show", "latest"])["checkpoint"]["path"].as_str().unwrap().to_owned();
     assert!(latest.starts_with("one/"), "{latest}");
+    daemon.stop();
+}
+
+#[test]
+fn a_file_in_a_checkpoint_stands_for_the_checkpoint() {
+    let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
+    // A directory, and a family of files that has none.
+    for (file, other, checkpoint) in [
+        ("run/step_1/model_rank0.pt", "run/step_1/model_rank1.pt", "run/step_1"),
+        ("run/step5_rank0.pt", "run/step5_rank1.pt", "run/step5_rank*.pt"),
+    ] {
+        save(&daemon, file, &noise(1, 70_000));
+        save(&daemon, other, &noise(2, 70_000));
+        let open = fs::File::options().append(true).open(daemon.mount().join(other)).unwrap();
+        let waited = daemon.ctl(&["flush", "--wait", "--timeout", "2", file]);
+        assert_eq!(waited.status.code(), Some(1), "{other} is open: {}", shown(&waited));
+        assert!(shown(&waited).contains(checkpoint), "{}", shown(&waited));
+        drop(open);
+        // Nothing settles here, so that it is the flush that makes it complete.
+        let waited = daemon.ctl(&["flush", "--wait", "--timeout", "60", file]);
+        assert_eq!(waited.status.code(), Some(0), "{}", shown(&waited));
+        let row = daemon.checkpoint(checkpoint).unwrap_or_else(|| panic!("{:#?}", daemon.checkpoints()));
+        assert_eq!(row["state"], "committed", "{row:#}");
+        let rows = daemon.ctl_json(&["ls", file]);
+        assert_eq!((rows.as_array().unwrap().len(), &rows[0]["path"]), (1, &row["path"]), "{rows:#}");
+        let plan = daemon.ctl_json(&["recover", "--plan", file]);
+        assert_eq!(plan["runs"][0]["chosen"]["path"], row["path"], "{plan:#}");
+    }
+    let file = "run/step_1/model_rank0.pt";
+    let files = tier3::files_below(&daemon.tier3_dir().join("run/step_1"));
+    let manifest = files.iter().find(|path| path.to_string_lossy().contains("manifest-")).unwrap();
+    fs::remove_file(manifest).unwrap();
+    let verify = daemon.ctl_json(&["verify", file]);
+    assert_eq!(verify["repaired"].as_array().unwrap().len(), 1, "{verify:#}");
+    assert!(manifest.exists(), "it is written again");
     daemon.stop();
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Owns: filling those shapes. Does not own: the shapes (protocol), what only the daemon knows (mount, addresses).
 
-use crate::namespace::{FileState, FileView, ObjectCopy, torn_path};
+use crate::namespace::{FileState, FileView, ObjectCopy, path_of_torn, torn_path};
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::flush::covers;
@@ -10,6 +10,7 @@ use crate::node::ledger::Contents;
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::{Target, target};
+use crate::node::select::is_inside;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -185,12 +186,18 @@ impl Engine {
     fn list(&self, place: &[u8], all: bool) -> Vec<Checkpoint> {
         let mut rows = Vec::new();
         let torn = self.torn();
+        let is_listed = |candidate: &Candidate, path: &RelPath| {
+            let is_in = |place: &[u8]| {
+                is_inside(path.as_bytes(), place, candidate.files.keys()) || path.as_bytes() == place
+            };
+            covers(place, &torn_path(path)) || path_of_torn(place).is_some_and(is_in)
+        };
         let listed_there: BTreeSet<_> = torn
             .iter()
-            .filter(|(candidate, _)| candidate.id.path().is_some_and(|path| covers(place, &torn_path(&path))))
+            .filter(|(candidate, _)| candidate.id.path().is_some_and(|path| is_listed(candidate, &path)))
             .map(|(candidate, _)| &candidate.id)
             .collect();
-        for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
+        for book in self.books_about(place) {
             let kept = self.kept_out_of_sight(&book.id).filter(|_| listed_there.contains(&book.id));
             let kept = kept.map(|(number, _)| number);
             let of_book = self.rows(book, all).into_iter();
@@ -198,8 +205,8 @@ impl Engine {
         }
         for (candidate, files) in &torn {
             // Where it is now: under its own path there may be another.
-            let Some(path) = candidate.id.path().map(|path| torn_path(&path)) else { continue };
-            if covers(place, &path) {
+            if let Some(path) = candidate.id.path().filter(|path| is_listed(candidate, path)) {
+                let path = torn_path(&path);
                 let kept = self.kept_out_of_sight(&candidate.id);
                 let number = kept.map_or_else(|| self.next_number(&candidate.id), |(number, _)| number);
                 let size = |view: &FileView| self.size_now(view);
@@ -396,8 +403,7 @@ impl Engine {
 
     fn is_known(&self, place: &[u8]) -> bool {
         let stands = |book: &Book| !above(book, None).is_empty();
-        let named = |book: &Book| covers(place, &book.path()) || self.is_named_by(book, place);
-        self.is_in_tree(place) || self.ledger.books.values().any(|book| stands(book) && named(book))
+        self.is_in_tree(place) || self.books_about(place).any(stands)
     }
 
     /// The sealed contents of a checkpoint in the tree; `None` while some file is not sealed, or none is there.
@@ -494,7 +500,7 @@ impl Engine {
     fn stored(&self, place: &[u8]) -> BTreeMap<(FileId, SealNumber), Listed> {
         let mut stored: BTreeMap<_, Listed> = BTreeMap::new();
         let books = self.ledger.books.values().map(|book| (book, book.path()));
-        for (book, path) in books.filter(|(_, path)| covers(place, path) || covers(path, place)) {
+        for (book, path) in books.filter(|(book, path)| covers(path, place) || self.is_about(place, book)) {
             let files =
                 book.versions.values().filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
             for file in files {

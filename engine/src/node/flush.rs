@@ -10,6 +10,7 @@ use crate::node::decide;
 use crate::node::loose::Lack;
 use crate::node::rescue::{self, Rescue};
 use crate::node::run::{Engine, Node};
+use crate::node::select::is_inside;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,10 +86,10 @@ impl Flushes {
         self.waiting.iter().map(|waiter| waiter.began).max()
     }
 
-    /// What the flushes that cover `path` say of it.
-    pub(crate) fn told(&self, path: &[u8]) -> Told {
-        let covering = self.waiting.iter().filter(|waiter| covers(&waiter.place, path));
-        covering.map(|waiter| waiter.told).max().unwrap_or_default()
+    /// What the flushes say of a checkpoint. `is_about`: whether it is meant by a flush of that place.
+    pub(crate) fn told(&self, is_about: impl Fn(&[u8]) -> bool) -> Told {
+        let about = self.waiting.iter().filter(|waiter| is_about(&waiter.place));
+        about.map(|waiter| waiter.told).max().unwrap_or_default()
     }
 }
 
@@ -106,7 +107,7 @@ impl Engine {
         ending: bool,
     ) -> oneshot::Receiver<FlushOutcome> {
         let (answer, answered) = oneshot::channel();
-        self.see_all_below(&place);
+        self.see_all_about(&place);
         // And that its writer was killed: of what is known to be torn a flush makes nothing.
         ask_anew();
         self.shared.namespace.forget_ended_writers();
@@ -126,10 +127,20 @@ impl Engine {
         answered
     }
 
-    /// What was closed just before must be seen, however far behind the watcher is.
-    fn see_all_below(&mut self, place: &[u8]) {
-        let nodes: Vec<_> =
-            self.shared.namespace.views_below(place).into_iter().map(|view| view.node).collect();
+    /// What was closed just before must be seen, however far behind the watcher is. Of a place in a checkpoint that is all of it: what it
+    /// lacks must not be taken for whole.
+    fn see_all_about(&mut self, place: &[u8]) {
+        let namespace = &self.shared.namespace;
+        let mut views = namespace.views_below(place);
+        let is_file = || namespace.node_at(place).is_some_and(|node| namespace.view(node).is_some());
+        let lies_in_one = || self.books_about(place).any(|book| !covers(place, &book.path()));
+        if let Ok(path) = RelPath::new(place)
+            && (is_file() || lies_in_one())
+        {
+            let scope = self.ledger.rules().scope(&path);
+            views.extend(namespace.views_below(scope.as_ref().map_or(&b""[..], RelPath::as_bytes)));
+        }
+        let nodes: Vec<_> = views.into_iter().map(|view| view.node).collect();
         self.ledger.refresh(&self.shared.namespace, &nodes);
     }
 
@@ -278,7 +289,7 @@ impl Engine {
         self.flushes.not_before = Some(now + LOOK_EVERY.max(begun.elapsed() * LOOK_SHARE));
         if refuses_writers {
             self.give_up_writers();
-            self.see_all_below(b"");
+            self.see_all_about(b"");
             self.look_at_everything();
             self.visibility.ask_about_removals();
             self.undo_removals(now);
@@ -300,16 +311,18 @@ impl Engine {
         self.seal_as_they_are(&given_up);
     }
 
-    /// Everything at or below `place` that is not durable, and why. `asked`: when somebody asked last.
+    /// Everything at or below `place`, and the checkpoint in which it lies, that is not durable, and why. `asked`: when somebody asked last.
     fn pending(&self, place: &[u8], asked: Option<Instant>, now: Instant) -> Vec<Row> {
         let mut rows = Vec::new();
-        for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
+        for book in self.books_about(place) {
             rows.extend(self.pending_book(book));
         }
         for (candidate, _) in self.torn() {
-            let Some(path) = candidate.id.path().filter(|path| covers(place, path.as_bytes())) else {
-                continue;
+            let is_meant = |path: &RelPath| {
+                let path = path.as_bytes();
+                covers(place, path) || is_inside(path, place, candidate.files.keys())
             };
+            let Some(path) = candidate.id.path().filter(is_meant) else { continue };
             let path = String::from_utf8_lossy(&torn_path(&path)).into_owned();
             let what = "it can never be complete, and is out of sight".to_owned();
             rows.push(Row::of(Pending { path, reason: PendingReason::Torn, what }));
@@ -410,7 +423,7 @@ impl Engine {
 }
 
 impl Node {
-    /// Makes everything closed at or below `place` durable. `wait` says whether to stay until it is, at most for
+    /// Makes everything closed at or below `place`, or the checkpoint in which it lies, durable. `wait` says whether to stay until it is, at most for
     /// `timeout`. Dropping the future ends the waiting, not the uploads.
     pub async fn flush(
         &self,

@@ -100,6 +100,13 @@ fn latest<'a>(of_run: impl Iterator<Item = &'a Book>) -> Option<&'a Book> {
     committed.max_by_key(|(record, _)| lineage::order_to_resume(record)).map(|(_, book)| book)
 }
 
+/// Whether `place` is one of these files, or a directory below `top` in which some of them lie.
+pub(crate) fn is_inside<'a>(top: &[u8], place: &[u8], mut files: impl Iterator<Item = &'a RelPath>) -> bool {
+    // The files of a family share no directory of their own, so each is looked for by its name.
+    let is_below = covers(top, place);
+    files.any(|file| file.as_bytes() == place || is_below && covers(place, file.as_bytes()))
+}
+
 impl Engine {
     /// The checkpoint that `wanted` names; `None`: there is none. Costs a pass over the books.
     ///
@@ -163,13 +170,21 @@ impl Engine {
         if !covers(run, path) {
             return false;
         }
-        // The files of a family share no directory of their own, so each is looked for by its name.
-        let inside =
-            |file: &RelPath| file.as_bytes() == path || covers(&top, path) && covers(path, file.as_bytes());
         top == path
             || covers(&top, path) && self.shared.namespace.node_at(path).is_some()
-            || book.candidate.iter().flat_map(|candidate| candidate.files.keys()).any(inside)
-            || above(book, None).iter().any(|(_, version)| version.contents.keys().any(inside))
+            || book.candidate.as_ref().is_some_and(|held| is_inside(&top, path, held.files.keys()))
+            || above(book, None).iter().any(|(_, version)| is_inside(&top, path, version.contents.keys()))
+    }
+
+    /// Whether what is asked about `place` is about this checkpoint: it is at or below the place, or the place lies in it. A file of a
+    /// checkpoint is safe with that, and not before.
+    pub(crate) fn is_about(&self, place: &[u8], book: &Book) -> bool {
+        covers(place, &book.path()) || self.is_named_by(book, place)
+    }
+
+    /// The checkpoints that a question about `place` is about. Costs a pass over the books.
+    pub(crate) fn books_about<'a>(&'a self, place: &'a [u8]) -> impl Iterator<Item = &'a Book> {
+        self.ledger.books.values().filter(move |book| self.is_about(place, book))
     }
 
     /// The books of one run, named by its path or as `ls` shows it, or of all.
@@ -193,6 +208,20 @@ mod tests {
         assert_eq!(meant(&[of(&one, false), of(&one, true)]), Some(1));
         assert_eq!(meant(&[of(&one, true), of(&one, true)]), None);
         assert_eq!(meant(&[of(&one, false), of(&one, false)]), None);
+    }
+
+    #[test]
+    fn a_place_lies_in_a_checkpoint_as_a_file_or_as_a_directory_of_files() {
+        let files = ["run/step_1/a.pt", "run/step_1/sub/b.pt", "run/family_rank0.pt"];
+        let files = files.map(|path| RelPath::new(path).unwrap());
+        let of = |top: &str, place: &str| is_inside(top.as_bytes(), place.as_bytes(), files.iter());
+        for place in ["run/step_1", "run/step_1/a.pt", "run/step_1/sub", "run/step_1/sub/b.pt"] {
+            assert!(of("run/step_1", place), "{place}");
+        }
+        assert!(of("run/family_rank*.pt", "run/family_rank0.pt"));
+        for place in ["", "run", "run/step_1/absent", "run/step_1/s", "run/step_12"] {
+            assert!(!of("run/step_1", place), "{place}");
+        }
     }
 
     #[test]

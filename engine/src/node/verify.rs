@@ -131,7 +131,7 @@ impl Node {
         verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
     }
 
-    /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their
+    /// Checks the copies of everything at or below `place`, and the documents of the checkpoint in which it lies. Host copies are read whole; objects are asked for their
     /// size, and with `deep` they and other nodes' copies are read whole. A bad host copy is replaced from Tier-3 where that copy is
     /// good. A bad or missing object is written again where memory, another node or another object has the bytes.
     ///
@@ -187,7 +187,7 @@ impl Node {
         verify.repaired.sort_by(|a, b| a.path.cmp(&b.path));
         verify.broken.sort_by(|a, b| a.path.cmp(&b.path));
         verify.unchecked.sort_by(|a, b| a.path.cmp(&b.path));
-        self.ask(move |engine| engine.scrub.note_unmended(&place, unmended)).await?;
+        self.ask(move |engine| engine.note_unmended(&place, unmended)).await?;
         Some(verify)
     }
 

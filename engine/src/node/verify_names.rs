@@ -227,9 +227,12 @@ impl Engine {
         loose.chain(tree.map(|number| Named::Tree { number })).collect()
     }
 
-    /// Documents that the start passed over, as far as no name at or below `place` stands for one.
+    /// Documents that the start passed over of checkpoints at or below `place`, or in which it lies, where no name stands for one.
     fn not_believed(&self, place: &[u8]) -> Vec<BrokenInvariant> {
-        let wanted = |below: &[u8]| if below.is_empty() { place.is_empty() } else { covers(place, below) };
+        let wanted = |of: &[u8]| match of {
+            b"" => place.is_empty(),
+            checkpoint => covers(place, checkpoint) || covers(checkpoint, place),
+        };
         let passed = self.passed_over.iter().filter(|passed| passed.place.as_deref().is_some_and(wanted));
         let broken = passed.map(|passed| BrokenInvariant {
             path: passed.key.clone(),

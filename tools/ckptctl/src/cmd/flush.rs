@@ -11,8 +11,8 @@ use tidemark_protocol::size::Shown;
 
 /// Upload every closed file below PATH now, without waiting for it to settle
 ///
-/// A checkpoint whose framework leaves a marker, index or count waits for that; any other is made complete by this
-/// command. With --wait: exits 0 when all are committed or there was nothing to do; 1 with a list when something is
+/// A file in a checkpoint stands for all of that checkpoint. One whose framework leaves a marker, index or count waits for that; any
+/// other is made complete by this command. With --wait: exits 0 when all are committed or there was nothing to do; 1 with a list when something is
 /// still open, mapped, torn or incomplete; 5 when Tier-3 was away at the time-out.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
