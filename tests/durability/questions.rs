@@ -3,6 +3,7 @@
 //! Owns: not found (3) against found, `user.tidemark.*`. Does not own: how answers look (the tests of ckptctl).
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -159,6 +160,66 @@ fn a_file_in_a_checkpoint_stands_for_the_checkpoint() {
     let verify = daemon.ctl_json(&["verify", file]);
     assert_eq!(verify["repaired"].as_array().unwrap().len(), 1, "{verify:#}");
     assert!(manifest.exists(), "it is written again");
+    daemon.stop();
+}
+
+#[test]
+fn a_path_through_symbolic_links_is_about_what_they_lead_to() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    for step in [100, 200, 300] {
+        save(&daemon, &format!("run7/step{step}.pt"), &noise(step, 70_000));
+        daemon.flush();
+    }
+    let at = |path: &str| daemon.mount().join(path);
+    symlink("run7", at("current")).unwrap();
+    symlink(at("run7"), at("absolute")).unwrap();
+    symlink("step300.pt", at("run7/last.ckpt")).unwrap();
+    symlink("run9", at("gone")).unwrap();
+    symlink("/etc", at("outside")).unwrap();
+    symlink("circle", at("circle")).unwrap();
+    for (path, files) in
+        [("current", 3), ("run7/last.ckpt", 1), ("absolute/last.ckpt", 1), ("current@100", 1)]
+    {
+        let verify = daemon.ctl_json(&["verify", "--deep", path]);
+        assert_eq!(verify["files"], files, "{path}: {verify:#}");
+    }
+    for (path, rows) in [("current", 3), ("run7/last.ckpt", 1), ("absolute", 3)] {
+        let listed = daemon.ctl_json(&["ls", path]);
+        assert_eq!(listed.as_array().unwrap().len(), rows, "{path}: {listed:#}");
+    }
+    for name in ["run7/last.ckpt", "current@latest", "absolute@300"] {
+        assert_eq!(daemon.ctl_json(&["show", name])["checkpoint"]["path"], "run7/step300.pt", "{name}");
+    }
+    for path in ["gone", "outside", "outside/passwd", "circle"] {
+        for command in [&["verify"][..], &["flush", "--wait"], &["ls"], &["show"], &["recover", "--plan"]] {
+            let output = daemon.ctl(&[command, &[path]].concat());
+            assert_eq!(output.status.code(), Some(3), "{command:?} {path}: {}", shown(&output));
+        }
+    }
+    let open = fs::File::options().append(true).open(at("run7/step300.pt")).unwrap();
+    for path in ["current", "run7/last.ckpt", "absolute/step300.pt"] {
+        let waited = daemon.ctl(&["flush", "--wait", "--timeout", "2", path]);
+        assert_eq!(waited.status.code(), Some(1), "{path} is open: {}", shown(&waited));
+    }
+    drop(open);
+    daemon.flush();
+    // What is removed for good is what has the name, and a link is none of that.
+    for (link, target) in
+        [("run7/last.ckpt", "step300.pt"), ("current/last.ckpt", "step300.pt"), ("current", "run7")]
+    {
+        let refused = daemon.ctl(&["rm", link]);
+        assert_eq!(refused.status.code(), Some(2), "{link}: {}", shown(&refused));
+        assert!(shown(&refused).contains(target), "{}", shown(&refused));
+    }
+    assert!(at("run7/step300.pt").exists() && at("run7/last.ckpt").symlink_metadata().is_ok());
+    assert_eq!(daemon.ctl_json(&["rm", "current/step100.pt"])["path"], "run7/step100.pt");
+    assert!(!at("run7/step100.pt").exists());
+    // A link that has the name of what was removed is in its way.
+    fs::remove_file(at("run7/step200.pt")).unwrap();
+    symlink("step300.pt", at("run7/step200.pt")).unwrap();
+    daemon.flush();
+    let undelete = daemon.ctl(&["undelete", "run7/step200.pt"]);
+    assert_eq!(undelete.status.code(), Some(1), "{}", shown(&undelete));
     daemon.stop();
 }
 

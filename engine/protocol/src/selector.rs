@@ -1,7 +1,7 @@
 //! Which checkpoint a person means, and which place on the mount.
 //!
 //! Owns: the grammar of CHECKPOINT on the command line, and turning a path as typed into one relative to the mount.
-//! Does not own: finding the checkpoint (the catalog), following symbolic links (the caller, who has a file system).
+//! Does not own: finding the checkpoint (the catalog), following symbolic links (the daemon, which has the tree).
 
 use crate::id::{Timeline, Version};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};

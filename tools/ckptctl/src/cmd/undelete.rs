@@ -19,7 +19,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
-        let checkpoint = context.selector(&self.checkpoint).await?;
+        let checkpoint = context.selector_of_name(&self.checkpoint).await?;
         let undelete = context.client.undelete(&UndeleteRequest { checkpoint }).await?;
         context.print(&undelete, print)?;
         Ok(ExitCode::Done)
