@@ -115,7 +115,7 @@ pub struct PrefetchRequest {
 pub struct FlushRequest {
     /// What is at or below it, or the checkpoint in which it lies.
     pub place: Place,
-    /// Answer when all are committed, instead of when all are queued.
+    /// Answer when all are committed, instead of with what is pending.
     pub wait: bool,
     /// How long to wait; None: until done.
     pub timeout_s: Option<u64>,

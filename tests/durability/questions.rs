@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use tidemark_tests::daemon::shown;
 use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, NEVER_SETTLES, noise, options, save, start};
+use crate::site::{CONFIG, MIB, NEVER_SETTLES, noise, options, save, start};
 
 #[test]
 fn a_path_that_names_nothing_is_not_found() {
@@ -220,6 +220,34 @@ fn a_path_through_symbolic_links_is_about_what_they_lead_to() {
     daemon.flush();
     let undelete = daemon.ctl(&["undelete", "run7/step200.pt"]);
     assert_eq!(undelete.status.code(), Some(1), "{}", shown(&undelete));
+    daemon.stop();
+}
+
+#[test]
+fn a_flush_that_does_not_wait_says_what_is_pending_and_holds_for_what_was_closed() {
+    let Some(mut daemon) = start(options("512MiB", NEVER_SETTLES)) else { return };
+    save(&daemon, "run/step_9/model_rank0.pt", &noise(1, 70_000));
+    let open =
+        fs::File::options().append(true).open(daemon.mount().join("run/step_9/model_rank0.pt")).unwrap();
+    let asked = daemon.ctl_json(&["flush", "run/step_9"]);
+    assert_eq!(
+        (&asked["waited"], &asked["pending"][0]["reason"]),
+        (&false.into(), &"open".into()),
+        "{asked:#}"
+    );
+    let said = daemon.ctl(&["flush", "run/step_9"]);
+    assert!(said.status.success() && shown(&said).contains("not committed yet"), "{}", shown(&said));
+    drop(open);
+    // So large that it is not sealed when the command is answered. Nothing settles here, so that only the word makes it complete.
+    save(&daemon, "run/step_1/model_rank0.pt", &noise(2, 128 * MIB));
+    let asked = daemon.ctl_json(&["flush", "run/step_1"]);
+    assert_eq!(asked["waited"], false, "{asked:#}");
+    let is_committed = || (daemon.checkpoint("run/step_1")?["state"] == "committed").then_some(());
+    let committed = process::until(Duration::from_secs(60), is_committed);
+    assert!(committed.is_some(), "{asked:#}\n{:#?}", daemon.checkpoints());
+    daemon.flush();
+    let nothing = daemon.ctl(&["flush"]);
+    assert!(nothing.status.success() && shown(&nothing).contains("nothing is left"), "{}", shown(&nothing));
     daemon.stop();
 }
 

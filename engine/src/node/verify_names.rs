@@ -7,7 +7,7 @@
 
 use crate::namespace::FileState;
 use crate::node::book::LooseStage;
-use crate::node::flush::{FlushOutcome, covers};
+use crate::node::flush::{FlushOutcome, Waits, covers};
 use crate::node::recover::Knows;
 use crate::node::run::{Engine, Node, error_text};
 use crate::restore::locate::{FormatProblem, document};
@@ -248,7 +248,7 @@ impl Engine {
             return Err(format!("this node writes nothing to Tier-3: {why}"));
         }
         let begun: Vec<_> = bad.into_iter().filter(|(named, _)| self.begin_again(named)).collect();
-        Ok((begun, self.begin_flush(place, Some(until), Told::No, false)))
+        Ok((begun, self.begin_flush(place, Some(until), Told::No, Waits::Caller)))
     }
 
     fn begin_again(&mut self, named: &Named) -> bool {

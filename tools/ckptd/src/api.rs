@@ -67,6 +67,8 @@ pub(crate) struct Daemon {
 const RUNS_AGE: Duration = Duration::from_secs(1);
 /// A status does not wait longer for a coordinator.
 const RUNS_DEADLINE: Duration = Duration::from_secs(1);
+/// A flush that does not wait has other nodes say what they made, and gives them half of this.
+const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// A node that has just begun has not joined yet, and nothing is wrong with that.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -408,7 +410,7 @@ impl NodeApi for Daemon {
             return self.forward_flush(request).await;
         }
         let (began, timeout) = (Instant::now(), request.timeout_s.map(Duration::from_secs));
-        let unheard = if request.wait { self.hear_all(timeout).await } else { Vec::new() };
+        let unheard = self.hear_all(if request.wait { timeout } else { Some(HEARD_WITHIN) }).await;
         let place = self.led(&request.place, LastLink::Followed)?;
         let is_known = self.node.is_known(place.clone()).await;
         let place = known(place, is_known)?;
@@ -416,7 +418,7 @@ impl NodeApi for Daemon {
         let flushed = self.node.flush(place, request.wait, left, move |now| progress.tell(now)).await;
         let mut flushed = flushed.ok_or_else(stopped)?;
         // A caller that waits longer may hear them yet.
-        flushed.timed_out |= timeout.is_some() && !unheard.is_empty();
+        flushed.timed_out |= request.wait && timeout.is_some() && !unheard.is_empty();
         let unheard = unheard.into_iter();
         flushed.pending.extend(unheard.map(|what| Pending {
             path: String::new(),
