@@ -251,6 +251,38 @@ fn a_flush_that_does_not_wait_says_what_is_pending_and_holds_for_what_was_closed
     daemon.stop();
 }
 
+#[test]
+fn what_is_written_still_is_not_verified_and_nothing_is_not_ok() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    save(&daemon, "run/step_1/model_rank0.pt", &noise(1, 70_000));
+    save(&daemon, "run/step_1/model_rank1.pt", &noise(2, 80_000));
+    fs::create_dir(daemon.mount().join("empty")).unwrap();
+    daemon.flush();
+    let (whole, open) = ("run/step_1/model_rank0.pt", "run/step_1/model_rank1.pt");
+    let writer = fs::File::options().append(true).open(daemon.mount().join(open)).unwrap();
+    let unchecked = |place: &str| {
+        let verify = daemon.ctl_json(&["verify", place]);
+        let rows = verify["unchecked"].as_array().unwrap().iter().map(|row| row["path"].clone());
+        rows.collect::<Vec<_>>()
+    };
+    let seen = process::until(Duration::from_secs(20), || (unchecked(open) == [open]).then_some(()));
+    assert!(seen.is_some(), "{:?}", unchecked(open));
+    assert_eq!(unchecked("run"), [open]);
+    let said = daemon.ctl(&["verify", "run/step_1"]);
+    assert!(said.status.success() && shown(&said).contains("NOT ALL"), "{}", shown(&said));
+    assert!(unchecked(whole).is_empty(), "what is sealed is as good as before");
+    let here = daemon.ctl_json(&["prefetch", open]);
+    assert_eq!((&here["total_files"], &here["here_files"]), (&1.into(), &1.into()), "{here:#}");
+    drop(writer);
+    daemon.flush();
+    assert!(unchecked("run").is_empty());
+    for words in [&["verify", "empty"][..], &["verify", "--deep", "empty"], &["prefetch", "empty"]] {
+        let output = daemon.ctl(words);
+        assert_eq!(output.status.code(), Some(3), "ckptctl {words:?}: {}", shown(&output));
+    }
+    daemon.stop();
+}
+
 fn attribute(path: &Path, name: &str) -> Result<String, Errno> {
     let mut buffer = [0_u8; 4096];
     let length = rustix::fs::getxattr(path, format!("user.tidemark.{name}"), &mut buffer[..])?;

@@ -447,27 +447,32 @@ impl Engine {
         Some(Commit { checkpoint, state: row.state, already })
     }
 
-    /// The sealed files of the tree at or below `place`, and those that went out of sight because they could not be read.
-    pub(crate) fn targets(&self, place: &[u8]) -> Vec<Listed> {
+    /// The files of the tree at or below `place`, each once, with the path of its checkpoint.
+    pub(crate) fn files_at<'a>(
+        &'a self,
+        place: &'a [u8],
+    ) -> impl Iterator<Item = (&'a RelPath, &'a FileView, Option<Vec<u8>>)> {
         let mut owners: BTreeMap<&RelPath, Vec<u8>> = BTreeMap::new();
         for book in self.ledger.books.values() {
             let paths = book.candidate.iter().flat_map(|candidate| candidate.files.keys());
             owners.extend(paths.map(|path| (path, book.path())));
         }
         let mut seen = BTreeSet::new();
-        let in_tree = self
-            .ledger
-            .files()
-            .filter(|(path, view)| {
-                let wanted = covers(place, path.as_bytes()) || owners.get(path).is_some_and(|of| of == place);
-                wanted && seen.insert(view.file)
-            })
-            .filter_map(|(path, view)| {
-                let target = target(path.to_string(), view)?;
-                let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
-                let bad = bad.or_else(|| self.shared.losses.refusal(target.file, target.seal));
-                Some(Listed { target, checkpoint: owners.get(path).cloned(), bad, suspects: BTreeSet::new() })
-            });
+        self.ledger.files().filter_map(move |(path, view)| {
+            let owner = owners.get(path);
+            let wanted = covers(place, path.as_bytes()) || owner.is_some_and(|of| of == place);
+            (wanted && seen.insert(view.file)).then(|| (path, view.as_ref(), owner.cloned()))
+        })
+    }
+
+    /// The sealed files of the tree at or below `place`, and those that went out of sight because they could not be read.
+    pub(crate) fn targets(&self, place: &[u8]) -> Vec<Listed> {
+        let in_tree = self.files_at(place).filter_map(|(path, view, checkpoint)| {
+            let target = target(path.to_string(), view)?;
+            let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
+            let bad = bad.or_else(|| self.shared.losses.refusal(target.file, target.seal));
+            Some(Listed { target, checkpoint, bad, suspects: BTreeSet::new() })
+        });
         in_tree.chain(self.lost_targets(place)).collect()
     }
 

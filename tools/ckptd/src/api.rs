@@ -6,7 +6,7 @@ use crate::descriptors;
 use crate::doctor::{check, of_machine};
 use crate::forward::{Command, Decides};
 use crate::last_end::LastEnd;
-use crate::places::{described, known, not_found};
+use crate::places::{described, known, no_file_at, not_found};
 use crate::replication::{self, Counted};
 use crate::troubles::Troubles;
 use async_trait::async_trait;
@@ -397,12 +397,17 @@ impl NodeApi for Daemon {
             None => Vec::new(),
             Some(selector) => self.place_of(selector).await?,
         };
-        self.node.verify(place, request.deep, move |now| progress.tell(now)).await.ok_or_else(stopped)
+        let verify = self.node.verify(place.clone(), request.deep, move |now| progress.tell(now)).await;
+        let verify = verify.ok_or_else(stopped)?;
+        // A mount without files is a good one.
+        if verify.is_empty() && !place.is_empty() { Err(no_file_at(&place)) } else { Ok(verify) }
     }
 
     async fn prefetch(&self, request: PrefetchRequest, progress: ProgressSink) -> Result<Prefetch, ApiError> {
         let place = self.place_of(&request.checkpoint).await?;
-        self.node.prefetch(place, request.wait, move |now| progress.tell(now)).await.ok_or_else(stopped)
+        let prefetch = self.node.prefetch(place.clone(), request.wait, move |now| progress.tell(now)).await;
+        let prefetch = prefetch.ok_or_else(stopped)?;
+        if prefetch.total_files == 0 && !place.is_empty() { Err(no_file_at(&place)) } else { Ok(prefetch) }
     }
 
     async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError> {

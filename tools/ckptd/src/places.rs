@@ -22,6 +22,12 @@ fn nothing_at(place: &[u8]) -> ApiError {
     ApiError::new(ErrorCode::NotFound, format!("there is nothing at {}", path_text(place)), SHOWS)
 }
 
+/// A command about the bytes of files found none.
+pub(crate) fn no_file_at(place: &[u8]) -> ApiError {
+    let what = format!("there is no file at or below {}", path_text(place));
+    ApiError::new(ErrorCode::NotFound, what, SHOWS)
+}
+
 /// The place itself, or not found where nothing has that path.
 pub(crate) fn known(place: Vec<u8>, is_known: Option<bool>) -> Result<Vec<u8>, ApiError> {
     if is_known.ok_or_else(stopped)? { Ok(place) } else { Err(nothing_at(&place)) }
