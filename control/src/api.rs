@@ -67,7 +67,7 @@ pub mod path {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListRequest {
-    /// Only what is at or below it.
+    /// Only what is at or below it, or the checkpoint in which it lies.
     pub place: Place,
     /// Loose files too, and versions that newer ones replaced.
     pub all: bool,
@@ -113,8 +113,9 @@ pub struct PrefetchRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FlushRequest {
+    /// What is at or below it, or the checkpoint in which it lies.
     pub place: Place,
-    /// Answer when all are committed, instead of when all are queued.
+    /// Answer when all are committed, instead of with what is pending.
     pub wait: bool,
     /// How long to wait; None: until done.
     pub timeout_s: Option<u64>,
@@ -184,7 +185,7 @@ pub struct ImportRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecoverRequest {
-    /// Only the checkpoints at or below it.
+    /// Only the checkpoints at or below it, or the one in which it lies.
     pub place: Place,
 }
 

@@ -435,6 +435,8 @@ fn a_save_that_the_coordinator_has_no_part_in_is_committed() {
     let flushed = cluster.nodes[2].daemon().ctl(&["flush", "--wait", "--timeout", "3", "-o", "json"]);
     assert_eq!(flushed.status.code(), Some(1), "{flushed:?}");
     assert!(String::from_utf8_lossy(&flushed.stdout).contains("open.bin"), "{flushed:?}");
+    let asked = cluster.nodes[2].daemon().ctl_json(&["flush"]);
+    assert!(asked["pending"].to_string().contains("open.bin"), "who does not wait, too: {asked:#}");
     drop(open);
 }
 

@@ -3,6 +3,7 @@
 //! Owns: not found (3) against found, `user.tidemark.*`. Does not own: how answers look (the tests of ckptctl).
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -11,9 +12,9 @@ use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use tidemark_tests::daemon::shown;
-use tidemark_tests::process;
+use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, noise, options, save, start};
+use crate::site::{CONFIG, MIB, NEVER_SETTLES, noise, options, save, start};
 
 #[test]
 fn a_path_that_names_nothing_is_not_found() {
@@ -74,6 +75,210 @@ fn a_path_that_names_nothing_is_not_found() {
     {
         let output = daemon.ctl(words);
         assert_eq!(output.status.code(), Some(expected), "ckptctl {words:?}: {}", shown(&output));
+    }
+    daemon.stop();
+}
+
+#[test]
+fn a_name_that_means_several_checkpoints_chooses_none_of_them() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    for (seed, run) in [(1, "one"), (2, "two")] {
+        for step in [100, 200, 300] {
+            save(&daemon, &format!("{run}/step{step}.pt"), &noise(seed, 70_000));
+            daemon.flush();
+        }
+    }
+    let target = daemon.scratch("out").join("exported");
+    let target = target.to_str().unwrap();
+    let refused = |words: &[&str], names: &[&str]| {
+        let output = daemon.ctl(words);
+        let shown = shown(&output);
+        assert_eq!(output.status.code(), Some(2), "ckptctl {words:?}: {shown}");
+        assert!(names.iter().all(|name| shown.contains(name)), "ckptctl {words:?} lists {names:?}: {shown}");
+    };
+    let both = ["one/step100.pt", "two/step100.pt"];
+    for command in ["rm", "pin", "unpin", "show", "verify", "prefetch"] {
+        refused(&[command, "@100"], &both);
+        refused(&[command, "latest"], &["one", "two", "RUN@latest"]);
+    }
+    refused(&["export", "@100", target], &both);
+    assert_eq!(daemon.checkpoints().len(), 6, "nothing was removed");
+    assert_eq!(daemon.ctl_json(&["show", "two@100"])["checkpoint"]["path"], "two/step100.pt");
+    assert_eq!(daemon.ctl_json(&["show", "two@latest"])["checkpoint"]["path"], "two/step300.pt");
+    // In one run, too: two names of one step, both committed.
+    save(&daemon, "one/checkpoint-100/model.safetensors", &noise(3, 70_000));
+    save(&daemon, "one/checkpoint-100/trainer_state.json", b"{}");
+    daemon.flush();
+    refused(&["rm", "one@100"], &["one/step100.pt", "one/checkpoint-100"]);
+    assert!(daemon.mount().join("one/step100.pt").exists());
+    // What comes back is what is out of sight, whatever else has the step.
+    fs::remove_file(daemon.mount().join("one/step100.pt")).unwrap();
+    daemon.flush();
+    assert_eq!(daemon.ctl_json(&["undelete", "@100"])["checkpoint"]["path"], "one/step100.pt");
+    for path in both {
+        fs::remove_file(daemon.mount().join(path)).unwrap();
+    }
+    daemon.flush();
+    refused(&["undelete", "@100"], &both);
+    // A run of which nothing is in the tree has no say in what is the latest.
+    fs::remove_dir_all(daemon.mount().join("two")).unwrap();
+    daemon.flush();
+    let latest = daemon.ctl_json(&["show", "latest"])["checkpoint"]["path"].as_str().unwrap().to_owned();
+    assert!(latest.starts_with("one/"), "{latest}");
+    daemon.stop();
+}
+
+#[test]
+fn a_file_in_a_checkpoint_stands_for_the_checkpoint() {
+    let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
+    // A directory, and a family of files that has none.
+    for (file, other, checkpoint) in [
+        ("run/step_1/model_rank0.pt", "run/step_1/model_rank1.pt", "run/step_1"),
+        ("run/step5_rank0.pt", "run/step5_rank1.pt", "run/step5_rank*.pt"),
+    ] {
+        save(&daemon, file, &noise(1, 70_000));
+        save(&daemon, other, &noise(2, 70_000));
+        let open = fs::File::options().append(true).open(daemon.mount().join(other)).unwrap();
+        let waited = daemon.ctl(&["flush", "--wait", "--timeout", "2", file]);
+        assert_eq!(waited.status.code(), Some(1), "{other} is open: {}", shown(&waited));
+        assert!(shown(&waited).contains(checkpoint), "{}", shown(&waited));
+        drop(open);
+        // Nothing settles here, so that it is the flush that makes it complete.
+        let waited = daemon.ctl(&["flush", "--wait", "--timeout", "60", file]);
+        assert_eq!(waited.status.code(), Some(0), "{}", shown(&waited));
+        let row = daemon.checkpoint(checkpoint).unwrap_or_else(|| panic!("{:#?}", daemon.checkpoints()));
+        assert_eq!(row["state"], "committed", "{row:#}");
+        let rows = daemon.ctl_json(&["ls", file]);
+        assert_eq!((rows.as_array().unwrap().len(), &rows[0]["path"]), (1, &row["path"]), "{rows:#}");
+        let plan = daemon.ctl_json(&["recover", "--plan", file]);
+        assert_eq!(plan["runs"][0]["chosen"]["path"], row["path"], "{plan:#}");
+    }
+    let file = "run/step_1/model_rank0.pt";
+    let files = tier3::files_below(&daemon.tier3_dir().join("run/step_1"));
+    let manifest = files.iter().find(|path| path.to_string_lossy().contains("manifest-")).unwrap();
+    fs::remove_file(manifest).unwrap();
+    let verify = daemon.ctl_json(&["verify", file]);
+    assert_eq!(verify["repaired"].as_array().unwrap().len(), 1, "{verify:#}");
+    assert!(manifest.exists(), "it is written again");
+    daemon.stop();
+}
+
+#[test]
+fn a_path_through_symbolic_links_is_about_what_they_lead_to() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    for step in [100, 200, 300] {
+        save(&daemon, &format!("run7/step{step}.pt"), &noise(step, 70_000));
+        daemon.flush();
+    }
+    let at = |path: &str| daemon.mount().join(path);
+    symlink("run7", at("current")).unwrap();
+    symlink(at("run7"), at("absolute")).unwrap();
+    symlink("step300.pt", at("run7/last.ckpt")).unwrap();
+    symlink("run9", at("gone")).unwrap();
+    symlink("/etc", at("outside")).unwrap();
+    symlink("circle", at("circle")).unwrap();
+    for (path, files) in
+        [("current", 3), ("run7/last.ckpt", 1), ("absolute/last.ckpt", 1), ("current@100", 1)]
+    {
+        let verify = daemon.ctl_json(&["verify", "--deep", path]);
+        assert_eq!(verify["files"], files, "{path}: {verify:#}");
+    }
+    for (path, rows) in [("current", 3), ("run7/last.ckpt", 1), ("absolute", 3)] {
+        let listed = daemon.ctl_json(&["ls", path]);
+        assert_eq!(listed.as_array().unwrap().len(), rows, "{path}: {listed:#}");
+    }
+    for name in ["run7/last.ckpt", "current@latest", "absolute@300"] {
+        assert_eq!(daemon.ctl_json(&["show", name])["checkpoint"]["path"], "run7/step300.pt", "{name}");
+    }
+    for path in ["gone", "outside", "outside/passwd", "circle"] {
+        for command in [&["verify"][..], &["flush", "--wait"], &["ls"], &["show"], &["recover", "--plan"]] {
+            let output = daemon.ctl(&[command, &[path]].concat());
+            assert_eq!(output.status.code(), Some(3), "{command:?} {path}: {}", shown(&output));
+        }
+    }
+    let open = fs::File::options().append(true).open(at("run7/step300.pt")).unwrap();
+    for path in ["current", "run7/last.ckpt", "absolute/step300.pt"] {
+        let waited = daemon.ctl(&["flush", "--wait", "--timeout", "2", path]);
+        assert_eq!(waited.status.code(), Some(1), "{path} is open: {}", shown(&waited));
+    }
+    drop(open);
+    daemon.flush();
+    // What is removed for good is what has the name, and a link is none of that.
+    for (link, target) in
+        [("run7/last.ckpt", "step300.pt"), ("current/last.ckpt", "step300.pt"), ("current", "run7")]
+    {
+        let refused = daemon.ctl(&["rm", link]);
+        assert_eq!(refused.status.code(), Some(2), "{link}: {}", shown(&refused));
+        assert!(shown(&refused).contains(target), "{}", shown(&refused));
+    }
+    assert!(at("run7/step300.pt").exists() && at("run7/last.ckpt").symlink_metadata().is_ok());
+    assert_eq!(daemon.ctl_json(&["rm", "current/step100.pt"])["path"], "run7/step100.pt");
+    assert!(!at("run7/step100.pt").exists());
+    // A link that has the name of what was removed is in its way.
+    fs::remove_file(at("run7/step200.pt")).unwrap();
+    symlink("step300.pt", at("run7/step200.pt")).unwrap();
+    daemon.flush();
+    let undelete = daemon.ctl(&["undelete", "run7/step200.pt"]);
+    assert_eq!(undelete.status.code(), Some(1), "{}", shown(&undelete));
+    daemon.stop();
+}
+
+#[test]
+fn a_flush_that_does_not_wait_says_what_is_pending_and_holds_for_what_was_closed() {
+    let Some(mut daemon) = start(options("512MiB", NEVER_SETTLES)) else { return };
+    save(&daemon, "run/step_9/model_rank0.pt", &noise(1, 70_000));
+    let open =
+        fs::File::options().append(true).open(daemon.mount().join("run/step_9/model_rank0.pt")).unwrap();
+    let asked = daemon.ctl_json(&["flush", "run/step_9"]);
+    assert_eq!(
+        (&asked["waited"], &asked["pending"][0]["reason"]),
+        (&false.into(), &"open".into()),
+        "{asked:#}"
+    );
+    let said = daemon.ctl(&["flush", "run/step_9"]);
+    assert!(said.status.success() && shown(&said).contains("not committed yet"), "{}", shown(&said));
+    drop(open);
+    // So large that it is not sealed when the command is answered. Nothing settles here, so that only the word makes it complete.
+    save(&daemon, "run/step_1/model_rank0.pt", &noise(2, 128 * MIB));
+    let asked = daemon.ctl_json(&["flush", "run/step_1"]);
+    assert_eq!(asked["waited"], false, "{asked:#}");
+    let is_committed = || (daemon.checkpoint("run/step_1")?["state"] == "committed").then_some(());
+    let committed = process::until(Duration::from_secs(60), is_committed);
+    assert!(committed.is_some(), "{asked:#}\n{:#?}", daemon.checkpoints());
+    daemon.flush();
+    let nothing = daemon.ctl(&["flush"]);
+    assert!(nothing.status.success() && shown(&nothing).contains("nothing is left"), "{}", shown(&nothing));
+    daemon.stop();
+}
+
+#[test]
+fn what_is_written_still_is_not_verified_and_nothing_is_not_ok() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    save(&daemon, "run/step_1/model_rank0.pt", &noise(1, 70_000));
+    save(&daemon, "run/step_1/model_rank1.pt", &noise(2, 80_000));
+    fs::create_dir(daemon.mount().join("empty")).unwrap();
+    daemon.flush();
+    let (whole, open) = ("run/step_1/model_rank0.pt", "run/step_1/model_rank1.pt");
+    let writer = fs::File::options().append(true).open(daemon.mount().join(open)).unwrap();
+    let unchecked = |place: &str| {
+        let verify = daemon.ctl_json(&["verify", place]);
+        let rows = verify["unchecked"].as_array().unwrap().iter().map(|row| row["path"].clone());
+        rows.collect::<Vec<_>>()
+    };
+    let seen = process::until(Duration::from_secs(20), || (unchecked(open) == [open]).then_some(()));
+    assert!(seen.is_some(), "{:?}", unchecked(open));
+    assert_eq!(unchecked("run"), [open]);
+    let said = daemon.ctl(&["verify", "run/step_1"]);
+    assert!(said.status.success() && shown(&said).contains("NOT ALL"), "{}", shown(&said));
+    assert!(unchecked(whole).is_empty(), "what is sealed is as good as before");
+    let here = daemon.ctl_json(&["prefetch", open]);
+    assert_eq!((&here["total_files"], &here["here_files"]), (&1.into(), &1.into()), "{here:#}");
+    drop(writer);
+    daemon.flush();
+    assert!(unchecked("run").is_empty());
+    for words in [&["verify", "empty"][..], &["verify", "--deep", "empty"], &["prefetch", "empty"]] {
+        let output = daemon.ctl(words);
+        assert_eq!(output.status.code(), Some(3), "ckptctl {words:?}: {}", shown(&output));
     }
     daemon.stop();
 }

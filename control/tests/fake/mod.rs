@@ -323,6 +323,11 @@ impl NodeApi for FakeNode {
                 };
                 Ok(Verify { repaired: vec![repair], ..verify })
             }
+            "open" => {
+                let open = Unrecoverable { path: "open/a".into(), what: "it has 1 open writers".into() };
+                Ok(Verify { unchecked: vec![open], ..verify })
+            }
+            "empty" => Ok(Verify { deep: request.deep, ..Verify::default() }),
             "absent" => Err(absent("absent")),
             _ => Ok(verify),
         }

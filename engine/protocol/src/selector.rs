@@ -1,7 +1,7 @@
 //! Which checkpoint a person means, and which place on the mount.
 //!
 //! Owns: the grammar of CHECKPOINT on the command line, and turning a path as typed into one relative to the mount.
-//! Does not own: finding the checkpoint (the catalog), following symbolic links (the caller, who has a file system).
+//! Does not own: finding the checkpoint (the catalog), following symbolic links (the daemon, which has the tree).
 
 use crate::id::{Timeline, Version};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
@@ -137,13 +137,13 @@ impl<'de> Deserialize<'de> for Place {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selector {
-    /// `latest`: the newest recoverable one of the only run; an error where there are several.
+    /// `latest`: the newest committed one of the only run; an error where several runs have one.
     Latest,
     /// `RUN@latest`.
     LatestOf(Place),
-    /// `@STEP`: of the only run.
+    /// `@STEP`: the only one with that step; an error where there are several.
     Step(u64),
-    /// `RUN@STEP`.
+    /// `RUN@STEP`: as `@STEP`, of one run. Of several the only one that is committed.
     StepOf(Place, u64),
     /// A checkpoint's directory or file, or a file inside it: the newest version there.
     At(Place),

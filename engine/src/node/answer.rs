@@ -2,7 +2,7 @@
 //!
 //! Owns: filling those shapes. Does not own: the shapes (protocol), what only the daemon knows (mount, addresses).
 
-use crate::namespace::{FileState, FileView, ObjectCopy, torn_path};
+use crate::namespace::{FileState, FileView, ObjectCopy, path_of_torn, torn_path};
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::flush::covers;
@@ -10,6 +10,7 @@ use crate::node::ledger::Contents;
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::{Target, target};
+use crate::node::select::is_inside;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -107,25 +108,6 @@ impl Node {
     pub async fn is_known(&self, place: Vec<u8>) -> Option<bool> {
         self.ask(move |engine| engine.is_known(&place)).await
     }
-
-    /// The path of what `wanted` names.
-    pub async fn path_of(&self, wanted: Wanted) -> Option<Option<Vec<u8>>> {
-        self.ask(move |engine| engine.find(&wanted).map(Book::path)).await
-    }
-}
-
-/// How a person names a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
-    Path(Vec<u8>),
-    Step {
-        run: Option<Vec<u8>>,
-        step: u64,
-    },
-    /// Of one run, or of all.
-    Latest {
-        run: Option<Vec<u8>>,
-    },
 }
 
 /// What there is to check of a file that the tree does not show.
@@ -197,12 +179,18 @@ impl Engine {
     fn list(&self, place: &[u8], all: bool) -> Vec<Checkpoint> {
         let mut rows = Vec::new();
         let torn = self.torn();
+        let is_listed = |candidate: &Candidate, path: &RelPath| {
+            let is_in = |place: &[u8]| {
+                is_inside(path.as_bytes(), place, candidate.files.keys()) || path.as_bytes() == place
+            };
+            covers(place, &torn_path(path)) || path_of_torn(place).is_some_and(is_in)
+        };
         let listed_there: BTreeSet<_> = torn
             .iter()
-            .filter(|(candidate, _)| candidate.id.path().is_some_and(|path| covers(place, &torn_path(&path))))
+            .filter(|(candidate, _)| candidate.id.path().is_some_and(|path| is_listed(candidate, &path)))
             .map(|(candidate, _)| &candidate.id)
             .collect();
-        for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
+        for book in self.books_about(place) {
             let kept = self.kept_out_of_sight(&book.id).filter(|_| listed_there.contains(&book.id));
             let kept = kept.map(|(number, _)| number);
             let of_book = self.rows(book, all).into_iter();
@@ -210,8 +198,8 @@ impl Engine {
         }
         for (candidate, files) in &torn {
             // Where it is now: under its own path there may be another.
-            let Some(path) = candidate.id.path().map(|path| torn_path(&path)) else { continue };
-            if covers(place, &path) {
+            if let Some(path) = candidate.id.path().filter(|path| is_listed(candidate, path)) {
+                let path = torn_path(&path);
                 let kept = self.kept_out_of_sight(&candidate.id);
                 let number = kept.map_or_else(|| self.next_number(&candidate.id), |(number, _)| number);
                 let size = |view: &FileView| self.size_now(view);
@@ -401,44 +389,6 @@ impl Engine {
         })
     }
 
-    pub(crate) fn find<'a>(&'a self, wanted: &'a Wanted) -> Option<&'a Book> {
-        match wanted {
-            Wanted::Path(path) => {
-                let books = self.ledger.books.values().filter(|book| self.is_named_by(book, path));
-                books.max_by_key(|book| book.path().len())
-            }
-            Wanted::Step { run, step } => self.books_of(run.as_deref()).find(|book| {
-                let newest =
-                    book.newest().or_else(|| book.unreadable()).map(|(_, version)| version.record().step);
-                let present = || book.candidate.as_ref().map(|candidate| candidate.step);
-                newest.or_else(present).flatten().is_some_and(|found| found.0 == *step)
-            }),
-            Wanted::Latest { run } => {
-                let books = self.books_of(run.as_deref());
-                let committed = books.filter_map(|book| Some((book.committed()?.1.record(), book)));
-                let (_, newest) = committed.clone().max_by_key(|(record, _)| lineage::order(record))?;
-                let of_its_run = committed.filter(|(_, book)| book.id.run == newest.id.run);
-                of_its_run.max_by_key(|(record, _)| lineage::order_to_resume(record)).map(|(_, book)| book)
-            }
-        }
-    }
-
-    /// Whether `path` means this checkpoint: it is its path, or something in it.
-    fn is_named_by(&self, book: &Book, path: &[u8]) -> bool {
-        let top = book.path();
-        let run = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
-        if !covers(run, path) {
-            return false;
-        }
-        // The files of a family share no directory of their own, so each is looked for by its name.
-        let inside =
-            |file: &RelPath| file.as_bytes() == path || covers(&top, path) && covers(path, file.as_bytes());
-        top == path
-            || covers(&top, path) && self.shared.namespace.node_at(path).is_some()
-            || book.candidate.iter().flat_map(|candidate| candidate.files.keys()).any(inside)
-            || above(book, None).iter().any(|(_, version)| version.contents.keys().any(inside))
-    }
-
     fn is_in_tree(&self, place: &[u8]) -> bool {
         place.is_empty()
             || self.shared.namespace.node_at(place).is_some()
@@ -447,18 +397,7 @@ impl Engine {
 
     fn is_known(&self, place: &[u8]) -> bool {
         let stands = |book: &Book| !above(book, None).is_empty();
-        let named = |book: &Book| covers(place, &book.path()) || self.is_named_by(book, place);
-        self.is_in_tree(place) || self.ledger.books.values().any(|book| stands(book) && named(book))
-    }
-
-    /// The books of one run, named by its path or as `ls` shows it, or of all.
-    fn books_of<'a>(&'a self, run: Option<&'a [u8]>) -> impl Iterator<Item = &'a Book> + Clone {
-        self.ledger.books.values().filter(move |book| {
-            run.is_none_or(|run| {
-                let path = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
-                path == run || book.id.run.to_string().as_bytes() == run
-            })
-        })
+        self.is_in_tree(place) || self.books_about(place).any(stands)
     }
 
     /// The sealed contents of a checkpoint in the tree; `None` while some file is not sealed, or none is there.
@@ -477,8 +416,7 @@ impl Engine {
     }
 
     fn commit_told(&mut self, path: &[u8]) -> Option<Commit> {
-        let wanted = Wanted::Path(path.to_vec());
-        let id = self.find(&wanted)?.id.clone();
+        let id = self.find_at(path)?.id.clone();
         let book = &self.ledger.books[&id];
         // Of bytes that are still being written nobody can say that they are whole.
         let present = self.present(book);
@@ -503,27 +441,32 @@ impl Engine {
         Some(Commit { checkpoint, state: row.state, already })
     }
 
-    /// The sealed files of the tree at or below `place`, and those that went out of sight because they could not be read.
-    pub(crate) fn targets(&self, place: &[u8]) -> Vec<Listed> {
+    /// The files of the tree at or below `place`, each once, with the path of its checkpoint.
+    pub(crate) fn files_at<'a>(
+        &'a self,
+        place: &'a [u8],
+    ) -> impl Iterator<Item = (&'a RelPath, &'a FileView, Option<Vec<u8>>)> {
         let mut owners: BTreeMap<&RelPath, Vec<u8>> = BTreeMap::new();
         for book in self.ledger.books.values() {
             let paths = book.candidate.iter().flat_map(|candidate| candidate.files.keys());
             owners.extend(paths.map(|path| (path, book.path())));
         }
         let mut seen = BTreeSet::new();
-        let in_tree = self
-            .ledger
-            .files()
-            .filter(|(path, view)| {
-                let wanted = covers(place, path.as_bytes()) || owners.get(path).is_some_and(|of| of == place);
-                wanted && seen.insert(view.file)
-            })
-            .filter_map(|(path, view)| {
-                let target = target(path.to_string(), view)?;
-                let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
-                let bad = bad.or_else(|| self.shared.losses.refusal(target.file, target.seal));
-                Some(Listed { target, checkpoint: owners.get(path).cloned(), bad, suspects: BTreeSet::new() })
-            });
+        self.ledger.files().filter_map(move |(path, view)| {
+            let owner = owners.get(path);
+            let wanted = covers(place, path.as_bytes()) || owner.is_some_and(|of| of == place);
+            (wanted && seen.insert(view.file)).then(|| (path, view.as_ref(), owner.cloned()))
+        })
+    }
+
+    /// The sealed files of the tree at or below `place`, and those that went out of sight because they could not be read.
+    pub(crate) fn targets(&self, place: &[u8]) -> Vec<Listed> {
+        let in_tree = self.files_at(place).filter_map(|(path, view, checkpoint)| {
+            let target = target(path.to_string(), view)?;
+            let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
+            let bad = bad.or_else(|| self.shared.losses.refusal(target.file, target.seal));
+            Some(Listed { target, checkpoint, bad, suspects: BTreeSet::new() })
+        });
         in_tree.chain(self.lost_targets(place)).collect()
     }
 
@@ -556,7 +499,7 @@ impl Engine {
     fn stored(&self, place: &[u8]) -> BTreeMap<(FileId, SealNumber), Listed> {
         let mut stored: BTreeMap<_, Listed> = BTreeMap::new();
         let books = self.ledger.books.values().map(|book| (book, book.path()));
-        for (book, path) in books.filter(|(_, path)| covers(place, path) || covers(path, place)) {
+        for (book, path) in books.filter(|(book, path)| covers(path, place) || self.is_about(place, book)) {
             let files =
                 book.versions.values().filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
             for file in files {

@@ -4,7 +4,6 @@
 //! (namespace), who waits for them (the daemon).
 
 use crate::namespace::{FileState, FileView, NodeId};
-use crate::node::answer::Wanted;
 use crate::node::run::{Engine, Node};
 use crate::replicate::Replicator;
 use std::sync::Arc;
@@ -48,11 +47,11 @@ impl Engine {
             }
             b"checkpoint" => {
                 let path = self.shared.namespace.path_of(node)?;
-                Some(self.find(&Wanted::Path(path))?.path())
+                Some(self.find_at(&path)?.path())
             }
             b"state" => {
-                let wanted = Wanted::Path(self.shared.namespace.path_of(node)?);
-                let state = match self.find(&wanted) {
+                let path = self.shared.namespace.path_of(node)?;
+                let state = match self.find_at(&path) {
                     Some(book) => self.standing_row(book)?.state.word(),
                     None => view.map(|_| "loose")?,
                 };

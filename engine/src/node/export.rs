@@ -3,9 +3,10 @@
 //! Owns: choosing it, the hold on it, how an error reads. Does not own: the writing (`restore::export`).
 
 use crate::error::ErrorKind;
-use crate::node::answer::{Wanted, checkpoint_ref, unreadable};
+use crate::node::answer::{checkpoint_ref, unreadable};
 use crate::node::book::Number;
 use crate::node::run::{Engine, Node, error_text};
+use crate::node::select::Wanted;
 use crate::restore::export::{ExportError, export};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ impl Node {
     /// Writes a committed version into a new directory outside of the mount: the newest of the checkpoint, or `number`.
     ///
     /// # Errors
-    /// There is none; the target is there; no copy of a file verifies; Tier-3 is away; the disk is full; the daemon is ending.
+    /// There is none, or several are meant; the target is there; no copy of a file verifies; Tier-3 is away; the disk is full; the daemon is ending.
     /// Nothing is left of it then.
     pub async fn export(
         &self,
@@ -75,7 +76,7 @@ impl Engine {
     fn hold(&mut self, wanted: &Wanted, number: Option<Number>) -> Result<Held, ApiError> {
         let none =
             |what: String| ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls --all` shows what there is");
-        let book = self.find(wanted).ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
+        let book = self.find(wanted)?.ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
         let path = path_text(&book.path());
         let found = match number {
             None => book.committed().map(|(number, version)| (*number, version)),

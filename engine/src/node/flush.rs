@@ -10,6 +10,7 @@ use crate::node::decide;
 use crate::node::loose::Lack;
 use crate::node::rescue::{self, Rescue};
 use crate::node::run::{Engine, Node};
+use crate::node::select::is_inside;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +29,16 @@ const LOOK_SHARE: u32 = 8;
 /// Between two files of one save a program has none of them open. A save whose last file was closed less than this ago goes on.
 const SAVE_GAP_NS: i64 = 2 * 1_000_000_000;
 
+/// A command that does not wait is answered once what was closed just before it has been looked at, or after so long: a job that saves
+/// without a pause gives no moment at which everything has been.
+const NOTICED_WITHIN: Duration = Duration::from_secs(1);
+
+/// So long the word of a command that did not wait holds for what is not sealed yet: some 300 GB are sealed by then.
+const WORD_HOLDS: Duration = Duration::from_secs(300);
+
+/// Such words kept at once, one for a place: each costs a pass over the books now and then. The settle time says the same later.
+const WORDS_MAX: usize = 64;
+
 /// Entries of a pending list; a flush of 100,000 open files need not name them all.
 const PENDING_MAX: usize = 1000;
 
@@ -40,21 +51,42 @@ pub(crate) struct Flushes {
     pub(crate) told_others: Option<Instant>,
 }
 
+/// Who waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// A command, for all that may come.
+    Caller,
+    /// A command that wants to know what is pending, and is gone then. What it said of what was closed by then holds until that is
+    /// committed, or for [`WORD_HOLDS`].
+    Nobody,
+    /// The end of the daemon: only for what can still move by itself, and, while the grace lasts, for programs that save.
+    End,
+}
+
 #[derive(Debug)]
 struct Waiter {
     place: Vec<u8>,
     until: Option<Instant>,
     told: Told,
-    /// The end of the daemon waits only for what can still move by itself, and, while the grace lasts, for programs that save.
-    ending: bool,
+    waits: Waits,
     /// Writers are refused since this waiter began to look once more: what they closed before is all there is.
     writers_refused: bool,
+    /// None once it was given.
     answer: Option<oneshot::Sender<FlushOutcome>>,
     began: Instant,
+    /// The same on the clock of the files.
+    began_ns: i64,
+}
+
+impl Waiter {
+    /// Whether only its word is left.
+    fn is_word(&self) -> bool {
+        self.waits == Waits::Nobody && self.answer.is_none()
+    }
 }
 
 /// How a flush ended.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FlushOutcome {
     pub pending: Vec<Pending>,
     pub timed_out: bool,
@@ -79,8 +111,9 @@ impl Row {
 }
 
 impl Flushes {
+    /// Whether nobody waits. A word that only holds hurries nothing.
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.iter().all(Waiter::is_word)
     }
 
     /// When the last of them began.
@@ -88,10 +121,22 @@ impl Flushes {
         self.waiting.iter().map(|waiter| waiter.began).max()
     }
 
-    /// What the flushes that cover `path` say of it.
-    pub(crate) fn told(&self, path: &[u8]) -> Told {
-        let covering = self.waiting.iter().filter(|waiter| covers(&waiter.place, path));
-        covering.map(|waiter| waiter.told).max().unwrap_or_default()
+    /// What the flushes say of a checkpoint. `is_about`: whether it is meant by a flush of that place; `closed_ns`: when the last of its
+    /// files was closed. A command that has gone says nothing of what came after it.
+    pub(crate) fn told(&self, is_about: impl Fn(&[u8]) -> bool, closed_ns: impl Fn() -> i64) -> Told {
+        let holds = |waiter: &&Waiter| waiter.waits != Waits::Nobody || closed_ns() <= waiter.began_ns;
+        let about = self.waiting.iter().filter(|waiter| is_about(&waiter.place)).filter(holds);
+        about.map(|waiter| waiter.told).max().unwrap_or_default()
+    }
+
+    /// Drops the word about a place that is said anew, and the oldest where there are too many.
+    fn make_room(&mut self, place: &[u8]) {
+        self.waiting.retain(|waiter| !(waiter.is_word() && waiter.place == place));
+        if self.waiting.iter().filter(|waiter| waiter.is_word()).count() >= WORDS_MAX
+            && let Some(oldest) = self.waiting.iter().position(Waiter::is_word)
+        {
+            self.waiting.remove(oldest);
+        }
     }
 }
 
@@ -106,10 +151,13 @@ impl Engine {
         place: Vec<u8>,
         until: Option<Instant>,
         told: Told,
-        ending: bool,
+        waits: Waits,
     ) -> oneshot::Receiver<FlushOutcome> {
         let (answer, answered) = oneshot::channel();
-        self.see_all_below(&place);
+        if waits == Waits::Nobody {
+            self.flushes.make_room(&place);
+        }
+        self.see_all_about(&place);
         // And that its writer was killed: of what is known to be torn a flush makes nothing.
         ask_anew();
         self.shared.namespace.forget_ended_writers();
@@ -118,10 +166,11 @@ impl Engine {
             place,
             until,
             told,
-            ending,
+            waits,
             writers_refused: false,
             answer: Some(answer),
             began: Instant::now(),
+            began_ns: self.shared.now_ns(),
         });
         // Somebody waits: drain and copies may use the whole link, and everything is looked at again.
         self.lift_paces();
@@ -129,10 +178,20 @@ impl Engine {
         answered
     }
 
-    /// What was closed just before must be seen, however far behind the watcher is.
-    fn see_all_below(&mut self, place: &[u8]) {
-        let nodes: Vec<_> =
-            self.shared.namespace.views_below(place).into_iter().map(|view| view.node).collect();
+    /// What was closed just before must be seen, however far behind the watcher is. Of a place in a checkpoint that is all of it: what it
+    /// lacks must not be taken for whole.
+    fn see_all_about(&mut self, place: &[u8]) {
+        let namespace = &self.shared.namespace;
+        let mut views = namespace.views_below(place);
+        let is_file = || namespace.node_at(place).is_some_and(|node| namespace.view(node).is_some());
+        let lies_in_one = || self.books_about(place).any(|book| !covers(place, &book.path()));
+        if let Ok(path) = RelPath::new(place)
+            && (is_file() || lies_in_one())
+        {
+            let scope = self.ledger.rules().scope(&path);
+            views.extend(namespace.views_below(scope.as_ref().map_or(&b""[..], RelPath::as_bytes)));
+        }
+        let nodes: Vec<_> = views.into_iter().map(|view| view.node).collect();
         self.ledger.refresh(&self.shared.namespace, &nodes);
     }
 
@@ -210,12 +269,13 @@ impl Engine {
 
     /// When the end of the daemon waits no longer.
     pub(crate) fn end_is_due(&self) -> Option<Instant> {
-        self.flushes.waiting.iter().filter(|waiter| waiter.ending).filter_map(|waiter| waiter.until).max()
+        let ending = self.flushes.waiting.iter().filter(|waiter| waiter.waits == Waits::End);
+        ending.filter_map(|waiter| waiter.until).max()
     }
 
     /// Answers the flushes whose place is durable, or whose time is up.
     pub(crate) fn answer_flushes(&mut self, now: Instant) {
-        if self.flushes.is_empty() {
+        if self.flushes.waiting.is_empty() {
             return;
         }
         if self.flushes.not_before.is_some_and(|not_before| now < not_before) {
@@ -226,13 +286,14 @@ impl Engine {
         let asked = self.flushes.last_began();
         let mut waiting = std::mem::take(&mut self.flushes.waiting);
         let saves = self.grace_until.is_some()
-            && waiting.iter().any(|waiter| waiter.ending)
+            && waiting.iter().any(|waiter| waiter.waits == Waits::End)
             && self.is_anything_saved();
         let decides = self.decides_about_begun(now);
         // Many may wait for one place.
         let mut known: BTreeMap<Vec<u8>, Vec<Row>> = BTreeMap::new();
         waiting.retain_mut(|waiter| {
-            if waiter.answer.as_ref().is_none_or(oneshot::Sender::is_closed) {
+            let is_gone = waiter.answer.as_ref().is_none_or(oneshot::Sender::is_closed);
+            if is_gone && waiter.waits != Waits::Nobody {
                 return false;
             }
             // What was closed just before the flush may not have been noticed yet.
@@ -242,9 +303,9 @@ impl Engine {
                 known.entry(waiter.place.clone()).or_insert_with(|| self.pending(&waiter.place, asked, now));
             let timed_out = waiter.until.is_some_and(|until| until <= now);
             let waits = |row: &Row| match row.pending.reason {
-                PendingReason::Open | PendingReason::Mapped | PendingReason::Incomplete => {
-                    row.comes && !waiter.ending
-                }
+                PendingReason::Open | PendingReason::Mapped => row.comes && waiter.waits == Waits::Caller,
+                // Also what is sealed, and about to be judged.
+                PendingReason::Incomplete => row.comes && waiter.waits != Waits::End,
                 PendingReason::Torn
                 | PendingReason::Unreadable
                 | PendingReason::Damaged
@@ -252,41 +313,71 @@ impl Engine {
                 | PendingReason::Unknown => row.comes,
             };
             // A fenced node commits nothing more: what is pending stays so, however long anyone waits.
-            let moves = self.fenced.is_none() && (waiter.ending && saves || pending.iter().any(waits));
-            let changes = moves
-                || decides
-                || self.tree_is_pending(waiter.began)
-                || self.trackers_change(&waiter.place, waiter.began);
+            let saves = waiter.waits == Waits::End && saves;
+            let moves = self.fenced.is_none() && (saves || pending.iter().any(waits));
+            let tree_is_pending = self.tree_is_pending(waiter.began);
+            let changes =
+                moves || decides || tree_is_pending || self.trackers_change(&waiter.place, waiter.began);
+            // Names that are about to be looked at may all be in Tier-3.
+            let is_seen = noticed && !(tree_is_pending && self.ledger.tree_changed);
+            let is_late = now.saturating_duration_since(waiter.began) >= NOTICED_WITHIN;
+            if waiter.waits == Waits::Nobody
+                && (is_seen || is_late)
+                && let Some(answer) = waiter.answer.take()
+            {
+                let mut outcome = self.outcome(pending, waiter.began, false);
+                if !noticed {
+                    let what = "what was closed just before has not been looked at yet".to_owned();
+                    let (path, reason) = (String::new(), PendingReason::Unknown);
+                    outcome.pending.push(Pending { path, reason, what });
+                }
+                // The client hung up: nobody needs the answer, and the word holds.
+                let _ = answer.send(outcome);
+            }
             if !timed_out && (!noticed || changes) {
                 return true;
             }
-            if waiter.ending && !timed_out && !waiter.writers_refused {
+            if waiter.waits == Waits::End && !timed_out && !waiter.writers_refused {
                 // A close that was answered until now counts, and may not have been noticed yet.
                 self.shared.namespace.refuse_writers();
                 (waiter.writers_refused, waiter.began, refuses_writers) = (true, Instant::now(), true);
                 return true;
             }
-            let mut pending: Vec<_> = pending.iter().map(|row| row.pending.clone()).collect();
-            if self.tree_is_pending(waiter.began) {
-                let what = "the names outside checkpoints are not in Tier-3 yet".to_owned();
-                pending.push(Pending { path: String::new(), reason: PendingReason::Uploading, what });
+            if let Some(answer) = waiter.answer.take() {
+                // The client hung up: nobody needs the answer.
+                let _ = answer.send(self.outcome(pending, waiter.began, timed_out));
             }
-            pending.truncate(PENDING_MAX);
-            let outcome = FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_away() };
-            let answer = waiter.answer.take().expect("it was there a moment ago");
-            // The client hung up: nobody needs the answer.
-            let _ = answer.send(outcome);
             false
         });
         self.flushes.waiting.append(&mut waiting);
         self.flushes.not_before = Some(now + LOOK_EVERY.max(begun.elapsed() * LOOK_SHARE));
         if refuses_writers {
             self.give_up_writers();
-            self.see_all_below(b"");
+            self.see_all_about(b"");
             self.look_at_everything();
             self.visibility.ask_about_removals();
             self.undo_removals(now);
         }
+    }
+
+    fn outcome(&self, pending: &[Row], began: Instant, timed_out: bool) -> FlushOutcome {
+        let mut pending: Vec<_> = pending.iter().map(|row| row.pending.clone()).collect();
+        if self.tree_is_pending(began) {
+            let what = "the names outside checkpoints are not in Tier-3 yet".to_owned();
+            pending.push(Pending { path: String::new(), reason: PendingReason::Uploading, what });
+        }
+        pending.truncate(PENDING_MAX);
+        FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_away() }
+    }
+
+    /// When the last of a checkpoint's files was closed; never, while one is open.
+    pub(crate) fn last_closed_ns(&self, book: &Book) -> i64 {
+        let files = book.candidate.iter().flat_map(|candidate| self.ledger.files_of(candidate, &book.scope));
+        let closed_ns = files.map(|(_, view)| match view.state {
+            FileState::Open { .. } | FileState::Mapped => i64::MAX,
+            FileState::Closed | FileState::Cut | FileState::Sealed { .. } => view.published_ns,
+        });
+        closed_ns.max().unwrap_or(i64::MIN)
     }
 
     /// Keeps as it is what programs have open or mapped of checkpoints while the daemon ends: no close of theirs succeeds any more.
@@ -304,16 +395,18 @@ impl Engine {
         self.seal_as_they_are(&given_up);
     }
 
-    /// Everything at or below `place` that is not durable, and why. `asked`: when somebody asked last.
+    /// Everything at or below `place`, and the checkpoint in which it lies, that is not durable, and why. `asked`: when somebody asked last.
     fn pending(&self, place: &[u8], asked: Option<Instant>, now: Instant) -> Vec<Row> {
         let mut rows = Vec::new();
-        for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
+        for book in self.books_about(place) {
             rows.extend(self.pending_book(book));
         }
         for (candidate, _) in self.torn() {
-            let Some(path) = candidate.id.path().filter(|path| covers(place, path.as_bytes())) else {
-                continue;
+            let is_meant = |path: &RelPath| {
+                let path = path.as_bytes();
+                covers(place, path) || is_inside(path, place, candidate.files.keys())
             };
+            let Some(path) = candidate.id.path().filter(is_meant) else { continue };
             let path = String::from_utf8_lossy(&torn_path(&path)).into_owned();
             let what = "it can never be complete, and is out of sight".to_owned();
             rows.push(Row::of(Pending { path, reason: PendingReason::Torn, what }));
@@ -414,8 +507,9 @@ impl Engine {
 }
 
 impl Node {
-    /// Makes everything closed at or below `place` durable. `wait` says whether to stay until it is, at most for
-    /// `timeout`; then what is known to be bad in Tier-3 is written again, or named. Dropping the future ends the waiting, not the uploads.
+    /// Makes everything closed at or below `place`, or the checkpoint in which it lies, durable. `wait` says whether to stay until it is, at most
+    /// for `timeout`; then what is known to be bad in Tier-3 is written again, or named. Without, it returns with what is pending. Dropping the
+    /// future ends the waiting, not the uploads.
     pub async fn flush(
         &self,
         place: Vec<u8>,
@@ -425,37 +519,37 @@ impl Node {
     ) -> Option<Flush> {
         let metrics = &self.shared().metrics;
         let (files_before, bytes_before) = (metrics.upload_files.get(), metrics.upload_bytes.get());
+        let (waits, timeout) =
+            if wait { (Waits::Caller, timeout) } else { (Waits::Nobody, Some(WORD_HOLDS)) };
         // Beyond all clocks is for ever.
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let since = self.shared().events.since(0).last().map_or(0, |event| event.number);
         let begun = place.clone();
-        let answered = self.ask(move |engine| engine.begin_flush(begun, until, Told::Flush, false)).await?;
-        let outcome = if wait {
+        let mut answered =
+            self.ask(move |engine| engine.begin_flush(begun, until, Told::Flush, waits)).await?;
+        if wait {
             self.mend_known(&place, until).await?;
-            let mut answered = answered;
-            let mut tick = tokio::time::interval(Duration::from_millis(500));
-            let outcome = loop {
-                tokio::select! {
-                    outcome = &mut answered => break outcome.ok()?,
-                    _ = tick.tick() => {
-                        let place = place.clone();
-                        let left = self.ask(move |engine| engine.pending(&place, None, Instant::now()).len()).await?;
-                        let done_bytes = metrics.upload_bytes.get() - bytes_before;
-                        let done_files = metrics.upload_files.get() - files_before;
-                        progress(Progress {
-                            done_bytes,
-                            total_bytes: done_bytes + self.lag_bytes().await?,
-                            done_files,
-                            total_files: done_files + u64::try_from(left).unwrap_or(u64::MAX),
-                            now: None,
-                        });
-                    }
+        }
+        let mut tick = tokio::time::interval(Duration::from_millis(500));
+        let outcome = loop {
+            tokio::select! {
+                outcome = &mut answered => break outcome.ok()?,
+                _ = tick.tick() => {
+                    let place = place.clone();
+                    let left = self.ask(move |engine| engine.pending(&place, None, Instant::now()).len()).await?;
+                    let done_bytes = metrics.upload_bytes.get() - bytes_before;
+                    let done_files = metrics.upload_files.get() - files_before;
+                    progress(Progress {
+                        done_bytes,
+                        total_bytes: done_bytes + self.lag_bytes().await?,
+                        done_files,
+                        total_files: done_files + u64::try_from(left).unwrap_or(u64::MAX),
+                        now: None,
+                    });
                 }
-            };
-            self.with_damaged(place, outcome).await?
-        } else {
-            FlushOutcome::default()
+            }
         };
+        let outcome = self.with_damaged(place, outcome).await?;
         let committed =
             self.shared().events.since(since).into_iter().filter(|event| event.kind == "committed");
         let paths: Vec<String> = committed.filter_map(|event| event.path).collect();
@@ -495,7 +589,7 @@ impl Node {
                 engine.grace_until = Some(now + grace);
                 // Memory ends with us: what is sealed of them is kept as of any other.
                 engine.show_all_torn();
-                engine.begin_flush(Vec::new(), until, Told::No, true)
+                engine.begin_flush(Vec::new(), until, Told::No, Waits::End)
             })
             .await?;
         self.mend_known(b"", until).await?;
@@ -518,7 +612,49 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::covers;
+    use super::{Flushes, Waiter, Waits, covers};
+    use std::time::{Duration, Instant};
+    use tidemark_protocol::evidence::Told;
+
+    fn waiter(place: &str, waits: Waits, began_ns: i64) -> Waiter {
+        Waiter {
+            place: place.as_bytes().to_vec(),
+            until: Instant::now().checked_add(Duration::from_secs(1)),
+            told: Told::Flush,
+            waits,
+            writers_refused: false,
+            answer: None,
+            began: Instant::now(),
+            began_ns,
+        }
+    }
+
+    #[test]
+    fn a_command_that_has_gone_says_nothing_of_what_was_closed_after_it() {
+        let of = |waits| Flushes { waiting: vec![waiter("r", waits, 10)], ..Flushes::default() };
+        let told = |waits, place: &[u8], closed_ns| of(waits).told(|asked| asked == place, || closed_ns);
+        assert_eq!(told(Waits::Nobody, b"r", 10), Told::Flush);
+        assert_eq!(told(Waits::Nobody, b"r", 11), Told::No);
+        assert_eq!(told(Waits::Caller, b"r", 11), Told::Flush, "it is there still");
+        assert_eq!(told(Waits::Nobody, b"q", 10), Told::No);
+    }
+
+    #[test]
+    fn words_are_kept_one_for_a_place_and_so_many() {
+        let mut flushes = Flushes::default();
+        flushes.waiting.push(waiter("stays", Waits::Caller, 0));
+        for number in 0..2 * super::WORDS_MAX {
+            for _ in 0..2 {
+                let place = number.to_string();
+                flushes.make_room(place.as_bytes());
+                flushes.waiting.push(waiter(&place, Waits::Nobody, 0));
+            }
+        }
+        assert_eq!(flushes.waiting.len(), 1 + super::WORDS_MAX);
+        assert!(flushes.waiting[1..].iter().all(Waiter::is_word));
+        assert_eq!(flushes.waiting[0].place, b"stays");
+        assert_eq!(flushes.waiting[1].place, super::WORDS_MAX.to_string().as_bytes(), "the oldest went");
+    }
 
     #[test]
     fn a_place_covers_itself_and_what_is_below_it_only() {

@@ -8,12 +8,12 @@
 
 use crate::namespace::Listed;
 use crate::node::Shared;
-use crate::node::answer::Wanted;
 use crate::node::book::{LooseBook, LooseStage};
 use crate::node::jobs::Done;
 use crate::node::keeping::ending;
 use crate::node::recover::adopt_loose;
 use crate::node::run::{Engine, Node, error_text, retry_pause};
+use crate::node::select::Wanted;
 use crate::save::generations::{self, Generations as Found, GiveUpError};
 use crate::save::loose::LooseStored;
 use std::collections::{BTreeMap, BTreeSet};

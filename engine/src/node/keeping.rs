@@ -3,10 +3,11 @@
 //! Owns: carrying those out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
 
 use crate::namespace::Listed;
-use crate::node::answer::{Wanted, checkpoint_ref, unreadable};
-use crate::node::book::Number;
+use crate::node::answer::{checkpoint_ref, unreadable};
+use crate::node::book::{Book, Number};
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node, error_text};
+use crate::node::select::{Wanted, has_commit, is_run, several_at_step};
 use crate::restore::locate;
 use crate::store::{Created, StoreError};
 use std::collections::BTreeSet;
@@ -46,7 +47,7 @@ impl Node {
     /// Pins the newest committed version of a checkpoint, or takes the pin away. Durable in Tier-3 when it returns.
     ///
     /// # Errors
-    /// Nothing of it is committed; Tier-3 is away; the daemon is ending.
+    /// Nothing of it is committed, or several are meant; Tier-3 is away; the daemon is ending.
     pub async fn pin(&self, wanted: Wanted, pinned: bool, by: String) -> Result<Pin, ApiError> {
         let chosen = self.ask(move |engine| engine.newest_committed(&wanted)).await.ok_or_else(ending)??;
         let Chosen { id, number, version, reference } = chosen;
@@ -114,11 +115,11 @@ impl Node {
     /// Removes a checkpoint: its names from the tree, its committed versions from Tier-3.
     ///
     /// # Errors
-    /// There is none, or it has to stay, and why: then nothing was done. The daemon is ending.
+    /// There is none, or several are meant, or it has to stay, and why: then nothing was done. The daemon is ending.
     pub async fn remove(&self, wanted: Wanted, tell: impl Fn(Progress)) -> Result<Removal, ApiError> {
         let forgotten = wanted.clone();
         if let Some(path) =
-            self.ask(move |engine| engine.forget_unreadable(&forgotten)).await.ok_or_else(ending)?
+            self.ask(move |engine| engine.forget_unreadable(&forgotten)).await.ok_or_else(ending)??
         {
             return Ok(Removal { path: path_text(&path), versions: 0, left: 0, trouble: None });
         }
@@ -165,7 +166,7 @@ impl Node {
     /// opened. Of a torn one that went out of sight, its files as they are.
     ///
     /// # Errors
-    /// Nothing of it is out of sight or committed any more; something has the name; the daemon is ending.
+    /// Nothing of it is out of sight or committed any more, or several are meant; something has the name; the daemon is ending.
     pub async fn undelete(&self, wanted: Wanted) -> Result<Undelete, ApiError> {
         if let Some(undelete) = self.undelete_loose(&wanted).await? {
             return Ok(undelete);
@@ -179,7 +180,7 @@ impl Engine {
         let none = |what: &str| {
             ApiError::new(ErrorCode::NotFound, what.to_owned(), "`ckptctl ls` shows what there is")
         };
-        let book = self.find(wanted).ok_or_else(|| none("there is no such checkpoint"))?;
+        let book = self.find(wanted)?.ok_or_else(|| none("there is no such checkpoint"))?;
         let path = path_text(&book.path());
         let damaged = book.unreadable().and_then(|(_, version)| version.checkpoint.why_unreadable());
         let (number, version) = book.committed().ok_or_else(|| match damaged {
@@ -193,10 +194,12 @@ impl Engine {
 
     /// Takes the names of a checkpoint out of the tree of which Tier-3 does not say what was committed, and gives its path. From now on
     /// it is taken for removed; nothing of it is deleted in Tier-3, since nobody knows what it is.
-    fn forget_unreadable(&mut self, wanted: &Wanted) -> Option<Vec<u8>> {
-        let book = self.find(wanted).filter(|book| book.committed().is_none())?;
+    fn forget_unreadable(&mut self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
+        let found = self.find(wanted)?.filter(|book| book.committed().is_none());
+        let Some((book, (_, version))) = found.and_then(|book| Some((book, book.unreadable()?))) else {
+            return Ok(None);
+        };
         let (id, path) = (book.id.clone(), book.path());
-        let (_, version) = book.unreadable()?;
         let files = &version.record().files;
         let listed: Vec<_> = files
             .iter()
@@ -214,42 +217,45 @@ impl Engine {
         self.ledger.tree_changed = true;
         let what = "it was removed; what Tier-3 holds of it stays there".to_owned();
         self.event(EventLevel::Info, "removed", &id, what);
-        Some(path)
+        Ok(Some(path))
     }
 
-    /// The path that a checkpoint had which may be out of sight: one that was never recorded has no book to be found by.
-    fn path_out_of_sight(&self, wanted: &Wanted) -> Option<Vec<u8>> {
-        if let Wanted::Path(path) = wanted {
-            return Some(path.clone());
-        }
-        if let Some(book) = self.find(wanted) {
-            return Some(book.path());
-        }
-        let Wanted::Step { run, step } = wanted else { return None };
-        let of_run = |id: &CheckpointId| {
-            let path = id.run.path().map_or(&b""[..], RelPath::as_bytes);
-            run.as_deref().is_none_or(|run| run == path || run == id.run.to_string().as_bytes())
+    /// The path that a checkpoint had which may be out of sight: one that was never recorded has no book to be found by. A step means
+    /// what is out of sight, whatever else in the tree has it.
+    fn path_out_of_sight(&self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
+        let (run, step) = match wanted {
+            Wanted::Path(path) => return Ok(Some(path.clone())),
+            Wanted::Latest { .. } => return Ok(self.find(wanted)?.map(Book::path)),
+            Wanted::Step { run, step } => (run.as_deref(), *step),
         };
         let is_it = |candidate: &&Candidate| {
-            candidate.step.is_some_and(|found| found.0 == *step) && of_run(&candidate.id)
+            candidate.step.is_some_and(|found| found.0 == step)
+                && run.is_none_or(|run| is_run(&candidate.id.run, run))
         };
         let torn = self.torn();
-        let found = torn.iter().map(|(candidate, _)| candidate).find(is_it)?;
-        found.id.path().map(|path| path.as_bytes().to_vec())
+        let torn = torn.iter().map(|(candidate, _)| candidate).filter(is_it);
+        let torn = torn.filter_map(|candidate| Some(candidate.id.path()?.as_bytes().to_vec()));
+        let removed = self.at_step(run, step).filter(|book| book.candidate.is_none() && has_commit(book));
+        let mut paths: BTreeSet<Vec<u8>> = removed.map(Book::path).chain(torn).collect();
+        match paths.len() {
+            0 => Ok(self.find(wanted)?.map(Book::path)),
+            1 => Ok(paths.pop_first()),
+            _ => Err(several_at_step(step, paths.into_iter())),
+        }
     }
 
     fn undelete(&mut self, wanted: &Wanted) -> Result<Undelete, ApiError> {
         let refusal = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
         let refused = |what, action| Err(refusal(what, action));
-        let path = self.path_out_of_sight(wanted);
-        if let Some(path) = path
-            && let Some(shown) = self.show_torn(&path)
+        let named = self.path_out_of_sight(wanted)?.map(Wanted::Path);
+        if let Some(Wanted::Path(path)) = &named
+            && let Some(shown) = self.show_torn(path)
         {
             let again = "rename what has the name, then say it again";
             let (reference, files) = shown.map_err(|why| refusal(why, again))?;
             return Ok(Undelete { checkpoint: reference, files: files as u64 });
         }
-        let Chosen { id, number, reference, .. } = self.newest_committed(wanted)?;
+        let Chosen { id, number, reference, .. } = self.newest_committed(named.as_ref().unwrap_or(wanted))?;
         let path = self.ledger.books[&id].path();
         if self.shared.namespace.node_at(&path).is_some() || self.ledger.books[&id].candidate.is_some() {
             let what = format!("{} is in the tree", path_text(&path));

@@ -37,6 +37,7 @@
 //! | `visibility` | what a job sees that comes back |
 //! | `proof` | looking at what commits rest on |
 //! | `answer` | reports for people |
+//! | `select` | which checkpoint a person means |
 //! | `attributes` | `user.tidemark.*` |
 //! | `events` | what happened lately |
 
@@ -80,6 +81,7 @@ mod run;
 #[cfg(test)]
 mod schedule;
 mod scrub;
+mod select;
 mod show;
 mod tiers;
 mod tree;
@@ -91,7 +93,7 @@ mod visibility;
 mod why;
 
 pub use advance::ATTEMPTS_IN_FLIGHT_MAX;
-pub use answer::{Identity, Standing, Wanted};
+pub use answer::{Identity, Standing};
 pub(crate) use decide::{attributes, fate_of};
 pub use events::Events;
 pub use flush::FlushOutcome;
@@ -100,6 +102,7 @@ pub use recover::{Names, RecoverError, Recovered, recover};
 pub(crate) use run::error_text;
 pub use run::{Node, NodeParts, QUESTIONS_MAX};
 pub use scrub::{BadAtOpen, NotVerified, heal_at_open, verify_at_open};
+pub use select::Wanted;
 pub use visibility::Losses;
 
 use crate::cluster::Cluster;

@@ -8,6 +8,7 @@ use crate::namespace::NodeId;
 use crate::node::Shared;
 use crate::node::jobs::{RestoreError, restore_at_once};
 use crate::node::run::{Node, error_text};
+use crate::node::verify::Unsealed;
 use futures::stream::{self, StreamExt};
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +40,7 @@ enum Came {
 }
 
 impl Node {
-    /// Makes every file at or below `place` openable without a fetch. With `wait` it returns what came of it, and dropping
+    /// Makes every file at or below `place` openable without a fetch; what is written still is here, or cannot be fetched. With `wait` it returns what came of it, and dropping
     /// the future stops it between two files; without, it returns what is to be done, and goes on by itself.
     pub async fn prefetch(
         &self,
@@ -47,7 +48,8 @@ impl Node {
         wait: bool,
         progress: impl Fn(Progress),
     ) -> Option<Prefetch> {
-        let targets = self.ask(move |engine| engine.targets(&place)).await?;
+        let asked = self.ask(move |engine| (engine.targets(&place), engine.unsealed(&place)));
+        let (targets, unsealed) = asked.await?;
         let mut wanted: Vec<_> = targets
             .into_iter()
             .map(|listed| listed.target)
@@ -57,15 +59,15 @@ impl Node {
         wanted.sort_by(|a, b| a.path.cmp(&b.path));
         let shared = Arc::clone(self.shared());
         if wait {
-            return Some(fetch_all(shared, wanted, progress).await);
+            return Some(fetch_all(shared, wanted, unsealed, progress).await);
         }
         let planned = Prefetch {
-            total_files: wanted.len() as u64,
-            total_bytes: wanted.iter().map(|file| file.size_bytes).sum(),
+            total_files: (wanted.len() + unsealed.len()) as u64,
+            total_bytes: sum_bytes(&wanted, &unsealed),
             ..Prefetch::default()
         };
         tokio::spawn(async move {
-            let came = fetch_all(shared, wanted, |_| ()).await;
+            let came = fetch_all(shared, wanted, unsealed, |_| ()).await;
             for file in came.no_room.iter().chain(&came.failed) {
                 tracing::warn!(path = file.path, what = file.what, "a file was not prefetched");
             }
@@ -80,10 +82,33 @@ impl Node {
     }
 }
 
-async fn fetch_all(shared: Arc<Shared>, wanted: Vec<Wanted>, progress: impl Fn(Progress)) -> Prefetch {
-    let total_bytes = wanted.iter().map(|file| file.size_bytes).sum();
-    let total_files = wanted.len() as u64;
+fn sum_bytes(wanted: &[Wanted], unsealed: &[Unsealed]) -> u64 {
+    let sealed = wanted.iter().map(|file| file.size_bytes);
+    sealed.chain(unsealed.iter().map(|file| file.size_bytes)).sum()
+}
+
+/// Adds files that have no checksum yet: nothing of them can be fetched.
+fn add_unsealed(result: &mut Prefetch, unsealed: Vec<Unsealed>) {
+    for Unsealed { path, size_bytes, host, why } in unsealed {
+        if host {
+            result.here_files += 1;
+            result.here_bytes += size_bytes;
+        } else {
+            result.failed.push(Unfetched { path, size_bytes, what: why });
+        }
+    }
+}
+
+async fn fetch_all(
+    shared: Arc<Shared>,
+    wanted: Vec<Wanted>,
+    unsealed: Vec<Unsealed>,
+    progress: impl Fn(Progress),
+) -> Prefetch {
+    let total_bytes = sum_bytes(&wanted, &unsealed);
+    let total_files = (wanted.len() + unsealed.len()) as u64;
     let mut result = Prefetch { waited: true, total_files, total_bytes, ..Prefetch::default() };
+    add_unsealed(&mut result, unsealed);
     // What is here already must not give way to the rest.
     for file in &wanted {
         shared.namespace.hold_prefetched(file.node, HOLD);
@@ -94,7 +119,7 @@ async fn fetch_all(shared: Arc<Shared>, wanted: Vec<Wanted>, progress: impl Fn(P
         (file, came)
     });
     let mut fetched = stream::iter(fetched).buffer_unordered(FILES_IN_FLIGHT);
-    let (mut done_files, mut done_bytes) = (0, 0);
+    let (mut done_files, mut done_bytes) = (result.here_files, result.here_bytes);
     while let Some((file, came)) = fetched.next().await {
         done_files += 1;
         done_bytes += file.size_bytes;
@@ -137,5 +162,21 @@ async fn fetch_one(shared: &Shared, file: &Wanted) -> Came {
             Came::NoRoom(source.to_string())
         }
         Err(error) => Came::Failed(error_text(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_still_is_here_or_named() {
+        let file = |path: &str, host| Unsealed { path: path.into(), size_bytes: 3, host, why: "open".into() };
+        let mut result = Prefetch::default();
+        add_unsealed(&mut result, vec![file("r/a", true), file("r/b", false)]);
+        assert_eq!((result.here_files, result.here_bytes), (1, 3));
+        let failed: Vec<_> =
+            result.failed.iter().map(|file| (file.path.as_str(), file.what.as_str())).collect();
+        assert_eq!(failed, [("r/b", "open")]);
     }
 }

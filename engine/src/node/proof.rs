@@ -4,7 +4,6 @@
 //! bytes of files (`verify`).
 
 use crate::node::book::VersionBook;
-use crate::node::flush::covers;
 use crate::node::recover::record_of;
 use crate::node::run::{Engine, Node, error_text};
 use crate::save::again::{AgainError, write_document_again, write_marker_again};
@@ -53,7 +52,7 @@ enum Problem {
 }
 
 impl Node {
-    /// Adds to `verify` the committed versions at or below `place` of which Tier-3 does not say what it must; `unmended` gets those
+    /// Adds to `verify` the committed versions at or below `place`, or in which it lies, of which Tier-3 does not say what it must; `unmended` gets those
     /// of which this daemon cannot say it again.
     pub(super) async fn verify_proofs(
         &self,
@@ -232,8 +231,7 @@ impl Node {
 impl Engine {
     /// Versions of which the start could not read the marker or the manifest.
     fn unreadable_below(&self, place: &[u8]) -> Vec<BrokenInvariant> {
-        let books = self.ledger.books.values().filter(|book| covers(place, &book.path()));
-        let found = books.flat_map(|book| {
+        let found = self.books_about(place).flat_map(|book| {
             let there = book.versions.iter().filter(|(number, version)| !self.is_removed(book, **number, version));
             let whys = there.filter_map(|(_, version)| version.checkpoint.why_unreadable());
             whys.map(|why| BrokenInvariant {
@@ -246,7 +244,7 @@ impl Engine {
     }
 
     fn committed_below(&self, place: &[u8]) -> Vec<(Vec<u8>, Checkpoint, Option<Known>)> {
-        let books = self.ledger.books.values().filter(|book| covers(place, &book.path()));
+        let books = self.books_about(place);
         let known = |version: &VersionBook| {
             let (manifest, epoch) = version.committed.clone()?;
             Some(Known { manifest, epoch, previous: version.previous.clone() })

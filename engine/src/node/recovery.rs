@@ -5,7 +5,6 @@
 
 use crate::node::answer::checkpoint_ref;
 use crate::node::book::{Book, Number, VersionBook};
-use crate::node::flush::covers;
 use crate::node::run::{Engine, Node};
 use std::collections::BTreeMap;
 use tidemark_protocol::path::RunPath;
@@ -21,7 +20,7 @@ struct OfRun<'a> {
 }
 
 impl Node {
-    /// Every run that has checkpoints at or below `place`.
+    /// Every run that has checkpoints at or below `place`, or one in which it lies.
     pub async fn recovery(&self, place: Vec<u8>) -> Option<Recovery> {
         self.ask(move |engine| engine.recovery(&place)).await
     }
@@ -30,7 +29,7 @@ impl Node {
 impl Engine {
     fn recovery(&self, place: &[u8]) -> Recovery {
         let mut runs: BTreeMap<&RunPath, OfRun<'_>> = BTreeMap::new();
-        for book in self.ledger.books.values().filter(|book| covers(place, &book.path())) {
+        for book in self.books_about(place) {
             self.add_versions(book, runs.entry(&book.id.run).or_default());
         }
         let is_one = |(_, _, version): &(&Book, Number, &VersionBook)| version.checkpoint.failure().is_none();

@@ -467,7 +467,8 @@ impl Engine {
             self.seal_what_was_cut(id);
         }
         let book = &self.ledger.books[id];
-        let told = self.flushes.told(&book.path()).max(book.told(&self.ledger));
+        let told = self.flushes.told(|place| self.is_about(place, book), || self.last_closed_ns(book));
+        let told = told.max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
         if matches!(outcome.action, Action::None)
             && let Some(why) = self.why_in_part(id, outcome.verdict.as_ref(), told)

@@ -5,6 +5,8 @@
 
 use crate::namespace::{FileState, FsError, Namespace, NodeId, ObjectCopy, SealPin};
 use crate::node::Shared;
+use crate::node::answer::text;
+use crate::node::book::Book;
 use crate::node::flush::covers;
 use crate::node::jobs::{Done, Origin, RestoreError, fetched};
 use crate::node::run::{Engine, error_text};
@@ -176,9 +178,9 @@ impl Scrub {
         }
     }
 
-    /// Remembers what a `verify` of `place` left as it is.
-    pub(crate) fn note_unmended(&mut self, place: &[u8], found: Vec<BrokenInvariant>) {
-        self.unmended.retain(|(path, _)| !covers(place, path.as_bytes()));
+    /// Remembers what a `verify` left as it is. `looked_at`: whether it looked at what has this path.
+    fn note_unmended(&mut self, looked_at: impl Fn(&str) -> bool, found: Vec<BrokenInvariant>) {
+        self.unmended.retain(|(path, _)| !looked_at(path));
         let room = BAD_OBJECTS_MAX.saturating_sub(self.unmended.len());
         self.unmended.extend(found.into_iter().map(|broken| (broken.path, broken.what)).take(room));
     }
@@ -196,6 +198,14 @@ impl Scrub {
 }
 
 impl Engine {
+    /// Remembers what a `verify` of `place` left as it is.
+    pub(crate) fn note_unmended(&mut self, place: &[u8], found: Vec<BrokenInvariant>) {
+        let around = self.books_about(place).map(Book::path).filter(|path| !covers(place, path));
+        let around: BTreeSet<String> = around.map(|path| text(&path)).collect();
+        let looked_at = |path: &str| covers(place, path.as_bytes()) || around.contains(path);
+        self.scrub.note_unmended(looked_at, found);
+    }
+
     pub(crate) fn start_scrub(&mut self, now: Instant) {
         let rate = self.shared.settings.verify.scrub_bytes_per_s;
         if self.scrub.running || self.draining {

@@ -3,27 +3,43 @@
 //! Owns: putting the answer together. Does not own: finding the checkpoint, and its row (`answer`).
 
 use crate::namespace::FileState;
-use crate::node::answer::{Identity, Wanted, is_of, text};
+use crate::node::answer::{Identity, is_of, text};
 use crate::node::book::{Book, VersionBook};
 use crate::node::decide;
 use crate::node::run::{Engine, Node};
+use crate::node::select::Wanted;
 use std::collections::BTreeSet;
 use std::time::Instant;
 use tidemark_protocol::key::{Key, checkpoint_path};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::report::{CheckpointRef, Copies, CopyCount, File, Show};
+use tidemark_protocol::report::{ApiError, CheckpointRef, Copies, CopyCount, File, Show};
 
 impl Node {
-    /// One checkpoint: at `path`, or of a run (or the only one) at a step, or the newest committed.
-    pub async fn show(&self, wanted: Wanted, files: bool, identity: Identity) -> Option<Option<Show>> {
+    /// Everything about the checkpoint or loose file that `wanted` names. The outer `None`: the loop has stopped; the inner one:
+    /// there is none.
+    ///
+    /// # Errors
+    /// `wanted` names several.
+    pub async fn show(
+        &self,
+        wanted: Wanted,
+        files: bool,
+        identity: Identity,
+    ) -> Option<Result<Option<Show>, ApiError>> {
         self.ask(move |engine| engine.show(&wanted, files, &identity)).await
     }
 }
 
 impl Engine {
-    fn show(&self, wanted: &Wanted, files: bool, identity: &Identity) -> Option<Show> {
-        let Some(book) = self.find(wanted) else { return self.show_loose(wanted, files, identity) };
+    fn show(&self, wanted: &Wanted, files: bool, identity: &Identity) -> Result<Option<Show>, ApiError> {
+        match self.find(wanted)? {
+            Some(book) => Ok(self.show_book(book, files, identity)),
+            None => Ok(self.show_loose(wanted, files, identity)),
+        }
+    }
+
+    fn show_book(&self, book: &Book, files: bool, identity: &Identity) -> Option<Show> {
         let checkpoint = self.rows(book, false).into_iter().next()?;
         let number = (checkpoint.timeline, checkpoint.version);
         let version = book.versions.get(&number);

@@ -3,7 +3,7 @@
 //! Owns: what is checked, writing bad objects again, and the sum of what was found. Does not own: healing a host copy (`scrub`),
 //! reading another node's (`verify_peers`), the write itself (`save::again`).
 
-use crate::namespace::{ObjectCopy, SealPin};
+use crate::namespace::{FileState, ObjectCopy, SealPin};
 use crate::node::answer::Listed;
 use crate::node::run::{Engine, Node, error_text};
 use crate::node::scrub::{HostFound, Scrubbed, Target, Unseen, scrub};
@@ -18,10 +18,47 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::report::{EventLevel, Progress, Unrecoverable, Verify, VerifyRepair};
+use tidemark_protocol::report::{EventLevel, Progress, Unrecoverable, Verify, VerifyRepair, path_text};
 
 /// Files checked at once: one hashes while another waits for Tier-3.
 const FILES_IN_FLIGHT: usize = 4;
+
+/// Files named that have no checksum yet: a person reads the first of them.
+const UNSEALED_MAX: usize = 1000;
+
+/// A file of the tree that has no checksum yet.
+#[derive(Debug)]
+pub(crate) struct Unsealed {
+    pub(crate) path: String,
+    pub(crate) size_bytes: u64,
+    /// Its bytes are in this node's memory.
+    pub(crate) host: bool,
+    pub(crate) why: String,
+}
+
+/// Why a file has no checksum; none where it has one.
+fn why_unsealed(state: &FileState) -> Option<String> {
+    let why = match state {
+        FileState::Open { writers } => format!("it has {writers} open writers"),
+        FileState::Mapped => "it is mapped writable".to_owned(),
+        FileState::Cut => "its writer ended without closing it".to_owned(),
+        FileState::Closed => "it is closed, and about to be sealed".to_owned(),
+        FileState::Sealed { .. } => return None,
+    };
+    Some(format!("{why}: it has no checksum yet"))
+}
+
+/// What a `verify` of `place` says of files that it cannot check.
+fn not_checked(place: &[u8], unsealed: Vec<Unsealed>) -> Vec<Unrecoverable> {
+    let more = unsealed.len().saturating_sub(UNSEALED_MAX);
+    let named = unsealed.into_iter().take(UNSEALED_MAX);
+    let mut rows: Vec<_> = named.map(|file| Unrecoverable { path: file.path, what: file.why }).collect();
+    if more > 0 {
+        let what = format!("{more} more files have no checksum yet");
+        rows.push(Unrecoverable { path: path_text(place), what });
+    }
+    rows
+}
 
 /// What was found of one file.
 struct Found {
@@ -159,10 +196,10 @@ impl Node {
         verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
     }
 
-    /// Checks the copies of everything at or below `place`. Host copies are read whole; objects are asked for their size. With `deep`, or
-    /// where bytes of the file were found bad, objects and other nodes' copies are read whole, too. A bad host copy is replaced from another
-    /// node or Tier-3 where a copy there is good. A bad or missing object is written again where memory, another node or another object
-    /// has the bytes.
+    /// Checks the copies of everything at or below `place`, and the documents of the checkpoint in which it lies. Host copies are read whole;
+    /// objects are asked for their size. With `deep`, or where bytes of the file were found bad, objects and other nodes' copies are read whole,
+    /// too. A bad host copy is replaced from another node or Tier-3 where a copy there is good. A bad or missing object is written again where
+    /// memory, another node or another object has the bytes. What has no checksum yet is unchecked.
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
@@ -173,8 +210,12 @@ impl Node {
         self.verify_proofs(place.clone(), &mut verify, &mut unmended).await?;
         verify.broken.extend(unmended.iter().cloned());
         let below = place.clone();
-        let (targets, fenced) =
-            self.ask(move |engine| (engine.targets_and_stored(&below), engine.fenced.is_some())).await?;
+        let (targets, unsealed, fenced) = self
+            .ask(move |engine| {
+                (engine.targets_and_stored(&below), engine.unsealed(&below), engine.fenced.is_some())
+            })
+            .await?;
+        verify.unchecked.extend(not_checked(&place, unsealed));
         let total_files = u64::try_from(targets.len()).expect("a count fits 64 bits");
         let total_bytes = targets.iter().map(|target| target.size_bytes).sum();
         verify.files = total_files;
@@ -214,7 +255,7 @@ impl Node {
         verify.repaired.sort_by(|a, b| a.path.cmp(&b.path));
         verify.broken.sort_by(|a, b| a.path.cmp(&b.path));
         verify.unchecked.sort_by(|a, b| a.path.cmp(&b.path));
-        self.ask(move |engine| engine.scrub.note_unmended(&place, unmended)).await?;
+        self.ask(move |engine| engine.note_unmended(&place, unmended)).await?;
         Some(verify)
     }
 
@@ -426,6 +467,16 @@ impl Node {
 }
 
 impl Engine {
+    /// The files of the tree at or below `place` that have no checksum yet.
+    pub(crate) fn unsealed(&self, place: &[u8]) -> Vec<Unsealed> {
+        let unsealed = self.files_at(place).filter_map(|(path, view, _)| {
+            let why = why_unsealed(&view.state)?;
+            let (path, size_bytes) = (path.to_string(), self.size_now(view));
+            Some(Unsealed { path, size_bytes, host: view.host, why })
+        });
+        unsealed.collect()
+    }
+
     /// Takes down what was found of a file.
     fn note_verified(&mut self, found: &Found) {
         if let Some(host) = &found.host {
@@ -466,7 +517,7 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, add, reads_all};
+    use super::*;
     use crate::node::jobs::Origin;
     use crate::node::scrub::{BadChunk, HealError, HostFound, Scrubbed, Target, Unseen};
     use tidemark_protocol::checksum::Crc64;
@@ -532,5 +583,26 @@ mod tests {
             let healed = added(&host(HostFound::Healed { bad: bad_chunk(), from }));
             assert_eq!((healed.repaired.len(), healed.repaired[0].from.as_str()), (1, word), "{healed:?}");
         }
+    }
+
+    #[test]
+    fn what_has_no_checksum_is_named_with_its_reason_up_to_a_number() {
+        let unsealed = |count: usize| -> Vec<Unsealed> {
+            let why = why_unsealed(&FileState::Open { writers: 2 }).unwrap();
+            let of = |number| Unsealed {
+                path: format!("r/{number}"),
+                size_bytes: 1,
+                host: true,
+                why: why.clone(),
+            };
+            (0..count).map(of).collect()
+        };
+        assert!(not_checked(b"r", Vec::new()).is_empty());
+        let rows = not_checked(b"r", unsealed(UNSEALED_MAX));
+        assert_eq!((rows.len(), rows[0].path.as_str()), (UNSEALED_MAX, "r/0"));
+        assert!(rows[0].what.contains("2 open writers"), "{}", rows[0].what);
+        let rows = not_checked(b"r", unsealed(UNSEALED_MAX + 3));
+        assert_eq!((rows.len(), rows[UNSEALED_MAX].path.as_str()), (UNSEALED_MAX + 1, "r"));
+        assert!(rows[UNSEALED_MAX].what.starts_with("3 more files"), "{}", rows[UNSEALED_MAX].what);
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::namespace::FileState;
 use crate::node::book::LooseStage;
-use crate::node::flush::{FlushOutcome, covers};
+use crate::node::flush::{FlushOutcome, Waits, covers};
 use crate::node::recover::Knows;
 use crate::node::run::{Engine, Node, error_text};
 use crate::restore::locate::{FormatProblem, document};
@@ -227,9 +227,12 @@ impl Engine {
         loose.chain(tree.map(|number| Named::Tree { number })).collect()
     }
 
-    /// Documents that the start passed over, as far as no name at or below `place` stands for one.
+    /// Documents that the start passed over of checkpoints at or below `place`, or in which it lies, where no name stands for one.
     fn not_believed(&self, place: &[u8]) -> Vec<BrokenInvariant> {
-        let wanted = |below: &[u8]| if below.is_empty() { place.is_empty() } else { covers(place, below) };
+        let wanted = |of: &[u8]| match of {
+            b"" => place.is_empty(),
+            checkpoint => covers(place, checkpoint) || covers(checkpoint, place),
+        };
         let passed = self.passed_over.iter().filter(|passed| passed.place.as_deref().is_some_and(wanted));
         let broken = passed.map(|passed| BrokenInvariant {
             path: passed.key.clone(),
@@ -245,7 +248,7 @@ impl Engine {
             return Err(format!("this node writes nothing to Tier-3: {why}"));
         }
         let begun: Vec<_> = bad.into_iter().filter(|(named, _)| self.begin_again(named)).collect();
-        Ok((begun, self.begin_flush(place, Some(until), Told::No, false)))
+        Ok((begun, self.begin_flush(place, Some(until), Told::No, Waits::Caller)))
     }
 
     fn begin_again(&mut self, named: &Named) -> bool {

@@ -3,7 +3,6 @@
 //! Owns: putting the answer together. Does not own: the facts (`decide`), the conclusions (`protocol::evidence`, `visibility`).
 
 use crate::namespace::{FileView, path_of_torn};
-use crate::node::answer::Wanted;
 use crate::node::book::Book;
 use crate::node::decide::{self, fate_of};
 use crate::node::run::{Engine, Node};
@@ -29,8 +28,7 @@ impl Engine {
             let inside = candidate.files.keys().any(|path| path.as_bytes() == place);
             inside || candidate.id.path().is_some_and(|path| path.as_bytes() == place)
         });
-        let wanted = Wanted::Path(place.to_vec());
-        let found = self.find(&wanted);
+        let found = self.find_at(place);
         if let Some((candidate, files)) = hidden.filter(|_| found.is_none_or(|book| book.candidate.is_none()))
         {
             let sight = self.visibility.why_hidden(&candidate.id).map(str::to_owned);

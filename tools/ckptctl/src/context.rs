@@ -39,17 +39,30 @@ impl Context {
     /// A path as typed, on the daemon's mount.
     pub(crate) async fn place(&mut self, path: &OsStr) -> Result<Place, Failure> {
         let mount = self.mount().await?;
-        place_on(mount, path)
+        place_on(mount, path, LastLink::Followed)
     }
 
     /// CHECKPOINT as typed.
     pub(crate) async fn selector(&mut self, text: &OsStr) -> Result<Selector, Failure> {
+        self.selector_by(text, LastLink::Followed).await
+    }
+
+    /// CHECKPOINT as typed, where a path that is a link is not taken for what it leads to.
+    pub(crate) async fn selector_of_name(&mut self, text: &OsStr) -> Result<Selector, Failure> {
+        self.selector_by(text, LastLink::Kept).await
+    }
+
+    async fn selector_by(&mut self, text: &OsStr, last: LastLink) -> Result<Selector, Failure> {
         match Typed::parse(text.as_bytes())? {
             Typed::Latest => Ok(Selector::Latest),
             Typed::Step(step) => Ok(Selector::Step(step)),
-            typed @ (Typed::LatestOf(_) | Typed::StepOf(..) | Typed::At(_)) => {
+            typed @ (Typed::LatestOf(_) | Typed::StepOf(..)) => {
                 let mount = self.mount().await?;
-                typed.place(|path| place_on(mount, OsStr::from_bytes(path)))
+                typed.place(|run| place_on(mount, OsStr::from_bytes(run), LastLink::Followed))
+            }
+            typed @ Typed::At(_) => {
+                let mount = self.mount().await?;
+                typed.place(|path| place_on(mount, OsStr::from_bytes(path), last))
             }
         }
     }
@@ -80,16 +93,30 @@ impl Context {
     }
 }
 
-/// By text first, which never touches the mount; where that leads elsewhere, symbolic links are followed.
-fn place_on(mount: &Path, path: &OsStr) -> Result<Place, Failure> {
+/// What becomes of a link outside of the mount that is the last name of a path.
+#[derive(Debug, Clone, Copy)]
+enum LastLink {
+    Followed,
+    Kept,
+}
+
+/// By text first, which never touches the mount: links in it the daemon follows. Where the text leads elsewhere, links are followed here.
+fn place_on(mount: &Path, path: &OsStr, last: LastLink) -> Result<Place, Failure> {
     let cwd = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
     let on_mount = |path: &OsStr| {
         Place::typed(mount.as_os_str().as_bytes(), cwd.as_os_str().as_bytes(), path.as_bytes())
     };
-    on_mount(path).or_else(|outside| match std::fs::canonicalize(path) {
+    on_mount(path).or_else(|outside| match real_path(Path::new(path), last) {
         Ok(real) => on_mount(real.as_os_str()).map_err(Failure::from),
         Err(_) => Err(outside.into()),
     })
+}
+
+fn real_path(path: &Path, last: LastLink) -> io::Result<PathBuf> {
+    match (last, path.parent(), path.file_name()) {
+        (LastLink::Kept, Some(parent), Some(name)) => Ok(std::fs::canonicalize(parent)?.join(name)),
+        _ => std::fs::canonicalize(path),
+    }
 }
 
 /// Why a command was not done.
@@ -192,5 +219,32 @@ impl From<SelectorError> for Failure {
 impl From<io::Error> for Failure {
     fn from(source: io::Error) -> Self {
         Self::Output { source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_link_outside_of_the_mount_leads_into_it_unless_it_is_meant_itself() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path().canonicalize().unwrap();
+        let mount = home.join("mount");
+        std::fs::create_dir_all(mount.join("run")).unwrap();
+        std::fs::write(mount.join("run/step1.pt"), b"").unwrap();
+        symlink(&mount, home.join("there")).unwrap();
+        symlink(mount.join("run/step1.pt"), home.join("best")).unwrap();
+        let placed = |path: &str, last| {
+            let place = place_on(&mount, home.join(path).as_os_str(), last);
+            place.map(|place| String::from_utf8(place.as_bytes().to_vec()).unwrap())
+        };
+        for last in [LastLink::Followed, LastLink::Kept] {
+            assert_eq!(placed("mount/run/step1.pt", last).unwrap(), "run/step1.pt");
+            assert_eq!(placed("there/run/step1.pt", last).unwrap(), "run/step1.pt", "{last:?}");
+        }
+        assert_eq!(placed("best", LastLink::Followed).unwrap(), "run/step1.pt");
+        assert!(matches!(placed("best", LastLink::Kept), Err(Failure::Place(PlaceError::Outside { .. }))));
     }
 }

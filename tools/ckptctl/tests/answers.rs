@@ -154,6 +154,26 @@ fn json_has_numbers_and_nothing_else_is_on_stdout() {
 }
 
 #[test]
+fn only_what_was_verified_is_ok_and_only_what_is_done_is_not_left() {
+    let node = served(FakeNode::default());
+    let last_line = |words: &str| {
+        let text = stdout(&ctl(node.state.path(), words));
+        text.lines().last().unwrap_or_default().to_owned()
+    };
+    for (words, begins) in [
+        ("verify", "ok: "),
+        ("verify open", "NOT ALL: "),
+        ("verify empty", "nothing to verify: "),
+        ("verify lost", "BAD: "),
+        ("flush", "nothing is left to do: "),
+        ("flush open", "1 not committed yet; "),
+        ("flush --wait open", "1 not committed: "),
+    ] {
+        assert!(last_line(words).starts_with(begins), "ckptctl {words}: {}", last_line(words));
+    }
+}
+
+#[test]
 fn tables_are_plain_where_no_terminal_reads_them() {
     let node = served(FakeNode { degraded: true, ..FakeNode::default() });
     for words in [

@@ -6,6 +6,7 @@ use crate::descriptors;
 use crate::doctor::{check, of_machine};
 use crate::forward::{Command, Decides};
 use crate::last_end::LastEnd;
+use crate::places::{described, known, no_file_at, not_found};
 use crate::replication::{self, Counted};
 use crate::troubles::Troubles;
 use async_trait::async_trait;
@@ -19,7 +20,8 @@ use tidemark_control::api::{
     ShowRequest, UndeleteRequest, VerifyRequest, WhyRequest,
 };
 use tidemark_engine::cluster::{Authority, Seat};
-use tidemark_engine::node::{Identity, Node, Wanted};
+use tidemark_engine::namespace::LastLink;
+use tidemark_engine::node::{Identity, Node};
 use tidemark_fuse::{Mode, Mounted};
 use tidemark_protocol::cluster::wire::Standing;
 use tidemark_protocol::id::{Incarnation, StartId};
@@ -30,7 +32,7 @@ use tidemark_protocol::report::{
     Import, MountStatus, NodeState, Pending, PendingReason, Pin, Placement, Prefetch, Problem, ProblemCode,
     Recovery, Removal, RunStatus, Show, Status, TierStatus, Undelete, Verify, Why, path_text, shortened,
 };
-use tidemark_protocol::selector::{Place, Selector};
+use tidemark_protocol::selector::Place;
 
 /// This node, as the API shows it.
 #[derive(Debug)]
@@ -65,50 +67,13 @@ pub(crate) struct Daemon {
 const RUNS_AGE: Duration = Duration::from_secs(1);
 /// A status does not wait longer for a coordinator.
 const RUNS_DEADLINE: Duration = Duration::from_secs(1);
+/// A flush that does not wait has other nodes say what they made, and gives them half of this.
+const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// A node that has just begun has not joined yet, and nothing is wrong with that.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 
-fn stopped() -> ApiError {
+pub(crate) fn stopped() -> ApiError {
     ApiError::new(ErrorCode::Unavailable, "the daemon is ending", "ask again when it runs")
-}
-
-fn not_found(what: &str) -> ApiError {
-    ApiError::new(
-        ErrorCode::NotFound,
-        format!("there is no checkpoint {what}"),
-        "`ckptctl ls` shows what there is",
-    )
-}
-
-/// The place itself, or not found where nothing has that path.
-fn known(place: Vec<u8>, is_known: Option<bool>) -> Result<Vec<u8>, ApiError> {
-    if is_known.ok_or_else(stopped)? {
-        return Ok(place);
-    }
-    let what = format!("there is nothing at {}", path_text(&place));
-    Err(ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls` shows what there is"))
-}
-
-/// A selector as a person types it.
-fn described(selector: &Selector) -> String {
-    let text = |place: &Place| path_text(place.as_bytes());
-    match selector {
-        Selector::Latest => "latest".to_owned(),
-        Selector::LatestOf(run) => format!("{}@latest", text(run)),
-        Selector::Step(step) => format!("@{step}"),
-        Selector::StepOf(run, step) => format!("{}@{step}", text(run)),
-        Selector::At(place) => text(place),
-    }
-}
-
-fn wanted(selector: Selector) -> Wanted {
-    match selector {
-        Selector::Latest => Wanted::Latest { run: None },
-        Selector::LatestOf(run) => Wanted::Latest { run: Some(run.as_bytes().to_vec()) },
-        Selector::Step(step) => Wanted::Step { run: None, step },
-        Selector::StepOf(run, step) => Wanted::Step { run: Some(run.as_bytes().to_vec()), step },
-        Selector::At(place) => Wanted::Path(place.as_bytes().to_vec()),
-    }
 }
 
 /// The target of an export, as the kernel sees it. What the daemon wrote into its own mount would be one more save, and one
@@ -260,7 +225,7 @@ impl Daemon {
 
     /// Checkpoints that this node knows of.
     pub(crate) async fn own_list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError> {
-        let place = request.place.as_bytes().to_vec();
+        let place = self.led(&request.place, LastLink::Followed)?;
         let is_known = self.node.is_known(place.clone()).await;
         self.node.list(known(place, is_known)?, request.all).await.ok_or_else(stopped)
     }
@@ -349,15 +314,16 @@ impl NodeApi for Daemon {
             return self.forward(Command::Show(request)).await;
         }
         let what = described(&request.checkpoint);
-        let shown = self.node.show(wanted(request.checkpoint), request.files, self.identity()).await;
-        shown.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
+        let wanted = self.wanted(&request.checkpoint, LastLink::Followed)?;
+        let shown = self.node.show(wanted, request.files, self.identity()).await;
+        shown.ok_or_else(stopped)??.ok_or_else(|| not_found(&what))
     }
 
     async fn why(&self, request: WhyRequest) -> Result<Why, ApiError> {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Why(request)).await;
         }
-        let place = request.place.as_bytes().to_vec();
+        let place = self.led(&request.place, LastLink::Followed)?;
         let why = self.node.why(place.clone()).await;
         why.ok_or_else(stopped)?.ok_or_else(|| not_found(&path_text(&place)))
     }
@@ -427,36 +393,21 @@ impl NodeApi for Daemon {
     }
 
     async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError> {
-        let place = match request.checkpoint {
+        let place = match &request.checkpoint {
             None => Vec::new(),
-            Some(Selector::At(place)) => {
-                let place = place.as_bytes().to_vec();
-                let is_in_tree = self.node.is_in_tree(place.clone()).await;
-                known(place, is_in_tree)?
-            }
-            Some(selector) => {
-                let what = described(&selector);
-                let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)?;
-                found.ok_or_else(|| not_found(&what))?
-            }
+            Some(selector) => self.place_of(selector).await?,
         };
-        self.node.verify(place, request.deep, move |now| progress.tell(now)).await.ok_or_else(stopped)
+        let verify = self.node.verify(place.clone(), request.deep, move |now| progress.tell(now)).await;
+        let verify = verify.ok_or_else(stopped)?;
+        // A mount without files is a good one.
+        if verify.is_empty() && !place.is_empty() { Err(no_file_at(&place)) } else { Ok(verify) }
     }
 
     async fn prefetch(&self, request: PrefetchRequest, progress: ProgressSink) -> Result<Prefetch, ApiError> {
-        let what = described(&request.checkpoint);
-        let place = match request.checkpoint {
-            Selector::At(place) => {
-                let place = place.as_bytes().to_vec();
-                let is_in_tree = self.node.is_in_tree(place.clone()).await;
-                known(place, is_in_tree)?
-            }
-            selector => {
-                let found = self.node.path_of(wanted(selector)).await.ok_or_else(stopped)?;
-                found.ok_or_else(|| not_found(&what))?
-            }
-        };
-        self.node.prefetch(place, request.wait, move |now| progress.tell(now)).await.ok_or_else(stopped)
+        let place = self.place_of(&request.checkpoint).await?;
+        let prefetch = self.node.prefetch(place.clone(), request.wait, move |now| progress.tell(now)).await;
+        let prefetch = prefetch.ok_or_else(stopped)?;
+        if prefetch.total_files == 0 && !place.is_empty() { Err(no_file_at(&place)) } else { Ok(prefetch) }
     }
 
     async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError> {
@@ -464,15 +415,15 @@ impl NodeApi for Daemon {
             return self.forward_flush(request).await;
         }
         let (began, timeout) = (Instant::now(), request.timeout_s.map(Duration::from_secs));
-        let unheard = if request.wait { self.hear_all(timeout).await } else { Vec::new() };
-        let place = request.place.as_bytes().to_vec();
+        let unheard = self.hear_all(if request.wait { timeout } else { Some(HEARD_WITHIN) }).await;
+        let place = self.led(&request.place, LastLink::Followed)?;
         let is_known = self.node.is_known(place.clone()).await;
         let place = known(place, is_known)?;
         let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         let flushed = self.node.flush(place, request.wait, left, move |now| progress.tell(now)).await;
         let mut flushed = flushed.ok_or_else(stopped)?;
         // A caller that waits longer may hear them yet.
-        flushed.timed_out |= timeout.is_some() && !unheard.is_empty();
+        flushed.timed_out |= request.wait && timeout.is_some() && !unheard.is_empty();
         let unheard = unheard.into_iter();
         flushed.pending.extend(unheard.map(|what| Pending {
             path: String::new(),
@@ -488,8 +439,8 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Commit(request)).await;
         }
-        let path = request.place.as_bytes().to_vec();
-        let what = String::from_utf8_lossy(&path).into_owned();
+        let path = self.led(&request.place, LastLink::Followed)?;
+        let what = path_text(&path);
         self.node.commit(path).await.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
     }
 
@@ -504,12 +455,14 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Pin(request)).await;
         }
-        self.node.pin(wanted(request.checkpoint), request.pinned, request.by).await
+        let wanted = self.wanted(&request.checkpoint, LastLink::Followed)?;
+        self.node.pin(wanted, request.pinned, request.by).await
     }
 
     async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError> {
         self.only_where_it_decides("rm")?;
-        let removal = self.node.remove(wanted(request.checkpoint), move |now| progress.tell(now)).await;
+        let wanted = self.wanted_to_remove(&request.checkpoint)?;
+        let removal = self.node.remove(wanted, move |now| progress.tell(now)).await;
         self.kernel_forgets().await;
         removal
     }
@@ -518,14 +471,16 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Undelete(request)).await;
         }
-        self.node.undelete(wanted(request.checkpoint)).await
+        // The name that it had: what has it now, a link or not, is in its way.
+        self.node.undelete(self.wanted(&request.checkpoint, LastLink::Kept)?).await
     }
 
     async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError> {
         self.only_where_it_decides("export")?;
         let target = outside_of_the_mount(&self.mountpoint, PathBuf::from(request.directory)).await?;
         let number = request.version.map(|number| (number.timeline, number.version));
-        self.node.export(wanted(request.checkpoint), number, target, move |now| progress.tell(now)).await
+        let wanted = self.wanted(&request.checkpoint, LastLink::Followed)?;
+        self.node.export(wanted, number, target, move |now| progress.tell(now)).await
     }
 
     async fn import(&self, request: ImportRequest, progress: ProgressSink) -> Result<Import, ApiError> {
@@ -538,7 +493,7 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Recover(request)).await;
         }
-        let place = request.place.as_bytes().to_vec();
+        let place = self.led(&request.place, LastLink::Followed)?;
         let is_known = self.node.is_known(place.clone()).await;
         self.node.recovery(known(place, is_known)?).await.ok_or_else(stopped)
     }

@@ -18,6 +18,7 @@ mod let_in;
 mod logs;
 mod memory;
 mod peers;
+mod places;
 mod process;
 mod publish;
 mod replication;

@@ -73,7 +73,8 @@ pub struct Verify {
     pub repaired: Vec<VerifyRepair>,
     /// Files with no good copy left.
     pub unrecoverable: Vec<Unrecoverable>,
-    /// Files that may have a good copy, and of which one could not be read now, or is bad and could not be made good.
+    /// Files that may have a good copy, and of which one could not be read now, or is bad and could not be made good; and those that have
+    /// no checksum yet.
     pub unchecked: Vec<Unrecoverable>,
     /// Objects in Tier-3 that are bad or missing, and could not be written again.
     #[serde(default)]
@@ -87,6 +88,16 @@ pub struct Verify {
 }
 
 impl Verify {
+    /// Whether there was nothing to check.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.files == 0
+            && self.repaired.is_empty()
+            && self.unrecoverable.is_empty()
+            && self.unchecked.is_empty()
+            && self.broken.is_empty()
+    }
+
     /// Done when every listed file ends with a good copy, every commit is one, and all that was asked for was read. Unavailable when
     /// something did not answer; failed when an object is bad and could not be written again.
     #[must_use]

@@ -19,7 +19,7 @@ use tidemark_protocol::size::Shown;
 /// Tier-3 is away.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A path, RUN@STEP, @STEP, RUN@latest or latest
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several
     checkpoint: OsString,
     /// A name that is free, in a directory that is there
     directory: PathBuf,

@@ -11,10 +11,10 @@ use tidemark_protocol::size::Shown;
 
 /// Upload every closed file below PATH now, without waiting for it to settle
 ///
-/// A checkpoint whose framework leaves a marker, index or count waits for that; any other is made complete by this
-/// command. With --wait: exits 0 when all are committed or there was nothing to do; 1 with a list when something is
-/// still open, mapped, torn or incomplete, or is bad in Tier-3 and could not be written again; 5 when Tier-3 was away at
-/// the time-out.
+/// A file in a checkpoint stands for all of that checkpoint. One whose framework leaves a marker, index or count waits for that; any
+/// other is made complete by this command, as far as it is closed. Without --wait: lists what is not committed yet, and exits 0. With
+/// --wait: exits 0 when all are committed or there was nothing to do; 1 with a list when something is still open, mapped, torn or
+/// incomplete, or is bad in Tier-3 and could not be written again; 5 when Tier-3 was away at the time-out.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Default: the whole mount
@@ -51,7 +51,7 @@ fn print(flush: &Flush, out: &mut dyn Write) -> io::Result<()> {
     match (flush.waited, flush.pending.len()) {
         (false, 0) => writeln!(out, "nothing is left to do: {files} files, {bytes} uploaded"),
         (false, left) => {
-            writeln!(out, "{left} under way; `ckptctl flush --wait` stays until they are committed")
+            writeln!(out, "{left} not committed yet; `ckptctl flush --wait` stays until they are")
         }
         (true, 0) => writeln!(out, "all committed: {files} files, {bytes} uploaded"),
         (true, left) => {

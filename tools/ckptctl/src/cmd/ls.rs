@@ -13,7 +13,7 @@ use tidemark_protocol::report::{Checkpoint, CheckpointState, ExitCode};
 /// Exits 0 with an empty list where there is none, and 3 where nothing has that path.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only what is at or below it
+    /// Only what is at or below it, or the checkpoint in which it lies
     path: Option<OsString>,
     /// Files that belong to no checkpoint too, and versions that newer ones replaced
     #[arg(short, long)]

@@ -12,7 +12,7 @@ use tidemark_protocol::report::{ExitCode, Pin};
 /// The pin is an object in Tier-3: it holds for whoever uses that prefix, until `ckptctl unpin`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A path, RUN@STEP, @STEP, RUN@latest or latest
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several
     checkpoint: OsString,
 }
 

@@ -13,10 +13,10 @@ use tidemark_protocol::size::Shown;
 ///
 /// Other committed checkpoints give way to it, what is not committed never does, and what it has fetched stays for ten
 /// minutes. Exits 0 when all of it is here, 1 when there is no room for some of it or some could not be fetched, and 3
-/// when nothing in the tree has that path.
+/// when there is no file at that path.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A path, RUN@STEP, @STEP, RUN@latest or latest
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several
     checkpoint: OsString,
     /// Return at once; what comes of it is in the daemon's log and in `ckptctl show`
     #[arg(long)]

@@ -16,7 +16,7 @@ use tidemark_protocol::report::{ExitCode, Recovery, RunRecovery};
 /// checkpoints and none of them can be loaded.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only what is at or below it
+    /// Only what is at or below it, or the checkpoint in which it lies
     path: Option<OsString>,
     /// Print the choice, and change nothing
     #[arg(long, required = true)]

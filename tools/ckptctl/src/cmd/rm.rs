@@ -11,16 +11,16 @@ use tidemark_protocol::report::{ExitCode, Removal};
 /// Remove a committed checkpoint, from the mount and from Tier-3
 ///
 /// Refused, with nothing done, while a version of it has to stay: the newest two committed versions of a run, what is pinned,
-/// what a program has open. There is no way back from it; `rm -r` in the mount has one, `ckptctl undelete`.
+/// what a program has open. A symbolic link is refused, too: what it leads to is not removed by its name. There is no way back from it; `rm -r` in the mount has one, `ckptctl undelete`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A path, RUN@STEP, @STEP, RUN@latest or latest
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several
     checkpoint: OsString,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
-        let checkpoint = context.selector(&self.checkpoint).await?;
+        let checkpoint = context.selector_of_name(&self.checkpoint).await?;
         let mut bar = Bar::new("rm");
         let result =
             context.client.remove(&RemoveRequest { checkpoint }, |progress| bar.show(&progress)).await;

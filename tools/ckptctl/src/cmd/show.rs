@@ -14,7 +14,7 @@ use tidemark_protocol::size::Shown;
 /// Exits 4 where it cannot be read whole.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A path, RUN@STEP, @STEP, RUN@latest or latest
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several
     checkpoint: OsString,
     /// List its files, with checksums and where each copy is
     #[arg(long)]

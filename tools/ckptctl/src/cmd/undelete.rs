@@ -13,13 +13,13 @@ use tidemark_protocol::report::{ExitCode, Undelete};
 /// what is below .tidemark/torn. Refused while something else has the name.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The path that it had, RUN@STEP or @STEP
+    /// The path that it had, RUN@STEP or @STEP; exits 2 with a list where several that are out of sight have that step
     checkpoint: OsString,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
-        let checkpoint = context.selector(&self.checkpoint).await?;
+        let checkpoint = context.selector_of_name(&self.checkpoint).await?;
         let undelete = context.client.undelete(&UndeleteRequest { checkpoint }).await?;
         context.print(&undelete, print)?;
         Ok(ExitCode::Done)

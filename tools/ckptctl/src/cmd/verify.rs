@@ -15,10 +15,10 @@ use tidemark_protocol::size::Shown;
 /// another node or another object.
 /// Exits 0 when every file ends with a good copy, repaired ones included; 4 when one has none, or when Tier-3 does not
 /// say of a committed checkpoint what it must; 5 when something did not answer; 1 when an object is bad and could not be
-/// written again; 3 when nothing in the tree has that path.
+/// written again; 3 when there is no file at that path. A file that is still written has no checksum: it is listed as unchecked.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A path, RUN@STEP, @STEP, RUN@latest or latest; everything where there is none
+    /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several. Default: everything
     checkpoint: Option<OsString>,
     /// Read the copies in Tier-3 too, which costs their transfer
     #[arg(long)]
@@ -58,6 +58,7 @@ fn print(verify: &Verify, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "BROKEN    {path}: not so that {}: {what}", invariant.replace('_', " "))?;
     }
     let end = match verify.exit_code() {
+        ExitCode::Done if verify.is_empty() => "nothing to verify",
         ExitCode::Done if verify.unchecked.is_empty() => "ok",
         ExitCode::Done | ExitCode::Unavailable => "NOT ALL",
         _ => "BAD",
