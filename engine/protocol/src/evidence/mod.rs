@@ -445,7 +445,7 @@ impl Case<'_> {
         }
         if alone {
             let detail =
-                "the only process of its session closed every file, and the settle time passed".into();
+                "the only process that wrote it closed every file, and the settle time passed".into();
             return Verdict::Complete { evidence: Evidence::OneProcess, detail };
         }
         Verdict::Settled {
@@ -645,10 +645,13 @@ impl Case<'_> {
         })
     }
 
+    /// One process wrote all of it, and no other of its job has a part of its own to write: the job has no other, or it is one file.
     fn one_process(&self) -> bool {
+        let one_file = self.candidate.shape == Shape::Single;
         let mut processes = BTreeSet::new();
         for writer in self.writers() {
-            if !writer.environment_seen || writer.world_size.is_some_and(|size| size > 1) {
+            let is_of_many = writer.world_size.is_some_and(|size| size > 1);
+            if !writer.environment_seen || is_of_many && !one_file {
                 return false;
             }
             processes.insert((&writer.session, writer.process));
