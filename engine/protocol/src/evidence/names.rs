@@ -137,18 +137,18 @@ impl Case<'_> {
     /// `-of-NNNNN` in names, or the ranks of WORLD_SIZE.
     pub(super) fn count(&self) -> Finding {
         let mut families: BTreeMap<(Vec<u8>, u64), BTreeSet<u64>> = BTreeMap::new();
-        for path in self.candidate.files.keys() {
-            if let Some((stem, index, of)) = part_of(path) {
+        // A data set or pictures that lie with the state may be there in part.
+        let rule = self.rule();
+        let is_state = |path: &RelPath, role: Role| {
+            role != Role::Other || rule.is_some_and(|rule| rule.is_signature(path.name()))
+        };
+        for (path, role) in &self.candidate.files {
+            if let Some((stem, index, of)) = part_of(path).filter(|_| is_state(path, *role)) {
                 families.entry((stem, of)).or_default().insert(index);
             }
         }
         for ((stem, of), present) in &families {
-            // Parts count from 1 in names.
-            let missing: Vec<_> = (1..=*of)
-                .filter(|part| !present.contains(part))
-                .take(MAX_NAMED)
-                .map(|part| part.to_string())
-                .collect();
+            let missing = missing_parts(present, *of);
             if !missing.is_empty() {
                 let why =
                     format!("{} of {of} parts of {} are there", present.len(), crate::path::escape(stem));
@@ -165,7 +165,7 @@ impl Case<'_> {
                 Finding::Silent
             };
         };
-        if !self.rule().is_some_and(Rule::counts_shards) {
+        if !rule.is_some_and(Rule::counts_shards) {
             return Finding::Silent;
         }
         let mut families: BTreeMap<Vec<u8>, Ranks> = BTreeMap::new();
@@ -255,15 +255,28 @@ pub(super) fn named(ranks: impl Iterator<Item = u64>) -> Vec<String> {
     ranks.take(MAX_NAMED).map(|rank| format!("rank {rank}")).collect()
 }
 
-/// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4.
+/// The first parts that a family lacks: some count from 0, and others from 1.
+fn missing_parts(present: &BTreeSet<u64>, of: u64) -> Vec<String> {
+    let lacks = |from: u64| (from..from.saturating_add(of)).filter(|part| !present.contains(part));
+    if lacks(0).next().is_none() || lacks(1).next().is_none() {
+        return Vec::new();
+    }
+    lacks(u64::from(!present.contains(&0))).take(MAX_NAMED).map(|part| part.to_string()).collect()
+}
+
+/// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4. The stem may be empty, or end in another character.
 fn part_of(path: &RelPath) -> Option<(Vec<u8>, u64, u64)> {
+    const DIGITS: usize = 5;
     let text = std::str::from_utf8(path.as_bytes()).ok()?;
     let (front, back) = text.rsplit_once("-of-")?;
     let (total, extension) = back.split_once('.').unwrap_or((back, ""));
-    let (stem, index) = front.rsplit_once('-')?;
+    let (stem, index) = front.split_at_checked(front.len().checked_sub(DIGITS)?)?;
     let number = |digits: &str| {
-        let plain = digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
+        let plain = digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_digit());
         if plain { digits.parse::<u64>().ok() } else { None }
     };
-    Some((format!("{stem}.{extension}").into_bytes(), number(index)?, number(total)?))
+    let longer = stem.bytes().next_back().is_some_and(|b| b.is_ascii_digit());
+    let stem = stem.strip_suffix('-').unwrap_or(stem);
+    let family = format!("{stem}.{extension}").into_bytes();
+    Some((family, number(index)?, number(total)?)).filter(|_| !longer)
 }

@@ -248,7 +248,8 @@ impl Rule {
         !deep && self.is_signature(path.name())
     }
 
-    fn is_signature(&self, name: &[u8]) -> bool {
+    /// Whether the file shows that the rule applies to its directory.
+    pub(crate) fn is_signature(&self, name: &[u8]) -> bool {
         matches(self.signature.as_ref(), name) && !matches(self.except.as_ref(), name)
     }
 

@@ -21,3 +21,63 @@ fn one_file_is_whole_when_its_only_writer_closed_it_however_many_ranks_the_job_h
         assert!(matches!(world.at(99), Verdict::Torn { .. }), "{name}: nobody closed it");
     }
 }
+
+/// Flax, TensorFlow and `datasets` count parts from 0, and transformers from 1.
+#[test]
+fn parts_count_from_0_or_from_1() {
+    let of = |names: &[&str]| {
+        let files: Vec<_> = names.iter().map(|name| (*name, 1, writer(1, None))).collect();
+        World::new(&files).at(99)
+    };
+    let lacks = |names: &[&str], part: &str| match of(names) {
+        Verdict::Incomplete { missing, .. } => assert_eq!(missing, [part], "{names:?}"),
+        other => panic!("{names:?}: {other:?}"),
+    };
+    for stem in ["model-", "model.", ""] {
+        let name = |part: u64| format!("m/{stem}{part:05}-of-00002.safetensors");
+        let [zero, one, two] = [name(0), name(1), name(2)];
+        for whole in [[&zero, &one], [&one, &two]] {
+            let verdict = of(&[whole[0], whole[1]]);
+            let counted = matches!(verdict, Verdict::Complete { evidence: Evidence::Count, .. });
+            assert!(counted, "{whole:?}: {verdict:?}");
+        }
+        lacks(&[&zero], "1");
+        lacks(&[&one], "2");
+        lacks(&[&two], "1");
+        lacks(&[&zero, &two], "1");
+    }
+    lacks(&["r/step_5/pytorch_model-00000-of-00002.bin"], "1");
+}
+
+/// A tokenizer's data set beside the weights, and a TensorFlow model in the same directory.
+#[test]
+fn parts_of_what_is_no_state_are_not_counted() {
+    let trainer = |more: &str| {
+        let names = ["r/checkpoint-5/model.safetensors", "r/checkpoint-5/rng_state.pth", more];
+        let mut files: Vec<_> = names.iter().map(|name| (*name, 1, writer(1, None))).collect();
+        files.push(("r/checkpoint-5/trainer_state.json", 2, writer(1, None)));
+        World::new(&files).evidence(99)
+    };
+    for more in ["data-00000-of-00001.arrow", "variables.data-00000-of-00001", "sample-00003-of-00100.png"] {
+        assert_eq!(trainer(&format!("r/checkpoint-5/{more}")), Some(Evidence::OneProcess), "{more}");
+    }
+    assert_eq!(trainer("r/checkpoint-5/optimizer-00001-of-00002.pt"), None, "a part of the state is missing");
+}
+
+#[test]
+fn parts_that_a_users_rule_names_are_counted() {
+    let rule = crate::recognise::RuleSpec {
+        name: "ours".into(),
+        directory: Some("^save_(?<step>[0-9]+)$".into()),
+        signature: Some("\\.part$".into()),
+        ..Default::default()
+    };
+    let files = [
+        ("r/save_7/w-00000-of-00002.part", 1, writer(1, None)),
+        ("r/save_7/w-00001-of-00002.part", 2, writer(1, None)),
+    ];
+    let ours =
+        |files: &[_]| World { rules: Rules::with(std::slice::from_ref(&rule)).unwrap(), ..World::new(files) };
+    assert_eq!(ours(&files[..]).evidence(99), Some(Evidence::Count));
+    assert!(matches!(ours(&files[..1]).at(99), Verdict::Incomplete { .. }));
+}
