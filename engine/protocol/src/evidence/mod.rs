@@ -406,8 +406,7 @@ impl Case<'_> {
         }
         // An exception closes a file on its way out: of bytes that do not say whether they are whole only the end of the
         // process tells, moments later. A signal that ends it closes nothing: what was closed then the program had closed.
-        let untold = self.candidate.shape == Shape::Single
-            && self.present().any(|(_, _, fact)| fact.content != Content::Whole);
+        let untold = self.stands_alone() && self.present().any(|(_, _, fact)| fact.content != Content::Whole);
         let failed = self.failed_early().filter(|writer| untold && writer.fate == Fate::Failed);
         if let Some(writer) = failed {
             let process = writer.process.0;
@@ -427,7 +426,7 @@ impl Case<'_> {
         let alone = self.one_process();
         // A file by itself is whole when it was closed, and so is what its only process marked as done; of any other
         // directory nobody knows what was to come.
-        let whole = self.candidate.shape == Shape::Single || alone && self.is_marked();
+        let whole = self.stands_alone() || alone && self.is_marked();
         if let Some(writer) = self.failed_early().filter(|_| !whole) {
             let process = writer.process.0;
             return Verdict::Torn {
@@ -645,9 +644,19 @@ impl Case<'_> {
         })
     }
 
+    /// A file by itself, of which no other rank writes a part: its name carries no rank, or a number that no rank of its job has.
+    fn stands_alone(&self) -> bool {
+        let size = self.world_size();
+        match self.candidate.shape {
+            Shape::Single => true,
+            Shape::Family => !self.candidate.files.values().any(|role| names::is_of_one_rank(*role, size)),
+            Shape::Tree | Shape::Flat => false,
+        }
+    }
+
     /// One process wrote all of it, and no other of its job has a part of its own to write: the job has no other, or it is one file.
     fn one_process(&self) -> bool {
-        let one_file = self.candidate.shape == Shape::Single;
+        let one_file = self.stands_alone();
         let mut processes = BTreeSet::new();
         for writer in self.writers() {
             let is_of_many = writer.world_size.is_some_and(|size| size > 1);

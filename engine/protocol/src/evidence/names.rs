@@ -80,13 +80,14 @@ impl Case<'_> {
         if listed.is_empty() {
             return Finding::Silent;
         }
+        let size = self.world_size();
         let published = self.present().filter(|(path, ..)| listed.contains(*path));
         let first_ns = published.map(|(_, _, fact)| fact.published_at_ns).min();
         let stray = self.present().find(|(path, role, fact)| {
             // What more ranks left of an older save into the same directory.
             let left = first_ns.is_some_and(|first_ns| fact.published_at_ns < first_ns)
                 || dcp && path.name().ends_with(b".distcp");
-            role.is_of_one_rank() && !listed.contains(*path) && !left
+            is_of_one_rank(*role, size) && !listed.contains(*path) && !left
         });
         match stray {
             // State of other ranks that no index speaks of: count decides.
@@ -176,6 +177,8 @@ impl Case<'_> {
                 self.add(families.entry(masked).or_default(), *rank, path);
             }
         }
+        // Numbers that no rank has are no ranks.
+        families.retain(|_, ranks| ranks.range(..size).next().is_some());
         // Ranks of a tensor-parallel group write fewer files than the job has ranks: full families decide.
         let mut full = families.values().filter(|ranks| is_full(ranks, size)).peekable();
         if full.peek().is_some() {
@@ -232,6 +235,11 @@ type Ranks = BTreeMap<u64, Before>;
 
 fn is_full(present: &Ranks, size: u64) -> bool {
     u64::try_from(present.range(..size).count()).is_ok_and(|here| here == size)
+}
+
+/// Whether a file is one rank's, of as many ranks as the job has: `lora_rank8.pt` is no rank's of two.
+pub(super) fn is_of_one_rank(role: Role, size: Option<u64>) -> bool {
+    role.rank().is_some_and(|rank| size.is_none_or(|size| rank < size))
 }
 
 /// The first that lacks something, or else the first that proves.

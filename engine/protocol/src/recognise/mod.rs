@@ -47,10 +47,14 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether it holds what one rank wrote and no other did.
+    /// The rank that wrote it and no other did, where the name says which.
     #[must_use]
-    pub fn is_of_one_rank(self) -> bool {
-        matches!(self, Self::Shard { rank: Some(_) } | Self::EachRank { .. })
+    pub fn rank(self) -> Option<u64> {
+        match self {
+            Self::Shard { rank } => rank,
+            Self::EachRank { rank } => Some(rank),
+            Self::Index(_) | Self::Marker | Self::RankMarker { .. } | Self::Other => None,
+        }
     }
 }
 

@@ -57,7 +57,7 @@ pub struct RuleSpec {
     pub more_follows: bool,
     /// A file that is a checkpoint by itself (or one rank's part of one, where its name carries a rank).
     pub single: Option<String>,
-    /// Names that `signature` and `single` do not mean, though they fit.
+    /// Names that `signature`, `single` and `shard` do not mean, though they fit.
     pub except: Option<String>,
     /// Names of files that are still being written.
     pub temporary: Option<String>,
@@ -153,8 +153,9 @@ pub(super) static STEP: LazyLock<Regex> = LazyLock::new(|| {
 /// The item `step` of one rank, as torch_checkpointing's users save it, and the directories it lies in.
 static STEP_ITEM: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^step_\d+\.pt$"));
 static STEP_ITSELF: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^(?:tmp_)?step[-_]?\d+$"));
-/// A rank in a name.
-static RANK: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
+/// A rank in a name. The word needs a border before it: `frank1` is a person, and `dprank1` a rank of a part of the job.
+static RANK: LazyLock<Regex> =
+    LazyLock::new(|| ours(r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
 
 static BUILTIN: LazyLock<Rules> = LazyLock::new(|| {
     Rules::compile(&frameworks::builtin()).expect("our own rules compile; a test reads them")
@@ -432,7 +433,7 @@ impl Rules {
             }
         }
         for rule in own.into_iter().chain(&self.rules) {
-            if matches(rule.shard.as_ref(), name) {
+            if matches(rule.shard.as_ref(), name) && !matches(rule.except.as_ref(), name) {
                 return Role::Shard { rank: rank_in(rule.shard.as_ref(), name) };
             }
         }
@@ -524,5 +525,9 @@ mod tests {
         assert_eq!(mask("step5_rank12.pt").as_deref(), Some("step5_rank*.pt"));
         assert_eq!(mask("mp_rank_00_model_states.pt").as_deref(), Some("mp_rank_*_model_states.pt"));
         assert_eq!(mask("step5.pt"), None);
+        for word in ["frank1.pt", "crank2.pt", "dprank001.pt", "reshard4.pt"] {
+            assert_eq!(mask(word), None, "{word}");
+        }
+        assert_eq!(mask("ba5rank0.pt").as_deref(), Some("ba5rank*.pt"), "a digit is a border");
     }
 }

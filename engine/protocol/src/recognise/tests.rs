@@ -83,6 +83,18 @@ fn ranks_of_one_name_are_one_version() {
 }
 
 #[test]
+fn a_word_that_ends_in_rank_is_none_and_a_rank_s_log_makes_no_checkpoint() {
+    let files = ["r/frank1.pt", "r/frank2.pt"];
+    assert_eq!(grouped(&files), ["r|frank1.pt|torch_save|-|1", "r|frank2.pt|torch_save|-|1"]);
+    for name in ["samples_rank0.png", "train_rank0.log", "frank1", "rank0.trace.json"] {
+        assert_eq!(grouped(&[&format!("r/epoch_3/{name}")]), [""; 0], "{name}");
+    }
+    for name in ["rank0", "mp_rank_00", "shard-3", "latest-rank1"] {
+        assert_eq!(grouped(&[&format!("r/epoch_3/{name}")]), ["r|epoch_3|torch_save|3|1"], "{name}");
+    }
+}
+
+#[test]
 fn nested_checkpoints_fold_into_the_outermost() {
     let files = [
         "r/checkpoint-500/global_step500/mp_rank_00_model_states.pt",

@@ -81,3 +81,47 @@ fn parts_that_a_users_rule_names_are_counted() {
     assert_eq!(ours(&files[..]).evidence(99), Some(Evidence::Count));
     assert!(matches!(ours(&files[..1]).at(99), Verdict::Incomplete { .. }));
 }
+
+/// An adapter of rank 8 in a job of two ranks.
+#[test]
+fn a_number_that_no_rank_of_the_job_has_is_no_rank() {
+    let mut world = World::new(&[("r/lora_rank8.pt", 1, writer(1, Some(2)))]);
+    assert_eq!(world.evidence(6), Some(Evidence::OneProcess));
+    world.file("r/lora_rank8.pt").writers[0].fate = Fate::Failed;
+    assert!(matches!(world.at(99), Verdict::Settled { .. }), "an exception closes files too");
+    world.file("r/lora_rank8.pt").state = FileState::Cut;
+    assert!(matches!(world.at(99), Verdict::Torn { .. }));
+    let ranks = |world_size| {
+        let files = [
+            ("r/lora_rank8.pt", 1, writer(1, Some(world_size))),
+            ("r/lora_rank16.pt", 1, writer(1, Some(world_size))),
+        ];
+        World::new(&files).at(99)
+    };
+    assert!(matches!(ranks(8), Verdict::Complete { evidence: Evidence::OneProcess, .. }));
+    assert!(matches!(ranks(16), Verdict::Incomplete { .. }), "one of them may be a rank's");
+    let beside = dcp().index("r/step-1/.metadata", &[("__0_0.distcp", None), ("__1_0.distcp", None)]);
+    let with = |name: &str| {
+        let mut files = beside.files.clone();
+        files.insert(path(name), beside.files[&path("r/step-1/__0_0.distcp")].clone());
+        World { files, indices: beside.indices.clone(), ..World::new(&[]) }.evidence(99)
+    };
+    assert_eq!(with("r/step-1/lora_rank8.pt"), Some(Evidence::Index));
+    assert_eq!(with("r/step-1/lora_rank1.pt"), None, "of two ranks, and no index names it");
+}
+
+#[test]
+fn what_a_rank_tells_people_is_not_counted() {
+    let of = |more: &str| {
+        let files = [("r/epoch_3/model.pt", 1, writer(1, Some(2))), (more, 1, writer(1, Some(2)))];
+        World::new(&files).at(99)
+    };
+    for more in ["train_rank0.log", "samples_rank0.png", "rank0.trace.json.gz", "frank1.pt"] {
+        let verdict = of(&format!("r/epoch_3/{more}"));
+        assert!(matches!(verdict, Verdict::Settled { .. }), "{more}: {verdict:?}");
+    }
+    for more in ["optimizer_rank0.pt", "loader_rank0.json", "rank_0", "shard-0.dat"] {
+        let verdict = of(&format!("r/epoch_3/{more}"));
+        assert!(matches!(verdict, Verdict::Incomplete { .. }), "{more}: {verdict:?}");
+    }
+}
