@@ -6,12 +6,14 @@
 //! Trackers are not evidence: DeepSpeed's `latest` was seen before a rank's file existed.
 
 mod dcp_metadata;
+mod filled;
 mod index;
 mod megatron_integrity;
 mod names;
 mod over;
 mod safetensors_index;
 
+pub use filled::believed;
 pub use index::{Covered, IndexError, MAX_INDEX_BYTES, MAX_INDEX_FILES, parse_index};
 pub use over::Before;
 
@@ -74,6 +76,14 @@ pub struct Writer {
     pub fate: Fate,
     /// When it was seen to have been killed or to have failed, on the clock of `now_ns`.
     pub failed_at_ns: Option<i64>,
+}
+
+impl Writer {
+    /// It was killed or failed, and was not seen to live at `quiet_at_ns`.
+    fn failed_before(&self, quiet_at_ns: i64) -> bool {
+        matches!(self.fate, Fate::Killed | Fate::Failed)
+            && self.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -473,8 +483,7 @@ impl Case<'_> {
 
     fn first_early<'w>(&self, mut writers: impl Iterator<Item = &'w Writer>) -> Option<&'w Writer> {
         let quiet_at_ns = self.quiet_at_ns();
-        let early = |writer: &Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns);
-        writers.find(|writer| matches!(writer.fate, Fate::Killed | Fate::Failed) && early(writer))
+        writers.find(|writer| writer.failed_before(quiet_at_ns))
     }
 
     /// The file that the saving process writes last is there, and was.
@@ -572,13 +581,17 @@ impl Case<'_> {
         self.rules.rule(&self.candidate.framework)
     }
 
-    /// The directory's name says that it is not done, or something beside it does.
+    /// The directory's name says that it is not done, or something beside it or beside one of its files does.
     fn in_flight(&self) -> Finding {
         let name = self.candidate.id.directory.as_bytes();
         if self.rule().is_some_and(|rule| rule.is_in_flight(name)) {
             return Finding::Missing(Vec::new(), "its directory still has its temporary name".into());
         }
-        match self.candidate.temporaries.iter().find(|path| self.rules.unfinished_beside(path).is_some()) {
+        let files = &self.candidate.files;
+        let is_filled =
+            |path: &RelPath| self.rules.filled_beside(path).is_some_and(|file| files.contains_key(&file));
+        let says = |path: &&RelPath| self.rules.unfinished_beside(path).is_some() || is_filled(path);
+        match self.candidate.temporaries.iter().find(says) {
             Some(path) => Finding::Missing(Vec::new(), format!("{path} says that it is not finished")),
             None => Finding::Silent,
         }

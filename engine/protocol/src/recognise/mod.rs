@@ -173,7 +173,10 @@ impl Rules {
                 Some(directory) => RelPath::new(path.name()).and_then(|name| directory.join(&name)),
                 None => Ok(path.clone()),
             };
-            let place = within.ok().and_then(|within| self.directory_place(&within, &trees, &flats));
+            let place = match self.filled_beside(path) {
+                Some(file) => self.place(&file, &trees, &flats),
+                None => within.ok().and_then(|within| self.directory_place(&within, &trees, &flats)),
+            };
             let owner = place.and_then(|place| candidates.get_mut(&place.id));
             match owner {
                 Some(candidate) => candidate.temporaries.insert(path.clone()),

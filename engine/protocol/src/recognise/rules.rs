@@ -157,6 +157,10 @@ static STEP_ITSELF: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^(?:tmp_)?ste
 static RANK: LazyLock<Regex> =
     LazyLock::new(|| ours(r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
 
+/// What a downloader that fills a file in any order keeps beside it until all of it is there: aria2, and pget of lftp.
+static FILLED_BY: LazyLock<Regex> =
+    LazyLock::new(|| ours(r"(?-u)^(?<name>.+)\.(?:aria2|lftp-pget-status)$"));
+
 static BUILTIN: LazyLock<Rules> = LazyLock::new(|| {
     Rules::compile(&frameworks::builtin()).expect("our own rules compile; a test reads them")
 });
@@ -340,7 +344,9 @@ impl Rules {
     /// Whether the name says that the file is still being written, or that something beside it is.
     #[must_use]
     pub fn is_temporary(&self, path: &RelPath) -> bool {
-        self.temporaries.is_match(path.name()) || self.unfinished_beside(path).is_some()
+        self.temporaries.is_match(path.name())
+            || self.filled_beside(path).is_some()
+            || self.unfinished_beside(path).is_some()
     }
 
     /// Whether the file holds nothing of a model's state, and is written before any of that.
@@ -353,10 +359,14 @@ impl Rules {
     pub(crate) fn unfinished_beside(&self, path: &RelPath) -> Option<RelPath> {
         self.rules.iter().find_map(|rule| {
             let captures = rule.unfinished.as_ref()?.captures(path.name())?;
-            let name = RelPath::new(captures.name("name")?.as_bytes()).ok()?;
-            let directory = path.parent().map_or_else(|| Ok(name.clone()), |above| above.join(&name)).ok()?;
+            let directory = beside(path, captures.name("name")?.as_bytes())?;
             rule.names_tree(&directory).then_some(directory)
         })
+    }
+
+    /// The file that is still being filled for as long as `path` is there, whatever its size and its first bytes say.
+    pub(crate) fn filled_beside(&self, path: &RelPath) -> Option<RelPath> {
+        beside(path, FILLED_BY.captures(path.name())?.name("name")?.as_bytes())
     }
 
     /// The step that words in a path give: the last one in it.
@@ -484,6 +494,12 @@ impl Rules {
         };
         self.rules.iter().find(fits).map_or_else(String::new, |rule| rule.name.clone())
     }
+}
+
+/// Another name in the same directory.
+fn beside(path: &RelPath, name: &[u8]) -> Option<RelPath> {
+    let name = RelPath::new(name).ok()?;
+    path.parent().map_or_else(|| Ok(name.clone()), |above| above.join(&name)).ok()
 }
 
 /// Whether the number in the file's name is a rank: `step_0.pt` in `step_4`. An epoch's directory holds steps.

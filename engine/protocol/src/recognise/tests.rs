@@ -304,6 +304,18 @@ fn temporary_names_are_part_of_nothing() {
 }
 
 #[test]
+fn what_says_that_a_file_is_filled_belongs_to_the_file_s_checkpoint() {
+    let rules = Rules::builtin();
+    for file in ["m.safetensors", "r/a_rank0.pt", "r/step_5/model.pt", "hf/a-00001-of-00002.safetensors"] {
+        let files = paths(&[file, &format!("{file}.aria2")]);
+        let grouping = rules.group(&files);
+        assert_eq!(grouping.candidates[0].temporaries.first(), Some(&files[1]), "{file}");
+        assert_eq!(rules.scope(&files[1]), rules.scope(&files[0]), "they are grouped together");
+        assert!(rules.group(&files[1..]).temporaries.contains(&files[1]), "{file}: alone");
+    }
+}
+
+#[test]
 fn a_user_adds_rules() {
     let text = r#"{"name":"mine","directory":"^save(?<step>\\d+)$","signature":"\\.npz$",
                    "shard":"^w(?<rank>\\d+)\\.npz$","marker":"^DONE$"}"#;

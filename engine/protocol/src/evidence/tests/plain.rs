@@ -1,4 +1,5 @@
-//! Plain files: one by itself, parts that say how many they are, and names that carry a rank or only look so.
+//! Plain files: one by itself, parts that say how many they are, names that carry a rank or only look so, and what was sized before it
+//! was filled.
 
 use super::*;
 
@@ -124,4 +125,65 @@ fn what_a_rank_tells_people_is_not_counted() {
         let verdict = of(&format!("r/epoch_3/{more}"));
         assert!(matches!(verdict, Verdict::Incomplete { .. }), "{more}: {verdict:?}");
     }
+}
+
+/// A downloader of ranges sets the size, fills the file in any order, and closes it when it fails.
+#[test]
+fn what_was_sized_first_says_nothing_where_its_writer_failed_before_it_was_quiet() {
+    let by = |fate, failed_at_ns| [Writer { fate, failed_at_ns, ..writer(1, None) }];
+    let whole = |in_advance, cut, writers: &[Writer]| {
+        believed(Content::Whole, in_advance, cut, writers, 6 * SECOND) == Content::Whole
+    };
+    for (fate, failed_at_ns, expected) in [
+        (Fate::Exited, None, true),
+        (Fate::Alive, None, true),
+        (Fate::Gone, None, true),
+        (Fate::Failed, Some(2 * SECOND), false),
+        (Fate::Killed, None, false),
+        (Fate::Failed, Some(6 * SECOND), true),
+    ] {
+        assert_eq!(whole(true, false, &by(fate, failed_at_ns)), expected, "{fate:?} at {failed_at_ns:?}");
+        assert!(whole(false, false, &by(fate, failed_at_ns)), "a format that is written to its end");
+        assert!(!whole(true, true, &by(fate, failed_at_ns)), "nobody closed it");
+    }
+    assert_eq!(believed(Content::Broken, true, true, &[], 0), Content::Broken);
+    let mut world = World::new(&[("m/model.safetensors", 1, by(Fate::Failed, Some(2 * SECOND))[0].clone())]);
+    world.file("m/model.safetensors").content = Content::Whole;
+    assert!(world.evidence(99).is_some(), "believed, it would be committed");
+    world.file("m/model.safetensors").content = Content::Unknown;
+    assert!(matches!(world.at(99), Verdict::Settled { undecided: true, .. }));
+}
+
+/// `aria2c -x8 …/model.safetensors`, and the shards of a model below their index.
+#[test]
+fn nothing_is_whole_while_a_downloader_says_that_it_fills_a_file() {
+    for control in ["aria2", "lftp-pget-status"] {
+        for fate in [Fate::Exited, Fate::Failed, Fate::Killed] {
+            let by = || Writer { fate, ..writer(1, None) };
+            let beside = format!("m/model.pt.{control}");
+            let mut world = World::new(&[("m/model.pt", 1, by()), (beside.as_str(), 1, by())]);
+            for state in [FileState::Closed, FileState::Cut] {
+                world.file("m/model.pt").state = state;
+                world.file("m/model.pt").content = Content::Whole;
+                for told in [Told::No, Told::Flush] {
+                    world.told = told;
+                    assert_eq!(world.evidence(99), None, "{control} {fate:?}");
+                }
+            }
+            world.files.remove(&path(&beside));
+            assert!(world.evidence(99).is_some(), "{control} {fate:?}: it is done");
+        }
+    }
+    let by = || Writer { fate: Fate::Failed, ..writer(1, None) };
+    let shard = "model-00001-of-00001.safetensors";
+    let (whole, beside) = (format!("m/{shard}"), format!("m/{shard}.aria2"));
+    let mut world = World::new(&[
+        ("m/model.safetensors.index.json", 1, by()),
+        (whole.as_str(), 2, by()),
+        (beside.as_str(), 2, by()),
+    ])
+    .index("m/model.safetensors.index.json", &[(shard, None)]);
+    assert!(matches!(world.at(99), Verdict::Torn { why } if why.contains("aria2")), "{:?}", world.at(99));
+    world.files.remove(&path(&beside));
+    assert_eq!(world.evidence(99), Some(Evidence::Index));
 }
