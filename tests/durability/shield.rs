@@ -306,6 +306,31 @@ fn a_file_saved_over_a_whole_one_and_torn_is_served_as_it_was() {
     assert_eq!(fs::metadata(&torn).unwrap().len(), 300_000);
 }
 
+/// `ckpt.pt` under `torchrun`: rank 0 saves it over and over, and the others save nothing. No name counts steps, so nothing but its close
+/// says that it is whole.
+#[test]
+fn one_file_that_rank_0_of_many_saves_over_is_served_as_it_was_before_the_save_that_was_cut() {
+    const FILE: &str = "run/ckpt.pt";
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut ranks: Vec<_> = (0..2).map(|rank| Rank::start(&run, Some(("29515", rank, 2)))).collect();
+    for version in 1..=2 {
+        ranks[0].does(&format!("printf %s save{version} >ckpt.pt"));
+        let committed =
+            || daemon.checkpoint(FILE).filter(|c| c["state"] == "committed" && c["version"] == version);
+        process::until(SHIELD_LIMIT, committed)
+            .unwrap_or_else(|| panic!("no version {version}: {:#?}", daemon.checkpoints()));
+    }
+    ranks[0].does("exec 3>ckpt.pt; printf %s sa >&3");
+    ranks.into_iter().for_each(Rank::kill);
+    let holds = || (fs::read(run.join("ckpt.pt")).ok()? == b"save2").then_some(());
+    process::until(SHIELD_LIMIT, holds).unwrap_or_else(|| panic!("{:#?}", crate::site::events(&daemon)));
+    daemon.kill9();
+    daemon.start_again();
+    holds().expect("with empty memory");
+}
+
 /// A save in place has all its names from its first file on.
 #[test]
 fn a_save_over_a_whole_one_is_whole_once_every_rank_has_written() {

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 /// The version of the readers. It rises with every change that may give the same bytes another verdict, so that a kept verdict can be
 /// told from one that today's readers would give.
-pub const READERS: u32 = 1;
+pub const READERS: u32 = 2;
 
 /// The first bytes of a file, by which its format is recognised. The last of them that a format needs are those of tar, at 257.
 const HEAD_BYTES: usize = 512;
@@ -61,7 +61,7 @@ pub struct Limits {
     pub read_bytes: u64,
     /// How many opcodes, directory entries, headers and tensors are looked at.
     pub steps: u64,
-    /// How far the clock may advance.
+    /// How far the clock may advance. The search for the end of an archive counts its bytes alone.
     pub cpu: Duration,
 }
 
@@ -106,7 +106,7 @@ pub enum Format {
 
 impl Format {
     /// Whether its writers may set the file's size first and fill it afterwards. Of such a file the verdict whole says nothing when
-    /// its writer was killed: the header may be there, and the rest zeros.
+    /// its writer was killed or failed: the header may be there, and the rest zeros.
     #[must_use]
     pub fn is_sized_in_advance(self) -> bool {
         match self {

@@ -99,7 +99,20 @@ impl<'a> Source<'a> {
 
     /// Fills `into`; what lies beyond the file is an early end.
     pub(crate) fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Stop> {
-        let wants_bytes = into.len() as u64;
+        self.count(at, into.len() as u64)?;
+        if into.len() >= READS_AT_ONCE {
+            self.look_at_the_clock()?;
+        }
+        self.fetch(at, into)
+    }
+
+    /// The same without a look at the clock, for a search of a bounded length: what it finds must not depend on how fast the machine is.
+    pub(crate) fn read_untimed(&mut self, at: u64, into: &mut [u8]) -> Result<(), Stop> {
+        self.count(at, into.len() as u64)?;
+        self.fetch(at, into)
+    }
+
+    fn count(&mut self, at: u64, wants_bytes: u64) -> Result<(), Stop> {
         if at.checked_add(wants_bytes).is_none_or(|end| end > self.size_bytes) {
             return Err(Stop::Early(Early { at, wants_bytes, end: self.size_bytes }));
         }
@@ -110,9 +123,10 @@ impl<'a> Source<'a> {
             )));
         }
         self.read_bytes += wants_bytes;
-        if wants_bytes >= READS_AT_ONCE as u64 {
-            self.look_at_the_clock()?;
-        }
+        Ok(())
+    }
+
+    fn fetch(&self, at: u64, into: &mut [u8]) -> Result<(), Stop> {
         self.bytes.read_at(at, into).map_err(|error| {
             Stop::Unknown(format!("byte {at} of {} cannot be read: {error}", self.size_bytes))
         })

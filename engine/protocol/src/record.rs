@@ -27,7 +27,8 @@ pub enum Evidence {
     Count,
     /// The names of the session's previous version, from the same writers, none of which died.
     History,
-    /// The only process of its session has closed all it wrote, and the settle time has passed.
+    /// The only process of its session, or the only one that wrote a file by itself, has closed all it wrote, and the settle time has
+    /// passed.
     OneProcess,
     /// `ckptctl commit`, the attribute, or `ckptctl flush --wait`.
     Told,

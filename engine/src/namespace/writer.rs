@@ -70,6 +70,11 @@ const TICKS_PER_SECOND: u64 = 100;
 const LAUNCH_TICKS: u64 = 60 * TICKS_PER_SECOND;
 /// Bytes read of stat and status, which are under 2 KiB.
 const STAT_BYTES: u64 = 16 << 10;
+/// What launchers call the number of ranks and a rank: torchrun, Open MPI, and those that speak PMI (MPICH, Intel MPI).
+const SIZES: [&str; 3] = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
+const RANKS: [&str; 3] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"];
+/// Slurm's steps that `srun` launched have numbers up to this (slurm.h, `SLURM_MAX_NORMAL_STEP_ID`).
+const SLURM_LAST_STEP: u64 = 0xffff_fff0;
 /// Longer session keys are cut, and their hash kept, so that records stay small.
 const MAX_SESSION_BYTES: usize = 200;
 /// Processes remembered, one descriptor each.
@@ -319,8 +324,12 @@ fn identify(proc_root: &Path, tid: u32) -> Option<WriterId> {
         })?;
         Some(String::from_utf8_lossy(found).into_owned()).filter(|value| !value.is_empty())
     };
-    let number = |name: &str| variable(name).and_then(|value| value.trim().parse().ok());
+    let number = |name: &str| variable(name).and_then(|value| value.trim().parse::<u64>().ok());
     let restart = |name: &str| number(name).unwrap_or(0);
+    // The script of `sbatch --ntasks=4` has the size of its job and rank 0, too, and everything that it starts without `srun` inherits them.
+    let is_step = number("SLURM_STEP_ID").is_some_and(|step| step <= SLURM_LAST_STEP);
+    let task = |name: &str| number(name).filter(|_| is_step);
+    let first = |names: &[&str]| names.iter().find_map(|name| number(name));
     let elastic = variable("TORCHELASTIC_RUN_ID").filter(|id| id != "none");
     let session = if let Some(id) = elastic {
         format!("torchelastic:{id}#{}", restart("TORCHELASTIC_RESTART_COUNT"))
@@ -336,8 +345,8 @@ fn identify(proc_root: &Path, tid: u32) -> Option<WriterId> {
     Some(WriterId {
         home: None,
         session: SessionKey(bounded(session)),
-        world_size: number("WORLD_SIZE").or_else(|| number("SLURM_NTASKS")),
-        rank: number("RANK").or_else(|| number("SLURM_PROCID")),
+        world_size: first(&SIZES).or_else(|| task("SLURM_NTASKS").filter(|_| task("SLURM_PROCID").is_some())),
+        rank: first(&RANKS).or_else(|| task("SLURM_PROCID")),
         environment_seen,
         tgid,
         start_time_ticks: stat.start_time_ticks,
@@ -442,6 +451,24 @@ mod tests {
         assert_eq!(session_of(&unset).session.0, "master:h:29500#2");
         assert_eq!(session_of(&["SLURM_JOB_ID=9", "SLURM_STEP_ID=1"]).session.0, "slurm:9.1#0");
         assert_eq!(session_of(&[]).session.0, "session:70@4242");
+    }
+
+    #[test]
+    fn a_process_is_a_rank_of_what_launched_it_and_of_no_script_of_slurm() {
+        let ranked = |environment: &[&str]| {
+            let writer = session_of(environment);
+            (writer.rank, writer.world_size)
+        };
+        let slurm = ["SLURM_JOB_ID=9", "SLURM_NTASKS=4", "SLURM_PROCID=0"];
+        let with = |more: &[&'static str]| ranked(&[&slurm[..], more].concat());
+        assert_eq!(with(&[]), (None, None), "in the script of sbatch");
+        assert_eq!(with(&["SLURM_STEP_ID=4294967291"]), (None, None), "the same");
+        assert_eq!(with(&["SLURM_STEP_ID=0"]), (Some(0), Some(4)), "launched by srun");
+        assert_eq!(with(&["RANK=1", "WORLD_SIZE=2"]), (Some(1), Some(2)), "torchrun in the script");
+        let mpi = ["OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=8"];
+        assert_eq!(with(&mpi), (Some(3), Some(8)), "mpirun in the script");
+        assert_eq!(ranked(&["PMI_RANK=0", "PMI_SIZE=2"]), (Some(0), Some(2)));
+        assert_eq!(ranked(&["SLURM_NTASKS=4", "SLURM_STEP_ID=0"]), (None, None), "a size without a rank");
     }
 
     #[test]

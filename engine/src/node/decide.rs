@@ -16,7 +16,8 @@ use tidemark_content::{Format, Judgement};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::evidence::{
-    Before, Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, complete, parse_index,
+    Before, Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, believed, complete,
+    parse_index,
 };
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, FileId, SealNumber};
@@ -267,16 +268,17 @@ pub(crate) fn left_cut(
     cut.map(|view| view.node).filter(|node| !ledger.unreadable.contains_key(node)).collect()
 }
 
-/// What a file's bytes say of themselves. Where its writer was killed, the size that a format sets in advance says nothing.
-pub(crate) fn content_of(view: &FileView) -> Content {
+/// What a file's bytes say of themselves, as far as those who wrote it let them be believed.
+fn content_of(shared: &Shared, view: &FileView, writers: &[Writer]) -> Content {
     let Some(Judgement { verdict, format, .. }) = &view.content else { return Content::Unknown };
-    let in_advance = format.is_some_and(Format::is_sized_in_advance);
-    match verdict {
-        tidemark_content::Verdict::Whole if view.is_left_cut() && in_advance => Content::Unknown,
+    let says = match verdict {
         tidemark_content::Verdict::Whole => Content::Whole,
         tidemark_content::Verdict::Broken => Content::Broken,
         tidemark_content::Verdict::Unknown => Content::Unknown,
-    }
+    };
+    let in_advance = format.is_some_and(Format::is_sized_in_advance);
+    let quiet_at_ns = view.published_ns.max(view.closed_ns).saturating_add(settle_ns(shared));
+    believed(says, in_advance, view.is_left_cut(), writers, quiet_at_ns)
 }
 
 /// A file's state as reports name it.
@@ -306,6 +308,7 @@ fn removed(ledger: &Ledger, book: &Book) -> BTreeSet<RelPath> {
 
 fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) -> FileFact {
     let cut = view.is_left_cut();
+    let writers: Vec<_> = view.writers.iter().map(|writer| fate(shared, writer, cut)).collect();
     FileFact {
         // One that belonged to no checkpoint when it was cut may be sealed as it is: that makes it no more whole.
         state: if cut { FileState::Cut } else { view.state.clone() },
@@ -313,11 +316,11 @@ fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) 
         published_at_ns: view.published_ns,
         closed_at_ns: view.closed_ns,
         vouched: view.renamed,
-        content: content_of(view),
+        content: content_of(shared, view, &writers),
         content_reason: view.content.as_ref().map(|content| content.reason.clone()).unwrap_or_default(),
         committed,
         before,
-        writers: view.writers.iter().map(|writer| fate(shared, writer, cut)).collect(),
+        writers,
     }
 }
 

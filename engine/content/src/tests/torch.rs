@@ -4,6 +4,9 @@ use super::build::{self, PADDING, Zip, id, torch_begun, torch_ended};
 use super::{is, judged, whole_and_broken_when_cut};
 use crate::Format::{Pickle, Safetensors, TorchLegacy, TorchZip};
 use crate::Verdict::{Broken, Unknown, Whole};
+use crate::{Limits, judge};
+use std::cell::Cell;
+use std::time::Duration;
 
 #[test]
 fn a_torch_file_is_whole_or_cut() {
@@ -22,6 +25,25 @@ fn an_archive_that_more_follows_than_a_comment_may_hold_is_not_broken() {
         let cut = [&whole[..whole.len() - 40], b"PK\x05\x06", &vec![7; follows]].concat();
         is(&cut, TorchZip, Broken, "no end record");
     }
+}
+
+/// A copy that was broken off is refused on a slow machine, too, and what looks like very many ends costs no more than the limits allow.
+#[test]
+fn a_cut_archive_is_broken_however_slowly_its_end_is_looked_for() {
+    let whole = build::torch(&[(0, 64)]);
+    let begun = &whole[..whole.len() - 40];
+    let slowly = |bytes: &[u8], limits: &Limits| {
+        let time = Cell::new(Duration::ZERO);
+        let clock = || time.replace(time.get() + Duration::from_millis(10));
+        judge(&bytes, bytes.len() as u64, limits, &clock)
+    };
+    let cut = [begun, &vec![7; 8 << 20]].concat();
+    let found = slowly(&cut, &Limits::default());
+    assert_eq!(found.verdict, Broken, "{}", found.reason);
+    let many = [begun, &b"PK\x05\x06".repeat(1000), &vec![7; 70_000]].concat();
+    let found = slowly(&many, &Limits { steps: 100, ..Limits::default() });
+    assert_eq!(found.verdict, Unknown, "{}", found.reason);
+    assert!(found.reason.contains("more than 100 parts"), "{}", found.reason);
 }
 
 /// The end record is there: torch writes it after an exception, too.

@@ -6,12 +6,14 @@
 //! Trackers are not evidence: DeepSpeed's `latest` was seen before a rank's file existed.
 
 mod dcp_metadata;
+mod filled;
 mod index;
 mod megatron_integrity;
 mod names;
 mod over;
 mod safetensors_index;
 
+pub use filled::believed;
 pub use index::{Covered, IndexError, MAX_INDEX_BYTES, MAX_INDEX_FILES, parse_index};
 pub use over::Before;
 
@@ -74,6 +76,14 @@ pub struct Writer {
     pub fate: Fate,
     /// When it was seen to have been killed or to have failed, on the clock of `now_ns`.
     pub failed_at_ns: Option<i64>,
+}
+
+impl Writer {
+    /// It was killed or failed, and was not seen to live at `quiet_at_ns`.
+    fn failed_before(&self, quiet_at_ns: i64) -> bool {
+        matches!(self.fate, Fate::Killed | Fate::Failed)
+            && self.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -406,8 +416,7 @@ impl Case<'_> {
         }
         // An exception closes a file on its way out: of bytes that do not say whether they are whole only the end of the
         // process tells, moments later. A signal that ends it closes nothing: what was closed then the program had closed.
-        let untold = self.candidate.shape == Shape::Single
-            && self.present().any(|(_, _, fact)| fact.content != Content::Whole);
+        let untold = self.stands_alone() && self.present().any(|(_, _, fact)| fact.content != Content::Whole);
         let failed = self.failed_early().filter(|writer| untold && writer.fate == Fate::Failed);
         if let Some(writer) = failed {
             let process = writer.process.0;
@@ -427,7 +436,7 @@ impl Case<'_> {
         let alone = self.one_process();
         // A file by itself is whole when it was closed, and so is what its only process marked as done; of any other
         // directory nobody knows what was to come.
-        let whole = self.candidate.shape == Shape::Single || alone && self.is_marked();
+        let whole = self.stands_alone() || alone && self.is_marked();
         if let Some(writer) = self.failed_early().filter(|_| !whole) {
             let process = writer.process.0;
             return Verdict::Torn {
@@ -445,7 +454,7 @@ impl Case<'_> {
         }
         if alone {
             let detail =
-                "the only process of its session closed every file, and the settle time passed".into();
+                "the only process that wrote it closed every file, and the settle time passed".into();
             return Verdict::Complete { evidence: Evidence::OneProcess, detail };
         }
         Verdict::Settled {
@@ -474,8 +483,7 @@ impl Case<'_> {
 
     fn first_early<'w>(&self, mut writers: impl Iterator<Item = &'w Writer>) -> Option<&'w Writer> {
         let quiet_at_ns = self.quiet_at_ns();
-        let early = |writer: &Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < quiet_at_ns);
-        writers.find(|writer| matches!(writer.fate, Fate::Killed | Fate::Failed) && early(writer))
+        writers.find(|writer| writer.failed_before(quiet_at_ns))
     }
 
     /// The file that the saving process writes last is there, and was.
@@ -573,13 +581,17 @@ impl Case<'_> {
         self.rules.rule(&self.candidate.framework)
     }
 
-    /// The directory's name says that it is not done, or something beside it does.
+    /// The directory's name says that it is not done, or something beside it or beside one of its files does.
     fn in_flight(&self) -> Finding {
         let name = self.candidate.id.directory.as_bytes();
         if self.rule().is_some_and(|rule| rule.is_in_flight(name)) {
             return Finding::Missing(Vec::new(), "its directory still has its temporary name".into());
         }
-        match self.candidate.temporaries.iter().find(|path| self.rules.unfinished_beside(path).is_some()) {
+        let files = &self.candidate.files;
+        let is_filled =
+            |path: &RelPath| self.rules.filled_beside(path).is_some_and(|file| files.contains_key(&file));
+        let says = |path: &&RelPath| self.rules.unfinished_beside(path).is_some() || is_filled(path);
+        match self.candidate.temporaries.iter().find(says) {
             Some(path) => Finding::Missing(Vec::new(), format!("{path} says that it is not finished")),
             None => Finding::Silent,
         }
@@ -645,10 +657,23 @@ impl Case<'_> {
         })
     }
 
+    /// A file by itself, of which no other rank writes a part: its name carries no rank, or a number that no rank of its job has.
+    fn stands_alone(&self) -> bool {
+        let size = self.world_size();
+        match self.candidate.shape {
+            Shape::Single => true,
+            Shape::Family => !self.candidate.files.values().any(|role| names::is_of_one_rank(*role, size)),
+            Shape::Tree | Shape::Flat => false,
+        }
+    }
+
+    /// One process wrote all of it, and no other of its job has a part of its own to write: the job has no other, or it is one file.
     fn one_process(&self) -> bool {
+        let one_file = self.stands_alone();
         let mut processes = BTreeSet::new();
         for writer in self.writers() {
-            if !writer.environment_seen || writer.world_size.is_some_and(|size| size > 1) {
+            let is_of_many = writer.world_size.is_some_and(|size| size > 1);
+            if !writer.environment_seen || is_of_many && !one_file {
                 return false;
             }
             processes.insert((&writer.session, writer.process));

@@ -80,13 +80,14 @@ impl Case<'_> {
         if listed.is_empty() {
             return Finding::Silent;
         }
+        let size = self.world_size();
         let published = self.present().filter(|(path, ..)| listed.contains(*path));
         let first_ns = published.map(|(_, _, fact)| fact.published_at_ns).min();
         let stray = self.present().find(|(path, role, fact)| {
             // What more ranks left of an older save into the same directory.
             let left = first_ns.is_some_and(|first_ns| fact.published_at_ns < first_ns)
                 || dcp && path.name().ends_with(b".distcp");
-            role.is_of_one_rank() && !listed.contains(*path) && !left
+            is_of_one_rank(*role, size) && !listed.contains(*path) && !left
         });
         match stray {
             // State of other ranks that no index speaks of: count decides.
@@ -137,18 +138,18 @@ impl Case<'_> {
     /// `-of-NNNNN` in names, or the ranks of WORLD_SIZE.
     pub(super) fn count(&self) -> Finding {
         let mut families: BTreeMap<(Vec<u8>, u64), BTreeSet<u64>> = BTreeMap::new();
-        for path in self.candidate.files.keys() {
-            if let Some((stem, index, of)) = part_of(path) {
+        // A data set or pictures that lie with the state may be there in part.
+        let rule = self.rule();
+        let is_state = |path: &RelPath, role: Role| {
+            role != Role::Other || rule.is_some_and(|rule| rule.is_signature(path.name()))
+        };
+        for (path, role) in &self.candidate.files {
+            if let Some((stem, index, of)) = part_of(path).filter(|_| is_state(path, *role)) {
                 families.entry((stem, of)).or_default().insert(index);
             }
         }
         for ((stem, of), present) in &families {
-            // Parts count from 1 in names.
-            let missing: Vec<_> = (1..=*of)
-                .filter(|part| !present.contains(part))
-                .take(MAX_NAMED)
-                .map(|part| part.to_string())
-                .collect();
+            let missing = missing_parts(present, *of);
             if !missing.is_empty() {
                 let why =
                     format!("{} of {of} parts of {} are there", present.len(), crate::path::escape(stem));
@@ -165,7 +166,7 @@ impl Case<'_> {
                 Finding::Silent
             };
         };
-        if !self.rule().is_some_and(Rule::counts_shards) {
+        if !rule.is_some_and(Rule::counts_shards) {
             return Finding::Silent;
         }
         let mut families: BTreeMap<Vec<u8>, Ranks> = BTreeMap::new();
@@ -176,6 +177,8 @@ impl Case<'_> {
                 self.add(families.entry(masked).or_default(), *rank, path);
             }
         }
+        // Numbers that no rank has are no ranks.
+        families.retain(|_, ranks| ranks.range(..size).next().is_some());
         // Ranks of a tensor-parallel group write fewer files than the job has ranks: full families decide.
         let mut full = families.values().filter(|ranks| is_full(ranks, size)).peekable();
         if full.peek().is_some() {
@@ -234,6 +237,11 @@ fn is_full(present: &Ranks, size: u64) -> bool {
     u64::try_from(present.range(..size).count()).is_ok_and(|here| here == size)
 }
 
+/// Whether a file is one rank's, of as many ranks as the job has: `lora_rank8.pt` is no rank's of two.
+pub(super) fn is_of_one_rank(role: Role, size: Option<u64>) -> bool {
+    role.rank().is_some_and(|rank| size.is_none_or(|size| rank < size))
+}
+
 /// The first that lacks something, or else the first that proves.
 fn all_of(findings: impl Iterator<Item = Finding>) -> Finding {
     let mut found = Finding::Silent;
@@ -255,15 +263,28 @@ pub(super) fn named(ranks: impl Iterator<Item = u64>) -> Vec<String> {
     ranks.take(MAX_NAMED).map(|rank| format!("rank {rank}")).collect()
 }
 
-/// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4.
+/// The first parts that a family lacks: some count from 0, and others from 1.
+fn missing_parts(present: &BTreeSet<u64>, of: u64) -> Vec<String> {
+    let lacks = |from: u64| (from..from.saturating_add(of)).filter(|part| !present.contains(part));
+    if lacks(0).next().is_none() || lacks(1).next().is_none() {
+        return Vec::new();
+    }
+    lacks(u64::from(!present.contains(&0))).take(MAX_NAMED).map(|part| part.to_string()).collect()
+}
+
+/// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4. The stem may be empty, or end in another character.
 fn part_of(path: &RelPath) -> Option<(Vec<u8>, u64, u64)> {
+    const DIGITS: usize = 5;
     let text = std::str::from_utf8(path.as_bytes()).ok()?;
     let (front, back) = text.rsplit_once("-of-")?;
     let (total, extension) = back.split_once('.').unwrap_or((back, ""));
-    let (stem, index) = front.rsplit_once('-')?;
+    let (stem, index) = front.split_at_checked(front.len().checked_sub(DIGITS)?)?;
     let number = |digits: &str| {
-        let plain = digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
+        let plain = digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_digit());
         if plain { digits.parse::<u64>().ok() } else { None }
     };
-    Some((format!("{stem}.{extension}").into_bytes(), number(index)?, number(total)?))
+    let longer = stem.bytes().next_back().is_some_and(|b| b.is_ascii_digit());
+    let stem = stem.strip_suffix('-').unwrap_or(stem);
+    let family = format!("{stem}.{extension}").into_bytes();
+    Some((family, number(index)?, number(total)?)).filter(|_| !longer)
 }

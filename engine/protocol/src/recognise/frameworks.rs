@@ -14,7 +14,9 @@ const STEP_DIRECTORY_IN_FLIGHT: &str = r"(?i-u)^(?:tmp_)?(?:(?:global_step|step|
 /// Files that `save_pretrained` of transformers and of PEFT writes before any weights.
 pub(super) const FOREWORDS: [&[u8]; 3] = [b"config.json", b"generation_config.json", b"README.md"];
 /// What torch.save's users call a rank's part.
-const RANK_PART: &str = r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(?<rank>\d+)";
+const RANK_PART: &str = r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(?<rank>\d+)";
+/// What a rank tells people, or draws for them, beside its state; often one rank alone.
+const RANK_LOG: &str = r"(?i-u)\.(?:log|out|err|txt|csv|tsv|jsonl|md|html?|pdf|png|jpe?g|gif|webp|svg|wav|mp[34]|trace\.json(?:\.gz)?)$";
 const DCP_SHARD: &str = r"(?-u)^__(?<rank>\d+)_\d+\.distcp$";
 /// Megatron may put a hint before it.
 const MEGATRON_SHARD: &str = r"(?-u)__(?<rank>\d+)_\d+\.distcp$";
@@ -171,6 +173,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             signature: some(r"(?-u)^(?:model|optimizer|train_state)_\d+\.pt$"),
             on_top: true,
             shard: some(RANK_PART),
+            except: some(RANK_LOG),
             renamed: true,
             in_flight: some("^tmp_."),
             ..RuleSpec::default()
@@ -230,10 +233,12 @@ fn formats() -> Vec<RuleSpec> {
         RuleSpec {
             name: "torch_save".into(),
             directory: some(STEP_DIRECTORY),
+            // Raw bytes of a rank have no extension; a rank's log or picture has one, and makes no checkpoint.
             signature: some(
-                r"(?-u)\.(?:pt|pth|bin|ckpt|safetensors|distcp|pth\.tar)$|(?:mp_rank_|rank[-_]?|shard[-_]?)\d+",
+                r"(?-u)\.(?:pt|pth|bin|ckpt|safetensors|distcp|pth\.tar)$|(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)\d+[^.]*$",
             ),
             shard: some(RANK_PART),
+            except: some(RANK_LOG),
             renamed: true,
             single: some(r"\.(?:pt|pth|bin|ckpt|safetensors|pth\.tar)$"),
             temporary: some(r"(?-u)\.tmp$|^\.tmp|\.partial$|\.incomplete$|^tmp_.*\.(?:pt|pth)$"),
@@ -248,7 +253,7 @@ fn formats() -> Vec<RuleSpec> {
             shard: some(RANK_PART),
             renamed: true,
             single: some(OTHER_FILE),
-            except: some(OTHER_DATA),
+            except: Some(format!("{OTHER_DATA}|{RANK_LOG}")),
             ..RuleSpec::default()
         },
     ]

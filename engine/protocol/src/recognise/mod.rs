@@ -47,10 +47,14 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether it holds what one rank wrote and no other did.
+    /// The rank that wrote it and no other did, where the name says which.
     #[must_use]
-    pub fn is_of_one_rank(self) -> bool {
-        matches!(self, Self::Shard { rank: Some(_) } | Self::EachRank { .. })
+    pub fn rank(self) -> Option<u64> {
+        match self {
+            Self::Shard { rank } => rank,
+            Self::EachRank { rank } => Some(rank),
+            Self::Index(_) | Self::Marker | Self::RankMarker { .. } | Self::Other => None,
+        }
     }
 }
 
@@ -169,7 +173,10 @@ impl Rules {
                 Some(directory) => RelPath::new(path.name()).and_then(|name| directory.join(&name)),
                 None => Ok(path.clone()),
             };
-            let place = within.ok().and_then(|within| self.directory_place(&within, &trees, &flats));
+            let place = match self.filled_beside(path) {
+                Some(file) => self.place(&file, &trees, &flats),
+                None => within.ok().and_then(|within| self.directory_place(&within, &trees, &flats)),
+            };
             let owner = place.and_then(|place| candidates.get_mut(&place.id));
             match owner {
                 Some(candidate) => candidate.temporaries.insert(path.clone()),

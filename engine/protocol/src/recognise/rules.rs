@@ -57,7 +57,7 @@ pub struct RuleSpec {
     pub more_follows: bool,
     /// A file that is a checkpoint by itself (or one rank's part of one, where its name carries a rank).
     pub single: Option<String>,
-    /// Names that `signature` and `single` do not mean, though they fit.
+    /// Names that `signature`, `single` and `shard` do not mean, though they fit.
     pub except: Option<String>,
     /// Names of files that are still being written.
     pub temporary: Option<String>,
@@ -153,8 +153,13 @@ pub(super) static STEP: LazyLock<Regex> = LazyLock::new(|| {
 /// The item `step` of one rank, as torch_checkpointing's users save it, and the directories it lies in.
 static STEP_ITEM: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^step_\d+\.pt$"));
 static STEP_ITSELF: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^(?:tmp_)?step[-_]?\d+$"));
-/// A rank in a name.
-static RANK: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
+/// A rank in a name. The word needs a border before it: `frank1` is a person, and `dprank1` a rank of a part of the job.
+static RANK: LazyLock<Regex> =
+    LazyLock::new(|| ours(r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
+
+/// What a downloader that fills a file in any order keeps beside it until all of it is there: aria2, and pget of lftp.
+static FILLED_BY: LazyLock<Regex> =
+    LazyLock::new(|| ours(r"(?-u)^(?<name>.+)\.(?:aria2|lftp-pget-status)$"));
 
 static BUILTIN: LazyLock<Rules> = LazyLock::new(|| {
     Rules::compile(&frameworks::builtin()).expect("our own rules compile; a test reads them")
@@ -248,7 +253,8 @@ impl Rule {
         !deep && self.is_signature(path.name())
     }
 
-    fn is_signature(&self, name: &[u8]) -> bool {
+    /// Whether the file shows that the rule applies to its directory.
+    pub(crate) fn is_signature(&self, name: &[u8]) -> bool {
         matches(self.signature.as_ref(), name) && !matches(self.except.as_ref(), name)
     }
 
@@ -338,7 +344,9 @@ impl Rules {
     /// Whether the name says that the file is still being written, or that something beside it is.
     #[must_use]
     pub fn is_temporary(&self, path: &RelPath) -> bool {
-        self.temporaries.is_match(path.name()) || self.unfinished_beside(path).is_some()
+        self.temporaries.is_match(path.name())
+            || self.filled_beside(path).is_some()
+            || self.unfinished_beside(path).is_some()
     }
 
     /// Whether the file holds nothing of a model's state, and is written before any of that.
@@ -351,10 +359,14 @@ impl Rules {
     pub(crate) fn unfinished_beside(&self, path: &RelPath) -> Option<RelPath> {
         self.rules.iter().find_map(|rule| {
             let captures = rule.unfinished.as_ref()?.captures(path.name())?;
-            let name = RelPath::new(captures.name("name")?.as_bytes()).ok()?;
-            let directory = path.parent().map_or_else(|| Ok(name.clone()), |above| above.join(&name)).ok()?;
+            let directory = beside(path, captures.name("name")?.as_bytes())?;
             rule.names_tree(&directory).then_some(directory)
         })
+    }
+
+    /// The file that is still being filled for as long as `path` is there, whatever its size and its first bytes say.
+    pub(crate) fn filled_beside(&self, path: &RelPath) -> Option<RelPath> {
+        beside(path, FILLED_BY.captures(path.name())?.name("name")?.as_bytes())
     }
 
     /// The step that words in a path give: the last one in it.
@@ -431,7 +443,7 @@ impl Rules {
             }
         }
         for rule in own.into_iter().chain(&self.rules) {
-            if matches(rule.shard.as_ref(), name) {
+            if matches(rule.shard.as_ref(), name) && !matches(rule.except.as_ref(), name) {
                 return Role::Shard { rank: rank_in(rule.shard.as_ref(), name) };
             }
         }
@@ -484,6 +496,12 @@ impl Rules {
     }
 }
 
+/// Another name in the same directory.
+fn beside(path: &RelPath, name: &[u8]) -> Option<RelPath> {
+    let name = RelPath::new(name).ok()?;
+    path.parent().map_or_else(|| Ok(name.clone()), |above| above.join(&name)).ok()
+}
+
 /// Whether the number in the file's name is a rank: `step_0.pt` in `step_4`. An epoch's directory holds steps.
 pub(super) fn is_step_item(directory: &RelPath, below: &RelPath) -> bool {
     STEP_ITEM.is_match(below.as_bytes()) && STEP_ITSELF.is_match(directory.name())
@@ -523,5 +541,9 @@ mod tests {
         assert_eq!(mask("step5_rank12.pt").as_deref(), Some("step5_rank*.pt"));
         assert_eq!(mask("mp_rank_00_model_states.pt").as_deref(), Some("mp_rank_*_model_states.pt"));
         assert_eq!(mask("step5.pt"), None);
+        for word in ["frank1.pt", "crank2.pt", "dprank001.pt", "reshard4.pt"] {
+            assert_eq!(mask(word), None, "{word}");
+        }
+        assert_eq!(mask("ba5rank0.pt").as_deref(), Some("ba5rank*.pt"), "a digit is a border");
     }
 }

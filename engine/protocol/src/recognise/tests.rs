@@ -83,6 +83,18 @@ fn ranks_of_one_name_are_one_version() {
 }
 
 #[test]
+fn a_word_that_ends_in_rank_is_none_and_a_rank_s_log_makes_no_checkpoint() {
+    let files = ["r/frank1.pt", "r/frank2.pt"];
+    assert_eq!(grouped(&files), ["r|frank1.pt|torch_save|-|1", "r|frank2.pt|torch_save|-|1"]);
+    for name in ["samples_rank0.png", "train_rank0.log", "frank1", "rank0.trace.json"] {
+        assert_eq!(grouped(&[&format!("r/epoch_3/{name}")]), [""; 0], "{name}");
+    }
+    for name in ["rank0", "mp_rank_00", "shard-3", "latest-rank1"] {
+        assert_eq!(grouped(&[&format!("r/epoch_3/{name}")]), ["r|epoch_3|torch_save|3|1"], "{name}");
+    }
+}
+
+#[test]
 fn nested_checkpoints_fold_into_the_outermost() {
     let files = [
         "r/checkpoint-500/global_step500/mp_rank_00_model_states.pt",
@@ -289,6 +301,18 @@ fn temporary_names_are_part_of_nothing() {
     assert_eq!(grouping.candidates[0].files.len(), 1);
     assert_eq!(grouping.candidates[0].temporaries.len(), 1);
     assert_eq!(grouping.temporaries.len(), 2);
+}
+
+#[test]
+fn what_says_that_a_file_is_filled_belongs_to_the_file_s_checkpoint() {
+    let rules = Rules::builtin();
+    for file in ["m.safetensors", "r/a_rank0.pt", "r/step_5/model.pt", "hf/a-00001-of-00002.safetensors"] {
+        let files = paths(&[file, &format!("{file}.aria2")]);
+        let grouping = rules.group(&files);
+        assert_eq!(grouping.candidates[0].temporaries.first(), Some(&files[1]), "{file}");
+        assert_eq!(rules.scope(&files[1]), rules.scope(&files[0]), "they are grouped together");
+        assert!(rules.group(&files[1..]).temporaries.contains(&files[1]), "{file}: alone");
+    }
 }
 
 #[test]
