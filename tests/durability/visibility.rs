@@ -491,6 +491,68 @@ fn a_torn_directory_goes_where_the_last_save_in_one_file_is_whole() {
     process::until(COMMITTED_WITHIN, gone).unwrap_or_else(|| panic!("{:#?}", crate::site::events(&daemon)));
 }
 
+/// `train.py >out/train.log` saves its model into `out`, and is killed an hour later.
+#[test]
+fn a_log_that_is_open_or_cut_beside_a_whole_model_changes_nothing_of_it() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let source = daemon.scratch("source");
+    let files = sharded(&source);
+    // What could be loaded instead.
+    run_in(daemon.mount(), &format!("mkdir models; cp -r {} models/base", source.display()));
+    daemon.wait_committed("models/base", COMMITTED_WITHIN);
+    let out = daemon.mount().join("models/out");
+    fs::create_dir(&out).unwrap();
+    let mut job = Rank::start(&out, None);
+    job.does("exec 3>train.log; echo step 1 >&3");
+    // The index comes last, as `save_pretrained` has it.
+    for at in [0, 2, 3, 1] {
+        let name = files[at].0;
+        job.does(&format!("exec 4>{name}; cat {}/{name} >&4; exec 4>&-", source.display()));
+    }
+    daemon.wait_committed("models/out", COMMITTED_WITHIN);
+    job.does("echo step 2 >&3");
+    job.kill();
+    std::thread::sleep(STAYS);
+    let mut all: Vec<_> = files.iter().map(|(name, _)| *name).chain(["train.log"]).collect();
+    all.sort_unstable();
+    assert_eq!(names(&out), all, "{:#?}", crate::site::events(&daemon));
+    assert_holds(&daemon, "models/out/train.log", b"step 1\nstep 2\n", "it stays where it is");
+    assert_eq!(tier3::commits(&daemon.tier3_dir(), "models/out").len(), 1);
+    assert_eq!(daemon.checkpoint("models/out").expect("listed")["state"], "committed");
+    let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60"]);
+    assert!(flushed.status.success(), "{}", shown(&flushed));
+    daemon.kill9();
+    daemon.start_again();
+    for (name, bytes) in &files {
+        assert_holds(&daemon, &format!("models/out/{name}"), bytes, "with empty memory");
+    }
+}
+
+/// An evaluation that is killed while it writes into a checkpoint that is whole, of which no index speaks.
+#[test]
+fn a_file_that_is_cut_beside_what_is_committed_takes_nothing_out_of_sight() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    for step in ["checkpoint-5", "checkpoint-6"] {
+        run_in(
+            &run,
+            &format!("mkdir {step}; head -c 300000 /dev/zero >{step}/model.safetensors; echo {{}} >{step}/trainer_state.json"),
+        );
+        daemon.wait_committed(&format!("run/{step}"), COMMITTED_WITHIN);
+    }
+    let mut job = Rank::start(&run.join("checkpoint-6"), None);
+    job.does("exec 3>predictions.jsonl; echo {} >&3");
+    job.kill();
+    std::thread::sleep(STAYS);
+    let events = crate::site::events(&daemon);
+    assert_eq!(names(&run), ["checkpoint-5", "checkpoint-6"], "{events:#?}");
+    let all = ["model.safetensors", "predictions.jsonl", "trainer_state.json"];
+    assert_eq!(names(&run.join("checkpoint-6")), all, "{events:#?}");
+    assert!(!events.iter().any(|event| event["kind"] == "torn"), "{events:#?}");
+    assert_eq!(daemon.checkpoint("run/checkpoint-6").expect("listed")["state"], "committed");
+}
+
 /// A model and its optimizer, each saved by itself: the one does not stand in for the other.
 #[test]
 fn a_torn_file_stays_where_only_its_neighbour_is_whole() {

@@ -332,7 +332,12 @@ impl Engine {
         let path = String::from_utf8_lossy(&book.path()).into_owned();
         let row = |reason, what: String| Some(Row::of(Pending { path: path.clone(), reason, what }));
         let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
-        let contents = crate::node::ledger::contents(files.iter().copied());
+        // Of a file beside what is whole that nobody can close any more a flush makes nothing; the daemon's end takes it as it is.
+        let is_left = |(path, view): &(&RelPath, &Arc<FileView>)| {
+            !self.draining && book.apart.contains(*path) && view.is_left_cut()
+        };
+        let contents =
+            crate::node::ledger::contents(files.iter().copied().filter(|found| !is_left(found)));
         let covering = contents.as_ref().and_then(|contents| book.covering(&self.shared, contents));
         if let Some((_, version)) = covering {
             let checkpoint = &version.checkpoint;
