@@ -551,6 +551,15 @@ fn a_file_that_is_cut_beside_what_is_committed_takes_nothing_out_of_sight() {
     assert_eq!(names(&run.join("checkpoint-6")), all, "{events:#?}");
     assert!(!events.iter().any(|event| event["kind"] == "torn"), "{events:#?}");
     assert_eq!(daemon.checkpoint("run/checkpoint-6").expect("listed")["state"], "committed");
+    // One that closes what it adds, and fails.
+    let mut job = Rank::start(&run.join("checkpoint-5"), None);
+    job.does("exec 3>eval_results.json; echo {} >&3; exec 3>&-");
+    job.kill();
+    std::thread::sleep(STAYS);
+    let events = crate::site::events(&daemon);
+    let all = ["eval_results.json", "model.safetensors", "trainer_state.json"];
+    assert_eq!(names(&run.join("checkpoint-5")), all, "{events:#?}");
+    assert!(!events.iter().any(|event| event["kind"] == "torn"), "{events:#?}");
 }
 
 /// A model and its optimizer, each saved by itself: the one does not stand in for the other.

@@ -327,6 +327,12 @@ impl Engine {
         self.pending_book(book).filter(|row| row.comes).map(|row| row.pending)
     }
 
+    /// Nothing more comes, and all of the newest committed version is in the tree.
+    fn is_committed_with_more(&self, book: &Book) -> bool {
+        matches!(book.verdict, Some(Verdict::Settled { undecided: false, .. }))
+            && book.committed().is_some_and(|(_, version)| self.is_in_sight(book, version))
+    }
+
     fn pending_book(&self, book: &Book) -> Option<Row> {
         let candidate = book.candidate.as_ref()?;
         let path = String::from_utf8_lossy(&book.path()).into_owned();
@@ -362,6 +368,8 @@ impl Engine {
                     };
                     Some(Row { pending, comes: false })
                 }
+                // Tier-3 has what was added to what is committed, and that stands.
+                None if unproven && self.is_committed_with_more(book) => None,
                 None if unproven => row(PendingReason::Incomplete, decide::waits_for(book)),
                 None => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
             };

@@ -1,7 +1,7 @@
-//! What lies with a checkpoint, is open or was cut, and holds nothing back: a log, an editor's file, what an evaluation had begun.
+//! What lies with a checkpoint that is whole without it: a log, an editor's file, what an evaluation adds.
 //!
-//! Owns: which files those are, and from when on the rest stands without them. Does not own: what proves the rest (the parent, `names`),
-//! that they stay in the tree and out of the record (the node).
+//! Owns: which open or cut files hold nothing back, and from when on; that a program which fails takes nothing from what is whole by
+//! adding to it. Does not own: what proves the rest (the parent, `names`), that they stay in the tree and out of the record (the node).
 //!
 //! A name that no rule knows may be needed or not. So it is passed over only where the rest is known to be whole without it: an index
 //! lists what is needed, and the rule says that nothing follows; or the rest is what the version before holds, byte for byte. A marker or
@@ -24,7 +24,7 @@ pub fn judge(
     now_ns: i64,
 ) -> (Verdict, BTreeSet<RelPath>) {
     let case = Case { rules, candidate, facts, now_ns };
-    case.without_apart().unwrap_or_else(|| (case.verdict(), BTreeSet::new()))
+    case.without_apart().unwrap_or_else(|| (case.with_added(), BTreeSet::new()))
 }
 
 impl Case<'_> {
@@ -39,7 +39,7 @@ impl Case<'_> {
         left.files.retain(|path, _| !apart.contains(path));
         let rest = Case { candidate: &left, ..*self };
         if rest.is_the_version_before() {
-            return Some((rest.verdict(), apart));
+            return Some((rest.with_added(), apart));
         }
         let lists = |evidence: Evidence| evidence == Evidence::Index && rest.is_last(evidence);
         match rest.verdict() {
@@ -52,6 +52,27 @@ impl Case<'_> {
             read @ Verdict::ReadIndex { .. } => Some((read, BTreeSet::new())),
             _ => None,
         }
+    }
+
+    /// Nothing is lacking of what the version before holds because of closed files beside it that no rule knows, whoever wrote them and
+    /// however they ended. They may be half of something, so that they make no version that is committed.
+    fn with_added(&self) -> Verdict {
+        match self.verdict() {
+            Verdict::Torn { why } | Verdict::Settled { detail: why, undecided: true } if self.only_adds() => {
+                let detail = format!("all that was complete is there unchanged, and to what was added: {why}");
+                let rests = self.has_settled() || self.facts.told != Told::No;
+                if rests { Verdict::Settled { detail, undecided: false } } else { self.wait(&detail) }
+            }
+            verdict => verdict,
+        }
+    }
+
+    fn only_adds(&self) -> bool {
+        let is_added = |role: Role, fact: &FileFact| {
+            role == Role::Other && (fact.state != FileState::Cut || fact.ended_well())
+        };
+        self.is_the_version_before()
+            && self.present().all(|(_, role, fact)| fact.before == Before::Same || is_added(role, fact))
     }
 
     /// Not closed by a program, of a name that no rule, no index and no version before knows.
@@ -80,7 +101,7 @@ impl Case<'_> {
     }
 
     /// Every name of the newest complete version is there, with its bytes.
-    pub(super) fn is_the_version_before(&self) -> bool {
+    fn is_the_version_before(&self) -> bool {
         let same = self.present().filter(|(_, _, fact)| fact.before == Before::Same).count();
         self.facts.names_before > 0 && same == self.facts.names_before
     }

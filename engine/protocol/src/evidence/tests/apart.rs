@@ -121,3 +121,48 @@ fn what_the_version_before_holds_is_whole_beside_a_file_that_was_cut() {
     world.file(model).before = Before::Other;
     assert!(matches!(world.at(51), Verdict::Torn { .. }), "something was saved over it");
 }
+
+/// An evaluation writes its results into a checkpoint, closes them, and fails.
+#[test]
+fn who_fails_takes_nothing_from_what_is_whole_by_adding_to_it() {
+    let (model, state) = ("r/checkpoint-5/model.safetensors", "r/checkpoint-5/trainer_state.json");
+    let with = |added: &str, world_size: Option<u64>| {
+        let by = Writer { fate: Fate::Failed, failed_at_ns: Some(51 * SECOND), ..writer(9, world_size) };
+        let mut world =
+            World::new(&[(model, 1, writer(1, None)), (state, 2, writer(1, None)), (added, 50, by)]);
+        for name in [model, state] {
+            (world.file(name).before, world.file(name).committed) = (Before::Same, true);
+        }
+        world.names_before = 2;
+        world
+    };
+    let added = "r/checkpoint-5/eval_results.json";
+    let mut world = with(added, None);
+    assert!(matches!(world.at(52), Verdict::Open { again_at_ns: Some(at), .. } if at == 55 * SECOND));
+    for told in [Told::No, Told::Flush] {
+        world.told = told;
+        assert!(matches!(world.at(55), Verdict::Settled { undecided: false, .. }), "{:?}", world.at(55));
+    }
+    world.told = Told::No;
+    world.file(added).writers[0].fate = Fate::Killed;
+    assert!(matches!(world.at(55), Verdict::Settled { .. }));
+    let mut ended = with("r/checkpoint-5/eval.log", None);
+    ended.file("r/checkpoint-5/eval.log").state = FileState::Cut;
+    let by = &mut ended.file("r/checkpoint-5/eval.log").writers[0];
+    (by.fate, by.failed_at_ns) = (Fate::Exited, None);
+    assert!(matches!(ended.at(55), Verdict::Settled { undecided: false, .. }), "left to its end to close");
+    world.names_before = 3;
+    assert!(matches!(world.at(55), Verdict::Torn { .. }), "a name of what was whole is missing");
+    world.names_before = 2;
+    world.file(state).before = Before::Other;
+    assert!(matches!(world.at(55), Verdict::Torn { .. }), "it was saved over");
+    assert!(matches!(with("r/checkpoint-5/optimizer.pt", None).at(55), Verdict::Torn { .. }), "a rule knows it");
+
+    // By as many processes as the job never had.
+    let states = "r/checkpoint-5/rng_state_0.pth";
+    let mut ranks = with(added, Some(8));
+    let kept = FileFact { before: Before::Same, committed: true, ..ranks.file(model).clone() };
+    ranks.files.insert(path(states), kept);
+    ranks.names_before = 3;
+    assert!(matches!(ranks.at(55), Verdict::Settled { .. }), "{:?}", ranks.at(55));
+}
