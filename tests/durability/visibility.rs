@@ -491,6 +491,23 @@ fn a_torn_directory_goes_where_the_last_save_in_one_file_is_whole() {
     process::until(COMMITTED_WITHIN, gone).unwrap_or_else(|| panic!("{:#?}", crate::site::events(&daemon)));
 }
 
+/// `wget` of a model beside another one, and its terminal is closed: `wget -c` goes on where it was.
+#[test]
+fn a_part_of_a_model_stays_beside_another_model_when_its_download_breaks_off() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let source = daemon.scratch("source");
+    sharded(&source);
+    run_in(daemon.mount(), &format!("mkdir -p models/b; cp -r {} models/a", source.display()));
+    daemon.wait_committed("models/a", COMMITTED_WITHIN);
+    let part = daemon.mount().join("models/b");
+    let mut download = Rank::start(&part, None);
+    download.does("exec 3>model-00001-of-00002.safetensors; head -c 100000 /dev/zero >&3");
+    download.kill();
+    wait_torn(&daemon, "models/b");
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&part), ["model-00001-of-00002.safetensors"], "{:#?}", crate::site::events(&daemon));
+}
+
 /// `train.py >out/train.log` saves its model into `out`, and is killed an hour later.
 #[test]
 fn a_log_that_is_open_or_cut_beside_a_whole_model_changes_nothing_of_it() {

@@ -13,6 +13,7 @@ mod names;
 mod over;
 mod safetensors_index;
 
+pub use crate::recognise::PARTS;
 pub use apart::judge;
 pub use index::{Covered, IndexError, MAX_INDEX_BYTES, MAX_INDEX_FILES, parse_index};
 pub use over::Before;
@@ -24,8 +25,6 @@ use crate::record::Evidence;
 use crate::visibility::{self, Content, Ends, Names, Seen, Standing};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The rule of a model's parts.
-pub const PARTS: &str = "safetensors";
 /// The rules of plain files.
 const FILES: &str = "torch_save";
 const OTHER_FILES: &str = "file";

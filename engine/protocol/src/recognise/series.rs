@@ -6,9 +6,9 @@
 //! `model-epoch=2-loss=0.31.ckpt` comes after `model-epoch=1-loss=0.52.ckpt`. `optimizer.pt` does not come after `model.pt`, nor
 //! `layer_2.pt` after `layer_1.pt`, and whoever loads one of them needs the other.
 
-use super::Candidate;
 use super::frameworks::{OTHER_FILE, TORCH_FILE};
 use super::rules::STEP;
+use super::{Candidate, PARTS};
 use crate::id::Step;
 use regex::bytes::Regex;
 use std::collections::BTreeSet;
@@ -71,13 +71,20 @@ static OTHER: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(OTHER_FILE))
 /// Whether a job that lost one checkpoint may load the other of the same run in its place: two directories, two saves of the same thing
 /// by their names, which differ in numbers or in the step and what was measured, or one that trainers go on from by its name, in a
 /// format that the lost one has. A step alone says nothing: a run has a discriminator's beside a generator's, and what it began from.
+/// `trained`: a trainer wrote the lost one. A directory with a model's parts that none wrote is a download, as likely as not, of
+/// another model than the one beside it: only a later step of the same thing is a save.
 #[must_use]
-pub fn may_stand_in(lost: &Candidate, other: &Candidate) -> bool {
+pub fn may_stand_in(lost: &Candidate, other: &Candidate, trained: bool) -> bool {
     let name = |candidate: &Candidate| masked_digits(candidate.id.directory.as_bytes());
     let of = |candidate: &Candidate| series(candidate.id.directory.as_bytes(), candidate.step);
+    if of(lost) == of(other) {
+        return true;
+    }
+    if lost.framework == PARTS && !trained {
+        return false;
+    }
     lost.is_directory() && other.is_directory()
         || name(lost) == name(other)
-        || of(lost) == of(other)
         || is_called_whole(other.id.directory.as_bytes()) && !formats(lost).is_disjoint(&formats(other))
 }
 
@@ -159,7 +166,7 @@ mod tests {
             let paths = [RelPath::new(path).unwrap()];
             Rules::builtin().group(&paths).candidates.remove(0)
         };
-        let stands = |one: &str, other: &str| may_stand_in(&of(one), &of(other));
+        let stands = |one: &str, other: &str| may_stand_in(&of(one), &of(other), false);
         assert!(stands("r/model_2.pt", "r/model_10.pt") && stands("r/step5.pt", "r/step5.pt"));
         assert!(!stands("r/model.pt", "r/optimizer.pt") && !stands("r/last.pt", "r/optimizer.pt"));
         let whole = ["last.pt", "best-model.ckpt", "checkpoint.pth.tar", "checkpoint_best.pt", "last-v1.ckpt"];
@@ -185,5 +192,18 @@ mod tests {
         assert!(!stands("r/step-5/model.pt", "r/vocab.pt") && !stands("r/step5.pt", "r/vocab.pt"));
         assert!(!stands("r/G_step5.pth", "r/D_step5.pth"), "a neighbour of the same step");
         assert_eq!(masked_digits(b"a12b3"), b"a*b*");
+    }
+
+    #[test]
+    fn a_model_in_parts_that_no_trainer_wrote_stands_in_for_no_other_model() {
+        let of = |directory: &str| {
+            let paths = [RelPath::new(format!("{directory}/model-00001-of-00002.safetensors")).unwrap()];
+            Rules::builtin().group(&paths).candidates.remove(0)
+        };
+        for (lost, other) in [("m/B", "m/A"), ("m/llama-13b", "m/llama-7b"), ("m/B", "m/final")] {
+            assert!(!may_stand_in(&of(lost), &of(other), false), "{lost} is being downloaded");
+            assert!(may_stand_in(&of(lost), &of(other), true), "{lost} is a save");
+        }
+        assert!(may_stand_in(&of("r/checkpoint-10"), &of("r/checkpoint-5"), false), "a later step");
     }
 }

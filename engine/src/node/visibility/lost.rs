@@ -15,7 +15,6 @@ use crate::node::flush::covers;
 use crate::node::problems::and_more;
 use crate::node::run::Engine;
 use crate::node::scrub::target;
-use crate::node::visibility::tracker::stands_in;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemark_protocol::checkpoint::Checkpoint;
@@ -169,7 +168,7 @@ impl Engine {
             let present = self.ledger.present(book)?;
             // A job takes the newest: an older one does no harm. And where nothing is left to load it must fail, and not
             // begin at step 0.
-            let whole = self.whole_of(&book.id.run, Some(&book.id), |other| stands_in(book, other))?;
+            let whole = self.whole_of(&book.id.run, Some(&book.id), self.stands_in_for(book))?;
             let is_newer = lineage::order(version.record()) > lineage::order(whole.record());
             (is_newer && is_covered(&present, &version.contents)).then(|| (book.id.clone(), *number, why))
         };
