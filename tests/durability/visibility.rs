@@ -491,6 +491,94 @@ fn a_torn_directory_goes_where_the_last_save_in_one_file_is_whole() {
     process::until(COMMITTED_WITHIN, gone).unwrap_or_else(|| panic!("{:#?}", crate::site::events(&daemon)));
 }
 
+/// `wget` of a model beside another one, and its terminal is closed: `wget -c` goes on where it was.
+#[test]
+fn a_part_of_a_model_stays_beside_another_model_when_its_download_breaks_off() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let source = daemon.scratch("source");
+    sharded(&source);
+    run_in(daemon.mount(), &format!("mkdir -p models/b; cp -r {} models/a", source.display()));
+    daemon.wait_committed("models/a", COMMITTED_WITHIN);
+    let part = daemon.mount().join("models/b");
+    let mut download = Rank::start(&part, None);
+    download.does("exec 3>model-00001-of-00002.safetensors; head -c 100000 /dev/zero >&3");
+    download.kill();
+    wait_torn(&daemon, "models/b");
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&part), ["model-00001-of-00002.safetensors"], "{:#?}", crate::site::events(&daemon));
+}
+
+/// `train.py >out/train.log` saves its model into `out`, and is killed an hour later.
+#[test]
+fn a_log_that_is_open_or_cut_beside_a_whole_model_changes_nothing_of_it() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let source = daemon.scratch("source");
+    let files = sharded(&source);
+    // What could be loaded instead.
+    run_in(daemon.mount(), &format!("mkdir models; cp -r {} models/base", source.display()));
+    daemon.wait_committed("models/base", COMMITTED_WITHIN);
+    let out = daemon.mount().join("models/out");
+    fs::create_dir(&out).unwrap();
+    let mut job = Rank::start(&out, None);
+    job.does("exec 3>train.log; echo step 1 >&3");
+    // The index comes last, as `save_pretrained` has it.
+    for at in [0, 2, 3, 1] {
+        let name = files[at].0;
+        job.does(&format!("exec 4>{name}; cat {}/{name} >&4; exec 4>&-", source.display()));
+    }
+    daemon.wait_committed("models/out", COMMITTED_WITHIN);
+    job.does("echo step 2 >&3");
+    job.kill();
+    std::thread::sleep(STAYS);
+    let mut all: Vec<_> = files.iter().map(|(name, _)| *name).chain(["train.log"]).collect();
+    all.sort_unstable();
+    assert_eq!(names(&out), all, "{:#?}", crate::site::events(&daemon));
+    assert_holds(&daemon, "models/out/train.log", b"step 1\nstep 2\n", "it stays where it is");
+    assert_eq!(tier3::commits(&daemon.tier3_dir(), "models/out").len(), 1);
+    assert_eq!(daemon.checkpoint("models/out").expect("listed")["state"], "committed");
+    let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60"]);
+    assert!(flushed.status.success(), "{}", shown(&flushed));
+    daemon.kill9();
+    daemon.start_again();
+    for (name, bytes) in &files {
+        assert_holds(&daemon, &format!("models/out/{name}"), bytes, "with empty memory");
+    }
+}
+
+/// An evaluation that is killed while it writes into a checkpoint that is whole, of which no index speaks.
+#[test]
+fn a_file_that_is_cut_beside_what_is_committed_takes_nothing_out_of_sight() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    for step in ["checkpoint-5", "checkpoint-6"] {
+        run_in(
+            &run,
+            &format!("mkdir {step}; head -c 300000 /dev/zero >{step}/model.safetensors; echo {{}} >{step}/trainer_state.json"),
+        );
+        daemon.wait_committed(&format!("run/{step}"), COMMITTED_WITHIN);
+    }
+    let mut job = Rank::start(&run.join("checkpoint-6"), None);
+    job.does("exec 3>predictions.jsonl; echo {} >&3");
+    job.kill();
+    std::thread::sleep(STAYS);
+    let events = crate::site::events(&daemon);
+    assert_eq!(names(&run), ["checkpoint-5", "checkpoint-6"], "{events:#?}");
+    let all = ["model.safetensors", "predictions.jsonl", "trainer_state.json"];
+    assert_eq!(names(&run.join("checkpoint-6")), all, "{events:#?}");
+    assert!(!events.iter().any(|event| event["kind"] == "torn"), "{events:#?}");
+    assert_eq!(daemon.checkpoint("run/checkpoint-6").expect("listed")["state"], "committed");
+    // One that closes what it adds, and fails.
+    let mut job = Rank::start(&run.join("checkpoint-5"), None);
+    job.does("exec 3>eval_results.json; echo {} >&3; exec 3>&-");
+    job.kill();
+    std::thread::sleep(STAYS);
+    let events = crate::site::events(&daemon);
+    let all = ["eval_results.json", "model.safetensors", "trainer_state.json"];
+    assert_eq!(names(&run.join("checkpoint-5")), all, "{events:#?}");
+    assert!(!events.iter().any(|event| event["kind"] == "torn"), "{events:#?}");
+}
+
 /// A model and its optimizer, each saved by itself: the one does not stand in for the other.
 #[test]
 fn a_torn_file_stays_where_only_its_neighbour_is_whole() {

@@ -156,6 +156,7 @@ impl Catalog {
             older: None,
             succeeded: false,
             removed: &BTreeSet::new(),
+            names_before: 0,
             renamed_at_ns: None,
             settle_ns: SETTLE_NS,
         };

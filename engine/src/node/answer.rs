@@ -6,7 +6,6 @@ use crate::namespace::{FileState, FileView, ObjectCopy, path_of_torn, torn_path}
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::flush::covers;
-use crate::node::ledger::Contents;
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::{Target, target};
@@ -273,7 +272,7 @@ impl Engine {
         if files.is_empty() {
             return None;
         }
-        let present = crate::node::ledger::contents(files.iter().copied());
+        let present = self.ledger.present(book);
         if present.as_ref().is_some_and(|present| book.covering(&self.shared, present).is_some()) {
             return None;
         }
@@ -400,15 +399,9 @@ impl Engine {
         self.is_in_tree(place) || self.books_about(place).any(stands)
     }
 
-    /// The sealed contents of a checkpoint in the tree; `None` while some file is not sealed, or none is there.
-    fn present(&self, book: &Book) -> Option<Contents> {
-        let candidate = book.candidate.as_ref()?;
-        crate::node::ledger::contents(self.ledger.files_of(candidate, &book.scope))
-    }
-
     /// What the tree holds of a checkpoint, as `ls` shows it; of one that is not in the tree its newest version.
     pub(crate) fn standing_row(&self, book: &Book) -> Option<Checkpoint> {
-        let present = self.present(book);
+        let present = self.ledger.present(book);
         match present.as_ref().and_then(|present| book.covering(&self.shared, present)) {
             Some((number, version)) => Some(self.version_row(book, *number, version)),
             None => self.rows(book, false).into_iter().next(),
@@ -419,7 +412,7 @@ impl Engine {
         let id = self.find_at(path)?.id.clone();
         let book = &self.ledger.books[&id];
         // Of bytes that are still being written nobody can say that they are whole.
-        let present = self.present(book);
+        let present = self.ledger.present(book);
         // The word is about what the tree holds, not about a version above or below it.
         let covering = |book: &Book| {
             present.as_ref().and_then(|present| book.covering(&self.shared, present)).map(|(n, _)| *n)

@@ -6,10 +6,10 @@
 use crate::namespace::{NodeId, Reach};
 use crate::node::Shared;
 use crate::node::decide::is_covered;
-use crate::node::ledger::{Contents, Ledger, contents};
+use crate::node::ledger::{Contents, Ledger};
 use crate::save::commit::Attempt;
 use crate::save::loose::LooseStored;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,6 +34,8 @@ pub(crate) struct Book {
     pub(crate) candidate: Option<Candidate>,
     /// What was concluded of it last.
     pub(crate) verdict: Option<Verdict>,
+    /// Files in its directory that are no part of it, as far as was concluded last.
+    pub(crate) apart: BTreeSet<RelPath>,
     /// Somebody said that it is whole, of these contents.
     pub(crate) told_of: Option<Contents>,
     pub(crate) versions: BTreeMap<Number, VersionBook>,
@@ -100,6 +102,7 @@ impl Book {
             scope: None,
             candidate: None,
             verdict: None,
+            apart: BTreeSet::new(),
             told_of: None,
             versions: BTreeMap::new(),
             indices: BTreeMap::new(),
@@ -195,9 +198,8 @@ impl Book {
 
     /// What a person said of exactly what the tree holds now. A word about other bytes counts for nothing.
     pub(crate) fn told(&self, ledger: &Ledger) -> Told {
-        let (Some(told_of), Some(candidate)) = (&self.told_of, &self.candidate) else { return Told::No };
-        let present = contents(ledger.files_of(candidate, &self.scope));
-        if present.as_ref() == Some(told_of) { Told::Commit } else { Told::No }
+        let Some(told_of) = &self.told_of else { return Told::No };
+        if ledger.present(self).as_ref() == Some(told_of) { Told::Commit } else { Told::No }
     }
 
     /// Whether the file at `path` is part of what the tree holds under this name.

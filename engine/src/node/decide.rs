@@ -16,7 +16,7 @@ use tidemark_content::{Format, Judgement};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::evidence::{
-    Before, Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, believed, complete,
+    Before, Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, believed, judge,
     parse_index,
 };
 use tidemark_protocol::format::FORMAT;
@@ -38,6 +38,15 @@ pub(crate) struct Outcome {
     pub(crate) unsettled: bool,
     /// Indices that were read on the way.
     pub(crate) indices: BTreeMap<RelPath, ParsedIndex>,
+    /// Files that are no part of it, open or cut as they are: they stay in the tree, and no record has them.
+    pub(crate) apart: BTreeSet<RelPath>,
+}
+
+impl Outcome {
+    fn nothing() -> Self {
+        let (indices, apart) = (BTreeMap::new(), BTreeSet::new());
+        Self { verdict: None, action: Action::None, unsettled: false, indices, apart }
+    }
 }
 
 /// See [`Outcome`].
@@ -78,29 +87,45 @@ const INDICES_MAX: usize = 64;
 
 /// Looks at a book as the tree stands.
 pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) -> Outcome {
-    let mut outcome =
-        Outcome { verdict: None, action: Action::None, unsettled: false, indices: BTreeMap::new() };
-    let Some(candidate) = &book.candidate else { return outcome };
+    let Some(candidate) = &book.candidate else { return Outcome::nothing() };
     let mut files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
     if files.len() != candidate.files.len() {
         // The scope is being grouped again; it becomes due then.
-        return outcome;
+        return Outcome::nothing();
     }
     // Names without bytes make nothing whole: they count as not there.
     let lost: BTreeSet<RelPath> =
         files.iter().filter(|(_, view)| shared.has_lost(view)).map(|(path, _)| (*path).clone()).collect();
-    let mut left;
-    let candidate = if lost.is_empty() {
-        candidate
-    } else {
-        left = candidate.clone();
-        left.files.retain(|path, _| !lost.contains(path));
-        files.retain(|(path, _)| !lost.contains(*path));
-        &left
-    };
+    if lost.is_empty() {
+        return look_at(shared, ledger, book, candidate, files, told, &BTreeSet::new());
+    }
+    files.retain(|(path, _)| !lost.contains(*path));
+    look_at(shared, ledger, book, &without(candidate, &lost), files, told, &BTreeSet::new())
+}
+
+fn without(candidate: &Candidate, names: &BTreeSet<RelPath>) -> Candidate {
+    let mut left = candidate.clone();
+    left.files.retain(|path, _| !names.contains(path));
+    left
+}
+
+/// Looks at those files of a book, which are all of the candidate's; `apart` lie beside them.
+fn look_at(
+    shared: &Shared,
+    ledger: &Ledger,
+    book: &Book,
+    candidate: &Candidate,
+    mut files: Vec<(&RelPath, &Arc<FileView>)>,
+    told: Told,
+    apart: &BTreeSet<RelPath>,
+) -> Outcome {
+    let mut outcome = Outcome::nothing();
     let present = contents(files.iter().copied());
     let covering = present.as_ref().and_then(|present| {
-        book.versions.iter().rev().find(|(_, version)| is_covered(present, &version.contents))
+        // What was kept with what lies apart, as it is, says nothing of the rest.
+        let with_them = |version: &VersionBook| apart.iter().any(|path| version.contents.contains_key(path));
+        let mut versions = book.versions.iter().rev();
+        versions.find(|(_, version)| is_covered(present, &version.contents) && !with_them(version))
     });
     // The version to be proven, and the record that says something of what is there.
     let (raise, known) = match covering {
@@ -150,7 +175,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let settle_ns = settle_ns(shared);
     let older = older(ledger, candidate);
     let mut fetch = None;
-    let verdict = loop {
+    let (verdict, apart) = loop {
         let indices: BTreeMap<RelPath, Result<Covered, IndexError>> =
             known_indices(book, &outcome.indices, &files);
         let facts = Facts {
@@ -161,11 +186,12 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
             older,
             succeeded: succeeded(ledger, candidate, &files),
             removed: &removed,
+            names_before: whole.map_or(0, BTreeMap::len),
             renamed_at_ns: shared.namespace.renamed_ns(&book.path()),
             settle_ns,
         };
-        match complete(ledger.rules(), candidate, &facts, now_ns) {
-            Verdict::ReadIndex { path, kind } if outcome.indices.len() < INDICES_MAX => {
+        match judge(ledger.rules(), candidate, &facts, now_ns) {
+            (Verdict::ReadIndex { path, kind }, _) if outcome.indices.len() < INDICES_MAX => {
                 match read_index(shared, &files, &path, kind) {
                     Some(index) => {
                         outcome.indices.insert(path, index);
@@ -174,13 +200,22 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
                     None => {
                         let found = files.iter().find(|(found, _)| **found == path);
                         fetch = found.filter(|(_, view)| !view.host).map(|(_, view)| view.node);
-                        break Verdict::Open { why: format!("{path} is being sealed"), again_at_ns: None };
+                        let why = format!("{path} is being sealed");
+                        break (Verdict::Open { why, again_at_ns: None }, BTreeSet::new());
                     }
                 }
             }
-            verdict => break verdict,
+            judged => break judged,
         }
     };
+    if !apart.is_empty() {
+        files.retain(|(path, _)| !apart.contains(*path));
+        // Nothing of the rest lies apart.
+        let mut rest = look_at(shared, ledger, book, &without(candidate, &apart), files, told, &apart);
+        rest.indices.append(&mut outcome.indices);
+        rest.apart = apart;
+        return rest;
+    }
     outcome.unsettled = true;
     let kept = verdict.kept_from().filter(|(at_ns, _)| now_ns >= *at_ns).map(|(_, why)| why.to_owned());
     outcome.action = match (&verdict, raise, &present) {
@@ -391,7 +426,10 @@ fn succeeded(ledger: &Ledger, candidate: &Candidate, files: &[(&RelPath, &Arc<Fi
 fn older(ledger: &Ledger, candidate: &Candidate) -> Option<Older> {
     let step = candidate.step?;
     let known = |book: &Book| match &book.candidate {
-        Some(found) => (found.framework == candidate.framework).then_some((found.step?, found.files.len())),
+        Some(found) => {
+            let files = found.files.len().saturating_sub(book.apart.len());
+            (found.framework == candidate.framework).then_some((found.step?, files))
+        }
         None => {
             let version = book.removed()?;
             let framework = &version.record().framework;

@@ -424,12 +424,23 @@ impl Engine {
         self.pending_book(book).filter(|row| row.comes).map(|row| row.pending)
     }
 
+    /// Nothing more comes, and all of the newest committed version is in the tree.
+    fn is_committed_with_more(&self, book: &Book) -> bool {
+        matches!(book.verdict, Some(Verdict::Settled { undecided: false, .. }))
+            && book.committed().is_some_and(|(_, version)| self.is_in_sight(book, version))
+    }
+
     fn pending_book(&self, book: &Book) -> Option<Row> {
         let candidate = book.candidate.as_ref()?;
         let path = String::from_utf8_lossy(&book.path()).into_owned();
         let row = |reason, what: String| Some(Row::of(Pending { path: path.clone(), reason, what }));
         let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
-        let contents = crate::node::ledger::contents(files.iter().copied());
+        // Of a file beside what is whole that nobody can close any more a flush makes nothing; the daemon's end takes it as it is.
+        let is_left = |(path, view): &(&RelPath, &Arc<FileView>)| {
+            !self.draining && book.apart.contains(*path) && view.is_left_cut()
+        };
+        let contents =
+            crate::node::ledger::contents(files.iter().copied().filter(|found| !is_left(found)));
         let covering = contents.as_ref().and_then(|contents| book.covering(&self.shared, contents));
         if let Some((_, version)) = covering {
             let checkpoint = &version.checkpoint;
@@ -454,6 +465,8 @@ impl Engine {
                     };
                     Some(Row { pending, comes: false })
                 }
+                // Tier-3 has what was added to what is committed, and that stands.
+                None if unproven && self.is_committed_with_more(book) => None,
                 None if unproven => row(PendingReason::Incomplete, decide::waits_for(book)),
                 None => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
             };

@@ -435,6 +435,21 @@ impl Ledger {
         candidate.files.keys().filter_map(move |path| entry?.files.get_key_value(path))
     }
 
+    /// The files in the tree that make a checkpoint, without those that lie apart.
+    pub(crate) fn parts_of<'a>(
+        &'a self,
+        book: &'a Book,
+    ) -> impl Iterator<Item = (&'a RelPath, &'a Arc<FileView>)> {
+        let files = book.candidate.iter().flat_map(move |candidate| self.files_of(candidate, &book.scope));
+        files.filter(move |(path, _)| !book.apart.contains(*path))
+    }
+
+    /// The sealed contents of a checkpoint in the tree; `None` while a part of it is not sealed, or where it is not there.
+    pub(crate) fn present(&self, book: &Book) -> Option<Contents> {
+        book.candidate.as_ref()?;
+        contents(self.parts_of(book))
+    }
+
     /// All files, in order of scope and path.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&RelPath, &Arc<FileView>)> {
         self.scopes.values().flat_map(|scope| scope.files.iter())

@@ -95,9 +95,14 @@ pub(crate) fn plan(
     };
     let whole = files.len() == sealed.len() && verdict.is_some_and(is_whole);
     let damaged = verdict.is_some_and(is_damage);
-    // What people copy about stays in sight after a restart, as it did before.
-    let partial = !whole && (damaged || candidate.framework != PARTS && is_of_a_trainer());
-    let text = verdict.map_or_else(|| "nothing was known of it yet".to_owned(), decide::verdict_text);
+    // What people copy about stays in sight after a restart, as it did before, and so does what is whole with something beside it.
+    let is_part = || damaged || candidate.framework != PARTS && is_of_a_trainer();
+    let partial = !whole && book.apart.is_empty() && is_part();
+    let unsaid = match book.apart.first() {
+        Some(path) => format!("{path} lies beside what is whole, and nobody closed it"),
+        None => "nothing was known of it yet".to_owned(),
+    };
+    let text = verdict.map_or(unsaid, decide::verdict_text);
     let detail = format!("uploaded {why}: {text}");
     let files: Vec<_> = in_memory(&files).collect();
     match decide::start(shared, ledger, book, &files, &sealed, (Evidence::Quiescence, detail)) {

@@ -494,6 +494,7 @@ impl Engine {
         }
         book.indices.extend(outcome.indices);
         book.verdict = outcome.verdict;
+        book.apart = outcome.apart;
         let book = &self.ledger.books[id];
         let why = || decide::waits_for(book);
         if book.is_torn() && !torn_before {
@@ -588,13 +589,12 @@ impl Engine {
     pub(crate) fn remember(&mut self, id: &CheckpointId) {
         let book = &self.ledger.books[id];
         let Some(candidate) = &book.candidate else { return };
-        let views: Vec<_> =
-            self.ledger.files_of(candidate, &book.scope).map(|(_, view)| Arc::clone(view)).collect();
+        let views: Vec<_> = self.ledger.parts_of(book).map(|(_, view)| Arc::clone(view)).collect();
         let writers: Vec<_> = views.iter().flat_map(|view| &view.writers).collect();
         let Some(first) = writers.first() else { return };
         let history = History {
             framework: candidate.framework.clone(),
-            names: masked_names(candidate, candidate.files.keys()),
+            names: masked_names(candidate, self.ledger.parts_of(book).map(|(path, _)| path)),
             world_size: writers.iter().filter_map(|writer| writer.world_size).max(),
             processes: writers.iter().map(|writer| writer.process()).collect(),
             session: first.session.0.clone(),

@@ -151,6 +151,7 @@ pub async fn judge(
             older: None,
             succeeded: false,
             removed: &BTreeSet::new(),
+            names_before: 0,
             renamed_at_ns: None,
             settle_ns: SETTLE_NS,
         };

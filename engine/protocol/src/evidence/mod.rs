@@ -5,6 +5,7 @@
 //!
 //! Trackers are not evidence: DeepSpeed's `latest` was seen before a rank's file existed.
 
+mod apart;
 mod dcp_metadata;
 mod filled;
 mod index;
@@ -13,6 +14,8 @@ mod names;
 mod over;
 mod safetensors_index;
 
+pub use crate::recognise::PARTS;
+pub use apart::judge;
 pub use filled::believed;
 pub use index::{Covered, IndexError, MAX_INDEX_BYTES, MAX_INDEX_FILES, parse_index};
 pub use over::Before;
@@ -24,8 +27,6 @@ use crate::record::Evidence;
 use crate::visibility::{self, Content, Ends, Names, Seen, Standing};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The rule of a model's parts.
-pub const PARTS: &str = "safetensors";
 /// The rules of plain files.
 const FILES: &str = "torch_save";
 const OTHER_FILES: &str = "file";
@@ -146,6 +147,8 @@ pub struct Facts<'a> {
     pub succeeded: bool,
     /// Names that the last committed version of this checkpoint had, and that its job took away since.
     pub removed: &'a BTreeSet<RelPath>,
+    /// How many names the newest complete version has; 0 without one.
+    pub names_before: usize,
     /// When the checkpoint's directory got its name by rename; `None` where it was made under it, or is no directory.
     pub renamed_at_ns: Option<i64>,
     /// How long nothing must have happened; [`SETTLE_NS`] unless configured.
@@ -201,7 +204,7 @@ impl Verdict {
 /// The verdict on one candidate at `now_ns`.
 #[must_use]
 pub fn complete(rules: &Rules, candidate: &Candidate, facts: &Facts<'_>, now_ns: i64) -> Verdict {
-    Case { rules, candidate, facts, now_ns }.verdict()
+    judge(rules, candidate, facts, now_ns).0
 }
 
 /// The names of a version relative to its run, with the digits of steps masked, to compare versions of one job.
@@ -379,12 +382,6 @@ impl Case<'_> {
     /// Evidence that names every file needs no time where the rule says that nothing follows; elsewhere the settle
     /// time keeps files that follow (an optimizer's state after the index of the model) in the same version.
     fn proven(&self, evidence: Evidence, detail: String) -> Verdict {
-        let last = match evidence {
-            Evidence::Marker => true,
-            Evidence::Index => self.candidate.shape == Shape::Flat || self.index_lies_on_top(),
-            Evidence::Count => self.candidate.shape == Shape::Family,
-            _ => false,
-        };
         // That every rank wrote says nothing of what follows it, such as objects that a user registered with Accelerate.
         let counted = evidence == Evidence::Count && self.rule().is_some_and(Rule::more_follows);
         // Another number of ranks writes another number of files.
@@ -398,11 +395,21 @@ impl Case<'_> {
                 return self.wait(&format!("{detail}, but only {fewer}; waiting for the settle time"));
             }
         }
-        let at_once = last && !self.rule().is_some_and(Rule::more_follows);
-        if at_once || self.facts.told != Told::No || self.quiet() || self.facts.succeeded {
+        if self.is_last(evidence) || self.facts.told != Told::No || self.quiet() || self.facts.succeeded {
             return Verdict::Complete { evidence, detail };
         }
         self.wait(&format!("{detail}; waiting for the settle time, in case more follows"))
+    }
+
+    /// Nothing follows such evidence.
+    fn is_last(&self, evidence: Evidence) -> bool {
+        let last = match evidence {
+            Evidence::Marker => true,
+            Evidence::Index => self.candidate.shape == Shape::Flat || self.index_lies_on_top(),
+            Evidence::Count => self.candidate.shape == Shape::Family,
+            _ => false,
+        };
+        last && !self.rule().is_some_and(Rule::more_follows)
     }
 
     /// No rule proves anything: what the session's past, its size, people and time say.

@@ -21,8 +21,10 @@ const DCP_SHARD: &str = r"(?-u)^__(?<rank>\d+)_\d+\.distcp$";
 /// Megatron may put a hint before it.
 const MEGATRON_SHARD: &str = r"(?-u)__(?<rank>\d+)_\d+\.distcp$";
 const SAFETENSORS: &str = r"(?-u)-of-\d{5}\.safetensors$|\.safetensors\.index\.json$";
+/// What torch.save's files are called, and those of safetensors.
+pub(super) const TORCH_FILE: &str = r"\.(?:pt|pth|bin|ckpt|safetensors|pth\.tar)$";
 /// What other formats' files are called: of HDF5 and Keras, numpy, pickle, Flax, XGBoost, GGML, ONNX.
-const OTHER_FILE: &str = r"\.(?:h5|keras|npz|pkl|msgpack|ubj|gguf|onnx)$";
+pub(super) const OTHER_FILE: &str = r"\.(?:h5|keras|npz|pkl|msgpack|ubj|gguf|onnx)$";
 /// Those of the formats that hold anything, where the last word says that it is no state of a training; and what Accelerate numbers
 /// by rank and object, not by step.
 const OTHER_DATA: &str = concat!(
@@ -240,7 +242,7 @@ fn formats() -> Vec<RuleSpec> {
             shard: some(RANK_PART),
             except: some(RANK_LOG),
             renamed: true,
-            single: some(r"\.(?:pt|pth|bin|ckpt|safetensors|pth\.tar)$"),
+            single: some(TORCH_FILE),
             temporary: some(r"(?-u)\.tmp$|^\.tmp|\.partial$|\.incomplete$|^tmp_.*\.(?:pt|pth)$"),
             ..RuleSpec::default()
         },

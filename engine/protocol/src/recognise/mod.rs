@@ -22,6 +22,9 @@ use crate::path::{CheckpointName, RelPath, RunPath};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The rule of a model's parts, which people copy about.
+pub const PARTS: &str = "safetensors";
+
 /// One checkpoint's name, over all its timelines and versions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CheckpointId {

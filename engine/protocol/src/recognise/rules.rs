@@ -153,6 +153,8 @@ pub(super) static STEP: LazyLock<Regex> = LazyLock::new(|| {
 /// The item `step` of one rank, as torch_checkpointing's users save it, and the directories it lies in.
 static STEP_ITEM: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^step_\d+\.pt$"));
 static STEP_ITSELF: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^(?:tmp_)?step[-_]?\d+$"));
+/// rsync's name for a file that it is receiving: the file's own between a point and what mkstemp(3) makes up.
+static RECEIVED: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^\.(.+)\.[A-Za-z0-9]{6}$"));
 /// A rank in a name. The word needs a border before it: `frank1` is a person, and `dprank1` a rank of a part of the job.
 static RANK: LazyLock<Regex> =
     LazyLock::new(|| ours(r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
@@ -347,6 +349,15 @@ impl Rules {
         self.temporaries.is_match(path.name())
             || self.filled_beside(path).is_some()
             || self.unfinished_beside(path).is_some()
+            || self.is_being_received(path.name())
+    }
+
+    /// Whether it is rsync's name for a file of a model. A person's ending (`.model.pt.backup`) is a word: what has no capital letter
+    /// in it is one, as one in 26 of rsync's are, which are files like others then.
+    fn is_being_received(&self, name: &[u8]) -> bool {
+        let Some(of) = RECEIVED.captures(name).and_then(|captures| captures.get(1)) else { return false };
+        name[of.end()..].iter().any(u8::is_ascii_uppercase)
+            && self.rules.iter().any(|rule| rule.is_signature(of.as_bytes()) || rule.is_single(of.as_bytes()))
     }
 
     /// Whether the file holds nothing of a model's state, and is written before any of that.

@@ -6,10 +6,12 @@
 //! `model-epoch=2-loss=0.31.ckpt` comes after `model-epoch=1-loss=0.52.ckpt`. `optimizer.pt` does not come after `model.pt`, nor
 //! `layer_2.pt` after `layer_1.pt`, and whoever loads one of them needs the other.
 
-use super::Candidate;
+use super::frameworks::{OTHER_FILE, TORCH_FILE};
 use super::rules::STEP;
+use super::{Candidate, PARTS};
 use crate::id::Step;
 use regex::bytes::Regex;
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 /// A measured value, as trainers put it into names. A number without a point may be anything's.
@@ -56,21 +58,46 @@ pub(crate) fn masked_digits(name: &[u8]) -> Vec<u8> {
     masked
 }
 
-/// Names that trainers give to all that they need to go on, whatever its step: `last.pt`, `best-model.ckpt`.
+/// Names that trainers give to all that they need to go on, whatever its step: `last.pt`, `best-model.ckpt`, `checkpoint_last.pt`. Any
+/// other word says that it is something else: `best_params.pkl`.
 static WHOLE_STATE: LazyLock<Regex> = LazyLock::new(|| {
-    super::rules::ours(r"(?i-u)^(?:last|latest|newest|final|best|checkpoint|ckpt|resume)(?:[-_.]|$)")
+    let word = "last|latest|newest|final|best|checkpoint|ckpt|resume";
+    let format = format!("{TORCH_FILE}|{OTHER_FILE}");
+    super::rules::ours(&format!(r"(?i-u)^(?:{word})(?:[-_.](?:{word}|model|v?[0-9]+))*(?:{format}|$)"))
 });
+static TORCH: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(TORCH_FILE));
+static OTHER: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(OTHER_FILE));
 
-/// Whether a job that lost one checkpoint may load the other of the same run in its place: two directories, two whose names say
-/// different steps, files whose names differ in numbers, or one that trainers go on from by its name.
+/// Whether a job that lost one checkpoint may load the other of the same run in its place: two directories, two saves of the same thing
+/// by their names, which differ in numbers or in the step and what was measured, or one that trainers go on from by its name, in a
+/// format that the lost one has. A step alone says nothing: a run has a discriminator's beside a generator's, and what it began from.
+/// `trained`: a trainer wrote the lost one. A directory with a model's parts that none wrote is a download, as likely as not, of
+/// another model than the one beside it: only a later step of the same thing is a save.
 #[must_use]
-pub fn may_stand_in(lost: &Candidate, other: &Candidate) -> bool {
+pub fn may_stand_in(lost: &Candidate, other: &Candidate, trained: bool) -> bool {
     let name = |candidate: &Candidate| masked_digits(candidate.id.directory.as_bytes());
-    let of_other_steps = lost.step.zip(other.step).is_some_and(|(lost, other)| lost != other);
+    let of = |candidate: &Candidate| series(candidate.id.directory.as_bytes(), candidate.step);
+    if of(lost) == of(other) {
+        return true;
+    }
+    if lost.framework == PARTS && !trained {
+        return false;
+    }
     lost.is_directory() && other.is_directory()
-        || of_other_steps
         || name(lost) == name(other)
-        || is_called_whole(other.id.directory.as_bytes())
+        || is_called_whole(other.id.directory.as_bytes()) && !formats(lost).is_disjoint(&formats(other))
+}
+
+/// The formats of its files that may be a checkpoint by themselves. What torch loads has several endings.
+fn formats(candidate: &Candidate) -> BTreeSet<&[u8]> {
+    candidate.files.keys().filter_map(|path| format_of(path.name())).collect()
+}
+
+fn format_of(name: &[u8]) -> Option<&[u8]> {
+    if TORCH.is_match(name) {
+        return Some(b".pt");
+    }
+    OTHER.find(name).map(|found| found.as_bytes())
 }
 
 /// Whether trainers go on from a file of this name, whatever else lies beside it.
@@ -139,16 +166,44 @@ mod tests {
             let paths = [RelPath::new(path).unwrap()];
             Rules::builtin().group(&paths).candidates.remove(0)
         };
-        let stands = |one: &str, other: &str| may_stand_in(&of(one), &of(other));
+        let stands = |one: &str, other: &str| may_stand_in(&of(one), &of(other), false);
         assert!(stands("r/model_2.pt", "r/model_10.pt") && stands("r/step5.pt", "r/step5.pt"));
         assert!(!stands("r/model.pt", "r/optimizer.pt") && !stands("r/last.pt", "r/optimizer.pt"));
-        for whole in ["r/last.pt", "r/best-model.ckpt", "r/checkpoint.pth.tar"] {
-            assert!(stands("r/step5.pt", whole) && stands("r/step-5/model.pt", whole), "{whole}");
+        let whole = ["last.pt", "best-model.ckpt", "checkpoint.pth.tar", "checkpoint_best.pt", "last-v1.ckpt"];
+        for whole in whole.map(|name| format!("r/{name}")) {
+            assert!(stands("r/step5.pt", &whole) && stands("r/step-5/model.pt", &whole), "{whole}");
         }
+        for other in ["best_params.pkl", "best_scaler.pkl", "best_tokenizer.pt"] {
+            let other = format!("r/{other}");
+            assert!(!stands("r/step5.pt", &other) && !stands("r/step5.pkl", &other), "{other} is no model");
+        }
+        assert!(stands("r/step5.pkl", "r/best.pkl") && stands("r/step-5/model.h5", "r/last.h5"));
+        assert!(!stands("r/step5.pt", "r/best.pkl") && !stands("r/step5.h5", "r/last.keras"), "another format");
         assert!(stands("r/step-5/model.pt", "r/step-6/model.pt"), "two directories");
-        assert!(stands("r/step-5/model.pt", "r/step4.pt"), "another step");
+        assert!(stands("r/model-epoch=2-loss=0.31.ckpt", "r/model-epoch=1-loss=-1.5e-05.ckpt"), "measured");
+        for (one, other) in [
+            ("G_step5.pth", "D_step4.pth"),
+            ("ckpt_epoch1.pth", "resnet_epoch90.pth"),
+            ("checkpoint-5/model.pt", "resnet_epoch90.pth"),
+            ("step-5/model.pt", "step4.pt"),
+        ] {
+            assert!(!stands(&format!("r/{one}"), &format!("r/{other}")), "{one} {other}: another step alone");
+        }
         assert!(!stands("r/step-5/model.pt", "r/vocab.pt") && !stands("r/step5.pt", "r/vocab.pt"));
         assert!(!stands("r/G_step5.pth", "r/D_step5.pth"), "a neighbour of the same step");
         assert_eq!(masked_digits(b"a12b3"), b"a*b*");
+    }
+
+    #[test]
+    fn a_model_in_parts_that_no_trainer_wrote_stands_in_for_no_other_model() {
+        let of = |directory: &str| {
+            let paths = [RelPath::new(format!("{directory}/model-00001-of-00002.safetensors")).unwrap()];
+            Rules::builtin().group(&paths).candidates.remove(0)
+        };
+        for (lost, other) in [("m/B", "m/A"), ("m/llama-13b", "m/llama-7b"), ("m/B", "m/final")] {
+            assert!(!may_stand_in(&of(lost), &of(other), false), "{lost} is being downloaded");
+            assert!(may_stand_in(&of(lost), &of(other), true), "{lost} is a save");
+        }
+        assert!(may_stand_in(&of("r/checkpoint-10"), &of("r/checkpoint-5"), false), "a later step");
     }
 }

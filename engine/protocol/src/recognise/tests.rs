@@ -316,6 +316,27 @@ fn what_says_that_a_file_is_filled_belongs_to_the_file_s_checkpoint() {
 }
 
 #[test]
+fn what_rsync_is_receiving_of_a_model_is_in_flight() {
+    let rules = Rules::builtin();
+    let is_temporary = |name: &str| rules.is_temporary(&RelPath::new(name).unwrap());
+    for name in ["m/.model-00001-of-00003.safetensors.Xa3bQ1", "r/.step5_rank0.pt.0aB9cD", "r/.a.h5.ABCDEF"] {
+        assert!(is_temporary(name), "{name}");
+    }
+    for name in [
+        "m/.config.json.Xa3bQ1",
+        "m/.model.pt.backup",
+        "m/model.pt.Xa3bQ1",
+        "m/.model.pt.Xa3bQ12",
+        "m/.config.json.swp",
+    ] {
+        assert!(!is_temporary(name), "{name} is a file like others");
+    }
+    // Its ranks are not counted, and it makes no directory a checkpoint.
+    let ranks = ["r/step5_rank0.pt", "r/.step5_rank1.pt.0aB9cD"];
+    assert_eq!(grouped(&ranks), ["r|step5_rank*.pt|torch_save|5|1"]);
+}
+
+#[test]
 fn a_user_adds_rules() {
     let text = r#"{"name":"mine","directory":"^save(?<step>\\d+)$","signature":"\\.npz$",
                    "shard":"^w(?<rank>\\d+)\\.npz$","marker":"^DONE$"}"#;

@@ -10,13 +10,11 @@ use crate::namespace::{FileView, FsError, torn_path};
 use crate::node::Shared;
 use crate::node::answer::Listed;
 use crate::node::book::{Book, Number, VersionBook};
-use crate::node::decide::is_covered;
+use crate::node::decide::{is_covered, seal_of};
 use crate::node::flush::covers;
-use crate::node::ledger::contents;
 use crate::node::problems::and_more;
 use crate::node::run::Engine;
 use crate::node::scrub::target;
-use crate::node::visibility::tracker::stands_in;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemark_protocol::checkpoint::Checkpoint;
@@ -151,13 +149,12 @@ impl Engine {
         proven && self.why_lost(checkpoint.record()).is_none()
     }
 
-    /// All names of a version are in the tree, with its bytes.
+    /// All names of a version are in the tree, with its bytes, whatever lies beside them.
     pub(crate) fn is_in_sight(&self, book: &Book, version: &VersionBook) -> bool {
-        let Some(candidate) = &book.candidate else { return false };
-        let present = contents(self.ledger.files_of(candidate, &book.scope));
-        present.is_some_and(|present| {
-            present.len() == version.contents.len() && is_covered(&present, &version.contents)
-        })
+        let is_there = |(path, held): (&RelPath, &(FileId, SealNumber))| {
+            self.ledger.file(path).and_then(|view| seal_of(view)) == Some(*held)
+        };
+        book.candidate.is_some() && !version.contents.is_empty() && version.contents.iter().all(is_there)
     }
 
     /// Takes out of sight what was found to be lost since the last time.
@@ -167,12 +164,11 @@ impl Engine {
         }
         let lost = |book: &Book| {
             let (number, version) = book.committed()?;
-            let candidate = book.candidate.as_ref()?;
             let why = self.why_lost(version.record())?;
-            let present = contents(self.ledger.files_of(candidate, &book.scope))?;
+            let present = self.ledger.present(book)?;
             // A job takes the newest: an older one does no harm. And where nothing is left to load it must fail, and not
             // begin at step 0.
-            let whole = self.whole_of(&book.id.run, Some(&book.id), |other| stands_in(book, other))?;
+            let whole = self.whole_of(&book.id.run, Some(&book.id), self.stands_in_for(book))?;
             let is_newer = lineage::order(version.record()) > lineage::order(whole.record());
             (is_newer && is_covered(&present, &version.contents)).then(|| (book.id.clone(), *number, why))
         };

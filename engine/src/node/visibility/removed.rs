@@ -11,7 +11,6 @@
 use crate::namespace::{Ended, FileState, FileView, WriterId, torn_path};
 use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number, VersionBook};
-use crate::node::ledger::contents;
 use crate::node::run::Engine;
 use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
@@ -245,7 +244,7 @@ impl Engine {
         self.ledger.books.values().filter(|book| book.id.run == *run).any(|book| {
             let Some(candidate) = &book.candidate else { return false };
             let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
-            let present = contents(files.iter().copied());
+            let present = self.ledger.present(book);
             let covering = present.and_then(|present| Some(book.covering(&self.shared, &present)?.1));
             let is_whole =
                 |version: &VersionBook| version.checkpoint.is_prepared() && !version.record().partial;

@@ -18,7 +18,7 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
-use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, may_stand_in};
+use tidemark_protocol::recognise::{Candidate, CheckpointId, PARTS, Rules, may_stand_in};
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{EventLevel, Pending, path_text};
 use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Tracker, TrackerHolds};
@@ -66,14 +66,6 @@ enum Standing {
 pub(crate) fn is_of_run(run: &RunPath) -> impl Fn(&Rules, &RelPath) -> bool {
     let run = run.path().cloned();
     move |_, path| run.as_ref().is_none_or(|run| path.is_below(run))
-}
-
-/// Whether a job that lost one checkpoint may load the other: a model does not stand in for the optimizer beside it.
-pub(crate) fn stands_in(lost: &Book, other: &Book) -> bool {
-    lost.candidate
-        .as_ref()
-        .zip(other.candidate.as_ref())
-        .is_some_and(|(lost, other)| may_stand_in(lost, other))
 }
 
 fn id_of(checkpoint: &Checkpoint) -> CheckpointId {
@@ -335,13 +327,24 @@ impl Engine {
         })
     }
 
+    /// Whether a job that lost one checkpoint may load the other: a model does not stand in for the optimizer beside it. Costs a pass over
+    /// the run where the lost one is a model in parts.
+    pub(crate) fn stands_in_for(&self, lost: &Book) -> impl Fn(&Book) -> bool {
+        let in_parts = lost.candidate.as_ref().filter(|candidate| candidate.framework == PARTS);
+        let trained = in_parts.is_some_and(|candidate| self.is_of_a_trainer(&lost.id, candidate));
+        move |other| {
+            let both = lost.candidate.as_ref().zip(other.candidate.as_ref());
+            both.is_some_and(|(lost, other)| may_stand_in(lost, other, trained))
+        }
+    }
+
     /// Whether a job could load something else than this checkpoint: an older version of it, or a whole one of the run that may stand
     /// in for it, committed or waiting for nothing but time.
     pub(crate) fn has_fallback(&self, id: &CheckpointId) -> bool {
         let book = &self.ledger.books[id];
         let committed = book.committed().map(|(number, _)| *number);
         committed.is_some_and(|number| self.gc.check_stays(&(id.clone(), number)).is_ok())
-            || self.fit_to_be_named(&id.run, Some(id), |other| stands_in(book, other)).named.is_some()
+            || self.fit_to_be_named(&id.run, Some(id), self.stands_in_for(book)).named.is_some()
     }
 
     /// Whether a job could load another directory of the run than this one, in which nothing is that a rule knows.

@@ -1,5 +1,6 @@
 //! One test per promise of the verdict.
 
+mod apart;
 mod left;
 mod over;
 mod plain;
@@ -17,6 +18,7 @@ struct World {
     older: Option<Older>,
     succeeded: bool,
     removed: BTreeSet<RelPath>,
+    names_before: usize,
     renamed_at_ns: Option<i64>,
 }
 
@@ -64,6 +66,7 @@ impl World {
             older: None,
             succeeded: false,
             removed: BTreeSet::new(),
+            names_before: 0,
             renamed_at_ns: None,
         }
     }
@@ -81,7 +84,12 @@ impl World {
     fn at(&self, second: i64) -> Verdict {
         let grouping = self.rules.group(self.files.keys());
         assert_eq!(grouping.candidates.len(), 1, "{grouping:?}");
-        let facts = Facts {
+        let at_ns = second * SECOND;
+        self.with_facts(|facts| complete(&self.rules, &grouping.candidates[0], facts, at_ns))
+    }
+
+    fn with_facts<T>(&self, of: impl FnOnce(&Facts<'_>) -> T) -> T {
+        of(&Facts {
             files: &self.files,
             indices: &self.indices,
             told: self.told,
@@ -89,10 +97,10 @@ impl World {
             older: self.older,
             succeeded: self.succeeded,
             removed: &self.removed,
+            names_before: self.names_before,
             renamed_at_ns: self.renamed_at_ns,
             settle_ns: SETTLE_NS,
-        };
-        complete(&self.rules, &grouping.candidates[0], &facts, second * SECOND)
+        })
     }
 
     fn evidence(&self, second: i64) -> Option<Evidence> {
