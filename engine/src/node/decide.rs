@@ -306,19 +306,26 @@ fn removed(ledger: &Ledger, book: &Book) -> BTreeSet<RelPath> {
 
 fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) -> FileFact {
     let cut = view.is_left_cut();
+    let writers: Vec<Writer> = view.writers.iter().map(|writer| fate(shared, writer, cut)).collect();
     FileFact {
         // One that belonged to no checkpoint when it was cut may be sealed as it is: that makes it no more whole.
         state: if cut { FileState::Cut } else { view.state.clone() },
         size_bytes: view.size_bytes,
         published_at_ns: view.published_ns,
         closed_at_ns: view.closed_ns,
-        vouched: view.renamed,
+        vouched: view.renamed || view.renamed_cut && have_ended_well(writers.iter().map(|writer| writer.fate)),
         content: content_of(view),
         content_reason: view.content.as_ref().map(|content| content.reason.clone()).unwrap_or_default(),
         committed,
         before,
-        writers: view.writers.iter().map(|writer| fate(shared, writer, cut)).collect(),
+        writers,
     }
+}
+
+/// All who wrote a file are known to have ended with status 0: who renames it then says that it is whole (`curl URL >part && mv part
+/// model.bin`). Of what a killed program left a rename says nothing.
+pub(crate) fn have_ended_well(mut fates: impl ExactSizeIterator<Item = Fate>) -> bool {
+    fates.len() > 0 && fates.all(|fate| fate == Fate::Exited)
 }
 
 /// What became of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.

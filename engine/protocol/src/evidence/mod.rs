@@ -290,7 +290,12 @@ impl Case<'_> {
         let detail = format!(
             "who wrote {path} ended well without closing it, and its bytes do not say whether it is whole"
         );
-        Some(if self.quiet() { Verdict::Settled { detail, undecided: true } } else { self.wait(&detail) })
+        Some(self.doubt(detail))
+    }
+
+    /// Something speaks against it, and nobody can say more.
+    fn doubt(&self, detail: String) -> Verdict {
+        if self.quiet() { Verdict::Settled { detail, undecided: true } } else { self.wait(&detail) }
     }
 
     /// Names are known to be missing.
@@ -415,11 +420,7 @@ impl Case<'_> {
                 "process {process}, which wrote it, failed before the settle time had passed, and its bytes do not say \
                  whether it is whole"
             );
-            return if self.quiet() {
-                Verdict::Settled { detail, undecided: true }
-            } else {
-                self.wait(&detail)
-            };
+            return self.doubt(detail);
         }
         if let Some(detail) = self.history().filter(|_| !untold || self.quiet()) {
             return Verdict::Complete { evidence: Evidence::History, detail };
@@ -430,8 +431,11 @@ impl Case<'_> {
         let whole = self.candidate.shape == Shape::Single || alone && self.is_marked();
         if let Some(writer) = self.failed_early().filter(|_| !whole) {
             let process = writer.process.0;
-            return Verdict::Torn {
-                why: format!("process {process}, which wrote it, failed before the settle time had passed"),
+            let why = format!("process {process}, which wrote it, failed before the settle time had passed");
+            // Its job may have given it a name before, and then it was whole.
+            return match self.renamed_at_ns() {
+                Some(_) => self.doubt(format!("{why}, and it was renamed since")),
+                None => Verdict::Torn { why },
             };
         }
         let fewer = self.fewer_than(self.facts.older).filter(|_| !whole);
@@ -585,15 +589,20 @@ impl Case<'_> {
         }
     }
 
-    /// The directory got its name after all that is in it was there.
+    /// When the directory got its name, where that was after all that is in it was there.
+    fn renamed_at_ns(&self) -> Option<i64> {
+        let is_renamed = |_: &i64| self.rule().is_some_and(Rule::is_renamed_when_done);
+        let renamed_at_ns = self.facts.renamed_at_ns.filter(is_renamed)?;
+        // Where something else changed it, others say what that proves.
+        self.present().all(|(_, _, fact)| fact.published_at_ns <= renamed_at_ns).then_some(renamed_at_ns)
+    }
+
+    /// The directory got its name after all that is in it was there, and nobody who wrote it had failed by then: who moves what a
+    /// killed job left does not know more of it.
     fn renamed(&self) -> Finding {
-        let Some(renamed_at_ns) =
-            self.facts.renamed_at_ns.filter(|_| self.rule().is_some_and(Rule::is_renamed_when_done))
-        else {
-            return Finding::Silent;
-        };
-        match self.present().find(|(_, _, fact)| fact.published_at_ns > renamed_at_ns) {
-            // Something else changed it: what that proves, others say.
+        let Some(renamed_at_ns) = self.renamed_at_ns() else { return Finding::Silent };
+        let before = |writer: &&Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < renamed_at_ns);
+        match self.first_early(self.writers().filter(before)) {
             Some(_) => Finding::Silent,
             None => {
                 Finding::Proves(Evidence::Marker, "its directory was renamed when all was written".into())

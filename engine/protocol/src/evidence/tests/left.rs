@@ -82,3 +82,27 @@ fn a_whole_model_over_an_index_that_was_left_waits_for_no_end_of_its_job() {
     killed.file("m/model.safetensors").writers[0].failed_at_ns = Some(10 * SECOND);
     assert!(matches!(killed.at(99), Verdict::Torn { .. }), "before it had settled");
 }
+
+/// `mv run/step_7 old/step_7`, of what a killed job left: whoever does that does not know more of it.
+#[test]
+fn a_rename_of_a_directory_after_its_writer_was_killed_proves_nothing() {
+    let names = ["r/step_7/model_0.pt", "r/step_7/model_1.pt"];
+    let files = [(names[0], 1, writer(1, Some(2))), (names[1], 1, writer(2, Some(2)))];
+    let mut world = World::new(&files);
+    world.renamed_at_ns = Some(60 * SECOND);
+    assert_eq!(world.evidence(60), Some(Evidence::Marker));
+    let mut killed_at = |second: Option<i64>, renamed: i64| {
+        for name in names {
+            let writer = &mut world.file(name).writers[0];
+            (writer.fate, writer.failed_at_ns) = (Fate::Killed, second.map(|second| second * SECOND));
+        }
+        world.renamed_at_ns = Some(renamed * SECOND);
+        world.at(99)
+    };
+    for second in [Some(2), None] {
+        let moved = killed_at(second, 60);
+        assert!(matches!(moved, Verdict::Settled { undecided: true, .. }), "{second:?}: {moved:?}");
+    }
+    assert!(matches!(killed_at(Some(2), 2), Verdict::Complete { .. }), "renamed, and then killed");
+    assert!(matches!(killed_at(Some(30), 60), Verdict::Complete { .. }), "it did other things first");
+}
