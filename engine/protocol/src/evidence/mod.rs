@@ -261,15 +261,22 @@ impl Case<'_> {
             return self.unproven(Some(missing));
         }
         let [_, index, marker, each_rank] = needed;
+        // That all names are there says nothing of the bytes of one.
+        let left_open = self.left_open(&index);
         let mut unproven = None;
         for finding in [self.renamed(), marker, index, self.rank_markers(), each_rank, self.count()] {
             match finding {
-                Finding::Proves(evidence, detail) => return self.proven(evidence, detail),
+                Finding::Proves(evidence, detail) => {
+                    return left_open.unwrap_or_else(|| self.proven(evidence, detail));
+                }
                 Finding::Missing(names, why) => unproven = unproven.or(Some((names, why))),
                 Finding::Silent | Finding::Read(..) => {}
             }
         }
-        self.unproven(unproven)
+        match left_open.filter(|_| unproven.is_none()) {
+            Some(undecided) => undecided,
+            None => self.unproven(unproven),
+        }
     }
 
     /// Nothing proves that all is there, and something may say what is not.
@@ -284,9 +291,8 @@ impl Case<'_> {
     }
 
     /// A program that ended with status 0 while it had a file open may have been in the middle of it: another thread may have written.
-    fn left_open(&self) -> Option<Verdict> {
-        // An index that proves is asked before.
-        let (path, _) = *self.cut_files(&Finding::Silent).first()?;
+    fn left_open(&self, index: &Finding) -> Option<Verdict> {
+        let (path, _) = *self.cut_files(index).first().filter(|_| self.facts.told != Told::Commit)?;
         let detail = format!(
             "who wrote {path} ended well without closing it, and its bytes do not say whether it is whole"
         );
@@ -402,9 +408,6 @@ impl Case<'_> {
 
     /// No rule proves anything: what the session's past, its size, people and time say.
     fn without_proof(&self) -> Verdict {
-        if let Some(undecided) = self.left_open() {
-            return undecided;
-        }
         if self.facts.succeeded {
             let detail = "every writer has begun a later checkpoint".into();
             return Verdict::Complete { evidence: Evidence::Succeeded, detail };

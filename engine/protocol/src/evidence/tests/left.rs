@@ -44,6 +44,47 @@ fn what_a_process_left_open_that_ended_well_is_kept_and_not_committed_without_ot
     assert_eq!(world.evidence(99), Some(Evidence::Told));
 }
 
+/// A thread writes on while its program ends: that every rank wrote says nothing of the bytes of that file.
+#[test]
+fn no_count_and_no_save_that_came_later_proves_a_file_that_was_left_open() {
+    let ema = "r/checkpoint-5/ema.safetensors";
+    let mut world = World::new(&[
+        ("r/checkpoint-5/model.safetensors", 1, writer(1, Some(2))),
+        ("r/checkpoint-5/trainer_state.json", 2, writer(1, Some(2))),
+        ("r/checkpoint-5/rng_state_0.pth", 2, writer(1, Some(2))),
+        ("r/checkpoint-5/rng_state_1.pth", 2, writer(2, Some(2))),
+        (ema, 3, writer(1, Some(2))),
+    ]);
+    world.files.values_mut().for_each(|fact| fact.writers[0].fate = Fate::Exited);
+    assert_eq!(world.evidence(99), Some(Evidence::Count));
+    world.file(ema).state = FileState::Cut;
+    for (told, succeeded) in [(Told::No, false), (Told::Flush, false), (Told::No, true)] {
+        (world.told, world.succeeded) = (told, succeeded);
+        let undecided = world.at(99);
+        assert!(matches!(undecided, Verdict::Settled { undecided: true, .. }), "{told:?}: {undecided:?}");
+    }
+    world.succeeded = false;
+    assert!(matches!(world.at(4), Verdict::Open { .. }), "it has not settled");
+    world.told = Told::Commit;
+    assert!(world.evidence(99).is_some(), "a person knows more");
+    world.told = Told::No;
+    world.file(ema).content = Content::Whole;
+    assert_eq!(world.evidence(99), Some(Evidence::Count), "its own structure says so");
+    world.file(ema).content = Content::Unknown;
+    world.files.remove(&path("r/checkpoint-5/rng_state_1.pth"));
+    assert!(matches!(world.at(99), Verdict::Incomplete { .. }), "what is missing is said first");
+
+    // The shards are of the size that the index says; what lies beside them is in no index.
+    let covered = [("__0_0.distcp", Some(100)), ("__1_0.distcp", Some(100))];
+    let mut shards = dcp().index("r/step-1/.metadata", &covered);
+    shards.files.values_mut().for_each(|fact| fact.writers[0].fate = Fate::Exited);
+    shards.file("r/step-1/__0_0.distcp").state = FileState::Cut;
+    assert_eq!(shards.evidence(3), Some(Evidence::Index));
+    let beside = FileFact { content: Content::Unknown, ..shards.file("r/step-1/__0_0.distcp").clone() };
+    shards.files.insert(path("r/step-1/train_state.pt"), beside);
+    assert!(matches!(shards.at(99), Verdict::Settled { undecided: true, .. }));
+}
+
 #[test]
 fn a_whole_model_over_an_index_that_was_left_waits_for_no_end_of_its_job() {
     let shards = [("model-00001-of-00002.safetensors", None), ("model-00002-of-00002.safetensors", None)];
