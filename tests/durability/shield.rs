@@ -206,6 +206,50 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
     assert_eq!(names(&run), ["logs", "step_1"]);
 }
 
+/// SIGTERM ends every rank with status 0 in the middle of a save: what there is of it is the user's and stays, but nobody can load it.
+#[test]
+fn a_tracker_names_no_save_that_lacks_files_although_every_rank_ended_well() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let part = |tag: &str, rank: usize| format!("{tag}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
+    let job = |run: &Path| -> Vec<_> {
+        (0..2).map(|rank| Rank::start(run, Some(("29511", rank, 2)))).collect()
+    };
+    let half = |ranks: &mut [Rank], tag: &str| {
+        ranks[0].does(&format!("mkdir -p {tag}; echo {tag} >{}", part(tag, 0)));
+        ranks[0].does(&format!("printf %s {tag} >latest"));
+    };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut ranks = job(&run);
+    half(&mut ranks, "global_step10");
+    ranks[1].does(&format!("echo global_step10 >{}", part("global_step10", 1)));
+    daemon.wait_committed("run/global_step10", SHIELD_LIMIT);
+    half(&mut ranks, "global_step20");
+    ranks.pop().unwrap().ends_well();
+    std::thread::sleep(STAYS);
+    assert_holds(&daemon, "run/latest", b"global_step20", "rank 0 lives");
+    ranks.pop().unwrap().ends_well();
+    let followed = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
+    process::until(SHIELD_LIMIT, followed)
+        .unwrap_or_else(|| panic!("{:?}: {:#?}", names(&run), crate::site::events(&daemon)));
+    if machine::kernel_release() >= (6, 15) {
+        assert_eq!(names(&run), ["global_step10", "global_step20", "latest"], "they ended well");
+    }
+    // Where nothing else is whole a job must fail, and not begin at step 0.
+    let first = daemon.mount().join("first");
+    fs::create_dir(&first).unwrap();
+    let mut ranks = job(&first);
+    half(&mut ranks, "global_step10");
+    ranks.into_iter().for_each(Rank::ends_well);
+    std::thread::sleep(STAYS);
+    assert_holds(&daemon, "first/latest", b"global_step10", "there is nothing else");
+    daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/latest", b"global_step10", "with empty memory");
+    assert_holds(&daemon, "first/latest", b"global_step10", "with empty memory");
+}
+
 /// A job that saves often dies before its last whole save has settled: nobody is left who could add to that.
 #[test]
 fn a_tracker_names_a_whole_save_that_has_not_settled() {

@@ -527,6 +527,8 @@ impl Engine {
         }
         if self.ledger.books[id].is_torn() {
             self.shield(id, Instant::now());
+        } else if self.ledger.books[id].is_kept_without_proof() {
+            self.follow_lacking(id, Instant::now());
         }
     }
 
