@@ -462,6 +462,9 @@ impl Engine {
             return;
         }
         self.note_removal(id);
+        if self.is_stood_in(id) {
+            return;
+        }
         self.note_metric(id);
         if self.draining || self.stays_torn(id) {
             self.seal_what_was_cut(id);

@@ -398,8 +398,10 @@ impl Engine {
     pub(crate) fn has_fallback(&self, id: &CheckpointId) -> bool {
         let book = &self.ledger.books[id];
         let committed = book.committed().map(|(number, _)| *number);
+        // A version of its own that is on its way has the name again no sooner than it is committed.
+        let another = |other: &Book| other.id != *id && stands_in(book, other);
         committed.is_some_and(|number| self.gc.check_stays(&(id.clone(), number)).is_ok())
-            || self.fit_to_be_named(&id.run, Some(id), |other| stands_in(book, other)).named.is_some()
+            || self.fit_to_be_named(&id.run, Some(id), another).named.is_some()
     }
 
     /// Whether a job could load another directory of the run than this one, in which nothing is that a rule knows.
