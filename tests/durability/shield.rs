@@ -370,8 +370,9 @@ fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed(
     let all = [("steps/step_5/model.pt", "five"), ("last/last.pt", "two"), ("first/step_1/model.pt", "one")];
     let served = |path: &str, bytes: &str| {
         let holds = || (fs::read(mount.join(path)).ok()? == bytes.as_bytes()).then_some(());
+        let events = || crate::site::events(&daemon);
         process::until(SHIELD_LIMIT, holds)
-            .unwrap_or_else(|| panic!("{path}: {:#?}\n{:#?}", daemon.checkpoints(), crate::site::events(&daemon)));
+            .unwrap_or_else(|| panic!("{path}: {:#?}\n{:#?}", daemon.checkpoints(), events()));
     };
     for (path, bytes) in all {
         served(path, bytes);

@@ -268,7 +268,8 @@ mod tests {
         let renamed = run(&[WriterOpened, CUT, Vouched]);
         assert!(!renamed.is_vouched(), "it was half when it got another name");
         assert!(renamed.is_renamed_cut(), "how its writer ended says the rest");
-        assert!(!run(&[WriterOpened, CUT, Vouched, Changed, WriterOpened]).is_renamed_cut(), "it is written on");
+        let written_on = run(&[WriterOpened, CUT, Vouched, Changed, WriterOpened]);
+        assert!(!written_on.is_renamed_cut(), "these are other bytes");
         assert!(!run(&[WriterOpened, GivenUp, CLOSE, Vouched]).is_vouched(), "the close came too late");
         assert!(run(&[WriterOpened, Vouched, CUT, Vouched]).is_vouched(), "the first one came in time");
         let resumed = [WriterOpened, CUT, Changed, WriterOpened, CLOSE, Vouched];

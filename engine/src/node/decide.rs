@@ -307,13 +307,14 @@ fn removed(ledger: &Ledger, book: &Book) -> BTreeSet<RelPath> {
 fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) -> FileFact {
     let cut = view.is_left_cut();
     let writers: Vec<Writer> = view.writers.iter().map(|writer| fate(shared, writer, cut)).collect();
+    let ended_well = have_ended_well(writers.iter().map(|writer| writer.fate));
     FileFact {
         // One that belonged to no checkpoint when it was cut may be sealed as it is: that makes it no more whole.
         state: if cut { FileState::Cut } else { view.state.clone() },
         size_bytes: view.size_bytes,
         published_at_ns: view.published_ns,
         closed_at_ns: view.closed_ns,
-        vouched: view.renamed || view.renamed_cut && have_ended_well(writers.iter().map(|writer| writer.fate)),
+        vouched: view.renamed || view.renamed_cut && ended_well,
         content: content_of(view),
         content_reason: view.content.as_ref().map(|content| content.reason.clone()).unwrap_or_default(),
         committed,

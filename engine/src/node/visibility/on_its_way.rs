@@ -7,10 +7,11 @@
 //! Nothing of it outlives the daemon.
 
 use crate::namespace::{FsError, Listed};
-use crate::node::book::{Book, Number, VersionBook};
+use crate::node::book::{Book, Number};
 use crate::node::decide::is_covered;
 use crate::node::ledger::contents;
 use crate::node::run::Engine;
+use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::recognise::CheckpointId;
 
@@ -37,8 +38,8 @@ impl Engine {
         let book = &self.ledger.books[id];
         let committed = book.committed().map(|(number, _)| *number);
         let mut newer = book.versions.iter().rev().take_while(|(number, _)| Some(**number) > committed);
-        let is_whole = |version: &VersionBook| version.checkpoint.is_alive() && version.checkpoint.is_proven();
-        match newer.find(|(_, version)| is_whole(version)).map(|(number, _)| *number) {
+        let is_whole = |checkpoint: &Checkpoint| checkpoint.is_alive() && checkpoint.is_proven();
+        match newer.find(|(_, version)| is_whole(&version.checkpoint)).map(|(number, _)| *number) {
             Some(number) => {
                 self.visibility.on_its_way.insert(id.clone(), OnItsWay { number, meanwhile: None });
             }

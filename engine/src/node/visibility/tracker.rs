@@ -176,7 +176,8 @@ impl Engine {
         let kept_from = book.verdict.as_ref().filter(|_| book.is_kept_without_proof());
         let is_over = |(at_ns, _): (i64, &str)| at_ns <= self.shared.now_ns();
         let is_due = kept_from.and_then(Verdict::kept_from).is_some_and(is_over);
-        if !is_due || self.shields_nothing() || self.was_returned(id) || self.visibility.rests(&subject, now) {
+        let rests = self.visibility.rests(&subject, now);
+        if !is_due || rests || self.shields_nothing() || self.was_returned(id) {
             return;
         }
         let Some(candidate) = book.candidate.clone() else { return };
