@@ -7,7 +7,7 @@
 //! Nothing of it outlives the daemon.
 
 use crate::namespace::{FsError, Listed};
-use crate::node::book::{Book, Number};
+use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::ledger::contents;
 use crate::node::run::Engine;
@@ -63,6 +63,12 @@ impl Engine {
         }
     }
 
+    /// The version that was whole of a checkpoint when it went out of sight, and is not in Tier-3 yet.
+    pub(crate) fn on_its_way(&self, id: &CheckpointId) -> Option<&VersionBook> {
+        let version = self.version(id, self.visibility.on_its_way.get(id)?.number);
+        version.checkpoint.is_alive().then_some(version)
+    }
+
     /// Whether what the tree holds of a checkpoint is an older version that stands in for one on its way: no save, and nothing to decide.
     pub(crate) fn is_stood_in(&self, id: &CheckpointId) -> bool {
         let meanwhile = self.visibility.on_its_way.get(id).and_then(|on_its_way| on_its_way.meanwhile);
@@ -93,9 +99,8 @@ impl Engine {
             }
             return;
         }
-        // The end puts back what is out of sight by itself.
+        // The end puts back what is out of sight by itself, and what stands in then does so until the next daemon.
         if self.shields_nothing() {
-            self.visibility.on_its_way.remove(id);
             return;
         }
         let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
