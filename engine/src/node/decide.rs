@@ -325,8 +325,9 @@ fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) 
 
 /// All who wrote a file are known to have ended with status 0: who renames it then says that it is whole (`curl URL >part && mv part
 /// model.bin`). Of what a killed program left a rename says nothing.
-pub(crate) fn have_ended_well(mut fates: impl ExactSizeIterator<Item = Fate>) -> bool {
-    fates.len() > 0 && fates.all(|fate| fate == Fate::Exited)
+pub(crate) fn have_ended_well(fates: impl Iterator<Item = Fate>) -> bool {
+    let mut fates = fates.peekable();
+    fates.peek().is_some() && fates.all(|fate| fate == Fate::Exited)
 }
 
 /// What became of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.
