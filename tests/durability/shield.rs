@@ -206,6 +206,50 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
     assert_eq!(names(&run), ["logs", "step_1"]);
 }
 
+/// SIGTERM ends every rank with status 0 in the middle of a save: what there is of it is the user's and stays, but nobody can load it.
+#[test]
+fn a_tracker_names_no_save_that_lacks_files_although_every_rank_ended_well() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let part = |tag: &str, rank: usize| format!("{tag}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
+    let job = |run: &Path| -> Vec<_> {
+        (0..2).map(|rank| Rank::start(run, Some(("29511", rank, 2)))).collect()
+    };
+    let half = |ranks: &mut [Rank], tag: &str| {
+        ranks[0].does(&format!("mkdir -p {tag}; echo {tag} >{}", part(tag, 0)));
+        ranks[0].does(&format!("printf %s {tag} >latest"));
+    };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let mut ranks = job(&run);
+    half(&mut ranks, "global_step10");
+    ranks[1].does(&format!("echo global_step10 >{}", part("global_step10", 1)));
+    daemon.wait_committed("run/global_step10", SHIELD_LIMIT);
+    half(&mut ranks, "global_step20");
+    ranks.pop().unwrap().ends_well();
+    std::thread::sleep(STAYS);
+    assert_holds(&daemon, "run/latest", b"global_step20", "rank 0 lives");
+    ranks.pop().unwrap().ends_well();
+    let followed = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
+    process::until(SHIELD_LIMIT, followed)
+        .unwrap_or_else(|| panic!("{:?}: {:#?}", names(&run), crate::site::events(&daemon)));
+    if machine::kernel_release() >= (6, 15) {
+        assert_eq!(names(&run), ["global_step10", "global_step20", "latest"], "they ended well");
+    }
+    // Where nothing else is whole a job must fail, and not begin at step 0.
+    let first = daemon.mount().join("first");
+    fs::create_dir(&first).unwrap();
+    let mut ranks = job(&first);
+    half(&mut ranks, "global_step10");
+    ranks.into_iter().for_each(Rank::ends_well);
+    std::thread::sleep(STAYS);
+    assert_holds(&daemon, "first/latest", b"global_step10", "there is nothing else");
+    daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
+    daemon.kill9();
+    daemon.start_again();
+    assert_holds(&daemon, "run/latest", b"global_step10", "with empty memory");
+    assert_holds(&daemon, "first/latest", b"global_step10", "with empty memory");
+}
+
 /// A job that saves often dies before its last whole save has settled: nobody is left who could add to that.
 #[test]
 fn a_tracker_names_a_whole_save_that_has_not_settled() {
@@ -279,6 +323,76 @@ fn a_cut_tracker_waits_for_the_whole_save_that_it_was_to_name() {
     daemon.start_again();
     for (run, _, tag) in cases {
         assert_holds(&daemon, &format!("{run}/latest"), tag.as_bytes(), "with empty memory");
+    }
+}
+
+/// Tier-3 is slow, or away: what was whole when something torn came under its name goes with that, and is served once it has arrived.
+#[test]
+fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let mount = daemon.mount().to_owned();
+    let job = |run: &str, order: &str| {
+        fs::create_dir_all(mount.join(run)).unwrap();
+        let mut job = Rank::start(&mount.join(run), None);
+        job.does(order);
+        job
+    };
+    // What the shell does by itself makes it the writer.
+    job("steps", "mkdir step_4; printf %s four >step_4/model.pt").ends_well();
+    job("last", "printf %s one >last.pt").ends_well();
+    daemon.wait_committed("steps/step_4", SHIELD_LIMIT);
+    daemon.wait_committed("last/last.pt", SHIELD_LIMIT);
+    let (store, away) = (daemon.tier3_dir(), daemon.tier3_dir().with_extension("away"));
+    fs::rename(&store, &away).unwrap();
+    job("steps", "mkdir step_5; printf %s five >step_5/model.pt").ends_well();
+    job("last", "printf %s two >last.pt").ends_well();
+    job("first", "mkdir step_1; printf %s one >step_1/model.pt").ends_well();
+    for path in ["steps/step_5", "last/last.pt", "first/step_1"] {
+        let whole = || daemon.checkpoint(path).filter(|listed| listed["state"] == "complete").map(drop);
+        process::until(SHIELD_LIMIT, whole).unwrap_or_else(|| panic!("{path}: {:#?}", daemon.checkpoints()));
+    }
+    let half = |file: &str| format!("exec 3>{file}; head -c 300000 /dev/zero >&3");
+    job("steps", &half("step_5/extra.pt")).kill();
+    job("last", &half("last.pt")).kill();
+    job("first", &half("step_1/extra.pt")).kill();
+    for path in ["steps/step_5/extra.pt", "last/last.pt"] {
+        let torn = mount.join(".tidemark/torn").join(path);
+        process::until(SHIELD_LIMIT, || torn.exists().then_some(()))
+            .unwrap_or_else(|| panic!("{path} stays in sight: {:#?}", crate::site::events(&daemon)));
+    }
+    std::thread::sleep(STAYS);
+    assert_eq!(names(&mount.join("steps")), ["step_4"]);
+    assert_eq!(names(&mount.join("last")), ["last.pt"], "the version before");
+    // Its own version is nothing that a job could load instead, as long as its names would not come back.
+    assert_eq!(names(&mount.join("first/step_1")), ["extra.pt", "model.pt"]);
+
+    fs::rename(&away, &store).unwrap();
+    let all = [("steps/step_5/model.pt", "five"), ("last/last.pt", "two"), ("first/step_1/model.pt", "one")];
+    let served = |path: &str, bytes: &str| {
+        let holds = || (fs::read(mount.join(path)).ok()? == bytes.as_bytes()).then_some(());
+        let events = || crate::site::events(&daemon);
+        process::until(SHIELD_LIMIT, holds)
+            .unwrap_or_else(|| panic!("{path}: {:#?}\n{:#?}", daemon.checkpoints(), events()));
+    };
+    for (path, bytes) in all {
+        served(path, bytes);
+    }
+    let directories = ["steps/step_5", "first/step_1"];
+    for directory in directories.map(|directory| mount.join(directory)) {
+        let is_there = |name: &str| directory.join(name).exists();
+        let whole = || (!is_there("extra.pt") && is_there("model.pt")).then_some(());
+        process::until(SHIELD_LIMIT, whole).unwrap_or_else(|| panic!("{:?}", names(&directory)));
+        assert_eq!(names(&directory), ["model.pt"]);
+    }
+    assert_eq!(tier3::commits(&store, "last/last.pt").len(), 2, "the one before is no save of its own");
+    daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
+    daemon.kill9();
+    daemon.start_again();
+    for (path, bytes) in all {
+        assert_holds(&daemon, path, bytes.as_bytes(), "with empty memory");
+    }
+    for directory in directories {
+        assert_eq!(names(&mount.join(directory)), ["model.pt"], "with empty memory");
     }
 }
 

@@ -150,6 +150,49 @@ fn the_first_save_of_a_run_stays_in_sight_although_it_is_torn() {
     }
 }
 
+/// A backup of hard links, and a name that says what it is: neither makes more of it than there is.
+#[test]
+fn what_a_killed_program_left_is_committed_under_no_other_name() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let mount = daemon.mount();
+    let run = mount.join("run");
+    fs::create_dir(&run).unwrap();
+    let mut job = Rank::start(&run, None);
+    job.does("exec 3>model.msgpack; head -c 300000 /dev/zero >&3");
+    // One backup while it is written, and one of what was left.
+    run_in(mount, "cp -al run run.early");
+    job.kill();
+    wait_torn(&daemon, "run/model.msgpack");
+    run_in(mount, "cp -al run run.bak; mv run/model.msgpack run/model.prev.msgpack");
+    let copies = ["run/model.prev.msgpack", "run.early/model.msgpack", "run.bak/model.msgpack"];
+    for copy in copies {
+        wait_torn(&daemon, copy);
+    }
+    std::thread::sleep(STAYS);
+    flush(&daemon);
+    for copy in copies {
+        assert!(tier3::commits(&daemon.tier3_dir(), copy).is_empty(), "{copy} is half");
+        assert_holds(&daemon, copy, &vec![0; 300_000], "nothing is there instead");
+    }
+    // From where it lies out of sight, too.
+    run_in(&run, "mkdir ../other; cat /bin/true >part; cat part >../other/step1.bin; rm part");
+    daemon.wait_committed("other/step1.bin", COMMITTED_WITHIN);
+    let mut job = Rank::start(&mount.join("other"), None);
+    job.does("exec 3>step2.bin; head -c 300000 /dev/zero >&3");
+    job.kill();
+    let torn = mount.join(".tidemark/torn/other");
+    process::until(COMMITTED_WITHIN, || torn.join("step2.bin").exists().then_some(())).expect("it went");
+    run_in(mount, "mv .tidemark/torn/other/step2.bin other/step3.bin");
+    process::until(COMMITTED_WITHIN, || torn.join("step3.bin").exists().then_some(())).expect("it is half");
+    assert!(tier3::commits(&daemon.tier3_dir(), "other/step3.bin").is_empty());
+
+    if machine::kernel_release() >= (6, 15) {
+        // `curl URL >part && mv part model.bin`: it ended well, and whoever renames it says that it is whole.
+        run_in(&run, "(exec 3>part; head -c 300000 /dev/zero >&3; exit 0) && mv part step4.bin");
+        daemon.wait_committed("run/step4.bin", COMMITTED_WITHIN);
+    }
+}
+
 /// A data set that is prepared by one process: what it closed is the user's, and nothing there could be loaded instead.
 #[test]
 fn parts_that_were_closed_before_a_kill_are_kept_where_nothing_stands_in_for_them() {

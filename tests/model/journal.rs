@@ -240,3 +240,37 @@ fn what_one_writer_left_cut_is_cut_after_a_takeover_too() {
         world.compare();
     }
 }
+
+/// `cp -al` links what is still being written, and `mv` renames what a killed program left: a takeover changes nothing in what either says.
+#[test]
+fn only_a_rename_before_the_cut_vouches_for_a_file_and_the_next_daemon_knows_which_it_was() {
+    let folder = folder();
+    let tier1 = tier1(folder.path());
+    let settings = NamespaceSettings::new(Incarnation(7));
+    let caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: 0 };
+    let first = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
+    let create = |name: &[u8]| first.create(&caller, ROOT, name, 0o644, 2).unwrap();
+    let rename = |from: &[u8], to: &[u8]| first.rename(&caller, (ROOT, from), (ROOT, to), 0).unwrap();
+    let (_, early) = create(b"early.tmp");
+    rename(b"early.tmp", b"early");
+    let (linked, being_written) = create(b"linked");
+    first.link(&caller, linked.node, ROOT, b"backup").unwrap();
+    let (_, killed) = create(b"killed");
+    for open in [&early, &being_written, &killed] {
+        first.flush(open.fh, &caller, true).unwrap();
+        first.release(open.fh).unwrap();
+    }
+    first.link(&caller, linked.node, ROOT, b"later").unwrap();
+    rename(b"killed", b"late");
+    let says = |namespace: &Namespace| {
+        [b"early".as_slice(), b"linked", b"late"].map(|name| {
+            let view = namespace.view(namespace.node_at(name).unwrap()).unwrap();
+            (view.cut, view.renamed, view.renamed_cut)
+        })
+    };
+    let all = [(true, true, false), (true, false, false), (true, false, true)];
+    assert_eq!(says(&first), all);
+    drop(first);
+    let next = Namespace::recover(settings, tier1, true, &mut |_| None).unwrap();
+    assert_eq!(says(&next), all, "after a takeover");
+}

@@ -51,7 +51,7 @@ pub enum FileEvent {
     Hashed(Seal),
     /// The bytes of this moment are read although somebody may write: they take the next number.
     Numbered,
-    /// rename(2), before or after the close.
+    /// rename(2), before or after the close. Of what was cut before it, and not opened since, it says only that it came later.
     Vouched,
     /// The daemon ends, and waits no longer for those who have it open or mapped: what it holds is kept as cut.
     GivenUp,
@@ -80,6 +80,8 @@ pub struct FileFate {
     cut_since_opened: bool,
     mapped: bool,
     vouched: bool,
+    /// A rename came after it was cut, and nobody opened it between.
+    renamed_cut: bool,
     /// Its writers count no more.
     given_up: bool,
 }
@@ -97,6 +99,12 @@ impl FileFate {
         let last_seal = seal.as_ref().map_or(last_seal, |seal| seal.number);
         let cut = cut || was_open;
         Self { seal: seal.map(Box::new), last_seal, cut, cut_since_opened: cut, vouched, ..Self::default() }
+    }
+
+    /// The same of one that was renamed after it was cut.
+    #[must_use]
+    pub fn found_renamed_cut(self, renamed_cut: bool) -> Self {
+        Self { renamed_cut, ..self }
     }
 
     /// The handles that may write it outlived the daemon: it is as open as before.
@@ -163,6 +171,13 @@ impl FileFate {
         self.vouched
     }
 
+    /// Whether a rename came after it was cut: that vouches for the bytes only where whoever wrote them ended well (`curl URL >part && mv
+    /// part model.bin`).
+    #[must_use]
+    pub fn is_renamed_cut(&self) -> bool {
+        self.renamed_cut
+    }
+
     /// Takes one event.
     ///
     /// # Errors
@@ -173,7 +188,7 @@ impl FileFate {
             FileEvent::WriterOpened if self.seal.is_none() => {
                 self.cut_since_opened &= self.writers > 0;
                 self.writers += 1;
-                self.vouched = false;
+                (self.vouched, self.renamed_cut) = (false, false);
             }
             FileEvent::WriterReleased { cut } if self.writers > 0 => {
                 self.writers -= 1;
@@ -184,7 +199,7 @@ impl FileFate {
             FileEvent::Changed => {
                 self.seal = None;
                 self.mapped = false;
-                self.vouched = false;
+                (self.vouched, self.renamed_cut) = (false, false);
             }
             FileEvent::Emptied if self.seal.is_none() => {
                 self.cut = false;
@@ -199,6 +214,8 @@ impl FileFate {
             FileEvent::GivenUp if self.seal.is_none() => {
                 (self.given_up, self.cut, self.cut_since_opened, self.mapped) = (true, true, true, false);
             }
+            // What was left half is no more whole under another name, whoever gives it that.
+            FileEvent::Vouched if self.writers == 0 && self.cut_since_opened => self.renamed_cut = true,
             FileEvent::Vouched => self.vouched = true,
             // What goes to Tier-3 while it may still change is told from every seal by its number.
             FileEvent::Numbered if self.seal.is_none() => self.last_seal = self.last_seal.next(),
@@ -244,6 +261,21 @@ mod tests {
         assert_eq!(run(&emptied).state(), FileState::Closed);
         assert_eq!(run(&[WriterOpened, CUT, Proven]).state(), FileState::Closed);
         assert!(run(&[WriterOpened, Vouched, CUT]).is_vouched(), "rename came first");
+    }
+
+    #[test]
+    fn a_rename_vouches_for_nothing_that_was_cut_before_it() {
+        let renamed = run(&[WriterOpened, CUT, Vouched]);
+        assert!(!renamed.is_vouched(), "it was half when it got another name");
+        assert!(renamed.is_renamed_cut(), "how its writer ended says the rest");
+        let written_on = run(&[WriterOpened, CUT, Vouched, Changed, WriterOpened]);
+        assert!(!written_on.is_renamed_cut(), "these are other bytes");
+        assert!(!run(&[WriterOpened, GivenUp, CLOSE, Vouched]).is_vouched(), "the close came too late");
+        assert!(run(&[WriterOpened, Vouched, CUT, Vouched]).is_vouched(), "the first one came in time");
+        let resumed = [WriterOpened, CUT, Changed, WriterOpened, CLOSE, Vouched];
+        assert!(run(&resumed).is_vouched(), "whoever went on with it closed it");
+        let emptied = [WriterOpened, CUT, Changed, Emptied, WriterOpened, Vouched, CUT];
+        assert!(run(&emptied).is_vouched(), "begun anew");
     }
 
     #[test]

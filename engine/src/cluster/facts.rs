@@ -3,7 +3,7 @@
 //! Owns: the translation, and what became of the processes that wrote. Does not own: the message (protocol), the tree.
 
 use crate::namespace::{FileView, Namespace, OutgoingBody, OutgoingNode, WriterId, object_of};
-use crate::node::fate_of;
+use crate::node::{fate_of, have_ended_well};
 use tidemark_protocol::cluster::wire::{FileFacts, NodeKind, NodeState, WireFate, WriterFact};
 use tidemark_protocol::evidence::Fate;
 
@@ -26,6 +26,7 @@ pub fn state_of(namespace: &Namespace, node: OutgoingNode) -> NodeState {
 
 fn facts(namespace: &Namespace, view: &FileView) -> FileFacts {
     let cut = matches!(view.state, crate::namespace::FileState::Cut);
+    let fates = view.writers.iter().map(|writer| fate_of(namespace, writer, cut).0);
     FileFacts {
         file: view.file,
         size_bytes: view.size_bytes,
@@ -34,7 +35,7 @@ fn facts(namespace: &Namespace, view: &FileView) -> FileFacts {
         opened_ns: view.opened_ns,
         closed_ns: view.closed_ns,
         published_ns: view.published_ns,
-        vouched: view.renamed,
+        vouched: view.renamed || view.renamed_cut && have_ended_well(fates),
         generation: view.generation,
         writers: view.writers.iter().map(|writer| writer_fact(namespace, writer, cut)).collect(),
         host: view.remote.as_ref().map_or(view.host, |remote| remote.host),

@@ -271,7 +271,8 @@ impl State {
         (fresh.opened_ns, fresh.closed_ns, fresh.named_ns) = (file.opened_ns, file.closed_ns, file.named_ns);
         fresh.flushed_ns = file.flushed_ns;
         fresh.baseline_ns = file.baseline_ns;
-        fresh.fate = FileFate::found(None, SealNumber(0), cut, false, file.fate.is_vouched());
+        let fate = FileFate::found(None, SealNumber(0), cut, false, file.fate.is_vouched());
+        fresh.fate = fate.found_renamed_cut(file.fate.is_renamed_cut());
         let body = Body::File(Box::new(fresh));
         let mut new = Node::new(node.ino, node.mode, node.uid, node.gid, node.ctime_ns, body);
         (new.atime_ns, new.mtime_ns) = (node.atime_ns, node.mtime_ns);

@@ -330,7 +330,7 @@ impl State {
                 };
                 let (parent, name) = self.split(path)?;
                 self.tree.link(node, parent, name, now_ns)?;
-                self.renamed(node, now_ns);
+                self.named(node, now_ns);
                 Ok(())
             }
             NameOperation::Removed { path, what } => {

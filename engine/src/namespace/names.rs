@@ -157,7 +157,7 @@ impl Namespace {
                 Some(NameOperation::Linked { from, path, what: state.tree.node(node).ok()?.file_id() })
             });
             state.note_name(parent, name);
-            state.renamed(node, caller.now_ns);
+            state.named(node, caller.now_ns);
             state.answer(caller.request, Answer::Entered(node));
             let linked = state.tree.node_mut(node)?;
             linked.lookups += 1;
@@ -383,15 +383,23 @@ impl State {
         Ok((if sgid == 0 { caller.gid } else { parent.gid }, sgid))
     }
 
-    /// A node has a new name: it is the newest that this path names, and a file's bytes are meant to be whole.
+    /// A rename gave a node its name: a file's bytes are meant to be whole, and what is in a directory, too.
     pub(super) fn renamed(&mut self, node: NodeId, now_ns: i64) {
+        if let Ok(file) = self.file_mut(node) {
+            file.happens(FileEvent::Vouched);
+        } else if let Ok(Body::Directory(directory)) = self.tree.node_mut(node).map(|node| &mut node.body) {
+            directory.renamed_ns = now_ns;
+        }
+        self.named(node, now_ns);
+    }
+
+    /// A node has a new name: it is the newest that this path names. A link says nothing of the bytes: who makes a backup links what
+    /// is still being written, too.
+    pub(super) fn named(&mut self, node: NodeId, now_ns: i64) {
         let generation = Generation(self.tree.number());
         if let Ok(file) = self.file_mut(node) {
             file.generation = generation;
-            file.happens(FileEvent::Vouched);
             file.named_ns = now_ns;
-        } else if let Ok(Body::Directory(directory)) = self.tree.node_mut(node).map(|node| &mut node.body) {
-            directory.renamed_ns = now_ns;
         }
         self.tree.touched.node(node);
         self.mark(node);

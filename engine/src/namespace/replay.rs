@@ -331,7 +331,8 @@ fn revive(
     let seal = fate.seal().filter(|_| whole).map(|seal| Seal { chunks: chunks.into(), ..seal.clone() });
     // Open then, and nobody has it open now: nobody saw it closed.
     let lost = bytes.was_open && writers == 0;
-    file.fate = FileFate::found(seal, fate.last_seal(), fate.is_cut(), lost, fate.is_vouched());
+    let found = FileFate::found(seal, fate.last_seal(), fate.is_cut(), lost, fate.is_vouched());
+    file.fate = found.found_renamed_cut(fate.is_renamed_cut());
     file.fate.taken_up(writers);
     file.unverified = file.backing.is_some() && file.fate.seal().is_some();
     // Growth begins with the first writer and ends with the last.

@@ -48,6 +48,8 @@ pub struct FileView {
     pub published_ns: i64,
     /// rename came since it was last opened for writing.
     pub renamed: bool,
+    /// The same, where it was cut before: that says something only of those that ended well.
+    pub renamed_cut: bool,
     /// One of its writers was not seen to close it, whether it is sealed as it is or not.
     pub cut: bool,
     /// It was cut, and all who opened it for writing since closed it.
@@ -189,6 +191,7 @@ impl State {
             cut: remote.map_or_else(|| file.fate.is_cut(), |remote| remote.state == FileState::Cut),
             closed_again: remote.is_none() && file.fate.is_closed_again(),
             renamed: remote.map_or_else(|| file.fate.is_vouched(), |remote| remote.vouched),
+            renamed_cut: remote.is_none() && file.fate.is_renamed_cut(),
             last_seal: seal,
             remote: file.remote.clone(),
         })

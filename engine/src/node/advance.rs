@@ -163,6 +163,8 @@ impl Engine {
                 let epoch = self.shared.drain.epoch();
                 self.version_mut(id, number).committed = Some((Arc::new(*manifest), epoch));
                 self.happens(id, number, CheckpointEvent::Committed);
+                // Before what is torn under the name goes, and with it the names of this one.
+                self.serve_arrival(id);
                 self.drop_torn(id);
             }
             Err(error) => self.failed(id, number, &error),

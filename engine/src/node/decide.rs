@@ -343,20 +343,28 @@ fn removed(ledger: &Ledger, book: &Book) -> BTreeSet<RelPath> {
 
 fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) -> FileFact {
     let cut = view.is_left_cut();
-    let writers: Vec<_> = view.writers.iter().map(|writer| fate(shared, writer, cut)).collect();
+    let writers: Vec<Writer> = view.writers.iter().map(|writer| fate(shared, writer, cut)).collect();
+    let ended_well = have_ended_well(writers.iter().map(|writer| writer.fate));
     FileFact {
         // One that belonged to no checkpoint when it was cut may be sealed as it is: that makes it no more whole.
         state: if cut { FileState::Cut } else { view.state.clone() },
         size_bytes: view.size_bytes,
         published_at_ns: view.published_ns,
         closed_at_ns: view.closed_ns,
-        vouched: view.renamed,
+        vouched: view.renamed || view.renamed_cut && ended_well,
         content: content_of(shared, view, &writers),
         content_reason: view.content.as_ref().map(|content| content.reason.clone()).unwrap_or_default(),
         committed,
         before,
         writers,
     }
+}
+
+/// All who wrote a file are known to have ended with status 0: who renames it then says that it is whole (`curl URL >part && mv part
+/// model.bin`). Of what a killed program left a rename says nothing.
+pub(crate) fn have_ended_well(fates: impl Iterator<Item = Fate>) -> bool {
+    let mut fates = fates.peekable();
+    fates.peek().is_some() && fates.all(|fate| fate == Fate::Exited)
 }
 
 /// What became of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.

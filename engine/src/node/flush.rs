@@ -431,9 +431,17 @@ impl Engine {
     }
 
     fn pending_book(&self, book: &Book) -> Option<Row> {
-        let candidate = book.candidate.as_ref()?;
         let path = String::from_utf8_lossy(&book.path()).into_owned();
         let row = |reason, what: String| Some(Row::of(Pending { path: path.clone(), reason, what }));
+        if let Some(version) = self.on_its_way(&book.id) {
+            let what = version.trouble.clone();
+            let what = what.unwrap_or_else(|| "what was whole of it is on its way to Tier-3".to_owned());
+            return row(PendingReason::Uploading, what);
+        }
+        if self.is_stood_in(&book.id) {
+            return None;
+        }
+        let candidate = book.candidate.as_ref()?;
         let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
         // Of a file beside what is whole that nobody can close any more a flush makes nothing; the daemon's end takes it as it is.
         let is_left = |(path, view): &(&RelPath, &Arc<FileView>)| {

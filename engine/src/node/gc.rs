@@ -246,6 +246,7 @@ impl Engine {
         let held = leads.needs
             || self.gc.is_held(&of)
             || self.gc.is_unshown(&of.0, of.1)
+            || self.visibility.is_out_of_sight(&of.0, of.1)
             || if superseded { leads.copies } else { shown && !self.is_all_there_is(book, number) };
         let row = Committed {
             version: record.version.clone(),

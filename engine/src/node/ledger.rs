@@ -520,6 +520,7 @@ mod tests {
             closed_ns: 0,
             published_ns: 0,
             renamed: false,
+            renamed_cut: false,
             cut: false,
             closed_again: false,
             last_seal: SealNumber(0),

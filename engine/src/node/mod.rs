@@ -94,7 +94,7 @@ mod why;
 
 pub use advance::ATTEMPTS_IN_FLIGHT_MAX;
 pub use answer::{Identity, Standing};
-pub(crate) use decide::{attributes, fate_of};
+pub(crate) use decide::{attributes, fate_of, have_ended_well};
 pub use events::Events;
 pub use flush::FlushOutcome;
 pub use jobs::{RestoreError, restore};

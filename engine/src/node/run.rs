@@ -462,6 +462,9 @@ impl Engine {
             return;
         }
         self.note_removal(id);
+        if self.is_stood_in(id) {
+            return;
+        }
         self.note_metric(id);
         if self.draining || self.stays_torn(id) {
             self.seal_what_was_cut(id);
@@ -529,6 +532,8 @@ impl Engine {
         }
         if self.ledger.books[id].is_torn() {
             self.shield(id, Instant::now());
+        } else if self.ledger.books[id].is_kept_without_proof() {
+            self.follow_lacking(id, Instant::now());
         }
     }
 

@@ -274,15 +274,22 @@ impl Case<'_> {
             return self.unproven(Some(missing));
         }
         let [_, index, marker, each_rank] = needed;
+        // That all names are there says nothing of the bytes of one.
+        let left_open = self.left_open(&index);
         let mut unproven = None;
         for finding in [self.renamed(), marker, index, self.rank_markers(), each_rank, self.count()] {
             match finding {
-                Finding::Proves(evidence, detail) => return self.proven(evidence, detail),
+                Finding::Proves(evidence, detail) => {
+                    return left_open.unwrap_or_else(|| self.proven(evidence, detail));
+                }
                 Finding::Missing(names, why) => unproven = unproven.or(Some((names, why))),
                 Finding::Silent | Finding::Read(..) => {}
             }
         }
-        self.unproven(unproven)
+        match left_open.filter(|_| unproven.is_none()) {
+            Some(undecided) => undecided,
+            None => self.unproven(unproven),
+        }
     }
 
     /// Nothing proves that all is there, and something may say what is not.
@@ -297,13 +304,17 @@ impl Case<'_> {
     }
 
     /// A program that ended with status 0 while it had a file open may have been in the middle of it: another thread may have written.
-    fn left_open(&self) -> Option<Verdict> {
-        // An index that proves is asked before.
-        let (path, _) = *self.cut_files(&Finding::Silent).first()?;
+    fn left_open(&self, index: &Finding) -> Option<Verdict> {
+        let (path, _) = *self.cut_files(index).first().filter(|_| self.facts.told != Told::Commit)?;
         let detail = format!(
             "who wrote {path} ended well without closing it, and its bytes do not say whether it is whole"
         );
-        Some(if self.quiet() { Verdict::Settled { detail, undecided: true } } else { self.wait(&detail) })
+        Some(self.doubt(detail))
+    }
+
+    /// Something speaks against it, and nobody can say more.
+    fn doubt(&self, detail: String) -> Verdict {
+        if self.quiet() { Verdict::Settled { detail, undecided: true } } else { self.wait(&detail) }
     }
 
     /// Names are known to be missing.
@@ -414,9 +425,6 @@ impl Case<'_> {
 
     /// No rule proves anything: what the session's past, its size, people and time say.
     fn without_proof(&self) -> Verdict {
-        if let Some(undecided) = self.left_open() {
-            return undecided;
-        }
         if self.facts.succeeded {
             let detail = "every writer has begun a later checkpoint".into();
             return Verdict::Complete { evidence: Evidence::Succeeded, detail };
@@ -431,11 +439,7 @@ impl Case<'_> {
                 "process {process}, which wrote it, failed before the settle time had passed, and its bytes do not say \
                  whether it is whole"
             );
-            return if self.quiet() {
-                Verdict::Settled { detail, undecided: true }
-            } else {
-                self.wait(&detail)
-            };
+            return self.doubt(detail);
         }
         if let Some(detail) = self.history().filter(|_| !untold || self.quiet()) {
             return Verdict::Complete { evidence: Evidence::History, detail };
@@ -446,8 +450,11 @@ impl Case<'_> {
         let whole = self.stands_alone() || alone && self.is_marked();
         if let Some(writer) = self.failed_early().filter(|_| !whole) {
             let process = writer.process.0;
-            return Verdict::Torn {
-                why: format!("process {process}, which wrote it, failed before the settle time had passed"),
+            let why = format!("process {process}, which wrote it, failed before the settle time had passed");
+            // Its job may have given it a name before, and then it was whole.
+            return match self.renamed_at_ns() {
+                Some(_) => self.doubt(format!("{why}, and it was renamed since")),
+                None => Verdict::Torn { why },
             };
         }
         let fewer = self.fewer_than(self.facts.older).filter(|_| !whole);
@@ -604,15 +611,20 @@ impl Case<'_> {
         }
     }
 
-    /// The directory got its name after all that is in it was there.
+    /// When the directory got its name, where that was after all that is in it was there.
+    fn renamed_at_ns(&self) -> Option<i64> {
+        let is_renamed = |_: &i64| self.rule().is_some_and(Rule::is_renamed_when_done);
+        let renamed_at_ns = self.facts.renamed_at_ns.filter(is_renamed)?;
+        // Where something else changed it, others say what that proves.
+        self.present().all(|(_, _, fact)| fact.published_at_ns <= renamed_at_ns).then_some(renamed_at_ns)
+    }
+
+    /// The directory got its name after all that is in it was there, and nobody who wrote it had failed by then: who moves what a
+    /// killed job left does not know more of it.
     fn renamed(&self) -> Finding {
-        let Some(renamed_at_ns) =
-            self.facts.renamed_at_ns.filter(|_| self.rule().is_some_and(Rule::is_renamed_when_done))
-        else {
-            return Finding::Silent;
-        };
-        match self.present().find(|(_, _, fact)| fact.published_at_ns > renamed_at_ns) {
-            // Something else changed it: what that proves, others say.
+        let Some(renamed_at_ns) = self.renamed_at_ns() else { return Finding::Silent };
+        let before = |writer: &&Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < renamed_at_ns);
+        match self.first_early(self.writers().filter(before)) {
             Some(_) => Finding::Silent,
             None => {
                 Finding::Proves(Evidence::Marker, "its directory was renamed when all was written".into())

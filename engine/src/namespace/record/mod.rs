@@ -264,6 +264,7 @@ impl<'a> Writer<'a> {
             seal.is_some(),
             file.object.is_some(),
             file.times_set,
+            fate.is_renamed_cut(),
         ];
         self.u8(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
         self.i64(file.baseline_ns);

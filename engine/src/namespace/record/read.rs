@@ -253,7 +253,7 @@ fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {
         // The chunks' checksums are in records of their own; the replay puts them in.
         seal = Some(Seal { number, size_bytes, crc, chunks: Arc::new([]) });
     }
-    file.fate = FileFate::found(seal, last_seal, flag(1), false, flag(2));
+    file.fate = FileFate::found(seal, last_seal, flag(1), false, flag(2)).found_renamed_cut(flag(6));
     let mut length_count = 0;
     if flag(4) {
         let (seal, size_bytes) = (SealNumber(reader.u64()?), reader.u64()?);

@@ -9,6 +9,7 @@ use crate::node::recover::{Names, shown};
 use crate::node::run::Engine;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::torn::names_of;
+use crate::node::visibility::tracker::Wrong;
 use std::time::Instant;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, may_stand_in};
@@ -115,7 +116,7 @@ impl Engine {
         let mut all = true;
         for (path, view, holds) in self.trackers_of(id, &framework).collect::<Vec<_>>() {
             if view.host {
-                all &= self.mend(id, Some(Named::of(id, step)), &path, &view, holds);
+                all &= self.mend(id, Wrong::Hidden(Named::of(id, step)), &path, &view, holds);
             } else {
                 self.fetch(view.node);
                 all = false;

@@ -9,6 +9,7 @@
 //! | `torn` | checkpoints that can never be complete |
 //! | `lost` | committed ones that cannot be read whole any more |
 //! | `kept` | what a stop kept of those that were not whole |
+//! | `on_its_way` | whole versions that go with what is torn |
 //! | `unwritten` | directories in which nothing was written |
 //! | `removed` | removals that were not meant |
 //! | `tracker` | files that name a checkpoint |
@@ -16,6 +17,7 @@
 
 mod kept;
 mod lost;
+mod on_its_way;
 mod removed;
 mod timetable;
 mod torn;
@@ -28,6 +30,7 @@ use crate::namespace::{NodeId, WriterId};
 use crate::node::alive::is_running;
 use crate::node::book::Number;
 use crate::node::run::Engine;
+use on_its_way::OnItsWay;
 use removed::Noted;
 pub(crate) use removed::Undecided;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,7 +58,10 @@ pub(crate) struct Visibility {
     returned: BTreeSet<CheckpointId>,
     /// Committed versions whose names are still to be put back, because what was torn under them is open.
     owed: BTreeMap<CheckpointId, Number>,
-    /// Versions out of sight that nobody removed: those that cannot be read whole, and what a stop kept of those that were not.
+    /// Whole versions that are out of sight, and have their names again once they are committed.
+    on_its_way: BTreeMap<CheckpointId, OnItsWay>,
+    /// Versions out of sight that nobody removed: those that cannot be read whole, those that are on their way, and what a stop kept of
+    /// those that were not whole.
     out_of_sight: BTreeSet<(CheckpointId, Number)>,
     /// Those that went at the start, whose trackers were not looked at yet.
     kept: Vec<(CheckpointId, Number)>,
@@ -129,6 +135,7 @@ impl Engine {
     /// Looks at all that is to be asked again. Whether a torn checkpoint goes is asked with its verdict ([`Engine::shield`]), and whether
     /// a removal was meant once all that is due was looked at ([`Engine::undo_removals`]).
     pub(crate) fn look_at_visibility(&mut self, now: Instant) {
+        self.serve_arrivals();
         self.serve_owed(now);
         self.mend_cut_trackers(now);
         self.drop_unwritten(now);

@@ -86,6 +86,7 @@ impl Engine {
         let gone: Vec<_> = self.visibility.out_of_sight.iter().filter(is_removed).cloned().collect();
         for of in gone {
             self.visibility.out_of_sight.remove(&of);
+            self.note_unwanted(&of.0, of.1);
             self.tree_tells_more();
         }
     }

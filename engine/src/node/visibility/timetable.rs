@@ -28,6 +28,8 @@ pub(crate) enum Subject {
     Followers,
     /// The same of what went before this daemon served.
     FollowersOfKept,
+    /// What trackers say beside a checkpoint in sight that lacks files.
+    Lacking(CheckpointId),
     /// What trackers say that were cut themselves.
     CutTrackers,
 }

@@ -174,9 +174,12 @@ impl Engine {
         self.shared.metrics.torn_hidden.inc();
         let why = self.ledger.books[id].verdict.as_ref().map(verdict_text).unwrap_or_default();
         self.visibility.hidden.insert(id.clone(), why.clone());
-        // What Tier-3 has of it nobody removed.
+        // What Tier-3 has of it, or gets, nobody removed.
         let versions = self.ledger.books[id].versions.iter();
-        let kept = versions.filter(|(_, version)| version.checkpoint.is_alive() && version.record().partial);
+        let kept = versions.filter(|(_, version)| {
+            let checkpoint = &version.checkpoint;
+            checkpoint.is_alive() && (version.record().partial || checkpoint.is_proven())
+        });
         let kept: Vec<_> = kept.map(|(number, _)| (id.clone(), *number)).collect();
         self.visibility.out_of_sight.extend(kept);
         let what = format!(
@@ -186,6 +189,7 @@ impl Engine {
         self.event(EventLevel::Warn, "hidden", id, what);
         // Saved over a version that is committed: the name means that one again.
         let committed = self.ledger.books[id].committed().map(|(number, _)| *number);
+        self.note_on_its_way(id);
         if let Some(number) = committed.filter(|number| self.gc.check_stays(&(id.clone(), *number)).is_ok()) {
             self.serve_again(id, number);
         }
@@ -203,7 +207,9 @@ impl Engine {
             return;
         }
         self.end_owed(id);
+        self.visibility.out_of_sight.remove(&(id.clone(), number));
         let (files, back) = self.put_back(id, number);
+        self.note_stand_in(id, number);
         let what = format!("version {} is served under the name again, {back} of {files} files", number.1);
         self.event(EventLevel::Warn, "fallback", id, what);
     }
@@ -276,6 +282,7 @@ impl Engine {
         }
         self.visibility.hidden.remove(&found.id);
         self.visibility.returned.insert(found.id.clone());
+        self.visibility.on_its_way.remove(&found.id);
         self.visibility.out_of_sight.retain(|(id, _)| *id != found.id);
         self.gc.is_shown_again(&found.id);
         self.event(EventLevel::Info, "undeleted", &found.id, "it is in sight again, as it is".to_owned());

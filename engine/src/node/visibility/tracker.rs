@@ -21,7 +21,7 @@ use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId, PARTS, Rules, may_stand_in};
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{EventLevel, Pending, path_text};
-use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Tracker, TrackerHolds};
+use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Session, Tracker, TrackerHolds};
 
 /// How much longer than the settle time a tracker waits for what is not proven whole, before it names an older one: by then it
 /// is, or nobody can say. A flush, which waits for no settle time, waits so long for a tracker.
@@ -36,6 +36,28 @@ pub(super) struct Wait {
     /// Since when there is an older one that it could name.
     could_name_older: Option<Instant>,
     asked: Instant,
+}
+
+/// What is wrong with what a tracker says.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Wrong<'a> {
+    /// Its writer was killed in the middle of it.
+    Cut,
+    /// This went out of sight.
+    Hidden(Named<'a>),
+    /// This stays in sight, and lacks files that nobody is left to bring. A job fails on it, and begins at step 0 without a tracker: it
+    /// goes on naming that while nothing else is whole.
+    Lacking(Named<'a>),
+}
+
+impl<'a> Wrong<'a> {
+    /// What must not be named.
+    fn named(self) -> Option<Named<'a>> {
+        match self {
+            Self::Cut => None,
+            Self::Hidden(named) | Self::Lacking(named) => Some(named),
+        }
+    }
 }
 
 /// What a tracker of a run may name.
@@ -80,7 +102,7 @@ impl Engine {
         let mut all = true;
         for (path, view, holds) in trackers {
             let torn = Named::of(hidden, candidate.step.map(|step| step.0));
-            all &= self.mend(hidden, Some(torn), &path, &view, holds);
+            all &= self.mend(hidden, Wrong::Hidden(torn), &path, &view, holds);
         }
         if all {
             self.visibility.to_follow.remove(hidden);
@@ -132,19 +154,50 @@ impl Engine {
                 Some((book.id.clone(), self.ledger.rules().tracker(framework, &path)?))
             });
             if let Some((id, holds)) = found.next() {
-                self.mend(&id, None, &path, &view, holds);
+                self.mend(&id, Wrong::Cut, &path, &view, holds);
             }
         }
     }
 
-    /// Lets a tracker beside `beside` name what is whole, where it does not. `hidden`: how it names `beside`, where that went out of
-    /// sight. False for what is to be asked again: somebody has it open, and it is not exchanged under a reader, or something
-    /// newer than what it could name may become whole. What it names is not there meanwhile, and a job fails on that; one that
-    /// finds no tracker begins at step 0.
-    pub(crate) fn mend(
+    /// Lets the trackers beside a checkpoint in sight name another that is whole, where they name this one, files of it are missing, and
+    /// nobody of the job that wrote it is left to bring them. A copy that a person makes, file by file, has a tracker as well, and the rest
+    /// of it may follow: that one stays.
+    pub(crate) fn follow_lacking(&mut self, id: &CheckpointId, now: Instant) {
+        let subject = Subject::Lacking(id.clone());
+        let book = &self.ledger.books[id];
+        let kept_from = book.verdict.as_ref().filter(|_| book.is_kept_without_proof());
+        let is_over = |(at_ns, _): (i64, &str)| at_ns <= self.shared.now_ns();
+        let is_due = kept_from.and_then(Verdict::kept_from).is_some_and(is_over);
+        let rests = self.visibility.rests(&subject, now);
+        if !is_due || rests || self.shields_nothing() || self.was_returned(id) {
+            return;
+        }
+        let Some(candidate) = book.candidate.clone() else { return };
+        let named = Named::of(id, candidate.step.map(|step| step.0));
+        let names_it = |(_, view, holds): &(RelPath, Arc<FileView>, TrackerHolds)| {
+            self.content(view).is_some_and(|content| named.is_in(*holds, &content))
+        };
+        let trackers: Vec<_> = self.trackers_of(id, &candidate.framework).filter(names_it).collect();
+        let mut process = None;
+        if !trackers.is_empty() && self.is_of_a_trainer(id, &candidate) {
+            let sessions = self.sessions_of(id, &candidate);
+            process = sessions.iter().find_map(Session::living);
+            if shield::who_is_left(&sessions).is_none() {
+                for (path, view, holds) in trackers {
+                    self.mend(id, Wrong::Lacking(named), &path, &view, holds);
+                }
+            }
+        }
+        self.visibility.timetable.ask_again(subject, now, process);
+    }
+
+    /// Lets a tracker beside `beside` name what is whole, where it does not. `wrong`: what is wrong with what it says. False for what is
+    /// to be asked again: somebody has it open, and it is not exchanged under a reader, or something newer than what it could name may
+    /// become whole. What it names is not there meanwhile, and a job fails on that; one that finds no tracker begins at step 0.
+    pub(super) fn mend(
         &mut self,
         beside: &CheckpointId,
-        hidden: Option<Named<'_>>,
+        wrong: Wrong<'_>,
         path: &RelPath,
         view: &FileView,
         holds: TrackerHolds,
@@ -163,12 +216,18 @@ impl Engine {
             tracing::error!(%path, "a tracker that cannot be read may name what is torn");
             return true;
         }
+        let unfit = wrong.named();
         // Whatever is whole.
-        if shield::follow(holds, content.as_deref(), hidden, None) == Tracker::Stays {
+        if shield::follow(holds, content.as_deref(), unfit, None) == Tracker::Stays {
             self.visibility.waiting.remove(path);
             return true;
         }
-        let Fit { named, newer } = self.fit_to_be_named(&beside.run, hidden.map(|_| beside), |_| true);
+        // What went may have its name again; what lacks files is not whole, whatever it was before.
+        let fits = |other: &Book| !matches!(wrong, Wrong::Lacking(_)) || other.id != *beside;
+        let Fit { named, newer } = self.fit_to_be_named(&beside.run, unfit.map(|_| beside), fits);
+        if named.is_none() && matches!(wrong, Wrong::Lacking(_)) {
+            return true;
+        }
         if let Some(newer) = newer
             && self.waits(path, &newer, named.is_some())
         {
@@ -180,7 +239,7 @@ impl Engine {
         }
         self.visibility.waiting.remove(path);
         let whole = named.as_ref().map(|(id, step)| Named::of(id, *step));
-        let what = match shield::follow(holds, content.as_deref(), hidden, whole) {
+        let what = match shield::follow(holds, content.as_deref(), unfit, whole) {
             Tracker::Stays => return true,
             Tracker::Says(says) => {
                 let put = self.shared.replace(path, &says);
@@ -343,8 +402,11 @@ impl Engine {
     pub(crate) fn has_fallback(&self, id: &CheckpointId) -> bool {
         let book = &self.ledger.books[id];
         let committed = book.committed().map(|(number, _)| *number);
+        // A version of its own that is on its way has the name again no sooner than it is committed.
+        let stands_in = self.stands_in_for(book);
+        let another = |other: &Book| other.id != *id && stands_in(other);
         committed.is_some_and(|number| self.gc.check_stays(&(id.clone(), number)).is_ok())
-            || self.fit_to_be_named(&id.run, Some(id), self.stands_in_for(book)).named.is_some()
+            || self.fit_to_be_named(&id.run, Some(id), another).named.is_some()
     }
 
     /// Whether a job could load another directory of the run than this one, in which nothing is that a rule knows.

@@ -44,6 +44,47 @@ fn what_a_process_left_open_that_ended_well_is_kept_and_not_committed_without_ot
     assert_eq!(world.evidence(99), Some(Evidence::Told));
 }
 
+/// A thread writes on while its program ends: that every rank wrote says nothing of the bytes of that file.
+#[test]
+fn no_count_and_no_save_that_came_later_proves_a_file_that_was_left_open() {
+    let ema = "r/checkpoint-5/ema.safetensors";
+    let mut world = World::new(&[
+        ("r/checkpoint-5/model.safetensors", 1, writer(1, Some(2))),
+        ("r/checkpoint-5/trainer_state.json", 2, writer(1, Some(2))),
+        ("r/checkpoint-5/rng_state_0.pth", 2, writer(1, Some(2))),
+        ("r/checkpoint-5/rng_state_1.pth", 2, writer(2, Some(2))),
+        (ema, 3, writer(1, Some(2))),
+    ]);
+    world.files.values_mut().for_each(|fact| fact.writers[0].fate = Fate::Exited);
+    assert_eq!(world.evidence(99), Some(Evidence::Count));
+    world.file(ema).state = FileState::Cut;
+    for (told, succeeded) in [(Told::No, false), (Told::Flush, false), (Told::No, true)] {
+        (world.told, world.succeeded) = (told, succeeded);
+        let undecided = world.at(99);
+        assert!(matches!(undecided, Verdict::Settled { undecided: true, .. }), "{told:?}: {undecided:?}");
+    }
+    world.succeeded = false;
+    assert!(matches!(world.at(4), Verdict::Open { .. }), "it has not settled");
+    world.told = Told::Commit;
+    assert!(world.evidence(99).is_some(), "a person knows more");
+    world.told = Told::No;
+    world.file(ema).content = Content::Whole;
+    assert_eq!(world.evidence(99), Some(Evidence::Count), "its own structure says so");
+    world.file(ema).content = Content::Unknown;
+    world.files.remove(&path("r/checkpoint-5/rng_state_1.pth"));
+    assert!(matches!(world.at(99), Verdict::Incomplete { .. }), "what is missing is said first");
+
+    // The shards are of the size that the index says; what lies beside them is in no index.
+    let covered = [("__0_0.distcp", Some(100)), ("__1_0.distcp", Some(100))];
+    let mut shards = dcp().index("r/step-1/.metadata", &covered);
+    shards.files.values_mut().for_each(|fact| fact.writers[0].fate = Fate::Exited);
+    shards.file("r/step-1/__0_0.distcp").state = FileState::Cut;
+    assert_eq!(shards.evidence(3), Some(Evidence::Index));
+    let beside = FileFact { content: Content::Unknown, ..shards.file("r/step-1/__0_0.distcp").clone() };
+    shards.files.insert(path("r/step-1/train_state.pt"), beside);
+    assert!(matches!(shards.at(99), Verdict::Settled { undecided: true, .. }));
+}
+
 #[test]
 fn a_whole_model_over_an_index_that_was_left_waits_for_no_end_of_its_job() {
     let shards = [("model-00001-of-00002.safetensors", None), ("model-00002-of-00002.safetensors", None)];
@@ -81,4 +122,28 @@ fn a_whole_model_over_an_index_that_was_left_waits_for_no_end_of_its_job() {
     killed.file("m/model.safetensors").writers[0].fate = Fate::Killed;
     killed.file("m/model.safetensors").writers[0].failed_at_ns = Some(10 * SECOND);
     assert!(matches!(killed.at(99), Verdict::Torn { .. }), "before it had settled");
+}
+
+/// `mv run/step_7 old/step_7`, of what a killed job left: whoever does that does not know more of it.
+#[test]
+fn a_rename_of_a_directory_after_its_writer_was_killed_proves_nothing() {
+    let names = ["r/step_7/model_0.pt", "r/step_7/model_1.pt"];
+    let files = [(names[0], 1, writer(1, Some(2))), (names[1], 1, writer(2, Some(2)))];
+    let mut world = World::new(&files);
+    world.renamed_at_ns = Some(60 * SECOND);
+    assert_eq!(world.evidence(60), Some(Evidence::Marker));
+    let mut killed_at = |second: Option<i64>, renamed: i64| {
+        for name in names {
+            let writer = &mut world.file(name).writers[0];
+            (writer.fate, writer.failed_at_ns) = (Fate::Killed, second.map(|second| second * SECOND));
+        }
+        world.renamed_at_ns = Some(renamed * SECOND);
+        world.at(99)
+    };
+    for second in [Some(2), None] {
+        let moved = killed_at(second, 60);
+        assert!(matches!(moved, Verdict::Settled { undecided: true, .. }), "{second:?}: {moved:?}");
+    }
+    assert!(matches!(killed_at(Some(2), 2), Verdict::Complete { .. }), "renamed, and then killed");
+    assert!(matches!(killed_at(Some(30), 60), Verdict::Complete { .. }), "it did other things first");
 }

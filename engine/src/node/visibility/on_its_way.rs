@@ -1,0 +1,158 @@
+//! Whole versions that go out of sight on their way to Tier-3, because something torn came under their name: once they are committed
+//! the name means them again.
+//!
+//! Owns: which versions those are, what has the name meanwhile, giving it back. Does not own: what goes out of sight (`torn`), the
+//! commit (`advance`).
+//!
+//! Nothing of it outlives the daemon.
+
+use crate::namespace::{FsError, Listed};
+use crate::node::book::{Book, Number, VersionBook};
+use crate::node::decide::is_covered;
+use crate::node::ledger::contents;
+use crate::node::run::Engine;
+use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::id::FileId;
+use tidemark_protocol::recognise::CheckpointId;
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct OnItsWay {
+    number: Number,
+    /// The committed version that is served under the name since.
+    meanwhile: Option<Number>,
+}
+
+/// Who has the name of a version that is to be served.
+enum Name {
+    Free,
+    /// An older version, which stood in for it.
+    StandIn(Number),
+    /// The job, or a person, who wants something else by now.
+    Taken,
+}
+
+impl Engine {
+    /// Notes what was whole of a checkpoint that just went out of sight, and is not committed yet.
+    pub(super) fn note_on_its_way(&mut self, id: &CheckpointId) {
+        let book = &self.ledger.books[id];
+        let committed = book.committed().map(|(number, _)| *number);
+        let mut newer = book.versions.iter().rev().take_while(|(number, _)| Some(**number) > committed);
+        let is_whole = |checkpoint: &Checkpoint| checkpoint.is_alive() && checkpoint.is_proven();
+        match newer.find(|(_, version)| is_whole(&version.checkpoint)).map(|(number, _)| *number) {
+            Some(number) => {
+                self.visibility.on_its_way.insert(id.clone(), OnItsWay { number, meanwhile: None });
+            }
+            None => {
+                self.visibility.on_its_way.remove(id);
+            }
+        }
+    }
+
+    /// A version is served under a name again: where another is on its way, it stands in for that.
+    pub(super) fn note_stand_in(&mut self, id: &CheckpointId, number: Number) {
+        if let Some(on_its_way) = self.visibility.on_its_way.get_mut(id) {
+            on_its_way.meanwhile = Some(number);
+        }
+    }
+
+    /// A person removed it where it lay out of sight.
+    pub(super) fn note_unwanted(&mut self, id: &CheckpointId, number: Number) {
+        if self.visibility.on_its_way.get(id).is_some_and(|on_its_way| on_its_way.number == number) {
+            self.visibility.on_its_way.remove(id);
+        }
+    }
+
+    /// The version that was whole of a checkpoint when it went out of sight, and is not in Tier-3 yet.
+    pub(crate) fn on_its_way(&self, id: &CheckpointId) -> Option<&VersionBook> {
+        let version = self.version(id, self.visibility.on_its_way.get(id)?.number);
+        version.checkpoint.is_alive().then_some(version)
+    }
+
+    /// Whether what the tree holds of a checkpoint is an older version that stands in for one on its way: no save, and nothing to decide.
+    pub(crate) fn is_stood_in(&self, id: &CheckpointId) -> bool {
+        let meanwhile = self.visibility.on_its_way.get(id).and_then(|on_its_way| on_its_way.meanwhile);
+        meanwhile.is_some_and(|older| self.shows_only(&self.ledger.books[id], older))
+    }
+
+    fn shows_only(&self, book: &Book, number: Number) -> bool {
+        let Some(candidate) = &book.candidate else { return false };
+        let present = contents(self.ledger.files_of(candidate, &book.scope));
+        present.is_some_and(|present| is_covered(&present, &book.versions[&number].contents))
+    }
+
+    /// Serves what arrived since it went out of sight, and forgets what never will.
+    pub(crate) fn serve_arrivals(&mut self) {
+        for id in self.visibility.on_its_way.keys().cloned().collect::<Vec<_>>() {
+            self.serve_arrival(&id);
+        }
+    }
+
+    /// The same of one checkpoint.
+    pub(crate) fn serve_arrival(&mut self, id: &CheckpointId) {
+        let Some(OnItsWay { number, meanwhile }) = self.visibility.on_its_way.get(id) else { return };
+        let (number, meanwhile) = (*number, *meanwhile);
+        let version = self.version(id, number);
+        if !version.checkpoint.is_committed() {
+            if !version.checkpoint.is_alive() {
+                self.forget_on_its_way(id, number);
+            }
+            return;
+        }
+        // The end puts back what is out of sight by itself, and what stands in then does so until the next daemon.
+        if self.shields_nothing() {
+            return;
+        }
+        let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
+        // All of it or none: asked again with the next look.
+        if version.contents.values().any(open) || self.had_not_heard_of(id) {
+            return;
+        }
+        match self.who_has_name(id, number, meanwhile) {
+            Name::Taken => self.forget_on_its_way(id, number),
+            Name::Free => {
+                self.visibility.on_its_way.remove(id);
+                self.serve_again(id, number);
+            }
+            Name::StandIn(older) => {
+                self.visibility.on_its_way.remove(id);
+                if let Err(error) = self.withdraw_stand_in(id, older, number) {
+                    tracing::error!(checkpoint = %format_args!("{}/{}", id.run, id.directory), %error, "some names of the version before stay");
+                }
+                self.serve_again(id, number);
+            }
+        }
+    }
+
+    fn who_has_name(&self, id: &CheckpointId, number: Number, meanwhile: Option<Number>) -> Name {
+        let book = &self.ledger.books[id];
+        let namespace = &self.shared.namespace;
+        let mut files = self.version(id, number).contents.keys();
+        let is_free = namespace.node_at(&book.path()).is_none()
+            && files.all(|path| namespace.node_at(path.as_bytes()).is_none());
+        match meanwhile {
+            Some(older) if self.shows_only(book, older) => Name::StandIn(older),
+            None if is_free => Name::Free,
+            // Where something stood in, and is not there, somebody removed it.
+            Some(_) | None => Name::Taken,
+        }
+    }
+
+    /// Takes away the names of the older version that mean something else in the newer one. Programs that have one open keep it.
+    fn withdraw_stand_in(&self, id: &CheckpointId, older: Number, newer: Number) -> Result<usize, FsError> {
+        let newer = &self.version(id, newer).contents;
+        let stands_in = self.version(id, older).contents.iter();
+        let others = stands_in.filter(|(path, of)| newer.get(*path) != Some(*of));
+        let others = others.map(|(path, (file, seal))| Listed { path, file: *file, seal: *seal, key: "" });
+        let listed: Vec<_> = others.collect();
+        self.shared.withdraw(&listed, &[])
+    }
+
+    /// The name means something else for good: what of it is not there was taken away.
+    fn forget_on_its_way(&mut self, id: &CheckpointId, number: Number) {
+        self.visibility.on_its_way.remove(id);
+        self.visibility.out_of_sight.remove(&(id.clone(), number));
+        self.ledger.due.insert(id.clone());
+        self.tree_tells_more();
+    }
+}
