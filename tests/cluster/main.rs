@@ -7,6 +7,7 @@
 //! | `twin` | random calls on any node, daemons killed or not: are all nodes together one directory? |
 //! | `site` | several nodes of one cluster, for the others |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
+//! | `fixed` | a coordinator that has no lease begins again: whom it waits for |
 //! | `silent` | the coordinator says nothing, and nobody takes its seat: what goes on |
 //! | `copies` | copies in other nodes' memory that are bad |
 //! | `links` | what is seen of a save on its way, and changed in it, and what strangers cost |
@@ -19,6 +20,7 @@
 
 mod copies;
 mod failover;
+mod fixed;
 mod guarded;
 mod job;
 mod lease;

@@ -11,6 +11,7 @@ mod doctor;
 mod ends;
 mod forward;
 mod host;
+mod known;
 mod last_end;
 mod lease;
 mod let_in;
