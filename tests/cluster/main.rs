@@ -8,6 +8,7 @@
 //! | `site` | several nodes of one cluster, for the others |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
 //! | `ending` | a node is told to end while another takes the seat |
+//! | `fixed` | a coordinator that has no lease begins again: whom it waits for |
 //! | `silent` | the coordinator says nothing, and nobody takes its seat: what goes on |
 //! | `copies` | copies in other nodes' memory that are bad |
 //! | `links` | what is seen of a save on its way, and changed in it, and what strangers cost |
@@ -21,6 +22,7 @@
 mod copies;
 mod ending;
 mod failover;
+mod fixed;
 mod guarded;
 mod job;
 mod lease;

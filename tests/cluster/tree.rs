@@ -515,6 +515,22 @@ fn what_is_being_written_elsewhere_is_no_empty_file() {
 /// given up, and told everything when it is back.
 #[test]
 fn what_was_made_while_a_node_was_away_keeps_its_name() {
+    what_was_made_keeps_its_name(|_| {});
+}
+
+/// Goal: the same where the coordinator's daemon is killed before that node is back.
+#[test]
+fn what_was_made_while_a_node_was_away_keeps_its_name_for_the_next_daemon_of_the_coordinator() {
+    what_was_made_keeps_its_name(|cluster| {
+        // All of it is told by then.
+        assert_eq!(fs::read_to_string(cluster.mount(0).join("run/tracker")).unwrap(), "stays");
+        let daemon = cluster.nodes[0].daemon();
+        let dead = daemon.kill_serving();
+        daemon.wait_for_next(dead);
+    });
+}
+
+fn what_was_made_keeps_its_name(before_it_is_back: impl Fn(&Cluster)) {
     let Some(cluster) = Cluster::start() else { return };
     let [first, other, away] = [0, 1, 2].map(|node| cluster.mount(node).join("run"));
     fs::create_dir(&away).unwrap();
@@ -540,6 +556,7 @@ fn what_was_made_while_a_node_was_away_keeps_its_name() {
     };
     save(&away, "late");
     save(&other, "stays");
+    before_it_is_back(&cluster);
     let dropped: u64 = cuts.map(|cut| cut.heal()).into_iter().sum();
     assert!(dropped > 0, "nothing was dropped");
     stands("alive");

@@ -5,7 +5,7 @@
 use super::{folder, tier1};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, ROOT};
+use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody, ROOT};
 use tidemark_engine::tier1::Tier1;
 use tidemark_protocol::cluster::wire::{NameOperation, NodeAttributes};
 use tidemark_protocol::id::{Epoch, FileCounter, FileId, Incarnation};
@@ -109,8 +109,8 @@ fn what_others_told_is_carried_out_once() {
     let renamed =
         NameOperation::Renamed { from: path("f"), to: path("g"), exchange: false, what: Some(file) };
     let operations = [directory, moved, made, renamed];
-    node.namespace.becomes_catalog_of(Some(Epoch(3)), &BTreeMap::from([(life.clone(), 6)]));
-    node.namespace.follow(&operations, &life, 7, None);
+    node.namespace.becomes_catalog_of(Some(Epoch(3)), &BTreeMap::from([(life.clone(), 6)]), false);
+    node.namespace.follow(&operations, &life, 7);
     let names = node.names();
     assert_eq!(names, [b"e", b"g"]);
     node.take_over();
@@ -120,7 +120,7 @@ fn what_others_told_is_carried_out_once() {
         BTreeMap::from([(life.clone(), 6)]),
         "its states are missing"
     );
-    node.namespace.follow(&operations, &life, 7, None);
+    node.namespace.follow(&operations, &life, 7);
     assert_eq!(node.names(), names);
     node.namespace.took_publication(&life, 7);
     node.fill_the_journal();
@@ -162,4 +162,52 @@ fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
     assert!(rest.all);
     node.namespace.deputy_keeps(rest.publication);
     assert!(!node.namespace.has_untold());
+}
+
+/// Goal: what was made while a life counted as lost keeps its name for a coordinator that is killed meanwhile, too, however often the journal
+/// was written anew; once the life has told everything, or another tree is the catalog, nothing of that is left.
+#[test]
+fn what_was_made_while_a_life_was_away_outlives_the_daemon() {
+    let mut node = Node::new();
+    let life = NodeLife { node: "n2".parse().unwrap(), incarnation: Incarnation(8) };
+    let attributes = NodeAttributes { mode: 0o777, ..NodeAttributes::default() };
+    let late = |name: &str| NameOperation::Symlink {
+        path: name.as_bytes().to_vec(),
+        target: b"late".to_vec(),
+        attributes: attributes.clone(),
+    };
+    let target = |node: &Node, name: &str| {
+        let found = node.namespace.outgoing_at(name.as_bytes()).expect("it has a name");
+        match found.body {
+            OutgoingBody::Symlink(target) => target,
+            other => panic!("{other:?}"),
+        }
+    };
+    node.namespace.becomes_catalog_of(Some(Epoch(3)), &BTreeMap::from([(life.clone(), 6)]), true);
+    node.namespace.gives_up(&life);
+    node.namespace.symlink(&ME, ROOT, b"made", b"stays").unwrap();
+    let made = node.namespace.made_while_away(&life).expect("it is away");
+    for filled in [false, true] {
+        if filled {
+            node.fill_the_journal();
+        }
+        node.take_over();
+        assert_eq!(node.namespace.made_while_away(&life), Some(made.clone()), "filled: {filled}");
+    }
+    // The next coordinator is the same one, and has been told nothing by that life: it counts as lost since then.
+    node.namespace.becomes_catalog_of(Some(Epoch(4)), &BTreeMap::from([(life.clone(), 6)]), true);
+    node.namespace.gives_up(&life);
+    node.take_over();
+    node.namespace.is_back(&life);
+    node.namespace.symlink(&ME, ROOT, b"after", b"old").unwrap();
+    node.take_over();
+    node.namespace.follow(&[late("made"), late("after")], &life, 7);
+    assert_eq!([target(&node, "made"), target(&node, "after")], [b"stays".to_vec(), b"late".to_vec()]);
+    node.namespace.told_all(&life);
+    node.take_over();
+    assert_eq!(node.namespace.made_while_away(&life), None);
+    node.namespace.gives_up(&life);
+    node.namespace.becomes_catalog_of(Some(Epoch(5)), &BTreeMap::new(), false);
+    node.take_over();
+    assert_eq!(node.namespace.made_while_away(&life), None, "another tree was the catalog");
 }

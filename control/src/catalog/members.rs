@@ -8,7 +8,6 @@ use super::roll::{Now, Replies, Todo};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_engine::namespace::NodeId;
 use tidemark_protocol::cluster::wire::{
     BATCH_ITEMS_MAX, Beat, Beaten, Join, Joined, Members, MembersChange, ToNode, VERSION_BYTES_MAX,
 };
@@ -95,9 +94,6 @@ pub(super) struct Outbox {
     pub(super) recalls: BTreeSet<(NodeName, Vec<u8>)>,
 }
 
-/// Lives that were given up and may come back.
-const AWAY_MAX: usize = 1024;
-
 impl Catalog {
     fn clocks(&self) -> Now {
         Now {
@@ -128,7 +124,7 @@ impl Catalog {
             tracing::warn!(node = %life.node, "nothing is expected from it any more: what it held is free, and its processes count as ended");
             // First: once it counts as heard, what is not known is not there.
             self.claim_for(life);
-            self.note_away(life);
+            self.cluster.namespace().gives_up(life);
             self.heard(life);
             self.cluster.namespace().end_fates(life.incarnation, self.cluster.namespace().now_ns());
         }
@@ -184,15 +180,6 @@ impl Catalog {
         }
     }
 
-    /// From now on everything that is made is others'.
-    fn note_away(&self, life: &NodeLife) {
-        let mut state = self.lock();
-        state.away.insert(life.clone(), self.cluster.namespace().next_node()..NodeId::MAX);
-        if state.away.len() > AWAY_MAX {
-            state.away.pop_first();
-        }
-    }
-
     pub(super) fn join(&self, from: &NodeLife, join: Join) -> Result<Joined, Refusal> {
         let invalid = |why: String| Refusal::new(LinkErrorKind::Invalid, why);
         let Join { life, start, address, labels, epoch, version, publication, alone } = join;
@@ -231,9 +218,7 @@ impl Catalog {
         let published = state.published.get(from).copied();
         // A node that was given up has to say what became of it.
         let states = state.hearing.asks_states(from) || was_given_up;
-        if let Some(away) = state.away.get_mut(from).filter(|away| away.end == NodeId::MAX) {
-            away.end = self.cluster.namespace().next_node();
-        }
+        self.cluster.namespace().is_back(from);
         Ok(Joined { admit, members, published, states, alone })
     }
 

@@ -34,7 +34,6 @@ use hear::Heard;
 use members::{ASKS_MAX, Outbox, Told};
 use roll::{Now, Roll};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -42,7 +41,6 @@ pub use succeed::Before;
 use succeed::Hearing;
 use take::News;
 use tidemark_engine::cluster::{Authority, Cluster, Presence};
-use tidemark_engine::namespace::NodeId;
 use tidemark_protocol::cluster::clocks::Clocks;
 use tidemark_protocol::cluster::leases::Leases;
 use tidemark_protocol::cluster::readers::Readers;
@@ -84,7 +82,7 @@ pub struct Catalog {
 
 /// Why this node is the coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Claim {
+pub enum Claim {
     /// The settings of all nodes name it. It has no successor.
     Settings,
     /// It has the lease. Whoever has that next begins with what is stored beside it.
@@ -118,8 +116,6 @@ struct State {
     untold: BTreeSet<NodeLife>,
     hearing: Hearing,
     deputy: NamedDeputy,
-    /// The nodes of the tree that were made while a life was given up, until it has told everything since.
-    away: BTreeMap<NodeLife, Range<NodeId>>,
     /// Files of which holders of copies said more than their homes have told.
     unclaimed: BTreeMap<FileId, (News, NodeState)>,
 }
@@ -133,17 +129,6 @@ struct NamedDeputy {
 }
 
 impl Catalog {
-    /// The coordinator that the settings name, in an epoch. Nobody is a member yet but this node, and those of `terms` are awaited.
-    #[must_use]
-    pub fn new(cluster: Arc<Cluster>, epoch: Epoch, presence: Arc<Presence>, terms: Terms) -> Arc<Self> {
-        let namespace = cluster.namespace();
-        namespace.remember_removed(&[]);
-        // Nobody else was the coordinator since this tree was the catalog.
-        let published = namespace.heard_publications();
-        let hearing = Hearing::own();
-        Self::start(cluster, (epoch, Claim::Settings), presence, terms, (published, hearing))
-    }
-
     fn start(
         cluster: Arc<Cluster>,
         (epoch, claim): (Epoch, Claim),
@@ -152,7 +137,8 @@ impl Catalog {
         (published, hearing): (BTreeMap<NodeLife, u64>, Hearing),
     ) -> Arc<Self> {
         let started = Instant::now();
-        cluster.namespace().becomes_catalog_of((!hearing.knows_nothing()).then_some(epoch), &published);
+        let known = (!hearing.knows_nothing()).then_some(epoch);
+        cluster.namespace().becomes_catalog_of(known, &published, hearing.is_own());
         let now = Now { ms: 0, wall_ms: cluster.namespace().now_ns() / 1_000_000 };
         let state = State {
             leases: Leases::default(),
@@ -165,7 +151,6 @@ impl Catalog {
             untold: BTreeSet::new(),
             hearing,
             deputy: NamedDeputy::default(),
-            away: BTreeMap::new(),
             unclaimed: BTreeMap::new(),
         };
         let catalog = Arc::new(Self {
@@ -206,6 +191,13 @@ impl Catalog {
     pub fn stored(&self) -> MemberList {
         let state = self.lock();
         MemberList { deputy: state.deputy.life.clone(), ..state.roll.stored() }
+    }
+
+    /// The members of which something is expected: those whom the next coordinator awaits where no lease keeps the list of all. Costs a copy of
+    /// all of them.
+    #[must_use]
+    pub fn expected(&self) -> MemberList {
+        self.lock().roll.expected_next()
     }
 
     /// Notes that the list is stored up to this change.

@@ -155,6 +155,14 @@ impl Roll {
         self.membership.list()
     }
 
+    /// Without those of which nothing is expected: names are answered for without them now, and a coordinator that begins again need not wait for
+    /// them either.
+    pub(super) fn expected_next(&self) -> MemberList {
+        let mut list = self.membership.list();
+        list.members.retain(|listed| !self.is_given_up(&listed.life.node));
+        list
+    }
+
     pub(super) fn member(&self, node: &NodeName) -> Option<&Member> {
         self.membership.member(node)
     }

@@ -229,6 +229,29 @@ fn a_new_term_lists_the_members_of_before_although_all_come_back_as_they_were() 
     assert_ne!(term.partner("a"), "nobody");
 }
 
+/// Where no lease keeps the list, the next coordinator awaits those that are expected, and for so long only.
+#[test]
+fn a_coordinator_that_begins_again_awaits_those_that_were_expected_within_bounds() {
+    let names = |list: &MemberList| {
+        list.members.iter().map(|listed| listed.life.node.to_string()).collect::<Vec<_>>()
+    };
+    let mut before = Term::of(&["a", "b", "c", "d"], 60_000);
+    before.pass(600, &["b", "c", "d"]);
+    before.pass(2_000, &["b", "c"]);
+    assert_eq!(names(&before.roll.stored()), ["a", "b", "c", "d"]);
+    assert_eq!(names(&before.roll.expected_next()), ["a", "b", "c"], "it was given up");
+    let terms = Terms { stored: before.roll.expected_next(), ..Terms::default() };
+    let roll = Roll::begin(Epoch(4), &life("a", 1), terms, Now { ms: 0, wall_ms: 0 });
+    let mut term = Term { roll, ms: 0, numbers: BTreeMap::new(), lost: Vec::new() };
+    term.join("a", 1).unwrap();
+    term.pass(2_500, &[]);
+    assert_eq!((term.lost.len(), names(&term.roll.expected_next()).len()), (0, 3), "they are awaited");
+    // Nobody comes, and nobody is there to be asked.
+    term.pass(2_000, &[]);
+    assert_eq!(term.lost.len(), 2);
+    assert_eq!(names(&term.roll.expected_next()), ["a"]);
+}
+
 #[test]
 fn a_life_that_was_given_up_for_good_and_comes_back_is_listed_once() {
     let mut term = Term::of(&["a", "b", "c", "d"], 2_000);

@@ -1,4 +1,4 @@
-//! Beginning after another coordinator: with what its deputy kept, and with what all nodes say.
+//! Beginning after another coordinator, or after an earlier daemon of this one: with what is known of the catalog, and with what all nodes say.
 //!
 //! Owns: who is still to be heard, and whether names can be answered for. Does not own: what a deputy keeps (`cluster::deputy`),
 //! what nodes say (`take`), who is gone (`members`).
@@ -15,6 +15,7 @@ use tidemark_engine::cluster::{Cluster, KeptCatalog, Presence};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::id::{Epoch, NodeName};
 use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::membership::MemberList;
 use tidemark_protocol::path::split;
 
 /// Between two looks at who has been heard.
@@ -23,7 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// The catalog before, as far as a new coordinator knows it.
 #[derive(Debug)]
 pub enum Before {
-    /// This node had it, and its tree still is the catalog. A deputy's copy says besides which files were removed.
+    /// This node had it, and its tree still is the catalog; or, of a coordinator that is fixed and begins with empty memory, is all that Tier-3
+    /// had of it. A deputy's copy says besides which files were removed.
     Own(Option<KeptCatalog>),
     /// A deputy kept it; this node's tree has become the same ([`tidemark_engine::namespace::Namespace::become_catalog`]).
     Kept(KeptCatalog),
@@ -76,18 +78,14 @@ impl Catalog {
     #[must_use]
     pub fn succeed(
         cluster: Arc<Cluster>,
-        epoch: Epoch,
+        (epoch, claim): (Epoch, Claim),
         presence: Arc<Presence>,
         terms: Terms,
         before: &Before,
     ) -> Arc<Self> {
-        let lives = terms
-            .stored
-            .members
-            .iter()
-            .map(|listed| NodeLife { node: listed.life.node.clone(), incarnation: listed.life.incarnation });
-        let nodes: BTreeSet<_> = lives.filter(|life| life.node != cluster.life.node).collect();
-        tracing::info!(%epoch, nodes = nodes.len(), %before, "this node is the coordinator, and hears the others");
+        let hearing = Hearing::of(&terms.stored, &cluster.life.node, before);
+        let nodes = hearing.nodes.len();
+        tracing::info!(%epoch, nodes, %before, "this node is the coordinator, and hears the others");
         let namespace = cluster.namespace();
         let mut published = match before {
             Before::Own(_) => namespace.heard_publications(),
@@ -100,9 +98,7 @@ impl Catalog {
             Before::Own(None) | Before::Nothing => Vec::new(),
         };
         namespace.remember_removed(&removed);
-        let own = matches!(before, Before::Own(_));
-        let hearing = Hearing { nodes, tier3: matches!(before, Before::Nothing), own, ..Hearing::default() };
-        Self::start(cluster, (epoch, Claim::Lease), presence, terms, (published, hearing))
+        Self::start(cluster, (epoch, claim), presence, terms, (published, hearing))
     }
 
     /// Whether somebody or something is still to be heard.
@@ -136,9 +132,23 @@ impl Catalog {
 }
 
 impl Hearing {
-    /// Nobody and nothing is waited for.
-    pub(super) fn own() -> Self {
-        Self { own: true, ..Self::default() }
+    /// For a coordinator on node `own` after one that stored these members.
+    fn of(stored: &MemberList, own: &NodeName, before: &Before) -> Self {
+        let lives = stored
+            .members
+            .iter()
+            .map(|listed| NodeLife { node: listed.life.node.clone(), incarnation: listed.life.incarnation });
+        Self {
+            nodes: lives.filter(|life| life.node != *own).collect(),
+            tier3: matches!(before, Before::Nothing),
+            own: matches!(before, Before::Own(_)),
+            ..Self::default()
+        }
+    }
+
+    /// Whether this node's tree was the catalog before.
+    pub(super) fn is_own(&self) -> bool {
+        self.own
     }
 
     /// Whether somebody or something is still to be heard.
@@ -198,6 +208,31 @@ impl Hearing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemark_protocol::id::{Incarnation, StartId};
+    use tidemark_protocol::label::Labels;
+    use tidemark_protocol::membership::{Life, Listed};
+
+    #[test]
+    fn who_begins_again_waits_for_all_that_it_knew_but_itself_and_alone_for_nobody() {
+        let listed = |at: u64| {
+            let node = format!("n{at}").parse().unwrap();
+            let life = Life { node, incarnation: Incarnation(at), start: StartId(at) };
+            Listed { life, address: String::new(), labels: Labels::default() }
+        };
+        let own: NodeName = "n1".parse().unwrap();
+        let hearing = |nodes: &[u64]| {
+            let members = nodes.iter().map(|at| listed(*at)).collect();
+            Hearing::of(&MemberList { members, ..MemberList::default() }, &own, &Before::Own(None))
+        };
+        assert!(!hearing(&[]).is_open() && !hearing(&[1]).is_open());
+        let mut all = hearing(&[1, 2, 3]);
+        for at in [2, 3] {
+            assert!(all.is_open(), "node {at} has said nothing");
+            let life = listed(at).life;
+            all.heard(&NodeLife { node: life.node, incarnation: life.incarnation });
+        }
+        assert!(!all.is_open());
+    }
 
     #[test]
     fn who_was_the_coordinator_last_has_the_newest_tree_also_where_its_members_were_not_stored() {

@@ -71,13 +71,17 @@ impl Catalog {
         if *from != self.cluster.life {
             self.take_into_tree(from, publication, now_ns);
         }
-        self.take_into_leases(from, publication)
+        let published = self.take_into_leases(from, publication);
+        // Only now: a coordinator that is killed before that takes the last part again, and what is others' has to be known then.
+        if publication.whole && publication.last {
+            namespace.told_all(from);
+        }
+        published
     }
 
     fn take_into_tree(&self, from: &NodeLife, publication: &Publication, now_ns: i64) {
         let namespace = self.cluster.namespace();
-        let away = self.lock().away.get(from).cloned();
-        namespace.follow(&publication.operations, from, publication.number, away.as_ref());
+        namespace.follow(&publication.operations, from, publication.number);
         let clocks = self.lock().clocks.clone();
         let read = |at| clocks.read(from.incarnation, at, now_ns);
         let told = publication.states.iter().map(|told| told.clone().with_times(read));
@@ -91,9 +95,6 @@ impl Catalog {
             // Between the parts of a whole nothing of a node is on its way: what has no name here was taken from it.
             tracing::debug!(%from, files = ?nameless, "files of a node that have no name any more");
             namespace.tell_removed_again(&nameless);
-            if publication.last {
-                self.lock().away.remove(from);
-            }
         }
         self.forget_unclaimed(&states);
         let fates: Vec<_> = publication
@@ -194,7 +195,8 @@ impl Catalog {
     /// Whether the name is another node's by now: who tells everything was away, or tells a coordinator that knows nothing.
     fn is_others(&self, path: &[u8], kind: &NodeKind, from: &NodeLife) -> bool {
         let Some(here) = self.cluster.namespace().outgoing_at(path) else { return false };
-        let made_since = || self.lock().away.get(from).is_some_and(|away| away.contains(&here.node));
+        let made_while_away = || self.cluster.namespace().made_while_away(from);
+        let made_since = || made_while_away().is_some_and(|made| made.contains(&here.node));
         let others = match (&here.body, kind) {
             (OutgoingBody::File(view), NodeKind::File(facts)) if facts.file == view.file => false,
             (OutgoingBody::File(view), _) => view.file.incarnation != from.incarnation,

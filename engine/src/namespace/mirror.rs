@@ -59,22 +59,17 @@ impl Namespace {
     /// Carries out what another node did to names, in order, as its publication of that number says; what cannot be done is passed over and
     /// said, since the other has done it. What was carried out before the daemon was killed is not carried out again.
     ///
-    /// `away`: the numbers of the nodes that were made while `from` counted as lost. These are others', and keep their names.
-    pub fn follow(
-        &self,
-        operations: &[NameOperation],
-        from: &NodeLife,
-        publication: u64,
-        away: Option<&Range<NodeId>>,
-    ) {
+    /// What was made while `from` counted as lost is others', and keeps its names ([`Namespace::gives_up`]).
+    pub fn follow(&self, operations: &[NameOperation], from: &NodeLife, publication: u64) {
         let now_ns = self.clock.now_ns();
         let mut done = self.operations_done(from, publication).min(operations.len());
         while done < operations.len() {
             let next = operations.len().min(done + SETTLED_AT_ONCE);
             let followed = self.change(|state| {
                 state.mute();
+                let away = state.heard.made_while_away(from).cloned();
                 for operation in &operations[done..next] {
-                    if away.is_some_and(|away| state.meets_made(operation, away, from.incarnation)) {
+                    if away.as_ref().is_some_and(|away| state.meets_made(operation, away, from.incarnation)) {
                         tracing::warn!(?operation, %from, "another node made something of this name while it was away, which stays");
                         continue;
                     }

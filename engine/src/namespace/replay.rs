@@ -16,6 +16,7 @@ use super::xattr::Xattrs;
 use super::{FileId, NamespaceError, NodeId, ROOT, State};
 use crate::tier1::Backing;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::cluster::wire::NameOperation;
@@ -40,6 +41,7 @@ struct Raw {
     operations: BTreeMap<u64, NameOperation>,
     catalog_of: Option<Epoch>,
     heard: BTreeMap<NodeLife, Taken>,
+    away: BTreeMap<NodeLife, Range<NodeId>>,
 }
 
 impl Raw {
@@ -147,9 +149,16 @@ impl Raw {
             Record::Catalog(epoch) => {
                 self.catalog_of = epoch;
                 self.heard.clear();
+                self.away.clear();
             }
             Record::Heard(life, taken) => {
                 self.heard.insert(life, taken);
+            }
+            Record::Away(life, made) => {
+                match made {
+                    Some(made) => self.away.insert(life, made),
+                    None => self.away.remove(&life),
+                };
             }
             Record::Answer(request, answer) => {
                 if self.answers.len() == ANSWERS_READ_MAX {
@@ -210,7 +219,7 @@ pub(super) fn rebuild(
     state.session.touched.ended = !session_goes_on;
     let unanswered = raw.progress.map(|progress| Unanswered::found(progress, raw.operations, journal_bytes));
     state.tell_on(unanswered);
-    state.heard = Heard::found(raw.catalog_of, raw.heard);
+    state.heard = Heard::found(raw.catalog_of, raw.heard, raw.away);
     for (id, bytes) in states {
         let Ok(node) = state.tree.node_mut(id) else { continue };
         let chunks = raw.chunks.remove(&id).unwrap_or_default();

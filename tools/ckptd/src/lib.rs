@@ -12,6 +12,7 @@ mod drain;
 mod ends;
 mod forward;
 mod host;
+mod known;
 mod last_end;
 mod lease;
 mod let_in;

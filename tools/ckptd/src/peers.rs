@@ -5,14 +5,16 @@
 
 use crate::api::Daemon;
 use crate::cli::Failure;
+use crate::known::{keep_members, members_before};
 use crate::seat::Candidate;
+use crate::state_dir::StateDir;
 use anyhow::Context;
 use bytes::Bytes;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidemark_control::catalog::{Catalog, Terms};
+use tidemark_control::catalog::{Before, Catalog, Terms};
 use tidemark_control::lease::{EtcdAccess, EtcdPlace};
 use tidemark_engine::cluster::{
     Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
@@ -221,14 +223,20 @@ impl Peers {
     }
 
     /// Takes the seat, or follows whoever has it. The tasks end with the runtime.
-    pub(crate) fn begin(&self, shared: &Arc<Shared>, epoch: Epoch, version: &str) {
+    pub(crate) fn begin(&self, shared: &Arc<Shared>, epoch: Epoch, version: &str, state_dir: &StateDir) {
         let settings = &shared.settings;
         let presence = self.presence(shared, version);
         match &self.role {
             Role::Alone => {}
             Role::Coordinator => {
-                let catalog = Catalog::new(Arc::clone(&self.cluster), epoch, presence, terms(settings));
-                self.cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
+                let cluster = &self.cluster;
+                let stored = members_before(state_dir, &cluster.life.node, &presence.address);
+                let terms = Terms { stored, ..terms(settings) };
+                // Nobody else was the coordinator since this tree was the catalog, and Tier-3 has been read where it is a new one.
+                let before = Before::Own(None);
+                let catalog = Catalog::succeed(Arc::clone(cluster), (epoch, Claim::Settings), presence, terms, &before);
+                cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
+                tokio::spawn(keep_members(Arc::clone(&catalog), Arc::clone(cluster), state_dir.clone()));
                 tokio::spawn(Arc::clone(&catalog).tell_deputy());
                 tokio::spawn(Arc::clone(&catalog).tell_removed());
                 tokio::spawn(catalog.watch());

@@ -234,7 +234,7 @@ impl Candidate {
         shared.drain.set_epoch(epoch, false);
         let terms = Terms { stored, ..self.terms.clone() };
         let presence = Arc::clone(&self.presence);
-        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
+        let catalog = Catalog::succeed(Arc::clone(cluster), (epoch, Claim::Lease), presence, terms, &before);
         drop(before);
         if !knows {
             // What is done to names from now on is done to those of Tier-3 as well, once they are here.

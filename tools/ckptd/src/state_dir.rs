@@ -1,7 +1,7 @@
 //! The state directory: this user's own, one daemon each.
 //!
-//! Owns: the directory, its lock, making both again where somebody removed them. Does not own: the socket (control), the last
-//! known status (`up`). Nothing in the directory is durable; it may be deleted while no daemon runs.
+//! Owns: the directory, its lock, making both again where somebody removed them, reading and replacing files in it. Does not own: the socket
+//! (control), the last known status (`up`), the members that a coordinator knew (`known`). Nothing in the directory is durable; it may be deleted while no daemon runs.
 //!
 //! The daemon mostly runs as root, and writes here without being asked. So a directory that other users own or may change is
 //! refused as it is, and no symbolic link in it is followed.
@@ -17,11 +17,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tidemark_control::api::{KEEPER_FILE_NAME, SOCKET_NAME, STATUS_FILE_NAME};
+use tidemark_protocol::membership::MemberList;
 
 /// How long a daemon may take to leave that was killed: its memory goes first, its locks after.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
-/// A status is a few kilobytes; one that is larger was not written by us.
-const STATUS_BYTES_MAX: u64 = 16 << 20;
+/// A status is a few kilobytes, and a list of members 3 MiB for ten thousand; a file that is larger was not written by us.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+/// The members that a coordinator without a lease knows.
+const MEMBERS_FILE_NAME: &str = "members.json";
 const LEAVING_EVERY: Duration = Duration::from_millis(20);
 
 /// Permission of group and others to change a directory.
@@ -120,15 +123,43 @@ impl StateDir {
     pub(crate) fn last_status(&self) -> Option<tidemark_protocol::report::Status> {
         let mut text = Vec::new();
         let file = File::open(self.path.join("status.json")).ok()?;
-        file.take(STATUS_BYTES_MAX).read_to_end(&mut text).ok()?;
+        file.take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
         serde_json::from_slice(&text).ok()
+    }
+
+    /// The members that a daemon before this one knew when it was the coordinator; none where it was not, or the file is gone.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not what we write.
+    pub(crate) fn last_members(&self) -> anyhow::Result<Option<MemberList>> {
+        let held = self.held();
+        let Some(directory) = &held.directory else { return Ok(None) };
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(directory, MEMBERS_FILE_NAME, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut text = Vec::new();
+        file.take(FILE_BYTES_MAX).read_to_end(&mut text)?;
+        Ok(Some(serde_json::from_slice(&text)?))
+    }
+
+    /// Replaces the list of members that the next daemon begins with. Not synced: what they have not told is of memory, as this node's tree is.
+    pub(crate) fn write_members(&self, members: &MemberList) -> std::io::Result<()> {
+        self.replace(MEMBERS_FILE_NAME, &serde_json::to_vec(members)?)
     }
 
     /// Replaces the last known status, for `ckptctl status` when no daemon answers.
     pub(crate) fn write_status(&self, json: &[u8]) -> std::io::Result<()> {
+        self.replace(STATUS_FILE_NAME, json)
+    }
+
+    /// Replaces a file of the directory in one step.
+    fn replace(&self, name: &str, json: &[u8]) -> std::io::Result<()> {
         let held = self.held();
         let directory = held.directory.as_ref().ok_or(Errno::NOENT)?;
-        let fresh = format!("{STATUS_FILE_NAME}.new");
+        let fresh = format!("{name}.new");
         // What a daemon left that was killed here; never written through, whatever it is.
         match rustix::fs::unlinkat(directory, &fresh, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
@@ -137,7 +168,7 @@ impl StateDir {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(directory, &fresh, flags, Mode::RUSR | Mode::WUSR)?;
         File::from(file).write_all(json)?;
-        Ok(rustix::fs::renameat(directory, &fresh, directory, STATUS_FILE_NAME)?)
+        Ok(rustix::fs::renameat(directory, &fresh, directory, name)?)
     }
 }
 
@@ -211,6 +242,7 @@ mod tests {
     use super::*;
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use tidemark_protocol::id::Epoch;
 
     fn refusal(path: &Path) -> String {
         format!("{:#}", StateDir::take(path, None).unwrap_err())
@@ -253,6 +285,25 @@ mod tests {
         assert_eq!(fs::read(&precious).unwrap(), b"precious");
         assert_eq!(fs::read(state.path.join("status.json")).unwrap(), b"{}");
         assert_eq!((mode(&state.path), mode(&state.path.join("status.json"))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn the_members_that_were_written_last_are_read_and_what_is_no_list_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let state = StateDir::take(&home.path().join("state"), None).unwrap();
+        assert_eq!(state.last_members().unwrap(), None);
+        for epoch in [3, 4] {
+            let list = MemberList { epoch: Epoch(epoch), ..MemberList::default() };
+            state.write_members(&list).unwrap();
+            assert_eq!(state.last_members().unwrap(), Some(list));
+        }
+        let path = state.path.join(MEMBERS_FILE_NAME);
+        assert_eq!(mode(&path), 0o600);
+        fs::write(&path, "{").unwrap();
+        assert!(state.last_members().is_err());
+        fs::remove_file(&path).unwrap();
+        symlink(home.path().join("list"), &path).unwrap();
+        assert!(state.last_members().is_err(), "a link is not followed");
     }
 
     #[test]

@@ -455,7 +455,7 @@ impl Start<'_> {
         host.begin(Arc::clone(&shared));
         if let Some(peers) = &peers {
             peers.serve(&shared, &daemon);
-            peers.begin(&shared, tier3.epoch, self.version);
+            peers.begin(&shared, tier3.epoch, self.version, self.state_dir);
             if mounted.is_none() {
                 host.join(Arc::clone(&peers.cluster));
             }

@@ -14,13 +14,14 @@ pub(super) use read::decode;
 use super::attr::Special;
 use super::file::File;
 use super::handle::{Closing, Handle};
-use super::heard::Taken;
+use super::heard::{Taken, Unjournaled};
 use super::node::{Body, Link, Node};
 use super::session::{Answer, RequestId, TouchedSession};
 use super::tree::Touched;
 use super::unanswered::Progress;
 use super::writer::WriterId;
 use super::{NodeId, State};
+use std::ops::Range;
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::cluster::wire::NameOperation;
@@ -29,8 +30,9 @@ use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::NodeLife;
 
 /// The journal's format. Raised with any change of a record.
-pub(super) const FORMAT_VERSION: u32 = 7;
-/// The oldest format that is read: it has no operations. Up to 6 no node says when its attributes were set.
+pub(super) const FORMAT_VERSION: u32 = 8;
+/// The oldest format that is read: it has no operations. Up to 6 no node says when its attributes were set. Up to 7 nothing is said of lives
+/// that were given up, and none is taken to be away.
 pub(super) const FORMAT_VERSION_MIN: u32 = 5;
 /// The longest record: an xattr of 64 KiB, or a piece of a seal's chunk checksums.
 pub(super) const MAX_RECORD_BYTES: usize = 72 << 10;
@@ -91,6 +93,8 @@ pub(super) enum Record {
     Catalog(Option<Epoch>),
     /// How far a life's publications are in it.
     Heard(NodeLife, Taken),
+    /// The nodes that were made while a life counted as lost; none: it has told everything since.
+    Away(NodeLife, Option<Range<NodeId>>),
 }
 
 /// What a file's record says of its bytes, to be looked up by the replay.
@@ -125,6 +129,7 @@ const PROGRESS: u8 = 18;
 const OPERATION: u8 = 19;
 const CATALOG: u8 = 20;
 const HEARD: u8 = 21;
+const AWAY: u8 = 22;
 
 /// Flags of a node.
 const OVERWRITTEN: u8 = 1;
@@ -428,10 +433,29 @@ impl<'a> Writer<'a> {
         self.end();
     }
 
-    fn heard(&mut self, life: &NodeLife, taken: Taken) {
-        self.begin(HEARD);
+    fn heard(&mut self, Unjournaled { epoch, lives, away }: &Unjournaled) {
+        epoch.iter().for_each(|epoch| self.catalog(*epoch));
+        lives.iter().for_each(|(life, taken)| self.taken(life, *taken));
+        away.iter().for_each(|(life, made)| self.away(life, made.as_ref()));
+    }
+
+    fn life(&mut self, life: &NodeLife) {
         self.bytes(life.node.as_str().as_bytes());
         self.u64(life.incarnation.0);
+    }
+
+    fn away(&mut self, life: &NodeLife, made: Option<&Range<NodeId>>) {
+        self.begin(AWAY);
+        self.life(life);
+        self.u8(u8::from(made.is_some()));
+        self.u64(made.map_or(0, |made| made.start));
+        self.u64(made.map_or(0, |made| made.end));
+        self.end();
+    }
+
+    fn taken(&mut self, life: &NodeLife, taken: Taken) {
+        self.begin(HEARD);
+        self.life(life);
         self.u64(taken.publication);
         self.u64(taken.operations);
         self.u8(u8::from(taken.whole));
@@ -503,9 +527,7 @@ impl State {
             operations.iter().for_each(|(number, bytes)| writer.operation(*number, bytes));
             progress.into_iter().for_each(|progress| writer.progress(progress));
         }
-        let (epoch, lives) = self.heard.unjournaled();
-        epoch.into_iter().for_each(|epoch| writer.catalog(epoch));
-        lives.iter().for_each(|(life, taken)| writer.heard(life, *taken));
+        writer.heard(&self.heard.unjournaled());
         writer.close();
         self.pending = out;
     }
@@ -552,9 +574,7 @@ impl State {
             writer.progress(progress);
             operations.for_each(|(number, bytes)| writer.operation(number, &bytes));
         }
-        let (epoch, lives) = self.heard.snapshot();
-        writer.catalog(epoch);
-        lives.for_each(|(life, taken)| writer.heard(life, taken));
+        writer.heard(&self.heard.snapshot());
         writer.close();
     }
 }

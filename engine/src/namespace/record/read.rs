@@ -3,7 +3,7 @@
 //! Owns: the bounds of what is believed. Does not own: the layout, which is that of the writer (`mod`).
 
 use super::{
-    ANSWER, ATTRIBUTES_SET, BACKING_ID, BLOCK_DEVICE, Bytes, CATALOG, CHARACTER_DEVICE, CHUNKS,
+    ANSWER, ATTRIBUTES_SET, AWAY, BACKING_ID, BLOCK_DEVICE, Bytes, CATALOG, CHARACTER_DEVICE, CHUNKS,
     CHUNKS_PER_RECORD, DIRECTORY, ENCODED_PLANES, ENCODED_ZSTD, ENTRY, FILE, FREED, HANDLE, HEARD, LENGTHS,
     MAX_CHUNKS, MAX_KEY_BYTES, MAX_OPERATION_BYTES, MAX_RECORD_BYTES, NEXT, NO_ENTRY, NO_HANDLE, OPERATION,
     OVERWRITTEN, PIPE, PLAIN, PROGRESS, Record, SESSION_ENDED, SOCKET, SPECIAL, SYMLINK, WRITERS, XATTR,
@@ -143,15 +143,24 @@ pub(in crate::namespace) fn decode(bytes: &[u8]) -> Option<Record> {
         }
         CATALOG => Record::Catalog(reader.optional()?.map(Epoch)),
         HEARD => {
-            let node = reader.text(MAX_NAME_BYTES)?.parse::<NodeName>().ok()?;
-            let life = NodeLife { node, incarnation: Incarnation(reader.u64()?) };
+            let life = life(&mut reader)?;
             let (publication, operations, whole) = (reader.u64()?, reader.u64()?, reader.u8()? != 0);
             Record::Heard(life, Taken { publication, operations, whole })
+        }
+        AWAY => {
+            let life = life(&mut reader)?;
+            let (present, first, end) = (reader.u8()? != 0, reader.u64()?, reader.u64()?);
+            Record::Away(life, present.then_some(first..end))
         }
         ANSWER => Record::Answer(reader.u64()?, answer(&mut reader)?),
         _ => return None,
     };
     reader.0.is_empty().then_some(record)
+}
+
+fn life(reader: &mut Reader<'_>) -> Option<NodeLife> {
+    let node = reader.text(MAX_NAME_BYTES)?.parse::<NodeName>().ok()?;
+    Some(NodeLife { node, incarnation: Incarnation(reader.u64()?) })
 }
 
 fn handle(reader: &mut Reader<'_>) -> Option<Handle> {
