@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidemark_control::catalog::{Before, Catalog, Terms};
+use tidemark_control::catalog::{Before, Catalog, Claim, Terms};
 use tidemark_control::lease::{EtcdAccess, EtcdPlace};
 use tidemark_engine::cluster::{
     Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,

@@ -14,7 +14,7 @@ use anyhow::Context;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tidemark_control::catalog::{Before, Catalog, Terms};
+use tidemark_control::catalog::{Before, Catalog, Claim, Terms};
 use tidemark_control::lease::{EtcdAccess, EtcdLease, LeaseError, LeaseTimes, Turn};
 use tidemark_engine::cluster::{Cluster, Presence, Seat};
 use tidemark_engine::node::{Names, Recovered, recover};
