@@ -67,7 +67,7 @@ fn follow(
             at.pop();
             continue;
         }
-        let above = at.last().map_or(mount.is_empty().then_some(ROOT), |(_, node)| *node);
+        let above = at.last().map_or_else(|| mount.is_empty().then_some(ROOT), |(_, node)| *node);
         let is_mount = at.len() + 1 == mount.len()
             && mount.last() == Some(&name)
             && at.iter().zip(&mount).all(|((passed, _), expected)| passed == expected);

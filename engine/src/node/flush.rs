@@ -447,8 +447,7 @@ impl Engine {
         let is_left = |(path, view): &(&RelPath, &Arc<FileView>)| {
             !self.draining && book.apart.contains(*path) && view.is_left_cut()
         };
-        let contents =
-            crate::node::ledger::contents(files.iter().copied().filter(|found| !is_left(found)));
+        let contents = crate::node::ledger::contents(files.iter().copied().filter(|found| !is_left(found)));
         let covering = contents.as_ref().and_then(|contents| book.covering(&self.shared, contents));
         if let Some((_, version)) = covering {
             let checkpoint = &version.checkpoint;

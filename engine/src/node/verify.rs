@@ -75,14 +75,9 @@ struct Found {
 /// What was found of one object.
 enum ObjectFound {
     /// `read`: every byte was compared, and not only the size.
-    Good {
-        read: bool,
-    },
+    Good { read: bool },
     /// Bad or missing, and written again.
-    Mended {
-        what: String,
-        from: String,
-    },
+    Mended { what: String, from: String },
     /// Bad or missing, and still so.
     Bad(String),
     /// It could not be read.
@@ -168,7 +163,7 @@ fn add(verify: &mut Verify, found: &Found) {
         }
     }
     verify.away |= away.is_some();
-    let away = away.or(gone.filter(|_| !good));
+    let away = away.or_else(|| gone.filter(|_| !good));
     if !good && away.is_none() {
         let copy = if found.objects.is_empty() { "host" } else { "object" };
         wrong.extend(found.bad.iter().map(|bad| format!("{copy}: {bad}")));
@@ -281,7 +276,7 @@ impl Node {
                 return Some(());
             }
             let below = place.to_vec();
-            self.ask(move |engine| engine.scrub.note_unmended(&below, unmended)).await?;
+            self.ask(move |engine| engine.note_unmended(&below, unmended)).await?;
         }
         for Listed { target, suspects, .. } in objects {
             let of = (target.file, target.seal);

@@ -234,7 +234,8 @@ impl Peers {
                 let terms = Terms { stored, ..terms(settings) };
                 // Nobody else was the coordinator since this tree was the catalog, and Tier-3 has been read where it is a new one.
                 let before = Before::Own(None);
-                let catalog = Catalog::succeed(Arc::clone(cluster), (epoch, Claim::Settings), presence, terms, &before);
+                let catalog =
+                    Catalog::succeed(Arc::clone(cluster), (epoch, Claim::Settings), presence, terms, &before);
                 cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
                 tokio::spawn(keep_members(Arc::clone(&catalog), Arc::clone(cluster), state_dir.clone()));
                 tokio::spawn(Arc::clone(&catalog).tell_deputy());

@@ -53,12 +53,13 @@ const MOUNT: &[Need] = &[Need::Root, Need::Fuse];
 pub(crate) const DAEMON_TESTS_AT_ONCE: &str = "4";
 
 /// Suites that run in one go, so that one computes while another waits, and share a row: those without daemons; those that look
-/// at one node; those that kill. What asserts a time still runs alone (`.config/nextest.toml`), and so does the guest, an emulated machine that has
+/// at one node; those that kill; those that train. What asserts a time still runs alone (`.config/nextest.toml`), and so does the guest, an emulated machine that has
 /// use for all processors.
 const TOGETHER: &[&[&str]] = &[
     &["model", "conformance", "simulation", "s3"],
     &["mount", "posix", "durability", "crash", "restart"],
     &["survive", "campaign", "cluster"],
+    &["frameworks", "wheel"],
 ];
 
 /// Quick ones first; those that start daemons after those that do not.
