@@ -392,7 +392,9 @@ fn words_on_the_wire_are_the_words_people_read() {
     for state in [NodeState::Starting, NodeState::Serving, NodeState::Degraded, NodeState::Draining] {
         assert_eq!(serde_json::to_value(state).unwrap(), json!(state.word()));
     }
-    for reason in [PendingReason::Open, PendingReason::Torn, PendingReason::Incomplete, PendingReason::Damaged] {
+    for reason in
+        [PendingReason::Open, PendingReason::Torn, PendingReason::Incomplete, PendingReason::Damaged]
+    {
         assert_eq!(serde_json::to_value(reason).unwrap(), json!(reason.word()));
     }
     assert_eq!(serde_json::from_value::<C>(json!("a_newer_state")).unwrap(), C::Unknown);
