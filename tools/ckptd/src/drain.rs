@@ -83,10 +83,13 @@ pub(crate) async fn drain(daemon: &Daemon, settings: &Settings) -> bool {
 
 /// Resolves when another node coordinates, or none; never for a node that is alone.
 async fn changed(seat: Option<&mut watch::Receiver<u64>>) {
-    match seat {
-        // The sender lives as long as the cluster.
-        Some(seat) if seat.changed().await.is_ok() => {}
-        Some(_) | None => std::future::pending().await,
+    // The sender lives as long as the cluster.
+    let lasts = match seat {
+        Some(seat) => seat.changed().await.is_ok(),
+        None => false,
+    };
+    if !lasts {
+        std::future::pending().await
     }
 }
 

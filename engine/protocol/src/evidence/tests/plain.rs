@@ -101,11 +101,12 @@ fn a_number_that_no_rank_of_the_job_has_is_no_rank() {
     };
     assert!(matches!(ranks(8), Verdict::Complete { evidence: Evidence::OneProcess, .. }));
     assert!(matches!(ranks(16), Verdict::Incomplete { .. }), "one of them may be a rank's");
-    let beside = dcp().index("r/step-1/.metadata", &[("__0_0.distcp", None), ("__1_0.distcp", None)]);
     let with = |name: &str| {
-        let mut files = beside.files.clone();
-        files.insert(path(name), beside.files[&path("r/step-1/__0_0.distcp")].clone());
-        World { files, indices: beside.indices.clone(), ..World::new(&[]) }.evidence(99)
+        let listed = [("__0_0.distcp", None), ("__1_0.distcp", None)];
+        let mut world = dcp().index("r/step-1/.metadata", &listed);
+        let fact = world.file("r/step-1/__0_0.distcp").clone();
+        world.files.insert(path(name), fact);
+        world.evidence(99)
     };
     assert_eq!(with("r/step-1/lora_rank8.pt"), Some(Evidence::Index));
     assert_eq!(with("r/step-1/lora_rank1.pt"), None, "of two ranks, and no index names it");
