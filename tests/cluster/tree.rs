@@ -286,7 +286,7 @@ fn of_three_that_make_one_name_one_wins() {
                     fs::create_dir_all(&folder).unwrap();
                     match OpenOptions::new().write(true).create_new(true).open(folder.join("lock")) {
                         Ok(_) => winners.lock().unwrap().push(node),
-                        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists, "{error}"),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}"),
                     }
                     fs::write(folder.join(format!("rank{node}")), [0; 100]).unwrap();
                 });
@@ -533,8 +533,8 @@ fn what_was_made_while_a_node_was_away_keeps_its_name_for_the_next_daemon_of_the
 fn what_was_made_keeps_its_name(before_it_is_back: impl Fn(&Cluster)) {
     let Some(cluster) = Cluster::start() else { return };
     let [first, other, away] = [0, 1, 2].map(|node| cluster.mount(node).join("run"));
-    fs::create_dir(&away).unwrap();
-    fs::write(away.join("early"), b"early").unwrap();
+    fs::create_dir(&away).expect("the node answers");
+    fs::write(away.join("early"), b"early").expect("the node answers");
     let cuts = [0, 1].map(|node| cluster.nodes[node].host().partition(cluster.nodes[2].host()));
     let stands = |wanted: &str| {
         let found = process::until(LIMIT, || {
@@ -546,13 +546,13 @@ fn what_was_made_keeps_its_name(before_it_is_back: impl Fn(&Cluster)) {
     };
     stands("gone");
     let save = |run: &Path, says: &str| {
-        fs::write(run.join("file"), says).unwrap();
-        std::os::unix::fs::symlink(says, run.join("link")).unwrap();
-        fs::create_dir(run.join("step_5.tmp")).unwrap();
-        fs::write(run.join("step_5.tmp/rank0"), says).unwrap();
-        fs::rename(run.join("step_5.tmp"), run.join("step_5")).unwrap();
-        fs::write(run.join("tracker.tmp"), says).unwrap();
-        fs::rename(run.join("tracker.tmp"), run.join("tracker")).unwrap();
+        fs::write(run.join("file"), says).expect("the node answers");
+        std::os::unix::fs::symlink(says, run.join("link")).expect("the node answers");
+        fs::create_dir(run.join("step_5.tmp")).expect("the node answers");
+        fs::write(run.join("step_5.tmp/rank0"), says).expect("the node answers");
+        fs::rename(run.join("step_5.tmp"), run.join("step_5")).expect("the node answers");
+        fs::write(run.join("tracker.tmp"), says).expect("the node answers");
+        fs::rename(run.join("tracker.tmp"), run.join("tracker")).expect("the node answers");
     };
     save(&away, "late");
     save(&other, "stays");
@@ -561,14 +561,18 @@ fn what_was_made_keeps_its_name(before_it_is_back: impl Fn(&Cluster)) {
     assert!(dropped > 0, "nothing was dropped");
     stands("alive");
     // Once this is seen elsewhere, all before it was told.
-    fs::write(away.join("after"), b"after").unwrap();
+    fs::write(away.join("after"), b"after").expect("the node answers");
     process::until(LIMIT, || fs::read(first.join("after")).ok()).expect("it tells what it did");
     for run in [&first, &other, &away] {
         for name in ["file", "step_5/rank0", "tracker"] {
             let read = fs::read_to_string(run.join(name));
             assert!(read.as_ref().is_ok_and(|read| read == "stays"), "{name} at {}: {read:?}", run.display());
         }
-        assert_eq!(fs::read_link(run.join("link")).unwrap(), Path::new("stays"));
-        assert_eq!(fs::read(run.join("early")).unwrap(), b"early", "what was made before is as it was");
+        assert_eq!(fs::read_link(run.join("link")).expect("the node answers"), Path::new("stays"));
+        assert_eq!(
+            fs::read(run.join("early")).expect("the node answers"),
+            b"early",
+            "what was made before is as it was"
+        );
     }
 }
