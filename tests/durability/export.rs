@@ -130,6 +130,13 @@ fn what_cannot_be_exported_whole_leaves_nothing_and_overwrites_nothing() {
     refused(&[at, target.to_str().unwrap()], 1, "nothing is overwritten");
     assert_eq!(fs::read(&target).unwrap(), b"mine");
     refused(&[at, daemon.mount().join("copy").to_str().unwrap()], 2, "in the mount itself");
+    // The same place under another path: what the daemon wrote there would wait for the daemon.
+    let bind = daemon.scratch("bind");
+    rustix::mount::mount_bind(daemon.mount(), &bind).unwrap();
+    let through_bind = daemon.ctl(&["export", at, bind.join("copy").to_str().unwrap()]);
+    rustix::mount::unmount(&bind, rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert_eq!(through_bind.status.code(), Some(2), "{}", shown(&through_bind));
+    assert!(shown(&through_bind).contains("in the mount itself"), "{}", shown(&through_bind));
     refused(&[at, out.join("no/such").to_str().unwrap()], 2, "cannot be looked at");
     let free = out.join("free");
     let free = free.to_str().unwrap();

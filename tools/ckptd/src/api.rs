@@ -43,7 +43,8 @@ pub(crate) struct Daemon {
     pub(crate) keeper_pid: Option<u32>,
     pub(crate) listen: String,
     pub(crate) http: String,
-    pub(crate) mountpoint: PathBuf,
+    /// Where it is to be mounted, as it was given. Where it is: [`Daemon::mountpoint`].
+    pub(crate) wanted_mountpoint: PathBuf,
     /// Set once it serves.
     pub(crate) mounted: OnceLock<Arc<Mounted>>,
     pub(crate) draining: std::sync::atomic::AtomicBool,
@@ -112,8 +113,8 @@ fn wanted(selector: Selector) -> Wanted {
 }
 
 /// The target of an export, as the kernel sees it. What the daemon wrote into its own mount would be one more save, and one
-/// that its own threads wait for.
-async fn outside_of_the_mount(mount: &Path, target: PathBuf) -> Result<PathBuf, ApiError> {
+/// that its own threads wait for. The device is compared, too: a bind mount shows the mount under another path.
+async fn outside_of_the_mount(mounted: Option<Arc<Mounted>>, target: PathBuf) -> Result<PathBuf, ApiError> {
     let usage =
         |what: String| ApiError::new(ErrorCode::Usage, what, "give a new name in a directory that is there");
     let shown = target.display().to_string();
@@ -121,12 +122,18 @@ async fn outside_of_the_mount(mount: &Path, target: PathBuf) -> Result<PathBuf, 
     let (Some(name), Some(above)) = (named, target.parent().map(Path::to_owned)) else {
         return Err(usage(format!("{shown} is no new name in a directory")));
     };
-    let real = tokio::task::spawn_blocking(move || above.canonicalize())
-        .await
-        .expect("looking at a path does not panic");
-    let real =
-        real.map_err(|error| usage(format!("the directory of {shown} cannot be looked at: {error}")))?;
-    if real.starts_with(mount) {
+    let look = move || -> std::io::Result<(PathBuf, bool)> {
+        let real = above.canonicalize()?;
+        let is_ours = match &mounted {
+            Some(mounted) => real.starts_with(mounted.path()) && mounted.is_there() || mounted.holds(&real)?,
+            None => false,
+        };
+        Ok((real, is_ours))
+    };
+    let looked = tokio::task::spawn_blocking(look).await.expect("looking at a path does not panic");
+    let (real, is_ours) =
+        looked.map_err(|error| usage(format!("the directory of {shown} cannot be looked at: {error}")))?;
+    if is_ours {
         return Err(usage(format!("{shown} is in the mount itself")));
     }
     Ok(real.join(name))
@@ -160,12 +167,17 @@ impl Daemon {
         shared.cluster.get().map_or_else(|| shared.drain.epoch(), |cluster| cluster.epoch()).0
     }
 
+    /// Where the mount is, absolute and without symbolic links, from the moment at which it is there.
+    pub(crate) fn mountpoint(&self) -> &Path {
+        self.mounted.get().map_or(self.wanted_mountpoint.as_path(), |mounted| mounted.path())
+    }
+
     fn identity(&self) -> Identity {
         Identity { node: self.name.clone() }
     }
 
     fn mount_status(&self) -> MountStatus {
-        let path = self.mountpoint.to_string_lossy().into_owned();
+        let path = self.mountpoint().to_string_lossy().into_owned();
         match self.mounted.get() {
             Some(mounted) => MountStatus {
                 path,
@@ -212,7 +224,7 @@ impl Daemon {
         let mut problems = standing.problems;
         problems.extend(self.last_end.problem(&standing.runs));
         problems.extend(replication.as_ref().and_then(replication::problem));
-        problems.extend(self.troubles.problems(&self.mountpoint));
+        problems.extend(self.troubles.problems(self.mountpoint()));
         problems.extend(descriptors::problem());
         if self.began.elapsed() > JOIN_PATIENCE
             && let Some(what) = self.silence()
@@ -414,7 +426,7 @@ impl NodeApi for Daemon {
                 ));
             }
         }
-        let here = self.troubles.problems(&self.mountpoint).into_iter().chain(descriptors::problem());
+        let here = self.troubles.problems(self.mountpoint()).into_iter().chain(descriptors::problem());
         for problem in standing.problems.into_iter().chain(here) {
             checks.push(Check {
                 name: problem.code,
@@ -480,7 +492,7 @@ impl NodeApi for Daemon {
             what,
         }));
         // What a job has written since went to the directory below, and nothing of it is here to be flushed.
-        flushed.pending.extend(self.troubles.pending(&self.mountpoint));
+        flushed.pending.extend(self.troubles.pending(self.mountpoint()));
         Ok(flushed)
     }
 
@@ -523,7 +535,8 @@ impl NodeApi for Daemon {
 
     async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError> {
         self.only_where_it_decides("export")?;
-        let target = outside_of_the_mount(&self.mountpoint, PathBuf::from(request.directory)).await?;
+        let mounted = self.mounted.get().cloned();
+        let target = outside_of_the_mount(mounted, PathBuf::from(request.directory)).await?;
         let number = request.version.map(|number| (number.timeline, number.version));
         self.node.export(wanted(request.checkpoint), number, target, move |now| progress.tell(now)).await
     }
@@ -568,7 +581,7 @@ impl NodeApi for Daemon {
         if self.mounted.get().is_none() {
             return Err("the mount does not serve yet".to_owned());
         }
-        if let Some(what) = self.troubles.mount_gone(&self.mountpoint) {
+        if let Some(what) = self.troubles.mount_gone(self.mountpoint()) {
             return Err(what);
         }
         let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);

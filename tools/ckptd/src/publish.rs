@@ -37,7 +37,7 @@ pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &Stat
     }
     let newest = status.runs.iter().filter_map(|run| run.recoverable.as_ref()).max_by_key(|found| found.step);
     let latest = newest
-        .map_or_else(String::new, |found| format!("{}\n", daemon.mountpoint.join(&found.path).display()));
+        .map_or_else(String::new, |found| format!("{}\n", daemon.mountpoint().join(&found.path).display()));
     host.publish("status", text.into_bytes());
     host.publish("status.json", json);
     host.publish("latest", latest.into_bytes());

@@ -433,7 +433,7 @@ impl Start<'_> {
             keeper_pid: keeper_pid(self.keeper),
             listen: listen.to_string(),
             http: server.http_addr().to_string(),
-            mountpoint: self.mountpoint.to_owned(),
+            wanted_mountpoint: mounted.as_deref().map_or(self.mountpoint, Mounted::path).to_owned(),
             mounted: OnceLock::new(),
             draining: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
