@@ -44,9 +44,13 @@ fn typed_paths_land_on_the_mount_or_are_refused() {
     ] {
         assert_eq!(typed(cwd, path), Ok(place(expected)), "{cwd} {path}");
     }
-    for (cwd, path) in
-        [("/root", "/ckptx/a"), ("/root", "/etc"), ("/root", "run7"), ("/root", "../x"), ("/ckpt/run7", "../../x")]
-    {
+    for (cwd, path) in [
+        ("/root", "/ckptx/a"),
+        ("/root", "/etc"),
+        ("/root", "run7"),
+        ("/root", "../x"),
+        ("/ckpt/run7", "../../x"),
+    ] {
         assert!(matches!(typed(cwd, path), Err(PlaceError::Outside { .. })), "{cwd} {path}");
     }
 }

@@ -251,7 +251,7 @@ impl Engine {
             let moves = self.fenced.is_none() && (waiter.ending && saves || pending.iter().any(waits));
             let changes = moves
                 || decides
-                || self.tree_is_pending(waiter.began)
+                || self.tree_may_come(waiter.began)
                 || self.trackers_change(&waiter.place, waiter.began);
             if !timed_out && (!noticed || changes) {
                 return true;
@@ -264,8 +264,7 @@ impl Engine {
             }
             let mut pending: Vec<_> = pending.iter().map(|row| row.pending.clone()).collect();
             if self.tree_is_pending(waiter.began) {
-                let what = "the names outside checkpoints are not in Tier-3 yet".to_owned();
-                pending.push(Pending { path: String::new(), reason: PendingReason::Uploading, what });
+                pending.push(self.untold_names());
             }
             pending.truncate(PENDING_MAX);
             let outcome = FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_away() };
@@ -283,6 +282,22 @@ impl Engine {
             self.visibility.ask_about_removals();
             self.undo_removals(now);
         }
+    }
+
+    /// What a tree that Tier-3 was not told waits for.
+    fn untold_names(&self) -> Pending {
+        let (reason, what) = match &self.fenced {
+            None => {
+                (PendingReason::Uploading, "the names outside checkpoints are not in Tier-3 yet".to_owned())
+            }
+            Some(why) => (
+                PendingReason::Unknown,
+                format!(
+                    "names that were given, changed or removed are not in Tier-3 and do not get there: another daemon decides ({why})"
+                ),
+            ),
+        };
+        Pending { path: String::new(), reason, what }
     }
 
     /// Keeps as it is what programs have open or mapped of checkpoints while the daemon ends: no close of theirs succeeds any more.

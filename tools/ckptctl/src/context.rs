@@ -145,7 +145,8 @@ fn followed(path: &Path) -> PathBuf {
 pub(crate) fn is_on_mount(directory: &Path, mount: &Path) -> io::Result<bool> {
     let device = |path: &Path| Ok::<_, io::Error>(path.metadata()?.dev());
     let mounted = device(mount)?;
-    let is_mounted = mount.parent().map_or(Ok(true), |above| Ok::<_, io::Error>(device(above)? != mounted))?;
+    let is_mounted =
+        mount.parent().map_or(Ok(true), |above| Ok::<_, io::Error>(device(above)? != mounted))?;
     Ok(is_mounted && device(directory)? == mounted)
 }
 

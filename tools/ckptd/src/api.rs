@@ -125,7 +125,9 @@ async fn outside_of_the_mount(mounted: Option<Arc<Mounted>>, target: PathBuf) ->
     let look = move || -> std::io::Result<(PathBuf, bool)> {
         let real = above.canonicalize()?;
         let is_ours = match &mounted {
-            Some(mounted) => real.starts_with(mounted.path()) && mounted.is_there() || mounted.holds(&real)?,
+            Some(mounted) => {
+                real.starts_with(mounted.path()) && mounted.is_there() || mounted.holds(&real)?
+            }
             None => false,
         };
         Ok((real, is_ours))

@@ -13,7 +13,7 @@ use tidemark_protocol::size::Shown;
 ///
 /// A checkpoint whose framework leaves a marker, index or count waits for that; any other is made complete by this
 /// command. With --wait: exits 0 when all are committed or there was nothing to do; 1 with a list when something is
-/// still open, mapped, torn or incomplete; 5 when Tier-3 was away at the time-out.
+/// still open, mapped, torn or incomplete, or another daemon took Tier-3 over; 5 when Tier-3 was away at the time-out.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Default: the whole mount
