@@ -224,7 +224,7 @@ impl Daemon {
         let standing = self.node.standing().await.ok_or_else(stopped)?;
         let replication = self.counted.status(self.node.shared(), now_ms());
         let mut problems = standing.problems;
-        problems.extend(self.last_end.problem(&standing.runs));
+        problems.extend(self.cost_of_last_end(&standing.runs).await);
         problems.extend(replication.as_ref().and_then(replication::problem));
         problems.extend(self.troubles.problems(self.mountpoint()));
         problems.extend(descriptors::problem());
@@ -254,9 +254,17 @@ impl Daemon {
             tiers: standing.tiers,
             runs: standing.runs,
             unsaved: standing.unsaved,
+            unsealed: standing.unsealed,
             replication,
             written_ms: now_ms(),
         })
+    }
+
+    /// What the end before cost, by what whoever decides knows of runs. `own`: what this node holds of them.
+    async fn cost_of_last_end(&self, own: &[RunStatus]) -> Vec<Problem> {
+        let asks = self.last_end.asks_about_runs() && self.decides() == Decides::Elsewhere;
+        let runs = if asks && self.silence().is_none() { self.runs().await.ok() } else { None };
+        self.last_end.problems(runs.as_deref().unwrap_or(own), self.began.elapsed() > JOIN_PATIENCE)
     }
 
     /// On the coordinator: nodes that it does not hear, and others do. One that is gone may have ended in order.

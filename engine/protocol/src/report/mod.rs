@@ -27,8 +27,8 @@ pub use keeping::{
 pub use placement::{Placement, PlacementRow, SurvivalRow, WARNINGS_MAX};
 pub use problem::{PROBLEMS_OF_ONE_CODE_MAX, Problem, ProblemCode, exit_code_of, shortened};
 pub use status::{
-    Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, ReplicationStatus, RunStatus,
-    Status, TierState, TierStatus,
+    Check, CheckVerdict, Doctor, FuseMode, Loss, Marks, MountStatus, Node, NodeState, ReplicationStatus,
+    RunStatus, Status, TierState, TierStatus,
 };
 pub use why::{Why, WhyFile, WhyWriter};
 pub use work::{
