@@ -7,11 +7,12 @@ use crate::doctor::{check, of_machine};
 use crate::forward::{Command, Decides};
 use crate::last_end::LastEnd;
 use crate::replication::{self, Counted};
+use crate::told::LastTold;
 use crate::troubles::Troubles;
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
@@ -52,8 +53,7 @@ pub(crate) struct Daemon {
     pub(crate) stopped: std::sync::atomic::AtomicBool,
     /// What the end of the daemon before this one may have cost.
     pub(crate) last_end: LastEnd,
-    /// What was wrong when the last known status was written.
-    pub(crate) problems: std::sync::Mutex<Vec<Problem>>,
+    pub(crate) told: LastTold,
     pub(crate) troubles: Troubles,
     /// Files that lack copies.
     pub(crate) counted: Counted,
@@ -417,11 +417,10 @@ impl NodeApi for Daemon {
     }
 
     async fn doctor(&self) -> Result<Doctor, ApiError> {
-        let standing = self.node.standing().await.ok_or_else(stopped)?;
-        let mount = self.mount_status();
+        let status = self.own_status().await?;
         let mode = self.mounted.get().map(|mounted| mounted.mode());
-        let mut checks = of_machine(mode, mount.reason, &self.node.shared().tier1);
-        for tier in &standing.tiers {
+        let mut checks = of_machine(mode, status.mount.reason, &self.node.shared().tier1);
+        for tier in &status.tiers {
             if let Some(fencing) = tier.fencing {
                 let what = format!("{}: one winner of many creates of one key: {fencing}", tier.medium);
                 checks.push(check("fencing", fencing, what, Some("use this store with one node only")));
@@ -436,8 +435,7 @@ impl NodeApi for Daemon {
                 ));
             }
         }
-        let here = self.troubles.problems(self.mountpoint()).into_iter().chain(descriptors::problem());
-        for problem in standing.problems.into_iter().chain(here) {
+        for problem in status.problems {
             checks.push(Check {
                 name: problem.code,
                 verdict: CheckVerdict::Fail,
@@ -584,7 +582,12 @@ impl NodeApi for Daemon {
     }
 
     fn metrics_text(&self) -> String {
-        self.node.shared().metrics.encode()
+        let metrics = &self.node.shared().metrics;
+        // While the loop hangs nobody else sets it. Before the mount serves nothing is told again and again.
+        if self.mounted.get().is_some() && self.told.silence(Instant::now()).is_some() {
+            metrics.problem.get_or_create(&[("code", ProblemCode::NoAnswer.word())]).set(1);
+        }
+        metrics.encode()
     }
 
     fn healthy(&self) -> Result<(), String> {
@@ -594,7 +597,7 @@ impl NodeApi for Daemon {
         if let Some(what) = self.troubles.mount_gone(self.mountpoint()) {
             return Err(what);
         }
-        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        let problems = self.told.problems(Instant::now());
         let fails =
             |problem: &&Problem| ProblemCode::of(&problem.code).is_some_and(ProblemCode::fails_health);
         problems
@@ -604,7 +607,10 @@ impl NodeApi for Daemon {
     }
 
     fn concerns(&self) -> Vec<String> {
-        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
-        problems.iter().map(|problem| format!("{}: {}", problem.code, problem.what)).collect()
+        self.told
+            .problems(Instant::now())
+            .iter()
+            .map(|problem| format!("{}: {}", problem.code, problem.what))
+            .collect()
     }
 }

@@ -5,8 +5,8 @@
 use crate::api::Daemon;
 use crate::host::DaemonHost;
 use crate::state_dir::StateDir;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tidemark_engine::cluster::Seat;
 use tidemark_engine::metrics::raise_to;
 use tidemark_fuse::Opcode;
@@ -54,7 +54,7 @@ fn tell_problems(daemon: &Daemon, problems: &[Problem]) {
         let gauge = metrics.problem.get_or_create(&[("code", code.word())]);
         gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
-    *daemon.problems.lock().unwrap_or_else(PoisonError::into_inner) = problems.to_vec();
+    daemon.told.tell(problems, Instant::now());
 }
 
 /// Brings the metrics of the mount up to its own counters.

@@ -442,7 +442,7 @@ impl Start<'_> {
             } else {
                 LastEnd::default()
             },
-            problems: Default::default(),
+            told: Default::default(),
             troubles: Default::default(),
             counted: Default::default(),
             runs_elsewhere: Default::default(),
