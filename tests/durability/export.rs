@@ -31,6 +31,7 @@ fn save_directory(daemon: &Daemon, seed: u64) -> Saved {
         fs::hard_link(place.join("a.pt"), place.join("sub/link.pt")).unwrap();
     }
     fs::set_permissions(place.join("a.pt"), Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(place.join("sub"), Permissions::from_mode(0o2755)).unwrap();
     rustix::fs::setxattr(place.join("a.pt"), NOTE, b"kept", XattrFlags::empty()).unwrap();
     for path in ["a.pt", "sub", ""] {
         let times = FileTimes::new().set_modified(UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789));
@@ -56,6 +57,7 @@ fn assert_is(directory: &Path, saved: &Saved) {
     let of = |path: &str| fs::metadata(directory.join(path)).unwrap();
     assert_eq!((of("a.pt").ino(), of("a.pt").nlink()), (of("sub/link.pt").ino(), 2));
     assert_eq!((of("a.pt").mode() & 0o7777, of("sub/b.pt").mode() & 0o7777), (0o640, 0o644));
+    assert_eq!(of("sub").mode() & 0o7777, 0o2755, "files in it get its group");
     for path in ["a.pt", "sub", ""] {
         assert_eq!((of(path).mtime(), of(path).mtime_nsec()), (1_700_000_000, 123_456_789), "{path:?}");
     }
