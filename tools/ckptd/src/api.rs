@@ -7,7 +7,7 @@ use crate::doctor::{check, of_machine};
 use crate::forward::{Command, Decides};
 use crate::last_end::LastEnd;
 use crate::replication::{self, Counted};
-use crate::told::LastTold;
+use crate::told::{LastTold, line_of};
 use crate::troubles::Troubles;
 use async_trait::async_trait;
 use std::collections::BTreeMap;
@@ -600,17 +600,10 @@ impl NodeApi for Daemon {
         let problems = self.told.problems(Instant::now());
         let fails =
             |problem: &&Problem| ProblemCode::of(&problem.code).is_some_and(ProblemCode::fails_health);
-        problems
-            .iter()
-            .find(fails)
-            .map_or(Ok(()), |problem| Err(format!("{}: {}", problem.code, problem.what)))
+        problems.iter().find(fails).map_or(Ok(()), |problem| Err(line_of(problem)))
     }
 
     fn concerns(&self) -> Vec<String> {
-        self.told
-            .problems(Instant::now())
-            .iter()
-            .map(|problem| format!("{}: {}", problem.code, problem.what))
-            .collect()
+        self.told.problems(Instant::now()).iter().map(line_of).collect()
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tidemark_protocol::report::{Problem, ProblemCode};
+use tidemark_protocol::report::{Problem, ProblemCode, one_line};
 
 /// The status is told five times a second, or once a second while it waits for a coordinator. What was told longer ago says nothing
 /// of a loop that hangs.
@@ -45,9 +45,20 @@ impl LastTold {
     }
 }
 
+/// A problem as a line of `/healthz`: whatever a file is called, it is one.
+pub(crate) fn line_of(problem: &Problem) -> String {
+    one_line(&format!("{}: {}", problem.code, problem.what)).into_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_forges_no_problem() {
+        let problem = Problem::new(ProblemCode::NotCommitted, "run/a\nfenced: x: it failed", "a");
+        assert_eq!(line_of(&problem), r"not_committed: run/a\nfenced: x: it failed");
+    }
 
     #[test]
     fn what_was_told_too_long_ago_does_not_pass_for_now() {
