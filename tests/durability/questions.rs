@@ -129,6 +129,31 @@ fn a_typed_path_means_the_same_whatever_path_leads_to_the_mount() {
     daemon.stop();
 }
 
+/// Steps of two runs say nothing about which of them is newer.
+#[test]
+fn latest_is_what_was_whole_last_for_whoever_asks() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    save(&daemon, "long/step900.pt", &noise(1, 70_000));
+    daemon.flush();
+    save(&daemon, "short/step5.pt", &noise(2, 70_000));
+    daemon.flush();
+    assert_eq!(daemon.ctl_json(&["show", "latest"])["checkpoint"]["path"], "short/step5.pt");
+    let named = |name: &str| {
+        let expected = format!("{}\n", daemon.mount().join(name).display());
+        let latest = || fs::read_to_string(daemon.mount().join(".tidemark/latest")).ok();
+        process::until(Duration::from_secs(10), || (latest()? == expected).then_some(()))
+            .unwrap_or_else(|| panic!("{:?} does not become {expected:?}", latest()));
+    };
+    named("short/step5.pt");
+    // What was removed is not offered. A process that ends well meant it.
+    let removed = Command::new("rm").arg(daemon.mount().join("short/step5.pt")).status().unwrap();
+    assert!(removed.success());
+    daemon.flush();
+    named("long/step900.pt");
+    assert_eq!(daemon.ctl_json(&["show", "latest"])["checkpoint"]["path"], "long/step900.pt");
+    daemon.stop();
+}
+
 fn attribute(path: &Path, name: &str) -> Result<String, Errno> {
     let mut buffer = [0_u8; 4096];
     let length = rustix::fs::getxattr(path, format!("user.tidemark.{name}"), &mut buffer[..])?;

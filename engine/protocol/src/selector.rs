@@ -130,7 +130,8 @@ impl<'de> Deserialize<'de> for Place {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selector {
-    /// `latest`: the newest recoverable one of the only run; an error where there are several.
+    /// `latest`: of what the jobs of all runs would load now, what was whole last. For what is done to committed ones only, the newest of
+    /// those.
     Latest,
     /// `RUN@latest`.
     LatestOf(Place),

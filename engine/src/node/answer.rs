@@ -422,11 +422,8 @@ impl Engine {
                 newest.or_else(present).flatten().is_some_and(|found| found.0 == *step)
             }),
             Wanted::Latest { run } => {
-                let books = self.books_of(run.as_deref());
-                let committed = books.filter_map(|book| Some((book.committed()?.1.record(), book)));
-                let (_, newest) = committed.clone().max_by_key(|(record, _)| lineage::order(record))?;
-                let of_its_run = committed.filter(|(_, book)| book.id.run == newest.id.run);
-                of_its_run.max_by_key(|(record, _)| lineage::order_to_resume(record)).map(|(_, book)| book)
+                let run = run.as_deref();
+                self.latest(run).or_else(|| self.latest_committed(run))
             }
         }
     }
@@ -460,7 +457,7 @@ impl Engine {
     }
 
     /// The books of one run, named by its path or as `ls` shows it, or of all.
-    fn books_of<'a>(&'a self, run: Option<&'a [u8]>) -> impl Iterator<Item = &'a Book> + Clone {
+    pub(super) fn books_of<'a>(&'a self, run: Option<&'a [u8]>) -> impl Iterator<Item = &'a Book> + Clone {
         self.ledger.books.values().filter(move |book| {
             run.is_none_or(|run| {
                 let path = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
@@ -631,7 +628,7 @@ impl Engine {
 
     /// The version of a run that a job would load, of those that fit: what was removed is not there for it. Costs a pass over the versions,
     /// and a sort of them where the first was removed.
-    fn newest_in_sight(
+    pub(super) fn newest_in_sight(
         &self,
         run: &RunPath,
         fits: impl Fn(&checkpoint::Checkpoint) -> bool,

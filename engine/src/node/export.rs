@@ -75,7 +75,8 @@ impl Engine {
     fn hold(&mut self, wanted: &Wanted, number: Option<Number>) -> Result<Held, ApiError> {
         let none =
             |what: String| ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls --all` shows what there is");
-        let book = self.find(wanted).ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
+        let book =
+            self.find_committed(wanted).ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
         let path = path_text(&book.path());
         let found = match number {
             None => book.committed().map(|(number, version)| (*number, version)),

@@ -195,7 +195,7 @@ impl Engine {
         let none = |what: &str| {
             ApiError::new(ErrorCode::NotFound, what.to_owned(), "`ckptctl ls` shows what there is")
         };
-        let book = self.find(wanted).ok_or_else(|| none("there is no such checkpoint"))?;
+        let book = self.find_committed(wanted).ok_or_else(|| none("there is no such checkpoint"))?;
         let path = path_text(&book.path());
         let damaged = book.unreadable().and_then(|(_, version)| version.checkpoint.why_unreadable());
         let (number, version) = book.committed().ok_or_else(|| match damaged {
@@ -213,7 +213,7 @@ impl Engine {
     /// # Errors
     /// Some of the names stay, and why.
     fn forget_unreadable(&mut self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
-        let book = self.find(wanted).filter(|book| book.committed().is_none());
+        let book = self.find_committed(wanted).filter(|book| book.committed().is_none());
         let Some((book, (_, version))) = book.and_then(|book| Some((book, book.unreadable()?))) else {
             return Ok(None);
         };
@@ -246,7 +246,7 @@ impl Engine {
         if let Wanted::Path(path) = wanted {
             return Some(path.clone());
         }
-        if let Some(book) = self.find(wanted) {
+        if let Some(book) = self.find_committed(wanted) {
             return Some(book.path());
         }
         let Wanted::Step { run, step } = wanted else { return None };

@@ -36,6 +36,7 @@
 //! | `visibility` | what a job sees that comes back |
 //! | `proof` | looking at what commits rest on |
 //! | `answer` | reports for people |
+//! | `latest` | which checkpoint `latest` means |
 //! | `attributes` | `user.tidemark.*` |
 //! | `events` | what happened lately |
 
@@ -60,6 +61,7 @@ mod generations;
 mod import;
 mod jobs;
 mod keeping;
+mod latest;
 mod ledger;
 mod links;
 mod loose;

@@ -15,7 +15,7 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{CheckpointRef, Copies, CopyCount, File, Show};
 
 impl Node {
-    /// One checkpoint: at `path`, or of a run (or the only one) at a step, or the newest committed.
+    /// One checkpoint: at `path`, or of a run (or the only one) at a step, or the latest.
     pub async fn show(&self, wanted: Wanted, files: bool, identity: Identity) -> Option<Option<Show>> {
         self.ask(move |engine| engine.show(&wanted, files, &identity)).await
     }
