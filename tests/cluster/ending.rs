@@ -18,7 +18,8 @@ const PATIENT: &str = "[shutdown]\ngrace_s = 40\ndrain_timeout_s = 60\n";
 /// Begins the end of a daemon, which does not come while a program saves.
 fn tell_to_end(daemon: &Daemon) {
     process::signal(daemon.keeper_pid(), Signal::TERM);
-    let drains = process::until(LIMIT, || (daemon.ctl_json(&["status"])["state"] == "draining").then_some(()));
+    let drains =
+        process::until(LIMIT, || (daemon.ctl_json(&["status"])["state"] == "draining").then_some(()));
     assert!(drains.is_some(), "{}", daemon.log_tail());
 }
 
@@ -33,7 +34,8 @@ fn assert_ends_durable(cluster: &mut Cluster, node: usize) {
 #[test]
 fn a_node_that_ends_leaves_the_free_seat_to_one_that_stays() {
     let Some(mut cluster) = Cluster::start_with_lease_and(PATIENT) else { return };
-    let deputy = process::until(LIMIT, || deputies(&cluster).last().copied()).expect("a node keeps the catalog");
+    let deputy =
+        process::until(LIMIT, || deputies(&cluster).last().copied()).expect("a node keeps the catalog");
     let run = cluster.mount(deputy).join("run");
     fs::create_dir(&run).unwrap();
     let mut save = File::create(run.join("step_1.pt")).unwrap();

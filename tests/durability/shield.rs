@@ -211,9 +211,8 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
 fn a_tracker_names_no_save_that_lacks_files_although_every_rank_ended_well() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     let part = |tag: &str, rank: usize| format!("{tag}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
-    let job = |run: &Path| -> Vec<_> {
-        (0..2).map(|rank| Rank::start(run, Some(("29511", rank, 2)))).collect()
-    };
+    let job =
+        |run: &Path| -> Vec<_> { (0..2).map(|rank| Rank::start(run, Some(("29511", rank, 2)))).collect() };
     let half = |ranks: &mut [Rank], tag: &str| {
         ranks[0].does(&format!("mkdir -p {tag}; echo {tag} >{}", part(tag, 0)));
         ranks[0].does(&format!("printf %s {tag} >latest"));

@@ -597,7 +597,9 @@ fn a_file_that_is_cut_beside_what_is_committed_takes_nothing_out_of_sight() {
     for step in ["checkpoint-5", "checkpoint-6"] {
         run_in(
             &run,
-            &format!("mkdir {step}; head -c 300000 /dev/zero >{step}/model.safetensors; echo {{}} >{step}/trainer_state.json"),
+            &format!(
+                "mkdir {step}; head -c 300000 /dev/zero >{step}/model.safetensors; echo {{}} >{step}/trainer_state.json"
+            ),
         );
         daemon.wait_committed(&format!("run/{step}"), COMMITTED_WITHIN);
     }

@@ -142,8 +142,7 @@ impl Engine {
         let object_key = stored.or_else(|| noted.map(|object| object.key.clone()));
         let of = entry.map(|entry| (entry.file, entry.seal));
         let of = of.or_else(|| view.and_then(|view| Some((view.file, view.sealed()?))));
-        let is_good =
-            |key: &String| of.is_none_or(|(file, seal)| !self.scrub.is_bad_object(file, seal, key));
+        let is_good = |key: &String| of.is_none_or(|(file, seal)| !self.scrub.is_bad_object(file, seal, key));
         let object = object_key.as_ref().is_some_and(is_good);
         let state = view.map_or("sealed", |view| decide::state_word(&view.state));
         let sealed = view.and_then(|view| match &view.state {

@@ -75,14 +75,9 @@ struct Found {
 /// What was found of one object.
 enum ObjectFound {
     /// `read`: every byte was compared, and not only the size.
-    Good {
-        read: bool,
-    },
+    Good { read: bool },
     /// Bad or missing, and written again.
-    Mended {
-        what: String,
-        from: String,
-    },
+    Mended { what: String, from: String },
     /// Bad or missing, and still so.
     Bad(String),
     /// It could not be read.

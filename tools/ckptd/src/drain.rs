@@ -74,7 +74,10 @@ pub(crate) async fn drain(daemon: &Daemon, settings: &Settings) -> bool {
         if let Some(durable) = outcome(ended, is_stale, Instant::now() >= limits.give_up) {
             return durable;
         }
-        tracing::info!(decides = shared.decides(), "the coordinator changed while this node drains: it begins anew");
+        tracing::info!(
+            decides = shared.decides(),
+            "the coordinator changed while this node drains: it begins anew"
+        );
     }
 }
 
@@ -182,7 +185,11 @@ mod tests {
     fn a_drain_that_failed_for_a_change_of_roles_begins_anew_while_there_is_time() {
         for is_late in [false, true] {
             for is_stale in [false, true] {
-                assert_eq!(outcome(Some(true), is_stale, is_late), Some(true), "all is durable, whoever decides");
+                assert_eq!(
+                    outcome(Some(true), is_stale, is_late),
+                    Some(true),
+                    "all is durable, whoever decides"
+                );
             }
             assert_eq!(outcome(Some(false), false, is_late), Some(false));
         }

@@ -61,7 +61,8 @@ impl Carried {
     pub fn names(&self, path: &[u8], file: Option<FileId>) -> Vec<Vec<u8>> {
         let of_file = file.and_then(|file| self.by_file.get(&file)).map_or(&[][..], Vec::as_slice);
         // The node that took the names last tells of those that the file had until then.
-        let taken = of_file.iter().rposition(|at| matches!(self.operations[*at], NameOperation::Taken { .. }));
+        let taken =
+            of_file.iter().rposition(|at| matches!(self.operations[*at], NameOperation::Taken { .. }));
         let own = taken.is_none().then_some((path, 0));
         let given = of_file[taken.map_or(0, |taken| taken + 1)..].iter();
         let given = given.filter_map(|at| match &self.operations[*at] {

@@ -59,7 +59,8 @@ impl Case<'_> {
     fn with_added(&self) -> Verdict {
         match self.verdict() {
             Verdict::Torn { why } | Verdict::Settled { detail: why, undecided: true } if self.only_adds() => {
-                let detail = format!("all that was complete is there unchanged, and to what was added: {why}");
+                let detail =
+                    format!("all that was complete is there unchanged, and to what was added: {why}");
                 let rests = self.has_settled() || self.facts.told != Told::No;
                 if rests { Verdict::Settled { detail, undecided: false } } else { self.wait(&detail) }
             }

@@ -160,8 +160,7 @@ static RANK: LazyLock<Regex> =
     LazyLock::new(|| ours(r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
 
 /// What a downloader that fills a file in any order keeps beside it until all of it is there: aria2, and pget of lftp.
-static FILLED_BY: LazyLock<Regex> =
-    LazyLock::new(|| ours(r"(?-u)^(?<name>.+)\.(?:aria2|lftp-pget-status)$"));
+static FILLED_BY: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^(?<name>.+)\.(?:aria2|lftp-pget-status)$"));
 
 static BUILTIN: LazyLock<Rules> = LazyLock::new(|| {
     Rules::compile(&frameworks::builtin()).expect("our own rules compile; a test reads them")

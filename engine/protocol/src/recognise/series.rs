@@ -169,7 +169,8 @@ mod tests {
         let stands = |one: &str, other: &str| may_stand_in(&of(one), &of(other), false);
         assert!(stands("r/model_2.pt", "r/model_10.pt") && stands("r/step5.pt", "r/step5.pt"));
         assert!(!stands("r/model.pt", "r/optimizer.pt") && !stands("r/last.pt", "r/optimizer.pt"));
-        let whole = ["last.pt", "best-model.ckpt", "checkpoint.pth.tar", "checkpoint_best.pt", "last-v1.ckpt"];
+        let whole =
+            ["last.pt", "best-model.ckpt", "checkpoint.pth.tar", "checkpoint_best.pt", "last-v1.ckpt"];
         for whole in whole.map(|name| format!("r/{name}")) {
             assert!(stands("r/step5.pt", &whole) && stands("r/step-5/model.pt", &whole), "{whole}");
         }
@@ -178,7 +179,10 @@ mod tests {
             assert!(!stands("r/step5.pt", &other) && !stands("r/step5.pkl", &other), "{other} is no model");
         }
         assert!(stands("r/step5.pkl", "r/best.pkl") && stands("r/step-5/model.h5", "r/last.h5"));
-        assert!(!stands("r/step5.pt", "r/best.pkl") && !stands("r/step5.h5", "r/last.keras"), "another format");
+        assert!(
+            !stands("r/step5.pt", "r/best.pkl") && !stands("r/step5.h5", "r/last.keras"),
+            "another format"
+        );
         assert!(stands("r/step-5/model.pt", "r/step-6/model.pt"), "two directories");
         assert!(stands("r/model-epoch=2-loss=0.31.ckpt", "r/model-epoch=1-loss=-1.5e-05.ckpt"), "measured");
         for (one, other) in [

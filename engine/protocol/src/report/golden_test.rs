@@ -71,6 +71,7 @@ fn status_keeps_its_shape() {
             lag_seconds: 0.25,
         }],
         unsaved: CopyCount { files: 3, bytes: 40 },
+        unsealed: CopyCount { files: 1, bytes: 20 },
         replication: Some(ReplicationStatus { lacking_files: 2, ..ReplicationStatus::default() }),
         written_ms: 1_700_000_000_000,
     };
@@ -91,7 +92,7 @@ fn status_keeps_its_shape() {
                 "watermark": null,
                 "recoverable": {"timeline": 0, "step": null, "version": 1, "path": "run7/step-1200"},
                 "durable": null, "lag_versions": 1, "lag_bytes": 10, "lag_seconds": 0.25}],
-            "unsaved": {"files": 3, "bytes": 40},
+            "unsaved": {"files": 3, "bytes": 40}, "unsealed": {"files": 1, "bytes": 20},
             "replication": {"partner": null, "lacking_files": 2, "lacking_bytes": 0, "since_ms": null, "why": null},
             "written_ms": 1_700_000_000_000_i64,
         }),
@@ -392,7 +393,9 @@ fn words_on_the_wire_are_the_words_people_read() {
     for state in [NodeState::Starting, NodeState::Serving, NodeState::Degraded, NodeState::Draining] {
         assert_eq!(serde_json::to_value(state).unwrap(), json!(state.word()));
     }
-    for reason in [PendingReason::Open, PendingReason::Torn, PendingReason::Incomplete, PendingReason::Damaged] {
+    for reason in
+        [PendingReason::Open, PendingReason::Torn, PendingReason::Incomplete, PendingReason::Damaged]
+    {
         assert_eq!(serde_json::to_value(reason).unwrap(), json!(reason.word()));
     }
     assert_eq!(serde_json::from_value::<C>(json!("a_newer_state")).unwrap(), C::Unknown);

@@ -30,7 +30,8 @@ fn apart(world: &World, second: i64) -> Vec<String> {
 fn an_index_proves_what_it_lists_beside_a_log_that_is_open_or_was_cut() {
     for log in [LOG, "m/out/.config.json.swp", "m/out/.config.json.Xa3bQ1"] {
         let mut world = logged(log);
-        let waits = |verdict| matches!(verdict, Verdict::Open { again_at_ns: Some(at), .. } if at == 7 * SECOND);
+        let waits =
+            |verdict| matches!(verdict, Verdict::Open { again_at_ns: Some(at), .. } if at == 7 * SECOND);
         assert!(waits(world.at(6)), "{log}");
         assert_eq!((world.evidence(7), apart(&world, 7)), (Some(Evidence::Index), vec![log.to_owned()]));
         world.told = Told::Flush;
@@ -156,7 +157,10 @@ fn who_fails_takes_nothing_from_what_is_whole_by_adding_to_it() {
     world.names_before = 2;
     world.file(state).before = Before::Other;
     assert!(matches!(world.at(55), Verdict::Torn { .. }), "it was saved over");
-    assert!(matches!(with("r/checkpoint-5/optimizer.pt", None).at(55), Verdict::Torn { .. }), "a rule knows it");
+    assert!(
+        matches!(with("r/checkpoint-5/optimizer.pt", None).at(55), Verdict::Torn { .. }),
+        "a rule knows it"
+    );
 
     // By as many processes as the job never had.
     let states = "r/checkpoint-5/rng_state_0.pth";
