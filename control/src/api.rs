@@ -193,7 +193,7 @@ pub struct RecoverRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventsRequest {
-    /// Only events with a greater number.
+    /// Only events with a greater number; all where this daemon has not reached it, since each counts from 1.
     pub since: u64,
     /// Go on as they happen, until the client hangs up.
     pub follow: bool,

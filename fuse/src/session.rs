@@ -24,6 +24,7 @@ use fuser::Config;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -237,6 +238,8 @@ struct Served {
     invalidator: Invalidator,
     ended: Arc<Ended>,
     init: InitExchange,
+    /// Major and minor number; none where the mount was not found in the table of mounts.
+    number: Option<(u32, u32)>,
 }
 
 /// Whether the session's threads have ended, and with what error.
@@ -272,7 +275,8 @@ fn serve(
         listings: Listings::new(now_ns()),
         invalidator: OnceLock::new(),
     });
-    match device_at(path) {
+    let number = device_at(path);
+    match number {
         Some(device) => shared.namespace.set_lock_oracle(Box::new(move |inodes| is_locked(device, inodes))),
         None => {
             tracing::warn!(path = %path.display(), "the mount is not in /proc/self/mountinfo; locks are not seen")
@@ -308,7 +312,7 @@ fn serve(
             report.changed.notify_all();
         })
         .map_err(thread)?;
-    Ok(Served { shared, device, invalidator, ended, init })
+    Ok(Served { shared, device, invalidator, ended, init, number })
 }
 
 fn threads(wanted: usize) -> usize {
@@ -386,6 +390,16 @@ impl Mounted {
     #[must_use]
     pub fn is_there(&self) -> bool {
         is_ours_at(&self.record.path).unwrap_or(true)
+    }
+
+    /// Whether a directory is of this mount, by whatever path: a bind mount shows it under another one. Follows symbolic links, and
+    /// asks the file system of `directory`, which may be this one: not to be called by a thread that serves it.
+    ///
+    /// # Errors
+    /// The directory cannot be looked at.
+    pub fn holds(&self, directory: &Path) -> io::Result<bool> {
+        let device = std::fs::metadata(directory)?.dev();
+        Ok(self.served.number == Some((rustix::fs::major(device), rustix::fs::minor(device))))
     }
 
     /// Takes the mount away and waits, at most five seconds, for the session to end. Lazily, the name goes at

@@ -66,6 +66,28 @@ fn a_second_stand_alone_daemon_is_refused_and_the_successor_of_a_dead_one_is_not
     third.stop_with_status();
 }
 
+/// What is committed stays so; names that only the older one was told of are not passed over.
+#[test]
+fn names_that_a_fenced_daemon_did_not_tell_are_said_by_flush_and_by_its_end() {
+    let shared = tempfile::tempdir().unwrap();
+    let Some(mut first) = start(on(shared.path())) else { return };
+    save(&first, "run/step1.pt", &noise(1, MIB));
+    save(&first, "run/notes.txt", b"loose");
+    first.flush();
+    let second = Daemon::start(over(shared.path()));
+    let fenced = process::until(NOTICE_LIMIT, || has_problem(&first, "fenced").then_some(()));
+    assert!(fenced.is_some(), "{:#?}", problems(&first));
+    first.flush();
+    fs::remove_file(first.mount().join("run/notes.txt")).unwrap();
+    let begun = Instant::now();
+    let output = first.ctl(&["flush", "--wait", "--timeout", "60"]);
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert!(shown(&output).contains("another daemon decides"), "{}", shown(&output));
+    assert!(begun.elapsed() < NOTICE_LIMIT, "it waited for what cannot come");
+    assert_eq!(first.stop_with_status().code(), Some(1), "{}", first.log_tail());
+    drop(second);
+}
+
 #[test]
 fn an_older_coordinator_is_fenced_and_its_bytes_are_still_served() {
     let shared = tempfile::tempdir().unwrap();

@@ -249,6 +249,24 @@ fn is_an_error_everywhere(daemon: &Daemon, path: &str, what: &str) {
 }
 
 #[test]
+fn a_damaged_checkpoint_whose_name_other_bytes_have_is_not_said_to_be_removed() {
+    if !machine::can_mount() {
+        return;
+    }
+    let daemon = only_checkpoint(PATH, |tier3| {
+        let markers = tier3::files_below(&tier3.join("run")).into_iter();
+        let markers = markers.filter(|path| path.to_str().unwrap().contains("_COMMITTED"));
+        markers.for_each(|path| fs::write(path, b"").unwrap());
+    });
+    let path = daemon.mount().join(PATH);
+    let open = fs::File::create(&path).unwrap();
+    let output = daemon.ctl(&["rm", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert!(shown(&output).contains("is not removed") && path.exists(), "{}", shown(&output));
+    drop(open);
+}
+
+#[test]
 fn a_damaged_document_of_the_only_checkpoint_is_an_error_and_not_step_zero() {
     if !machine::can_mount() {
         return;

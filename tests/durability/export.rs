@@ -31,6 +31,7 @@ fn save_directory(daemon: &Daemon, seed: u64) -> Saved {
         fs::hard_link(place.join("a.pt"), place.join("sub/link.pt")).unwrap();
     }
     fs::set_permissions(place.join("a.pt"), Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(place.join("sub"), Permissions::from_mode(0o2755)).unwrap();
     rustix::fs::setxattr(place.join("a.pt"), NOTE, b"kept", XattrFlags::empty()).unwrap();
     for path in ["a.pt", "sub", ""] {
         let times = FileTimes::new().set_modified(UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789));
@@ -56,6 +57,7 @@ fn assert_is(directory: &Path, saved: &Saved) {
     let of = |path: &str| fs::metadata(directory.join(path)).unwrap();
     assert_eq!((of("a.pt").ino(), of("a.pt").nlink()), (of("sub/link.pt").ino(), 2));
     assert_eq!((of("a.pt").mode() & 0o7777, of("sub/b.pt").mode() & 0o7777), (0o640, 0o644));
+    assert_eq!(of("sub").mode() & 0o7777, 0o2755, "files in it get its group");
     for path in ["a.pt", "sub", ""] {
         assert_eq!((of(path).mtime(), of(path).mtime_nsec()), (1_700_000_000, 123_456_789), "{path:?}");
     }
@@ -130,6 +132,13 @@ fn what_cannot_be_exported_whole_leaves_nothing_and_overwrites_nothing() {
     refused(&[at, target.to_str().unwrap()], 1, "nothing is overwritten");
     assert_eq!(fs::read(&target).unwrap(), b"mine");
     refused(&[at, daemon.mount().join("copy").to_str().unwrap()], 2, "in the mount itself");
+    // The same place under another path: what the daemon wrote there would wait for the daemon.
+    let bind = daemon.scratch("bind");
+    rustix::mount::mount_bind(daemon.mount(), &bind).unwrap();
+    let through_bind = daemon.ctl(&["export", at, bind.join("copy").to_str().unwrap()]);
+    rustix::mount::unmount(&bind, rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert_eq!(through_bind.status.code(), Some(2), "{}", shown(&through_bind));
+    assert!(shown(&through_bind).contains("in the mount itself"), "{}", shown(&through_bind));
     refused(&[at, out.join("no/such").to_str().unwrap()], 2, "cannot be looked at");
     let free = out.join("free");
     let free = free.to_str().unwrap();

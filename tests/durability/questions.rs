@@ -1,6 +1,6 @@
 //! What `ckptctl` exits with when it is asked about a path, and what a path says of itself.
 //!
-//! Owns: not found (3) against found, `user.tidemark.*`. Does not own: how answers look (the tests of ckptctl).
+//! Owns: not found (3) against found, which place a typed path means, `user.tidemark.*`. Does not own: how answers look (the tests of ckptctl).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
-use tidemark_tests::daemon::shown;
-use tidemark_tests::{process, tier3};
+use tidemark_tests::daemon::{DaemonOptions, shown};
+use tidemark_tests::{machine, process, tier3};
 
 use crate::site::{CONFIG, MIB, NEVER_SETTLES, noise, options, save, start};
 
@@ -280,6 +281,97 @@ fn what_is_written_still_is_not_verified_and_nothing_is_not_ok() {
         let output = daemon.ctl(words);
         assert_eq!(output.status.code(), Some(3), "ckptctl {words:?}: {}", shown(&output));
     }
+    daemon.stop();
+}
+
+/// The kernel gives the working directory of a program without symbolic links.
+#[test]
+fn a_typed_path_means_the_same_whatever_path_leads_to_the_mount() {
+    let home = tempfile::tempdir().unwrap();
+    let real = home.path().canonicalize().unwrap().join("data");
+    let (link, bind) = (home.path().join("ckpt"), home.path().join("bind"));
+    fs::create_dir(&real).unwrap();
+    fs::create_dir(&bind).unwrap();
+    symlink(&real, &link).unwrap();
+    let named = DaemonOptions { mountpoint: Some(link.clone()), ..options("256MiB", CONFIG) };
+    let Some(mut daemon) = start(named) else { return };
+    assert_eq!(daemon.mount(), real);
+    save(&daemon, "step1.pt", &noise(1, 70_000));
+    save(&daemon, "run/step1.pt", &noise(2, 70_000));
+    daemon.flush();
+    let show_in = |directory: &Path, path: &str| {
+        let mut command = Command::new(machine::binary("ckptctl"));
+        command.arg("--state-dir").arg(daemon.state_dir()).args(["show", path, "-o", "json"]);
+        let output = process::run(command.current_dir(directory), Duration::from_secs(60));
+        let found: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        let path = found.and_then(|show| show["checkpoint"]["path"].as_str().map(ToOwned::to_owned));
+        (output.status.code(), path)
+    };
+    let is_found = |path: &str| (Some(0), Some(path.to_owned()));
+    for dies in [false, true] {
+        if dies {
+            daemon.wait_for_next(daemon.kill_serving());
+        }
+        assert_eq!(show_in(&link.join("run"), "step1.pt"), is_found("run/step1.pt"));
+        assert_eq!(show_in(&link, "step1.pt"), is_found("step1.pt"));
+        let whole = link.join("run/step1.pt");
+        assert_eq!(show_in(home.path(), whole.to_str().unwrap()), is_found("run/step1.pt"));
+        let latest = || {
+            let text = fs::read_to_string(real.join(".tidemark/latest")).ok()?;
+            (text.starts_with(real.to_str().unwrap()) && text.ends_with("step1.pt\n")).then_some(())
+        };
+        process::until(Duration::from_secs(10), latest).expect("`latest` holds a path on the mount");
+    }
+    // What is typed there could be anything below the mount's root.
+    mount_bind(&real, &bind).unwrap();
+    let through_bind = show_in(&bind.join("run"), "step1.pt");
+    unmount(&bind, UnmountFlags::DETACH).unwrap();
+    assert_eq!(through_bind, (Some(2), None));
+    // Nor does a name of another directory mean one on the mount.
+    fs::write(home.path().join("step1.pt"), b"mine").unwrap();
+    assert_eq!(show_in(home.path(), "step1.pt"), (Some(2), None));
+    assert_eq!(show_in(home.path(), "run/step1.pt"), is_found("run/step1.pt"));
+    daemon.stop();
+}
+
+/// A program that only reads it is told of one, however many runs there are. A command may remove it for good, and chooses among none.
+#[test]
+fn latest_is_what_was_whole_last_and_no_command_chooses_among_runs() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let named = |name: &str| {
+        let expected = format!("{}\n", daemon.mount().join(name).display());
+        let latest = || fs::read_to_string(daemon.mount().join(".tidemark/latest")).ok();
+        process::until(Duration::from_secs(10), || (latest()? == expected).then_some(()))
+            .unwrap_or_else(|| panic!("{:?} does not become {expected:?}", latest()));
+    };
+    // Of the only run both name the same.
+    let both_name = |name: &str| {
+        named(name);
+        assert_eq!(daemon.ctl_json(&["show", "latest"])["checkpoint"]["path"], name);
+    };
+    // A process that ends well means what it removes.
+    let remove = |name: &str| {
+        assert!(Command::new("rm").arg(daemon.mount().join(name)).status().unwrap().success());
+        daemon.flush();
+    };
+    save(&daemon, "long/step900.pt", &noise(1, 70_000));
+    daemon.flush();
+    both_name("long/step900.pt");
+    // Steps of two runs say nothing about which of them is newer.
+    save(&daemon, "short/step5.pt", &noise(2, 70_000));
+    daemon.flush();
+    named("short/step5.pt");
+    let refused = daemon.ctl(&["show", "latest"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", shown(&refused));
+    // What was removed is not offered.
+    remove("short/step5.pt");
+    both_name("long/step900.pt");
+    save(&daemon, "long/step950.pt", &noise(3, 70_000));
+    daemon.flush();
+    both_name("long/step950.pt");
+    remove("long/step950.pt");
+    both_name("long/step900.pt");
+    assert_eq!(daemon.ctl_json(&["undelete", "long@latest"])["checkpoint"]["path"], "long/step950.pt");
     daemon.stop();
 }
 

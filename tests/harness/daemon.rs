@@ -429,6 +429,8 @@ impl Daemon {
     /// Detaches what the daemon left mounted; only ever its own mountpoint.
     fn clean_mount(&self) {
         let mountpoint = self.mountpoint();
+        // What is mounted has the path that a link leads to.
+        let mountpoint = fs::read_link(&mountpoint).unwrap_or(mountpoint);
         // A dead mount can lie below a live one after two starts, hence the loop; bounded, in case it never goes.
         for _ in 0..4 {
             if !is_mounted(&mountpoint) || unmount(&mountpoint, UnmountFlags::DETACH).is_err() {

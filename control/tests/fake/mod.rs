@@ -120,6 +120,7 @@ impl NodeApi for FakeNode {
                 lag_seconds: 61.0,
             }],
             unsaved: CopyCount { files: 3, bytes: 40 },
+            unsealed: CopyCount { files: 1, bytes: 20 },
             replication: Some(ReplicationStatus {
                 partner: (!self.degraded).then(|| "n1".into()),
                 lacking_files: 2,

@@ -46,24 +46,17 @@ impl Place {
         Ok(Self(names.join(&b'/')))
     }
 
-    /// What a person typed in directory `cwd`, who sees the mount at `mount` (both absolute). An absolute path must
-    /// be below the mount. A relative one is below `cwd` when that is on the mount, else below the mount's root.
+    /// What a person typed in directory `cwd`, who sees the mount at `mount` (both absolute), by text alone.
     ///
     /// # Errors
-    /// As [`Place::relative`], and when an absolute path is not below the mount.
+    /// As [`Place::relative`], and [`PlaceError::Outside`] when it is not below the mount.
     pub fn typed(mount: &[u8], cwd: &[u8], path: &[u8]) -> Result<Self, PlaceError> {
         let outside = || PlaceError::Outside {
             path: String::from_utf8_lossy(path).into_owned(),
             mount: String::from_utf8_lossy(mount).into_owned(),
         };
         // `..` is resolved before looking whether the result is below the mount, so that it cannot lead out of it.
-        let joined = if path.starts_with(b"/") {
-            path.to_vec()
-        } else if below(mount, &Self::relative(cwd)?.0).is_some() {
-            [cwd, b"/", path].concat()
-        } else {
-            [mount, b"/", path].concat()
-        };
+        let joined = if path.starts_with(b"/") { path.to_vec() } else { [cwd, b"/", path].concat() };
         let absolute = Self::relative(&joined).map_err(|error| match error {
             PlaceError::Outside { .. } => outside(),
             other => other,
@@ -137,7 +130,7 @@ impl<'de> Deserialize<'de> for Place {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selector {
-    /// `latest`: the newest committed one of the only run; an error where several runs have one.
+    /// `latest`: of the only run what its job would load of what is committed; an error where several runs have something committed.
     Latest,
     /// `RUN@latest`.
     LatestOf(Place),

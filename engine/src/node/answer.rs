@@ -41,6 +41,8 @@ pub struct Standing {
     pub runs: Vec<RunStatus>,
     /// Files whose bytes are in this node's memory and not in Tier-3.
     pub unsaved: CopyCount,
+    /// Of those, files that are not sealed yet.
+    pub unsealed: CopyCount,
 }
 
 /// A verify target and the checkpoint it belongs to.
@@ -516,17 +518,19 @@ impl Engine {
         let now = Instant::now();
         let runs: BTreeSet<_> = self.ledger.books.keys().map(|id| id.run.clone()).collect();
         let tiers = self.tiers();
+        let (unsaved, unsealed) = self.unsaved();
         Standing {
             problems: self.problems(&tiers, now),
             tiers,
-            unsaved: self.unsaved(),
+            unsaved,
+            unsealed,
             runs: runs.into_iter().map(|run| self.run_status(&run)).collect(),
         }
     }
 
-    /// Names whose bytes are in this node's memory and not in Tier-3. What Tier-3 has in a version without a decision serves no reader,
-    /// and is there.
-    fn unsaved(&self) -> CopyCount {
+    /// Names whose bytes are in this node's memory and not in Tier-3, and those of them that are not sealed. What Tier-3 has in a version
+    /// without a decision serves no reader, and is there.
+    fn unsaved(&self) -> (CopyCount, CopyCount) {
         let versions = self.ledger.books.values().flat_map(|book| book.versions.values());
         let undecided =
             versions.filter(|version| version.checkpoint.is_prepared() && version.checkpoint.is_alive());
@@ -543,15 +547,21 @@ impl Engine {
             self.standing_of_loose(path, view).1.then_some(view.size_bytes)
         });
         let all = self.ledger.copies;
-        kept.chain(stand).fold(
-            CopyCount { files: all.unsaved_files, bytes: all.unsaved_bytes },
-            |left, bytes| CopyCount { files: left.files - 1, bytes: left.bytes - bytes },
-        )
+        let less =
+            |left: CopyCount, bytes: u64| CopyCount { files: left.files - 1, bytes: left.bytes - bytes };
+        let (unsaved, unsealed) = stand.fold(
+            (
+                CopyCount { files: all.unsaved_files, bytes: all.unsaved_bytes },
+                CopyCount { files: all.unsealed_files, bytes: all.unsealed_bytes },
+            ),
+            |(unsaved, unsealed), bytes| (less(unsaved, bytes), less(unsealed, bytes)),
+        );
+        (kept.fold(unsaved, less), unsealed)
     }
 
     /// The version of a run that a job would load, of those that fit: what was removed is not there for it. Costs a pass over the versions,
     /// and a sort of them where the first was removed.
-    fn newest_in_sight(
+    pub(super) fn newest_in_sight(
         &self,
         run: &RunPath,
         fits: impl Fn(&checkpoint::Checkpoint) -> bool,

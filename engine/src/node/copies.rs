@@ -13,6 +13,9 @@ pub(crate) struct CopyCounts {
     /// Of names whose bytes are here and not in Tier-3.
     pub(crate) unsaved_files: u64,
     pub(crate) unsaved_bytes: u64,
+    /// Of those, of names whose bytes are not sealed: no other node has a copy.
+    pub(crate) unsealed_files: u64,
+    pub(crate) unsealed_bytes: u64,
 }
 
 impl CopyCounts {
@@ -20,9 +23,12 @@ impl CopyCounts {
         // What was noted of a file that is written again is a copy of other bytes.
         let object = view.object.is_some() && view.sealed().is_some();
         let unsaved = view.host && !object;
+        let unsealed = view.host && view.sealed().is_none();
         Self {
             unsaved_files: u64::from(unsaved),
             unsaved_bytes: if unsaved { view.size_bytes } else { 0 },
+            unsealed_files: u64::from(unsealed),
+            unsealed_bytes: if unsealed { view.size_bytes } else { 0 },
             host_files: u64::from(view.host),
             object_files: u64::from(object),
             object_bytes: if object { view.size_bytes } else { 0 },
@@ -36,6 +42,8 @@ impl CopyCounts {
         self.object_bytes += more.object_bytes;
         self.unsaved_files += more.unsaved_files;
         self.unsaved_bytes += more.unsaved_bytes;
+        self.unsealed_files += more.unsealed_files;
+        self.unsealed_bytes += more.unsealed_bytes;
     }
 
     pub(crate) fn take(&mut self, view: &FileView) {
@@ -45,5 +53,7 @@ impl CopyCounts {
         self.object_bytes -= less.object_bytes;
         self.unsaved_files -= less.unsaved_files;
         self.unsaved_bytes -= less.unsaved_bytes;
+        self.unsealed_files -= less.unsealed_files;
+        self.unsealed_bytes -= less.unsealed_bytes;
     }
 }

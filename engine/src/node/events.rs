@@ -43,11 +43,12 @@ impl Events {
         self.newest.send_replace(number);
     }
 
-    /// Those with a greater number, oldest first.
+    /// Those with a greater number, oldest first. A number that was not given yet is of a daemon before this one: all are newer.
     #[must_use]
     pub fn since(&self, number: u64) -> Vec<Event> {
         let kept = self.kept.lock().expect("nothing panics while it holds the events");
-        kept.iter().filter(|event| event.number > number).cloned().collect()
+        let last = kept.back().map_or(0, |event| event.number);
+        kept.iter().filter(|event| event.number > number || number > last).cloned().collect()
     }
 
     /// Wakes whoever follows.
@@ -71,5 +72,15 @@ mod tests {
         assert_eq!(kept.len(), EVENTS_MAX);
         assert_eq!(kept[0].number, 11);
         assert_eq!(events.since(kept.last().unwrap().number), []);
+    }
+
+    #[test]
+    fn whoever_goes_on_from_a_number_of_the_daemon_before_misses_nothing() {
+        let events = Events::default();
+        assert_eq!(events.since(7), [], "nothing has happened yet");
+        events.add(0, EventLevel::Info, "sealed", None, String::new());
+        let numbers = |since| events.since(since).iter().map(|event| event.number).collect::<Vec<_>>();
+        assert_eq!(numbers(7), [1], "numbers begin at 1 again");
+        assert_eq!(numbers(1), [0; 0]);
     }
 }

@@ -315,11 +315,11 @@ impl Engine {
             // A fenced node commits nothing more: what is pending stays so, however long anyone waits.
             let saves = waiter.waits == Waits::End && saves;
             let moves = self.fenced.is_none() && (saves || pending.iter().any(waits));
-            let tree_is_pending = self.tree_is_pending(waiter.began);
+            let tree_may_come = self.tree_may_come(waiter.began);
             let changes =
-                moves || decides || tree_is_pending || self.trackers_change(&waiter.place, waiter.began);
+                moves || decides || tree_may_come || self.trackers_change(&waiter.place, waiter.began);
             // Names that are about to be looked at may all be in Tier-3.
-            let is_seen = noticed && !(tree_is_pending && self.ledger.tree_changed);
+            let is_seen = noticed && !(tree_may_come && self.ledger.tree_changed);
             let is_late = now.saturating_duration_since(waiter.began) >= NOTICED_WITHIN;
             if waiter.waits == Waits::Nobody
                 && (is_seen || is_late)
@@ -363,8 +363,7 @@ impl Engine {
     fn outcome(&self, pending: &[Row], began: Instant, timed_out: bool) -> FlushOutcome {
         let mut pending: Vec<_> = pending.iter().map(|row| row.pending.clone()).collect();
         if self.tree_is_pending(began) {
-            let what = "the names outside checkpoints are not in Tier-3 yet".to_owned();
-            pending.push(Pending { path: String::new(), reason: PendingReason::Uploading, what });
+            pending.push(self.untold_names());
         }
         pending.truncate(PENDING_MAX);
         FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_away() }

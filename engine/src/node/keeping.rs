@@ -2,7 +2,7 @@
 //!
 //! Owns: carrying those out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
 
-use crate::namespace::Listed;
+use crate::namespace::{FsError, Listed};
 use crate::node::answer::{checkpoint_ref, unreadable};
 use crate::node::book::{Book, Number};
 use crate::node::recover::above;
@@ -33,6 +33,22 @@ pub(crate) fn ending() -> ApiError {
 fn away(error: &StoreError) -> ApiError {
     let what = format!("Tier-3 does not answer: {}", error_text(error));
     ApiError::new(ErrorCode::Unavailable, what, "`ckptctl status` shows since when")
+}
+
+/// Why a checkpoint is not removed whose names were to go; none where none of them is left.
+fn names_stay(path: &[u8], withdrawn: Result<usize, FsError>, left: usize) -> Option<ApiError> {
+    let path = path_text(path);
+    let (what, action) = match withdrawn {
+        Err(error) => {
+            (format!("{path} is not removed, names of it stay: {error}"), "`ckptctl rm` goes on with it")
+        }
+        Ok(_) if left > 0 => (
+            format!("{path} is not removed: {left} of its names stay, other bytes have them by now"),
+            "`rm` on the mount removes those",
+        ),
+        Ok(_) => return None,
+    };
+    Some(ApiError::new(ErrorCode::Failed, what, action))
 }
 
 /// One version that a person named.
@@ -115,7 +131,8 @@ impl Node {
     /// Removes a checkpoint: its names from the tree, its committed versions from Tier-3.
     ///
     /// # Errors
-    /// There is none, or several are meant, or it has to stay, and why: then nothing was done. The daemon is ending.
+    /// There is none, or several are meant, or it has to stay, and why: then nothing was done. Names of a damaged one stay, and why. The
+    /// daemon is ending.
     pub async fn remove(&self, wanted: Wanted, tell: impl Fn(Progress)) -> Result<Removal, ApiError> {
         let forgotten = wanted.clone();
         if let Some(path) =
@@ -193,7 +210,10 @@ impl Engine {
     }
 
     /// Takes the names of a checkpoint out of the tree of which Tier-3 does not say what was committed, and gives its path. From now on
-    /// it is taken for removed; nothing of it is deleted in Tier-3, since nobody knows what it is.
+    /// it is taken for removed; nothing of it is deleted in Tier-3, since nobody knows what it is. `None`: it is no such checkpoint.
+    ///
+    /// # Errors
+    /// Several are meant; some of the names stay, and why.
     fn forget_unreadable(&mut self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
         let found = self.find(wanted)?.filter(|book| book.committed().is_none());
         let Some((book, (_, version))) = found.and_then(|book| Some((book, book.unreadable()?))) else {
@@ -210,8 +230,11 @@ impl Engine {
         let inside = |above: &RelPath| above.as_bytes().starts_with(&path);
         let directories: BTreeSet<RelPath> = above.filter(inside).collect();
         let directories: Vec<_> = directories.into_iter().collect();
-        if let Err(error) = self.shared.withdraw(&listed, &directories) {
-            tracing::error!(checkpoint = %path_text(&path), %error, "some names stay");
+        let withdrawn = self.shared.withdraw(&listed, &directories);
+        let is_there = |listed: &&Listed<'_>| self.shared.namespace.node_at(listed.path.as_bytes()).is_some();
+        let left = listed.iter().filter(is_there).count();
+        if let Some(refusal) = names_stay(&path, withdrawn, left) {
+            return Err(refusal);
         }
         self.gc.is_shown_again(&id);
         self.ledger.tree_changed = true;
@@ -221,11 +244,14 @@ impl Engine {
     }
 
     /// The path that a checkpoint had which may be out of sight: one that was never recorded has no book to be found by. A step means
-    /// what is out of sight, whatever else in the tree has it.
+    /// what is out of sight, whatever else in the tree has it, and `latest` the newest, whether it is in the tree or not.
     fn path_out_of_sight(&self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
         let (run, step) = match wanted {
             Wanted::Path(path) => return Ok(Some(path.clone())),
-            Wanted::Latest { .. } => return Ok(self.find(wanted)?.map(Book::path)),
+            Wanted::Latest { run } => {
+                let run = self.run_of_latest(run.as_deref())?;
+                return Ok(run.and_then(|run| self.newest_committed_of(run)).map(Book::path));
+            }
             Wanted::Step { run, step } => (run.as_deref(), *step),
         };
         let is_it = |candidate: &&Candidate| {
@@ -282,5 +308,21 @@ impl Engine {
         let what = format!("version {} is in the tree again, {files} files", number.1);
         self.event(EventLevel::Info, "undeleted", &id, what);
         Ok(Undelete { checkpoint: reference, files: files as u64 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_not_removed_while_a_name_of_it_stays() {
+        assert_eq!(names_stay(b"run/step1.pt", Ok(2), 0), None);
+        assert_eq!(names_stay(b"run/step1.pt", Ok(0), 0), None, "nothing of it was in the tree");
+        for (withdrawn, left) in [(Err(FsError::Io), 2), (Err(FsError::Io), 0), (Ok(1), 1)] {
+            let refusal = names_stay(b"run/step1.pt", withdrawn, left).unwrap();
+            assert_eq!(refusal.code, ErrorCode::Failed);
+            assert!(refusal.what.starts_with("run/step1.pt is not removed"), "{refusal:?}");
+        }
     }
 }

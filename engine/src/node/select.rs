@@ -1,16 +1,20 @@
 //! Which checkpoint a person means.
 //!
-//! Owns: how one is named, and that a name of several chooses none of them. Does not own: the grammar of the command line
-//! (protocol), what is done with the checkpoint (`show`, `keeping`, `export`).
+//! Owns: how one is named, that a name of several chooses none of them, and which one `latest` in the control directory names. Does not
+//! own: the grammar of the command line (protocol), which of one run's a job would load (`answer`), what is done with the checkpoint
+//! (`show`, `keeping`, `export`).
 
 use crate::node::book::Book;
 use crate::node::flush::covers;
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use std::collections::BTreeSet;
+use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::Step;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::record::Record;
 use tidemark_protocol::report::{ApiError, ErrorCode, path_text};
 
 /// Names in an error about several: a person reads a few, and `ckptctl ls` shows all.
@@ -38,6 +42,12 @@ impl Node {
     /// `wanted` names several.
     pub async fn path_of(&self, wanted: Wanted) -> Option<Result<Option<Vec<u8>>, ApiError>> {
         self.ask(move |engine| engine.find(&wanted).map(|found| found.map(Book::path))).await
+    }
+
+    /// The path of what was whole last, of what the jobs of all runs would load now. The outer `None`: the loop has stopped; the inner
+    /// one: no job would load anything.
+    pub async fn whole_last(&self) -> Option<Option<Vec<u8>>> {
+        self.ask(|engine| engine.whole_last().map(Book::path)).await
     }
 }
 
@@ -94,12 +104,6 @@ pub(crate) fn is_run(run: &RunPath, name: &[u8]) -> bool {
     path == name || run.to_string().as_bytes() == name
 }
 
-/// The newest committed one of a run's checkpoints, as a job that comes back chooses it.
-fn latest<'a>(of_run: impl Iterator<Item = &'a Book>) -> Option<&'a Book> {
-    let committed = of_run.filter_map(|book| Some((book.committed()?.1.record(), book)));
-    committed.max_by_key(|(record, _)| lineage::order_to_resume(record)).map(|(_, book)| book)
-}
-
 /// Whether `place` is one of these files, or a directory below `top` in which some of them lie.
 pub(crate) fn is_inside<'a>(top: &[u8], place: &[u8], mut files: impl Iterator<Item = &'a RelPath>) -> bool {
     // The files of a family share no directory of their own, so each is looked for by its name.
@@ -127,26 +131,56 @@ impl Engine {
                     None => Err(several_at_step(*step, found.into_iter().map(Book::path))),
                 }
             }
-            Wanted::Latest { run: Some(run) } => Ok(latest(self.books_of(Some(run)))),
-            Wanted::Latest { run: None } => {
-                let runs = self.runs_with_commits();
-                match runs.first() {
-                    Some(run) if runs.len() == 1 => {
-                        Ok(latest(self.books_of(None).filter(|book| book.id.run == **run)))
-                    }
-                    Some(_) => {
-                        let names = runs.iter().map(ToString::to_string);
-                        Err(several("several runs have checkpoints", names, "name one as RUN@latest"))
-                    }
-                    None => Ok(None),
-                }
+            Wanted::Latest { run } => {
+                Ok(self.run_of_latest(run.as_deref())?.and_then(|run| self.latest_of(run)))
             }
         }
     }
 
-    /// Runs with a committed checkpoint in the tree; where no run has one, those with a committed checkpoint that a job removed.
-    fn runs_with_commits(&self) -> BTreeSet<&RunPath> {
-        let committed = || self.books_of(None).filter(|book| book.committed().is_some());
+    /// The run of which `latest` is meant: the named one, or the only one; `None`: nothing of it is committed.
+    ///
+    /// # Errors
+    /// None is named, and several have something committed.
+    pub(crate) fn run_of_latest(&self, run: Option<&[u8]>) -> Result<Option<&RunPath>, ApiError> {
+        let mut runs = self.runs_with_commits(run);
+        if runs.len() > 1 {
+            let names = runs.iter().map(ToString::to_string);
+            return Err(several("several runs have checkpoints", names, "name one as RUN@latest"));
+        }
+        Ok(runs.pop_first())
+    }
+
+    /// The newest committed one of a run that its job would load, as the job chooses it; where the job removed all, the newest of those.
+    fn latest_of(&self, run: &RunPath) -> Option<&Book> {
+        let loadable = self.newest_in_sight(run, Checkpoint::is_committed);
+        loadable.and_then(|found| self.book_of(found.record())).or_else(|| self.newest_committed_of(run))
+    }
+
+    /// The newest committed one of a run, whether the tree shows it or not.
+    pub(crate) fn newest_committed_of(&self, run: &RunPath) -> Option<&Book> {
+        let of_run = self.ledger.books.values().filter(|book| book.id.run == *run);
+        let committed = of_run.filter_map(|book| Some((book.committed()?.1.record(), book)));
+        committed.max_by_key(|(record, _)| lineage::order_to_resume(record)).map(|(_, book)| book)
+    }
+
+    /// Of what the jobs of all runs would load now, what was whole last: steps of two runs say nothing about which is newer. For programs
+    /// that only read it, so that several runs are no error. Costs a pass over the versions of each run.
+    fn whole_last(&self) -> Option<&Book> {
+        let runs: BTreeSet<_> = self.ledger.books.keys().map(|id| &id.run).collect();
+        let newest = runs.into_iter().filter_map(|run| self.newest_in_sight(run, |_| true));
+        let records = newest.map(Checkpoint::record);
+        self.book_of(records.max_by_key(|record| (record.completed_at_ns, lineage::order(record)))?)
+    }
+
+    fn book_of(&self, record: &Record) -> Option<&Book> {
+        let (run, directory) = (record.version.run.clone(), record.version.directory.clone());
+        self.ledger.books.get(&CheckpointId { run, directory })
+    }
+
+    /// Runs, or the named one, with a committed checkpoint in the tree; where none has one, those with a committed checkpoint that a job
+    /// removed.
+    fn runs_with_commits(&self, run: Option<&[u8]>) -> BTreeSet<&RunPath> {
+        let committed = || self.books_of(run).filter(|book| book.committed().is_some());
         let in_tree: BTreeSet<_> =
             committed().filter(|book| book.candidate.is_some()).map(|book| &book.id.run).collect();
         if in_tree.is_empty() { committed().map(|book| &book.id.run).collect() } else { in_tree }
@@ -188,7 +222,7 @@ impl Engine {
     }
 
     /// The books of one run, named by its path or as `ls` shows it, or of all.
-    fn books_of<'a>(&'a self, run: Option<&'a [u8]>) -> impl Iterator<Item = &'a Book> {
+    fn books_of<'a>(&'a self, run: Option<&[u8]>) -> impl Iterator<Item = &'a Book> {
         self.ledger.books.values().filter(move |book| run.is_none_or(|run| is_run(&book.id.run, run)))
     }
 }

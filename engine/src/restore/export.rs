@@ -18,7 +18,7 @@ use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
@@ -33,6 +33,10 @@ const FILES_IN_FLIGHT: usize = 2;
 
 /// Of directories that the manifest does not list.
 const DIRECTORY_MODE: u32 = 0o755;
+
+/// All that the mount keeps: no suid, and sgid on directories only, so that an export never makes a program that runs as another user.
+const DIRECTORY_MODE_MAX: u32 = 0o3777;
+const FILE_MODE_MAX: u32 = 0o1777;
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -224,7 +228,9 @@ impl Draft {
         for path in &directories {
             let file = File::open(path).map_err(failed("opening", path))?;
             match listed.get(path) {
-                Some(attributes) => left_out.extend(set_attributes(&file, attributes, 0o1777, path)?),
+                Some(attributes) => {
+                    left_out.extend(set_attributes(&file, attributes, DIRECTORY_MODE_MAX, path)?);
+                }
                 None => rustix::fs::fchmod(&file, Mode::from_raw_mode(DIRECTORY_MODE))
                     .map_err(|error| failed("setting the mode of", path)(error.into()))?,
             }
@@ -311,7 +317,7 @@ async fn write_file(
     }
     let attributes = file.attributes.clone();
     let left_out = blocking(move || {
-        let left_out = set_attributes(&target, &attributes, 0o777, &path)?;
+        let left_out = set_attributes(&target, &attributes, FILE_MODE_MAX, &path)?;
         target.sync_all().map_err(failed("syncing", &path))?;
         Ok(left_out)
     });
@@ -346,7 +352,7 @@ fn times(mtime_ns: i64) -> Timestamps {
     Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification }
 }
 
-/// `mode_max`: bits beyond it are not set, so that an export never makes a program that runs as another user.
+/// `mode_max`: bits beyond it are not set.
 fn set_attributes(
     file: &File,
     attributes: &Attributes,
@@ -357,8 +363,14 @@ fn set_attributes(
     // The owner first: changing it takes mode bits away.
     let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
     note_refusal(&mut left_out, "owners", rustix::fs::fchown(file, Some(uid), Some(gid)), path)?;
-    rustix::fs::fchmod(file, Mode::from_raw_mode(attributes.mode & mode_max))
+    let mode = attributes.mode & mode_max;
+    rustix::fs::fchmod(file, Mode::from_raw_mode(mode))
         .map_err(|error| failed("setting the mode of", path)(error.into()))?;
+    // Of a group that is not the daemon's the kernel drops sgid, and says nothing.
+    let set = file.metadata().map_err(failed("looking at", path))?.mode() & 0o7777;
+    if set != mode {
+        left_out.insert(format!("modes: {mode:o} became {set:o}"));
+    }
     for (name, value) in &attributes.xattrs {
         let set = rustix::fs::fsetxattr(file, name.0.as_slice(), &value.0, XattrFlags::empty());
         note_refusal(&mut left_out, "extended attributes", set, path)?;

@@ -10,8 +10,9 @@ const STATE_DIR: &str = "/run/tidemark";
 const EXIT_CODES: &str = "\
 Exit status: 0 done, 1 failed, 2 usage, 3 not found, 4 not recoverable or corrupt, 5 unavailable, 6 fenced.
 
-CHECKPOINT is a path on the mount, RUN@STEP, @STEP where there is one run, RUN@latest, or latest. Relative paths start
-at the working directory when it is on the mount, else at the mount's root.";
+CHECKPOINT is a path on the mount, RUN@STEP, @STEP, RUN@latest, or latest where there is one run; one that means
+several is refused, with a list. Relative paths start at the working directory when it is on the mount, else at the
+mount's root. A path that another working directory has is refused: write it with the mount's own path.";
 
 /// Shows which checkpoints are safe, and where they are.
 #[derive(Debug, Parser)]

@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tidemark_control::client::{Client, ClientError};
 use tidemark_protocol::report::ExitCode;
@@ -39,30 +40,33 @@ impl Context {
     /// A path as typed, on the daemon's mount.
     pub(crate) async fn place(&mut self, path: &OsStr) -> Result<Place, Failure> {
         let mount = self.mount().await?;
-        place_on(mount, path, LastLink::Followed)
+        place_on(mount, &working_directory(), path, Means::Path)
+    }
+
+    /// A name for something on the daemon's mount: nothing of that name need be there.
+    pub(crate) async fn name(&mut self, name: &OsStr) -> Result<Place, Failure> {
+        let mount = self.mount().await?;
+        place_on(mount, &working_directory(), name, Means::Name)
     }
 
     /// CHECKPOINT as typed.
     pub(crate) async fn selector(&mut self, text: &OsStr) -> Result<Selector, Failure> {
-        self.selector_by(text, LastLink::Followed).await
+        self.selector_by(text, Means::Path).await
     }
 
     /// CHECKPOINT as typed, where a path that is a link is not taken for what it leads to.
     pub(crate) async fn selector_of_name(&mut self, text: &OsStr) -> Result<Selector, Failure> {
-        self.selector_by(text, LastLink::Kept).await
+        self.selector_by(text, Means::PathItself).await
     }
 
-    async fn selector_by(&mut self, text: &OsStr, last: LastLink) -> Result<Selector, Failure> {
+    async fn selector_by(&mut self, text: &OsStr, path_means: Means) -> Result<Selector, Failure> {
         match Typed::parse(text.as_bytes())? {
             Typed::Latest => Ok(Selector::Latest),
             Typed::Step(step) => Ok(Selector::Step(step)),
-            typed @ (Typed::LatestOf(_) | Typed::StepOf(..)) => {
+            typed @ (Typed::LatestOf(_) | Typed::StepOf(..) | Typed::At(_)) => {
+                let means = if matches!(typed, Typed::At(_)) { path_means } else { Means::Name };
                 let mount = self.mount().await?;
-                typed.place(|run| place_on(mount, OsStr::from_bytes(run), LastLink::Followed))
-            }
-            typed @ Typed::At(_) => {
-                let mount = self.mount().await?;
-                typed.place(|path| place_on(mount, OsStr::from_bytes(path), last))
+                typed.place(|path| place_on(mount, &working_directory(), OsStr::from_bytes(path), means))
             }
         }
     }
@@ -93,30 +97,72 @@ impl Context {
     }
 }
 
-/// What becomes of a link outside of the mount that is the last name of a path.
-#[derive(Debug, Clone, Copy)]
-enum LastLink {
-    Followed,
-    Kept,
+/// What is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Means {
+    /// What a person sees: where it is there in a working directory that is not on the mount, that is what is meant.
+    Path,
+    /// The same, where a link outside of the mount that is the last name is meant itself, not what it leads to.
+    PathItself,
+    /// A run, or what is to be made: people know it by that name wherever they are.
+    Name,
+}
+
+fn working_directory() -> PathBuf {
+    std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"))
 }
 
 /// By text first, which never touches the mount: links in it the daemon follows. Where the text leads elsewhere, links are followed here.
-fn place_on(mount: &Path, path: &OsStr, last: LastLink) -> Result<Place, Failure> {
-    let cwd = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
-    let on_mount = |path: &OsStr| {
+/// A relative path begins at `cwd` when that is on the mount, else at the mount's root. It is refused where the person may mean another
+/// thing than is there: `cwd` is on the mount by another path, or has what is typed.
+fn place_on(mount: &Path, cwd: &Path, path: &OsStr, means: Means) -> Result<Place, Failure> {
+    let by_text = |path: &OsStr| {
         Place::typed(mount.as_os_str().as_bytes(), cwd.as_os_str().as_bytes(), path.as_bytes())
     };
-    on_mount(path).or_else(|outside| match real_path(Path::new(path), last) {
-        Ok(real) => on_mount(real.as_os_str()).map_err(Failure::from),
-        Err(_) => Err(outside.into()),
-    })
+    let outside = match by_text(path) {
+        Err(outside @ PlaceError::Outside { .. }) => outside,
+        placed => return Ok(placed?),
+    };
+    let here = cwd.join(path);
+    let real = match (means, here.parent(), here.file_name()) {
+        (Means::PathItself, Some(parent), Some(name)) => followed(parent).join(name),
+        _ => followed(&here),
+    };
+    if let Ok(place) = by_text(real.as_os_str()) {
+        return Ok(place);
+    }
+    if Path::new(path).is_absolute() {
+        return Err(outside.into());
+    }
+    let place = Place::relative(path.as_bytes()).map_err(|_| outside)?;
+    let is_there = means != Means::Name && here.symlink_metadata().is_ok();
+    if is_there || is_on_mount(cwd, mount).unwrap_or(false) {
+        return Err(Failure::NamedHere { path: here, on_mount: mount.join(path) });
+    }
+    Ok(place)
 }
 
-fn real_path(path: &Path, last: LastLink) -> io::Result<PathBuf> {
-    match (last, path.parent(), path.file_name()) {
-        (LastLink::Kept, Some(parent), Some(name)) => Ok(std::fs::canonicalize(parent)?.join(name)),
-        _ => std::fs::canonicalize(path),
+/// The path with the symbolic links of as much of it as is there followed: what is to be brought back is not there.
+fn followed(path: &Path) -> PathBuf {
+    let real = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    let Some((above, real)) = real else { return path.to_owned() };
+    match path.strip_prefix(above) {
+        Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
+        Ok(_) | Err(_) => real,
     }
+}
+
+/// Whether a directory lies on what is mounted at `mount`, by whatever path: the device tells, also through a bind mount. False where
+/// nothing is mounted there any more.
+///
+/// # Errors
+/// One of the two cannot be looked at.
+pub(crate) fn is_on_mount(directory: &Path, mount: &Path) -> io::Result<bool> {
+    let device = |path: &Path| Ok::<_, io::Error>(path.metadata()?.dev());
+    let mounted = device(mount)?;
+    let is_mounted =
+        mount.parent().map_or(Ok(true), |above| Ok::<_, io::Error>(device(above)? != mounted))?;
+    Ok(is_mounted && device(directory)? == mounted)
 }
 
 /// Why a command was not done.
@@ -133,6 +179,11 @@ pub(crate) enum Failure {
     NotOnMount {
         path: PathBuf,
         mount: PathBuf,
+    },
+    /// A relative path that may mean what is here, where the mount is not.
+    NamedHere {
+        path: PathBuf,
+        on_mount: PathBuf,
     },
     /// A measurement that could not be taken.
     Bench(anyhow::Error),
@@ -151,9 +202,11 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Client(error) => error.exit_code(),
-            Self::Place(_) | Self::Selector(_) | Self::Directory { .. } | Self::NotOnMount { .. } => {
-                ExitCode::Usage
-            }
+            Self::Place(_)
+            | Self::Selector(_)
+            | Self::Directory { .. }
+            | Self::NotOnMount { .. }
+            | Self::NamedHere { .. } => ExitCode::Usage,
             Self::Output { source } if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::Done,
             Self::Bench(_) | Self::Certificates { .. } | Self::Output { .. } | Self::Runtime { .. } => {
                 ExitCode::Failed
@@ -178,6 +231,10 @@ impl std::fmt::Display for Failure {
                     "{path} is not on the mount {mount}: give --path a folder there, such as {mount} itself"
                 )
             }
+            Self::NamedHere { path, on_mount } => {
+                let (path, on_mount) = (path.display(), on_mount.display());
+                write!(f, "{path} is not below the mount's own path: if you mean {on_mount}, write that")
+            }
             Self::Bench(error) => error.fmt(f),
             Self::Certificates { source } => source.fmt(f),
             Self::Output { .. } => f.write_str("cannot write the answer"),
@@ -190,7 +247,11 @@ impl std::error::Error for Failure {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Client(error) => error.source(),
-            Self::Place(_) | Self::Selector(_) | Self::Directory { .. } | Self::NotOnMount { .. } => None,
+            Self::Place(_)
+            | Self::Selector(_)
+            | Self::Directory { .. }
+            | Self::NotOnMount { .. }
+            | Self::NamedHere { .. } => None,
             Self::Bench(error) => error.source(),
             Self::Certificates { source } => source.source(),
             Self::Output { source } | Self::Runtime { source } => Some(source),
@@ -225,6 +286,7 @@ impl From<io::Error> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -232,19 +294,73 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let home = home.path().canonicalize().unwrap();
         let mount = home.join("mount");
-        std::fs::create_dir_all(mount.join("run")).unwrap();
-        std::fs::write(mount.join("run/step1.pt"), b"").unwrap();
+        fs::create_dir_all(mount.join("run")).unwrap();
+        fs::write(mount.join("run/step1.pt"), b"").unwrap();
         symlink(&mount, home.join("there")).unwrap();
         symlink(mount.join("run/step1.pt"), home.join("best")).unwrap();
-        let placed = |path: &str, last| {
-            let place = place_on(&mount, home.join(path).as_os_str(), last);
+        let placed = |path: &Path, means| {
+            let place = place_on(&mount, &home, path.as_os_str(), means);
             place.map(|place| String::from_utf8(place.as_bytes().to_vec()).unwrap())
         };
-        for last in [LastLink::Followed, LastLink::Kept] {
-            assert_eq!(placed("mount/run/step1.pt", last).unwrap(), "run/step1.pt");
-            assert_eq!(placed("there/run/step1.pt", last).unwrap(), "run/step1.pt", "{last:?}");
+        for means in [Means::Path, Means::PathItself] {
+            for path in ["mount/run/step1.pt", "there/run/step1.pt"] {
+                assert_eq!(placed(&home.join(path), means).unwrap(), "run/step1.pt", "{path}, {means:?}");
+                assert_eq!(placed(Path::new(path), means).unwrap(), "run/step1.pt", "{path}, {means:?}");
+            }
+            // What is to be brought back is not there.
+            assert_eq!(placed(&home.join("there/run/gone.pt"), means).unwrap(), "run/gone.pt", "{means:?}");
         }
-        assert_eq!(placed("best", LastLink::Followed).unwrap(), "run/step1.pt");
-        assert!(matches!(placed("best", LastLink::Kept), Err(Failure::Place(PlaceError::Outside { .. }))));
+        assert_eq!(placed(&home.join("best"), Means::Path).unwrap(), "run/step1.pt");
+        let itself = placed(&home.join("best"), Means::PathItself);
+        assert!(matches!(itself, Err(Failure::Place(PlaceError::Outside { .. }))));
+        let itself = placed(Path::new("best"), Means::PathItself);
+        assert!(matches!(itself, Err(Failure::NamedHere { .. })), "not `best` of the mount's root");
+    }
+
+    #[test]
+    fn a_path_is_placed_by_what_it_leads_to_and_refused_where_it_may_mean_another_thing() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path().canonicalize().unwrap();
+        let (mount, outside) = (home.join("data/ckpt"), home.join("work"));
+        fs::create_dir_all(mount.join("run")).unwrap();
+        fs::create_dir_all(outside.join("logs")).unwrap();
+        symlink(&mount, home.join("ckpt")).unwrap();
+        symlink(mount.join("run"), outside.join("linked")).unwrap();
+        let placed = |cwd: &Path, path: &str, means| {
+            place_on(&mount, cwd, OsStr::new(path), means).map(|place| place.as_bytes().to_vec())
+        };
+        let through = |path: &str| home.join("ckpt").join(path).to_str().unwrap().to_owned();
+        for (cwd, path, expected) in [
+            (&outside, through("run").as_str(), "run"),
+            // Nothing is there yet, or any more.
+            (&outside, through("run/step1.pt").as_str(), "run/step1.pt"),
+            (&outside, "linked/step1.pt", "run/step1.pt"),
+            (&outside, "run//step1.pt", "run/step1.pt"),
+            (&mount.join("run"), "step1.pt", "run/step1.pt"),
+            (&mount.join("run"), "../logs", "logs"),
+        ] {
+            for means in [Means::Path, Means::PathItself] {
+                let found = placed(cwd, path, means);
+                assert_eq!(found.ok().as_deref(), Some(expected.as_bytes()), "{path} in {}", cwd.display());
+            }
+        }
+        for path in ["logs", ".", "..", "../work/logs"] {
+            for means in [Means::Path, Means::PathItself] {
+                let refused = placed(&outside, path, means);
+                assert_eq!(refused.unwrap_err().exit_code(), ExitCode::Usage, "{path}");
+            }
+        }
+        assert_eq!(placed(&outside, "logs", Means::Name).unwrap(), b"logs", "a run is known by its name");
+        assert!(placed(&outside, outside.join("logs").to_str().unwrap(), Means::Name).is_err());
+    }
+
+    #[test]
+    fn what_is_no_mount_has_nothing_on_it() {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir(home.path().join("ckpt")).unwrap();
+        let mount = home.path().join("ckpt");
+        assert!(!is_on_mount(&mount, &mount).unwrap(), "it was unmounted");
+        assert!(is_on_mount(home.path(), &home.path().join("absent")).is_err());
+        assert!(is_on_mount(Path::new("/proc/self"), Path::new("/proc")).unwrap());
     }
 }

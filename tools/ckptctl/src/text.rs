@@ -1,28 +1,14 @@
 //! Texts of one line: names that cannot harm a terminal, times, durations, errors.
 //!
-//! Owns: how they are written. Does not own: sizes (`protocol::size`).
+//! Owns: how they are written. Does not own: sizes (`protocol::size`), what is escaped (`protocol::report`).
 
-use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidemark_protocol::id::Step;
 use tidemark_protocol::report::{Checkpoint, CheckpointRef, CopyCount};
 
-/// A name from outside, with control characters escaped: a file's name must not move the cursor.
-pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(char::is_control) {
-        return Cow::Borrowed(text);
-    }
-    Cow::Owned(text.chars().fold(String::with_capacity(text.len() + 8), |mut clean, c| {
-        if c.is_control() {
-            clean.extend(c.escape_default());
-        } else {
-            clean.push(c);
-        }
-        clean
-    }))
-}
+pub(crate) use tidemark_protocol::report::one_line as clean;
 
 /// The beginning and the end of a text that has more than `most_chars`; none for one that fits.
 pub(crate) fn cut(text: &str, most_chars: usize) -> Option<String> {
@@ -124,12 +110,6 @@ mod tests {
     use super::*;
     use tidemark_protocol::id::{Timeline, Version};
     use tidemark_protocol::report::{CheckpointState, Copies};
-
-    #[test]
-    fn a_name_cannot_move_the_cursor() {
-        assert_eq!(clean("run7/a b\u{fffd}"), "run7/a b\u{fffd}");
-        assert_eq!(clean("a\x1b[2J\nb"), r"a\u{1b}[2J\nb");
-    }
 
     #[test]
     fn a_long_name_keeps_both_ends() {

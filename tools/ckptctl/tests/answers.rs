@@ -291,6 +291,19 @@ fn certificates_and_what_is_no_mount_are_said_as_asked() {
 }
 
 #[test]
+fn doctor_says_of_a_daemon_that_does_not_answer_that_something_is_wrong() {
+    let state = tempfile::tempdir().unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(state.path().join("ckptd.sock")).unwrap();
+    let hangs_up = std::thread::spawn(move || drop(listener.accept().unwrap()));
+    let output = ctl(state.path(), "doctor -o json");
+    hangs_up.join().unwrap();
+    assert_eq!(code(&output), 1, "{}", stderr(&output));
+    let checks = json(&output)["checks"].clone();
+    let failed = |check: &serde_json::Value| check["name"] == "no_answer" && check["verdict"] == "fail";
+    assert!(checks.as_array().unwrap().iter().any(failed), "{checks:#}");
+}
+
+#[test]
 fn an_interrupted_verify_ends_the_work() {
     let node = served(FakeNode::default());
     let mut child =

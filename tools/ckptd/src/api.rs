@@ -8,11 +8,12 @@ use crate::forward::{Command, Decides};
 use crate::last_end::LastEnd;
 use crate::places::{described, known, no_file_at, not_found};
 use crate::replication::{self, Counted};
+use crate::told::{LastTold, line_of};
 use crate::troubles::Troubles;
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidemark_control::api::{
     CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
@@ -45,7 +46,8 @@ pub(crate) struct Daemon {
     pub(crate) keeper_pid: Option<u32>,
     pub(crate) listen: String,
     pub(crate) http: String,
-    pub(crate) mountpoint: PathBuf,
+    /// Where it is to be mounted, as it was given. Where it is: [`Daemon::mountpoint`].
+    pub(crate) wanted_mountpoint: PathBuf,
     /// Set once it serves.
     pub(crate) mounted: OnceLock<Arc<Mounted>>,
     pub(crate) draining: std::sync::atomic::AtomicBool,
@@ -53,8 +55,7 @@ pub(crate) struct Daemon {
     pub(crate) stopped: std::sync::atomic::AtomicBool,
     /// What the end of the daemon before this one may have cost.
     pub(crate) last_end: LastEnd,
-    /// What was wrong when the last known status was written.
-    pub(crate) problems: std::sync::Mutex<Vec<Problem>>,
+    pub(crate) told: LastTold,
     pub(crate) troubles: Troubles,
     /// Files that lack copies.
     pub(crate) counted: Counted,
@@ -77,8 +78,8 @@ pub(crate) fn stopped() -> ApiError {
 }
 
 /// The target of an export, as the kernel sees it. What the daemon wrote into its own mount would be one more save, and one
-/// that its own threads wait for.
-async fn outside_of_the_mount(mount: &Path, target: PathBuf) -> Result<PathBuf, ApiError> {
+/// that its own threads wait for. The device is compared, too: a bind mount shows the mount under another path.
+async fn outside_of_the_mount(mounted: Option<Arc<Mounted>>, target: PathBuf) -> Result<PathBuf, ApiError> {
     let usage =
         |what: String| ApiError::new(ErrorCode::Usage, what, "give a new name in a directory that is there");
     let shown = target.display().to_string();
@@ -86,12 +87,20 @@ async fn outside_of_the_mount(mount: &Path, target: PathBuf) -> Result<PathBuf, 
     let (Some(name), Some(above)) = (named, target.parent().map(Path::to_owned)) else {
         return Err(usage(format!("{shown} is no new name in a directory")));
     };
-    let real = tokio::task::spawn_blocking(move || above.canonicalize())
-        .await
-        .expect("looking at a path does not panic");
-    let real =
-        real.map_err(|error| usage(format!("the directory of {shown} cannot be looked at: {error}")))?;
-    if real.starts_with(mount) {
+    let look = move || -> std::io::Result<(PathBuf, bool)> {
+        let real = above.canonicalize()?;
+        let is_ours = match &mounted {
+            Some(mounted) => {
+                real.starts_with(mounted.path()) && mounted.is_there() || mounted.holds(&real)?
+            }
+            None => false,
+        };
+        Ok((real, is_ours))
+    };
+    let looked = tokio::task::spawn_blocking(look).await.expect("looking at a path does not panic");
+    let (real, is_ours) =
+        looked.map_err(|error| usage(format!("the directory of {shown} cannot be looked at: {error}")))?;
+    if is_ours {
         return Err(usage(format!("{shown} is in the mount itself")));
     }
     Ok(real.join(name))
@@ -125,12 +134,17 @@ impl Daemon {
         shared.cluster.get().map_or_else(|| shared.drain.epoch(), |cluster| cluster.epoch()).0
     }
 
+    /// Where the mount is, absolute and without symbolic links, from the moment at which it is there.
+    pub(crate) fn mountpoint(&self) -> &Path {
+        self.mounted.get().map_or(self.wanted_mountpoint.as_path(), |mounted| mounted.path())
+    }
+
     fn identity(&self) -> Identity {
         Identity { node: self.name.clone() }
     }
 
     fn mount_status(&self) -> MountStatus {
-        let path = self.mountpoint.to_string_lossy().into_owned();
+        let path = self.mountpoint().to_string_lossy().into_owned();
         match self.mounted.get() {
             Some(mounted) => MountStatus {
                 path,
@@ -175,9 +189,9 @@ impl Daemon {
         let standing = self.node.standing().await.ok_or_else(stopped)?;
         let replication = self.counted.status(self.node.shared(), now_ms());
         let mut problems = standing.problems;
-        problems.extend(self.last_end.problem(&standing.runs));
+        problems.extend(self.cost_of_last_end(&standing.runs).await);
         problems.extend(replication.as_ref().and_then(replication::problem));
-        problems.extend(self.troubles.problems(&self.mountpoint));
+        problems.extend(self.troubles.problems(self.mountpoint()));
         problems.extend(descriptors::problem());
         if self.began.elapsed() > JOIN_PATIENCE
             && let Some(what) = self.silence()
@@ -205,9 +219,17 @@ impl Daemon {
             tiers: standing.tiers,
             runs: standing.runs,
             unsaved: standing.unsaved,
+            unsealed: standing.unsealed,
             replication,
             written_ms: now_ms(),
         })
+    }
+
+    /// What the end before cost, by what whoever decides knows of runs. `own`: what this node holds of them.
+    async fn cost_of_last_end(&self, own: &[RunStatus]) -> Vec<Problem> {
+        let asks = self.last_end.asks_about_runs() && self.decides() == Decides::Elsewhere;
+        let runs = if asks && self.silence().is_none() { self.runs().await.ok() } else { None };
+        self.last_end.problems(runs.as_deref().unwrap_or(own), self.began.elapsed() > JOIN_PATIENCE)
     }
 
     /// On the coordinator: nodes that it does not hear, and others do. One that is gone may have ended in order.
@@ -361,11 +383,10 @@ impl NodeApi for Daemon {
     }
 
     async fn doctor(&self) -> Result<Doctor, ApiError> {
-        let standing = self.node.standing().await.ok_or_else(stopped)?;
-        let mount = self.mount_status();
+        let status = self.own_status().await?;
         let mode = self.mounted.get().map(|mounted| mounted.mode());
-        let mut checks = of_machine(mode, mount.reason, &self.node.shared().tier1);
-        for tier in &standing.tiers {
+        let mut checks = of_machine(mode, status.mount.reason, &self.node.shared().tier1);
+        for tier in &status.tiers {
             if let Some(fencing) = tier.fencing {
                 let what = format!("{}: one winner of many creates of one key: {fencing}", tier.medium);
                 checks.push(check("fencing", fencing, what, Some("use this store with one node only")));
@@ -380,8 +401,7 @@ impl NodeApi for Daemon {
                 ));
             }
         }
-        let here = self.troubles.problems(&self.mountpoint).into_iter().chain(descriptors::problem());
-        for problem in standing.problems.into_iter().chain(here) {
+        for problem in status.problems {
             checks.push(Check {
                 name: problem.code,
                 verdict: CheckVerdict::Fail,
@@ -431,7 +451,7 @@ impl NodeApi for Daemon {
             what,
         }));
         // What a job has written since went to the directory below, and nothing of it is here to be flushed.
-        flushed.pending.extend(self.troubles.pending(&self.mountpoint));
+        flushed.pending.extend(self.troubles.pending(self.mountpoint()));
         Ok(flushed)
     }
 
@@ -477,7 +497,8 @@ impl NodeApi for Daemon {
 
     async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError> {
         self.only_where_it_decides("export")?;
-        let target = outside_of_the_mount(&self.mountpoint, PathBuf::from(request.directory)).await?;
+        let mounted = self.mounted.get().cloned();
+        let target = outside_of_the_mount(mounted, PathBuf::from(request.directory)).await?;
         let number = request.version.map(|number| (number.timeline, number.version));
         let wanted = self.wanted(&request.checkpoint, LastLink::Followed)?;
         self.node.export(wanted, number, target, move |now| progress.tell(now)).await
@@ -516,27 +537,28 @@ impl NodeApi for Daemon {
     }
 
     fn metrics_text(&self) -> String {
-        self.node.shared().metrics.encode()
+        let metrics = &self.node.shared().metrics;
+        // While the loop hangs nobody else sets it. Before the mount serves nothing is told again and again.
+        if self.mounted.get().is_some() && self.told.silence(Instant::now()).is_some() {
+            metrics.problem.get_or_create(&[("code", ProblemCode::NoAnswer.word())]).set(1);
+        }
+        metrics.encode()
     }
 
     fn healthy(&self) -> Result<(), String> {
         if self.mounted.get().is_none() {
             return Err("the mount does not serve yet".to_owned());
         }
-        if let Some(what) = self.troubles.mount_gone(&self.mountpoint) {
+        if let Some(what) = self.troubles.mount_gone(self.mountpoint()) {
             return Err(what);
         }
-        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        let problems = self.told.problems(Instant::now());
         let fails =
             |problem: &&Problem| ProblemCode::of(&problem.code).is_some_and(ProblemCode::fails_health);
-        problems
-            .iter()
-            .find(fails)
-            .map_or(Ok(()), |problem| Err(format!("{}: {}", problem.code, problem.what)))
+        problems.iter().find(fails).map_or(Ok(()), |problem| Err(line_of(problem)))
     }
 
     fn concerns(&self) -> Vec<String> {
-        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
-        problems.iter().map(|problem| format!("{}: {}", problem.code, problem.what)).collect()
+        self.told.problems(Instant::now()).iter().map(line_of).collect()
     }
 }

@@ -5,17 +5,22 @@
 
 use tidemark_engine::node::Shared;
 use tidemark_protocol::report::{
-    CheckpointRef, EventLevel, NodeState, Problem, ProblemCode, RunStatus, Status,
+    CheckpointRef, EventLevel, Loss, NodeState, Problem, ProblemCode, RunStatus, Status,
 };
+
+const ACTION: &str = "`ckptctl recover --plan` says what each job loads; SIGTERM ends a daemon without loss";
 
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(crate) struct LastEnd {
     what: Option<String>,
-    /// The runs that lost a checkpoint, and their watermarks then.
-    runs: Vec<(String, Option<CheckpointRef>)>,
+    /// The runs that lost a checkpoint, as they were.
+    runs: Vec<RunStatus>,
     /// Files were lost that belong to no run.
     files: bool,
+    /// What only other nodes had, and the runs that it belongs to, as they were. Those nodes may have ended, too.
+    copied: Option<String>,
+    copied_runs: Vec<RunStatus>,
     /// The end was not in order, whatever it cost.
     unclean: Option<String>,
 }
@@ -27,23 +32,28 @@ impl LastEnd {
         if last.state == NodeState::Stopped {
             return Self::default();
         }
-        let before = last.runs.clone();
-        let gone = last.lose_memory();
+        let is_ahead = |run: &RunStatus| run.recoverable.is_some() && run.recoverable != run.durable;
+        let ahead: Vec<_> = last.runs.iter().filter(|run| is_ahead(run)).cloned().collect();
+        let Loss { gone, copied } = last.lose_memory();
+        // What was copied is still what a job would load.
+        let (copied_runs, runs): (Vec<_>, Vec<_>) = ahead
+            .into_iter()
+            .partition(|run| last.runs.iter().any(|now| now.run == run.run && is_ahead(now)));
         let pid = last.pid;
-        if gone.is_empty() {
-            let unclean = format!(
+        let said = |what: &[String]| {
+            let what = what.join("; ");
+            (!what.is_empty()).then(|| {
+                format!("the daemon before this one (pid {pid}) ended before all was in Tier-3: {what}")
+            })
+        };
+        let unclean = said(&[gone.clone(), copied.clone()].concat()).unwrap_or_else(|| {
+            format!(
                 "the daemon before this one (pid {pid}) ended without its drain; all that it had said was in Tier-3, and what was \
                  saved in the moment before may be lost"
-            );
-            return Self { unclean: Some(unclean), ..Self::default() };
-        }
-        let lost = before.iter().filter(|run| run.recoverable.is_some() && run.recoverable != run.durable);
-        let runs = lost.map(|run| (run.run.clone(), run.watermark.clone())).collect();
-        let what = format!(
-            "the daemon before this one (pid {pid}) ended before all was in Tier-3: {}",
-            gone.join("; ")
-        );
-        Self { what: Some(what.clone()), runs, files: last.unsaved.files > 0, unclean: Some(what) }
+            )
+        });
+        let (what, files) = (said(&gone), runs.len() < gone.len());
+        Self { what, runs, files, copied: said(&copied), copied_runs, unclean: Some(unclean) }
     }
 
     /// Says in the log and among the events that the end was not in order.
@@ -53,17 +63,32 @@ impl LastEnd {
         shared.events.add((shared.clock.0)(), EventLevel::Warn, "unclean_end", None, what.clone());
     }
 
-    /// The problem, until every run that lost a checkpoint has committed another. Lost files are said until the next start.
-    pub(crate) fn problem(&self, now: &[RunStatus]) -> Option<Problem> {
-        let what = self.what.as_ref()?;
-        let went_on = |(run, watermark): &(String, Option<CheckpointRef>)| {
-            now.iter().any(|now| now.run == *run && now.watermark.is_some() && now.watermark != *watermark)
-        };
-        let over =
-            !self.runs.is_empty() && self.runs.iter().all(went_on) || self.runs.is_empty() && !self.files;
-        let action = "`ckptctl recover --plan` says what each job loads; SIGTERM ends a daemon without loss";
-        (!over).then(|| Problem::new(ProblemCode::UncleanEnd, what, action))
+    /// Whether what is still to be said depends on where runs stand.
+    pub(crate) fn asks_about_runs(&self) -> bool {
+        !self.runs.is_empty() || !self.copied_runs.is_empty()
     }
+
+    /// What is gone, until every run that lost a checkpoint has committed another; lost files are said until the next start. What other
+    /// nodes had, until each of its runs has it again, or a newer one. `all_told`: those nodes had time to say that they have it.
+    pub(crate) fn problems(&self, now: &[RunStatus], all_told: bool) -> Vec<Problem> {
+        let of = |run: &RunStatus| now.iter().find(|now| now.run == run.run);
+        let went_on = |run: &RunStatus| {
+            of(run).is_some_and(|now| now.watermark.is_some() && now.watermark != run.watermark)
+        };
+        let is_back = |run: &RunStatus| {
+            of(run).is_some_and(|now| place(now.recoverable.as_ref()) >= place(run.recoverable.as_ref()))
+        };
+        let is_gone = if self.runs.is_empty() { self.files } else { !self.runs.iter().all(went_on) };
+        let is_missing = all_told && !self.copied_runs.iter().all(|run| went_on(run) || is_back(run));
+        let gone = self.what.iter().filter(|_| is_gone);
+        let missing = self.copied.iter().filter(|_| is_missing);
+        gone.chain(missing).map(|what| Problem::new(ProblemCode::UncleanEnd, what, ACTION)).collect()
+    }
+}
+
+/// Where a checkpoint stands in its run.
+fn place(found: Option<&CheckpointRef>) -> impl Ord + use<> {
+    found.map(|found| (found.timeline, found.step, found.version))
 }
 
 #[cfg(test)]
@@ -89,25 +114,50 @@ mod tests {
         }
     }
 
+    fn status(runs: &[RunStatus], files: u64, more: serde_json::Value) -> Option<Status> {
+        let mut text = serde_json::json!({
+            "version": "1", "pid": 7, "keeper_pid": null, "start": "0000000000000001", "node": "n",
+            "incarnation": "0000000000000002", "state": "serving", "listen": "", "http": "", "problems": [],
+            "mount": {"path": "/m", "mode": "passthrough", "reason": "", "requests": {}}, "tiers": [],
+            "runs": runs, "unsaved": {"files": files, "bytes": 0}, "written_ms": 0
+        });
+        text.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        Some(serde_json::from_value(text).unwrap())
+    }
+
     #[test]
     fn what_was_in_memory_only_is_said_until_the_run_commits_again() {
-        let status = |runs: Vec<RunStatus>, files: u64| -> Option<Status> {
-            let text = serde_json::json!({
-                "version": "1", "pid": 7, "keeper_pid": null, "start": "0000000000000001", "node": "n",
-                "incarnation": "0000000000000002", "state": "serving", "listen": "", "http": "", "problems": [],
-                "mount": {"path": "/m", "mode": "passthrough", "reason": "", "requests": {}}, "tiers": [],
-                "runs": runs, "unsaved": {"files": files, "bytes": 0}, "written_ms": 0
-            });
-            Some(serde_json::from_value(text).unwrap())
+        let of = |runs: &[RunStatus], files| LastEnd::of(status(runs, files, serde_json::json!({})));
+        assert_eq!(LastEnd::of(None).problems(&[], true), []);
+        assert_eq!(of(&[run(1, 1)], 0).problems(&[], true), [], "all was durable");
+        let lost = of(&[run(2, 1)], 1);
+        let said = lost.problems(&[run(1, 1)], false);
+        assert_eq!((said.len(), said[0].code.as_str()), (1, "unclean_end"), "step 2 is gone");
+        assert!(said[0].what.contains("step 2 was in its memory only"), "{said:?}");
+        assert_eq!(lost.problems(&[run(3, 3)], true), [], "the job went on");
+        let files = of(&[run(1, 1)], 2).problems(&[run(3, 3)], true);
+        assert!(files[0].what.contains("2 files"), "a log is gone: {files:?}");
+    }
+
+    #[test]
+    fn what_only_other_nodes_had_is_said_until_it_is_there_again() {
+        let all_copied = |unsealed: u64| {
+            serde_json::json!({
+                "replication": {"partner": "n2", "lacking_files": 0, "lacking_bytes": 0, "since_ms": null, "why": null},
+                "unsealed": {"files": unsealed, "bytes": 0}
+            })
         };
-        assert_eq!(LastEnd::of(None).problem(&[]), None);
-        assert_eq!(LastEnd::of(status(vec![run(1, 1)], 0)).problem(&[]), None, "all was durable");
-        let lost = LastEnd::of(status(vec![run(2, 1)], 1));
-        let problem = lost.problem(&[run(1, 1)]).expect("step 2 is gone");
-        assert_eq!(problem.code, "unclean_end");
-        assert!(problem.what.contains("step 2 was in its memory only"), "{problem:?}");
-        assert_eq!(lost.problem(&[run(3, 3)]), None, "the job went on");
-        let files = LastEnd::of(status(vec![run(1, 1)], 2));
-        assert!(files.problem(&[run(3, 3)]).expect("a log is gone").what.contains("2 files"));
+        let copied = LastEnd::of(status(&[run(2, 1)], 3, all_copied(0)));
+        assert_eq!(copied.problems(&[run(1, 1)], false), [], "the other node had no time to say what it has");
+        let said = copied.problems(&[run(1, 1)], true);
+        assert!(said.len() == 1 && said[0].what.contains("step 2 is at node n2 only"), "{said:?}");
+        assert_eq!(copied.problems(&[], true).len(), 1, "the run is not known any more");
+        assert_eq!(copied.problems(&[run(2, 1)], true), [], "the other node has it");
+        assert_eq!(copied.problems(&[run(3, 1)], true), [], "the job went on from there");
+        assert_eq!(copied.problems(&[run(1, 3)], true), [], "the job went on from step 1");
+        let unclean = copied.unclean.expect("it is an event");
+        assert!(unclean.contains("3 files") && unclean.contains("copied to node n2"), "{unclean}");
+        let open = LastEnd::of(status(&[run(1, 1)], 1, all_copied(1))).problems(&[run(1, 1)], true);
+        assert!(open[0].what.contains("1 files"), "what is open has no copy: {open:?}");
     }
 }

@@ -27,6 +27,7 @@ mod seat;
 mod session;
 mod state_dir;
 mod tier3;
+mod told;
 mod troubles;
 mod up;
 

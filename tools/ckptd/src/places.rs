@@ -52,7 +52,7 @@ impl Daemon {
     /// Not found, where it leads out of the mount or in circles.
     pub(crate) fn led(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
         let namespace = &self.node.shared().namespace;
-        let mount = self.mountpoint.as_os_str().as_bytes();
+        let mount = self.mountpoint().as_os_str().as_bytes();
         namespace.follow_links(mount, place.as_bytes(), last).map_err(|why| {
             let what = format!("{} leads nowhere in the mount: {why}", path_text(place.as_bytes()));
             ApiError::new(ErrorCode::NotFound, what, "name the path in the mount itself")

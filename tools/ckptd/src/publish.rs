@@ -5,12 +5,14 @@
 use crate::api::Daemon;
 use crate::host::DaemonHost;
 use crate::state_dir::StateDir;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tidemark_engine::cluster::Seat;
 use tidemark_engine::metrics::raise_to;
 use tidemark_fuse::Opcode;
-use tidemark_protocol::report::{Problem, ProblemCode};
+use tidemark_protocol::report::{NodeState, Problem, ProblemCode, one_line};
 
 /// How often the control files and the last known status are written again.
 const PUBLISH_EVERY: Duration = Duration::from_millis(200);
@@ -31,19 +33,23 @@ pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &Stat
     if let Err(error) = state_dir.write_status(&json) {
         tracing::debug!(%error, "the last known status was not written");
     }
-    let mut text = format!("state: {}\n", status.state.word());
-    for problem in &status.problems {
-        text.push_str(&format!("problem: {}: {}; {}\n", problem.code, problem.what, problem.action));
-    }
-    let newest = status.runs.iter().filter_map(|run| run.recoverable.as_ref()).max_by_key(|found| found.step);
-    let latest = newest
-        .map_or_else(String::new, |found| format!("{}\n", daemon.mountpoint.join(&found.path).display()));
-    host.publish("status", text.into_bytes());
+    let latest = daemon.node.whole_last().await.flatten().map(OsString::from_vec);
+    let latest = latest.map(|path| [daemon.mountpoint().join(path).as_os_str().as_bytes(), b"\n"].concat());
+    host.publish("status", text_of(status.state, &status.problems).into_bytes());
     host.publish("status.json", json);
-    host.publish("latest", latest.into_bytes());
+    host.publish("latest", latest.unwrap_or_default());
     if let Ok(rows) = daemon.own_list(tidemark_control::api::ListRequest::default()).await {
         host.publish("checkpoints.json", serde_json::to_vec_pretty(&rows).expect("rows are written as JSON"));
     }
+}
+
+/// `.tidemark/status`: a line for the state, and one for each problem.
+fn text_of(state: NodeState, problems: &[Problem]) -> String {
+    let mut text = format!("state: {}\n", state.word());
+    for Problem { code, what, action } in problems {
+        text.push_str(&format!("problem: {}\n", one_line(&format!("{code}: {what}; {action}"))));
+    }
+    text
 }
 
 /// Brings the metric of each problem, and what `/healthz` says, up to the status.
@@ -54,7 +60,7 @@ fn tell_problems(daemon: &Daemon, problems: &[Problem]) {
         let gauge = metrics.problem.get_or_create(&[("code", code.word())]);
         gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
-    *daemon.problems.lock().unwrap_or_else(PoisonError::into_inner) = problems.to_vec();
+    daemon.told.tell(problems, Instant::now());
 }
 
 /// Brings the metrics of the mount up to its own counters.
@@ -80,5 +86,17 @@ fn count_calls(daemon: &Daemon) {
     let Seat::Here(authority) = cluster.seat() else { return };
     for (call, count) in authority.calls() {
         raise_to(&metrics.catalog_calls.get_or_create(&[("call", call)]), count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_problem_is_one_line_of_the_status() {
+        let named = Problem::new(ProblemCode::NotCommitted, "a\nproblem: fenced: x", "save it again");
+        let text = text_of(NodeState::Degraded, &[named]);
+        assert_eq!(text, "state: degraded\nproblem: not_committed: a\\nproblem: fenced: x; save it again\n");
     }
 }

@@ -434,7 +434,7 @@ impl Start<'_> {
             keeper_pid: keeper_pid(self.keeper),
             listen: listen.to_string(),
             http: server.http_addr().to_string(),
-            mountpoint: self.mountpoint.to_owned(),
+            wanted_mountpoint: mounted.as_deref().map_or(self.mountpoint, Mounted::path).to_owned(),
             mounted: OnceLock::new(),
             draining: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -443,7 +443,7 @@ impl Start<'_> {
             } else {
                 LastEnd::default()
             },
-            problems: Default::default(),
+            told: Default::default(),
             troubles: Default::default(),
             counted: Default::default(),
             runs_elsewhere: Default::default(),

@@ -27,8 +27,8 @@ pub use keeping::{
 pub use placement::{Placement, PlacementRow, SurvivalRow, WARNINGS_MAX};
 pub use problem::{PROBLEMS_OF_ONE_CODE_MAX, Problem, ProblemCode, exit_code_of, shortened};
 pub use status::{
-    Check, CheckVerdict, Doctor, FuseMode, Marks, MountStatus, Node, NodeState, ReplicationStatus, RunStatus,
-    Status, TierState, TierStatus,
+    Check, CheckVerdict, Doctor, FuseMode, Loss, Marks, MountStatus, Node, NodeState, ReplicationStatus,
+    RunStatus, Status, TierState, TierStatus,
 };
 pub use why::{Why, WhyFile, WhyWriter};
 pub use work::{
@@ -36,11 +36,30 @@ pub use work::{
     StreamLine, Unfetched, Unrecoverable, Verify, VerifyRepair,
 };
 
+use std::borrow::Cow;
+
 /// Text for people and JSON from the bytes of a path: what is not UTF-8 becomes U+FFFD, so the text is always valid
 /// and may name several paths. Answers show paths; they are never used to address files again.
 #[must_use]
 pub fn path_text(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
+}
+
+/// A text from outside as a part of one line, with control characters escaped: a file's name must neither move the cursor nor begin a
+/// line of its own.
+#[must_use]
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.chars().fold(String::with_capacity(text.len() + 8), |mut line, c| {
+        if c.is_control() {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+        line
+    }))
 }
 
 /// A random identity as 16 hex digits, as the type's documentation says.
@@ -86,3 +105,14 @@ pub(crate) mod hex16 {
 
 #[cfg(test)]
 mod golden_test;
+
+#[cfg(test)]
+mod tests {
+    use super::one_line;
+
+    #[test]
+    fn a_name_can_neither_move_the_cursor_nor_begin_a_line() {
+        assert_eq!(one_line("run7/a b\u{fffd}"), "run7/a b\u{fffd}");
+        assert_eq!(one_line("a\x1b[2J\nb"), r"a\u{1b}[2J\nb");
+    }
+}

@@ -35,6 +35,9 @@ pub struct Status {
     /// Files whose bytes are in this node's memory and not in Tier-3.
     #[serde(default)]
     pub unsaved: CopyCount,
+    /// Of those, files that are open, or not sealed yet: no other node has a copy.
+    #[serde(default)]
+    pub unsealed: CopyCount,
     /// How this node's files are copied to another one; null for a node that is alone.
     #[serde(default)]
     pub replication: Option<ReplicationStatus>,
@@ -42,20 +45,25 @@ pub struct Status {
     pub written_ms: i64,
 }
 
+/// What the loss of a node's memory costs, a sentence each.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Loss {
+    /// It is gone.
+    pub gone: Vec<String>,
+    /// Only other nodes have it: it is there while they live.
+    pub copied: Vec<String>,
+}
+
 impl Status {
-    /// What a job can load once this node's memory is gone, and what is gone with it, a sentence each. A checkpoint that other nodes
-    /// have copies of stays.
+    /// What a job can load once this node's memory is gone, and what that costs. A checkpoint that other nodes have copies of stays.
     ///
     /// A daemon that stopped with all of it durable loses nothing.
-    pub fn lose_memory(&mut self) -> Vec<String> {
+    pub fn lose_memory(&mut self) -> Loss {
+        let mut loss = Loss::default();
         if self.state == NodeState::Stopped {
-            return Vec::new();
+            return loss;
         }
-        let is_copied = self.replication.as_ref().is_some_and(|replication| replication.lacking_files == 0);
-        let mut gone = Vec::new();
-        if is_copied {
-            return gone;
-        }
+        let copied_to = self.copied_to();
         for run in &mut self.runs {
             if run.recoverable.is_none() || run.recoverable == run.durable {
                 continue;
@@ -65,20 +73,40 @@ impl Status {
                 Some(CheckpointRef { step: Some(step), .. }) => format!("step {step}"),
                 Some(CheckpointRef { path, version, .. }) => format!("{path} version {version}"),
             };
-            gone.push(format!(
-                "run {}: {} was in its memory only, and a job loads {} now",
-                run.run,
-                name(&run.recoverable),
-                name(&run.durable)
+            let (newest, durable) = (name(&run.recoverable), name(&run.durable));
+            if let Some(at) = &copied_to {
+                loss.copied.push(format!(
+                    "run {}: {newest} is at {at} only; without that a job loads {durable}",
+                    run.run
+                ));
+                continue;
+            }
+            loss.gone.push(format!(
+                "run {}: {newest} was in its memory only, and a job loads {durable} now",
+                run.run
             ));
             run.recoverable.clone_from(&run.durable);
             run.latest.clone_from(&run.durable);
         }
-        let CopyCount { files, bytes } = self.unsaved;
+        let Self { unsaved, unsealed, .. } = self;
+        let CopyCount { files, bytes } = if copied_to.is_some() { *unsealed } else { *unsaved };
         if files > 0 {
-            gone.push(format!("{files} files ({}) were not in Tier-3", Shown(bytes)));
+            loss.gone.push(format!("{files} files ({}) were not in Tier-3", Shown(bytes)));
         }
-        gone
+        let copied = unsaved.files.saturating_sub(unsealed.files);
+        if let Some(at) = copied_to.filter(|_| copied > 0) {
+            let bytes = unsaved.bytes.saturating_sub(unsealed.bytes);
+            loss.copied
+                .push(format!("{copied} files ({}) were copied to {at} and not in Tier-3", Shown(bytes)));
+        }
+        loss
+    }
+
+    /// Who has copies of all its sealed files; none where one lacks a copy.
+    fn copied_to(&self) -> Option<String> {
+        let replication = self.replication.as_ref().filter(|replication| replication.lacking_files == 0)?;
+        let partner = replication.partner.as_ref();
+        Some(partner.map_or_else(|| "other nodes".to_owned(), |partner| format!("node {partner}")))
     }
 }
 

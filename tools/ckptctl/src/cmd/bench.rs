@@ -3,12 +3,10 @@
 //! Owns: the words, waiting for warm memory, the table. Does not own: measuring (`bench_mount`).
 
 use crate::bench_mount::{self, BenchMount, BenchReport};
-use crate::context::{Context, Failure};
+use crate::context::{Context, Failure, is_on_mount};
 use crate::table;
 use anyhow::Context as _;
-use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tidemark_protocol::report::{ExitCode, TierState};
 use tidemark_protocol::size::{self, Shown};
@@ -64,11 +62,6 @@ impl Interrupt {
             _ = hangup.recv() => {}
         }
     }
-}
-
-/// Whether a folder lies on the mount of the daemon that answered.
-fn is_on_mount(path: &Path, mount: &Path) -> io::Result<bool> {
-    Ok(fs::metadata(path)?.dev() == fs::metadata(mount)?.dev())
 }
 
 impl Args {

@@ -2,27 +2,40 @@
 
 use crate::context::{Context, Failure};
 use crate::table::{self, Tone};
-use crate::text::clean;
+use crate::text::{self, clean};
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
-use tidemark_protocol::report::{CheckVerdict, Doctor, ExitCode};
+use tidemark_control::client::ClientError;
+use tidemark_protocol::report::{Check, CheckVerdict, Doctor, ExitCode, ProblemCode};
 
 /// Try what Tidemark needs from this machine, and say how to mend it
 ///
-/// Each check makes a real call; nothing is guessed from versions. Exits 1 when one failed. Where no daemon answers, ckptd looks at
-/// the machine without one, as this user.
+/// Each check makes a real call; nothing is guessed from versions. Exits 1 when one failed. Where no daemon runs, ckptd looks at the
+/// machine without one, as this user; a daemon that does not answer is a check that failed. The problems of `ckptctl status` are checks
+/// that failed, too.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
         let doctor = match context.client.doctor().await {
-            Err(away) if away.is_away() => {
+            Err(away @ ClientError::NoDaemon { .. }) => {
                 let Some(doctor) = without_daemon() else { return Err(away.into()) };
                 let _ = writeln!(
                     anstream::stderr(),
                     "ckptctl: no daemon answers; this is the machine without one"
                 );
+                doctor
+            }
+            // It is there, and does not answer: the machine may be well, the node is not.
+            Err(silent) if silent.is_away() => {
+                let mut doctor = without_daemon().unwrap_or_else(|| Doctor { checks: Vec::new() });
+                doctor.checks.push(Check {
+                    name: ProblemCode::NoAnswer.word().to_owned(),
+                    verdict: CheckVerdict::Fail,
+                    what: text::chain(&silent),
+                    fix: Some("`ckptctl status` says what the daemon does; look at its log".to_owned()),
+                });
                 doctor
             }
             asked => asked?,

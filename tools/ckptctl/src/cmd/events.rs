@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// Go on as they happen, until interrupted
     #[arg(short, long)]
     follow: bool,
-    /// Only events with a greater number
+    /// Only events with a greater number. Each daemon counts from 1: of a number that it has not reached, all
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     since: u64,
 }

@@ -27,7 +27,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
         let to = match &self.name {
-            Some(name) => Some(context.place(name).await?),
+            Some(name) => Some(context.name(name).await?),
             None => None,
         };
         let request = ImportRequest { from: self.path, to };

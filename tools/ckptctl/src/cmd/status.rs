@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidemark_control::api::{KEEPER_FILE_NAME, LOCK_FILE_NAME, STATUS_FILE_NAME};
 use tidemark_control::client::ClientError;
 use tidemark_protocol::report::{
-    CheckpointRef, ExitCode, NodeState, Problem, ProblemCode, ReplicationStatus, RunStatus, Status,
+    CheckpointRef, ExitCode, Loss, NodeState, Problem, ProblemCode, ReplicationStatus, RunStatus, Status,
     exit_code_of,
 };
 
@@ -158,12 +158,13 @@ fn is_memory_gone(state_dir: &Path) -> bool {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared).is_ok()
 }
 
-/// Takes what was in memory only out of the status, and says what that was.
+/// Takes what was in memory only out of the status, and says what that was, and what only other nodes have now.
 fn unclean_end(last_known: &mut Status) -> Option<Problem> {
-    let gone = last_known.lose_memory();
-    let what = format!("the daemon ended before all was in Tier-3: {}", gone.join("; "));
+    let Loss { gone, copied } = last_known.lose_memory();
+    let cost = [gone, copied].concat();
+    let what = format!("the daemon ended before all was in Tier-3: {}", cost.join("; "));
     let action = "start it again; `ckptctl recover --plan` then says what each job loads";
-    (!gone.is_empty()).then(|| Problem::new(ProblemCode::UncleanEnd, what, action))
+    (!cost.is_empty()).then(|| Problem::new(ProblemCode::UncleanEnd, what, action))
 }
 
 /// What the keeper writes while its daemons die again and again.
