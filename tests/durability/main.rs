@@ -24,11 +24,11 @@ mod prefetch;
 mod questions;
 mod refusals;
 mod removed;
-
 mod saves;
 mod scavenge;
 mod shield;
 mod site;
 mod spill;
+mod trackers;
 mod visibility;
 mod wishes;

@@ -321,7 +321,7 @@ mod tests {
     fn a_path_is_placed_by_what_it_leads_to_and_refused_where_it_may_mean_another_thing() {
         let home = tempfile::tempdir().unwrap();
         let home = home.path().canonicalize().unwrap();
-        let (mount, outside) = (home.join("data/ckpt"), home.join("work"));
+        let (mount, outside) = (home.join("data/ckpt"), home.join("elsewhere"));
         fs::create_dir_all(mount.join("run")).unwrap();
         fs::create_dir_all(outside.join("logs")).unwrap();
         symlink(&mount, home.join("ckpt")).unwrap();
@@ -344,7 +344,7 @@ mod tests {
                 assert_eq!(found.ok().as_deref(), Some(expected.as_bytes()), "{path} in {}", cwd.display());
             }
         }
-        for path in ["logs", ".", "..", "../work/logs"] {
+        for path in ["logs", ".", "..", "../elsewhere/logs"] {
             for means in [Means::Path, Means::PathItself] {
                 let refused = placed(&outside, path, means);
                 assert_eq!(refused.unwrap_err().exit_code(), ExitCode::Usage, "{path}");

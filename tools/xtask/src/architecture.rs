@@ -22,7 +22,7 @@ const PROTOCOL_MAY_USE: &[&str] =
     &["base64", "blake3", "postcard", "regex", "serde", "serde_json", "thiserror"];
 
 /// The readers of content are given bytes.
-const CONTENT_MAY_USE: &[&str] = &["serde", "serde_json"];
+const CONTENT_MAY_USE: &[&str] = &["memchr", "serde", "serde_json"];
 
 /// The order of changes is a function of what it is told: no runtime, no store's client.
 const META_MAY_USE: &[&str] = &["postcard", "serde", "thiserror", "tidemark-protocol"];
