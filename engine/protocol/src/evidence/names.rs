@@ -4,7 +4,7 @@
 
 use super::{Before, Case, Covered, Ends, FileFact, Finding};
 use crate::path::RelPath;
-use crate::recognise::{IndexKind, Role, Rule, masked_digits};
+use crate::recognise::{IndexKind, Role, Rule, Shape, masked_digits};
 use crate::record::Evidence;
 use crate::visibility::Content;
 use std::collections::{BTreeMap, BTreeSet};
@@ -138,10 +138,13 @@ impl Case<'_> {
     /// `-of-NNNNN` in names, or the ranks of WORLD_SIZE.
     pub(super) fn count(&self) -> Finding {
         let mut families: BTreeMap<(Vec<u8>, u64), BTreeSet<u64>> = BTreeMap::new();
-        // A data set or pictures that lie with the state may be there in part.
+        // A data set or pictures that lie with the state may be there in part. A file by itself is no part of anything here: each of
+        // them is a checkpoint of its own.
         let rule = self.rule();
+        let has_parts = self.candidate.shape != Shape::Single;
         let is_state = |path: &RelPath, role: Role| {
-            role != Role::Other || rule.is_some_and(|rule| rule.is_signature(path.name()))
+            has_parts
+                && (role != Role::Other || rule.is_some_and(|rule| rule.is_signature(path.name())))
         };
         for (path, role) in &self.candidate.files {
             if let Some((stem, index, of)) = part_of(path).filter(|_| is_state(path, *role)) {

@@ -65,6 +65,14 @@ fn parts_of_what_is_no_state_are_not_counted() {
     assert_eq!(trainer("r/checkpoint-5/optimizer-00001-of-00002.pt"), None, "a part of the state is missing");
 }
 
+/// Each shard of a data set is a checkpoint by itself, and the others are others.
+#[test]
+fn a_file_by_itself_is_no_part_of_a_family() {
+    for name in ["r/tokens_00001-of-00010.npz", "r/model-00003-of-00004.h5"] {
+        assert_eq!(World::new(&[(name, 1, writer(1, None))]).evidence(99), Some(Evidence::OneProcess), "{name}");
+    }
+}
+
 #[test]
 fn parts_that_a_users_rule_names_are_counted() {
     let rule = crate::recognise::RuleSpec {
