@@ -7,10 +7,10 @@
 //! lists what is needed, and the rule says that nothing follows; or the rest is what the version before holds, byte for byte. A marker or
 //! a rename names nothing: of a file that was cut before it they do not say that it is no part (Orbax has data under any name).
 
-use super::{Before, Case, Facts, Fate, FileFact, Told, Verdict, below_parent};
+use super::{Before, Case, Facts, Fate, FileFact, Finding, PARTS, Told, Verdict, below_parent};
 use crate::file::FileState;
 use crate::path::RelPath;
-use crate::recognise::{Candidate, Role, Rules};
+use crate::recognise::{Candidate, Role, Rule, Rules};
 use crate::record::Evidence;
 use crate::visibility::Content;
 use std::collections::BTreeSet;
@@ -84,6 +84,21 @@ impl Case<'_> {
             FileState::Closed | FileState::Sealed { .. } => false,
         };
         unclosed && role == Role::Other && fact.before == Before::Nothing && !self.is_listed(path)
+    }
+
+    /// Whether a proof by index says enough of a file that a program left open when it ended with status 0. Where nothing follows an index,
+    /// what it does not list is not needed. And what people fetch of a model's parts is left to the end of its program to close
+    /// (`curl URL >shard`).
+    pub(super) fn is_settled_by(&self, index: &Finding, (path, fact): (&RelPath, &FileFact)) -> bool {
+        let proves = matches!(index, Finding::Proves(Evidence::Index, _));
+        if !proves || self.rule().is_some_and(Rule::more_follows) {
+            return false;
+        }
+        let role = self.candidate.files.get(path);
+        if self.is_listed(path) || matches!(role, Some(Role::Index(_))) {
+            return self.candidate.framework == PARTS && !self.is_of_a_trainer();
+        }
+        role == Some(&Role::Other) && fact.before != Before::Other
     }
 
     fn is_listed(&self, path: &RelPath) -> bool {

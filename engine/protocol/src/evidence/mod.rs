@@ -269,7 +269,8 @@ impl Case<'_> {
 
     /// A program that ended with status 0 while it had a file open may have been in the middle of it: another thread may have written.
     fn left_open(&self, index: &Finding) -> Option<Verdict> {
-        let (path, _) = *self.cut_files(index).first().filter(|_| self.facts.told != Told::Commit)?;
+        let mut cut = self.cut_files(index).into_iter().filter(|_| self.facts.told != Told::Commit);
+        let (path, _) = cut.find(|found| !self.is_settled_by(index, *found))?;
         let detail = format!(
             "who wrote {path} ended well without closing it, and its bytes do not say whether it is whole"
         );

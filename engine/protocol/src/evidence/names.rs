@@ -143,8 +143,7 @@ impl Case<'_> {
         let rule = self.rule();
         let has_parts = self.candidate.shape != Shape::Single;
         let is_state = |path: &RelPath, role: Role| {
-            has_parts
-                && (role != Role::Other || rule.is_some_and(|rule| rule.is_signature(path.name())))
+            has_parts && (role != Role::Other || rule.is_some_and(|rule| rule.is_signature(path.name())))
         };
         for (path, role) in &self.candidate.files {
             if let Some((stem, index, of)) = part_of(path).filter(|_| is_state(path, *role)) {

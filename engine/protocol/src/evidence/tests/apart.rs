@@ -49,7 +49,29 @@ fn an_index_proves_what_it_lists_beside_a_log_that_is_open_or_was_cut() {
         assert!(waits(world.at(3)), "it may have ended well, and the log is a part then");
         is_cut(&mut world, log, Fate::Exited);
         assert!(apart(&world, 7).is_empty(), "its program left it to its end to close it: it is a part");
+        assert_eq!(world.evidence(14), Some(Evidence::Index), "and the index says that it is not needed");
+        world.file(log).before = Before::Other;
+        assert!(
+            matches!(world.at(14), Verdict::Settled { undecided: true, .. }),
+            "the version before had it"
+        );
     }
+}
+
+/// `curl URL >model-00001-of-00001.safetensors`, one after the other.
+#[test]
+fn parts_that_were_fetched_by_who_closes_nothing_are_whole_below_their_index() {
+    let mut world = World::new(&[(SHARD, 1, writer(1, None)), (INDEX, 2, writer(2, None))])
+        .index(INDEX, &[("model-00001-of-00001.safetensors", None)]);
+    is_cut(&mut world, SHARD, Fate::Exited);
+    assert_eq!(world.evidence(7), Some(Evidence::Index));
+    world.file(SHARD).writers[0].rank = Some(0);
+    assert!(
+        matches!(world.at(7), Verdict::Settled { undecided: true, .. }),
+        "a trainer's thread may have written"
+    );
+    world.file(SHARD).writers[0] = Writer { fate: Fate::Killed, ..writer(1, None) };
+    assert!(matches!(world.at(7), Verdict::Torn { .. }));
 }
 
 #[test]

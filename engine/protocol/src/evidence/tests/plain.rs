@@ -69,7 +69,11 @@ fn parts_of_what_is_no_state_are_not_counted() {
 #[test]
 fn a_file_by_itself_is_no_part_of_a_family() {
     for name in ["r/tokens_00001-of-00010.npz", "r/model-00003-of-00004.h5"] {
-        assert_eq!(World::new(&[(name, 1, writer(1, None))]).evidence(99), Some(Evidence::OneProcess), "{name}");
+        assert_eq!(
+            World::new(&[(name, 1, writer(1, None))]).evidence(99),
+            Some(Evidence::OneProcess),
+            "{name}"
+        );
     }
 }
 
