@@ -106,7 +106,7 @@ pub enum Format {
 
 impl Format {
     /// Whether its writers may set the file's size first and fill it afterwards. Of such a file the verdict whole says nothing when
-    /// its writer was killed or failed: the header may be there, and the rest zeros.
+    /// its writer was killed: the header may be there, and the rest zeros.
     #[must_use]
     pub fn is_sized_in_advance(self) -> bool {
         match self {

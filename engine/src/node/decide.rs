@@ -303,8 +303,8 @@ pub(crate) fn left_cut(
     cut.map(|view| view.node).filter(|node| !ledger.unreadable.contains_key(node)).collect()
 }
 
-/// What a file's bytes say of themselves, as far as those who wrote it let them be believed.
-fn content_of(shared: &Shared, view: &FileView, writers: &[Writer]) -> Content {
+/// What a file's bytes say of themselves, as far as they can be believed.
+fn content_of(view: &FileView) -> Content {
     let Some(Judgement { verdict, format, .. }) = &view.content else { return Content::Unknown };
     let says = match verdict {
         tidemark_content::Verdict::Whole => Content::Whole,
@@ -312,8 +312,7 @@ fn content_of(shared: &Shared, view: &FileView, writers: &[Writer]) -> Content {
         tidemark_content::Verdict::Unknown => Content::Unknown,
     };
     let in_advance = format.is_some_and(Format::is_sized_in_advance);
-    let quiet_at_ns = view.published_ns.max(view.closed_ns).saturating_add(settle_ns(shared));
-    believed(says, in_advance, view.is_left_cut(), writers, quiet_at_ns)
+    believed(says, in_advance, view.is_left_cut())
 }
 
 /// A file's state as reports name it.
@@ -352,7 +351,7 @@ fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) 
         published_at_ns: view.published_ns,
         closed_at_ns: view.closed_ns,
         vouched: view.renamed || view.renamed_cut && ended_well,
-        content: content_of(shared, view, &writers),
+        content: content_of(view),
         content_reason: view.content.as_ref().map(|content| content.reason.clone()).unwrap_or_default(),
         committed,
         before,

@@ -140,31 +140,26 @@ fn what_a_rank_tells_people_is_not_counted() {
     }
 }
 
-/// A downloader of ranges sets the size, fills the file in any order, and closes it when it fails.
+/// A downloader of ranges sets the size, and fills the file in any order.
 #[test]
-fn what_was_sized_first_says_nothing_where_its_writer_failed_before_it_was_quiet() {
-    let by = |fate, failed_at_ns| [Writer { fate, failed_at_ns, ..writer(1, None) }];
-    let whole = |in_advance, cut, writers: &[Writer]| {
-        believed(Content::Whole, in_advance, cut, writers, 6 * SECOND) == Content::Whole
-    };
-    for (fate, failed_at_ns, expected) in [
-        (Fate::Exited, None, true),
-        (Fate::Alive, None, true),
-        (Fate::Gone, None, true),
-        (Fate::Failed, Some(2 * SECOND), false),
-        (Fate::Killed, None, false),
-        (Fate::Failed, Some(6 * SECOND), true),
-    ] {
-        assert_eq!(whole(true, false, &by(fate, failed_at_ns)), expected, "{fate:?} at {failed_at_ns:?}");
-        assert!(whole(false, false, &by(fate, failed_at_ns)), "a format that is written to its end");
-        assert!(!whole(true, true, &by(fate, failed_at_ns)), "nobody closed it");
+fn what_was_sized_first_says_nothing_where_nobody_closed_it() {
+    for (in_advance, cut, expected) in
+        [(true, true, Content::Unknown), (true, false, Content::Whole), (false, true, Content::Whole)]
+    {
+        assert_eq!(believed(Content::Whole, in_advance, cut), expected, "{in_advance} {cut}");
+        assert_eq!(believed(Content::Broken, in_advance, cut), Content::Broken);
     }
-    assert_eq!(believed(Content::Broken, true, true, &[], 0), Content::Broken);
-    let mut world = World::new(&[("m/model.safetensors", 1, by(Fate::Failed, Some(2 * SECOND))[0].clone())]);
-    world.file("m/model.safetensors").content = Content::Whole;
-    assert!(world.evidence(99).is_some(), "believed, it would be committed");
-    world.file("m/model.safetensors").content = Content::Unknown;
-    assert!(matches!(world.at(99), Verdict::Settled { undecided: true, .. }));
+}
+
+/// `save_file`, and then `push_to_hub` raises.
+#[test]
+fn who_closed_what_is_whole_and_failed_then_saved_it() {
+    for fate in [Fate::Failed, Fate::Killed] {
+        let by = Writer { fate, failed_at_ns: Some(2 * SECOND), ..writer(1, None) };
+        let mut world = World::new(&[("m/model.safetensors", 1, by)]);
+        world.file("m/model.safetensors").content = believed(Content::Whole, true, false);
+        assert_eq!(world.evidence(99), Some(Evidence::OneProcess), "{fate:?}");
+    }
 }
 
 /// `aria2c -x8 …/model.safetensors`, and the shards of a model below their index.
