@@ -348,6 +348,7 @@ fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) 
         // One that belonged to no checkpoint when it was cut may be sealed as it is: that makes it no more whole.
         state: if cut { FileState::Cut } else { view.state.clone() },
         size_bytes: view.size_bytes,
+        opened_at_ns: view.opened_ns,
         published_at_ns: view.published_ns,
         closed_at_ns: view.closed_ns,
         vouched: view.renamed || view.renamed_cut && ended_well,

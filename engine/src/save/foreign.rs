@@ -129,6 +129,7 @@ pub async fn judge(
             state: FileState::Closed,
             size_bytes: file.object.size_bytes,
             // When each was written nobody knows any more, and so not in which order.
+            opened_at_ns: 0,
             published_at_ns: 0,
             closed_at_ns: 0,
             vouched: true,

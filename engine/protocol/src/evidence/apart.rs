@@ -30,8 +30,7 @@ pub fn judge(
 impl Case<'_> {
     /// None where nothing lies apart, or the rest is not whole without it.
     fn without_apart(&self) -> Option<(Verdict, BTreeSet<RelPath>)> {
-        let apart: BTreeSet<RelPath> =
-            self.present().filter(|found| self.is_apart(*found)).map(|(path, ..)| path.clone()).collect();
+        let apart = self.apart();
         if apart.is_empty() {
             return None;
         }
@@ -74,6 +73,21 @@ impl Case<'_> {
         };
         self.is_the_version_before()
             && self.present().all(|(_, role, fact)| fact.before == Before::Same || is_added(role, fact))
+    }
+
+    /// What lies beside the rest. A file that was cut is no log and nobody else's where it was begun after some of the rest was there, by
+    /// who wrote that: it may be what its writer saved last, such as a data loader's state after the index.
+    fn apart(&self) -> BTreeSet<RelPath> {
+        let (beside, rest): (Vec<_>, Vec<_>) = self.present().partition(|found| self.is_apart(*found));
+        let first_ns = rest.iter().map(|(_, _, fact)| fact.published_at_ns).min();
+        let processes = rest.iter().flat_map(|(_, _, fact)| &fact.writers).map(|writer| writer.process);
+        let processes: BTreeSet<_> = processes.collect();
+        let follows = |fact: &FileFact| {
+            fact.state == FileState::Cut
+                && first_ns.is_some_and(|first_ns| fact.opened_at_ns >= first_ns)
+                && fact.writers.iter().any(|writer| processes.contains(&writer.process))
+        };
+        beside.into_iter().filter(|(_, _, fact)| !follows(fact)).map(|(path, ..)| path.clone()).collect()
     }
 
     /// Not closed by a program, of a name that no rule, no index and no version before knows.

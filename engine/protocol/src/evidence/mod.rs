@@ -40,6 +40,8 @@ pub const SETTLE_NS: i64 = 5_000_000_000;
 pub struct FileFact {
     pub state: FileState,
     pub size_bytes: u64,
+    /// When the first of its last writers opened it.
+    pub opened_at_ns: i64,
     /// When the bytes last got the name: the later of the last close and the last rename. Any clock, the same as
     /// `now_ns`.
     pub published_at_ns: i64,

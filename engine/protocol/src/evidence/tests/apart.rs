@@ -11,6 +11,7 @@ fn logged(log: &str) -> World {
     let files = [(SHARD, 1, writer(1, None)), (INDEX, 2, writer(1, None)), (log, 9, writer(1, None))];
     let mut world = World::new(&files).index(INDEX, &[("model-00001-of-00001.safetensors", None)]);
     world.file(log).state = FileState::Open { writers: 1 };
+    world.file(log).opened_at_ns = 0;
     world
 }
 
@@ -55,6 +56,20 @@ fn an_index_proves_what_it_lists_beside_a_log_that_is_open_or_was_cut() {
             matches!(world.at(14), Verdict::Settled { undecided: true, .. }),
             "the version before had it"
         );
+    }
+}
+
+/// A data loader's state after the index of the shards, a tokenizer after the index of the model.
+#[test]
+fn what_a_trainer_began_after_its_first_file_and_left_half_is_a_part() {
+    for half in ["m/out/dataloader_state.json", "m/out/tokenizer.json"] {
+        let mut world = logged(half);
+        world.file(half).opened_at_ns = 3 * SECOND;
+        is_cut(&mut world, half, Fate::Killed);
+        assert!(apart(&world, 99).is_empty(), "{half}");
+        assert!(matches!(world.at(99), Verdict::Torn { .. }), "{half}");
+        world.file(half).writers[0].process = (9, 1);
+        assert_eq!((world.evidence(99), apart(&world, 99)), (Some(Evidence::Index), vec![half.to_owned()]));
     }
 }
 

@@ -39,12 +39,13 @@ fn writer(process: u32, world_size: Option<u64>) -> Writer {
 }
 
 impl World {
-    /// Files, each closed at that second by that writer.
+    /// Files, each opened and closed at that second by that writer.
     fn new(files: &[(&str, i64, Writer)]) -> Self {
         let fact = |(name, second, writer): &(&str, i64, Writer)| {
             let fact = FileFact {
                 state: FileState::Closed,
                 size_bytes: 100,
+                opened_at_ns: second * SECOND,
                 published_at_ns: second * SECOND,
                 closed_at_ns: second * SECOND,
                 vouched: false,
