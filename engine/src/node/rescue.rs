@@ -16,6 +16,7 @@ use crate::node::book::{Book, VersionBook, is_damage};
 use crate::node::decide::{self, Action, Plan, is_covered};
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::node::run::Engine;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::{PARTS, Told, Verdict};
@@ -74,13 +75,14 @@ fn is_quiet(shared: &Shared, ledger: &Ledger, book: &Book, quiet_ns: i64) -> boo
     last_ns.is_some_and(|last_ns| shared.now_ns().saturating_sub(last_ns) >= quiet_ns)
 }
 
-/// The provisional version that a book needs now; `None` where it needs none or has to wait. `why`: the reason for it.
+/// The provisional version that a book needs now; `None` where it needs none or has to wait. `verdict`, `apart`: what was concluded of it
+/// now, which the book does not have yet. `why`: the reason for it.
 /// `is_of_a_trainer`: whether a job wrote it that comes back and takes the newest; costs a pass over the run.
 pub(crate) fn plan(
     shared: &Shared,
     ledger: &Ledger,
     book: &Book,
-    verdict: Option<&Verdict>,
+    (verdict, apart): (Option<&Verdict>, &BTreeSet<RelPath>),
     why: &str,
     is_of_a_trainer: impl FnOnce() -> bool,
 ) -> Option<Box<Plan>> {
@@ -96,9 +98,9 @@ pub(crate) fn plan(
     let whole = files.len() == sealed.len() && verdict.is_some_and(is_whole);
     let damaged = verdict.is_some_and(is_damage);
     // What people copy about stays in sight after a restart, as it did before, and so does what is whole with something beside it.
-    let is_part = || damaged || candidate.framework != PARTS && is_of_a_trainer();
-    let partial = !whole && book.apart.is_empty() && is_part();
-    let unsaid = match book.apart.first() {
+    let is_part = || apart.is_empty() && candidate.framework != PARTS && is_of_a_trainer();
+    let partial = !whole && (damaged || is_part());
+    let unsaid = match apart.first() {
         Some(path) => format!("{path} lies beside what is whole, and nobody closed it"),
         None => "nothing was known of it yet".to_owned(),
     };

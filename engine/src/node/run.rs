@@ -476,10 +476,10 @@ impl Engine {
         if matches!(outcome.action, Action::None)
             && let Some(why) = self.why_in_part(id, outcome.verdict.as_ref(), told)
         {
-            let verdict = outcome.verdict.as_ref();
+            let concluded = (outcome.verdict.as_ref(), &outcome.apart);
             let trainer =
                 || book.candidate.as_ref().is_some_and(|candidate| self.is_of_a_trainer(id, candidate));
-            let plan = rescue::plan(&self.shared, &self.ledger, book, verdict, why, trainer);
+            let plan = rescue::plan(&self.shared, &self.ledger, book, concluded, why, trainer);
             outcome.action = plan.map_or(Action::None, Action::Start);
         }
         let (torn_before, kept_before) = (book.is_torn(), book.is_kept_without_proof());
