@@ -463,6 +463,11 @@ impl Engine {
         }
         self.note_removal(id);
         if self.is_stood_in(id) {
+            // What was concluded last was said of what went out of sight.
+            let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
+            book.verdict = None;
+            book.apart.clear();
+            self.unsettled.remove(id);
             return;
         }
         self.note_metric(id);
