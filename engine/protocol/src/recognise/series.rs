@@ -18,11 +18,15 @@ use std::sync::LazyLock;
 static MEASURED: LazyLock<Regex> =
     LazyLock::new(|| super::rules::ours(r"(?-u)[-+]?[0-9]+\.[0-9]+(?:[eE][-+]?[0-9]+)?"));
 
+/// Lightning's version of a name that was there already: `epoch=1-step=200-v1.ckpt`.
+static AGAIN: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(r"(?-u)-v[0-9]+(\.ckpt)$"));
+
 /// The name of a checkpoint with all that changes from save to save as `#`. A number changes where the name says that it counts
 /// steps, and where it is this checkpoint's `step`. A name without a step is a series of its own: its versions.
 #[must_use]
 pub fn series(name: &[u8], step: Option<Step>) -> Vec<u8> {
     let Some(step) = step else { return name.to_vec() };
+    let name: &[u8] = &AGAIN.replace(name, &b"$1"[..]);
     let mut changes: Vec<(usize, usize)> = Vec::new();
     let counted = STEP.captures_iter(name).filter_map(|captures| captures.get(1));
     changes.extend(counted.chain(MEASURED.find_iter(name)).map(|found| (found.start(), found.end())));
@@ -137,6 +141,8 @@ mod tests {
             ("model-epoch=03-val_loss=0.25.ckpt", "model-epoch=12-val_loss=-1.5e-05.ckpt"),
             ("step5_rank*.pt", "step6_rank*.pt"),
             ("G_step100.pth", "G_step200.pth"),
+            ("epoch=1-step=200-v1.ckpt", "epoch=2-step=300.ckpt"),
+            ("epoch=1-step=200-v1.ckpt", "epoch=2-step=300-v12.ckpt"),
         ] {
             assert_eq!(of(one), of(other), "{one} {other}");
         }
@@ -155,6 +161,7 @@ mod tests {
             ("best_fold1.pt", "best_fold2.pt"),
             ("fold1_epoch10.pt", "fold2_epoch10.pt"),
             ("step1.pt", "last.pt"),
+            ("step1-v1.pt", "step1-v2.pt"),
         ] {
             assert_ne!(of(one), of(other), "{one} {other}");
         }
