@@ -219,14 +219,24 @@ fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed(
     // What the shell does by itself makes it the writer.
     job("steps", "mkdir step_4; printf %s four >step_4/model.pt").ends_well();
     job("last", "printf %s one >last.pt").ends_well();
+    // The directory of such a model stays when its files go.
+    let model = |name: &str| {
+        let shard = "model-00001-of-00001.safetensors";
+        let index = format!(r#"{{"metadata":{{}},"weight_map":{{"a":"{shard}"}}}}"#);
+        let put = format!("printf %s {name} >{name}/{shard}");
+        format!("mkdir {name}; {put}; printf %s '{index}' >{name}/model.safetensors.index.json")
+    };
+    job("flat", &model("m-step4")).ends_well();
     daemon.wait_committed("steps/step_4", SHIELD_LIMIT);
     daemon.wait_committed("last/last.pt", SHIELD_LIMIT);
+    daemon.wait_committed("flat/m-step4", SHIELD_LIMIT);
     let (store, away) = (daemon.tier3_dir(), daemon.tier3_dir().with_extension("away"));
     fs::rename(&store, &away).unwrap();
     job("steps", "mkdir step_5; printf %s five >step_5/model.pt").ends_well();
     job("last", "printf %s two >last.pt").ends_well();
     job("first", "mkdir step_1; printf %s one >step_1/model.pt").ends_well();
-    for path in ["steps/step_5", "last/last.pt", "first/step_1"] {
+    job("flat", &model("m-step5")).ends_well();
+    for path in ["steps/step_5", "last/last.pt", "first/step_1", "flat/m-step5"] {
         let whole = || daemon.checkpoint(path).filter(|listed| listed["state"] == "complete").map(drop);
         process::until(SHIELD_LIMIT, whole).unwrap_or_else(|| panic!("{path}: {:#?}", daemon.checkpoints()));
     }
@@ -234,7 +244,8 @@ fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed(
     job("steps", &half("step_5/extra.pt")).kill();
     job("last", &half("last.pt")).kill();
     job("first", &half("step_1/extra.pt")).kill();
-    for path in ["steps/step_5/extra.pt", "last/last.pt"] {
+    job("flat", &half("m-step5/extra.pt")).kill();
+    for path in ["steps/step_5/extra.pt", "last/last.pt", "flat/m-step5/extra.pt"] {
         let torn = mount.join(".tidemark/torn").join(path);
         process::until(SHIELD_LIMIT, || torn.exists().then_some(()))
             .unwrap_or_else(|| panic!("{path} stays in sight: {:#?}", crate::site::events(&daemon)));
@@ -246,7 +257,12 @@ fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed(
     assert_eq!(names(&mount.join("first/step_1")), ["extra.pt", "model.pt"]);
 
     fs::rename(&away, &store).unwrap();
-    let all = [("steps/step_5/model.pt", "five"), ("last/last.pt", "two"), ("first/step_1/model.pt", "one")];
+    let all = [
+        ("steps/step_5/model.pt", "five"),
+        ("last/last.pt", "two"),
+        ("first/step_1/model.pt", "one"),
+        ("flat/m-step5/model-00001-of-00001.safetensors", "m-step5"),
+    ];
     let served = |path: &str, bytes: &str| {
         let holds = || (fs::read(mount.join(path)).ok()? == bytes.as_bytes()).then_some(());
         let events = || crate::site::events(&daemon);

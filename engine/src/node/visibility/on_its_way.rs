@@ -13,12 +13,14 @@ use crate::node::ledger::contents;
 use crate::node::run::Engine;
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::FileId;
-use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::recognise::{CheckpointId, Shape};
 
 /// See the module's head.
 #[derive(Debug)]
 pub(super) struct OnItsWay {
     number: Number,
+    /// How it lay in the tree.
+    shape: Shape,
     /// The committed version that is served under the name since.
     meanwhile: Option<Number>,
 }
@@ -34,14 +36,14 @@ enum Name {
 
 impl Engine {
     /// Notes what was whole of a checkpoint that just went out of sight, and is not committed yet.
-    pub(super) fn note_on_its_way(&mut self, id: &CheckpointId) {
+    pub(super) fn note_on_its_way(&mut self, id: &CheckpointId, shape: Shape) {
         let book = &self.ledger.books[id];
         let committed = book.committed().map(|(number, _)| *number);
         let mut newer = book.versions.iter().rev().take_while(|(number, _)| Some(**number) > committed);
         let is_whole = |checkpoint: &Checkpoint| checkpoint.is_alive() && checkpoint.is_proven();
         match newer.find(|(_, version)| is_whole(&version.checkpoint)).map(|(number, _)| *number) {
             Some(number) => {
-                self.visibility.on_its_way.insert(id.clone(), OnItsWay { number, meanwhile: None });
+                self.visibility.on_its_way.insert(id.clone(), OnItsWay { number, shape, meanwhile: None });
             }
             None => {
                 self.visibility.on_its_way.remove(id);
@@ -90,8 +92,8 @@ impl Engine {
 
     /// The same of one checkpoint.
     pub(crate) fn serve_arrival(&mut self, id: &CheckpointId) {
-        let Some(OnItsWay { number, meanwhile }) = self.visibility.on_its_way.get(id) else { return };
-        let (number, meanwhile) = (*number, *meanwhile);
+        let Some(OnItsWay { number, shape, meanwhile }) = self.visibility.on_its_way.get(id) else { return };
+        let (number, shape, meanwhile) = (*number, *shape, *meanwhile);
         let version = self.version(id, number);
         if !version.checkpoint.is_committed() {
             if !version.checkpoint.is_alive() {
@@ -108,7 +110,7 @@ impl Engine {
         if version.contents.values().any(open) || self.had_not_heard_of(id) {
             return;
         }
-        match self.who_has_name(id, number, meanwhile) {
+        match self.who_has_name(id, number, shape, meanwhile) {
             Name::Taken => self.forget_on_its_way(id, number),
             Name::Free => {
                 self.visibility.on_its_way.remove(id);
@@ -124,12 +126,22 @@ impl Engine {
         }
     }
 
-    fn who_has_name(&self, id: &CheckpointId, number: Number, meanwhile: Option<Number>) -> Name {
+    fn who_has_name(
+        &self,
+        id: &CheckpointId,
+        number: Number,
+        shape: Shape,
+        meanwhile: Option<Number>,
+    ) -> Name {
         let book = &self.ledger.books[id];
         let namespace = &self.shared.namespace;
         let mut files = self.version(id, number).contents.keys();
-        let is_free = namespace.node_at(&book.path()).is_none()
-            && files.all(|path| namespace.node_at(path.as_bytes()).is_none());
+        let is_name_free = match shape {
+            // Its files went one by one: their directory is a run's too, and stays.
+            Shape::Flat | Shape::Family => book.candidate.is_none(),
+            Shape::Tree | Shape::Single => namespace.node_at(&book.path()).is_none(),
+        };
+        let is_free = is_name_free && files.all(|path| namespace.node_at(path.as_bytes()).is_none());
         match meanwhile {
             Some(older) if self.shows_only(book, older) => Name::StandIn(older),
             None if is_free => Name::Free,

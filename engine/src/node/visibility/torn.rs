@@ -189,7 +189,7 @@ impl Engine {
         self.event(EventLevel::Warn, "hidden", id, what);
         // Saved over a version that is committed: the name means that one again.
         let committed = self.ledger.books[id].committed().map(|(number, _)| *number);
-        self.note_on_its_way(id);
+        self.note_on_its_way(id, candidate.shape);
         if let Some(number) = committed.filter(|number| self.gc.check_stays(&(id.clone(), *number)).is_ok()) {
             self.serve_again(id, number);
         }
