@@ -586,6 +586,7 @@ fn a_log_that_is_open_or_cut_beside_a_whole_model_changes_nothing_of_it() {
     for (name, bytes) in &files {
         assert_holds(&daemon, &format!("models/out/{name}"), bytes, "with empty memory");
     }
+    assert_holds(&daemon, "models/out/train.log", b"step 1\nstep 2\n", "a flush waited for it");
 }
 
 /// An evaluation that is killed while it writes into a checkpoint that is whole, of which no index speaks.

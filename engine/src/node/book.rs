@@ -119,14 +119,27 @@ impl Book {
         self.candidate = candidate;
     }
 
-    /// The newest version that is, or may become, committed.
+    /// The newest version that is, or may become, committed. One that keeps what lies beside what is whole stands in nobody's place.
     pub(crate) fn newest(&self) -> Option<(&Number, &VersionBook)> {
-        self.standing().next()
+        self.standing().find(|(_, version)| !self.keeps_beside(version))
+    }
+
+    /// Whether a version only keeps a file that lies beside what is whole, together with that.
+    pub(crate) fn keeps_beside(&self, version: &VersionBook) -> bool {
+        let proven = version.checkpoint.is_proven() || version.checkpoint.is_committed();
+        !proven && self.apart.iter().any(|path| version.contents.contains_key(path))
+    }
+
+    /// Whether the newest committed version is exactly this, and nothing newer stands.
+    pub(crate) fn is_committed_as_it_is(&self, shared: &Shared, present: &Contents) -> bool {
+        self.committed().is_some_and(|(number, version)| {
+            version.contents == *present && !self.is_superseded(shared, *number)
+        })
     }
 
     /// The same, but for a version that only keeps what there is of a save that was cut.
     pub(crate) fn newest_save(&self) -> Option<(&Number, &VersionBook)> {
-        self.standing().find(|(_, version)| !version.record().partial)
+        self.standing().find(|(_, version)| !version.record().partial && !self.keeps_beside(version))
     }
 
     /// The versions that are, or may become, committed, the newest first.

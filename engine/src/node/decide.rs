@@ -8,6 +8,7 @@ use crate::node::Shared;
 use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
 use crate::node::ledger::{Contents, Ledger, contents};
+use crate::node::rescue;
 use crate::save::commit::AttemptFile;
 use crate::save::share::Share;
 use std::collections::{BTreeMap, BTreeSet};
@@ -132,6 +133,13 @@ fn look_at(
         // Aborted contents are tried again as the next version, and so is what a name got back.
         Some((_, version)) if version.checkpoint.is_aborted() => (None, None),
         Some((number, _)) if book.is_superseded(shared, *number) => (None, None),
+        // What lay beside it was taken away.
+        Some((_, version))
+            if holds_more_and_is_a_part(version, files.len())
+                && present.as_ref().is_some_and(|present| book.is_committed_as_it_is(shared, present)) =>
+        {
+            return outcome;
+        }
         // What was taken away of a part may be what was wrong with it: what is left is the next version, and no less a part.
         Some((_, version)) if holds_more_and_is_a_part(version, files.len()) => {
             (None, Some(version.record()))
@@ -209,10 +217,12 @@ fn look_at(
         }
     };
     if !apart.is_empty() {
+        let waits = rescue::lies_unkept(shared, book, &files, present.as_ref(), &apart);
         files.retain(|(path, _)| !apart.contains(*path));
         // Nothing of the rest lies apart.
         let mut rest = look_at(shared, ledger, book, &without(candidate, &apart), files, told, &apart);
         rest.indices.append(&mut outcome.indices);
+        rest.unsettled |= waits;
         rest.apart = apart;
         return rest;
     }

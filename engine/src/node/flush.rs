@@ -1,6 +1,6 @@
 //! Who waits for what to be durable: `flush`, and the end of the daemon.
 //!
-//! Owns: the waiting, what is still pending and why. Does not own: uploading (`run`) or what counts as complete
+//! Owns: the waiting. Does not own: what is pending of a checkpoint (`pending`), uploading (`run`) or what counts as complete
 //! (protocol).
 
 use crate::namespace::{FileState, FileView, torn_path};
@@ -8,7 +8,7 @@ use crate::node::alive::{ask_anew, is_alive};
 use crate::node::book::Book;
 use crate::node::decide;
 use crate::node::loose::Lack;
-use crate::node::rescue::{self, Rescue};
+use crate::node::pending::Row;
 use crate::node::run::{Engine, Node};
 use crate::node::select::is_inside;
 use std::collections::BTreeMap;
@@ -91,23 +91,6 @@ pub struct FlushOutcome {
     pub pending: Vec<Pending>,
     pub timed_out: bool,
     pub tier3_away: bool,
-}
-
-/// What is not durable.
-struct Row {
-    pending: Pending,
-    /// Waiting may bring it, as far as its reason lets it.
-    comes: bool,
-}
-
-impl Row {
-    fn of(pending: Pending) -> Self {
-        let comes = !matches!(
-            pending.reason,
-            PendingReason::Torn | PendingReason::Unreadable | PendingReason::Damaged
-        );
-        Self { pending, comes }
-    }
 }
 
 impl Flushes {
@@ -217,7 +200,7 @@ impl Engine {
     }
 
     /// Why a program is believed to be saving this checkpoint still; none where no program is.
-    fn saving(&self, book: &Book) -> Option<(PendingReason, String)> {
+    pub(crate) fn saving(&self, book: &Book) -> Option<(PendingReason, String)> {
         let candidate = book.candidate.as_ref().filter(|_| !book.is_torn())?;
         let is_part = matches!(
             book.verdict,
@@ -230,7 +213,7 @@ impl Engine {
             .find_map(|(path, view)| self.written(path, view, is_part))
     }
 
-    fn is_waiting_for_time(&self, book: &Book) -> bool {
+    pub(crate) fn is_waiting_for_time(&self, book: &Book) -> bool {
         decide::is_waiting_for_time(book, book.verdict.as_ref(), self.shared.now_ns())
     }
 
@@ -252,7 +235,12 @@ impl Engine {
     }
 
     /// Why a file is believed to be written still. `is_part`: with what is there its save is not over.
-    fn written(&self, path: &RelPath, view: &FileView, is_part: bool) -> Option<(PendingReason, String)> {
+    pub(crate) fn written(
+        &self,
+        path: &RelPath,
+        view: &FileView,
+        is_part: bool,
+    ) -> Option<(PendingReason, String)> {
         match view.state {
             FileState::Open { writers } => {
                 Some((PendingReason::Open, format!("{path} has {writers} open writers")))
@@ -416,112 +404,6 @@ impl Engine {
             }
         }
         rows
-    }
-
-    /// What a checkpoint waits for that is to come to Tier-3 by itself.
-    pub(crate) fn comes(&self, book: &Book) -> Option<Pending> {
-        self.pending_book(book).filter(|row| row.comes).map(|row| row.pending)
-    }
-
-    /// Nothing more comes, and all of the newest committed version is in the tree.
-    fn is_committed_with_more(&self, book: &Book) -> bool {
-        matches!(book.verdict, Some(Verdict::Settled { undecided: false, .. }))
-            && book.committed().is_some_and(|(_, version)| self.is_in_sight(book, version))
-    }
-
-    fn pending_book(&self, book: &Book) -> Option<Row> {
-        let path = String::from_utf8_lossy(&book.path()).into_owned();
-        let row = |reason, what: String| Some(Row::of(Pending { path: path.clone(), reason, what }));
-        if let Some(version) = self.on_its_way(&book.id) {
-            let what = version.trouble.clone();
-            let what = what.unwrap_or_else(|| "what was whole of it is on its way to Tier-3".to_owned());
-            return row(PendingReason::Uploading, what);
-        }
-        if self.is_stood_in(&book.id) {
-            return None;
-        }
-        let candidate = book.candidate.as_ref()?;
-        let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
-        // Of a file beside what is whole that nobody can close any more a flush makes nothing; the daemon's end takes it as it is.
-        let is_left = |(path, view): &(&RelPath, &Arc<FileView>)| {
-            !self.draining && book.apart.contains(*path) && view.is_left_cut()
-        };
-        let contents = crate::node::ledger::contents(files.iter().copied().filter(|found| !is_left(found)));
-        let covering = contents.as_ref().and_then(|contents| book.covering(&self.shared, contents));
-        if let Some((_, version)) = covering {
-            let checkpoint = &version.checkpoint;
-            let unproven = checkpoint.is_prepared() && !checkpoint.is_proven();
-            return match &version.trouble {
-                // Of what cannot be read any more a flush makes nothing.
-                _ if checkpoint.is_committed() || checkpoint.why_unreadable().is_some() => None,
-                Some(why) => row(PendingReason::Uploading, why.clone()),
-                None if unproven && version.record().partial => {
-                    row(PendingReason::Torn, version.record().evidence_detail.clone())
-                }
-                // Taken up early because the daemon ends: it is committed when its time has passed.
-                None if unproven && self.draining && self.is_waiting_for_time(book) => {
-                    row(PendingReason::Uploading, decide::waits_for(book))
-                }
-                // Tier-3 has all that there is of it, and waiting brings no proof.
-                None if unproven && version.record().doubted => {
-                    let pending = Pending {
-                        path: path.clone(),
-                        reason: PendingReason::Incomplete,
-                        what: decide::waits_for(book),
-                    };
-                    Some(Row { pending, comes: false })
-                }
-                // Tier-3 has what was added to what is committed, and that stands.
-                None if unproven && self.is_committed_with_more(book) => None,
-                None if unproven => row(PendingReason::Incomplete, decide::waits_for(book)),
-                None => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
-            };
-        }
-        let unreadable = |(path, view): &(&RelPath, &Arc<FileView>)| {
-            let why = self.ledger.unreadable.get(&view.node)?;
-            Some(format!("{path} is closed and cannot be read to be sealed: {why}"))
-        };
-        if let Some(what) = files.iter().find_map(unreadable) {
-            return row(PendingReason::Unreadable, what);
-        }
-        if self.draining {
-            if let Some((reason, what)) = self.saving(book).filter(|_| self.grace_until.is_some()) {
-                return row(reason, what);
-            }
-            let what = match rescue::look(&self.shared, &self.ledger, book) {
-                Rescue::Sealing => Some("its files are being sealed"),
-                Rescue::Uploading | Rescue::Wanted(_) => Some("its sealed files are on their way to Tier-3"),
-                Rescue::Done => None,
-            };
-            if let Some(what) = what {
-                return row(PendingReason::Uploading, what.to_owned());
-            }
-        }
-        if book.is_torn() {
-            return row(PendingReason::Torn, decide::waits_for(book));
-        }
-        for (path, view) in &files {
-            match view.state {
-                FileState::Open { writers } => {
-                    return row(PendingReason::Open, format!("{path} has {writers} open writers"));
-                }
-                FileState::Mapped => return row(PendingReason::Mapped, format!("{path} is mapped writable")),
-                FileState::Closed | FileState::Cut | FileState::Sealed { .. } => {}
-            }
-        }
-        if contents.is_none() && !files.iter().any(|(_, view)| matches!(view.state, FileState::Cut)) {
-            return row(PendingReason::Uploading, "its files are being sealed".to_owned());
-        }
-        // A failed version covers these contents: nothing will make them whole.
-        if let Some((_, version)) = book.versions.iter().next_back()
-            && let (Some(why), Some(contents)) = (version.checkpoint.failure(), &contents)
-            && decide::is_covered(contents, &version.contents)
-        {
-            return row(PendingReason::Torn, why.to_owned());
-        }
-        let settling = decide::is_settling(book);
-        let reason = if settling { PendingReason::Uploading } else { PendingReason::Incomplete };
-        row(reason, decide::waits_for(book))
     }
 }
 

@@ -21,7 +21,7 @@
 //! | `jobs` | the bodies of jobs |
 //! | `away` | what Tier-3 does not take |
 //! | `full` | tiers that fail saves |
-//! | `flush` | who waits for what to be durable |
+//! | `flush`, `pending` | who waits for what to be durable; what is not, and why |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
@@ -69,6 +69,7 @@ mod loose;
 mod metric;
 mod names;
 mod pace;
+mod pending;
 mod prefetch;
 mod problems;
 mod proof;

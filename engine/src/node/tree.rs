@@ -11,6 +11,7 @@ use crate::namespace::{SnapshotFile, SnapshotNode, TreeSnapshot};
 use crate::node::Shared;
 use crate::node::away::Cause;
 use crate::node::book::{Book, LooseStage, Number, VersionBook};
+use crate::node::decide::is_covered;
 use crate::node::jobs::Done;
 use crate::node::recover::{Knows, above, manifest_of, shown};
 use crate::node::removals::{Told, ToldOfOne};
@@ -497,8 +498,12 @@ impl<'a> Here<'a> {
         // Of one that cannot be read the names may be there, too.
         let (number, version) = shown(book, None).or_else(|| book.unreadable())?;
         let newer = above(book, Some(*number)).into_iter().rev();
+        // One that keeps only what was added, where the rest had left this memory, does not stand for all of it.
+        let all_there = version.contents.iter().all(|(path, of)| self.of_path(path) == Some(of));
+        let has_all = |newer: &VersionBook| !all_there || is_covered(&version.contents, &newer.contents);
         let mut whole = newer.filter(|(_, version)| {
-            version.checkpoint.is_prepared() && !version.record().partial && self.shows(version)
+            let in_tier3 = version.checkpoint.is_prepared() && !version.record().partial;
+            in_tier3 && self.shows(version) && has_all(version)
         });
         Some(match whole.next() {
             Some((number, version)) => Shown { number: *number, version, otherwise: true },
