@@ -67,9 +67,10 @@ pub(crate) enum Job {
     GetXattr { node: NodeId, name: Vec<u8>, size: u32, reply: ReplyXattr },
     /// A call on names that other nodes have to be asked about, or one that found no room.
     Names(Call, Counted),
-    /// A setattr that sets a size, of a file whose bytes must be fetched.
-    ResizeCold {
-        cold: ColdFile,
+    /// A setattr that sets a size, of a file whose bytes must be fetched or verified.
+    ResizeLater {
+        /// None where they are here, and nobody has looked at them.
+        cold: Option<ColdFile>,
         caller: Caller,
         node: NodeId,
         change: SetAttr,
@@ -170,7 +171,7 @@ impl Workers {
                 &self.changing
             }
             Job::Names(..) => &self.onward.asking.queue,
-            Job::OpenCold { .. } | Job::OpenUnverified { .. } | Job::ResizeCold { .. } => {
+            Job::OpenCold { .. } | Job::OpenUnverified { .. } | Job::ResizeLater { .. } => {
                 &self.onward.fetching
             }
         };
@@ -191,7 +192,7 @@ fn put(shared: &Shared, queue: &SyncSender<Job>, job: Job) {
             Job::Open { reply, .. } | Job::OpenCold { reply, .. } | Job::OpenUnverified { reply, .. } => {
                 reply.error(Errno::EAGAIN);
             }
-            Job::Resize { reply, .. } | Job::ResizeCold { reply, .. } => reply.error(Errno::EAGAIN),
+            Job::Resize { reply, .. } | Job::ResizeLater { reply, .. } => reply.error(Errno::EAGAIN),
             Job::GetXattr { reply, .. } => reply.error(Errno::EAGAIN),
             Job::Names(call, _) => call.refuse(shared),
         }
@@ -252,7 +253,7 @@ fn do_job(shared: &Arc<Shared>, job: Job, onward: Option<&Onward>) {
             Err(error) => reply.error(errno(error)),
         },
         Job::Names(call, _counted) => call.go(shared),
-        Job::ResizeCold { cold, caller, node, change, wanted, reply } => {
+        Job::ResizeLater { cold, caller, node, change, wanted, reply } => {
             shared.answer_attr(fetch_and_resize(shared, cold, wanted, &caller, node, &change), reply);
         }
     }
@@ -334,6 +335,24 @@ enum Resized {
     Done(Attr),
     /// The bytes have to be fetched first.
     Cold(ColdFile),
+    /// The bytes have to be verified first.
+    Unverified,
+}
+
+impl Resized {
+    /// What is to be fetched before it is tried again; the size where it was set.
+    fn done(self) -> Result<Attr, Option<ColdFile>> {
+        match self {
+            Self::Done(attr) => Ok(attr),
+            Self::Cold(cold) => Err(Some(cold)),
+            Self::Unverified => Err(None),
+        }
+    }
+}
+
+/// Whether a change keeps bytes that a file has. To empty it takes none of them, whatever they are.
+fn keeps_bytes(change: &SetAttr) -> bool {
+    change.size.is_some_and(|size_bytes| size_bytes > 0)
 }
 
 fn resize(
@@ -366,8 +385,10 @@ fn resize(
 
 /// Sets a size once. Where it is sent back to the names, the kernel has forgotten them by then.
 fn try_resize(shared: &Shared, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Resized, FsError> {
-    let changed = make_sure(shared, node).and_then(|()| shared.namespace.setattr(caller, node, change));
-    match changed {
+    if keeps_bytes(change) && shared.namespace.is_unverified(node) {
+        return Ok(Resized::Unverified);
+    }
+    match shared.namespace.setattr(caller, node, change) {
         Err(FsError::Busy) => shared.namespace.cold(node).map(Resized::Cold).ok_or(FsError::Busy),
         Err(FsError::Stale) => {
             shared.forget_names(node);
@@ -384,11 +405,11 @@ fn answer_resized(
     resized: Result<(Resized, Leave), FsError>,
     reply: ReplyAttr,
 ) {
-    match resized {
-        Ok((Resized::Done(attr), _leave)) => shared.answer_attr(Ok(attr), reply),
-        Ok((Resized::Cold(cold), leave)) => {
+    match resized.map(|(resized, leave)| (resized.done(), leave)) {
+        Ok((Ok(attr), _leave)) => shared.answer_attr(Ok(attr), reply),
+        Ok((Err(cold), leave)) => {
             let wanted = leave.give_back();
-            put(shared, fetching, Job::ResizeCold { cold, caller, node, change, wanted, reply });
+            put(shared, fetching, Job::ResizeLater { cold, caller, node, change, wanted, reply });
         }
         Err(error) => shared.answer_attr(Err(error), reply),
     }
@@ -469,21 +490,23 @@ fn verify_and_open(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -
     Err(reclaimed(node))
 }
 
-/// The bytes are brought in without leave, as those of an open are.
+/// The bytes are brought in and verified without leave, as those of an open are.
 fn fetch_and_resize(
     shared: &Shared,
-    mut cold: ColdFile,
+    mut cold: Option<ColdFile>,
     mut wanted: Option<Wanted>,
     caller: &Caller,
     node: NodeId,
     change: &SetAttr,
 ) -> Result<Attr, FsError> {
     for _ in 0..ATTEMPTS_MAX {
-        fetch(shared, cold)?;
+        cold.map_or(Ok(()), |cold| fetch(shared, cold))?;
+        make_sure(shared, node)?;
         let leave = gate::enter_again(shared, wanted)?;
-        match when_room(shared, leave, || try_resize(shared, caller, node, change))? {
-            (Resized::Done(attr), _leave) => return Ok(attr),
-            (Resized::Cold(again), leave) => (cold, wanted) = (again, leave.give_back()),
+        let (resized, leave) = when_room(shared, leave, || try_resize(shared, caller, node, change))?;
+        match resized.done() {
+            Ok(attr) => return Ok(attr),
+            Err(again) => (cold, wanted) = (again, leave.give_back()),
         }
     }
     Err(reclaimed(node))
@@ -492,4 +515,18 @@ fn fetch_and_resize(
 fn reclaimed(node: NodeId) -> FsError {
     tracing::warn!(node, attempts = ATTEMPTS_MAX, "a file was reclaimed again each time it was restored");
     FsError::NoSpace
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_size_that_keeps_bytes_needs_them_verified() {
+        let size = |size| SetAttr { size, ..SetAttr::default() };
+        assert!(keeps_bytes(&size(Some(1))));
+        assert!(!keeps_bytes(&size(Some(0))));
+        assert!(!keeps_bytes(&size(None)));
+        assert_eq!(Resized::Unverified.done().err(), Some(None), "it is verified, and not fetched");
+    }
 }

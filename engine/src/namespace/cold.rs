@@ -163,18 +163,17 @@ impl Namespace {
         })
     }
 
-    /// Has each open look at the bytes of a host copy first that was found bad, until it is replaced or given up; so of all other files
-    /// and copies that lie in the same memory. Handles that are open keep what they have. Costs a look at every node, in slices.
-    pub fn doubt_host(&self, node: NodeId, file: FileId, seal: SealNumber) {
+    /// Has each open look first at the bytes of a host copy in the backing of this number, which was found bad, until it is replaced or given
+    /// up; so of all other files and copies that lie in the same memory. Handles that are open keep what they have. False where the file has
+    /// other bytes by now, of which nothing is known. Costs a look at every node, in slices.
+    pub fn doubt_host(&self, node: NodeId, file: FileId, seal: SealNumber, number: u64) -> bool {
+        // At once, and not when its slice comes.
         let doubted = self.look(|state| {
-            let target = state.file_at(node, file, seal).ok()?;
-            target.fate.seal()?;
-            let number = target.backing.as_ref()?.number();
-            target.unverified = true;
-            Some(number)
+            let Ok(target) = state.file_at(node, file, seal) else { return false };
+            let is_doubted = target.fate.seal().is_some() && target.lies_in(number);
+            target.unverified |= is_doubted;
+            is_doubted
         });
-        // Other bytes took the place of those.
-        let Some(number) = doubted else { return };
         let mut after: NodeId = ROOT;
         loop {
             let last = self.look(|state| {
@@ -183,14 +182,13 @@ impl Namespace {
                     state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
                 for id in &ids {
                     let Ok(file) = state.file_mut(*id) else { continue };
-                    let lies_there = file.backing.as_ref().is_some_and(|backing| backing.number() == number);
-                    file.unverified |= lies_there && file.fate.seal().is_some();
+                    file.unverified |= file.lies_in(number) && file.fate.seal().is_some();
                 }
                 ids.last().copied()
             });
             match last {
                 Some(last) => after = last,
-                None => return,
+                None => return doubted,
             }
         }
     }
@@ -222,14 +220,17 @@ impl Namespace {
         })
     }
 
-    /// Gives up a host copy that is bad: from now on an open asks the other copies, and finds none where none is left. Handles that are
+    /// Gives up a host copy that is in doubt: from now on an open asks the other copies, and finds none where none is left. Handles that are
     /// open keep what they have.
     ///
     /// # Errors
-    /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`] when the file has another seal by now.
+    /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`] when the file has another seal by now, or was given good bytes.
     pub fn lose_host(&self, node: NodeId, file: FileId, seal: SealNumber) -> Result<(), FsError> {
         self.change(|state| {
             let target = state.idle_file_at(node, file, seal)?;
+            if !target.unverified {
+                return Err(FsError::Stale);
+            }
             let key = Candidate::of(node, target);
             let bad = target.backing.take();
             target.unverified = false;
@@ -449,5 +450,46 @@ impl State {
         let node = self.tree.node_mut(directory)?;
         (node.mtime_ns, node.ctime_ns) = times;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::NamespaceSettings;
+    use crate::tier1::{MediumChoice, Tier1, Tier1Settings};
+
+    const BYTES: &[u8] = b"bytes";
+
+    /// A look takes as long as the file is large, and what it found bad may have been replaced by then.
+    #[test]
+    fn only_the_bytes_that_were_looked_at_are_doubted_and_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let medium = MediumChoice::Directory(directory.path().join("tier1"));
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+        let settings =
+            NamespaceSettings { journal_bytes: Some(1 << 20), ..NamespaceSettings::new(Incarnation(1)) };
+        let namespace = Namespace::new(settings, Arc::clone(&tier1)).unwrap();
+        let caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 1, request: 0 };
+        let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
+        let (_, open) = namespace.create(&caller, ROOT, b"f", 0o644, flags).unwrap();
+        open.backing.write_at(BYTES, 0).unwrap();
+        namespace.flush(open.fh, &caller, false).unwrap();
+        namespace.release(open.fh).unwrap();
+        let ticket = namespace.begin_seal(open.node).unwrap();
+        namespace.finish_seal(&ticket, Crc64(1), [Crc64(1)].into()).unwrap();
+        let (node, file, seal) = (open.node, ticket.file, ticket.seal);
+        let number = || namespace.pin_seal(file, seal).unwrap().backing.number();
+        let bad = number();
+        assert!(namespace.doubt_host(node, file, seal, bad) && namespace.is_unverified(node));
+        let good = tier1.create(Some(BYTES.len() as u64)).unwrap();
+        good.write_at(BYTES, 0).unwrap();
+        namespace.replace_bad_host(node, file, seal, good).unwrap();
+        assert!(!namespace.doubt_host(node, file, seal, bad), "another look at what was there");
+        assert!(!namespace.is_unverified(node));
+        assert_eq!(namespace.lose_host(node, file, seal), Err(FsError::Stale));
+        let good = number();
+        assert!(namespace.doubt_host(node, file, seal, good));
+        assert_eq!(namespace.lose_host(node, file, seal), Ok(()));
     }
 }

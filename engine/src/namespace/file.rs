@@ -189,6 +189,11 @@ impl File {
         })
     }
 
+    /// Whether its bytes lie in the backing file of this number.
+    pub(super) fn lies_in(&self, number: u64) -> bool {
+        self.backing.as_ref().is_some_and(|backing| backing.number() == number)
+    }
+
     /// The bytes are about to change: what was said of the old ones no longer holds. `own` is the identity
     /// the file has from now on: one of another incarnation, or one of ours that was brought back under another node,
     /// becomes the node's own, so that no two ever number one seal.

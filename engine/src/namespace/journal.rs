@@ -8,10 +8,15 @@
 //! CRC-64/NVME of (serial, offset, length, record), record. Mixing the serial and the offset in makes frames of
 //! an earlier use of the file no frames at all. The file with the highest serial that is complete holds.
 //!
+//! The version is the one that was found, and goes up right before the first frame that needs a newer one: the daemon of before takes the
+//! journal back where this one turns out not to serve.
+//!
 //! Compaction writes a snapshot to the other file in slices, a slice with each call that journals, and every
 //! new record to both meanwhile: since records state what is, the mixture replays to the present state.
 
-use super::record::{FORMAT_VERSION, FORMAT_VERSION_MIN, MAX_RECORD_BYTES, MORE};
+use super::record::{
+    FORMAT_VERSION, FORMAT_VERSION_LEAST, FORMAT_VERSION_MIN, MAX_RECORD_BYTES, MORE, format_of,
+};
 use super::{FsError, Namespace, NamespaceError, NodeId};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -41,7 +46,7 @@ const RESERVE_PARTS: u64 = 16;
 struct Slot {
     index: usize,
     file: OwnedFd,
-    serial: u64,
+    header: Header,
     end: u64,
 }
 
@@ -58,7 +63,6 @@ pub(super) struct Journal {
     slot: Slot,
     other: Option<OwnedFd>,
     compaction: Option<Compaction>,
-    incarnation: Incarnation,
     size_bytes: u64,
     /// The highest serial ever used, also by a snapshot that was not finished: frames of one are no frames of another.
     last_serial: u64,
@@ -79,15 +83,19 @@ pub(super) struct Image {
 impl Image {
     /// The records, one after the other.
     pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let mut rest = &self.records[..];
-        std::iter::from_fn(move || {
-            let (length, after) = rest.split_first_chunk::<4>()?;
-            let len = usize::try_from(u32::from_le_bytes(*length) & !MORE).ok()?;
-            let (record, after) = after.split_at_checked(len)?;
-            rest = after;
-            Some(record)
-        })
+        each(&self.records)
     }
+}
+
+/// Records that lie one after the other, each behind its length.
+fn each(mut records: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (length, after) = records.split_first_chunk::<4>()?;
+        let len = usize::try_from(u32::from_le_bytes(*length) & !MORE).ok()?;
+        let (record, after) = after.split_at_checked(len)?;
+        records = after;
+        Some(record)
+    })
 }
 
 impl Journal {
@@ -98,31 +106,26 @@ impl Journal {
         incarnation: Incarnation,
     ) -> Result<Self, NamespaceError> {
         let [first, other] = [open_file(directory, 0, size_bytes)?, open_file(directory, 1, size_bytes)?];
-        let mut journal = Self::with_slot(
-            Slot { index: 0, file: first, serial: 0, end: 0 },
-            other,
-            size_bytes,
-            incarnation,
-        );
+        let header =
+            Header { version: FORMAT_VERSION_LEAST, complete: true, serial: random_serial()?, incarnation };
+        let slot = Slot { index: 0, file: first, header, end: HEADER_BYTES };
+        let mut journal = Self::with_slot(slot, other, size_bytes);
         // The higher serial of two complete headers would win: the other file's goes first.
         for (index, file) in [(1, journal.other.as_ref()), (0, Some(&journal.slot.file))] {
             if let Some(file) = file {
                 write_all(file, &[0; HEADER_LEN], 0).map_err(failed(index, "erasing", size_bytes))?;
             }
         }
-        journal.slot.serial = random_serial()?;
-        journal.last_serial = journal.slot.serial;
-        journal.slot.end = HEADER_BYTES;
-        write_header(&journal.slot, incarnation, true).map_err(failed(0, "writing", size_bytes))?;
+        journal.last_serial = journal.slot.header.serial;
+        journal.slot.write_header().map_err(failed(0, "writing", size_bytes))?;
         Ok(journal)
     }
 
-    fn with_slot(slot: Slot, other: OwnedFd, size_bytes: u64, incarnation: Incarnation) -> Self {
+    fn with_slot(slot: Slot, other: OwnedFd, size_bytes: u64) -> Self {
         Self {
             slot,
             other: Some(other),
             compaction: None,
-            incarnation,
             size_bytes,
             last_serial: 0,
             base_bytes: HEADER_BYTES,
@@ -139,7 +142,7 @@ impl Journal {
         incarnation: Incarnation,
     ) -> Result<(Self, Image), NamespaceError> {
         let files = [open_file(directory, 0, size_bytes)?, open_file(directory, 1, size_bytes)?];
-        let mut best: Option<(usize, u64)> = None;
+        let mut best: Option<(usize, Header)> = None;
         let mut last_serial = 0;
         for (index, file) in files.iter().enumerate() {
             let Some(header) = read_header(file).map_err(failed(index, "reading", size_bytes))? else {
@@ -148,21 +151,22 @@ impl Journal {
             if !(FORMAT_VERSION_MIN..=FORMAT_VERSION).contains(&header.version) {
                 return Err(NamespaceError::Version { found: header.version, known: FORMAT_VERSION });
             }
-            let newer = best.is_none_or(|(_, serial)| header.serial > serial);
+            let newer = best.as_ref().is_none_or(|(_, best)| header.serial > best.serial);
             last_serial = last_serial.max(header.serial);
             if header.complete && newer && header.incarnation == incarnation {
-                best = Some((index, header.serial));
+                best = Some((index, header));
             }
         }
-        let (index, serial) =
+        let (index, mut header) =
             best.ok_or(NamespaceError::Corrupt { what: "header", found: 0, most: NAMES.len() as u64 })?;
         let [first, second] = files;
         let (file, other) = if index == 0 { (first, second) } else { (second, first) };
-        let mut slot = Slot { index, file, serial, end: HEADER_BYTES };
+        // An older format is a part of the least one that is written from here on.
+        header.version = header.version.max(FORMAT_VERSION_LEAST);
+        let mut slot = Slot { index, file, header, end: HEADER_BYTES };
         let image = read_frames(&mut slot, size_bytes).map_err(failed(index, "reading", size_bytes))?;
-        // An older format is a part of the present one, which is written from here on.
-        write_header(&slot, incarnation, true).map_err(failed(index, "writing", size_bytes))?;
-        let mut journal = Self::with_slot(slot, other, size_bytes, incarnation);
+        slot.write_header().map_err(failed(index, "writing", size_bytes))?;
+        let mut journal = Self::with_slot(slot, other, size_bytes);
         // Where its snapshot ended is not known: all of it counts as changes, and there is a new one soon if it is long.
         journal.last_serial = last_serial;
         Ok((journal, image))
@@ -195,17 +199,19 @@ impl Journal {
     fn begin_compaction(&mut self) -> rustix::io::Result<()> {
         let Some(file) = self.other.take() else { return Ok(()) };
         self.last_serial += 1;
-        let slot = Slot { index: 1 - self.slot.index, file, serial: self.last_serial, end: HEADER_BYTES };
-        let written = write_header(&slot, self.incarnation, false);
+        let header = Header { complete: false, serial: self.last_serial, ..self.slot.header };
+        let slot = Slot { index: 1 - self.slot.index, file, header, end: HEADER_BYTES };
+        let written = slot.write_header();
         self.compaction = Some(Compaction { slot, after: 0 });
         written
     }
 
     /// The other file holds everything: from now on it is the journal.
     fn finish_compaction(&mut self) -> rustix::io::Result<()> {
-        let Some(compaction) = self.compaction.take() else { return Ok(()) };
-        write_header(&compaction.slot, self.incarnation, true)?;
-        let old = std::mem::replace(&mut self.slot, compaction.slot);
+        let Some(Compaction { mut slot, .. }) = self.compaction.take() else { return Ok(()) };
+        slot.header.complete = true;
+        slot.write_header()?;
+        let old = std::mem::replace(&mut self.slot, slot);
         self.base_bytes = self.slot.end;
         self.other = Some(old.file);
         Ok(())
@@ -307,19 +313,7 @@ impl Namespace {
 
 /// Bytes that records take once framed.
 fn framed_bytes(records: &[u8]) -> u64 {
-    let image = count_records(records);
-    (records.len() + image * (FRAME_BYTES - 4)) as u64
-}
-
-fn count_records(records: &[u8]) -> usize {
-    let mut rest = records;
-    let mut count = 0;
-    while let Some((length, after)) = rest.split_first_chunk::<4>() {
-        let len = (u32::from_le_bytes(*length) & !MORE) as usize;
-        rest = &after[len..];
-        count += 1;
-    }
-    count
+    (records.len() + each(records).count() * (FRAME_BYTES - 4)) as u64
 }
 
 fn checksum(serial: u64, offset: u64, length: u32, record: &[u8]) -> u64 {
@@ -343,6 +337,7 @@ fn write_frames(
     if slot.end + framed_bytes(records) > size_bytes {
         return Err(Errno::NOSPC);
     }
+    slot.raise_format(records)?;
     frames.clear();
     let mut rest = records;
     while let Some((length, after)) = rest.split_first_chunk::<4>() {
@@ -350,7 +345,7 @@ fn write_frames(
         let (record, after) = after.split_at((length & !MORE) as usize);
         let offset = slot.end + frames.len() as u64;
         frames.extend_from_slice(&length.to_le_bytes());
-        frames.extend_from_slice(&checksum(slot.serial, offset, length, record).to_le_bytes());
+        frames.extend_from_slice(&checksum(slot.header.serial, offset, length, record).to_le_bytes());
         frames.extend_from_slice(record);
         rest = after;
     }
@@ -386,7 +381,7 @@ fn read_frames(slot: &mut Slot, size_bytes: u64) -> rustix::io::Result<Image> {
         records.extend_from_slice(&length.to_le_bytes());
         records.resize(at + len, 0);
         let read = read_whole(&mut frames, &mut records[at..])?;
-        if !read || checksum(slot.serial, offset, length, &records[at..]) != sum {
+        if !read || checksum(slot.header.serial, offset, length, &records[at..]) != sum {
             break;
         }
         offset += (FRAME_BYTES + len) as u64;
@@ -408,6 +403,7 @@ fn read_whole(frames: &mut impl Read, bytes: &mut [u8]) -> rustix::io::Result<bo
     }
 }
 
+#[derive(Debug, Clone, Copy)]
 struct Header {
     version: u32,
     complete: bool,
@@ -415,16 +411,29 @@ struct Header {
     incarnation: Incarnation,
 }
 
-fn write_header(slot: &Slot, incarnation: Incarnation, complete: bool) -> rustix::io::Result<()> {
-    let mut header = [0; HEADER_LEN];
-    header[..8].copy_from_slice(&MAGIC);
-    header[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
-    header[12..16].copy_from_slice(&u32::from(complete).to_le_bytes());
-    header[16..24].copy_from_slice(&slot.serial.to_le_bytes());
-    header[24..32].copy_from_slice(&incarnation.0.to_le_bytes());
-    let sum = tidemark_kernels::crc64(&header[..32]);
-    header[32..40].copy_from_slice(&sum.to_le_bytes());
-    write_all(&slot.file, &header, 0)
+impl Slot {
+    fn write_header(&self) -> rustix::io::Result<()> {
+        let Header { version, complete, serial, incarnation } = self.header;
+        let mut header = [0; HEADER_LEN];
+        header[..8].copy_from_slice(&MAGIC);
+        header[8..12].copy_from_slice(&version.to_le_bytes());
+        header[12..16].copy_from_slice(&u32::from(complete).to_le_bytes());
+        header[16..24].copy_from_slice(&serial.to_le_bytes());
+        header[24..32].copy_from_slice(&incarnation.0.to_le_bytes());
+        let sum = tidemark_kernels::crc64(&header[..32]);
+        header[32..40].copy_from_slice(&sum.to_le_bytes());
+        write_all(&self.file, &header, 0)
+    }
+
+    /// Says in the header that records need a newer format, before they are written.
+    fn raise_format(&mut self, records: &[u8]) -> rustix::io::Result<()> {
+        let needed = each(records).map(format_of).max().unwrap_or(FORMAT_VERSION_LEAST);
+        if needed > self.header.version {
+            self.header.version = needed;
+            self.write_header()?;
+        }
+        Ok(())
+    }
 }
 
 fn read_header(file: &OwnedFd) -> rustix::io::Result<Option<Header>> {
@@ -492,4 +501,66 @@ fn read_all(file: &OwnedFd, bytes: &mut [u8], offset: u64) -> rustix::io::Result
         }
     }
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::record::AWAY;
+    use rustix::fd::AsFd;
+
+    const SIZE_BYTES: u64 = 64 << 10;
+    const OWN: Incarnation = Incarnation(7);
+
+    fn append(journal: &mut Journal, kind: u8) {
+        journal.records = vec![1, 0, 0, 0, kind];
+        journal.append(true).unwrap();
+    }
+
+    /// The versions in the headers of the two files; 0 where there is none.
+    fn versions(directory: &File) -> [u32; 2] {
+        [0, 1].map(|index| {
+            let file = open_file(directory.as_fd(), index, SIZE_BYTES).unwrap();
+            read_header(&file).unwrap().map_or(0, |header| header.version)
+        })
+    }
+
+    #[test]
+    fn the_format_goes_up_with_the_first_record_that_needs_it_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = File::open(folder.path()).unwrap();
+        let open = || Journal::open(directory.as_fd(), SIZE_BYTES, OWN).unwrap().0;
+        let mut journal = Journal::create(directory.as_fd(), SIZE_BYTES, OWN).unwrap();
+        append(&mut journal, AWAY - 1);
+        assert_eq!(versions(&directory), [7, 0]);
+        drop(journal);
+        let mut journal = open();
+        assert_eq!(versions(&directory), [7, 0], "the daemon of before reads it still");
+        // A snapshot that is being written gets every record, too.
+        journal.begin_compaction().unwrap();
+        append(&mut journal, AWAY - 1);
+        assert_eq!(versions(&directory), [7, 7]);
+        append(&mut journal, AWAY);
+        assert_eq!(versions(&directory), [8, 8]);
+        journal.finish_compaction().unwrap();
+        drop(journal);
+        let mut journal = open();
+        journal.begin_compaction().unwrap();
+        journal.finish_compaction().unwrap();
+        assert_eq!(versions(&directory), [8, 8], "the file that was left has such a record");
+    }
+
+    #[test]
+    fn a_snapshot_with_such_a_record_raises_the_format_by_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = File::open(folder.path()).unwrap();
+        let mut journal = Journal::create(directory.as_fd(), SIZE_BYTES, OWN).unwrap();
+        journal.begin_compaction().unwrap();
+        let mut frames = Vec::new();
+        let snapshot = &mut journal.compaction.as_mut().unwrap().slot;
+        write_frames(snapshot, &[1, 0, 0, 0, AWAY], &mut frames, SIZE_BYTES).unwrap();
+        journal.finish_compaction().unwrap();
+        assert_eq!(versions(&directory), [7, 8]);
+        assert_eq!(journal.slot.header.version, 8);
+    }
 }

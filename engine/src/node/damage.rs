@@ -15,6 +15,18 @@ use tidemark_protocol::key::VersionId;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::report::{CopyCount, Pending, PendingReason, path_text};
 
+/// A flush that waits tried to write it again.
+const OBJECT_HELP: &str = "save it again, or mend Tier-3";
+
+/// A flush does not try: it would read all documents.
+const DOCUMENT_HELP: &str =
+    "`ckptctl verify --deep` writes it again where it can; or save it again, or mend Tier-3";
+
+fn row(path: &str, what: &str, help: &str) -> Pending {
+    let what = format!("it is bad in Tier-3: {what}; {help}");
+    Pending { path: path.to_owned(), reason: PendingReason::Damaged, what }
+}
+
 impl Scrub {
     /// Whether the object under this key was found bad and could not be written again.
     pub(crate) fn is_bad_object(&self, file: FileId, seal: SealNumber, key: &str) -> bool {
@@ -51,18 +63,15 @@ impl Engine {
         })
     }
 
-    /// The files at or below `place` with an object that is known to be bad and may be written again, and whether there are such
-    /// documents. Costs a pass over the files and the versions where any object is bad.
-    pub(super) fn known_bad(&self, place: &[u8]) -> (Vec<Listed>, bool) {
-        if !self.may_write() {
-            return (Vec::new(), false);
+    /// The files at or below `place` with an object that is known to be bad and may be written again. Costs a pass over the files and the
+    /// versions where any object is bad.
+    pub(super) fn known_bad(&self, place: &[u8]) -> Vec<Listed> {
+        if self.scrub.bad_objects.is_empty() || !self.may_write() {
+            return Vec::new();
         }
-        let mut objects = Vec::new();
-        if !self.scrub.bad_objects.is_empty() {
-            objects = self.targets_and_stored(place);
-            objects.retain(|listed| !listed.suspects.is_empty());
-        }
-        (objects, self.scrub.unmended.iter().any(|(path, _)| covers(place, path.as_bytes())))
+        let mut objects = self.targets_and_stored(place);
+        objects.retain(|listed| !listed.suspects.is_empty());
+        objects
     }
 
     /// Everything at or below `place` that would not outlive this node, because Tier-3 has it no more as it was committed or sent: files
@@ -87,17 +96,12 @@ impl Engine {
         let objects = bad_objects.iter().filter(|((file, seal, key), _)| {
             lacking.contains(&(*file, *seal)) || listed.contains(&(*file, *seal, key))
         });
-        let objects = objects.map(|(_, bad)| (bad.path.clone(), bad.what.clone()));
+        let objects = objects.map(|(_, bad)| row(&bad.path, &bad.what, OBJECT_HELP));
         let paths: BTreeSet<_> = stands.iter().map(|(book, _)| path_text(&book.path())).collect();
         // A sidecar or a tree that is bad is pending by itself until it is sent again.
-        let documents = unmended.iter().filter(|(path, _)| paths.contains(path)).cloned();
-        let damaged = objects.chain(documents).filter(|(path, _)| covers(place, path.as_bytes()));
-        let row = |(path, what): (String, String)| Pending {
-            path,
-            reason: PendingReason::Damaged,
-            what: format!("it is bad in Tier-3: {what}; save it again, or mend Tier-3"),
-        };
-        damaged.map(row).collect()
+        let documents = unmended.iter().filter(|(path, _)| paths.contains(path));
+        let documents = documents.map(|(path, what)| row(path, what, DOCUMENT_HELP));
+        objects.chain(documents).filter(|row| covers(place, row.path.as_bytes())).collect()
     }
 
     /// Committed versions of a run of which something in Tier-3 is known to be bad. Costs nothing while nothing is.
@@ -116,5 +120,18 @@ impl Engine {
             .filter(|(version, documents)| *documents || !self.bad_objects_in(version).is_empty())
             .map(|(version, _)| &version.record().version);
         damaged.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_document_is_named_with_the_command_that_writes_it_again() {
+        let document = row("r/a", "its marker is not there", DOCUMENT_HELP);
+        assert_eq!((document.path.as_str(), document.reason), ("r/a", PendingReason::Damaged));
+        assert!(document.what.contains("marker") && document.what.contains("ckptctl verify --deep"));
+        assert!(!row("r/a", "it is not there", OBJECT_HELP).what.contains("ckptctl"));
     }
 }

@@ -33,10 +33,15 @@ const SAVE_GAP_NS: i64 = 2 * 1_000_000_000;
 /// without a pause gives no moment at which everything has been.
 const NOTICED_WITHIN: Duration = Duration::from_secs(1);
 
+/// The end of the daemon goes on writing again what is bad in Tier-3 for so long: an object of some GB, and no more of the time in which a
+/// machine that stops waits. A `verify` has all the time.
+const MEND_AT_END: Duration = Duration::from_secs(5);
+
 /// So long the word of a command that did not wait holds for what is not sealed yet: some 300 GB are sealed by then.
 const WORD_HOLDS: Duration = Duration::from_secs(300);
 
-/// Such words kept at once, one for a place: each costs a pass over the books now and then. The settle time says the same later.
+/// Such words kept at once, one for a place, and commands that are not answered yet: each costs a pass over the books now and then. The
+/// settle time says the same later.
 const WORDS_MAX: usize = 64;
 
 /// Entries of a pending list; a flush of 100,000 open files need not name them all.
@@ -93,6 +98,15 @@ pub struct FlushOutcome {
     pub tier3_away: bool,
 }
 
+impl FlushOutcome {
+    /// What a command that does not wait is told where nobody looked: a coordinator that starts does not answer for a while.
+    fn unknown(tier3_away: bool) -> Self {
+        let what = "this node does not know yet what Tier-3 holds".to_owned();
+        let pending = vec![Pending { path: String::new(), reason: PendingReason::Unknown, what }];
+        Self { pending, timed_out: false, tier3_away }
+    }
+}
+
 impl Flushes {
     /// Whether nobody waits. A word that only holds hurries nothing.
     pub(crate) fn is_empty(&self) -> bool {
@@ -112,11 +126,12 @@ impl Flushes {
         about.map(|waiter| waiter.told).max().unwrap_or_default()
     }
 
-    /// Drops the word about a place that is said anew, and the oldest where there are too many.
+    /// Drops the word about a place that is said anew, and where there are too many the oldest word or command that is not answered yet.
     fn make_room(&mut self, place: &[u8]) {
         self.waiting.retain(|waiter| !(waiter.is_word() && waiter.place == place));
-        if self.waiting.iter().filter(|waiter| waiter.is_word()).count() >= WORDS_MAX
-            && let Some(oldest) = self.waiting.iter().position(Waiter::is_word)
+        let is_one = |waiter: &Waiter| waiter.waits == Waits::Nobody;
+        if self.waiting.iter().filter(|waiter| is_one(waiter)).count() >= WORDS_MAX
+            && let Some(oldest) = self.waiting.iter().position(is_one)
         {
             self.waiting.remove(oldest);
         }
@@ -409,8 +424,8 @@ impl Engine {
 
 impl Node {
     /// Makes everything closed at or below `place`, or the checkpoint in which it lies, durable. `wait` says whether to stay until it is, at most
-    /// for `timeout`; then what is known to be bad in Tier-3 is written again, or named. Without, it returns with what is pending. Dropping the
-    /// future ends the waiting, not the uploads.
+    /// for `timeout`; objects that are known to be bad in Tier-3 are written again, or named. Without, it returns with what is pending, within
+    /// seconds. Dropping the future ends the waiting, not the uploads.
     pub async fn flush(
         &self,
         place: Vec<u8>,
@@ -432,9 +447,15 @@ impl Node {
             self.mend_known(&place, until).await?;
         }
         let mut tick = tokio::time::interval(Duration::from_millis(500));
+        let mut given_up = std::pin::pin!(tokio::time::sleep(2 * NOTICED_WITHIN));
         let outcome = loop {
             tokio::select! {
-                outcome = &mut answered => break outcome.ok()?,
+                outcome = &mut answered => match outcome {
+                    Ok(outcome) => break outcome,
+                    Err(_) if wait => return None,
+                    Err(_) => break self.unknown().await?,
+                },
+                () = &mut given_up, if !wait => break self.unknown().await?,
                 _ = tick.tick() => {
                     let place = place.clone();
                     let left = self.ask(move |engine| engine.pending(&place, None, Instant::now()).len()).await?;
@@ -466,6 +487,10 @@ impl Node {
         })
     }
 
+    async fn unknown(&self) -> Option<FlushOutcome> {
+        self.ask(|engine| FlushOutcome::unknown(engine.tier3_away.is_away())).await
+    }
+
     /// Adds what is bad in Tier-3: waiting brings none of it.
     async fn with_damaged(&self, place: Vec<u8>, mut outcome: FlushOutcome) -> Option<FlushOutcome> {
         let damaged = self.ask(move |engine| engine.damaged(&place)).await?;
@@ -480,7 +505,7 @@ impl Node {
 
     /// The end of the daemon: seals, uploads and commits what can be, for at most `timeout`; answers what is not
     /// durable then. For `grace` it waits for programs that save; then, or when none does, writers are refused, so that no
-    /// close is answered with success that is not followed by an upload.
+    /// close is answered with success that is not followed by an upload. Objects that are known to be bad are written again meanwhile.
     pub async fn drain(&self, timeout: Duration, grace: Duration) -> Option<FlushOutcome> {
         let now = Instant::now();
         let until = Some(now + timeout);
@@ -493,8 +518,9 @@ impl Node {
                 engine.begin_flush(Vec::new(), until, Told::No, Waits::End)
             })
             .await?;
-        self.mend_known(b"", until).await?;
-        self.with_damaged(Vec::new(), answered.await.ok()?).await
+        let mending = self.mend_known(b"", Some(now + timeout.min(MEND_AT_END)));
+        let (answered, _) = tokio::join!(answered, mending);
+        self.with_damaged(Vec::new(), answered.ok()?).await
     }
 }
 
@@ -512,57 +538,5 @@ impl Engine {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{Flushes, Waiter, Waits, covers};
-    use std::time::{Duration, Instant};
-    use tidemark_protocol::evidence::Told;
-
-    fn waiter(place: &str, waits: Waits, began_ns: i64) -> Waiter {
-        Waiter {
-            place: place.as_bytes().to_vec(),
-            until: Instant::now().checked_add(Duration::from_secs(1)),
-            told: Told::Flush,
-            waits,
-            writers_refused: false,
-            answer: None,
-            began: Instant::now(),
-            began_ns,
-        }
-    }
-
-    #[test]
-    fn a_command_that_has_gone_says_nothing_of_what_was_closed_after_it() {
-        let of = |waits| Flushes { waiting: vec![waiter("r", waits, 10)], ..Flushes::default() };
-        let told = |waits, place: &[u8], closed_ns| of(waits).told(|asked| asked == place, || closed_ns);
-        assert_eq!(told(Waits::Nobody, b"r", 10), Told::Flush);
-        assert_eq!(told(Waits::Nobody, b"r", 11), Told::No);
-        assert_eq!(told(Waits::Caller, b"r", 11), Told::Flush, "it is there still");
-        assert_eq!(told(Waits::Nobody, b"q", 10), Told::No);
-    }
-
-    #[test]
-    fn words_are_kept_one_for_a_place_and_so_many() {
-        let mut flushes = Flushes::default();
-        flushes.waiting.push(waiter("stays", Waits::Caller, 0));
-        for number in 0..2 * super::WORDS_MAX {
-            for _ in 0..2 {
-                let place = number.to_string();
-                flushes.make_room(place.as_bytes());
-                flushes.waiting.push(waiter(&place, Waits::Nobody, 0));
-            }
-        }
-        assert_eq!(flushes.waiting.len(), 1 + super::WORDS_MAX);
-        assert!(flushes.waiting[1..].iter().all(Waiter::is_word));
-        assert_eq!(flushes.waiting[0].place, b"stays");
-        assert_eq!(flushes.waiting[1].place, super::WORDS_MAX.to_string().as_bytes(), "the oldest went");
-    }
-
-    #[test]
-    fn a_place_covers_itself_and_what_is_below_it_only() {
-        assert!(covers(b"", b"anything"));
-        assert!(covers(b"r/a", b"r/a"));
-        assert!(covers(b"r/a", b"r/a/b"));
-        assert!(!covers(b"r/a", b"r/ab"));
-        assert!(!covers(b"r/a", b"r"));
-    }
-}
+#[path = "flush_test.rs"]
+mod tests;

@@ -378,6 +378,7 @@ async fn look_and_heal(shared: &Arc<Shared>, target: &Target) -> HostFound {
             tracing::error!(path = %target.path, error = %source, "a host copy was not looked at");
             return HostFound::Unseen(Unseen::Unreadable(source));
         }
+        Err(Mismatch::Gone) => return HostFound::Unseen(Unseen::Gone),
         Err(Mismatch::Bad(bad)) => bad,
     };
     shared.metrics.scrub_bytes.inc_by(target.size_bytes);
@@ -407,8 +408,10 @@ fn check_or_doubt(
     threads: usize,
 ) -> Result<(), Mismatch> {
     let checked = check_pinned(&target.path, &target.chunks, pin, threads);
-    if let Err(Mismatch::Bad(_)) = &checked {
-        namespace.doubt_host(target.node, target.file, target.seal);
+    if let Err(Mismatch::Bad(_)) = &checked
+        && !namespace.doubt_host(target.node, target.file, target.seal, pin.backing.number())
+    {
+        return Err(Mismatch::Gone);
     }
     checked
 }
@@ -437,6 +440,8 @@ enum Mismatch {
     Bad(BadChunk),
     /// It could not be mapped, which says nothing about its bytes.
     Unreadable(std::io::Error),
+    /// It was bad, and is not the file's any more: nobody looked at what the file has now.
+    Gone,
 }
 
 /// Bytes in Tier-1 that an open is not answered with: they are not what was sealed.
@@ -473,6 +478,8 @@ pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Re
             Ok(())
         }
         Err(Mismatch::Bad(bad)) => Err(NotVerified::Bad(Box::new(BadAtOpen { target, bad }))),
+        // The open finds what the file has now, and whether that is to be looked at.
+        Err(Mismatch::Gone) => Ok(()),
         Err(Mismatch::Unreadable(source)) => {
             let path = &target.path;
             tracing::error!(%path, error = %source, "a host copy could not be mapped to be checked; its open is refused");
@@ -500,6 +507,8 @@ pub async fn heal_at_open(shared: &Arc<Shared>, bad: BadAtOpen) -> Result<(), Fs
             event(EventLevel::Warn, "repaired", what);
             Ok(())
         }
+        // Another look replaced it, or gave it up: the open finds what the file has now.
+        Err(HealError::Changed(FsError::Stale)) => Ok(()),
         Err(HealError::Restore(error)) if error.is_full() => {
             tracing::warn!(%path, %bad, why = %error_text(&error), "a host copy is bad at its first open, and is not replaced yet");
             Err(FsError::NoSpace)
@@ -515,6 +524,10 @@ pub async fn heal_at_open(shared: &Arc<Shared>, bad: BadAtOpen) -> Result<(), Fs
 
 /// Replaces a bad host copy with another copy, verified on the way; gives where that came from.
 async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError> {
+    // Another look replaced it, or gave it up.
+    if !shared.namespace.is_unverified(target.node) {
+        return Err(HealError::Changed(FsError::Stale));
+    }
     // Nothing could take its place: nothing is fetched for it.
     if shared.namespace.view_of_node(target.node).is_some_and(|view| view.opens > 0) {
         return Err(HealError::InUse);
@@ -544,10 +557,15 @@ async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError
 /// whatever the reason is: that node counts on it, and makes another. Every other one stays in doubt.
 fn not_replaced(namespace: &Namespace, target: &Target, error: RestoreError) -> HealError {
     let goes = error.is_loss() || namespace.copy_at(target.node).is_some();
-    if goes && namespace.lose_host(target.node, target.file, target.seal) == Err(FsError::Busy) {
-        return HealError::InUse;
+    if !goes {
+        return error.into();
     }
-    error.into()
+    match namespace.lose_host(target.node, target.file, target.seal) {
+        Err(FsError::Busy) if namespace.is_unverified(target.node) => HealError::InUse,
+        // Another look replaced it meanwhile.
+        Err(FsError::Busy | FsError::Stale) => HealError::Changed(FsError::Stale),
+        Ok(()) | Err(_) => error.into(),
+    }
 }
 
 #[cfg(test)]

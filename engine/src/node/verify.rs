@@ -254,8 +254,9 @@ impl Node {
         Some(verify)
     }
 
-    /// Tries once more to write again what is known to be bad in Tier-3 of what lies at or below `place`, until `until`. Costs nothing where
-    /// nothing is known, else a read and a write of each object. Where Tier-3 does not answer the rest is left as it is.
+    /// Tries once more to write objects again that are known to be bad and lie at or below `place`, until `until`. Costs nothing where none
+    /// is known, else a read and a write of each. Where Tier-3 does not answer the rest is left as it is. Documents are for `verify`: it reads
+    /// all of them.
     pub(super) async fn mend_known(&self, place: &[u8], until: Option<Instant>) -> Option<()> {
         let mending = self.mend_all_known(place);
         match until {
@@ -267,17 +268,7 @@ impl Node {
 
     async fn mend_all_known(&self, place: &[u8]) -> Option<()> {
         let below = place.to_vec();
-        let (objects, documents) = self.ask(move |engine| engine.known_bad(&below)).await?;
-        if documents {
-            let (mut verify, mut unmended) = (Verify::default(), Vec::new());
-            self.verify_names(place, &mut verify, &mut unmended).await?;
-            self.verify_proofs(place.to_vec(), &mut verify, &mut unmended).await?;
-            if verify.away {
-                return Some(());
-            }
-            let below = place.to_vec();
-            self.ask(move |engine| engine.note_unmended(&below, unmended)).await?;
-        }
+        let objects = self.ask(move |engine| engine.known_bad(&below)).await?;
         for Listed { target, suspects, .. } in objects {
             let of = (target.file, target.seal);
             let objects = self.check_objects(&target, &suspects, false, false).await;
@@ -286,8 +277,12 @@ impl Node {
                 self.shared().losses.mend(of.0, of.1);
             }
             let found = Found { target, bad: None, deep: false, host: None, objects, peers: Vec::new() };
-            self.ask(move |engine| engine.note_verified(&found)).await?;
-            if away {
+            let noted = self.ask(move |engine| {
+                engine.note_verified(&found);
+                engine.tier3_away.is_away()
+            });
+            // A write that failed says it by that.
+            if noted.await? || away {
                 break;
             }
         }

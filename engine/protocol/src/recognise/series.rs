@@ -8,7 +8,7 @@
 
 use super::frameworks::{OTHER_FILE, TORCH_FILE};
 use super::rules::STEP;
-use super::{Candidate, PARTS};
+use super::{Candidate, PARTS, Shape};
 use crate::id::Step;
 use regex::bytes::Regex;
 use std::collections::BTreeSet;
@@ -74,7 +74,8 @@ static OTHER: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(OTHER_FILE))
 
 /// Whether a job that lost one checkpoint may load the other of the same run in its place: two directories, two saves of the same thing
 /// by their names, which differ in numbers or in the step and what was measured, or one that trainers go on from by its name, in a
-/// format that the lost one has. A step alone says nothing: a run has a discriminator's beside a generator's, and what it began from.
+/// format that the lost one has. Of two plain files a step alone says nothing: a run has a discriminator's beside a generator's, and what it
+/// began from. Of other shapes an earlier step stands in for a later one: a job that saves in another way since keeps no two of one name.
 /// `trained`: a trainer wrote the lost one. A directory with a model's parts that none wrote is a download, as likely as not, of
 /// another model than the one beside it: only a later step of the same thing is a save.
 #[must_use]
@@ -87,7 +88,10 @@ pub fn may_stand_in(lost: &Candidate, other: &Candidate, trained: bool) -> bool 
     if lost.framework == PARTS && !trained {
         return false;
     }
+    let plain = |candidate: &Candidate| candidate.shape == Shape::Single;
+    let earlier = lost.step.zip(other.step).is_some_and(|(lost, other)| other < lost);
     lost.is_directory() && other.is_directory()
+        || earlier && !(plain(lost) && plain(other))
         || name(lost) == name(other)
         || is_called_whole(other.id.directory.as_bytes()) && !formats(lost).is_disjoint(&formats(other))
 }
@@ -196,10 +200,10 @@ mod tests {
             ("G_step5.pth", "D_step4.pth"),
             ("ckpt_epoch1.pth", "resnet_epoch90.pth"),
             ("checkpoint-5/model.pt", "resnet_epoch90.pth"),
-            ("step-5/model.pt", "step4.pt"),
         ] {
             assert!(!stands(&format!("r/{one}"), &format!("r/{other}")), "{one} {other}: another step alone");
         }
+        assert!(stands("r/step-5/model.pt", "r/step4.pt"), "an earlier step in another shape");
         assert!(!stands("r/step-5/model.pt", "r/vocab.pt") && !stands("r/step5.pt", "r/vocab.pt"));
         assert!(!stands("r/G_step5.pth", "r/D_step5.pth"), "a neighbour of the same step");
         assert_eq!(masked_digits(b"a12b3"), b"a*b*");

@@ -5,7 +5,7 @@
 //!
 //! A record states what is, never what was done, so replaying one twice is harmless. Unsigned integers are LEB128
 //! (most are small); times and checksums 8 bytes little-endian; bytes are preceded by their length. The layout of each is `encode` below, in order; any change raises
-//! [`FORMAT_VERSION`].
+//! [`FORMAT_VERSION`], unless an older reader passes over it, as over a new flag of a file.
 
 mod read;
 
@@ -29,8 +29,10 @@ use tidemark_protocol::encoding::Codec;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::NodeLife;
 
-/// The journal's format. Raised with any change of a record.
+/// The journal's newest format. Raised with any change of a record that an older reader does not take.
 pub(super) const FORMAT_VERSION: u32 = 8;
+/// The format of a journal without a record of the newest one ([`format_of`]).
+pub(super) const FORMAT_VERSION_LEAST: u32 = 7;
 /// The oldest format that is read: it has no operations. Up to 6 no node says when its attributes were set. Up to 7 nothing is said of lives
 /// that were given up, and none is taken to be away.
 pub(super) const FORMAT_VERSION_MIN: u32 = 5;
@@ -129,7 +131,7 @@ const PROGRESS: u8 = 18;
 const OPERATION: u8 = 19;
 const CATALOG: u8 = 20;
 const HEARD: u8 = 21;
-const AWAY: u8 = 22;
+pub(super) const AWAY: u8 = 22;
 
 /// Flags of a node.
 const OVERWRITTEN: u8 = 1;
@@ -148,6 +150,11 @@ const BLOCK_DEVICE: u8 = 4;
 
 /// Set in a record's length where more of the same change follow: all of them hold, or none.
 pub(super) const MORE: u32 = 1 << 31;
+
+/// The oldest format whose readers take this record as it is written here.
+pub(super) fn format_of(record: &[u8]) -> u32 {
+    if record.first() == Some(&AWAY) { FORMAT_VERSION } else { FORMAT_VERSION_LEAST }
+}
 
 /// Collects records, each preceded by its length, the last of a change without [`MORE`].
 struct Writer<'a> {

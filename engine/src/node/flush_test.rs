@@ -1,0 +1,74 @@
+//! Tests of `flush`: whose word holds, and how many are kept.
+
+use super::{FlushOutcome, Flushes, Waiter, Waits, covers};
+use std::time::{Duration, Instant};
+use tidemark_protocol::evidence::Told;
+use tidemark_protocol::report::PendingReason;
+use tokio::sync::oneshot;
+
+fn waiter(place: &str, waits: Waits, began_ns: i64) -> Waiter {
+    Waiter {
+        place: place.as_bytes().to_vec(),
+        until: Instant::now().checked_add(Duration::from_secs(1)),
+        told: Told::Flush,
+        waits,
+        writers_refused: false,
+        answer: None,
+        began: Instant::now(),
+        began_ns,
+    }
+}
+
+#[test]
+fn a_command_that_has_gone_says_nothing_of_what_was_closed_after_it() {
+    let of = |waits| Flushes { waiting: vec![waiter("r", waits, 10)], ..Flushes::default() };
+    let told = |waits, place: &[u8], closed_ns| of(waits).told(|asked| asked == place, || closed_ns);
+    assert_eq!(told(Waits::Nobody, b"r", 10), Told::Flush);
+    assert_eq!(told(Waits::Nobody, b"r", 11), Told::No);
+    assert_eq!(told(Waits::Caller, b"r", 11), Told::Flush, "it is there still");
+    assert_eq!(told(Waits::Nobody, b"q", 10), Told::No);
+}
+
+#[test]
+fn words_are_kept_one_for_a_place_and_so_many() {
+    let mut flushes = Flushes::default();
+    flushes.waiting.push(waiter("stays", Waits::Caller, 0));
+    for number in 0..2 * super::WORDS_MAX {
+        for _ in 0..2 {
+            let place = number.to_string();
+            flushes.make_room(place.as_bytes());
+            flushes.waiting.push(waiter(&place, Waits::Nobody, 0));
+        }
+    }
+    assert_eq!(flushes.waiting.len(), 1 + super::WORDS_MAX);
+    assert!(flushes.waiting[1..].iter().all(Waiter::is_word));
+    assert_eq!(flushes.waiting[0].place, b"stays");
+    assert_eq!(flushes.waiting[1].place, super::WORDS_MAX.to_string().as_bytes(), "the oldest went");
+}
+
+#[test]
+fn commands_that_nobody_answers_are_kept_so_many_and_the_oldest_is_told_that_nobody_knows() {
+    let mut flushes = Flushes::default();
+    let mut asked: Vec<_> = (0..=super::WORDS_MAX)
+        .map(|_| {
+            let (answer, answered) = oneshot::channel();
+            flushes.make_room(b"r");
+            flushes.waiting.push(Waiter { answer: Some(answer), ..waiter("r", Waits::Nobody, 0) });
+            answered
+        })
+        .collect();
+    assert_eq!(flushes.waiting.len(), super::WORDS_MAX);
+    assert_eq!(asked[0].try_recv().err(), Some(oneshot::error::TryRecvError::Closed));
+    assert_eq!(asked[1].try_recv().err(), Some(oneshot::error::TryRecvError::Empty));
+    let told = FlushOutcome::unknown(false);
+    assert_eq!((told.pending.len(), told.pending[0].reason), (1, PendingReason::Unknown));
+}
+
+#[test]
+fn a_place_covers_itself_and_what_is_below_it_only() {
+    assert!(covers(b"", b"anything"));
+    assert!(covers(b"r/a", b"r/a"));
+    assert!(covers(b"r/a", b"r/a/b"));
+    assert!(!covers(b"r/a", b"r/ab"));
+    assert!(!covers(b"r/a", b"r"));
+}
