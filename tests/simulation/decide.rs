@@ -241,6 +241,7 @@ impl Catalog {
             size_bytes: facts.size_bytes,
             published_at_ns: facts.published_ns,
             closed_at_ns: facts.closed_ns,
+            opened_at_ns: facts.opened_ns,
             vouched: facts.vouched,
             content: Content::Unknown,
             content_reason: String::new(),
