@@ -237,7 +237,7 @@ impl Engine {
                 version.checkpoint.why_unreadable().is_some() && (all || book.committed().is_none());
             let shown = version.checkpoint.is_committed() || version.checkpoint.is_alive() || unreadable;
             if shown
-                && (all || !is_part_of_newer(book, *number, version) && !book.keeps_beside(version))
+                && (all || !is_part_of_newer(book, *number, version))
                 && (all
                     || rows.is_empty()
                     || matches!(

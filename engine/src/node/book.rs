@@ -119,27 +119,31 @@ impl Book {
         self.candidate = candidate;
     }
 
-    /// The newest version that is, or may become, committed. One that keeps what lies beside what is whole stands in nobody's place.
+    /// The newest version that is, or may become, committed.
     pub(crate) fn newest(&self) -> Option<(&Number, &VersionBook)> {
-        self.standing().find(|(_, version)| !self.keeps_beside(version))
+        self.standing().next()
     }
 
-    /// Whether a version only keeps a file that lies beside what is whole, together with that.
-    pub(crate) fn keeps_beside(&self, version: &VersionBook) -> bool {
-        let proven = version.checkpoint.is_proven() || version.checkpoint.is_committed();
-        !proven && self.apart.iter().any(|path| version.contents.contains_key(path))
-    }
-
-    /// Whether the newest committed version is exactly this, and nothing newer stands.
-    pub(crate) fn is_committed_as_it_is(&self, shared: &Shared, present: &Contents) -> bool {
-        self.committed().is_some_and(|(number, version)| {
-            version.contents == *present && !self.is_superseded(shared, *number)
-        })
-    }
-
-    /// The same, but for a version that only keeps what there is of a save that was cut.
+    /// The same, but for a version that only keeps what there is of a save that was cut, or what lay beside one that is committed.
     pub(crate) fn newest_save(&self) -> Option<(&Number, &VersionBook)> {
-        self.standing().find(|(_, version)| !version.record().partial && !self.keeps_beside(version))
+        self.standing()
+            .find(|(number, version)| !version.record().partial && !self.keeps_beside(**number, version))
+    }
+
+    /// Whether a version holds all of the committed one before it, and more of which nothing says that it is whole.
+    fn keeps_beside(&self, number: Number, version: &VersionBook) -> bool {
+        let proven = version.checkpoint.is_proven() || version.checkpoint.is_committed();
+        let adds = |whole: &VersionBook| {
+            whole.contents.len() < version.contents.len() && is_covered(&whole.contents, &version.contents)
+        };
+        !proven && self.committed().is_some_and(|(at, whole)| *at < number && adds(whole))
+    }
+
+    /// Whether the newest committed version holds all of this, and nothing newer stands.
+    pub(crate) fn is_committed_with(&self, shared: &Shared, present: &Contents) -> bool {
+        self.committed().is_some_and(|(number, version)| {
+            is_covered(present, &version.contents) && !self.is_superseded(shared, *number)
+        })
     }
 
     /// The versions that are, or may become, committed, the newest first.

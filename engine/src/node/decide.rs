@@ -8,7 +8,6 @@ use crate::node::Shared;
 use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
 use crate::node::ledger::{Contents, Ledger, contents};
-use crate::node::rescue;
 use crate::save::commit::AttemptFile;
 use crate::save::share::Share;
 use std::collections::{BTreeMap, BTreeSet};
@@ -133,10 +132,10 @@ fn look_at(
         // Aborted contents are tried again as the next version, and so is what a name got back.
         Some((_, version)) if version.checkpoint.is_aborted() => (None, None),
         Some((number, _)) if book.is_superseded(shared, *number) => (None, None),
-        // What lay beside it was taken away.
+        // What is left is committed: removing files from a checkpoint makes no version of it.
         Some((_, version))
             if holds_more_and_is_a_part(version, files.len())
-                && present.as_ref().is_some_and(|present| book.is_committed_as_it_is(shared, present)) =>
+                && present.as_ref().is_some_and(|present| book.is_committed_with(shared, present)) =>
         {
             return outcome;
         }
@@ -217,12 +216,10 @@ fn look_at(
         }
     };
     if !apart.is_empty() {
-        let waits = rescue::lies_unkept(shared, book, &files, present.as_ref(), &apart);
         files.retain(|(path, _)| !apart.contains(*path));
         // Nothing of the rest lies apart.
         let mut rest = look_at(shared, ledger, book, &without(candidate, &apart), files, told, &apart);
         rest.indices.append(&mut outcome.indices);
-        rest.unsettled |= waits;
         rest.apart = apart;
         return rest;
     }

@@ -54,7 +54,7 @@ impl Engine {
             !book.apart.is_empty()
                 && book.committed().is_some_and(|(_, version)| self.is_in_sight(book, version))
         };
-        present.is_some_and(|present| book.is_committed_as_it_is(&self.shared, present)) || lies_beside()
+        present.is_some_and(|present| book.is_committed_with(&self.shared, present)) || lies_beside()
     }
 
     /// What is not durable of a checkpoint, and why.
@@ -79,16 +79,15 @@ impl Engine {
         self.pending_files(book, &path, &files).or(beside)
     }
 
-    /// A file beside what is whole that no waiting brings to Tier-3: a program has it open, or it was left unclosed, and is not kept as it
-    /// is: not on several nodes, where another one may have a writer, nor where the rest has left this memory.
+    /// A file beside what is whole that no waiting brings to Tier-3: a program has it open, or it was left unclosed. The end of the daemon
+    /// keeps the latter as it is, but not on several nodes, where another one may have a writer.
     fn left_beside(&self, book: &Book, of: &str, files: &[(&RelPath, &Arc<FileView>)]) -> Option<Row> {
         if book.apart.is_empty() {
             return None;
         }
         let present = contents(files.iter().copied());
         let is_kept = present.is_some_and(|present| book.covering(&self.shared, &present).is_some());
-        let stays =
-            self.shared.cluster.get().is_some() || !self.draining && !files.iter().all(|(_, view)| view.host);
+        let stays = self.shared.cluster.get().is_some() || !self.draining;
         let left = |(path, view): &(&RelPath, &Arc<FileView>)| match view.state {
             FileState::Open { .. } | FileState::Mapped if !self.draining => self.written(path, view, false),
             FileState::Cut | FileState::Sealed { .. } if view.is_left_cut() && stays && !is_kept => {

@@ -1,5 +1,5 @@
 //! Sealed files that no version covers go to Tier-3 under a provisional one: while the daemon ends, and where a checkpoint may stay as it
-//! is for ever or for long, or a file that was left unclosed beside it.
+//! is for ever or for long.
 //!
 //! Owns: which files those are, and what is said of a version that holds only a part. Does not own: the verdict
 //! (protocol), the plan's making (`decide`), the upload (`run`).
@@ -62,23 +62,6 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book) -> Rescue {
         !version.checkpoint.is_aborted() && is_covered(&sealed, &version.contents)
     });
     if sealed.is_empty() || covered { Rescue::Done } else { Rescue::Wanted(sealed) }
-}
-
-/// Whether a file that lies apart was left unclosed, and no version keeps it yet: time alone brings that. Not on several nodes.
-pub(crate) fn lies_unkept(
-    shared: &Shared,
-    book: &Book,
-    files: &Files<'_>,
-    present: Option<&Contents>,
-    apart: &BTreeSet<RelPath>,
-) -> bool {
-    let is_left = |(path, view): &(&RelPath, &Arc<FileView>)| apart.contains(*path) && view.is_left_cut();
-    let keeps = |version: &VersionBook, present: &Contents| {
-        !version.checkpoint.is_aborted() && is_covered(present, &version.contents)
-    };
-    let is_kept =
-        || present.is_some_and(|present| book.versions.values().any(|version| keeps(version, present)));
-    shared.cluster.get().is_none() && files.iter().any(is_left) && !is_kept()
 }
 
 /// A checkpoint to which a program that lives may add goes to Tier-3 in part when it did not for so long: no save takes that
@@ -149,24 +132,11 @@ impl Engine {
             && is_quiet(&self.shared, &self.ledger, book, settle_ns)
     }
 
-    /// Whether a file that lies beside what is whole was left unclosed, and nothing happened for the settle time or somebody asks for it:
-    /// only this memory has it. A version keeps it with the rest, which has to be in memory for that; on several nodes another one may
-    /// have a writer.
-    pub(crate) fn has_left_beside(&self, book: &Book, apart: &BTreeSet<RelPath>, told: Told) -> bool {
-        let is_left = |path: &RelPath| self.ledger.file(path).is_some_and(|view| view.is_left_cut());
-        let mut files = book.candidate.iter().flat_map(|found| self.ledger.files_of(found, &book.scope));
-        self.shared.cluster.get().is_none()
-            && apart.iter().any(is_left)
-            && files.all(|(_, view)| view.host)
-            && (told != Told::No
-                || is_quiet(&self.shared, &self.ledger, book, decide::settle_ns(&self.shared)))
-    }
-
     /// Why what there is of a checkpoint goes to Tier-3 although more may come, or never will; none where it does not.
     pub(crate) fn why_in_part(
         &self,
         id: &CheckpointId,
-        (verdict, apart): (Option<&Verdict>, &BTreeSet<RelPath>),
+        verdict: Option<&Verdict>,
         told: Told,
     ) -> Option<&'static str> {
         let book = &self.ledger.books[id];
@@ -176,9 +146,6 @@ impl Engine {
         }
         if self.stays_torn(id) {
             return Some("because it stays in sight");
-        }
-        if self.has_left_beside(book, apart, told) {
-            return Some("because it lies beside what is whole");
         }
         let more_may_come = matches!(
             verdict,

@@ -471,18 +471,17 @@ impl Engine {
             return;
         }
         self.note_metric(id);
-        let book = &self.ledger.books[id];
-        let told = self.flushes.told(|place| self.is_about(place, book), || self.last_closed_ns(book));
-        let told = told.max(book.told(&self.ledger));
-        if self.draining || self.stays_torn(id) || self.has_left_beside(book, &book.apart, told) {
+        if self.draining || self.stays_torn(id) {
             self.seal_what_was_cut(id);
         }
         let book = &self.ledger.books[id];
+        let told = self.flushes.told(|place| self.is_about(place, book), || self.last_closed_ns(book));
+        let told = told.max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
-        let concluded = (outcome.verdict.as_ref(), &outcome.apart);
         if matches!(outcome.action, Action::None)
-            && let Some(why) = self.why_in_part(id, concluded, told)
+            && let Some(why) = self.why_in_part(id, outcome.verdict.as_ref(), told)
         {
+            let concluded = (outcome.verdict.as_ref(), &outcome.apart);
             let trainer =
                 || book.candidate.as_ref().is_some_and(|candidate| self.is_of_a_trainer(id, candidate));
             let plan = rescue::plan(&self.shared, &self.ledger, book, concluded, why, trainer);
