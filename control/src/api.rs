@@ -113,7 +113,7 @@ pub struct PrefetchRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FlushRequest {
-    /// What is at or below it, or the checkpoint in which it lies.
+    /// Limits the flush to paths at or below it, or to the checkpoint in which it lies.
     pub place: Place,
     /// Answer when all are committed, instead of with what is pending.
     pub wait: bool,

@@ -214,7 +214,7 @@ impl FileFate {
             FileEvent::GivenUp if self.seal.is_none() => {
                 (self.given_up, self.cut, self.cut_since_opened, self.mapped) = (true, true, true, false);
             }
-            // What was left half is no more whole under another name, whoever gives it that.
+            // Another name makes a half file no more whole.
             FileEvent::Vouched if self.writers == 0 && self.cut_since_opened => self.renamed_cut = true,
             FileEvent::Vouched => self.vouched = true,
             // What goes to Tier-3 while it may still change is told from every seal by its number.

@@ -9,11 +9,9 @@ use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::open::OpenOutcome;
 use super::reclaim::Candidate;
-use super::view::NODES_AT_ONCE;
 use super::xattr::Xattrs;
 use super::{Caller, FILE_MODE_BITS, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, ROOT, State};
 use crate::tier1::Backing;
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
@@ -174,23 +172,12 @@ impl Namespace {
             target.unverified |= is_doubted;
             is_doubted
         });
-        let mut after: NodeId = ROOT;
-        loop {
-            let last = self.look(|state| {
-                let range = (Bound::Excluded(after), Bound::Unbounded);
-                let ids: Vec<_> =
-                    state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
-                for id in &ids {
-                    let Ok(file) = state.file_mut(*id) else { continue };
-                    file.unverified |= file.lies_in(number) && file.fate.seal().is_some();
-                }
-                ids.last().copied()
-            });
-            match last {
-                Some(last) => after = last,
-                None => return doubted,
+        self.for_each_node(|state, id| {
+            if let Ok(file) = state.file_mut(id) {
+                file.unverified |= file.lies_in(number) && file.fate.seal().is_some();
             }
-        }
+        });
+        doubted
     }
 
     /// Replaces a host copy that a scrub found bad with a good one of the same seal.

@@ -355,24 +355,11 @@ impl Namespace {
     #[must_use]
     pub fn whole_tree(&self) -> Vec<OutgoingNode> {
         let mut nodes = Vec::new();
-        let mut after = ROOT;
-        loop {
-            let last = self.look(|state| {
-                let range = (Bound::Excluded(after), Bound::Unbounded);
-                let ids: Vec<_> =
-                    state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
-                for id in &ids {
-                    let Some(found) = state.outgoing_node(*id) else { continue };
-                    state.note_begun(*id, Some(&found));
-                    nodes.push(OutgoingNode { other_names: state.other_names(*id, &found.path), ..found });
-                }
-                ids.last().copied()
-            });
-            match last {
-                Some(last) => after = last,
-                None => break,
-            }
-        }
+        self.for_each_node(|state, id| {
+            let Some(found) = state.outgoing_node(id) else { return };
+            state.note_begun(id, Some(&found));
+            nodes.push(OutgoingNode { other_names: state.other_names(id, &found.path), ..found });
+        });
         nodes.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         nodes
     }

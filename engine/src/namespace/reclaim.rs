@@ -3,8 +3,7 @@
 //! Owns: which file goes first, noting object copies. Does not own: when (the node loop), what is committed.
 
 use super::file::{File, ObjectCopy};
-use super::view::NODES_AT_ONCE;
-use super::{FsError, Namespace, NodeId, ROOT, ReclaimClass, State};
+use super::{FsError, Namespace, NodeId, ReclaimClass, State};
 use crate::tier1::Backing;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -76,30 +75,17 @@ impl Namespace {
     /// Lets every host copy give way of which a copy in Tier-3 is noted. For a member of a cluster, which was told so once, perhaps before
     /// its daemon began again; who decides over checkpoints sets classes itself. Costs a look at every node, in slices.
     pub fn let_known_objects_give_way(&self) {
-        let mut after: NodeId = ROOT;
-        loop {
-            let last = self.look(|state| {
-                let range = (Bound::Excluded(after), Bound::Unbounded);
-                let ids: Vec<_> =
-                    state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
-                for id in &ids {
-                    let Ok(file) = state.file_mut(*id) else { continue };
-                    let seal = file.fate.seal().map(|seal| seal.number);
-                    let noted = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
-                    if !noted || file.class != ReclaimClass::Never {
-                        continue;
-                    }
-                    file.class = ReclaimClass::CommittedNewest;
-                    let here = file.backing.is_some().then(|| Candidate::of(*id, file));
-                    state.candidates.extend(here);
-                }
-                ids.last().copied()
-            });
-            match last {
-                Some(last) => after = last,
-                None => return,
+        self.for_each_node(|state, id| {
+            let Ok(file) = state.file_mut(id) else { return };
+            let seal = file.fate.seal().map(|seal| seal.number);
+            let noted = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
+            if !noted || file.class != ReclaimClass::Never {
+                return;
             }
-        }
+            file.class = ReclaimClass::CommittedNewest;
+            let here = file.backing.is_some().then(|| Candidate::of(id, file));
+            state.candidates.extend(here);
+        });
     }
 
     /// Whether a copy in Tier-3 is noted of that seal.

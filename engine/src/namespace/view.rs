@@ -1,6 +1,6 @@
 //! Views: what the node loop sees of a file.
 //!
-//! Owns: [`FileView`] and how paths are found. Does not own: what follows from it.
+//! Owns: [`FileView`], how paths are found, and the pass over all nodes. Does not own: what follows from it.
 
 use super::attr::observe;
 use super::file::ObjectCopy;
@@ -9,6 +9,7 @@ use super::node::{Body, Node};
 use super::writer::WriterId;
 use super::{FileState, HIDDEN, ROOT, ReclaimClass};
 use super::{Namespace, NodeId, State};
+use std::ops::Bound;
 use tidemark_content::Judgement;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 
@@ -143,6 +144,25 @@ impl Namespace {
     /// The node at a path relative to the mount; symlinks are not followed.
     pub fn node_at(&self, path: &[u8]) -> Option<NodeId> {
         self.look(|state| state.tree.resolve(path).ok())
+    }
+
+    /// Calls `act` for every node but the root, in the order of their numbers. Costs a pass over all nodes, in slices of the lock: a node that
+    /// is made meanwhile may be among them.
+    pub(super) fn for_each_node(&self, mut act: impl FnMut(&mut State, NodeId)) {
+        let mut after: NodeId = ROOT;
+        loop {
+            let last = self.look(|state| {
+                let range = (Bound::Excluded(after), Bound::Unbounded);
+                let ids: Vec<_> =
+                    state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
+                ids.iter().for_each(|id| act(state, *id));
+                ids.last().copied()
+            });
+            match last {
+                Some(last) => after = last,
+                None => return,
+            }
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What lies with a checkpoint that is whole without it: a log, an editor's file, what an evaluation adds.
+//! Files beside a checkpoint that is whole without them: a log, an editor's file, what an evaluation adds.
 //!
 //! Owns: which open or cut files hold nothing back, and from when on; that a program which fails takes nothing from what is whole by
 //! adding to it. Does not own: what proves the rest (the parent, `names`), that they stay in the tree and out of the record (the node).
@@ -75,8 +75,8 @@ impl Case<'_> {
             && self.present().all(|(_, role, fact)| fact.before == Before::Same || is_added(role, fact))
     }
 
-    /// What lies beside the rest. A file that was cut is no log and nobody else's where it was begun after some of the rest was there, by
-    /// who wrote that: it may be what its writer saved last, such as a data loader's state after the index.
+    /// Selects the files that lie beside the rest. If a writer of the rest began a file after some of the rest was there, and left it open, the
+    /// file may be what that writer saved last, such as a data loader's state after the index: it is no log, and is not selected.
     fn apart(&self) -> BTreeSet<RelPath> {
         let (beside, rest): (Vec<_>, Vec<_>) = self.present().partition(|found| self.is_apart(*found));
         let first_ns = rest.iter().map(|(_, _, fact)| fact.published_at_ns).min();

@@ -5,8 +5,8 @@
 
 use crate::visibility::Content;
 
-/// What bytes say of themselves whose size their format lets a writer set first, and fill afterwards in any order (`in_advance`).
-/// Where its writer did not close it (`cut`), what looks whole may be zeros.
+/// Lowers a verdict on content to what can be believed. If the format lets a writer set a file's size first and fill it in any order
+/// (`in_advance`), and the writer did not close the file (`cut`), bytes that look whole may be zeros.
 #[must_use]
 pub fn believed(says: Content, in_advance: bool, cut: bool) -> Content {
     match says {

@@ -240,7 +240,7 @@ impl Case<'_> {
             return self.unproven(Some(missing));
         }
         let [_, index, marker, each_rank] = needed;
-        // That all names are there says nothing of the bytes of one.
+        // A proof that all names are there says nothing about the bytes of one.
         let left_open = self.left_open(&index);
         let mut unproven = None;
         for finding in [self.renamed(), marker, index, self.rank_markers(), each_rank, self.count()] {
@@ -653,7 +653,7 @@ impl Case<'_> {
         }
     }
 
-    /// One process wrote all of it, and no other of its job has a part of its own to write: the job has no other, or it is one file.
+    /// Whether one process wrote all of it, and no other process of the job has a part to write: the job has no other, or it is one file.
     fn one_process(&self) -> bool {
         let one_file = self.stands_alone();
         let mut processes = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Who wrote a file, and what became of them.
+//! The processes that wrote a file, and how they ended.
 //!
 //! Owns: those facts. Does not own: what follows from them (the parent), how they are found out (the daemon).
 

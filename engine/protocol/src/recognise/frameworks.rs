@@ -15,15 +15,15 @@ const STEP_DIRECTORY_IN_FLIGHT: &str = r"(?i-u)^(?:tmp_)?(?:(?:global_step|step|
 pub(super) const FOREWORDS: [&[u8]; 3] = [b"config.json", b"generation_config.json", b"README.md"];
 /// What torch.save's users call a rank's part.
 const RANK_PART: &str = r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(?<rank>\d+)";
-/// What a rank tells people, or draws for them, beside its state; often one rank alone.
+/// Logs and pictures that a rank, often only one, leaves beside its state for people.
 const RANK_LOG: &str = r"(?i-u)\.(?:log|out|err|txt|csv|tsv|jsonl|md|html?|pdf|png|jpe?g|gif|webp|svg|wav|mp[34]|trace\.json(?:\.gz)?)$";
 const DCP_SHARD: &str = r"(?-u)^__(?<rank>\d+)_\d+\.distcp$";
 /// Megatron may put a hint before it.
 const MEGATRON_SHARD: &str = r"(?-u)__(?<rank>\d+)_\d+\.distcp$";
 const SAFETENSORS: &str = r"(?-u)-of-\d{5}\.safetensors$|\.safetensors\.index\.json$";
-/// What torch.save's files are called, and those of safetensors.
+/// Endings of torch.save's files, and of safetensors.
 pub(super) const TORCH_FILE: &str = r"\.(?:pt|pth|bin|ckpt|safetensors|pth\.tar)$";
-/// What other formats' files are called: of HDF5 and Keras, numpy, pickle, Flax, XGBoost, GGML, ONNX.
+/// Endings of other formats: of HDF5 and Keras, numpy, pickle, Flax, XGBoost, GGML, ONNX.
 pub(super) const OTHER_FILE: &str = r"\.(?:h5|keras|npz|pkl|msgpack|ubj|gguf|onnx)$";
 /// Those of the formats that hold anything, where the last word says that it is no state of a training; and what Accelerate numbers
 /// by rank and object, not by step.

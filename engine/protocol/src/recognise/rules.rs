@@ -159,7 +159,7 @@ static RECEIVED: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^\.(.+)\.[A-Za-z
 static RANK: LazyLock<Regex> =
     LazyLock::new(|| ours(r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
 
-/// What a downloader that fills a file in any order keeps beside it until all of it is there: aria2, and pget of lftp.
+/// Control files that a downloader keeps beside a file which it fills in any order, until all of it is there: aria2, and pget of lftp.
 static FILLED_BY: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^(?<name>.+)\.(?:aria2|lftp-pget-status)$"));
 
 static BUILTIN: LazyLock<Rules> = LazyLock::new(|| {

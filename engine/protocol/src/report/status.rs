@@ -35,7 +35,7 @@ pub struct Status {
     /// Files whose bytes are in this node's memory and not in Tier-3.
     #[serde(default)]
     pub unsaved: CopyCount,
-    /// Of those, files that are open, or not sealed yet: no other node has a copy.
+    /// Files among `unsaved` that are open or not sealed yet: no other node has a copy.
     #[serde(default)]
     pub unsealed: CopyCount,
     /// How this node's files are copied to another one; null for a node that is alone.
