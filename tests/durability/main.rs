@@ -15,6 +15,7 @@ mod encoded;
 mod ending;
 mod export;
 mod import;
+mod indices;
 mod keeping;
 mod limits;
 mod loose;

@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod cloud;
 pub mod daemon;
 pub mod etcd;
+mod fork_server;
 pub mod machine;
 pub mod moto;
 pub mod net;

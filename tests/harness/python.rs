@@ -8,6 +8,7 @@ use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{env, fs, io};
 
@@ -15,6 +16,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::fork_server::{ForkServer, Forked};
 use crate::net::{Host, INTERFACE};
 use crate::{machine, process};
 
@@ -28,19 +30,60 @@ pub const SCRIPT_LIMIT: Duration = Duration::from_secs(420);
 /// A stopped process ends the call that it is inside of first; those of a busy mount end in milliseconds.
 const FREEZE_LIMIT: Duration = Duration::from_secs(20);
 
+/// Whoever was killed ends the call that it is inside of first.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
 /// An interpreter that can import torch.
 #[derive(Clone, Debug)]
 pub struct Python {
     interpreter: PathBuf,
     env: Vec<(String, String)>,
+    forks: Option<Forks>,
+}
+
+/// A fork server, and the script that it has the packages of.
+#[derive(Clone, Debug)]
+struct Forks {
+    script: PathBuf,
+    server: Arc<Mutex<ForkServer>>,
 }
 
 /// A script that runs on one or more ranks. Dropped: every rank killed.
 #[derive(Debug)]
 pub struct Ranks {
-    children: Vec<Child>,
+    children: Vec<Rank>,
     outputs: TempDir,
     shown: String,
+}
+
+/// One process of a job.
+#[derive(Debug)]
+enum Rank {
+    Started(Child),
+    /// Its server stays while it is waited for.
+    Forked(Forked, #[expect(dead_code, reason = "it tells how the process ended")] Arc<Mutex<ForkServer>>),
+}
+
+impl Rank {
+    fn id(&self) -> u32 {
+        match self {
+            Self::Started(child) => child.id(),
+            Self::Forked(forked, _) => forked.id(),
+        }
+    }
+
+    fn try_wait(&mut self) -> Option<ExitStatus> {
+        match self {
+            Self::Started(child) => child.try_wait().expect("looking at a rank"),
+            Self::Forked(forked, _) => forked.try_wait(),
+        }
+    }
+
+    fn kill(&mut self) {
+        if self.try_wait().is_none() {
+            process::signal(self.id(), Signal::KILL);
+        }
+    }
 }
 
 /// What one script said about tensors: their names and hashes.
@@ -57,7 +100,7 @@ impl Python {
         let interpreter = env::var_os(PYTHON_ENV)
             .map_or_else(|| machine::target_dir().join("tools/venv/bin/python"), PathBuf::from);
         if interpreter.exists() {
-            return Some(Self { interpreter, env: vec![] });
+            return Some(Self { interpreter, env: vec![], forks: None });
         }
         machine::left_out(&format!(
             "no Python with torch at {}: run `cargo xtask test --only frameworks`, or set {PYTHON_ENV}",
@@ -70,7 +113,7 @@ impl Python {
     pub fn with_wheel() -> Option<Self> {
         let interpreter = machine::target_dir().join("tools/wheel-venv/bin/python");
         if interpreter.exists() {
-            return Some(Self { interpreter, env: vec![] });
+            return Some(Self { interpreter, env: vec![], forks: None });
         }
         machine::left_out(&format!(
             "no Python with the wheel at {}: run `cargo xtask test --only wheel`",
@@ -88,6 +131,17 @@ impl Python {
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The same for many starts of one script on as many ranks: each forks from a process that has its packages loaded. To everybody outside it is a
+    /// process as any other.
+    #[must_use]
+    pub fn forking(mut self, world: usize, script: &Path) -> Self {
+        let mut command = Command::new(&self.interpreter);
+        self.surround(&mut command, world);
+        self.forks = ForkServer::start(command, script)
+            .map(|server| Forks { script: script.to_owned(), server: Arc::new(Mutex::new(server)) });
         self
     }
 
@@ -117,7 +171,10 @@ impl Python {
             if let Some(meeting) = &meeting {
                 meeting.tell(&mut command, ranks.children.len(), world);
             }
-            ranks.spawn(command, |command| command.spawn());
+            match &self.forks {
+                Some(forks) if forks.script == script => ranks.fork(&forks.server, arguments, &command),
+                _ => ranks.spawn(command, |command| command.spawn()),
+            }
         }
         ranks
     }
@@ -143,10 +200,13 @@ impl Python {
     /// The script without any launcher's environment, this one's included.
     fn command(&self, script: &Path, arguments: &[&str], world: usize) -> Command {
         let mut command = Command::new(&self.interpreter);
+        command.arg("-u").arg(script).args(arguments);
+        self.surround(&mut command, world);
         command
-            .arg("-u")
-            .arg(script)
-            .args(arguments)
+    }
+
+    fn surround(&self, command: &mut Command, world: usize) {
+        command
             .env("CUDA_VISIBLE_DEVICES", "")
             .env("HF_HUB_OFFLINE", "1")
             // Nothing here is compiled, and loading torch's compiler takes every process a second.
@@ -160,7 +220,6 @@ impl Python {
             command.env_remove(name);
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        command
     }
 }
 
@@ -205,7 +264,17 @@ impl Ranks {
         command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         let child =
             start(&mut command).unwrap_or_else(|error| panic!("cannot start {}: {error}", self.shown));
-        self.children.push(child);
+        self.children.push(Rank::Started(child));
+    }
+
+    /// As [`Ranks::spawn`], from a server.
+    fn fork(&mut self, server: &Arc<Mutex<ForkServer>>, arguments: &[&str], command: &Command) {
+        let [out, err, status] = ["out", "err", "status"].map(|what| self.file(self.children.len(), what));
+        let forked = {
+            let mut server = server.lock().expect("nobody panics with a fork server");
+            server.fork(arguments, command, &out, &err, status)
+        };
+        self.children.push(Rank::Forked(forked, Arc::clone(server)));
     }
 
     /// Waits for the end of every rank and asserts that each exited with 0.
@@ -232,8 +301,7 @@ impl Ranks {
 
     /// Waits for the end of one rank, however it ends.
     pub fn wait(&mut self, rank: usize) -> ExitStatus {
-        process::wait(&mut self.children[rank], SCRIPT_LIMIT)
-            .expect("waiting for a rank")
+        process::until(SCRIPT_LIMIT, || self.children[rank].try_wait())
             .unwrap_or_else(|| panic!("rank {rank} of {} hangs:\n{}", self.shown, self.said(rank)))
     }
 
@@ -250,7 +318,7 @@ impl Ranks {
         let seen = process::until(SCRIPT_LIMIT, || {
             // The end is looked at before the output, so that a last line is not missed.
             let was_ended = ended;
-            ended = self.children[rank].try_wait().expect("looking at a rank").is_some();
+            ended = self.children[rank].try_wait().is_some();
             if self.printed(rank).lines().any(|line| line == word) {
                 Some(true)
             } else {
@@ -270,8 +338,7 @@ impl Ranks {
         let mut over = false;
         let seen = process::until(SCRIPT_LIMIT, || {
             let was_over = over;
-            let ends = self.children.iter_mut().map(|child| child.try_wait().expect("looking at a rank"));
-            let ends: Vec<_> = ends.collect();
+            let ends: Vec<_> = self.children.iter_mut().map(Rank::try_wait).collect();
             over = ends.iter().all(Option::is_some) || ends.iter().flatten().any(|end| !end.success());
             found(self).map(Some).or_else(|| was_over.then_some(None))
         });
@@ -306,13 +373,9 @@ impl Ranks {
 
     /// SIGKILL to every rank, as a scheduler or the OOM killer would.
     pub fn kill9(&mut self) {
-        for child in &mut self.children {
-            if child.try_wait().expect("looking at a rank").is_none() {
-                process::signal(child.id(), Signal::KILL);
-            }
-        }
-        for child in &mut self.children {
-            child.wait().expect("reaping a rank");
+        self.children.iter_mut().for_each(Rank::kill);
+        for rank in 0..self.children.len() {
+            self.wait(rank);
         }
     }
 
@@ -348,9 +411,9 @@ impl Ranks {
 
 impl Drop for Ranks {
     fn drop(&mut self) {
+        self.children.iter_mut().for_each(Rank::kill);
         for child in &mut self.children {
-            drop(child.kill());
-            drop(child.wait());
+            process::until(END_LIMIT, || child.try_wait());
         }
     }
 }

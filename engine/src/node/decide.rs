@@ -8,6 +8,7 @@ use crate::node::Shared;
 use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
 use crate::node::ledger::{Contents, Ledger, contents};
+use crate::node::pending;
 use crate::save::commit::AttemptFile;
 use crate::save::share::Share;
 use std::collections::{BTreeMap, BTreeSet};
@@ -181,7 +182,7 @@ fn look_at(
     }
     let settle_ns = settle_ns(shared);
     let older = older(ledger, candidate);
-    let mut fetch = None;
+    let mut wanted = None;
     let (verdict, apart) = loop {
         let indices: BTreeMap<RelPath, Result<Covered, IndexError>> =
             known_indices(book, &outcome.indices, &files);
@@ -206,9 +207,15 @@ fn look_at(
                     // Not sealed yet, or on its way from another node: that makes the book due.
                     None => {
                         let found = files.iter().find(|(found, _)| **found == path);
-                        fetch = found.filter(|(_, view)| !view.host).map(|(_, view)| view.node);
-                        let why = format!("{path} is being sealed");
-                        break (Verdict::Open { why, again_at_ns: None }, BTreeSet::new());
+                        wanted =
+                            found.and_then(|found| to_read(shared, ledger, found, file_facts[&path].vouched));
+                        let verdict = match found {
+                            Some((_, view)) if view.state == FileState::Cut && wanted.is_none() => {
+                                Verdict::Settled { detail: pending::left_unclosed(&path), undecided: true }
+                            }
+                            _ => Verdict::Open { why: format!("{path} is being sealed"), again_at_ns: None },
+                        };
+                        break (verdict, BTreeSet::new());
                     }
                 }
             }
@@ -253,7 +260,9 @@ fn look_at(
                 other => other,
             }
         }
-        _ => fetch.map_or(Action::None, Action::Fetch),
+        // What is kept is kept as it is.
+        (_, None, None) if kept.is_some() => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
+        _ => wanted.unwrap_or(Action::None),
     };
     outcome.verdict = Some(verdict);
     outcome
@@ -485,6 +494,28 @@ fn known_indices(
         }
     }
     known
+}
+
+/// What makes an index readable that is not sealed: its bytes come from elsewhere, or nobody closed it. None where it is being sealed, and
+/// where nobody may say that what was left unclosed is done.
+fn to_read(
+    shared: &Shared,
+    ledger: &Ledger,
+    index: &(&RelPath, &Arc<FileView>),
+    vouched: bool,
+) -> Option<Action> {
+    let (_, view) = index;
+    if !view.host {
+        return Some(Action::Fetch(view.node));
+    }
+    if view.state != FileState::Cut {
+        return None;
+    }
+    if vouched {
+        return Some(Action::Accept(view.node));
+    }
+    let cut = left_cut(shared, ledger, std::slice::from_ref(index));
+    (!cut.is_empty()).then_some(Action::SealAsTheyAre(cut))
 }
 
 fn read_index(

@@ -190,6 +190,6 @@ impl Engine {
 }
 
 /// Why a file is not in Tier-3 that nobody will close.
-fn left_unclosed(path: &RelPath) -> String {
+pub(crate) fn left_unclosed(path: &RelPath) -> String {
     format!("{path} was left unclosed by a program that has ended")
 }

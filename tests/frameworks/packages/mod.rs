@@ -159,6 +159,9 @@ fn comes_back(package: &Package) {
     let config = super::config() + package.config;
     let mut daemon = super::daemon_with("1GiB", config);
 
+    // Loading the packages is most of a life, and one of each family of packages does so as a job does.
+    let loading = python.clone().with("BETWEEN_SAVES_S", package.between_saves_s);
+    let python = python.forking(package.ranks, &script(package.script));
     let plain = daemon.scratch("plain");
     let unbroken = start(package, &python, &plain, &plain, steps);
     let (truth, mut pace) = unbroken.ends();
@@ -175,7 +178,9 @@ fn comes_back(package: &Package) {
     };
     let python = python.with("BETWEEN_SAVES_S", package.between_saves_s);
     for kill in 0..kills {
-        let mut life = start(&of_life(kill), &python, daemon.mount(), &outside, steps);
+        let loads = kill == 0 && package.kills > KILLS_OF_A_SIBLING;
+        let python = if loads { &loading } else { &python };
+        let mut life = start(&of_life(kill), python, daemon.mount(), &outside, steps);
         let resumed = told.resumes(&mut life, package, seed, &daemon);
         let moment =
             if kill % BETWEEN_ONE_IN == BETWEEN_ONE_IN - 1 { Moment::Between } else { Moment::InsideSave };

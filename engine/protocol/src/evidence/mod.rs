@@ -62,6 +62,11 @@ pub struct FileFact {
 }
 
 impl FileFact {
+    /// It was cut, and neither a rename nor its own structure says that it is whole.
+    fn is_cut(&self) -> bool {
+        self.state == FileState::Cut && !self.vouched && self.content != Content::Whole
+    }
+
     /// All who wrote it are known to have ended with status 0.
     fn ended_well(&self) -> bool {
         !self.writers.is_empty() && self.writers.iter().all(|writer| writer.fate == Fate::Exited)
@@ -532,12 +537,10 @@ impl Case<'_> {
     /// The files that were cut, and that neither rename, nor an index, nor their own structure says to be whole.
     fn cut_files(&self, index: &Finding) -> Vec<(&RelPath, &FileFact)> {
         let proven = matches!(index, Finding::Proves(..));
-        let is_cut = |path: &RelPath, fact: &FileFact| {
-            let exact = proven && self.exact_size(path) == Some(fact.size_bytes);
-            fact.state == FileState::Cut && !fact.vouched && !exact && fact.content != Content::Whole
-        };
+        let exact =
+            |path: &RelPath, fact: &FileFact| proven && self.exact_size(path) == Some(fact.size_bytes);
         let present = self.present().map(|(path, _, fact)| (path, fact));
-        present.filter(|(path, fact)| is_cut(path, fact)).collect()
+        present.filter(|(path, fact)| fact.is_cut() && !exact(path, fact)).collect()
     }
 
     /// A cut file is torn, unless all who wrote it are known to have ended with status 0: many a program leaves it to its end to close
@@ -645,10 +648,9 @@ impl Case<'_> {
 
     /// A file by itself, of which no other rank writes a part: its name carries no rank, or a number that no rank of its job has.
     fn stands_alone(&self) -> bool {
-        let size = self.world_size();
         match self.candidate.shape {
             Shape::Single => true,
-            Shape::Family => !self.candidate.files.values().any(|role| names::is_of_one_rank(*role, size)),
+            Shape::Family => !self.candidate.files.iter().any(|(path, role)| self.is_one_ranks(path, *role)),
             Shape::Tree | Shape::Flat => false,
         }
     }

@@ -31,6 +31,11 @@ impl Case<'_> {
         for (index, role, fact) in &indices {
             let Role::Index(kind) = role else { continue };
             let Some(covered) = self.facts.indices.get(*index) else {
+                // What is sealed is read, and nobody seals what a program that did not end well left unclosed.
+                if fact.is_cut() && !fact.ended_well() {
+                    let why = format!("{index} was not closed by the program that wrote it");
+                    return Finding::Missing(Vec::new(), why);
+                }
                 return Finding::Read((*index).clone(), *kind);
             };
             let covered = match covered {
@@ -171,12 +176,20 @@ impl Case<'_> {
         if !rule.is_some_and(Rule::counts_shards) {
             return Finding::Silent;
         }
-        let mut families: BTreeMap<Vec<u8>, Ranks> = BTreeMap::new();
+        let mut shards: BTreeMap<Vec<u8>, Vec<(u64, &RelPath)>> = BTreeMap::new();
         for (path, role) in &self.candidate.files {
             if let (Role::Shard { rank: Some(rank) }, Some(masked)) =
                 (role, self.rules.mask_rank(path.name()))
             {
-                self.add(families.entry(masked).or_default(), *rank, path);
+                shards.entry(masked).or_default().push((*rank, path));
+            }
+        }
+        let mut families: BTreeMap<Vec<u8>, Ranks> = BTreeMap::new();
+        for (name, shards) in shards {
+            let first = u64::from(shards.iter().all(|(number, path)| self.counts_from_one(*number, path)));
+            let family = families.entry(name).or_default();
+            for (number, path) in shards {
+                self.add(family, number - first, path);
             }
         }
         // Numbers that no rank has are no ranks.
@@ -217,6 +230,19 @@ impl Case<'_> {
         }))
     }
 
+    /// The file has the number after that of the rank that wrote it: `shard_1.pt` is rank 0's.
+    fn counts_from_one(&self, number: u64, path: &RelPath) -> bool {
+        let ranks = self.facts.files.get(path).into_iter().flat_map(|fact| &fact.writers);
+        let mut ranks = ranks.map(|writer| writer.rank).peekable();
+        ranks.peek().is_some() && ranks.all(|rank| rank.and_then(|rank| rank.checked_add(1)) == Some(number))
+    }
+
+    /// Whether a file is one rank's, by its name and by who wrote it.
+    pub(super) fn is_one_ranks(&self, path: &RelPath, role: Role) -> bool {
+        is_of_one_rank(role, self.world_size())
+            || role.rank().is_some_and(|number| self.counts_from_one(number, path))
+    }
+
     fn add(&self, ranks: &mut Ranks, rank: u64, path: &RelPath) {
         let before = self.before(path);
         ranks.entry(rank).and_modify(|known| *known = before.max(*known)).or_insert(before);
@@ -240,7 +266,7 @@ fn is_full(present: &Ranks, size: u64) -> bool {
 }
 
 /// Whether a file is one rank's, of as many ranks as the job has: `lora_rank8.pt` is no rank's of two.
-pub(super) fn is_of_one_rank(role: Role, size: Option<u64>) -> bool {
+fn is_of_one_rank(role: Role, size: Option<u64>) -> bool {
     role.rank().is_some_and(|rank| size.is_none_or(|size| rank < size))
 }
 

@@ -150,6 +150,27 @@ fn dcp_without_its_index_is_never_settled() {
     assert!(matches!(world.at(999), Verdict::Torn { .. }));
 }
 
+/// A program that was killed in its index wrote no more of it, and nobody seals it so that it could be read.
+#[test]
+fn an_index_that_was_cut_is_read_where_its_program_ended_well_and_torn_elsewhere() {
+    for name in ["r/step-1/.metadata", "r/step-1/model.safetensors.index.json"] {
+        let mut world = World::new(&[("r/step-1/model-00001-of-00001.safetensors", 1, writer(1, None))]);
+        let fact = world.file("r/step-1/model-00001-of-00001.safetensors").clone();
+        world.files.insert(path(name), FileFact { state: FileState::Cut, ..fact });
+        for fate in [Fate::Killed, Fate::Failed, Fate::Gone, Fate::Alive] {
+            world.file(name).writers[0].fate = fate;
+            assert!(matches!(world.at(99), Verdict::Torn { .. }), "{name} {fate:?}: {:?}", world.at(99));
+        }
+        world.file(name).writers[0].fate = Fate::Ended;
+        assert!(matches!(world.at(99), Verdict::Open { .. }), "{name}: nobody knows how it ended");
+        world.file(name).writers[0].fate = Fate::Exited;
+        assert!(matches!(world.at(1), Verdict::ReadIndex { .. }), "{name}");
+        world.file(name).writers[0].fate = Fate::Killed;
+        world.file(name).vouched = true;
+        assert!(matches!(world.at(1), Verdict::ReadIndex { .. }), "{name}: its program had renamed it");
+    }
+}
+
 #[test]
 fn an_index_that_others_follow_waits_for_the_settle_time() {
     let world = World::new(&[

@@ -124,6 +124,20 @@ fn a_number_that_no_rank_of_the_job_has_is_no_rank() {
     assert_eq!(with("r/step-1/lora_rank1.pt"), None, "of two ranks, and no index names it");
 }
 
+/// `torch.save(state, f"shard_{rank + 1}.pt")`: the numbers are those of the ranks that wrote them, and one more.
+#[test]
+fn ranks_that_count_from_one_are_counted_by_who_wrote_what() {
+    let rank = |k: u32| Writer { rank: Some(u64::from(k)), ..writer(k + 1, Some(2)) };
+    let both =
+        |first, second| World::new(&[("r/shard_1.pt", 1, first), ("r/shard_2.pt", 2, second)]).evidence(2);
+    assert_eq!(both(rank(0), rank(1)), Some(Evidence::Count));
+    assert_eq!(both(rank(1), writer(3, Some(2))), None, "a rank 2 is left of a larger job, and rank 0 lacks");
+    let last = World::new(&[("r/shard_2.pt", 1, rank(1))]);
+    assert!(matches!(last.at(99), Verdict::Incomplete { .. }), "rank 1 was the first to save");
+    let one = World::new(&[("r/lora_rank8.pt", 1, rank(0))]);
+    assert_eq!(one.evidence(6), Some(Evidence::OneProcess), "no number of its writer");
+}
+
 #[test]
 fn what_a_rank_tells_people_is_not_counted() {
     let of = |more: &str| {
