@@ -112,7 +112,7 @@ impl Node {
 }
 
 /// What there is to check of a file that the tree does not show.
-fn stored_target(file: &ManifestFile, object: ObjectCopy) -> Target {
+pub(super) fn stored_target(file: &ManifestFile, object: ObjectCopy) -> Target {
     Target {
         // No node of the tree has this number, and nothing is asked of it: there is no host copy.
         node: 0,
@@ -460,6 +460,8 @@ impl Engine {
             let target = target(path.to_string(), view)?;
             let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
             let bad = bad.or_else(|| self.shared.losses.refusal(target.file, target.seal));
+            // That its object is there says nothing: an open has just read it.
+            let bad = bad.or_else(|| self.shared.losses.why(target.file, target.seal));
             Some(Listed { target, checkpoint, bad, suspects: BTreeSet::new() })
         });
         in_tree.chain(self.lost_targets(place)).collect()

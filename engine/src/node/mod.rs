@@ -90,6 +90,7 @@ mod unsaved;
 mod verify;
 mod verify_names;
 mod verify_peers;
+mod verify_removed;
 mod visibility;
 mod why;
 
