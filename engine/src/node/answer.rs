@@ -24,7 +24,7 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use tidemark_protocol::record::RecordFile;
 use tidemark_protocol::report::{
     ApiError, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, ErrorCode, Problem,
-    RunStatus, TierStatus,
+    RunStatus, TierStatus, Untold,
 };
 
 /// Who answers.
@@ -43,6 +43,8 @@ pub struct Standing {
     pub unsaved: CopyCount,
     /// Of those, files that are not sealed yet.
     pub unsealed: CopyCount,
+    /// What the tree says and Tier-3 was not told.
+    pub untold: Option<Untold>,
 }
 
 /// A verify target and the checkpoint it belongs to.
@@ -526,6 +528,7 @@ impl Engine {
             tiers,
             unsaved,
             unsealed,
+            untold: self.tree.untold,
             runs: runs.into_iter().map(|run| self.run_status(&run)).collect(),
         }
     }
