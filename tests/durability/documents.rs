@@ -432,14 +432,13 @@ fn one_flipped_bit_in_a_tree_or_a_sidecar_is_not_believed() {
     for (what, folder, ends, from, to) in [
         ("a removal", "tree", "", r#""path":"gone.txt""#, r#""path":"fone.txt""#),
         ("a link", "tree", "", r#""target":"step3.pt""#, r#""target":"step2.pt""#),
-        ("a mode", "loose/keep.txt", ".json", r#""mode":384"#, r#""mode":385"#),
+        ("an owner", "loose/keep.txt", ".json", r#""uid":0,"#, r#""uid":1,"#),
     ] {
         let mut daemon = Daemon::start(options("128MiB", CONFIG));
         for path in ["gone.txt", "keep.txt", "run/step2.pt", "run/step3.pt"] {
             save(&daemon, path, &noise(31, FILE_BYTES));
         }
         let keep = daemon.mount().join("keep.txt");
-        fs::set_permissions(&keep, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink("step3.pt", daemon.mount().join("run/latest")).unwrap();
         daemon.flush();
         fs::remove_file(daemon.mount().join("gone.txt")).unwrap();
