@@ -194,8 +194,9 @@ impl Node {
 
     /// Checks the copies of everything at or below `place`, and the documents of the checkpoint in which it lies. Host copies are read whole;
     /// objects are asked for their size. With `deep`, or where bytes of the file were found bad, objects and other nodes' copies are read whole,
-    /// too; with `deep` also what `undelete` would bring back of removed files outside checkpoints. A bad host copy is replaced from another node or Tier-3 where a copy there is good. A bad or missing object is written again where
-    /// memory, another node or another object has the bytes. What has no checksum yet is unchecked.
+    /// too; with `deep` also what `undelete` would bring back of removed files outside checkpoints. A bad host copy is replaced from another
+    /// node or Tier-3 where a copy there is good. A bad or missing object is written again where memory, another node or another object has
+    /// the bytes. What has no checksum yet is unchecked.
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
