@@ -342,6 +342,25 @@ fn a_bad_object_of_a_version_that_the_tree_does_not_show_is_found() {
 }
 
 #[test]
+fn a_removed_file_outside_checkpoints_is_read_as_undelete_would_bring_it_back() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    save(&daemon, "gone.txt", &noise(41, MIB));
+    daemon.flush();
+    fs::remove_file(daemon.mount().join("gone.txt")).unwrap();
+    daemon.flush();
+    let object = daemon.tier3_dir().join(".tidemark/loose/gone.txt/g-1");
+    assert_eq!(verify(&daemon, &["--deep"]).0, Some(0));
+    flip(&object, 70_000);
+    let (code, answer) = verify(&daemon, &["--deep"]);
+    assert_eq!((code, &only(&answer, "unrecoverable")["path"]), (Some(4), &"gone.txt".into()), "{answer:#}");
+    flip(&object, 70_000);
+    assert_eq!(verify(&daemon, &["--deep"]).0, Some(0), "restored");
+    fs::write(object.with_file_name("g-1.json"), b"").unwrap();
+    let (code, answer) = verify(&daemon, &["--deep"]);
+    assert_eq!((code, &only(&answer, "broken")["path"]), (Some(4), &"gone.txt".into()), "{answer:#}");
+}
+
+#[test]
 fn a_version_whose_bytes_memory_holds_no_more_has_no_host_copy() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     save(&daemon, PATH, &noise(18, MIB));

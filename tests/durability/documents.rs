@@ -388,7 +388,9 @@ fn what_describes_files_and_is_lost_while_the_daemon_runs_is_written_again() {
             body["crc64nvme"] = json!("0123456789abcdef");
             fs::write(path, body.to_string()).unwrap();
         }),
+        ("a sidecar with a flipped bit", ".tidemark/loose", ".json", flip_owner),
         ("no tree", ".tidemark/tree", "", remove),
+        ("a tree with a flipped bit", ".tidemark/tree", "", flip_owner),
     ] {
         damage(&newest(folder, ends));
         assert_eq!((verify(what), verify(what)), (1, 0), "{what}");
@@ -405,6 +407,62 @@ fn what_describes_files_and_is_lost_while_the_daemon_runs_is_written_again() {
     assert_holds(&daemon, PATH, &bytes, "after Tier-3 was lost");
     assert_holds(&daemon, "run/link", b"line\n", "after Tier-3 was lost");
     assert!(problems(&daemon).is_empty());
+}
+
+/// Flips one bit so that the document stays one, and says that another user owns what it describes first.
+fn flip_owner(path: &Path) {
+    flip_to(path, r#""uid":0,"#, r#""uid":1,"#);
+}
+
+/// Changes the first `from` of a document to `to`, which differs in one bit.
+fn flip_to(path: &Path, from: &str, to: &str) {
+    let differ: u32 = from.bytes().zip(to.bytes()).map(|(a, b)| (a ^ b).count_ones()).sum();
+    assert_eq!((from.len(), differ), (to.len(), 1), "{from} and {to}");
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.contains(from), "{from} is not in {text}");
+    fs::write(path, text.replacen(from, to, 1)).unwrap();
+}
+
+/// The document stays one: only its own checksum tells.
+#[test]
+fn one_flipped_bit_in_a_tree_or_a_sidecar_is_not_believed() {
+    if !machine::can_mount() {
+        return;
+    }
+    for (what, folder, ends, from, to) in [
+        ("a removal", "tree", "", r#""path":"gone.txt""#, r#""path":"fone.txt""#),
+        ("a link", "tree", "", r#""target":"step3.pt""#, r#""target":"step2.pt""#),
+        ("an owner", "loose/keep.txt", ".json", r#""uid":0,"#, r#""uid":1,"#),
+    ] {
+        let mut daemon = Daemon::start(options("128MiB", CONFIG));
+        for path in ["gone.txt", "keep.txt", "run/step2.pt", "run/step3.pt"] {
+            save(&daemon, path, &noise(31, FILE_BYTES));
+        }
+        let keep = daemon.mount().join("keep.txt");
+        std::os::unix::fs::symlink("step3.pt", daemon.mount().join("run/latest")).unwrap();
+        daemon.flush();
+        fs::remove_file(daemon.mount().join("gone.txt")).unwrap();
+        daemon.flush();
+        daemon.stop();
+        let mut documents =
+            tier3::files_below(&daemon.tier3_dir().join(".tidemark").join(folder)).into_iter();
+        let newest = documents.rfind(|path| path.to_str().unwrap().ends_with(ends)).expect("a document");
+        flip_to(&newest, from, to);
+        daemon.start_again();
+        let key = newest.strip_prefix(daemon.tier3_dir()).unwrap().to_str().unwrap();
+        let told = problems(&daemon);
+        let is_named = told.iter().any(|(code, what, _)| code == "tier3_not_believed" && what.contains(key));
+        assert!(is_named, "{what}: {key} is not in {told:#?}");
+        assert_eq!(code(&daemon, &["verify", "--deep"]), Some(4), "{what}");
+        if folder == "tree" {
+            let link = fs::read_link(daemon.mount().join("run/latest")).expect("an older tree has it");
+            assert_eq!(link, Path::new("step3.pt"), "{what}");
+        } else {
+            let error = fs::read(&keep).expect_err("nobody knows what it was");
+            assert_eq!(error.raw_os_error(), Some(libc::EIO), "{what}");
+        }
+        daemon.stop_with_status();
+    }
 }
 
 #[test]

@@ -469,6 +469,30 @@ fn what_an_unclean_end_cost_is_said_after_it_and_after_the_next_start() {
     assert_eq!(unclean(&daemon), None, "a clean end costs nothing");
 }
 
+#[test]
+fn names_that_tier_3_was_not_told_at_the_end_are_said_after_it() {
+    let config = format!("{CONFIG}[shutdown]\ndrain_timeout_s = 5\ngrace_s = 1\n");
+    let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+    for path in ["gone.txt", "kept.txt"] {
+        save(&daemon, path, b"text");
+    }
+    daemon.flush();
+    let (tier3, away) = (daemon.tier3_dir(), daemon.tier3_dir().with_extension("away"));
+    fs::rename(&tier3, &away).unwrap();
+    fs::remove_file(daemon.mount().join("gone.txt")).unwrap();
+    assert_eq!(daemon.stop_with_status().code(), Some(1), "{}", daemon.log_tail());
+    fs::rename(&away, &tier3).unwrap();
+    daemon.start_again();
+    assert!(daemon.mount().join("gone.txt").exists(), "Tier-3 does not know that it was removed");
+    let unclean = |daemon: &Daemon| problems(daemon).into_iter().find(|(code, ..)| code == "unclean_end");
+    let (_, what, _) = unclean(&daemon).expect("it says so");
+    assert!(what.contains("1 removals"), "{what}");
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    assert_eq!(unclean(&daemon), None, "a clean end costs nothing");
+}
+
 /// Closed a moment before SIGTERM, and its job is killed before the next file: what is there must not pass for whole.
 #[test]
 fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {

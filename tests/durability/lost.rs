@@ -104,6 +104,24 @@ fn what_cannot_be_read_whole_goes_out_of_sight_and_the_next_older_one_is_loaded(
     }
 }
 
+#[test]
+fn verify_reads_the_object_of_which_an_open_found_no_good_copy() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    save(&daemon, NAMES[0], &bytes(NAMES[0]));
+    daemon.flush();
+    let object = object_path(&daemon, &daemon.tier3_dir(), NAMES[0]);
+    daemon.stop();
+    flip(&object, 70_000);
+    daemon.start_again();
+    let verify = |daemon: &Daemon| daemon.ctl(&["verify"]).status.code();
+    assert_eq!(verify(&daemon), Some(0), "its object has the size that it should have");
+    let error = fs::read(daemon.mount().join(NAMES[0])).expect_err("no copy is good");
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    assert_eq!(verify(&daemon), Some(4), "it was just read");
+    flip(&object, 70_000);
+    assert_eq!(verify(&daemon), Some(0), "the object was restored");
+}
+
 /// The problems of that code, what they say.
 fn problems_of(daemon: &Daemon, code: &str) -> Vec<String> {
     let of = problems(daemon).into_iter().filter(|(found, ..)| found == code);

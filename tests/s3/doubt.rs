@@ -38,6 +38,28 @@ fn mine() -> Bytes {
     Bytes::from_static(b"{\"decision\":\"commit\",\"by\":\"me\"}")
 }
 
+/// A request is repeated for long before who waits for it hears of a failure.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_gives_no_answer_is_told_before_the_last_attempt_and_until_it_gives_one() {
+    let (server, store) = start(S3Options::default()).await;
+    server.faults.add(fault(S3Operation::HeadObject, None, FaultEffect::TimeoutBefore));
+    assert_eq!(store.silence(), None);
+    let asking = Arc::clone(&store);
+    let asked = tokio::spawn(async move { asking.head(KEY).await });
+    let silence = loop {
+        if let Some(silence) = store.silence() {
+            break silence;
+        }
+        assert!(!asked.is_finished(), "it failed, and nothing said before that there is no answer");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert!(!asked.is_finished(), "it is tried again");
+    assert!(silence.why.contains("no answer within"), "{silence:?}");
+    asked.await.expect("it does not panic").expect_err("no attempt was answered");
+    assert!(store.get(KEY, 1024).await.expect("reads are answered").is_none());
+    assert_eq!(store.silence(), None);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_doubtful_answer_to_a_marker_is_resolved_by_reading() {
     for effect in ON_WRITES {

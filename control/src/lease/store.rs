@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
 use tidemark_engine::store::{Created, Store, StoreError};
+use tidemark_protocol::format::{check_seal, seal};
 use tidemark_protocol::id::Epoch;
 
 /// The folder of the lease's objects, relative to the store's URL.
@@ -179,7 +180,7 @@ impl StoreLease {
         let body = Body { holder: self.holder.clone(), nonce: self.nonce, epoch, released };
         let text = serde_json::to_vec(&body)
             .map_err(|error| self.unreadable(number, &format!("it cannot be written: {error}")))?;
-        let created = self.store.create(&self.key(number), Bytes::from(text)).await;
+        let created = self.store.create(&self.key(number), Bytes::from(seal(text))).await;
         Ok(created.map_err(|source| self.failed(source))? == Created::Created)
     }
 
@@ -196,7 +197,7 @@ impl StoreLease {
     /// The inner error says why what is there cannot be read.
     async fn read_body(&self, number: u64) -> Result<Result<Body, String>, LeaseError> {
         match self.store.get(&self.key(number), BODY_BYTES).await {
-            Ok(Some(found)) => Ok(serde_json::from_slice(&found).map_err(|error| error.to_string())),
+            Ok(Some(found)) => Ok(opened(&found)),
             Ok(None) => Err(self.unreadable(number, "it is gone again")),
             Err(error @ (StoreError::TooLarge { .. } | StoreError::Damaged { .. })) => {
                 Ok(Err(error.to_string()))
@@ -265,6 +266,12 @@ impl StoreLease {
     }
 }
 
+/// Of what was written, or why it is not that.
+fn opened(text: &[u8]) -> Result<Body, String> {
+    check_seal(text).map_err(|error| error.to_string())?;
+    serde_json::from_slice(text).map_err(|error| error.to_string())
+}
+
 fn parse(folder: &str, key: &str) -> Option<u64> {
     let digits = key.strip_prefix(folder)?;
     (digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
@@ -285,6 +292,17 @@ mod tests {
     }
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test]
+    async fn a_holder_with_a_changed_byte_is_one_that_nobody_knows() {
+        let store = memory();
+        let body = Body { holder: "node1".to_owned(), nonce: 1, epoch: Epoch(1), released: false };
+        let text = String::from_utf8(seal(serde_json::to_vec(&body).expect("JSON"))).expect("text");
+        let key = format!("{LEASE_FOLDER}{:0DIGITS$}", 1);
+        store.create(&key, Bytes::from(text.replace("node1", "node0"))).await.expect("create");
+        let turn = candidate(&store, "node2", 2).try_acquire(Instant::now()).await.expect("acquire");
+        assert!(matches!(&turn, Turn::Theirs { holder, .. } if holder.is_empty()), "{turn:?}");
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn of_many_candidates_one_holds() {

@@ -121,6 +121,7 @@ impl NodeApi for FakeNode {
             }],
             unsaved: CopyCount { files: 3, bytes: 40 },
             unsealed: CopyCount { files: 1, bytes: 20 },
+            untold: None,
             replication: Some(ReplicationStatus {
                 partner: (!self.degraded).then(|| "n1".into()),
                 lacking_files: 2,

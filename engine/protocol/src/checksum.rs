@@ -1,6 +1,6 @@
 //! CRC-64/NVME as a value: text forms, and how checksums of neighbours combine.
 //!
-//! Owns: the type and its arithmetic. Does not own: computing it over bytes (the kernels crate).
+//! Owns: the type, its arithmetic, and computing it over a document. Does not own: computing it over data (the kernels crate).
 
 use crate::layout::{CHUNK_BYTES, chunk_count};
 use base64::Engine as _;
@@ -14,6 +14,16 @@ use std::fmt;
 pub struct Crc64(pub u64);
 
 impl Crc64 {
+    /// The checksum of the text of a document, a byte at a time: some hundred MB/s, beside JSON that is no faster.
+    #[must_use]
+    pub fn of(text: &[u8]) -> Self {
+        let step = |state: u64, byte: &u8| {
+            let [lowest, ..] = state.to_le_bytes();
+            TABLE[usize::from(lowest ^ *byte)] ^ (state >> 8)
+        };
+        Self(!text.iter().fold(u64::MAX, step))
+    }
+
     /// The checksum of `a ++ b`, from that of `a` (self) and that of `b` (`next`, `next_len_bytes` long), without
     /// the bytes. About 64 steps for each set bit of the length.
     #[must_use]
@@ -63,10 +73,28 @@ impl Crc64 {
 
 /// The polynomial of CRC-64/NVME (NVM Express NVM command set, 64-bit guard), reflected.
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
+/// What each value of a byte does to the sum.
+static TABLE: [u64; 256] = table();
 /// x^0, reflected.
 const ONE: u64 = 1 << 63;
 /// x^(8 · CHUNK_BYTES): what appending one full chunk multiplies by.
 const X_CHUNK: u64 = x_to_the_bytes(CHUNK_BYTES);
+
+const fn table() -> [u64; 256] {
+    let mut table = [0; 256];
+    let mut index = 0;
+    while index < 256 {
+        let mut state = index as u64;
+        let mut bit = 0;
+        while bit < 8 {
+            state = if state & 1 == 1 { (state >> 1) ^ POLYNOMIAL } else { state >> 1 };
+            bit += 1;
+        }
+        table[index] = state;
+        index += 1;
+    }
+    table
+}
 
 /// `a · b` modulo the polynomial.
 const fn multiply(a: u64, b: u64) -> u64 {
@@ -156,6 +184,7 @@ mod tests {
     fn the_check_value_of_the_catalogue_holds() {
         assert_eq!(crc(b"123456789"), Crc64(0xae8b_1486_0a79_9888));
         assert_eq!(crc(b""), Crc64::default());
+        assert_eq!(Crc64::of(b"123456789"), crc(b"123456789"));
     }
 
     #[test]
@@ -174,6 +203,7 @@ mod tests {
         fn combining_equals_checksumming_the_concatenation(a: Vec<u8>, b: Vec<u8>) {
             let whole: Vec<u8> = a.iter().chain(&b).copied().collect();
             prop_assert_eq!(crc(&a).combine(crc(&b), b.len() as u64), crc(&whole));
+            prop_assert_eq!(Crc64::of(&whole), crc(&whole));
         }
 
         #[test]

@@ -70,6 +70,7 @@ pub struct LoosePart {
 impl Document for LooseSidecar {
     const WHAT: &'static str = "a loose file's sidecar";
     const MAX_BYTES: usize = MAX_SIDECAR_BYTES;
+    const SEALED: bool = true;
 
     fn format(&self) -> u32 {
         self.format
@@ -207,6 +208,7 @@ pub struct RemovedFile {
 impl Document for TreeDocument {
     const WHAT: &'static str = "a tree";
     const MAX_BYTES: usize = MAX_DOCUMENT_BYTES;
+    const SEALED: bool = true;
 
     fn format(&self) -> u32 {
         self.format
@@ -243,6 +245,7 @@ macro_rules! small_documents {
         impl Document for $name {
             const WHAT: &'static str = $what;
             const MAX_BYTES: usize = MAX_MARKER_BYTES;
+            const SEALED: bool = true;
 
             fn format(&self) -> u32 {
                 self.format

@@ -1,10 +1,11 @@
 //! How our JSON documents are written and read: one codec, one error, one bound each.
 //!
-//! Owns: the format number, the size bounds, the reading order (size, format number, fields, meaning). Does not own:
-//! the documents themselves.
+//! Owns: the format number, the size bounds, the reading order (size, checksum, format number, fields, meaning), sealing a document
+//! and opening one. Does not own: the documents themselves.
 
+use crate::checksum::Crc64;
 use crate::path::PathProblem;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 /// The format that this build writes, wherever that says all.
@@ -22,12 +23,64 @@ pub const MAX_MARKER_BYTES: usize = 64 << 10;
 /// The most bytes in a record, a prepared marker, a manifest or a tree: 100 TB at 20 bytes per 8 MiB chunk, 70 TB encoded.
 pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
 
+/// What a sealed document ends with, around the 16 digits of the checksum of all bytes before it. The name is nobody else's: a sidecar
+/// has a `crc64nvme` of the file that it describes.
+const SEAL_BEGINS: &[u8] = br#","document_crc64nvme":""#;
+const SEAL_DIGITS: usize = 16;
+const SEAL_ENDS: &[u8] = br#""}"#;
+
+/// Adds the last field to a JSON object that is not empty: the checksum of the exact bytes before it.
+///
+/// Builds that know no such field pass it over, so none needs a newer format.
+#[must_use]
+pub fn seal(mut object: Vec<u8>) -> Vec<u8> {
+    debug_assert!(object.len() > 2, "an object with a field");
+    let closes = object.pop();
+    debug_assert_eq!(closes, Some(b'}'), "a JSON object");
+    let sum = Crc64::of(&object).to_string();
+    object.reserve_exact(SEAL_BEGINS.len() + SEAL_DIGITS + SEAL_ENDS.len());
+    object.extend_from_slice(SEAL_BEGINS);
+    object.extend_from_slice(sum.as_bytes());
+    object.extend_from_slice(SEAL_ENDS);
+    object
+}
+
+/// Compares the bytes of a document with the checksum that it ends with. `false`: it ends with none, as one of an older build.
+///
+/// # Errors
+/// They differ.
+pub fn check_seal(text: &[u8]) -> Result<bool, BrokenSeal> {
+    let Some((object, said)) = parts_of_sealed(text) else { return Ok(false) };
+    let found = Crc64::of(object).to_string();
+    if found.as_bytes() == said {
+        return Ok(true);
+    }
+    Err(BrokenSeal { found, said: String::from_utf8_lossy(said).into_owned() })
+}
+
+/// The bytes before the checksum, and its digits.
+fn parts_of_sealed(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let rest = text.strip_suffix(SEAL_ENDS)?;
+    let (rest, said) = rest.split_at(rest.len().checked_sub(SEAL_DIGITS)?);
+    Some((rest.strip_suffix(SEAL_BEGINS)?, said))
+}
+
+/// A byte of a document changed after it was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("it has checksum {found} and ends with {said}: a byte of it has changed")]
+pub struct BrokenSeal {
+    pub found: String,
+    pub said: String,
+}
+
 /// A document of ours.
 pub trait Document: Serialize + DeserializeOwned {
     /// What messages call it.
     const WHAT: &'static str;
     /// The most bytes that are read.
     const MAX_BYTES: usize;
+    /// Whether it ends with a checksum of its own. What a hash names needs none.
+    const SEALED: bool;
 
     fn format(&self) -> u32;
 
@@ -43,13 +96,18 @@ pub trait Document: Serialize + DeserializeOwned {
         #[derive(Deserialize)]
         struct Head {
             format: u32,
+            document_crc64nvme: Option<IgnoredAny>,
         }
         let what = Self::WHAT;
         if bytes.len() > Self::MAX_BYTES {
             return Err(FormatError::TooLarge { what, bytes: bytes.len(), limit: Self::MAX_BYTES });
         }
+        let is_sealed = check_seal(bytes).map_err(|source| FormatError::Seal { what, source })?;
         // The number is read alone first: the fields of a newer format may not be ours at all.
         let head: Head = serde_json::from_slice(bytes).map_err(|source| FormatError::json(what, source))?;
+        if head.document_crc64nvme.is_some() && !is_sealed {
+            return Err(FormatError::SealElsewhere { what });
+        }
         if head.format == 0 || head.format > FORMAT_NEWEST {
             return Err(FormatError::Newer { what, found: head.format, supported: FORMAT_NEWEST });
         }
@@ -67,6 +125,7 @@ pub trait Document: Serialize + DeserializeOwned {
         let what = Self::WHAT;
         self.validate().map_err(|flaw| FormatError::Meaning { what, flaw })?;
         let bytes = serde_json::to_vec(self).map_err(|source| FormatError::json(what, source))?;
+        let bytes = if Self::SEALED { seal(bytes) } else { bytes };
         if bytes.len() > Self::MAX_BYTES {
             return Err(FormatError::TooLarge { what, bytes: bytes.len(), limit: Self::MAX_BYTES });
         }
@@ -83,6 +142,10 @@ pub enum FormatError {
     Truncated { what: &'static str, source: serde_json::Error },
     #[error("{what} is not JSON")]
     Syntax { what: &'static str, source: serde_json::Error },
+    #[error("{what} is not what was written")]
+    Seal { what: &'static str, source: BrokenSeal },
+    #[error("{what} was written anew by something else: its checksum is not at its end")]
+    SealElsewhere { what: &'static str },
     #[error("{what} has format {found}, and this build reads 1 to {supported}; use a newer build")]
     Newer { what: &'static str, found: u32, supported: u32 },
     #[error("{what} has a field that is missing or not what it should be")]
@@ -177,4 +240,51 @@ pub(crate) fn expect_same<T: PartialEq + std::fmt::Display>(
         return Ok(());
     }
     Err(Flaw::Mismatch { field, found: found.to_string(), expected: expected.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::documents::PinDocument;
+
+    fn pin() -> PinDocument {
+        PinDocument { format: FORMAT, pinned: true, by: "a person".into(), at_ns: 7 }
+    }
+
+    #[test]
+    fn a_sealed_document_ends_with_the_checksum_of_its_exact_bytes() {
+        let text = String::from_utf8(pin().encode().unwrap()).unwrap();
+        let before = r#"{"format":1,"pinned":true,"by":"a person","at_ns":7"#;
+        let sum = Crc64::of(before.as_bytes());
+        assert_eq!(text, format!(r#"{before},"document_crc64nvme":"{sum}"}}"#));
+        assert_eq!(PinDocument::parse(text.as_bytes()).unwrap(), pin());
+    }
+
+    #[test]
+    fn one_of_an_older_build_has_none_and_is_believed() {
+        let text = serde_json::to_vec(&pin()).unwrap();
+        assert_eq!(check_seal(&text), Ok(false));
+        assert_eq!(PinDocument::parse(&text).unwrap(), pin());
+    }
+
+    #[test]
+    fn no_flipped_bit_changes_what_is_believed() {
+        let good = pin().encode().unwrap();
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1_u8 << (bit % 8);
+            // In the name of the field itself: the rest is what was written.
+            if let Ok(found) = PinDocument::parse(&bad) {
+                assert_eq!(found, pin(), "{}", String::from_utf8_lossy(&bad));
+            }
+        }
+        let changed = String::from_utf8(good).unwrap().replace("true", "false");
+        assert!(matches!(PinDocument::parse(changed.as_bytes()), Err(FormatError::Seal { .. })));
+    }
+
+    #[test]
+    fn one_that_was_written_anew_around_its_checksum_is_refused() {
+        let spaced = [pin().encode().unwrap(), b"\n".to_vec()].concat();
+        assert!(matches!(PinDocument::parse(&spaced), Err(FormatError::SealElsewhere { .. })));
+    }
 }

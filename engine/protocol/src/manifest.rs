@@ -278,6 +278,8 @@ impl Manifest {
 impl Document for Manifest {
     const WHAT: &'static str = "a manifest";
     const MAX_BYTES: usize = MAX_DOCUMENT_BYTES;
+    // Its key has the hash of its exact bytes.
+    const SEALED: bool = false;
 
     fn format(&self) -> u32 {
         self.format
@@ -297,6 +299,7 @@ impl Document for Manifest {
 impl Document for Prepared {
     const WHAT: &'static str = "a prepared marker";
     const MAX_BYTES: usize = MAX_DOCUMENT_BYTES;
+    const SEALED: bool = true;
 
     fn format(&self) -> u32 {
         self.format

@@ -119,6 +119,8 @@ impl Marker {
 impl Document for Marker {
     const WHAT: &'static str = "a commit marker (_COMMITTED)";
     const MAX_BYTES: usize = MAX_MARKER_BYTES;
+    // Its fields are a contract with those who read it without us; what it commits has a hash.
+    const SEALED: bool = false;
 
     fn format(&self) -> u32 {
         self.format
@@ -183,6 +185,7 @@ pub struct Retired {
 impl Document for Retired {
     const WHAT: &'static str = "a retirement (_RETIRED)";
     const MAX_BYTES: usize = MAX_MARKER_BYTES;
+    const SEALED: bool = true;
 
     fn format(&self) -> u32 {
         self.format

@@ -106,6 +106,7 @@ pub struct RecordFile {
 impl Document for Record {
     const WHAT: &'static str = "a record (attempt.json)";
     const MAX_BYTES: usize = MAX_DOCUMENT_BYTES;
+    const SEALED: bool = true;
 
     fn format(&self) -> u32 {
         self.format

@@ -24,7 +24,7 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use tidemark_protocol::record::RecordFile;
 use tidemark_protocol::report::{
     ApiError, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, ErrorCode, Problem,
-    RunStatus, TierStatus,
+    RunStatus, TierStatus, Untold,
 };
 
 /// Who answers.
@@ -43,6 +43,8 @@ pub struct Standing {
     pub unsaved: CopyCount,
     /// Of those, files that are not sealed yet.
     pub unsealed: CopyCount,
+    /// What the tree says and Tier-3 was not told.
+    pub untold: Option<Untold>,
 }
 
 /// A verify target and the checkpoint it belongs to.
@@ -112,7 +114,7 @@ impl Node {
 }
 
 /// What there is to check of a file that the tree does not show.
-fn stored_target(file: &ManifestFile, object: ObjectCopy) -> Target {
+pub(super) fn stored_target(file: &ManifestFile, object: ObjectCopy) -> Target {
     Target {
         // No node of the tree has this number, and nothing is asked of it: there is no host copy.
         node: 0,
@@ -460,6 +462,8 @@ impl Engine {
             let target = target(path.to_string(), view)?;
             let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
             let bad = bad.or_else(|| self.shared.losses.refusal(target.file, target.seal));
+            // That its object is there says nothing: an open has just read it.
+            let bad = bad.or_else(|| self.shared.losses.why(target.file, target.seal));
             Some(Listed { target, checkpoint, bad, suspects: BTreeSet::new() })
         });
         in_tree.chain(self.lost_targets(place)).collect()
@@ -524,6 +528,7 @@ impl Engine {
             tiers,
             unsaved,
             unsealed,
+            untold: self.tree.untold,
             runs: runs.into_iter().map(|run| self.run_status(&run)).collect(),
         }
     }

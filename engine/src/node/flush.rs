@@ -369,7 +369,7 @@ impl Engine {
             pending.push(self.untold_names());
         }
         pending.truncate(PENDING_MAX);
-        FlushOutcome { pending, timed_out, tier3_away: self.tier3_away.is_away() }
+        FlushOutcome { pending, timed_out, tier3_away: self.tier3_trouble().is_some() }
     }
 
     /// When the last of a checkpoint's files was closed; never, while one is open.
@@ -488,7 +488,7 @@ impl Node {
     }
 
     async fn unknown(&self) -> Option<FlushOutcome> {
-        self.ask(|engine| FlushOutcome::unknown(engine.tier3_away.is_away())).await
+        self.ask(|engine| FlushOutcome::unknown(engine.tier3_trouble().is_some())).await
     }
 
     /// Adds what is bad in Tier-3: waiting brings none of it.

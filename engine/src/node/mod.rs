@@ -25,7 +25,7 @@
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
-//! | `scrub`, `verify` | looking at bytes at rest, and healing them |
+//! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_peers` | looking at bytes at rest, and healing them |
 //! | `damage` | what copies that are known to be bad count for |
 //! | `gc` | which committed versions are given up |
 //! | `generations` | which generations of loose files are given up |
@@ -90,6 +90,7 @@ mod unsaved;
 mod verify;
 mod verify_names;
 mod verify_peers;
+mod verify_removed;
 mod visibility;
 mod why;
 

@@ -32,13 +32,20 @@ const fn way_out(waits: bool, stored: bool) -> &'static str {
 }
 
 impl Engine {
+    /// Since when Tier-3 does not take what it is given, or gives no answer, and why.
+    pub(crate) fn tier3_trouble(&self) -> Option<(Instant, String)> {
+        let failed = self.tier3_away.longest().map(|(since, why)| (since, why.to_owned()));
+        // What is repeated for minutes has not failed yet.
+        failed.or_else(|| self.shared.drain.store.silence().map(|silence| (silence.since, silence.why)))
+    }
+
     pub(super) fn problems(&self, tiers: &[TierStatus], now: Instant) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut add = |code, what: String, action: &str| problems.push(Problem::new(code, what, action));
         if let Some(why) = &self.fenced {
             add(ProblemCode::Fenced, why.clone(), "stop this daemon: another one commits to this Tier-3");
         }
-        if let Some((since, why)) = self.tier3_away.longest() {
+        if let Some((since, why)) = self.tier3_trouble() {
             let seconds = now.saturating_duration_since(since).as_secs();
             let lag = self.lag(None);
             let what = format!(

@@ -50,6 +50,16 @@ impl Told {
         told
     }
 
+    /// How many removals it tells that `before` does not.
+    pub(crate) fn removals_beyond(&self, before: &Self) -> u64 {
+        let versions = self.versions.iter().filter(|(id, until)| before.versions.get(*id) < Some(*until));
+        let loose = self.loose.iter().filter(|(path, until)| before.loose.get(*path) < Some(*until));
+        let files = self.files.iter().map(|(path, removed)| {
+            before.files.get(path).map_or(removed.len(), |known| removed.difference(known).count())
+        });
+        (versions.count() + loose.count() + files.sum::<usize>()) as u64
+    }
+
     /// The last version of a checkpoint that is removed.
     pub(crate) fn version(&self, id: &CheckpointId) -> Option<Number> {
         self.versions.get(id).copied()

@@ -73,7 +73,7 @@ impl Engine {
             used_bytes: copies.object_bytes,
             size_bytes: None,
             warm_fraction: None,
-            state: if self.tier3_away.is_away() { TierState::Away } else { TierState::Ok },
+            state: if self.tier3_trouble().is_some() { TierState::Away } else { TierState::Ok },
             medium: store.describe(),
             files: copies.object_files,
             used_by: BTreeMap::new(),

@@ -30,7 +30,7 @@ use tidemark_protocol::key::VersionId;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink};
 use tidemark_protocol::path::{RawText, RelPath};
 use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::report::{Pending, PendingReason};
+use tidemark_protocol::report::{Pending, PendingReason, Untold};
 
 /// The tree is written at most this often unless somebody waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
@@ -58,6 +58,8 @@ pub(crate) struct TreeState {
     pub(crate) told: Told,
     /// The removals in the document that is being written.
     telling: Told,
+    /// The document that was made last differs from what Tier-3 was told.
+    pub(crate) untold: Option<Untold>,
     /// When the tree that is being written was looked at.
     looked_at: Option<Instant>,
     /// Something is left out of it until Tier-3 has more: removals of what is the only copy of a file that lives on, directories
@@ -80,6 +82,7 @@ impl TreeState {
             clean_at: None,
             compared_at: None,
             telling: Told::default(),
+            untold: None,
             looked_at: None,
             withheld: false,
             waits_for: BTreeSet::new(),
@@ -159,15 +162,18 @@ impl Engine {
         self.tree.compared_at = Some(now);
         if self.tree.last == Some(hash) {
             self.tree.clean_at = looked_at;
+            self.tree.untold = None;
             return;
         }
+        let telling = Told::of(&document);
+        self.tree.untold = Some(Untold { removals: telling.removals_beyond(&self.tree.told) });
         if self.fenced.is_some() {
             return;
         }
         self.tree.looked_at = looked_at;
         self.tree.last = Some(hash);
         self.tree.running = true;
-        self.tree.telling = Told::of(&document);
+        self.tree.telling = telling;
         let number = self.tree.number + 1;
         let shared = Arc::clone(&self.shared);
         self.jobs.spawn(run(shared, number, document));
@@ -180,6 +186,7 @@ impl Engine {
             Ok(()) => {
                 self.tree.number = number;
                 self.tree.clean_at = self.tree.looked_at;
+                self.tree.untold = None;
                 let told = std::mem::take(&mut self.tree.telling);
                 let before = std::mem::replace(&mut self.tree.told, told);
                 self.removals_stand(&before.loose);

@@ -8,6 +8,7 @@ use crate::node::answer::Listed;
 use crate::node::run::{Engine, Node, error_text};
 use crate::node::scrub::{HostFound, Scrubbed, Target, Unseen, scrub};
 use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers, from_a_peer};
+use crate::node::verify_removed::add_stored;
 use crate::restore::decode;
 use crate::restore::fetch::{FetchPlan, fetch};
 use crate::save::again::write_again;
@@ -193,8 +194,9 @@ impl Node {
 
     /// Checks the copies of everything at or below `place`, and the documents of the checkpoint in which it lies. Host copies are read whole;
     /// objects are asked for their size. With `deep`, or where bytes of the file were found bad, objects and other nodes' copies are read whole,
-    /// too. A bad host copy is replaced from another node or Tier-3 where a copy there is good. A bad or missing object is written again where
-    /// memory, another node or another object has the bytes. What has no checksum yet is unchecked.
+    /// too; with `deep` also what `undelete` would bring back of removed files outside checkpoints. A bad host copy is replaced from another
+    /// node or Tier-3 where a copy there is good. A bad or missing object is written again where memory, another node or another object has
+    /// the bytes. What has no checksum yet is unchecked.
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
@@ -205,11 +207,13 @@ impl Node {
         self.verify_proofs(place.clone(), &mut verify, &mut unmended).await?;
         verify.broken.extend(unmended.iter().cloned());
         let below = place.clone();
-        let (targets, unsealed, fenced) = self
+        let removed = if deep { self.removed_stored(&place, &mut verify).await? } else { Vec::new() };
+        let (mut targets, unsealed, fenced) = self
             .ask(move |engine| {
                 (engine.targets_and_stored(&below), engine.unsealed(&below), engine.fenced.is_some())
             })
             .await?;
+        add_stored(&mut targets, removed);
         verify.unchecked.extend(not_checked(&place, unsealed));
         let total_files = u64::try_from(targets.len()).expect("a count fits 64 bits");
         let total_bytes = targets.iter().map(|target| target.size_bytes).sum();

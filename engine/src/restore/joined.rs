@@ -5,7 +5,7 @@
 
 use super::locate::{self, FormatProblem};
 use crate::store::{
-    Created, Damage, Listing, ObjectHead, Operation, PartSource, Readers, Store, StoreError,
+    Created, Damage, Listing, ObjectHead, Operation, PartSource, Readers, Silence, Store, StoreError,
     UnfinishedUpload, UploadLimits, Uploaded,
 };
 use async_trait::async_trait;
@@ -213,6 +213,10 @@ impl Store for JoinedStore {
 
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
         self.store.send_damaged_part(key).await
+    }
+
+    fn silence(&self) -> Option<Silence> {
+        self.store.silence()
     }
 
     fn describe(&self) -> String {

@@ -69,7 +69,10 @@ pub async fn readable(drain: &Drain, path: &RelPath, newest: Generation) -> Resu
 }
 
 /// All that can be read, and why one cannot.
-async fn read_all(
+///
+/// # Errors
+/// Tier-3 is away.
+pub(crate) async fn read_all(
     drain: &Drain,
     path: &RelPath,
     newest: Generation,

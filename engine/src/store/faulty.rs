@@ -4,8 +4,8 @@
 //! harness makes, because they pass through the real client.
 
 use super::{
-    Created, Damage, Listing, ObjectHead, Operation, PartSource, Store, StoreError, UnfinishedUpload,
-    UploadLimits, Uploaded,
+    Created, Damage, Listing, ObjectHead, Operation, PartSource, Silence, Store, StoreError,
+    UnfinishedUpload, UploadLimits, Uploaded,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -181,6 +181,10 @@ impl Store for FaultyStore {
 
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
         self.run(Operation::Probe, key, self.inner.send_damaged_part(key)).await
+    }
+
+    fn silence(&self) -> Option<Silence> {
+        self.inner.silence()
     }
 
     fn describe(&self) -> String {

@@ -3,8 +3,8 @@
 //! Owns: the opening. Does not own: the store.
 
 use super::{
-    Created, Damage, Listing, ObjectHead, PartSource, Store, StoreError, UnfinishedUpload, UploadLimits,
-    Uploaded,
+    Created, Damage, Listing, ObjectHead, PartSource, Silence, Store, StoreError, UnfinishedUpload,
+    UploadLimits, Uploaded,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -91,6 +91,10 @@ impl Store for LaterStore {
 
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
         self.opened().await?.send_damaged_part(key).await
+    }
+
+    fn silence(&self) -> Option<Silence> {
+        self.store.get().and_then(|store| store.silence())
     }
 
     fn describe(&self) -> String {

@@ -15,6 +15,7 @@ mod posix;
 mod probe;
 mod retry;
 mod s3;
+mod silence;
 
 pub use epoch::{current_epoch, raise_epoch};
 pub use error::{Cause, Operation, StoreError};
@@ -26,6 +27,7 @@ pub use probe::{Probe, probe};
 pub use retry::RetryPolicy;
 pub(crate) use retry::pause;
 pub use s3::S3Store;
+pub use silence::Silence;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -104,6 +106,12 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// Sends one part that differs from its checksum to `key`, for the probe, and says what came of it.
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError>;
+
+    /// Since when it gives no answer, where a request was given up for that, whether that is repeated or not. Costs nothing. A store
+    /// without a network is never silent.
+    fn silence(&self) -> Option<Silence> {
+        None
+    }
 
     /// The URL, without secrets.
     fn describe(&self) -> String;

@@ -220,6 +220,7 @@ impl Daemon {
             runs: standing.runs,
             unsaved: standing.unsaved,
             unsealed: standing.unsealed,
+            untold: standing.untold,
             replication,
             written_ms: now_ms(),
         })

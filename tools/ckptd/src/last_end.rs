@@ -140,6 +140,19 @@ mod tests {
     }
 
     #[test]
+    fn names_that_tier_3_was_not_told_are_said_until_the_next_start() {
+        let of = |untold: serde_json::Value| {
+            LastEnd::of(status(&[run(1, 1)], 0, serde_json::json!({ "untold": untold })))
+        };
+        assert_eq!(of(serde_json::Value::Null).problems(&[run(1, 1)], true), []);
+        let last = of(serde_json::json!({"removals": 2}));
+        let said = last.problems(&[run(1, 1)], true);
+        assert!(said.len() == 1 && said[0].what.contains("2 removals"), "{said:?}");
+        assert_eq!(last.problems(&[run(3, 3)], true).len(), 1, "a later save tells nothing of it");
+        assert!(last.unclean.expect("it is an event").contains("not told to Tier-3"));
+    }
+
+    #[test]
     fn what_only_other_nodes_had_is_said_until_it_is_there_again() {
         let all_copied = |unsealed: u64| {
             serde_json::json!({

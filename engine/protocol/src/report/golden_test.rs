@@ -72,6 +72,7 @@ fn status_keeps_its_shape() {
         }],
         unsaved: CopyCount { files: 3, bytes: 40 },
         unsealed: CopyCount { files: 1, bytes: 20 },
+        untold: Some(Untold { removals: 1 }),
         replication: Some(ReplicationStatus { lacking_files: 2, ..ReplicationStatus::default() }),
         written_ms: 1_700_000_000_000,
     };
@@ -92,7 +93,7 @@ fn status_keeps_its_shape() {
                 "watermark": null,
                 "recoverable": {"timeline": 0, "step": null, "version": 1, "path": "run7/step-1200"},
                 "durable": null, "lag_versions": 1, "lag_bytes": 10, "lag_seconds": 0.25}],
-            "unsaved": {"files": 3, "bytes": 40}, "unsealed": {"files": 1, "bytes": 20},
+            "unsaved": {"files": 3, "bytes": 40}, "unsealed": {"files": 1, "bytes": 20}, "untold": {"removals": 1},
             "replication": {"partner": null, "lacking_files": 2, "lacking_bytes": 0, "since_ms": null, "why": null},
             "written_ms": 1_700_000_000_000_i64,
         }),

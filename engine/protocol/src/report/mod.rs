@@ -28,7 +28,7 @@ pub use placement::{Placement, PlacementRow, SurvivalRow, WARNINGS_MAX};
 pub use problem::{PROBLEMS_OF_ONE_CODE_MAX, Problem, ProblemCode, exit_code_of, shortened};
 pub use status::{
     Check, CheckVerdict, Doctor, FuseMode, Loss, Marks, MountStatus, Node, NodeState, ReplicationStatus,
-    RunStatus, Status, TierState, TierStatus,
+    RunStatus, Status, TierState, TierStatus, Untold,
 };
 pub use why::{Why, WhyFile, WhyWriter};
 pub use work::{

@@ -38,11 +38,21 @@ pub struct Status {
     /// Files among `unsaved` that are open or not sealed yet: no other node has a copy.
     #[serde(default)]
     pub unsealed: CopyCount,
+    /// What the tree says and Tier-3 was not told, when it was to be; null where nothing is known to be.
+    #[serde(default)]
+    pub untold: Option<Untold>,
     /// How this node's files are copied to another one; null for a node that is alone.
     #[serde(default)]
     pub replication: Option<ReplicationStatus>,
     /// When this was written, which says how old a `status.json` is.
     pub written_ms: i64,
+}
+
+/// Names and attributes that were given, changed or removed, and that Tier-3 did not take yet: a start with empty memory has them as they were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Untold {
+    /// Removals among them, a whole checkpoint for one. The others are not counted.
+    pub removals: u64,
 }
 
 /// What the loss of a node's memory costs, a sentence each.
@@ -87,6 +97,17 @@ impl Status {
             ));
             run.recoverable.clone_from(&run.durable);
             run.latest.clone_from(&run.durable);
+        }
+        if let Some(Untold { removals }) = self.untold {
+            let back = match removals {
+                0 => String::new(),
+                removals => format!(", {removals} removals among them: what was removed is back"),
+            };
+            let what = format!("names or attributes that had changed were not told to Tier-3{back}");
+            match &copied_to {
+                None => loss.gone.push(what),
+                Some(at) => loss.copied.push(format!("{what}; they are at {at} only")),
+            }
         }
         let Self { unsaved, unsealed, .. } = self;
         let CopyCount { files, bytes } = if copied_to.is_some() { *unsealed } else { *unsaved };

@@ -13,8 +13,8 @@ mod upload;
 mod wire;
 
 use super::{
-    Cause, Created, Damage, Listing, MAX_LISTED, ObjectHead, Operation, PartSource, Store, StoreError,
-    StoreSettings, UnfinishedUpload, UploadLimits, Uploaded, check_key,
+    Cause, Created, Damage, Listing, MAX_LISTED, ObjectHead, Operation, PartSource, Silence, Store,
+    StoreError, StoreSettings, UnfinishedUpload, UploadLimits, Uploaded, check_key, silence::Answers,
 };
 use async_trait::async_trait;
 use base64::Engine;
@@ -33,7 +33,7 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use url::Url;
 use wire::{SentChecksum, Trouble};
 
@@ -80,6 +80,7 @@ pub struct S3Store {
     description: String,
     prefix: String,
     settings: StoreSettings,
+    answers: Answers,
 }
 
 impl fmt::Debug for S3Store {
@@ -100,7 +101,8 @@ impl S3Store {
     pub fn open(url: &Url, settings: &StoreSettings) -> Result<Self, StoreError> {
         let make = if url.scheme() == "s3" { config::target } else { cloud::target };
         let Target { client, aws, refused, lists_exact, description, prefix } = make(url, settings)?;
-        Ok(Self { client, aws, refused, lists_exact, description, prefix, settings: settings.clone() })
+        let (settings, answers) = (settings.clone(), Answers::default());
+        Ok(Self { client, aws, refused, lists_exact, description, prefix, settings, answers })
     }
 
     fn path(&self, operation: Operation, key: &str) -> Result<Path, StoreError> {
@@ -124,11 +126,25 @@ impl S3Store {
         bytes: u64,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failed> {
-        let deadline = self.deadline(bytes);
+        let (deadline, sent) = (self.deadline(bytes), Instant::now());
         match tokio::time::timeout(deadline, request).await {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(Failed { trouble: wire::trouble(&error), cause: Box::new(error) }),
-            Err(_) => Err(no_answer(deadline)),
+            Ok(Ok(value)) => {
+                self.answers.came(Instant::now());
+                Ok(value)
+            }
+            Ok(Err(error)) => {
+                let trouble = wire::trouble(&error);
+                if trouble.is_answer() {
+                    self.answers.came(Instant::now());
+                }
+                Err(Failed { trouble, cause: Box::new(error) })
+            }
+            Err(_) => {
+                let failed = no_answer(deadline);
+                let why = format!("{}: {}", self.description, failed.cause);
+                self.answers.given_up(sent, Instant::now(), why);
+                Err(failed)
+            }
         }
     }
 
@@ -451,6 +467,10 @@ impl Store for S3Store {
             }),
             Err(error) => Err(error),
         }
+    }
+
+    fn silence(&self) -> Option<Silence> {
+        self.answers.silence(Instant::now())
     }
 
     fn describe(&self) -> String {

@@ -136,6 +136,11 @@ impl Trouble {
         matches!(self, Self::Unsent | Self::NoAnswer | Self::Failing | Self::Conflict | Self::Damaged)
     }
 
+    /// Whether the store said something.
+    pub(super) fn is_answer(self) -> bool {
+        !matches!(self, Self::Unsent | Self::NoAnswer)
+    }
+
     /// Whether this answer says for certain that the request changed nothing.
     pub(super) fn had_no_effect(self) -> bool {
         match self {
