@@ -22,6 +22,7 @@ mod lost;
 mod memory;
 mod prefetch;
 mod questions;
+mod recovery;
 mod refusals;
 mod removed;
 mod saves;
