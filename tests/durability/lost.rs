@@ -21,7 +21,7 @@ fn bytes(name: &str) -> Vec<u8> {
     noise(u64::from(name.as_bytes()[8]), MIB)
 }
 
-fn plan(daemon: &Daemon) -> (Option<i32>, Value) {
+pub(crate) fn plan(daemon: &Daemon) -> (Option<i32>, Value) {
     let output = daemon.ctl(&["recover", "--plan", "-o", "json"]);
     let plan =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", shown(&output)));

@@ -23,6 +23,7 @@ mod lost;
 mod memory;
 mod prefetch;
 mod questions;
+mod recovery;
 mod refusals;
 mod removed;
 mod saves;

@@ -12,7 +12,7 @@ use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{machine, process, tier3};
 
 use crate::shield::{Rank, wait_torn};
-use crate::site::{CONFIG, MIB, assert_holds, has_problem, names, noise, options, save, start};
+use crate::site::{CONFIG, MIB, assert_holds, has_problem, names, noise, options, problems, save, start};
 
 const COMMITTED_WITHIN: Duration = Duration::from_secs(60);
 /// Several looks, and the settle time: what is there by then stays.
@@ -369,10 +369,20 @@ fn what_a_program_leaves_open_that_ends_well_stays_and_is_kept_without_a_commit(
     daemon.kill9();
     daemon.start_again();
     assert_holds(&daemon, "run/step2.bin", &vec![0; 300_000], "with empty memory");
-    flush(&daemon);
+    // The daemon that saw its program end is gone: the record says it.
+    let named = || has_problem(&daemon, "undecided").then_some(());
+    process::until(COMMITTED_WITHIN, named).expect("status names it with empty memory");
+    let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60"]);
+    assert_eq!(flushed.status.code(), Some(1), "{}", shown(&flushed));
+    assert!(shown(&flushed).contains("ended well without closing it"), "{}", shown(&flushed));
+    let named = problems(&daemon);
+    let is_it =
+        |(code, what, _): &(String, String, String)| code == "undecided" && what.contains("step2.bin");
+    assert!(named.iter().any(is_it), "after a flush: {named:?}");
     assert!(tier3::commits(&daemon.tier3_dir(), "run/step2.bin").is_empty(), "nobody says that it is whole");
     daemon.ctl_json(&["commit", "run/step2.bin"]);
     daemon.wait_committed("run/step2.bin", COMMITTED_WITHIN);
+    assert!(!has_problem(&daemon, "undecided"), "somebody said that it is whole");
 }
 
 #[test]

@@ -13,8 +13,18 @@ pub struct Standing<'a> {
     pub checkpoint: &'a Checkpoint,
     /// Why it cannot be had whole: a file of it has no good copy left.
     pub lost: Option<String>,
-    /// All its names are in the tree.
-    pub in_sight: bool,
+    pub sight: Sight,
+}
+
+/// Which names of a version are in the tree, with its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sight {
+    /// All, or they come back by themselves.
+    All,
+    /// So many of them. Its job, or a person, removed the others, and nothing else has their place.
+    InPart { left: u64, of: u64 },
+    /// Some are missing, and it is not known that somebody removed them.
+    Missing,
 }
 
 /// What becomes of one version.
@@ -35,6 +45,8 @@ pub struct Choice {
     pub index: usize,
     pub standpoint: Standpoint,
     pub reason: String,
+    /// It is passed over only because its job, or a person, removed a part of it.
+    pub removed_in_part: bool,
 }
 
 /// The versions of one run, the one that a job would rather load first ([`lineage::order_to_resume`]), at most one of them chosen.
@@ -58,12 +70,28 @@ pub fn choose(versions: &[Standing<'_>]) -> Vec<Choice> {
                 (Standpoint::Chosen, "the newest that is proven whole and can be read".to_owned())
             }
         };
-        choices.push(Choice { index, standpoint, reason });
+        let in_part = matches!(versions[index].sight, Sight::InPart { .. });
+        let removed_in_part = in_part && unfit_besides_names(&versions[index]).is_none();
+        choices.push(Choice { index, standpoint, reason, removed_in_part });
     }
     choices
 }
 
 fn unfit(version: &Standing<'_>) -> Option<String> {
+    unfit_besides_names(version).or_else(|| match version.sight {
+        Sight::All => None,
+        Sight::InPart { left, of } => Some(format!(
+            "its job, or a person, removed a part of it: {left} of {of} files are left; `ckptctl undelete` brings the \
+             others back"
+        )),
+        Sight::Missing => {
+            Some("its names are not in the tree; `ckptctl undelete` brings them back".to_owned())
+        }
+    })
+}
+
+/// Why it cannot be loaded, whatever the tree has of it.
+fn unfit_besides_names(version: &Standing<'_>) -> Option<String> {
     let checkpoint = version.checkpoint;
     if let Some(why) = checkpoint.failure() {
         return Some(why.to_owned());
@@ -77,11 +105,7 @@ fn unfit(version: &Standing<'_>) -> Option<String> {
     if !checkpoint.is_proven() {
         return Some(format!("nothing proves that it is whole: {}", checkpoint.evidence().1));
     }
-    if let Some(lost) = &version.lost {
-        return Some(format!("it cannot be read whole: {lost}"));
-    }
-    let removed = "its names are not in the tree; `ckptctl undelete` brings them back";
-    (!version.in_sight).then(|| removed.to_owned())
+    version.lost.as_ref().map(|lost| format!("it cannot be read whole: {lost}"))
 }
 
 #[cfg(test)]
@@ -108,7 +132,7 @@ mod tests {
     }
 
     fn whole(checkpoint: &Checkpoint) -> Standing<'_> {
-        Standing { checkpoint, lost: None, in_sight: true }
+        Standing { checkpoint, lost: None, sight: Sight::All }
     }
 
     fn standpoints(versions: &[Standing<'_>]) -> Vec<(usize, Standpoint)> {
@@ -124,10 +148,30 @@ mod tests {
         versions[1].lost = Some("r/a has no good copy".to_owned());
         assert_eq!(standpoints(&versions), [(1, PassedOver), (2, Chosen), (0, Older)]);
         assert!(choose(&versions)[0].reason.contains("r/a has no good copy"));
-        versions[2].in_sight = false;
+        versions[2].sight = Sight::Missing;
         assert_eq!(standpoints(&versions), [(1, PassedOver), (2, PassedOver), (0, Chosen)]);
-        versions[0].in_sight = false;
+        versions[0].sight = Sight::Missing;
         assert!(standpoints(&versions).iter().all(|(_, standpoint)| *standpoint == PassedOver));
+    }
+
+    #[test]
+    fn what_its_job_thinned_out_says_how_much_is_left_and_is_told_from_what_is_lost() {
+        let [one, two] = [1, 2].map(committed);
+        let thinned = |checkpoint| Standing { sight: Sight::InPart { left: 5, of: 6 }, ..whole(checkpoint) };
+        let choices = choose(&[thinned(&one), thinned(&two)]);
+        for choice in &choices {
+            assert!(choice.standpoint == Standpoint::PassedOver && choice.removed_in_part, "{choice:?}");
+            assert!(
+                choice.reason.contains("5 of 6 files") && choice.reason.contains("undelete"),
+                "{choice:?}"
+            );
+        }
+        let lost = Standing { lost: Some("r/a has no good copy".to_owned()), ..thinned(&two) };
+        let missing = Standing { sight: Sight::Missing, ..whole(&two) };
+        for other in [lost, missing, whole(&two)] {
+            let choices = choose(&[thinned(&one), other]);
+            assert!(!choices[0].removed_in_part && choices[1].removed_in_part, "{choices:?}");
+        }
     }
 
     #[test]

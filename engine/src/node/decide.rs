@@ -232,13 +232,14 @@ fn look_at(
     }
     outcome.unsettled = true;
     let kept = verdict.kept_from().filter(|(at_ns, _)| now_ns >= *at_ns).map(|(_, why)| why.to_owned());
+    let more_is_known = match &verdict {
+        Verdict::Complete { evidence, .. } => is_beyond_doubt(*evidence, &files, witnessed),
+        _ => witnessed,
+    };
+    let doubt = known.filter(|_| doubted && told != Told::Commit && !more_is_known);
     outcome.action = match (&verdict, raise, &present) {
         (Verdict::Settled { .. }, None, None) => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
-        (Verdict::Complete { evidence, .. }, ..)
-            if doubted && told != Told::Commit && !is_beyond_doubt(*evidence, &files, witnessed) =>
-        {
-            Action::None
-        }
+        (Verdict::Complete { .. }, ..) if doubt.is_some() => Action::None,
         (Verdict::Complete { evidence, detail }, Some(number), _) => {
             Action::Raise { number, evidence: *evidence, detail: detail.clone() }
         }
@@ -264,7 +265,11 @@ fn look_at(
         (_, None, None) if kept.is_some() => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
         _ => wanted.unwrap_or(Action::None),
     };
-    outcome.verdict = Some(verdict);
+    let stands = || present.as_ref().is_some_and(|present| book.is_committed_with(shared, present));
+    outcome.verdict = Some(match doubt.filter(|_| !stands()) {
+        Some(record) => verdict.in_doubt(&record.evidence_detail),
+        None => verdict,
+    });
     outcome
 }
 

@@ -19,6 +19,7 @@ use crate::save::commit::CommitError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RunPath;
@@ -232,6 +233,18 @@ impl Engine {
     pub(crate) fn leads_to(&self, version: &VersionBook) -> Leads {
         let all = Leads { names: true, copies: true, needs: true, alive: true };
         version.manifest().map_or(all, |manifest| self.shared.namespace.leads_to(&listed(manifest)))
+    }
+
+    /// Whether a file of a version is in the tree under another name, or open, while it has none of its own. What is not known is taken for
+    /// that.
+    pub(crate) fn lives_elsewhere(&self, version: &VersionBook) -> bool {
+        let Some(manifest) = version.manifest() else { return true };
+        let namespace = &self.shared.namespace;
+        let mut files = listed(manifest);
+        let named = files.iter().filter(|file| namespace.node_at(file.path.as_bytes()).is_some());
+        let named: BTreeSet<FileId> = named.map(|file| file.file).collect();
+        files.retain(|file| !named.contains(&file.file));
+        namespace.leads_to(&files).alive
     }
 
     /// Whether the tree shows a version, and what retention needs to know of it.

@@ -17,6 +17,7 @@ use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::key::{Key, Series, VersionId};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId};
+use tidemark_protocol::recovery::Sight;
 use tidemark_protocol::report::{
     ApiError, CheckpointRef, ErrorCode, EventLevel, Gc, Pin, Progress, Removal, Undelete, path_text,
 };
@@ -179,8 +180,8 @@ impl Node {
         }
     }
 
-    /// Puts the names of a removed checkpoint's newest committed version into the tree again; bytes come when they are
-    /// opened. Of a torn one that went out of sight, its files as they are.
+    /// Puts the names of a removed checkpoint's newest committed version into the tree again, or those of them that were removed; bytes
+    /// come when they are opened. Of a torn one that went out of sight, its files as they are.
     ///
     /// # Errors
     /// Nothing of it is out of sight or committed any more, or several are meant; something has the name; the daemon is ending.
@@ -283,7 +284,10 @@ impl Engine {
         }
         let Chosen { id, number, reference, .. } = self.newest_committed(named.as_ref().unwrap_or(wanted))?;
         let path = self.ledger.books[&id].path();
-        if self.shared.namespace.node_at(&path).is_some() || self.ledger.books[&id].candidate.is_some() {
+        let book = &self.ledger.books[&id];
+        let sight = self.sight_of(book, number, self.version(&id, number));
+        let has_name = self.shared.namespace.node_at(&path).is_some() || book.candidate.is_some();
+        if has_name && !matches!(sight, Sight::InPart { .. }) {
             let what = format!("{} is in the tree", path_text(&path));
             return refused(what, "remove or rename what has the name, then say it again");
         }
@@ -292,7 +296,7 @@ impl Engine {
             return refused(what, "`ckptctl flush --wait` waits for it");
         }
         self.gc.check_stays(&(id.clone(), number))?;
-        if self.leads_to(self.version(&id, number)).alive {
+        if self.lives_elsewhere(self.version(&id, number)) {
             let what = format!("a file of {} is in the tree under another name, or open", path_text(&path));
             return refused(what, "remove or close it, then say it again");
         }

@@ -49,7 +49,7 @@ impl Engine {
     }
 
     /// The newest committed version is in the tree, and what else is there lies beside it, or is not there any more.
-    fn is_committed_beside(&self, book: &Book, present: Option<&Contents>) -> bool {
+    pub(super) fn is_committed_beside(&self, book: &Book, present: Option<&Contents>) -> bool {
         let lies_beside = || {
             !book.apart.is_empty()
                 && book.committed().is_some_and(|(_, version)| self.is_in_sight(book, version))

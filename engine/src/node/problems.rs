@@ -124,18 +124,36 @@ impl Engine {
     /// Checkpoints in sight that will not be committed as they are, a sentence for each kind: there may be thousands.
     fn unproven(&self) -> Vec<(ProblemCode, String)> {
         let code = |book: &&Book| {
-            let verdict =
-                book.verdict.as_ref().filter(|verdict| book.candidate.is_some() && verdict.is_doubt())?;
-            let is_broken = matches!(verdict, Verdict::Broken { .. });
-            Some(if is_broken { ProblemCode::Broken } else { ProblemCode::Undecided })
+            let verdict = book.verdict.as_ref().filter(|verdict| verdict.is_doubt());
+            match verdict.filter(|_| book.candidate.is_some()) {
+                Some(Verdict::Broken { .. }) => Some(ProblemCode::Broken),
+                Some(_) => Some(ProblemCode::Undecided),
+                None => self.recorded_doubt(book).map(|_| ProblemCode::Undecided),
+            }
         };
         let of = |wanted| {
             let mut books = self.ledger.books.values().filter(|book| code(book) == Some(wanted));
             let first = books.next()?;
-            let what = format!("{}: {}", text(&first.path()), waits_for(first));
+            let is_doubt = first.verdict.as_ref().is_some_and(Verdict::is_doubt);
+            let recorded = self.recorded_doubt(first).filter(|_| !is_doubt);
+            let why = recorded.map_or_else(|| waits_for(first), ToOwned::to_owned);
+            let what = format!("{}: {why}", text(&first.path()));
             Some((wanted, and_more(what, books.count(), "checkpoints")))
         };
         [ProblemCode::Broken, ProblemCode::Undecided].into_iter().filter_map(of).collect()
+    }
+
+    /// Why Tier-3 got what the tree holds of a checkpoint with a doubt; none where that was proven since, or only keeps what lies beside
+    /// what is committed. Costs a pass over the files of a checkpoint that has such a version.
+    fn recorded_doubt<'a>(&'a self, book: &'a Book) -> Option<&'a str> {
+        let is_doubted = |version: &VersionBook| version.record().doubted && !version.checkpoint.is_proven();
+        if !book.versions.values().any(is_doubted) {
+            return None;
+        }
+        let present = self.ledger.present(book)?;
+        let (_, version) = book.covering(&self.shared, &present)?;
+        let stands = is_doubted(version) && !self.is_committed_beside(book, Some(&present));
+        stands.then(|| version.record().evidence_detail.as_str())
     }
 
     /// The flaw of each bad host copy, and the way out. Costs a pass over the files and the versions where there is any.

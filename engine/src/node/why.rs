@@ -65,7 +65,12 @@ impl Engine {
             None => Vec::new(),
         };
         let files: Vec<_> = files.into_iter().map(|(path, view)| (path, view.as_ref())).collect();
-        let sight = (book.candidate.is_some(), self.visibility.why_in_sight(&book.id).map(str::to_owned));
+        let in_sight = book.candidate.is_some() || version.is_some_and(|version| self.shows_all(version));
+        let sight = match version.and_then(|version| self.successor(book, version)) {
+            Some(other) => Some(format!("its names are those of {} now", path_text(&other.path()))),
+            None => self.visibility.why_in_sight(&book.id).map(str::to_owned),
+        };
+        let sight = (in_sight, sight);
         let fallback = self.has_fallback(&book.id);
         Some(self.answer(row.path, (row.state, verdict), sight, fallback, &files, Some(book)))
     }

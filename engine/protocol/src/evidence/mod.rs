@@ -7,6 +7,7 @@
 
 mod apart;
 mod dcp_metadata;
+mod doubt;
 mod filled;
 mod index;
 mod megatron_integrity;

@@ -120,14 +120,24 @@ fn checkpoint() -> Checkpoint {
 
 #[test]
 fn a_plan_keeps_its_shape() {
-    let version =
-        RecoveryRow { checkpoint: checkpoint(), standpoint: Standpoint::PassedOver, reason: "r".into() };
-    let run = RunRecovery { run: "run7".into(), chosen: None, versions: vec![version], removed: 2 };
+    let version = RecoveryRow {
+        checkpoint: checkpoint(),
+        standpoint: Standpoint::PassedOver,
+        reason: "r".into(),
+        removed_in_part: true,
+    };
+    let mut run = RunRecovery { run: "run7".into(), chosen: None, versions: vec![version], removed: 2 };
     is_golden(
-        &Recovery { runs: vec![run] },
+        &Recovery { runs: vec![run.clone()] },
         &json!({"runs": [{"run": "run7", "chosen": null, "versions": [
-            {"checkpoint": checkpoint_golden(), "standpoint": "passed_over", "reason": "r"}], "removed": 2}]}),
+            {"checkpoint": checkpoint_golden(), "standpoint": "passed_over", "reason": "r", "removed_in_part": true}],
+            "removed": 2}]}),
     );
+    let exit_code = |run: &RunRecovery| Recovery { runs: vec![run.clone()] }.exit_code();
+    assert_eq!(exit_code(&run), ExitCode::Done, "its job removed a part");
+    let also_lost = RecoveryRow { removed_in_part: false, ..run.versions[0].clone() };
+    run.versions.push(also_lost);
+    assert_eq!(exit_code(&run), ExitCode::NotRecoverable);
 }
 
 fn checkpoint_golden() -> Value {

@@ -182,13 +182,25 @@ pub struct RecoveryRow {
     pub checkpoint: Checkpoint,
     pub standpoint: Standpoint,
     pub reason: String,
+    /// It is passed over only because its job, or a person, removed a part of it.
+    #[serde(default)]
+    pub removed_in_part: bool,
+}
+
+impl RunRecovery {
+    /// It can load none, and not because of what its job, or a person, removed.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        let meant = !self.versions.is_empty() && self.versions.iter().all(|row| row.removed_in_part);
+        self.chosen.is_none() && !meant
+    }
 }
 
 impl Recovery {
-    /// Not recoverable where a run that has checkpoints can load none: its job must not begin again at step 0 unnoticed.
+    /// Not recoverable where a run that has checkpoints can load none, and its job did not mean that: it must not begin again at step 0
+    /// unnoticed.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
-        let all = self.runs.iter().all(|run| run.chosen.is_some());
-        if all { ExitCode::Done } else { ExitCode::NotRecoverable }
+        if self.runs.iter().any(RunRecovery::is_lost) { ExitCode::NotRecoverable } else { ExitCode::Done }
     }
 }

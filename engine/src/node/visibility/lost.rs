@@ -96,15 +96,22 @@ impl Engine {
 
     /// Whether the job, or a person, took all names of a version away, and nothing brings them back by itself.
     pub(crate) fn is_removed(&self, book: &Book, number: Number, version: &VersionBook) -> bool {
-        let namespace = &self.shared.namespace;
-        let is_there = |path: &RelPath| {
-            namespace.node_at(path.as_bytes()).is_some() || namespace.node_at(&torn_path(path)).is_some()
-        };
         !version.contents.is_empty()
-            && !self.visibility.may_be_undone(&book.id)
+            && self.are_removals_meant(book, number)
+            && version.contents.keys().all(|path| self.is_gone(path))
+    }
+
+    /// Whether names of a version that are gone were taken away by the job, or by a person, and nothing brings them back by itself.
+    pub(crate) fn are_removals_meant(&self, book: &Book, number: Number) -> bool {
+        !self.visibility.may_be_undone(&book.id)
             && !self.visibility.is_out_of_sight(&book.id, number)
             && !self.gc.is_unshown(&book.id, number)
-            && !version.contents.keys().any(is_there)
+    }
+
+    /// Neither the tree has the name, nor what is out of sight.
+    pub(crate) fn is_gone(&self, path: &RelPath) -> bool {
+        let namespace = &self.shared.namespace;
+        namespace.node_at(path.as_bytes()).is_none() && namespace.node_at(&torn_path(path)).is_none()
     }
 
     /// Checkpoints that were committed and cannot be read whole, and why; not what was removed, nor what a newer version of the same
@@ -149,12 +156,24 @@ impl Engine {
         proven && self.why_lost(checkpoint.record()).is_none()
     }
 
-    /// All names of a version are in the tree, with its bytes, whatever lies beside them.
+    /// All names of a version are in the tree as this checkpoint, with its bytes, whatever lies beside them.
     pub(crate) fn is_in_sight(&self, book: &Book, version: &VersionBook) -> bool {
-        let is_there = |(path, held): (&RelPath, &(FileId, SealNumber))| {
-            self.ledger.file(path).and_then(|view| seal_of(view)) == Some(*held)
-        };
-        book.candidate.is_some() && !version.contents.is_empty() && version.contents.iter().all(is_there)
+        book.candidate.is_some() && self.shows_all(version)
+    }
+
+    /// All names of a version are in the tree, with its bytes, whatever checkpoint they count for.
+    pub(crate) fn shows_all(&self, version: &VersionBook) -> bool {
+        let contents = &version.contents;
+        !contents.is_empty() && contents.iter().all(|(path, held)| self.shows(path, *held))
+    }
+
+    /// How many names of a version are in the tree, with its bytes.
+    pub(crate) fn names_in_sight(&self, version: &VersionBook) -> usize {
+        version.contents.iter().filter(|(path, held)| self.shows(path, **held)).count()
+    }
+
+    fn shows(&self, path: &RelPath, held: (FileId, SealNumber)) -> bool {
+        self.ledger.file(path).and_then(|view| seal_of(view)) == Some(held)
     }
 
     /// Takes out of sight what was found to be lost since the last time.

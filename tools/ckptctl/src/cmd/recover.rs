@@ -7,13 +7,14 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use tidemark_control::api::RecoverRequest;
 use tidemark_protocol::recovery::Standpoint;
-use tidemark_protocol::report::{ExitCode, Recovery, RunRecovery};
+use tidemark_protocol::report::{ExitCode, Recovery};
 
 /// Say which checkpoint of each run a job loads when it comes back, and why not a newer one
 ///
 /// The newest version that is proven whole, can be read, and is in the tree. The mount agrees by itself: what is torn or
-/// cannot be read whole any more goes out of sight. What the job removed or saved over has no row. Exits 4 where a run has
-/// checkpoints and none of them can be loaded.
+/// cannot be read whole any more goes out of sight. What the job removed or saved over has no row; of what it removed a part
+/// of, the row says how much is left. Exits 4 where a run has checkpoints and none of them can be loaded, unless the job
+/// removed a part of each.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only what is at or below it, or the checkpoint in which it lies
@@ -65,10 +66,13 @@ fn print(recovery: &Recovery, out: &mut dyn Write) -> io::Result<()> {
     if removed > 0 {
         writeln!(out, " {removed} more in Tier-3 that were removed; `ckptctl ls --all` lists them")?;
     }
-    let none = |run: &&RunRecovery| run.chosen.is_none();
-    recovery
-        .runs
-        .iter()
-        .filter(none)
-        .try_for_each(|run| writeln!(out, "{}: NONE of its checkpoints can be loaded", text::clean(&run.run)))
+    let mut none = recovery.runs.iter().filter(|run| run.chosen.is_none());
+    none.try_for_each(|run| {
+        let what = if run.is_lost() {
+            "can be loaded"
+        } else {
+            "is whole: its job, or a person, removed a part of each"
+        };
+        writeln!(out, "{}: NONE of its checkpoints {what}", text::clean(&run.run))
+    })
 }

@@ -9,8 +9,8 @@ use tidemark_protocol::report::{ExitCode, Undelete};
 
 /// Bring a checkpoint back that was removed from the mount, or was torn and went out of sight
 ///
-/// Of a removed one its newest committed version, as it was; the bytes come from Tier-3 when they are opened. Of a torn one
-/// what is below .tidemark/torn. Refused while something else has the name.
+/// Of a removed one its newest committed version, as it was; the bytes come from Tier-3 when they are opened. Of one that was
+/// removed in part the rest. Of a torn one what is below .tidemark/torn. Refused while something else has the name.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The path that it had, RUN@STEP or @STEP; exits 2 with a list where several that are out of sight have that step

@@ -44,6 +44,24 @@ fn what_a_process_left_open_that_ended_well_is_kept_and_not_committed_without_ot
     assert_eq!(world.evidence(99), Some(Evidence::Told));
 }
 
+/// A start with empty memory finds the bytes, and nobody who wrote them.
+#[test]
+fn what_was_recorded_as_doubted_stays_in_doubt_where_nothing_more_is_known() {
+    let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    world.file("r/step1.pt").writers.clear();
+    let is_doubted = |verdict: Verdict| match verdict.in_doubt("who wrote it left it open") {
+        Verdict::Settled { detail, undecided } => undecided && detail == "who wrote it left it open",
+        _ => false,
+    };
+    assert!(!world.at(99).is_doubt());
+    assert!(is_doubted(world.at(99)), "{:?}", world.at(99));
+    world.told = Told::Flush;
+    assert!(matches!(world.at(99), Verdict::Complete { evidence: Evidence::Told, .. }));
+    assert!(is_doubted(world.at(99)), "a flush is no proof");
+    world.file("r/step1.pt").state = FileState::Open { writers: 1 };
+    assert!(matches!(world.at(99).in_doubt("it was left open"), Verdict::Open { .. }), "it is written again");
+}
+
 /// A thread writes on while its program ends: that every rank wrote says nothing of the bytes of that file.
 #[test]
 fn no_count_and_no_save_that_came_later_proves_a_file_that_was_left_open() {
