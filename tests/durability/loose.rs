@@ -126,8 +126,8 @@ fn a_temporary_name_in_a_committed_checkpoint_is_kept_and_takes_no_other_name_wi
     let left = "echo left >alone.tmp; echo hi >metrics.csv.tmp";
     sh(&format!(
         "for step in checkpoint-1 checkpoint-2; do mkdir $step && cd $step || exit 1; {model}; {left}; \
-         ln metrics.csv.tmp ../$step.csv; cd ..; done; \
-         echo two >checkpoint-1/x.tmp; ln checkpoint-1/x.tmp checkpoint-2/extra.bin"
+         ln metrics.csv.tmp ../$step.csv; echo $step >x.tmp; cd ..; done; \
+         ln checkpoint-1/x.tmp checkpoint-2/extra.bin; ln checkpoint-2/x.tmp checkpoint-1/extra.bin"
     ));
     daemon.flush();
     // Of a program that lives: it is about to rename it, and nobody waits for that.
@@ -158,13 +158,13 @@ fn a_temporary_name_in_a_committed_checkpoint_is_kept_and_takes_no_other_name_wi
             }
         }
         for name in ["run/checkpoint-1/x.tmp", "run/checkpoint-2/extra.bin"] {
-            assert_holds(&daemon, name, b"two\n", end);
+            assert_holds(&daemon, name, b"checkpoint-1\n", end);
         }
         assert_holds(&daemon, "run/checkpoint-1/going.tmp", b"in flight", "its memory ended first");
         assert_eq!(version(&daemon), before, "{end}: what lies beside a version changes nothing of it");
     }
     // They hold back no later save of the same name.
-    sh(&format!("cd checkpoint-1; {model}"));
+    sh(&format!("cd checkpoint-1; {model}; echo again >extra.bin"));
     daemon.flush();
     assert_ne!(version(&daemon)[0].0, before[0].0, "it is committed anew");
     assert_holds(&daemon, "run/checkpoint-1/alone.tmp", b"left\n", "beside what was saved again");
