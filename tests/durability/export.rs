@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use rustix::fs::XattrFlags;
+use rustix::fs::{FileType, Mode, XattrFlags};
 use tidemark_tests::daemon::{Daemon, shown};
 
 use crate::site::{CHUNK_BYTES, NEVER_SETTLES, flip, flip_host, names, noise, options, start};
@@ -32,7 +32,9 @@ fn save_directory(daemon: &Daemon, seed: u64) -> Saved {
     }
     fs::set_permissions(place.join("a.pt"), Permissions::from_mode(0o640)).unwrap();
     fs::set_permissions(place.join("sub"), Permissions::from_mode(0o2755)).unwrap();
-    rustix::fs::setxattr(place.join("a.pt"), NOTE, b"kept", XattrFlags::empty()).unwrap();
+    for path in ["a.pt", "sub", ""] {
+        rustix::fs::setxattr(place.join(path), NOTE, b"kept", XattrFlags::empty()).unwrap();
+    }
     for path in ["a.pt", "sub", ""] {
         let times = FileTimes::new().set_modified(UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789));
         File::open(place.join(path)).unwrap().set_times(times).unwrap();
@@ -61,9 +63,16 @@ fn assert_is(directory: &Path, saved: &Saved) {
     for path in ["a.pt", "sub", ""] {
         assert_eq!((of(path).mtime(), of(path).mtime_nsec()), (1_700_000_000, 123_456_789), "{path:?}");
     }
+    for path in ["a.pt", "sub", ""] {
+        assert_noted(&directory.join(path));
+    }
+}
+
+fn assert_noted(path: &Path) {
     let mut value = [0; 8];
-    let len = rustix::fs::getxattr(directory.join("a.pt"), NOTE, &mut value).unwrap();
-    assert_eq!(&value[..len], b"kept");
+    let len = rustix::fs::getxattr(path, NOTE, &mut value)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert_eq!(&value[..len], b"kept", "{}", path.display());
 }
 
 #[test]
@@ -99,6 +108,54 @@ fn any_version_is_exported_as_it_was_saved_from_memory_or_from_tier3() {
     let (target, _) = export(&daemon, "removed", &["--version", "0.2"]);
     assert_is(&target, &second);
     assert_eq!(names(&out), ["cold", "newest", "older", "removed"], "nothing else is left");
+    // The tree's document does not have its directories any more.
+    daemon.ctl_json(&["undelete", &at]);
+    for path in ["sub", ""] {
+        assert_noted(&second.place.join(path));
+    }
+}
+
+/// No version records links and directories without files: the tree has those of what it shows.
+#[test]
+fn links_and_empty_directories_are_exported_with_the_version_that_the_tree_shows() {
+    let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
+    let out = daemon.scratch("out");
+    let first = save_directory(&daemon, 1);
+    let place = &first.place;
+    std::os::unix::fs::symlink("../a.pt", place.join("sub/best.pt")).unwrap();
+    std::os::unix::fs::symlink("/no/such/place", place.join("away")).unwrap();
+    fs::hard_link(place.join("away"), place.join("away-too")).unwrap();
+    fs::create_dir(place.join("empty")).unwrap();
+    fs::set_permissions(place.join("empty"), Permissions::from_mode(0o750)).unwrap();
+    rustix::fs::setxattr(place.join("empty"), NOTE, b"kept", XattrFlags::empty()).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, place.join("pipe"), FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+        .unwrap();
+    // Beside it, and no part of it.
+    std::os::unix::fs::symlink("step-5", daemon.mount().join("run/last")).unwrap();
+    daemon.flush();
+    let at = place.to_str().unwrap().to_owned();
+    let export = |daemon: &Daemon, name: &str| {
+        let target = out.join(name);
+        let report = daemon.ctl_json(&["export", &at, target.to_str().unwrap()]);
+        assert_eq!(report["left_out"], serde_json::json!(["pipes, sockets and devices: 1"]), "{report:#}");
+        assert_eq!(names(&target), ["a.pt", "away", "away-too", "empty", "sub"]);
+        assert_eq!(names(&target.join("sub")), ["b.pt", "best.pt", "link.pt"]);
+        assert!(fs::read(target.join("sub/best.pt")).unwrap() == first.large, "it leads to the copy");
+        for link in ["away", "away-too"] {
+            assert_eq!(fs::read_link(target.join(link)).unwrap(), Path::new("/no/such/place"));
+        }
+        assert_eq!(fs::metadata(target.join("empty")).unwrap().mode() & 0o7777, 0o750);
+        assert_noted(&target.join("empty"));
+    };
+    export(&daemon, "warm");
+    daemon.stop();
+    daemon.start_again();
+    export(&daemon, "cold");
+    // What the tree shows now is another version: of its links nothing is known for this one.
+    save_directory(&daemon, 10);
+    let older = out.join("older");
+    daemon.ctl_json(&["export", &at, older.to_str().unwrap(), "--version", "0.1"]);
+    assert_is(&older, &first);
 }
 
 #[test]

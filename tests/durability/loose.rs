@@ -4,6 +4,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -108,6 +109,65 @@ fn what_keeps_a_temporary_name_when_its_writer_has_ended_is_a_file_like_others()
     }
     assert_holds(&daemon, "run/renamed.txt", b"in flight", "it has its name");
     assert_holds(&daemon, "run/never.tmp", b"closed", "its memory ended first");
+    daemon.stop();
+}
+
+/// S-logs, S-links. It hit the flush that said "all committed", and the stop after it that ended with 0.
+#[test]
+fn a_temporary_name_in_a_committed_checkpoint_is_kept_and_takes_no_other_name_with_it() {
+    let Some(mut daemon) = start(options("128MiB", NEVER_SETTLES)) else { return };
+    let run = daemon.mount().join("run");
+    fs::create_dir(&run).unwrap();
+    let sh = |script: &str| {
+        let ended = Command::new("bash").args(["-c", script]).current_dir(&run).status().unwrap();
+        assert!(ended.success(), "{script}");
+    };
+    let model = "head -c 300000 /dev/zero >model.safetensors; echo {} >trainer_state.json";
+    let left = "echo left >alone.tmp; echo hi >metrics.csv.tmp";
+    sh(&format!(
+        "for step in checkpoint-1 checkpoint-2; do mkdir $step && cd $step || exit 1; {model}; {left}; \
+         ln metrics.csv.tmp ../$step.csv; echo $step >x.tmp; cd ..; done; \
+         ln checkpoint-1/x.tmp checkpoint-2/extra.bin; ln checkpoint-2/x.tmp checkpoint-1/extra.bin"
+    ));
+    daemon.flush();
+    // Of a program that lives: it is about to rename it, and nobody waits for that.
+    save(&daemon, "run/checkpoint-1/going.tmp", b"in flight");
+    daemon.flush();
+    assert!(objects(&daemon, "run/checkpoint-1/going.tmp").is_empty());
+    let version = |daemon: &Daemon| {
+        ["run/checkpoint-1", "run/checkpoint-2"].map(|step| {
+            let listed = daemon.checkpoint(step).unwrap();
+            assert_eq!(listed["state"], "committed", "{listed:#}");
+            (listed["version"].clone(), listed["files"].clone())
+        })
+    };
+    let before = version(&daemon);
+    for end in ["stopped", "killed"] {
+        if end == "killed" {
+            daemon.kill9();
+        } else {
+            daemon.stop();
+        }
+        daemon.start_again();
+        for step in ["checkpoint-1", "checkpoint-2"] {
+            assert_holds(&daemon, &format!("run/{step}/alone.tmp"), b"left\n", end);
+            let names = [format!("run/{step}/metrics.csv.tmp"), format!("run/{step}.csv")];
+            for name in &names {
+                assert_holds(&daemon, name, b"hi\n", end);
+                assert_eq!(fs::metadata(daemon.mount().join(name)).unwrap().nlink(), 2, "{end}: {name}");
+            }
+        }
+        for name in ["run/checkpoint-1/x.tmp", "run/checkpoint-2/extra.bin"] {
+            assert_holds(&daemon, name, b"checkpoint-1\n", end);
+        }
+        assert_holds(&daemon, "run/checkpoint-1/going.tmp", b"in flight", "its memory ended first");
+        assert_eq!(version(&daemon), before, "{end}: what lies beside a version changes nothing of it");
+    }
+    // They hold back no later save of the same name.
+    sh(&format!("cd checkpoint-1; {model}; echo again >extra.bin"));
+    daemon.flush();
+    assert_ne!(version(&daemon)[0].0, before[0].0, "it is committed anew");
+    assert_holds(&daemon, "run/checkpoint-1/alone.tmp", b"left\n", "beside what was saved again");
     daemon.stop();
 }
 

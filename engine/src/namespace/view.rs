@@ -122,6 +122,14 @@ impl Namespace {
         views
     }
 
+    /// The extended attributes that a node keeps, those that are computed left out; none of what is gone.
+    pub fn xattrs_of(&self, node: NodeId) -> Vec<(Vec<u8>, Vec<u8>)> {
+        self.look(|state| {
+            let xattrs = state.tree.nodes.get(&node).and_then(|node| node.xattrs.as_ref());
+            xattrs.map_or_else(Vec::new, |xattrs| xattrs.pairs())
+        })
+    }
+
     /// The first path of a node, relative to the mount; empty for the root, none for what has no name.
     pub fn path_of(&self, node: NodeId) -> Option<Vec<u8>> {
         self.look(|state| {

@@ -240,6 +240,7 @@ impl Engine {
         if let Some(book) = self.ledger.books.get_mut(id) {
             book.told_of = None;
         }
+        self.ledger.frees_temporaries(id);
         self.tell_older(id, number, &CheckpointEvent::Overtaken);
         let (files, bytes) = (manifest.files.len(), manifest.size_bytes());
         let what = format!("version {} of {files} files and {bytes} bytes is committed", number.1);

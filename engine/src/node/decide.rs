@@ -671,12 +671,13 @@ fn directories(shared: &Shared, book: &Book, files: &[(&RelPath, &Arc<FileView>)
     for path in paths {
         let Some(node) = shared.namespace.node_at(path.as_bytes()) else { continue };
         let Ok(attr) = shared.namespace.getattr(node) else { continue };
+        let xattrs = shared.namespace.xattrs_of(node).into_iter();
         let attributes = Attributes {
             mode: attr.mode,
             uid: attr.uid,
             gid: attr.gid,
             mtime_ns: attr.mtime_ns,
-            xattrs: BTreeMap::new(),
+            xattrs: xattrs.map(|(name, value)| (RawText(name), Base64(value))).collect(),
         };
         directories.push(Directory { path, attributes });
     }

@@ -1,24 +1,92 @@
 //! `ckptctl export`: which version is written out, and that it stays until it is.
 //!
-//! Owns: choosing it, the hold on it, how an error reads. Does not own: the writing (`restore::export`).
+//! Owns: choosing it, the hold on it, what the tree has of it that versions do not record, how an error reads. Does not own: the writing
+//! (`restore::export`).
 
 use crate::error::ErrorKind;
+use crate::namespace::TreeSnapshot;
+use crate::node::Shared;
 use crate::node::answer::{checkpoint_ref, unreadable};
 use crate::node::book::Number;
 use crate::node::run::{Engine, Node, error_text};
 use crate::node::select::Wanted;
+use crate::node::tree::attributes_of;
 use crate::restore::export::{ExportError, export};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use tidemark_protocol::format::Document;
 use tidemark_protocol::id::{Timeline, Version};
-use tidemark_protocol::manifest::Manifest;
+use tidemark_protocol::manifest::{Directory, Manifest, Symlink};
+use tidemark_protocol::path::{RawText, RelPath};
+use tidemark_protocol::recognise::Shape;
 use tidemark_protocol::report::{ApiError, CheckpointRef, ErrorCode, Export, Progress, path_text};
 
 /// A version that somebody reads out of the tree's sight; retention keeps it while this lives.
 struct Held {
     manifest: Arc<Manifest>,
     reference: CheckpointRef,
+    /// The directory, where the tree shows this version in one.
+    shown: Option<(RelPath, Shape)>,
     _hold: Arc<()>,
+}
+
+/// The manifest with the symbolic links and the directories that the tree has below `top`, which no version records; and what is left out.
+fn with_tree(
+    manifest: &Manifest,
+    snapshot: &TreeSnapshot,
+    (top, shape): &(RelPath, Shape),
+) -> (Manifest, BTreeSet<String>) {
+    // Beside the files of a flat one lie directories of anything.
+    let is_whole_tree = *shape == Shape::Tree;
+    let inside = |path: &[u8]| {
+        let path = RelPath::new(path).ok()?;
+        let is_inside = if is_whole_tree { path.is_below(top) } else { path.parent().as_ref() == Some(top) };
+        is_inside.then_some(path)
+    };
+    let mut more = manifest.clone();
+    if is_whole_tree {
+        let listed: BTreeSet<_> = manifest.directories.iter().map(|directory| &directory.path).collect();
+        let found = snapshot.directories.iter().filter_map(|node| Some((inside(&node.path)?, node)));
+        let unlisted = found.filter(|(path, _)| !listed.contains(path));
+        let directory = |(path, node)| Directory { path, attributes: attributes_of(node) };
+        more.directories.extend(unlisted.map(directory));
+    }
+    let links: BTreeMap<&[u8], _> =
+        snapshot.symlinks.iter().map(|link| (link.0.path.as_slice(), link)).collect();
+    let further = snapshot.hard_links.iter().filter_map(|name| {
+        let link = links.get(name.to.as_slice())?;
+        Some((name.path.as_slice(), *link))
+    });
+    let names = links.iter().map(|(path, link)| (*path, *link)).chain(further);
+    more.symlinks.extend(names.filter_map(|(path, (node, target))| {
+        let (uid, gid, mtime_ns) = (node.uid, node.gid, node.mtime_ns);
+        Some(Symlink { path: inside(path)?, target: RawText(target.clone()), uid, gid, mtime_ns })
+    }));
+    let mut left_out = BTreeSet::new();
+    let specials = snapshot.specials.iter().filter(|(node, _)| inside(&node.path).is_some()).count();
+    if specials > 0 {
+        left_out.insert(format!("pipes, sockets and devices: {specials}"));
+    }
+    match more.validate() {
+        Ok(()) => (more, left_out),
+        // The tree changed since it was found to show this version.
+        Err(flaw) => {
+            left_out.insert(format!("symbolic links and empty directories: {flaw}"));
+            (manifest.clone(), left_out)
+        }
+    }
+}
+
+/// The same of the tree as it is. Costs a pass over all of it.
+async fn with_tree_now(shared: &Arc<Shared>, held: &Held) -> (Arc<Manifest>, BTreeSet<String>) {
+    let Some(place) = held.shown.clone() else { return (Arc::clone(&held.manifest), BTreeSet::new()) };
+    let (shared, manifest) = (Arc::clone(shared), Arc::clone(&held.manifest));
+    let look = move || {
+        let (manifest, left_out) = with_tree(&manifest, &shared.namespace.tree_snapshot(), &place);
+        (Arc::new(manifest), left_out)
+    };
+    tokio::task::spawn_blocking(look).await.expect("looking at the tree does not panic")
 }
 
 impl Node {
@@ -39,11 +107,13 @@ impl Node {
         let held = self.ask(move |engine| engine.hold(&wanted, number)).await.ok_or_else(ending)??;
         let (total_bytes, total_files) = (held.manifest.size_bytes(), held.manifest.files.len() as u64);
         tell(Progress { total_bytes, total_files, ..Progress::default() });
-        let tell = |done_bytes, done_files, path: &tidemark_protocol::path::RelPath| {
+        let tell = |done_bytes, done_files, path: &RelPath| {
             tell(Progress { done_bytes, total_bytes, done_files, total_files, now: Some(path.to_string()) });
         };
-        let exported = export(self.shared(), &held.manifest, target.clone(), tell).await;
-        let exported = exported.map_err(|error| refusal(&error))?;
+        let (manifest, left_out) = with_tree_now(self.shared(), &held).await;
+        let exported = export(self.shared(), &manifest, target.clone(), tell).await;
+        let mut exported = exported.map_err(|error| refusal(&error))?;
+        exported.left_out.extend(left_out);
         Ok(Export {
             checkpoint: held.reference.clone(),
             directory: target.to_string_lossy().into_owned(),
@@ -102,8 +172,11 @@ impl Engine {
             return Err(none(format!("the manifest of {path} is not known")));
         };
         let reference = checkpoint_ref(&version.checkpoint);
+        let candidate = book.candidate.as_ref().filter(|candidate| candidate.is_directory());
+        let candidate = candidate.filter(|_| self.is_in_sight(book, version));
+        let shown = candidate.and_then(|candidate| Some((candidate.id.path()?, candidate.shape)));
         let of = (book.id.clone(), number);
         self.gc.check_stays(&of)?;
-        Ok(Held { manifest, reference, _hold: self.gc.hold(of) })
+        Ok(Held { manifest, reference, shown, _hold: self.gc.hold(of) })
     }
 }

@@ -5,6 +5,9 @@
 //!
 //! Everything here belongs to the loop alone: no locks, one thing at a time.
 
+#[path = "carrier.rs"]
+mod carrier;
+
 use crate::namespace::{FileState, FileView, Namespace, NodeId, ROOT, is_hidden};
 use crate::node::book::{Book, LooseBook};
 use crate::node::copies::CopyCounts;
@@ -375,9 +378,13 @@ impl Ledger {
         let ids: BTreeSet<_> = grouping.candidates.iter().map(|candidate| candidate.id.clone()).collect();
         let ids_before = std::mem::replace(&mut scope.ids, ids);
         let (changed, few) = (std::mem::take(&mut scope.changed), scope.ids.len() <= NEIGHBOURS_MAX);
+        let mut left = BTreeSet::new();
         for candidate in grouping.candidates {
             let id = candidate.id.clone();
             let book = self.books.entry(id.clone()).or_insert_with(|| Book::new(id.clone()));
+            if book.committed().is_some() {
+                left.extend(candidate.temporaries.iter().cloned());
+            }
             let is_same = book.scope == key && book.candidate.as_ref() == Some(&candidate);
             let rests = is_same && !few && book.is_at_rest() && !changed.iter().any(|path| book.holds(path));
             book.set_candidate(Some(candidate), key.clone());
@@ -397,8 +404,11 @@ impl Ledger {
         let mut loose = grouping.loose;
         // A name says only that it may be one for a while (`notes.tmp`).
         loose.extend(grouping.temporaries);
+        // Nothing is in flight of a save that is committed.
+        loose.append(&mut left);
         for path in before.difference(&loose) {
             self.drop_loose(path);
+            self.look_at_other_names(path);
         }
         // The others are looked at when something happens to them.
         for path in loose.difference(&before) {
@@ -494,7 +504,7 @@ mod tests {
     use tidemark_protocol::checksum::Crc64;
     use tidemark_protocol::id::{FileCounter, Incarnation};
 
-    fn view(node: NodeId, paths: &[&str]) -> FileView {
+    pub(super) fn view(node: NodeId, paths: &[&str]) -> FileView {
         FileView {
             node,
             file: FileId { incarnation: Incarnation(1), counter: FileCounter(node) },
@@ -529,7 +539,7 @@ mod tests {
     }
 
     /// Everything is grouped, however long ago it was grouped last.
-    fn regroup_all(ledger: &mut Ledger) {
+    pub(super) fn regroup_all(ledger: &mut Ledger) {
         for scope in std::mem::take(&mut ledger.stale) {
             ledger.regroup_scope(scope);
         }

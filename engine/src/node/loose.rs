@@ -146,7 +146,7 @@ fn look(
         return Action::None;
     }
     // Only one name of a file carries its bytes; the others are hard links in the tree document.
-    if view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes()) {
+    if ledger.is_further(path, view.node) {
         return Action::None;
     }
     let since = |then: Instant| now.saturating_duration_since(then).as_nanos();
@@ -156,7 +156,9 @@ fn look(
         lacking,
         quiet_ns: shared.now_ns().saturating_sub(view.closed_ns),
         lacking_ns: read.or(book.lacking).map_or(0, |then| i64::try_from(since(then)).unwrap_or(i64::MAX)),
-        in_flight: is_in_flight(shared, ledger, path, view, ends) || is_ahead(),
+        in_flight: is_in_flight(shared, ledger, path, view, ends)
+            || ledger.is_left_by_torn(path)
+            || is_ahead(),
         took_ns: i64::try_from(book.took.as_nanos()).unwrap_or(i64::MAX),
         // What is closed is sealed in a moment, and then goes.
         waited_for: if at_rest { waits.is_some() } else { asked && view.state != FileState::Closed },
@@ -250,9 +252,13 @@ impl Engine {
         now: Instant,
     ) -> Option<Lack> {
         let view = self.ledger.file(path)?;
-        // A further name of a file: its first name carries the bytes, the tree document the link.
-        let further = view.paths.first().is_some_and(|first| first.as_slice() != path.as_bytes());
+        // A further name of a file: another name carries the bytes, the tree document the link.
+        let further = self.ledger.is_further(path, view.node);
         if further || view.sealed().is_some_and(|seal| book.uploaded() == Some((view.file, seal))) {
+            return None;
+        }
+        // The checkpoint itself is named.
+        if self.ledger.is_left_by_torn(path) {
             return None;
         }
         let lack = |reason, what: &str, comes| Some(Lack { reason, what: what.to_owned(), comes });

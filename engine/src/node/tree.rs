@@ -140,11 +140,12 @@ impl Engine {
         }
         let begun = Instant::now();
         self.ledger.tree_changed = false;
-        let snapshot = self.shared.namespace.tree_snapshot();
+        let mut snapshot = self.shared.namespace.tree_snapshot();
         // It may show what was done after this turn began.
         self.hear_who_changed_names();
         self.had_not_heard(|_, _| false);
         self.ledger.regroup(now);
+        self.ledger.name_by_carrier(&mut snapshot);
         let (document, left_out) = self.tree_document(&snapshot, now);
         self.tree.withheld = left_out.withheld;
         self.tree.waits_for = left_out.waits_for;

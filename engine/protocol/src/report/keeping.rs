@@ -96,7 +96,7 @@ pub struct Export {
     pub bytes: u64,
     /// Of the files, those whose bytes were in the node's memory.
     pub host_files: u64,
-    /// What the file system there, or the daemon's rights, did not take.
+    /// What the file system there, or the daemon's rights, did not take, and how many pipes, sockets and devices lie in the checkpoint.
     pub left_out: Vec<String>,
 }
 

@@ -14,7 +14,8 @@ use tidemark_protocol::size::Shown;
 /// Write a committed checkpoint into a new directory outside of the mount
 ///
 /// Every byte is verified, from this node's memory or else from Tier-3. The daemon writes: DIRECTORY is a path of its machine,
-/// and appears, whole and synced, when everything is there. Names, modes, times, links and user attributes are as they were saved.
+/// and appears, whole and synced, when everything is there. Names, hard links, modes, times and user attributes are as they were saved.
+/// Versions do not record symbolic links and empty directories: those of the mount come along where it shows this version.
 /// Exits 1 where DIRECTORY is there already, 3 where no such version is committed, 4 where no copy of a file verifies, and 5 where
 /// Tier-3 is away.
 #[derive(Debug, clap::Args)]
