@@ -92,7 +92,7 @@ fn a_save_that_is_killed_in_its_index_is_torn() {
     // A new one.
     fs::create_dir(run.join("checkpoint-2")).unwrap();
     killed_in_its_index(&run.join("checkpoint-2"), &source);
-    wait_torn(&daemon, "run/checkpoint-2");
+    wait_torn(&daemon, ".tidemark/torn/run/checkpoint-2");
     assert_eq!(names(&run), ["checkpoint-1"], "{:#?}", events(&daemon));
     // One over what is whole.
     killed_in_its_index(&run.join("checkpoint-1"), &source);

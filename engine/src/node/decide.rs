@@ -7,6 +7,7 @@ use crate::namespace::{End, Ended, FileState, FileView, Namespace, NodeId, Write
 use crate::node::Shared;
 use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
+use crate::node::indices::{known_indices, read_index, to_read};
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::node::pending;
 use crate::save::commit::AttemptFile;
@@ -18,7 +19,6 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::evidence::{
     Before, Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, believed, judge,
-    parse_index,
 };
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, FileId, SealNumber};
@@ -26,7 +26,7 @@ use tidemark_protocol::key::VersionId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink};
 use tidemark_protocol::path::{RawText, RelPath, RunPath};
-use tidemark_protocol::recognise::{Candidate, IndexKind};
+use tidemark_protocol::recognise::Candidate;
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
 use tidemark_protocol::visibility::Content;
 
@@ -477,71 +477,6 @@ fn older(ledger: &Ledger, candidate: &Candidate) -> Option<Older> {
         None => book.removed()?.candidate(ledger.rules(), &book.id)?.ranks(),
     };
     Some(Older { files, ranks })
-}
-
-/// The indices of the candidate that were read at their present seal.
-fn known_indices(
-    book: &Book,
-    fresh: &BTreeMap<RelPath, ParsedIndex>,
-    files: &[(&RelPath, &Arc<FileView>)],
-) -> BTreeMap<RelPath, Result<Covered, IndexError>> {
-    let mut known = BTreeMap::new();
-    for (path, view) in files {
-        let FileState::Sealed { seal, .. } = view.state else { continue };
-        let index = fresh.get(*path).or_else(|| book.indices.get(*path));
-        if let Some(index) = index.filter(|index| index.of == (view.file, seal)) {
-            let covered = match &index.covered {
-                Ok(covered) => Ok(Covered::clone(covered)),
-                // The error was said when it was read; the verdict needs only that there is one.
-                Err(()) => Err(IndexError::Empty),
-            };
-            known.insert((*path).clone(), covered);
-        }
-    }
-    known
-}
-
-/// What makes an index readable that is not sealed: its bytes come from elsewhere, or nobody closed it. None where it is being sealed, and
-/// where nobody may say that what was left unclosed is done.
-fn to_read(
-    shared: &Shared,
-    ledger: &Ledger,
-    index: &(&RelPath, &Arc<FileView>),
-    vouched: bool,
-) -> Option<Action> {
-    let (_, view) = index;
-    if !view.host {
-        return Some(Action::Fetch(view.node));
-    }
-    if view.state != FileState::Cut {
-        return None;
-    }
-    if vouched {
-        return Some(Action::Accept(view.node));
-    }
-    let cut = left_cut(shared, ledger, std::slice::from_ref(index));
-    (!cut.is_empty()).then_some(Action::SealAsTheyAre(cut))
-}
-
-fn read_index(
-    shared: &Shared,
-    files: &[(&RelPath, &Arc<FileView>)],
-    path: &RelPath,
-    kind: IndexKind,
-) -> Option<ParsedIndex> {
-    let (_, view) = files.iter().find(|(found, _)| *found == path)?;
-    let FileState::Sealed { seal, .. } = view.state else { return None };
-    let pin = shared.namespace.pin_seal(view.file, seal)?;
-    let covered = match pin.backing.map() {
-        Ok(mapping) => parse_index(kind, &mapping).map_err(|error| {
-            tracing::warn!(%path, error = &error as &dyn std::error::Error, "an index proves nothing");
-        }),
-        Err(error) => {
-            tracing::error!(%path, %error, "an index could not be read from Tier-1");
-            return None;
-        }
-    };
-    Some(ParsedIndex { of: (view.file, seal), covered: covered.map(Arc::new) })
 }
 
 pub(crate) fn start(

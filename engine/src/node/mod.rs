@@ -11,6 +11,7 @@
 //! | `book` | one checkpoint over its versions |
 //! | `due` | who is looked at now, who later |
 //! | `decide` | what a book should do next |
+//! | `indices` | which indices can be read |
 //! | `alive` | whether a process lives that wrote |
 //! | `unsaved`, `links` | which directories and links Tier-3 does not know yet |
 //! | `run` | the loop, and which jobs it starts |
@@ -61,6 +62,7 @@ mod full;
 mod gc;
 mod generations;
 mod import;
+mod indices;
 mod jobs;
 mod keeping;
 mod ledger;
