@@ -91,6 +91,45 @@ fn a_directory_that_goes_away_and_comes_back_costs_nothing() {
     assert_all_come_back(daemon, 1..=6);
 }
 
+/// Read cold, verified and asked for while Tier-3 is away: nothing of it is lost for that.
+#[test]
+fn a_directory_that_is_away_is_not_taken_for_lost_checkpoints() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    save_steps(&daemon, 1..=2);
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    let (here, aside) = (daemon.tier3_dir(), daemon.scratch("aside").join("tier3"));
+    fs::rename(&here, &aside).unwrap();
+    // As after `mv`, and as a mount point looks whose file system is gone.
+    for moment in ["missing", "empty"] {
+        if moment == "empty" {
+            fs::create_dir(&here).unwrap();
+        }
+        fs::read(daemon.mount().join(path(2))).expect_err("its bytes are away");
+        let verify = daemon.ctl(&["verify", "--deep"]);
+        assert_eq!(verify.status.code(), Some(5), "{moment}: {}", shown(&verify));
+        let plan = daemon.ctl(&["recover", "--plan"]);
+        assert_eq!(plan.status.code(), Some(0), "{moment}: {}", shown(&plan));
+        for code in ["lost", "object_corrupt"] {
+            assert!(!has_problem(&daemon, code), "{moment}: {:#?}", problems(&daemon));
+        }
+        for step in 1..=2 {
+            assert!(daemon.mount().join(path(step)).exists(), "{moment}: step {step} is out of sight");
+        }
+    }
+    // Only an empty one can be removed: nothing was written below the mount point.
+    fs::remove_dir(&here).unwrap();
+    fs::rename(&aside, &here).unwrap();
+    for step in 1..=2 {
+        assert_holds(&daemon, &path(step), &bytes(step), "Tier-3 is back");
+    }
+    daemon.flush();
+    let verify = daemon.ctl(&["verify", "--deep"]);
+    assert!(verify.status.success(), "{}", shown(&verify));
+    assert_all_come_back(daemon, 1..=2);
+}
+
 /// A directory with a size limit, unmounted when dropped.
 struct SmallDisk {
     home: tempfile::TempDir,

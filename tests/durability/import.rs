@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -177,12 +178,34 @@ fn what_cannot_be_imported_is_refused_with_words_and_nothing_of_it_is_left() {
         (&["old/../.tidemark"], 2),
         (&[".tidemark/epoch"], 2),
         (&["s3://other/run"], 2),
+        (&["old/checkpoint-5", "--as", ".tidemark/x"], 2),
+        (&["old/checkpoint-5", "--as", ".tidemark"], 2),
         (&[""], 2),
     ] {
         import(&daemon, args, code);
     }
     daemon.flush();
     assert!(state(&daemon.tier3_dir()) == before, "something was written");
+}
+
+#[test]
+fn no_symbolic_link_in_tier3_is_imported() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let (old, aside) = (daemon.tier3_dir().join("old"), daemon.scratch("aside"));
+    put_foreign(&old.join("checkpoint-5"), 5, 2);
+    put_foreign(&aside.join("checkpoint-6"), 6, 2);
+    put_foreign(&old.join("checkpoint-7"), 7, 1);
+    symlink(aside.join("checkpoint-6"), old.join("checkpoint-6")).unwrap();
+    symlink(aside.join("checkpoint-6").join(SHARDS[1]), old.join("checkpoint-7").join(SHARDS[1])).unwrap();
+    let report = import(&daemon, &["old", "--as", "new"], 1);
+    let expected = [("new/checkpoint-5", "imported"), ("new/checkpoint-7", "refused")];
+    assert_eq!(outcomes(&report), expected, "{report:#}");
+    for from in ["old/checkpoint-6", "old/checkpoint-6/checkpoint-6"] {
+        let output = daemon.ctl(&["import", from, "--as", "led"]);
+        assert!(!output.status.success() && shown(&output).contains("symbolic link"), "{}", shown(&output));
+    }
+    let led = daemon.mount().join("led");
+    assert!(!led.exists() && !daemon.mount().join("new/checkpoint-6").exists());
 }
 
 /// Whatever step of an import the daemon dies at: it is there whole after the next start, or it can be said again.

@@ -166,6 +166,38 @@ fn a_lost_checkpoint_is_a_problem_until_it_can_be_read_and_undelete_finds_it_by_
 }
 
 #[test]
+fn what_went_out_of_sight_comes_back_by_itself_once_it_was_read_whole() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    for name in NAMES {
+        save(&daemon, name, &bytes(name));
+        daemon.flush();
+    }
+    let object = object_path(&daemon, &daemon.tier3_dir(), NAMES[2]);
+    daemon.stop();
+    flip(&object, 70_000);
+    daemon.start_again();
+    fs::read(daemon.mount().join(NAMES[2])).expect_err("no copy is good");
+    wait_out_of_sight(&daemon, NAMES[2]);
+    flip(&object, 70_000);
+    let verify = daemon.ctl(&["verify", "--deep"]);
+    assert!(verify.status.success(), "{}", shown(&verify));
+    let back = || {
+        (there(&daemon, NAMES[2]) && !there(&daemon, &format!(".tidemark/torn/{}", NAMES[2]))).then_some(())
+    };
+    process::until(LIMIT, back).unwrap_or_else(|| panic!("it stays hidden: {:#?}", events(&daemon)));
+    assert_holds(&daemon, NAMES[2], &bytes(NAMES[2]), "read whole after all");
+    assert_eq!(chosen(&daemon).0, 3);
+    assert_eq!(problems_of(&daemon, "lost"), [""; 0]);
+    // Nobody asked for it to stay whatever happens: it goes once more.
+    daemon.flush();
+    daemon.stop();
+    flip(&object, 70_000);
+    daemon.start_again();
+    fs::read(daemon.mount().join(NAMES[2])).expect_err("no copy is good");
+    wait_out_of_sight(&daemon, NAMES[2]);
+}
+
+#[test]
 fn what_the_job_removed_or_saved_over_has_no_row_and_its_run_is_not_lost() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     assert_eq!(plan(&daemon), (Some(0), serde_json::json!({"runs": []})));

@@ -264,8 +264,24 @@ fn a_configuration_with_an_unknown_key_or_a_value_that_cannot_be_is_usage() {
         ("[save]\nsettle_s = nan\n", &["save.settle_s"]),
         ("[tier3]\npart_bytes = 5000000\n", &["tier3.part_bytes", "8 MiB"]),
         ("this is no TOML\n", &["ckptd.toml"]),
+        ("[node]\ncluster = \"a b\"\n", &["node.cluster", "a b"]),
+        ("[node]\nadvertise = \"somewhere\"\n", &["node.advertise", "somewhere"]),
+        ("[tier1]\ndirectory = \"\"\n", &["tier1.directory"]),
+        ("[tier1]\ndirectory = \"\\u0000\"\n", &["tier1.directory", "NUL"]),
+        (
+            "[spill]\ndirectory = \"/nowhere/spill\"\nbudget = \"1GiB\"\n",
+            &["spill.directory", "/nowhere/spill"],
+        ),
+        ("[retention.runs.\"/r\"]\nkeep_last = 10\n", &["retention.runs.\"/r\"", "team/run7"]),
+        ("[retention.runs.\"\"]\nkeep_last = 10\n", &["retention.runs.\"\"", "_ for the mount"]),
+        ("[compression.runs.\"../r\"]\ncodec = \"zstd\"\n", &["compression.runs.\"../r\""]),
+        ("[retention]\nkeep_every_steps = 0\n", &["retention.keep_every_steps", "leave the key out"]),
     ] {
         Try { config: Some(config.into()), ..Try::new() }.refused(2, words);
+    }
+    for state_dir in ["/", "/run/.."] {
+        let words = ["node.state_dir", "of its own"];
+        Try { state_dir: Some(state_dir.into()), ..Try::new() }.refused(2, &words);
     }
 }
 

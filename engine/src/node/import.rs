@@ -51,6 +51,10 @@ fn ending() -> ApiError {
 }
 
 fn away(error: &StoreError) -> ApiError {
+    if matches!(error, StoreError::Refused { .. }) {
+        let action = "put right what is there, then say it again: what was imported stays";
+        return ApiError::new(ErrorCode::Failed, error_text(error), action);
+    }
     let what = format!("Tier-3 does not answer: {}", error_text(error));
     ApiError::new(ErrorCode::Unavailable, what, "say it again later: what was imported stays")
 }

@@ -4,18 +4,22 @@
 //! override the file; what each key means (`tools/ckptd/ckptd.toml`, whose tests name a key that is missing there).
 
 mod cluster;
+mod place;
+mod retention;
+mod runs;
 
 pub use cluster::{EtcdSettings, LinksSettings, MembersSettings, PlacementSettings, ReplicationSettings};
+pub use retention::{RetentionSettings, RunRetention};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tidemark_protocol::encoding::Codec;
+use tidemark_protocol::id::NodeName;
 use tidemark_protocol::label::Labels;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::{RuleError, RuleSpec, Rules};
 use tidemark_protocol::report::Marks;
-use tidemark_protocol::retention::{Best, Policy};
 
 /// The whole of `ckptd.toml`. Unknown keys are refused, so that a misspelt key is not a silent default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
@@ -74,6 +78,31 @@ impl Default for NodeSettings {
             insecure: false,
             labels: BTreeMap::new(),
         }
+    }
+}
+
+impl NodeSettings {
+    fn validate(&self) -> Result<(), SettingsError> {
+        let refuse = |key, value: String, rule| Err(SettingsError::Value { key, value, rule });
+        if !place::is_path(&self.state_dir) {
+            return refuse("node.state_dir (--state-dir)", format!("{:?}", self.state_dir), place::PATH_RULE);
+        }
+        if place::is_root(&self.state_dir) {
+            let rule = "a directory of its own, such as /run/tidemark: the daemon writes into it";
+            return refuse("node.state_dir (--state-dir)", format!("{:?}", self.state_dir), rule);
+        }
+        // A cluster's name has a node's form, so that both stand in certificates and on command lines.
+        if self.cluster.parse::<NodeName>().is_err() {
+            let rule = "1 to 64 letters, digits, '.', '_' or '-', the first no '.' or '-'";
+            return refuse("node.cluster", format!("{:?}", self.cluster), rule);
+        }
+        if let Some(advertise) =
+            self.advertise.as_ref().filter(|advertise| !place::is_host_and_port(advertise))
+        {
+            let rule = "the host and port at which other nodes reach this one, such as 10.0.0.1:7070";
+            return refuse("node.advertise (--advertise)", format!("{advertise:?}"), rule);
+        }
+        Ok(())
     }
 }
 
@@ -260,67 +289,13 @@ impl Default for ShutdownSettings {
     }
 }
 
-/// Versions to keep in Tier-3: of runs that are listed by `runs`, of all others by `all`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RetentionSettings {
-    #[serde(flatten)]
-    pub all: RunRetention,
-    pub runs: BTreeMap<String, RunRetention>,
-}
-
-/// Versions to keep of one run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RunRetention {
-    pub keep_last: Option<u64>,
-    pub keep_every_steps: Option<u64>,
-    pub keep_every_s: Option<u64>,
-    pub ttl_s: Option<u64>,
-    pub keep_best: Option<u64>,
-    pub best: Best,
-    pub follow_removals: bool,
-}
-
-impl RunRetention {
-    fn policy(&self) -> Policy {
-        let ns = |seconds: u64| i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-        Policy {
-            keep_last: self.keep_last,
-            keep_every_steps: self.keep_every_steps,
-            keep_every_ns: self.keep_every_s.map(ns),
-            ttl_ns: self.ttl_s.map(ns),
-            keep_best: self.keep_best,
-            best: self.best,
-            honour_removals: self.follow_removals,
-        }
-    }
-}
-
-impl RetentionSettings {
-    /// Returns the policy of one run.
-    #[must_use]
-    pub fn policy_of(&self, run: &RunPath) -> Policy {
-        let path = run.path().map_or(&b""[..], |path| path.as_bytes());
-        let own = std::str::from_utf8(path).ok().and_then(|path| self.runs.get(path));
-        own.unwrap_or(&self.all).policy()
-    }
-
-    /// Whether no version is ever retired.
-    #[must_use]
-    pub fn keeps_everything(&self) -> bool {
-        let nothing =
-            |run: &RunRetention| Policy { best: Best::default(), ..run.policy() } == Policy::default();
-        self.runs.values().chain([&self.all]).all(nothing)
-    }
-}
-
 /// Compression of uploads: of runs that are listed by `runs`, of all others by `codec`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CompressionSettings {
     pub codec: CodecChoice,
-    pub runs: BTreeMap<String, RunCompression>,
+    #[serde(deserialize_with = "runs::of_compression")]
+    pub runs: BTreeMap<RunPath, RunCompression>,
 }
 
 /// Compression of one run's uploads.
@@ -354,9 +329,7 @@ impl CompressionSettings {
     /// Returns the codec of one run.
     #[must_use]
     pub fn codec_of(&self, run: &RunPath) -> Option<Codec> {
-        let path = run.path().map_or(&b""[..], |path| path.as_bytes());
-        let own = std::str::from_utf8(path).ok().and_then(|path| self.runs.get(path));
-        own.map_or(self.codec, |own| own.codec).codec()
+        self.runs.get(run).map_or(self.codec, |own| own.codec).codec()
     }
 }
 
@@ -393,6 +366,17 @@ impl Settings {
         self.etcd.validate(self.node.lease.as_deref())?;
         self.placement.validate()?;
         self.members.validate()?;
+        self.retention.validate()?;
+        self.node.validate()?;
+        let directories = [
+            ("tier1.directory", self.tier1.directory.as_deref()),
+            ("spill.directory", self.spill.directory.as_deref()),
+        ];
+        for (key, directory) in directories {
+            if let Some(directory) = directory.filter(|directory| !place::is_path(directory)) {
+                return refuse(key, format!("{directory:?}"), place::PATH_RULE);
+            }
+        }
         if self.tier3.part_bytes == 0
             || !self.tier3.part_bytes.is_multiple_of(chunk)
             || self.tier3.part_bytes > 512 << 20
@@ -483,13 +467,46 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_key_of_one_run_is_refused_as_one_of_all_runs() {
-        let read = serde_json::from_str::<RetentionSettings>;
-        for text in [r#"{"keep_lats":3}"#, r#"{"runs":{"team/run7":{"keep_lats":3}}}"#] {
-            assert!(read(text).unwrap_err().to_string().contains("keep_lats"), "{text}");
+    fn names_and_places_that_cannot_be_are_refused_by_their_keys() {
+        let refused = |change: &dyn Fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.validate().unwrap_err().to_string()
+        };
+        for place in ["", "a\0b"] {
+            let said = refused(&|settings| settings.node.state_dir = place.into());
+            assert!(said.contains("node.state_dir"), "{said}");
+            let said = refused(&|settings| settings.tier1.directory = Some(place.into()));
+            assert!(said.contains("tier1.directory"), "{said}");
+            let said = refused(&|settings| {
+                settings.spill = SpillSettings {
+                    directory: Some(place.into()),
+                    budget: Some("1GiB".into()),
+                    ..SpillSettings::default()
+                };
+            });
+            assert!(said.contains("spill.directory"), "{said}");
         }
-        let settings = read(r#"{"keep_last":3,"runs":{"team/run7":{"ttl_s":9}}}"#).unwrap();
-        assert_eq!((settings.all.keep_last, settings.runs["team/run7"].ttl_s), (Some(3), Some(9)));
+        for place in ["/", "//", "/.", "/run/..", "/run/../../"] {
+            let said = refused(&|settings| settings.node.state_dir = place.into());
+            assert!(said.contains("node.state_dir") && said.contains("of its own"), "{place}: {said}");
+        }
+        for name in ["", ".a", "-a", "a b", "a/b", "é"] {
+            let said = refused(&|settings| settings.node.cluster = name.into());
+            assert!(said.contains("node.cluster"), "{said}");
+        }
+        for address in
+            ["", "10.0.0.1", ":7070", "10.0.0.1:", "10.0.0.1:70700", "h:0", "h :1", "fe80::1:7070", "[]:1"]
+        {
+            let said = refused(&|settings| settings.node.advertise = Some(address.into()));
+            assert!(said.contains("node.advertise"), "{address}: {said}");
+        }
+        for address in ["10.0.0.1:7070", "node-1.example:7070", "[fe80::1]:7070"] {
+            let mut settings = Settings::default();
+            settings.node.advertise = Some(address.into());
+            settings.node.state_dir = "state/..".into();
+            settings.validate().unwrap();
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use tidemark_control::api::{
     ShowRequest, UndeleteRequest, VerifyRequest, WhyRequest,
 };
 use tidemark_engine::cluster::{Authority, Seat};
-use tidemark_engine::namespace::LastLink;
+use tidemark_engine::namespace::{HIDDEN, LastLink};
 use tidemark_engine::node::{Identity, Node};
 use tidemark_fuse::{Mode, Mounted};
 use tidemark_protocol::cluster::wire::Standing;
@@ -119,6 +119,10 @@ fn import_places(url: &str, request: &ImportRequest) -> Result<(String, RelPath)
     let to = request.to.as_ref().map_or(last, Place::as_bytes);
     let to = RelPath::new(to)
         .map_err(|problem| usage(format!("{} is no place on the mount: {problem}", path_text(to))))?;
+    if to.components().next() == Some(HIDDEN) {
+        let what = format!("{to} is below {}, which is the daemon's own", path_text(HIDDEN));
+        return Err(ApiError::new(ErrorCode::Usage, what, "give --as another path on the mount"));
+    }
     Ok((from.to_owned(), to))
 }
 

@@ -34,6 +34,10 @@ fn spill_place(
     let (Some(directory), Some(budget)) = (&settings.spill.directory, &settings.spill.budget) else {
         return Ok(None);
     };
+    let shown = directory.display();
+    let found = std::fs::metadata(directory)
+        .with_context(|| format!("the spill cannot be used: spill.directory {shown} is to be there"))?;
+    anyhow::ensure!(found.is_dir(), "the spill cannot be used: spill.directory {shown} is no directory");
     let budget_bytes =
         tidemark_protocol::size::parse(budget).map_err(|error| anyhow::anyhow!("spill.budget: {error}"))?;
     let name = format!("{node}-{incarnation}");

@@ -1,5 +1,5 @@
 //! Committed checkpoints that cannot be read whole any more: said once, and out of sight where an older one is whole, so that a
-//! job that comes back loads that.
+//! job that comes back loads that; in sight again once they were read whole after all.
 //!
 //! Owns: which files have no good copy left, and what follows for their checkpoint. Does not own: finding that out (an open,
 //! `verify`), what a job comes back to (`protocol::recovery`).
@@ -38,6 +38,8 @@ struct Known {
     /// Files of versions whose commit cannot be read: names in the tree, so that a job sees that there was something.
     refused: BTreeMap<(FileId, SealNumber), String>,
     news: bool,
+    /// Some of them were read whole since.
+    good_news: bool,
 }
 
 impl Losses {
@@ -69,11 +71,16 @@ impl Losses {
 
     /// It was read whole after all.
     pub(crate) fn mend(&self, file: FileId, seal: SealNumber) {
-        self.lock().why.remove(&(file, seal));
+        let mut known = self.lock();
+        known.good_news |= known.why.remove(&(file, seal)).is_some();
     }
 
     fn take_news(&self) -> bool {
         std::mem::take(&mut self.lock().news)
+    }
+
+    fn take_good_news(&self) -> bool {
+        std::mem::take(&mut self.lock().good_news)
     }
 }
 
@@ -199,6 +206,35 @@ impl Engine {
         }
     }
 
+    /// Puts back what went out of sight as lost, and of which no file is known to be lost any more. Where something else has the name by now,
+    /// it stays where it is. Costs nothing but where a file was read whole that was lost.
+    pub(crate) fn show_found(&mut self) {
+        if !self.shared.losses.take_good_news() {
+            return;
+        }
+        let out_of_sight = &self.visibility.out_of_sight;
+        self.visibility.lost.retain(|of| out_of_sight.contains(of));
+        let whole = |(id, number): &&(CheckpointId, Number)| {
+            self.ledger.books[id].candidate.is_none()
+                && self.why_lost(self.version(id, *number).record()).is_none()
+        };
+        let found: Vec<_> = self.visibility.lost.iter().filter(whole).cloned().collect();
+        for of in found {
+            let mut torn = self.torn().into_iter().map(|(candidate, _)| candidate);
+            let Some(candidate) = torn.find(|candidate| candidate.id == of.0) else { continue };
+            self.visibility.lost.remove(&of);
+            match self.show_names(&candidate) {
+                Ok(()) => {
+                    let what = format!("version {} was read whole after all, and is in sight again", of.1.1);
+                    self.event(EventLevel::Info, "found", &of.0, what);
+                }
+                Err(why) => {
+                    tracing::error!(checkpoint = %format_args!("{}/{}", of.0.run, of.0.directory), why, "what was read whole stays out of sight");
+                }
+            }
+        }
+    }
+
     /// The files of what is out of sight because it could not be read: they may be good again.
     pub(crate) fn lost_targets(&self, place: &[u8]) -> Vec<Listed> {
         let mut paths: BTreeMap<FileId, (&RelPath, Vec<u8>)> = BTreeMap::new();
@@ -230,9 +266,10 @@ impl Engine {
         // Nobody removed it.
         self.gc.keep_unshown(id.clone(), number);
         self.visibility.out_of_sight.insert((id.clone(), number));
+        self.visibility.lost.insert((id.clone(), number));
         let what = format!(
-            "version {} cannot be read whole, and went out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts it \
-             back, `ckptctl recover --plan` says what a job loads now",
+            "version {} cannot be read whole, and went out of sight, below .tidemark/torn: {why}; once it is read whole it \
+             comes back, and `ckptctl undelete` puts it back at once, `ckptctl recover --plan` says what a job loads now",
             number.1
         );
         self.event(EventLevel::Error, "lost", id, what);

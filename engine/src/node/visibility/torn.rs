@@ -275,20 +275,31 @@ impl Engine {
         let path = path_of_torn(path).unwrap_or(path);
         let mut torn = self.torn().into_iter().map(|(candidate, _)| candidate);
         let found = torn.find(|candidate| candidate.id.path().is_some_and(|of| of.as_bytes() == path))?;
-        for name in names_of(&found) {
-            if let Err(error) = self.shared.show_again(&name) {
-                return Some(Err(format!("{name} stays out of sight: {error}")));
-            }
+        if let Err(why) = self.show_names(&found) {
+            return Some(Err(why));
         }
-        self.visibility.hidden.remove(&found.id);
         self.visibility.returned.insert(found.id.clone());
-        self.visibility.on_its_way.remove(&found.id);
-        self.visibility.out_of_sight.retain(|(id, _)| *id != found.id);
-        self.gc.is_shown_again(&found.id);
         self.event(EventLevel::Info, "undeleted", &found.id, "it is in sight again, as it is".to_owned());
         let (timeline, version) = self.next_number(&found.id);
         let reference = CheckpointRef { timeline, step: found.step, version, path: path_text(path) };
         Some(Ok((reference, found.files.len())))
+    }
+
+    /// Puts back the names of what is out of sight.
+    ///
+    /// # Errors
+    /// A name that is taken, in a sentence. Those before it are back.
+    pub(super) fn show_names(&mut self, found: &Candidate) -> Result<(), String> {
+        for name in names_of(found) {
+            if let Err(error) = self.shared.show_again(&name) {
+                return Err(format!("{name} stays out of sight: {error}"));
+            }
+        }
+        self.visibility.hidden.remove(&found.id);
+        self.visibility.on_its_way.remove(&found.id);
+        self.visibility.out_of_sight.retain(|(id, _)| *id != found.id);
+        self.gc.is_shown_again(&found.id);
+        Ok(())
     }
 
     /// Puts back all that has its name free still: the daemon ends, and with it this memory.

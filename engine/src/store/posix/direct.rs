@@ -7,8 +7,11 @@
 //! wrong. Nothing is copied on the way to the device, so there is no copy to compare, as `compare` does for the others.
 
 use super::buffers::{BUFFER_BYTES, Buffers};
+use super::files::open_object_with;
 use super::ring::Ring;
+use super::root::Inside;
 use bytes::Bytes;
+use rustix::fs::{OFlags, fcntl_setfl};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -51,7 +54,7 @@ impl Direct {
         let mut sent = self.buffers.lend()?;
         let sent = &mut sent.as_mut()[..2 * ALIGN_BYTES];
         getrandom::fill(sent).map_err(io::Error::other)?;
-        let direct = open(OpenOptions::new().read(true).write(true), path)?;
+        let direct = open_staged(OpenOptions::new().read(true).write(true), path)?;
         let mut ring = Ring::new()?;
         if ring.write(&direct, sent, 0)? != sent.len() {
             return Ok(false);
@@ -65,7 +68,7 @@ impl Direct {
 
     /// A second descriptor of a staged file, for [`Self::write`]; none where parts take the page cache.
     pub(super) fn open_for_write(&self, path: &Path) -> Option<File> {
-        self.works().then(|| open(OpenOptions::new().write(true), path).ok()).flatten()
+        self.works().then(|| open_staged(OpenOptions::new().write(true), path).ok()).flatten()
     }
 
     /// Writes what it can of a part, from its beginning, and gives how much that is. The rest is the caller's.
@@ -89,7 +92,7 @@ impl Direct {
     }
 
     /// The bytes of `range`, or `None`: not this way.
-    pub(super) fn read(&self, path: &Path, range: &Range<u64>) -> Option<Bytes> {
+    pub(super) fn read(&self, inside: &Inside<'_>, path: &Path, range: &Range<u64>) -> Option<Bytes> {
         let len = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
         let suits = range.start.is_multiple_of(ALIGN_BYTES as u64)
             && (DIRECT_LEAST_BYTES..=BUFFER_BYTES).contains(&len);
@@ -97,7 +100,7 @@ impl Direct {
             return None;
         }
         let read = || -> io::Result<Option<Bytes>> {
-            let file = open(OpenOptions::new().read(true), path)?;
+            let file = open_object(inside, path)?;
             let mut buffer = self.buffers.lend()?;
             let whole = &mut buffer.as_mut()[..len.next_multiple_of(ALIGN_BYTES)];
             let came = self.with_ring(|ring| ring.read(&file, whole, range.start))?;
@@ -136,19 +139,21 @@ impl Direct {
     }
 }
 
-fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Not O_NONBLOCK as in `open_object`: io_uring takes that as "fail rather than wait". So we look first.
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(
-            io::ErrorKind::IsADirectory,
-            "a directory or special file, not an object",
-        ));
-    }
+/// Opens a file of ours.
+fn open_staged(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(libc::O_DIRECT).open(path)
+}
+
+fn open_object(inside: &Inside<'_>, path: &Path) -> io::Result<File> {
+    let file = open_object_with(inside, path, OFlags::DIRECT)?;
+    // Off again: io_uring takes it as "fail rather than wait".
+    fcntl_setfl(&file, OFlags::DIRECT)?;
+    Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::root::Root;
     use super::*;
     use std::os::unix::fs::FileExt;
 
@@ -179,7 +184,7 @@ mod tests {
     #[test]
     fn a_part_goes_past_the_page_cache_up_to_its_last_whole_page_and_comes_back() {
         let len = (2 << 20) + 4096 + 5;
-        let Some((_folder, path, direct)) = scene(4096 + len) else { return };
+        let Some((folder, path, direct)) = scene(4096 + len) else { return };
         let bytes = pages(len);
         let file = direct.open_for_write(&path).expect("a second descriptor");
         let written = direct.write(&file, &bytes, 4096);
@@ -191,9 +196,11 @@ mod tests {
             .write_all_at(&bytes[written..], 4096 + written as u64)
             .unwrap();
         let range = 4096..4096 + len as u64;
-        assert_eq!(direct.read(&path, &range), Some(bytes));
-        assert_eq!(direct.read(&path, &(4096..range.end + 1)), None, "one more than there is");
-        assert_eq!(direct.read(&path, &(4097..range.end)), None, "not at a page");
+        let root = Root::new(folder.path());
+        let inside = root.enter().expect("enter");
+        assert_eq!(direct.read(&inside, &path, &range), Some(bytes));
+        assert_eq!(direct.read(&inside, &path, &(4096..range.end + 1)), None, "one more than there is");
+        assert_eq!(direct.read(&inside, &path, &(4097..range.end)), None, "not at a page");
         assert_eq!(direct.rings.lock().unwrap().len(), 1, "one ring did all of it");
     }
 
@@ -211,13 +218,15 @@ mod tests {
 
     #[test]
     fn a_file_system_that_refuses_is_asked_once() {
-        let Some((_folder, path, direct)) = scene(4 << 20) else { return };
+        let Some((folder, path, direct)) = scene(4 << 20) else { return };
+        let root = Root::new(folder.path());
+        let inside = root.enter().expect("enter");
         // Not open for writing: an answer that says nothing of the file system.
         let readable = File::open(&path).unwrap();
         assert_eq!(direct.write(&readable, &pages(2 << 20), 0), 0);
         assert!(direct.works());
         direct.give_up_if_refused(&io::Error::from_raw_os_error(libc::EINVAL));
         assert!(direct.open_for_write(&path).is_none());
-        assert_eq!(direct.read(&path, &(0..2 << 20)), None);
+        assert_eq!(direct.read(&inside, &path, &(0..2 << 20)), None);
     }
 }

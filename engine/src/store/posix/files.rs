@@ -1,18 +1,22 @@
 //! The blocking half of the POSIX store: durable files with plain system calls.
 //!
-//! Owns: staging, create-if-absent by link(2), which directories are synced, walking. Does not own: keys beyond
-//! `names`, errors beyond `io::Error`, threads.
+//! Owns: staging, create-if-absent by link(2), which directories are synced. Does not own: keys beyond `names`, whether the
+//! directory is the store's and links below it (`root`), listing (`walk`), errors beyond `io::Error`, threads.
 
 use super::compare::write_compared;
 use super::direct::{DIRECT_LEAST_BYTES, Direct};
-use super::names::{Piece, STAGING, path_of, piece_of};
+use super::names::{STAGING, path_of};
+use super::root::{Inside, Root, is_mark};
 use super::sync::DirectorySyncs;
 use crate::store::Readers;
 use bytes::Bytes;
-use rustix::fs::{self, Advice, AtFlags, CWD, FallocateFlags, FlockOperation, Gid, Mode, RenameFlags};
+use rustix::fs::{
+    self, Advice, AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags,
+};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -55,12 +59,14 @@ impl Drop for Staged {
 }
 
 impl Staged {
-    /// A new empty file with `size_bytes` of space set aside, so that a full disk is found before the first part.
-    pub(super) fn new(root: &Path, size_bytes: u64, readers: Readers) -> io::Result<Self> {
+    /// A new empty file with `size_bytes` of space set aside, so that a full disk is found before the first part. Only in the store's own
+    /// directory: another may have a staging directory, too.
+    pub(super) fn new(root: &Root, size_bytes: u64, readers: Readers) -> io::Result<Self> {
+        root.enter()?.prove()?;
         let mut random = [0_u8; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
-        let path =
-            root.join(STAGING).join(format!("{}-{:032x}", std::process::id(), u128::from_le_bytes(random)));
+        let name = format!("{}-{:032x}", std::process::id(), u128::from_le_bytes(random));
+        let path = root.path().join(STAGING).join(name);
         let mode = object_mode(readers);
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(&path)?;
         let staged = Self { path, file, direct: None, dirty_bytes: AtomicU64::new(0) };
@@ -84,7 +90,7 @@ impl Staged {
 
     /// The same for parts that may go past the page cache.
     pub(super) fn new_direct(
-        root: &Path,
+        root: &Root,
         size_bytes: u64,
         readers: Readers,
         direct: &Arc<Direct>,
@@ -131,28 +137,27 @@ impl Staged {
     }
 
     /// Gives the file its name if that is free, durably either way. `false`: the name was taken.
-    pub(super) fn place(&self, root: &Path, target: &Path, syncs: &DirectorySyncs) -> io::Result<bool> {
+    pub(super) fn place(&self, root: &Root, target: &Path, syncs: &DirectorySyncs) -> io::Result<bool> {
         let mut attempts = 0;
         let placed = loop {
             attempts += 1;
-            make_parents(root, target)?;
-            match self.link(target) {
+            match directory_of(root, target).and_then(|directory| self.link(&directory, target)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < PLACE_ATTEMPTS => {}
                 result => break result?,
             }
         };
-        if !placed && let Ok(there) = File::open(target) {
+        if !placed && let Ok(there) = open_object(&root.enter()?, target) {
             // Its maker may not have come to this yet, and our caller will act on what it reads.
             there.sync_all()?;
         }
-        sync_parents(root, target, syncs)?;
+        sync_parents(root.path(), target, syncs)?;
         Ok(placed)
     }
 
     /// Makes the bytes durable, then their name. `Some`: the name holds other bytes, so many.
     pub(super) fn finish(
         &self,
-        root: &Path,
+        root: &Root,
         target: &Path,
         syncs: &DirectorySyncs,
     ) -> io::Result<Option<u64>> {
@@ -160,31 +165,33 @@ impl Staged {
         if self.place(root, target, syncs)? {
             return Ok(None);
         }
-        let (same, there_bytes) = self.equals(target)?;
+        let (same, there_bytes) = self.equals(root, target)?;
         Ok((!same).then_some(there_bytes))
     }
 
     /// Makes the bytes durable, then gives them the name whatever it holds.
-    pub(super) fn replace(&self, root: &Path, target: &Path, syncs: &DirectorySyncs) -> io::Result<()> {
-        match std::fs::symlink_metadata(target) {
-            Ok(there) if there.is_file() => {}
-            Ok(_) => return Err(io::Error::new(io::ErrorKind::IsADirectory, "no object has this name")),
-            Err(error) if is_absent(&error) => {}
-            Err(error) => return Err(error),
-        }
+    pub(super) fn replace(&self, root: &Root, target: &Path, syncs: &DirectorySyncs) -> io::Result<()> {
         self.sync(false)?;
-        make_parents(root, target)?;
-        std::fs::rename(&self.path, target)?;
-        sync_parents(root, target, syncs)
+        let directory = directory_of(root, target)?;
+        let name = name_of(target)?;
+        match fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(there) if FileType::from_raw_mode(there.st_mode) == FileType::RegularFile => {}
+            Ok(_) => return Err(io::Error::new(io::ErrorKind::IsADirectory, "no object has this name")),
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        fs::renameat(CWD, &self.path, &directory, name)?;
+        sync_parents(root.path(), target, syncs)
     }
 
-    fn link(&self, target: &Path) -> io::Result<bool> {
-        match fs::linkat(CWD, &self.path, CWD, target, AtFlags::empty()) {
+    fn link(&self, directory: &OwnedFd, target: &Path) -> io::Result<bool> {
+        let name = name_of(target)?;
+        match fs::linkat(CWD, &self.path, directory, name, AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
             // No hard links here: the rename that refuses to replace is as good.
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {
-                match fs::renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE) {
+                match fs::renameat_with(CWD, &self.path, directory, name, RenameFlags::NOREPLACE) {
                     Ok(()) => Ok(true),
                     Err(Errno::EXIST) => Ok(false),
                     Err(error) => Err(error.into()),
@@ -195,8 +202,8 @@ impl Staged {
     }
 
     /// Whether `target` holds the same bytes. Its size is the second value.
-    pub(super) fn equals(&self, target: &Path) -> io::Result<(bool, u64)> {
-        let mut theirs = open_object(target)?;
+    pub(super) fn equals(&self, root: &Root, target: &Path) -> io::Result<(bool, u64)> {
+        let mut theirs = open_object(&root.enter()?, target)?;
         let there_bytes = theirs.metadata()?.len();
         let ours_bytes = self.file.metadata()?.len();
         if there_bytes != ours_bytes {
@@ -218,14 +225,16 @@ impl Staged {
     }
 }
 
-/// Makes the root and the staging directory, and removes what crashes left there.
-pub(super) fn prepare(root: &Path) -> io::Result<()> {
+/// Makes the root and the staging directory, takes the root for the store's from now on, and removes what crashes left there.
+pub(super) fn prepare(of: &Root) -> io::Result<()> {
+    let root = of.path();
     make_directories(root)?;
     if let Err(error) = std::fs::DirBuilder::new().mode(STAGING_MODE).create(root.join(STAGING))
         && error.kind() != io::ErrorKind::AlreadyExists
     {
         return Err(error);
     }
+    of.take()?;
     let mut at = Some(root);
     while let Some(directory) = at.filter(|d| !d.as_os_str().is_empty()) {
         // Directories above the root may not be ours to open; then they were there before us.
@@ -237,7 +246,11 @@ pub(super) fn prepare(root: &Path) -> io::Result<()> {
         at = directory.parent();
     }
     for entry in std::fs::read_dir(root.join(STAGING))? {
-        let path = entry?.path();
+        let entry = entry?;
+        let path = entry.path();
+        if is_mark(&entry.file_name()) {
+            continue;
+        }
         if let Err(error) = sweep(&path) {
             tracing::debug!(path = %path.display(), %error, "a leftover could not be removed");
         }
@@ -255,8 +268,8 @@ fn sweep(path: &Path) -> io::Result<()> {
 }
 
 /// Writes, names and syncs a whole small object; `Ok(false)` when the name holds other bytes.
-pub(super) fn create(root: &Path, key: &str, body: &Bytes, syncs: &DirectorySyncs) -> io::Result<bool> {
-    let target = path_of(root, key);
+pub(super) fn create(root: &Root, key: &str, body: &Bytes, syncs: &DirectorySyncs) -> io::Result<bool> {
+    let target = path_of(root.path(), key);
     // A document names files, and holds attributes, that may be closed to others.
     let mut staged = Staged::new(root, 0, Readers::default())?;
     staged.file.write_all(body)?;
@@ -264,12 +277,12 @@ pub(super) fn create(root: &Path, key: &str, body: &Bytes, syncs: &DirectorySync
     if staged.place(root, &target, syncs)? {
         return Ok(true);
     }
-    Ok(staged.equals(&target)?.0)
+    Ok(staged.equals(root, &target)?.0)
 }
 
 /// Writes, names and syncs a whole data object; `Ok(Some(bytes there))` when the name holds other bytes.
 pub(super) fn upload(
-    root: &Path,
+    root: &Root,
     target: &Path,
     (body, readers): (&Bytes, Readers),
     syncs: &DirectorySyncs,
@@ -286,21 +299,26 @@ pub(super) fn upload(
 }
 
 /// Finds out whether parts can go past the page cache here.
-pub(super) fn try_direct(root: &Path, direct: &Direct) -> io::Result<()> {
+pub(super) fn try_direct(root: &Root, direct: &Direct) -> io::Result<()> {
     let staged = Staged::new(root, 0, Readers::default())?;
     direct.try_out(&staged.path, &staged.file);
     Ok(())
 }
 
 /// Whether a difference between what was written and what the file has is found: what the probe asks.
-pub(super) fn finds_damage(root: &Path) -> io::Result<bool> {
+pub(super) fn finds_damage(root: &Root) -> io::Result<bool> {
     let staged = Staged::new(root, 0, Readers::default())?;
     super::compare::finds_damage(&staged.file)
 }
 
 /// Opens an object for reading. A directory, a socket and the like are refused before a read could hang on them.
-pub(super) fn open_object(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
+pub(super) fn open_object(inside: &Inside<'_>, path: &Path) -> io::Result<File> {
+    open_object_with(inside, path, OFlags::empty())
+}
+
+/// The same with further flags. Nonblocking.
+pub(super) fn open_object_with(inside: &Inside<'_>, path: &Path, flags: OFlags) -> io::Result<File> {
+    let file = File::from(inside.open(path, OFlags::RDONLY | OFlags::NONBLOCK | flags)?);
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(
             io::ErrorKind::IsADirectory,
@@ -316,38 +334,55 @@ pub(super) fn is_absent(error: &io::Error) -> bool {
 }
 
 /// Removes the object, durably, and the directories that it leaves empty.
-pub(super) fn delete(root: &Path, key: &str) -> io::Result<()> {
-    let path = path_of(root, key);
-    match std::fs::symlink_metadata(&path) {
-        Ok(meta) if meta.is_dir() => {
+pub(super) fn delete(root: &Root, key: &str) -> io::Result<()> {
+    let top = root.path();
+    let path = path_of(top, key);
+    let above = path.parent().unwrap_or(top);
+    let inside = root.enter()?;
+    inside.prove()?;
+    let Some(directory) = inside.found(inside.open(above, OFlags::PATH | OFlags::DIRECTORY))? else {
+        return Ok(());
+    };
+    let name = name_of(&path)?;
+    let removed = match fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(there) if FileType::from_raw_mode(there.st_mode) == FileType::Directory => {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "a directory, not an object"));
         }
-        Ok(_) => match std::fs::remove_file(&path) {
-            Err(error) if !is_absent(&error) => return Err(error),
-            _ => {}
-        },
-        Err(error) if is_absent(&error) => return Ok(()),
-        Err(error) => return Err(error),
+        Ok(_) => fs::unlinkat(&directory, name, AtFlags::empty()),
+        Err(errno) => Err(errno),
+    };
+    if inside.found(removed.map_err(io::Error::from))?.is_none() {
+        return Ok(());
     }
-    let mut at = path.parent();
-    while let Some(directory) = at.filter(|d| *d != root) {
+    let mut at = Some(above);
+    while let Some(directory) = at.filter(|directory| *directory != top) {
         match std::fs::remove_dir(directory) {
             Ok(()) => at = directory.parent(),
             Err(_) => break,
         }
     }
-    match File::open(at.unwrap_or(root)) {
+    match File::open(at.unwrap_or(top)) {
         Ok(directory) => directory.sync_all(),
         Err(error) if is_absent(&error) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-fn make_parents(root: &Path, target: &Path) -> io::Result<()> {
-    match target.parent() {
-        Some(parent) if parent != root => make_directories(parent),
-        _ => Ok(()),
+/// The directory of an object, made if it is missing. No link leads there, and none is made in another directory than the store's.
+fn directory_of(root: &Root, target: &Path) -> io::Result<OwnedFd> {
+    let top = root.path();
+    let parent = target.parent().unwrap_or(top);
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    let inside = root.enter()?;
+    if let Some(directory) = inside.found(inside.open(parent, flags))? {
+        return Ok(directory);
     }
+    make_directories(parent)?;
+    inside.open(parent, flags)
+}
+
+fn name_of(path: &Path) -> io::Result<&std::ffi::OsStr> {
+    path.file_name().ok_or_else(|| io::Error::other("a key has a last part"))
 }
 
 fn make_directories(path: &Path) -> io::Result<()> {
@@ -373,117 +408,4 @@ fn sync_parents(root: &Path, target: &Path, syncs: &DirectorySyncs) -> io::Resul
         at = directory.parent();
     }
     Ok(())
-}
-
-/// One object found by [`walk`].
-#[derive(Debug)]
-pub(super) struct Found {
-    pub(super) key: String,
-    pub(super) size_bytes: u64,
-}
-
-/// Objects and, with `delimiter`, common prefixes below `prefix`; at most `limit` of both, `None` beyond.
-pub(super) fn walk(
-    root: &Path,
-    prefix: &str,
-    delimiter: bool,
-    limit: usize,
-) -> io::Result<Option<(Vec<Found>, Vec<String>)>> {
-    // Everything below the last `/` of the prefix lies in one directory, so the walk begins there.
-    let folder = prefix.rfind('/').map_or("", |at| &prefix[..at]);
-    let (start, base) = match folder {
-        "" => (root.to_owned(), String::new()),
-        folder => (path_of(root, folder), format!("{folder}/")),
-    };
-    let mut walk = Walk { prefix, delimiter, limit, found: Vec::new(), prefixes: Vec::new() };
-    if !walk.directory(root, &start, &base)? {
-        return Ok(None);
-    }
-    walk.found.sort_by(|a, b| a.key.cmp(&b.key));
-    walk.prefixes.sort();
-    Ok(Some((walk.found, walk.prefixes)))
-}
-
-struct Walk<'a> {
-    prefix: &'a str,
-    delimiter: bool,
-    limit: usize,
-    found: Vec<Found>,
-    prefixes: Vec<String>,
-}
-
-impl Walk<'_> {
-    /// Goes through one directory whose entries continue the key text `base`; `false` when the limit is reached.
-    /// Keys have at most 1024 bytes, which bounds the depth.
-    fn directory(&mut self, root: &Path, directory: &Path, base: &str) -> io::Result<bool> {
-        if base.len() > super::super::MAX_KEY_BYTES {
-            return Ok(true);
-        }
-        let entries = match std::fs::read_dir(directory) {
-            Ok(entries) => entries,
-            // Removed while we look, or the prefix goes through an object: nothing is below.
-            Err(error) if is_absent(&error) => return Ok(true),
-            Err(error) => return Err(error),
-        };
-        for entry in entries {
-            let entry = entry?;
-            let name = entry.file_name();
-            // A name that is not UTF-8 is no key, so not ours.
-            let Some(name) = name.to_str() else { continue };
-            if directory == root && name == STAGING {
-                continue;
-            }
-            let Ok(meta) = entry.path().metadata() else { continue };
-            let text = match piece_of(name) {
-                Piece::GoesOn(piece) if meta.is_dir() => {
-                    let text = format!("{base}{piece}");
-                    if self.leads_to(&text) && !self.directory(root, &entry.path(), &text)? {
-                        return Ok(false);
-                    }
-                    continue;
-                }
-                Piece::GoesOn(_) => continue,
-                Piece::Ends(piece) => format!("{base}{piece}"),
-            };
-            if meta.is_dir() {
-                let text = format!("{text}/");
-                let folds = self.delimiter && text.len() > self.prefix.len() && text.starts_with(self.prefix);
-                if folds {
-                    if has_object(&entry.path())? {
-                        self.prefixes.push(text);
-                    }
-                } else if self.leads_to(&text) && !self.directory(root, &entry.path(), &text)? {
-                    return Ok(false);
-                }
-            } else if meta.is_file() && text.starts_with(self.prefix) {
-                self.found.push(Found { key: text, size_bytes: meta.len() });
-            }
-            if self.found.len() + self.prefixes.len() > self.limit {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Whether keys that begin with `text` can begin with the prefix.
-    fn leads_to(&self, text: &str) -> bool {
-        text.starts_with(self.prefix) || self.prefix.starts_with(text)
-    }
-}
-
-/// Directories that hold no object are no prefixes: a crash between mkdir and link leaves them.
-fn has_object(directory: &Path) -> io::Result<bool> {
-    let entries = match std::fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if is_absent(&error) => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    for entry in entries {
-        let path = entry?.path();
-        let Ok(meta) = path.metadata() else { continue };
-        if meta.is_file() || (meta.is_dir() && has_object(&path)?) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }

@@ -1,0 +1,259 @@
+//! The directory that holds the store: whether it is there, and names below it that no symbolic link leads away from.
+//!
+//! Owns: the proof that a directory is the store's, opening below it. Does not own: keys (`names`), what is done with what was opened
+//! (`files`, `walk`).
+//!
+//! An empty mount point looks like a store from which everything was removed. So only the store's own directory can say that there is no such
+//! object. Each call opens the directory once and looks below that descriptor; where nothing is found, the descriptor must prove to be the
+//! store's. It is the store's if it is the directory (device and inode) that was the store's before, or if it has the store's mark: an
+//! empty directory with a random name in the staging directory. By the mark a file system is known again that was mounted anew and has
+//! another device number. No descriptor is kept between calls, since it would hold up an unmount.
+//!
+//! No symbolic link below the directory is followed, whoever made it: the daemon may read and write more than who put the link there.
+//! The directory itself may be one, or lie below some.
+
+use super::files::is_absent;
+use super::names::STAGING;
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Begins the name of a mark. Two daemons that make one at the same time leave two, and each is as good.
+const MARK: &str = "store-";
+
+/// The mark says nothing but its name.
+const MARK_MODE: u32 = 0o700;
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Root {
+    path: PathBuf,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Device and inode that were the store's last.
+    identity: Option<(u64, u64)>,
+    /// The path of the mark below the directory. None before [`Root::take`].
+    mark: Option<PathBuf>,
+}
+
+/// The directory as it was found at the beginning of one call.
+#[derive(Debug)]
+pub(super) struct Inside<'a> {
+    root: &'a Root,
+    directory: OwnedFd,
+}
+
+impl Root {
+    /// Nothing is looked at yet.
+    pub(super) fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), known: Mutex::default() }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the directory for one call.
+    ///
+    /// # Errors
+    /// It is not there, which is no answer about any object.
+    pub(super) fn enter(&self) -> io::Result<Inside<'_>> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match fs::openat(CWD, &self.path, flags, Mode::empty()) {
+            Ok(directory) => Ok(Inside { root: self, directory }),
+            Err(Errno::NOENT | Errno::NOTDIR) => Err(self.away()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Takes the directory that is there for the store's: finds its mark, or makes one. The staging directory is there.
+    pub(super) fn take(&self) -> io::Result<()> {
+        let inside = self.enter()?;
+        let staging = self.path.join(STAGING);
+        let mut found = None;
+        for entry in std::fs::read_dir(&staging)? {
+            let name = entry?.file_name();
+            if is_mark(&name) {
+                found = Some(name);
+                break;
+            }
+        }
+        let name = match found {
+            Some(name) => name,
+            None => {
+                let mut random = [0_u8; 16];
+                getrandom::fill(&mut random).map_err(io::Error::other)?;
+                let name = format!("{MARK}{:032x}", u128::from_le_bytes(random));
+                let mark = Path::new(STAGING).join(&name);
+                fs::mkdirat(&inside.directory, &mark, Mode::from_raw_mode(MARK_MODE))?;
+                File::open(&staging)?.sync_all()?;
+                name.into()
+            }
+        };
+        let identity = inside.identity()?;
+        *self.known() = Known { identity: Some(identity), mark: Some(Path::new(STAGING).join(name)) };
+        Ok(())
+    }
+
+    /// Not of the kind `NotFound`: nobody may take it for an answer about an object.
+    fn away(&self) -> io::Error {
+        io::Error::other(format!(
+            "{} is missing, or is not the directory that this store was opened in, such as an empty mount point; mount it or put it \
+             back, or restart the daemon if this directory is the store from now on",
+            self.path.display()
+        ))
+    }
+}
+
+impl Inside<'_> {
+    /// Opens what lies at `path`, which begins with the path of the directory.
+    ///
+    /// # Errors
+    /// As open(2). A symbolic link on the way or at its end is of the kind `InvalidData`.
+    pub(super) fn open(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+        let below = path.strip_prefix(&self.root.path).map_err(io::Error::other)?;
+        let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let opened = fs::openat2(&self.directory, below, flags | OFlags::CLOEXEC, Mode::empty(), resolve);
+        opened.map_err(|errno| match errno {
+            Errno::LOOP => io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a symbolic link is or leads there, and none below this store is followed",
+            ),
+            Errno::NOSYS => {
+                io::Error::new(io::ErrorKind::Unsupported, "this kernel, or its filter, has no openat2(2)")
+            }
+            errno => errno.into(),
+        })
+    }
+
+    /// What was found below. `None`: there is no such object, and this directory can say so.
+    ///
+    /// # Errors
+    /// Those of `result`; this is not the store's directory.
+    pub(super) fn found<T>(&self, result: io::Result<T>) -> io::Result<Option<T>> {
+        match result {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if is_absent(&error) => self.prove().map(|()| None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Fails unless this is the store's directory.
+    pub(super) fn prove(&self) -> io::Result<()> {
+        let identity = self.identity()?;
+        let mark = {
+            let known = self.root.known();
+            if known.identity == Some(identity) {
+                return Ok(());
+            }
+            known.mark.clone()
+        };
+        let Some(mark) = mark else { return Err(self.root.away()) };
+        match fs::statat(&self.directory, &mark, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => {
+                self.root.known().identity = Some(identity);
+                Ok(())
+            }
+            Err(Errno::NOENT | Errno::NOTDIR) => Err(self.root.away()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn identity(&self) -> io::Result<(u64, u64)> {
+        let found = fs::fstat(&self.directory)?;
+        Ok((found.st_dev, found.st_ino))
+    }
+}
+
+/// Whether an entry of the staging directory is a mark, which no sweep removes.
+pub(super) fn is_mark(name: &std::ffi::OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(MARK.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn scene() -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let root = Root::new(&folder.path().join("root"));
+        std::fs::create_dir_all(root.path().join(STAGING)).expect("create");
+        root.take().expect("take");
+        (folder, root)
+    }
+
+    fn is_there(root: &Root, name: &str) -> io::Result<bool> {
+        let inside = root.enter()?;
+        Ok(inside.found(inside.open(&root.path().join(name), OFlags::PATH))?.is_some())
+    }
+
+    #[test]
+    fn only_the_directory_of_the_store_says_that_something_is_absent() {
+        let (folder, root) = scene();
+        std::fs::write(root.path().join("k"), "1").expect("write");
+        assert!(is_there(&root, "k").expect("there"));
+        assert!(!is_there(&root, "other").expect("absent"));
+        let aside = folder.path().join("aside");
+        std::fs::rename(root.path(), &aside).expect("rename");
+        let error = is_there(&root, "k").expect_err("no directory");
+        assert_eq!(error.kind(), io::ErrorKind::Other, "{error}");
+        // A mount point, and one in which another store was made.
+        std::fs::create_dir(root.path()).expect("create");
+        is_there(&root, "k").expect_err("an empty directory");
+        std::fs::create_dir_all(root.path().join(STAGING).join(format!("{MARK}0"))).expect("create");
+        is_there(&root, "k").expect_err("another store");
+        std::fs::remove_dir_all(root.path()).expect("remove");
+        std::fs::rename(&aside, root.path()).expect("rename");
+        assert!(is_there(&root, "k").expect("it is back"));
+        assert!(!is_there(&root, "other").expect("absent once more"));
+    }
+
+    #[test]
+    fn a_store_that_is_mounted_again_is_known_by_its_mark_and_one_whose_mark_is_gone_by_itself() {
+        let (folder, root) = scene();
+        let staging = root.path().join(STAGING);
+        let mark =
+            std::fs::read_dir(&staging).expect("list").next().expect("a mark").expect("entry").file_name();
+        // Another inode with the same mark: what a mount with another device number is.
+        std::fs::rename(root.path(), folder.path().join("aside")).expect("rename");
+        std::fs::create_dir_all(staging.join(&mark)).expect("create");
+        assert!(!is_there(&root, "k").expect("the same store"));
+        std::fs::remove_dir(staging.join(&mark)).expect("remove");
+        assert!(!is_there(&root, "k").expect("the same directory"));
+        root.take().expect("take");
+        assert_eq!(std::fs::read_dir(&staging).expect("list").count(), 1, "a new mark");
+        Root::new(root.path()).take().expect("take");
+        assert_eq!(std::fs::read_dir(&staging).expect("list").count(), 1, "one mark for all");
+    }
+
+    #[test]
+    fn no_link_below_is_followed_and_those_above_are() {
+        let (folder, root) = scene();
+        std::fs::write(folder.path().join("secret"), "1").expect("write");
+        symlink("../secret", root.path().join("out")).expect("link");
+        std::fs::write(root.path().join("k"), "1").expect("write");
+        symlink("k", root.path().join("in")).expect("link");
+        symlink("..", root.path().join("up")).expect("link");
+        for name in ["out", "in", "up", "up/secret", "up/root/k"] {
+            let error = is_there(&root, name).expect_err(name);
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{name}: {error}");
+        }
+        symlink(folder.path(), folder.path().join("way")).expect("link");
+        let led = Root::new(&folder.path().join("way/root"));
+        led.take().expect("take");
+        assert!(is_there(&led, "k").expect("there"));
+    }
+}
