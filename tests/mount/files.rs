@@ -91,6 +91,18 @@ fn modes_work_and_suid_is_never_kept() {
     assert_eq!(fs::metadata(site.path("d")).unwrap().mode() & 0o7777, 0o3770);
 }
 
+/// S-mode: "Pipes, sockets and devices keep all bits, and lose suid and sgid by chown(2) as elsewhere."
+#[test]
+fn what_is_no_file_keeps_suid_sgid_and_sticky() {
+    let Some(site) = Site::usual() else { return };
+    let path = site.path("pipe");
+    rustix::fs::mknodat(CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::empty(), 0).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o7755)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o7755);
+    std::os::unix::fs::chown(&path, Some(12), Some(34)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o1755);
+}
+
 /// S-xattr: "Extended attributes `user.*` are kept on files and directories".
 #[test]
 fn user_attributes_are_kept_listed_and_removed() {

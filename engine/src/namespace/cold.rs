@@ -10,7 +10,7 @@ use super::node::{Body, Node};
 use super::open::OpenOutcome;
 use super::reclaim::Candidate;
 use super::xattr::Xattrs;
-use super::{Caller, FILE_MODE_BITS, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, ROOT, State};
+use super::{Caller, FsError, MAX_TARGET_BYTES, Namespace, NodeId, ROOT, State};
 use crate::tier1::Backing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -348,7 +348,7 @@ impl State {
             }
         };
         let node = self.tree.node_mut(id)?;
-        node.mode = entry.mode & if node.is_directory() { MODE_BITS } else { FILE_MODE_BITS };
+        node.mode = entry.mode & node.body.mode_bits();
         node.uid = entry.uid;
         node.gid = entry.gid;
         node.mtime_ns = entry.mtime_ns;

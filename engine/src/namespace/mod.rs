@@ -561,9 +561,11 @@ impl Namespace {
 }
 
 /// Permission bits a directory may carry; files lose suid and sgid besides, since a write cannot clear them
-/// (`file_remove_privs` would ask the daemon on every write).
+/// (`file_remove_privs` would ask the daemon on every write). Pipes, sockets and devices, which nobody writes here, keep all.
+/// [`Body::mode_bits`] says which of these hold.
 const MODE_BITS: u32 = 0o3777;
 const FILE_MODE_BITS: u32 = 0o1777;
+const SPECIAL_MODE_BITS: u32 = 0o7777;
 
 /// How long a call waits for another that changes the same file's bytes: a copy of 100 GB takes about 20 s.
 const BUSY_WAIT: Duration = Duration::from_secs(60);

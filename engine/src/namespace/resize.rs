@@ -6,7 +6,7 @@ use super::attr::{Attr, SetAttr, SetTime, attr, freeze, observe, rebase};
 use super::node::Body;
 use super::open::Change;
 use super::stale::{Patience, Spared};
-use super::{Caller, FILE_MODE_BITS, FsError, MODE_BITS, Namespace, NodeId};
+use super::{Caller, FsError, Namespace, NodeId};
 
 impl Namespace {
     /// Changes attributes. A new size takes the path of an open for update (`open`): in place, or with a copy
@@ -34,11 +34,10 @@ impl Namespace {
                 freeze(target)?;
             }
             if let Some(mode) = set.mode {
-                target.mode = mode
-                    & match target.body {
-                        Body::File(_) => FILE_MODE_BITS,
-                        Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => MODE_BITS,
-                    };
+                target.mode = mode & target.body.mode_bits();
+            }
+            if set.mode.is_none() && (set.uid.is_some() || set.gid.is_some()) {
+                target.mode = target.body.mode_after_chown(target.mode);
             }
             target.uid = set.uid.unwrap_or(target.uid);
             target.gid = set.gid.unwrap_or(target.gid);
