@@ -3,7 +3,7 @@
 //! Owns: handle numbers, open counts, FLUSH and RELEASE, fsync, fallocate, statfs.
 //! Does not own: opening (`open`), what a closed file becomes next (`seal`).
 
-use super::attr::{Kind, freeze, measure_from_now};
+use super::attr::{Kind, freeze, measure_from_now, measure_writer};
 use super::node::Body;
 use super::session::Answer;
 use super::{Caller, FsError, Namespace, NodeId, State};
@@ -119,7 +119,7 @@ impl State {
         now_ns: i64,
     ) -> Result<OpenFile, FsError> {
         if writable && self.file_mut(node)?.fate.writers() == 0 {
-            measure_from_now(self.tree.node_mut(node)?)?.ok_or(FsError::Invalid)?;
+            measure_writer(self.tree.node_mut(node)?, now_ns)?;
         }
         let file = self.file_mut(node)?;
         let backing = Arc::clone(file.backing.as_ref().ok_or(FsError::Stale)?);
@@ -127,7 +127,6 @@ impl State {
         file.kept_until = None;
         if writable {
             if file.fate.writers() == 0 {
-                file.times_set = false;
                 file.opened_ns = now_ns;
                 backing.begin_growth();
             }
@@ -277,7 +276,6 @@ impl Namespace {
                 file.flushed_ns = file.flushed_ns.max(if cut { now_ns } else { handle.flushed_ns });
                 if file.fate.writers() == 0 {
                     file.closed_ns = now_ns;
-                    file.times_set = false;
                     file.changes += 1;
                     if let Some(backing) = &file.backing {
                         backing.end_growth();

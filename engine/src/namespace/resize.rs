@@ -2,8 +2,7 @@
 //!
 //! Owns: [`Namespace::setattr`]. Does not own: which bytes may change in place (`open`).
 
-use super::attr::{Attr, SetAttr, SetTime, attr, freeze, observe, rebase};
-use super::node::Body;
+use super::attr::{Attr, SetAttr, SetTime, attr, freeze, mark_unwritten, observe, rebase};
 use super::open::Change;
 use super::stale::{Patience, Spared};
 use super::{Caller, FsError, Namespace, NodeId};
@@ -32,6 +31,9 @@ impl Namespace {
             if set.mtime.is_some() {
                 // What was written so far is taken in first, so that a later write is told apart from it.
                 freeze(target)?;
+                if target.file().is_ok_and(|file| file.fate.writers() > 0) {
+                    mark_unwritten(target)?;
+                }
             }
             if let Some(mode) = set.mode {
                 target.mode = mode & target.body.mode_bits();
@@ -44,9 +46,6 @@ impl Namespace {
             target.atime_ns = resolve(set.atime, caller.now_ns).unwrap_or(target.atime_ns);
             if let Some(mtime_ns) = resolve(set.mtime, caller.now_ns) {
                 target.mtime_ns = mtime_ns;
-                if let Body::File(file) = &mut target.body {
-                    file.times_set = file.fate.writers() > 0;
-                }
             }
             state.note_attributes(node, caller.now_ns)?;
             attr(node, state.tree.node(node)?)
