@@ -85,7 +85,6 @@ pub use xattr::XattrSource;
 use crate::courtesy::Courtesy;
 use crate::tier1::{Backing, Tier1};
 use carried::CarriedNames;
-use departing::Departing;
 use deputy::Removed;
 use fates::Fates;
 use file::File;
@@ -654,9 +653,7 @@ impl State {
         let (remembered, forsaken) = (node.is_remembered(), node.forsaken);
         if let Body::File(file) = &mut node.body {
             // The RELEASE of a descriptor that was closed before may be on its way, as FORGET is.
-            if let Some(departing) = Departing::of(file) {
-                self.departing.add(departing);
-            }
+            self.departing.leaves(file);
             let adopted = self.adopted.get(&file.id).copied();
             if let Some(removed) = self.removed.as_mut().filter(|removed| removed.means(id, file, adopted)) {
                 removed.note(file.id);

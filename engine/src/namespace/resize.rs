@@ -84,6 +84,10 @@ impl Namespace {
         }
         let prepared = self.prepare(node, change, size_bytes, old_bytes);
         self.change(|state| {
+            // What is cut off makes room as what is removed does, also where the old bytes were being sealed or uploaded.
+            if size_bytes < old_bytes && change != Change::InPlace && prepared.is_ok() {
+                state.departing.leaves(state.tree.node(node)?.file()?);
+            }
             state.apply_change(self, node, change, prepared, Some(size_bytes), caller.now_ns)?;
             state.stale.settle(caller.pid, node);
             let target = state.tree.node_mut(node)?;
