@@ -164,6 +164,11 @@ fn user_attributes_are_kept_listed_and_removed() {
     let mut names: Vec<&[u8]> = buffer[..length].split(|&b| b == 0).filter(|n| !n.is_empty()).collect();
     names.sort_unstable();
     assert_eq!(names, [&b"user.empty"[..], b"user.note"]);
+    let both = XattrFlags::CREATE | XattrFlags::REPLACE;
+    let refused = |name: &str, flags| rustix::fs::setxattr(&path, name, b"y", flags).unwrap_err();
+    assert_eq!(refused("user.note", both), rustix::io::Errno::EXIST);
+    assert_eq!(refused("user.none", both), rustix::io::Errno::NODATA);
+    assert_eq!(refused("user.", XattrFlags::empty()), rustix::io::Errno::INVAL);
     rustix::fs::removexattr(&path, "user.note").unwrap();
     let gone = rustix::fs::getxattr(&path, "user.note", &mut buffer[..]).unwrap_err();
     assert_eq!(gone, rustix::io::Errno::NODATA);
