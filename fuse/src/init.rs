@@ -17,8 +17,9 @@ const STACK_DEPTH: u32 = 1;
 const ALWAYS: &[InitFlags] = &[
     // O_TRUNC comes with OPEN, so that truncating a sealed file and opening it are one decision.
     InitFlags::FUSE_ATOMIC_O_TRUNC,
-    // Otherwise every write asks for security.capability. We never store suid or sgid bits, so there is
-    // nothing to kill; fuser 0.18 does not hand on the kernel's kill flags either.
+    // Otherwise every write asks for security.capability. We never store suid or sgid bits of files, so there is
+    // nothing to kill, and what is no file loses them by chown(2) in the namespace; fuser 0.18 does not hand on the kernel's
+    // kill flags either.
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
     InitFlags::FUSE_PARALLEL_DIROPS,
     InitFlags::FUSE_ASYNC_READ,

@@ -72,7 +72,7 @@ pub(crate) fn mkdir(
     );
 }
 
-/// Makes a pipe, a socket or a device; or an empty file, which nobody has open.
+/// Makes a pipe, a socket or a device; or an empty file, which nobody has open and which stays.
 pub(crate) fn mknod(
     shared: &Shared,
     workers: &Workers,
@@ -92,13 +92,7 @@ pub(crate) fn mknod(
                 if let Some(special) = special {
                     return shared.namespace.make_special(&caller, place.0, &place.1, mode & 0o7777, special);
                 }
-                let flags = libc::O_RDONLY | libc::O_CREAT | libc::O_EXCL;
-                let created =
-                    shared.namespace.create(&caller, place.0, &place.1, mode & FILE_MODE_BITS, flags);
-                created.map(|(found, file)| {
-                    shared.give_back(&file);
-                    found
-                })
+                shared.namespace.make_file(&caller, place.0, &place.1, mode & FILE_MODE_BITS)
             });
             shared.answer_entry(caller.request, entered, reply);
         },

@@ -131,9 +131,11 @@ impl Shared {
         let made = match answer {
             Answer::Entered(node) => self.namespace.enter(node),
             Answer::Created(node, fh) => {
-                // A file made by MKNOD is given back before the answer; that may have been left undone.
-                if let Some(file) = self.namespace.handle(fh) {
-                    self.give_back(&file);
+                // A file made by MKNOD is closed before the answer; that may have been left undone.
+                if self.namespace.handle(fh).is_some()
+                    && let Err(error) = self.namespace.close(fh)
+                {
+                    tracing::warn!(fh, %error, "a file that was made without being opened could not be closed");
                 }
                 self.namespace.enter(node)
             }

@@ -114,6 +114,24 @@ fn what_was_just_removed_makes_room_for_the_next_save() {
     }
 }
 
+/// The moment: the seal reads the bytes when most of them are cut off.
+#[test]
+fn what_was_just_cut_off_makes_room_for_the_next_save() {
+    let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
+    let (first, next) = (vec![1; 220 * MIB], vec![2; 150 * MIB]);
+    let path = |name: &str| daemon.mount().join(name);
+    for round in 0..3 {
+        fs::write(path("first"), &first).unwrap();
+        let cut = Command::new("truncate").args(["-s", "1M"]).arg(path("first")).status().unwrap();
+        assert!(cut.success());
+        let written = fs::write(path("next"), &next);
+        assert!(written.is_ok(), "round {round}: {written:?}");
+        assert!(fs::read(path("first")).unwrap() == first[..MIB], "round {round}");
+        fs::remove_file(path("first")).unwrap();
+        fs::remove_file(path("next")).unwrap();
+    }
+}
+
 #[test]
 fn a_trainer_in_a_memory_cgroup_smaller_than_its_checkpoint_saves_it() {
     const FILE_MIB: usize = 512;

@@ -338,6 +338,46 @@ fn what_names_show_besides_bytes_is_kept_whenever_it_changed() {
     }
 }
 
+/// S-mode, S-times, S-links, S-mknod, S-restart: of a directory that is named as a checkpoint and holds only a further, temporary name
+/// of another file, of a pipe with all bits of its mode, and of a file that mknod(2) made.
+#[test]
+fn what_lies_beside_files_is_as_it_was_after_a_restart() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let at = |path: &str| daemon.mount().join(path);
+    let then = SystemTime::UNIX_EPOCH + Duration::new(1_500_000_000, 123_456_789);
+    save(&daemon, "l/keep", b"kept");
+    let directories = ["checkpoint-1", "run/step3", "plain"];
+    fs::create_dir(at("run")).unwrap();
+    for directory in directories {
+        fs::create_dir(at(directory)).unwrap();
+        fs::hard_link(at("l/keep"), at(directory).join("x.tmp")).unwrap();
+        fs::set_permissions(at(directory), fs::Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::chown(at(directory), Some(12), Some(34)).unwrap();
+        File::open(at(directory)).unwrap().set_modified(then).unwrap();
+    }
+    mknodat(CWD, at("l/pipe"), FileType::Fifo, Mode::empty(), 0).unwrap();
+    fs::set_permissions(at("l/pipe"), fs::Permissions::from_mode(0o7755)).unwrap();
+    mknodat(CWD, at("l/made"), FileType::RegularFile, Mode::from_raw_mode(0o640), 0).unwrap();
+    daemon.flush();
+    for end in [Daemon::kill9, Daemon::stop, Daemon::stop] {
+        end(&mut daemon);
+        daemon.start_again();
+        for directory in directories {
+            let path = daemon.mount().join(directory);
+            let stat = fs::metadata(&path).unwrap();
+            let shown = (stat.mode() & 0o7777, stat.uid(), stat.gid(), stat.modified().unwrap());
+            assert_eq!(shown, (0o700, 12, 34, then), "{directory}");
+            assert_eq!(fs::read(path.join("x.tmp")).unwrap(), b"kept", "{directory}");
+        }
+        let place = daemon.mount().join("l");
+        assert_eq!(fs::metadata(place.join("keep")).unwrap().nlink(), 4);
+        assert_eq!(fs::symlink_metadata(place.join("pipe")).unwrap().mode() & 0o7777, 0o7755);
+        let made = fs::metadata(place.join("made")).unwrap();
+        assert_eq!((made.mode() & 0o7777, made.len()), (0o640, 0));
+    }
+}
+
 fn set_xattr(path: &Path, name: &str) {
     rustix::fs::lsetxattr(path, name, b"value", rustix::fs::XattrFlags::empty()).unwrap();
 }

@@ -1,11 +1,12 @@
 //! Attributes, extended attributes, locks, statfs.
 
-use crate::site::Site;
+use crate::site::{PATIENCE, Site};
 use rustix::fs::{CWD, FlockOperation, Timespec, Timestamps, XattrFlags};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 /// S-times: "utimensat(2) is exact, and what it set stays until the next change."
@@ -37,6 +38,46 @@ fn a_time_set_before_close_survives_it() {
     drop(file);
     site.state_after_close("f");
     assert_eq!(fs::metadata(site.path("f")).unwrap().modified().unwrap(), time);
+}
+
+/// S-times: "what it set stays until the next change", and not beyond: all of this happens within a tick of the kernel's clock or two.
+#[test]
+fn a_write_moves_the_time_that_was_set_while_the_file_was_open() {
+    type Change = fn(&File, &Path);
+    let changes: [(&str, Change); 4] = [
+        ("write", |file, _| file.write_all_at(b"y", 0).unwrap()),
+        ("append by another", |_, path| {
+            OpenOptions::new().append(true).open(path).unwrap().write_all(b"y").unwrap();
+        }),
+        ("new size", |file, _| file.set_len(2).unwrap()),
+        ("allocation", |file, _| {
+            rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, 9000).unwrap();
+        }),
+    ];
+    let old = SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 5);
+    let to_come = SystemTime::UNIX_EPOCH + Duration::new(4_000_000_000, 0);
+    for site in Site::both() {
+        for (number, ((what, change), time)) in
+            changes.iter().flat_map(|change| [(change, old), (change, to_come)]).enumerate()
+        {
+            let path = site.path(format!("f{number}"));
+            let shown = || fs::metadata(&path).unwrap().modified().unwrap();
+            let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+            file.write_all(b"bytes").unwrap();
+            file.set_modified(time).unwrap();
+            assert_eq!(shown(), time, "{what}");
+            change(&file, &path);
+            let moved = shown();
+            assert!(moved != time && moved.elapsed().is_ok_and(|ago| ago < PATIENCE), "{what}: {moved:?}");
+            // What is set after it stays, over the close too; and a writer that opens it then moves it again.
+            file.set_modified(time).unwrap();
+            drop(file);
+            site.state_after_close(format!("f{number}"));
+            assert_eq!(shown(), time, "{what}");
+            OpenOptions::new().append(true).open(&path).unwrap().write_all(b"more").unwrap();
+            assert_ne!(shown(), time, "{what}");
+        }
+    }
 }
 
 /// S-times: "Directory mtimes change when their entries do." S-size: "exact ... from another process".
@@ -91,6 +132,18 @@ fn modes_work_and_suid_is_never_kept() {
     assert_eq!(fs::metadata(site.path("d")).unwrap().mode() & 0o7777, 0o3770);
 }
 
+/// S-mode: "Pipes, sockets and devices keep all bits, and lose suid and sgid by chown(2) as elsewhere."
+#[test]
+fn what_is_no_file_keeps_suid_sgid_and_sticky() {
+    let Some(site) = Site::usual() else { return };
+    let path = site.path("pipe");
+    rustix::fs::mknodat(CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::empty(), 0).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o7755)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o7755);
+    std::os::unix::fs::chown(&path, Some(12), Some(34)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o1755);
+}
+
 /// S-xattr: "Extended attributes `user.*` are kept on files and directories".
 #[test]
 fn user_attributes_are_kept_listed_and_removed() {
@@ -111,6 +164,11 @@ fn user_attributes_are_kept_listed_and_removed() {
     let mut names: Vec<&[u8]> = buffer[..length].split(|&b| b == 0).filter(|n| !n.is_empty()).collect();
     names.sort_unstable();
     assert_eq!(names, [&b"user.empty"[..], b"user.note"]);
+    let both = XattrFlags::CREATE | XattrFlags::REPLACE;
+    let refused = |name: &str, flags| rustix::fs::setxattr(&path, name, b"y", flags).unwrap_err();
+    assert_eq!(refused("user.note", both), rustix::io::Errno::EXIST);
+    assert_eq!(refused("user.none", both), rustix::io::Errno::NODATA);
+    assert_eq!(refused("user.", XattrFlags::empty()), rustix::io::Errno::INVAL);
     rustix::fs::removexattr(&path, "user.note").unwrap();
     let gone = rustix::fs::getxattr(&path, "user.note", &mut buffer[..]).unwrap_err();
     assert_eq!(gone, rustix::io::Errno::NODATA);

@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidemark_engine::namespace::FileState;
 
 /// S-rename: "atomic for files, symlinks and directories, empty or not, over an existing name or not".
 #[test]
@@ -277,4 +278,21 @@ fn pipes_sockets_and_devices_can_be_made() {
     assert_eq!(statat(CWD, site.path("plain"), AtFlags::empty()).unwrap().st_size, 0);
     let error = open(site.path(""), OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR).unwrap_err();
     assert_eq!(error, rustix::io::Errno::OPNOTSUPP);
+}
+
+/// S-mknod: "A regular file is made as open(2) with O_CREAT|O_EXCL and close(2) make it."
+#[test]
+fn a_regular_file_can_be_made_without_being_opened() {
+    use rustix::fs::{FileType, Mode, mknodat};
+    for site in Site::both() {
+        let make = || mknodat(CWD, site.path("made"), FileType::RegularFile, Mode::from_raw_mode(0o640), 0);
+        make().unwrap();
+        assert_eq!(make().unwrap_err(), rustix::io::Errno::EXIST);
+        // Of the namespace: the kernel believes the name for a second in any case.
+        assert_eq!((site.state_after_close("made"), site.view("made").size_bytes), (FileState::Closed, 0));
+        fs::write(site.path("made"), b"bytes").unwrap();
+        assert_eq!(fs::read(site.path("made")).unwrap(), b"bytes");
+        let listed: Vec<_> = fs::read_dir(site.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(listed, ["made"]);
+    }
 }

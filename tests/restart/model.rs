@@ -266,6 +266,10 @@ impl Model {
         let id = self.find(path).ok_or(Refused)?;
         let node = self.node_mut(id);
         (node.uid, node.gid) = (uid, gid);
+        if !matches!(node.kind, Kind::Directory(_)) {
+            let sgid = if node.mode & 0o010 != 0 { 0o2000 } else { 0 };
+            node.mode &= !(0o4000 | sgid);
+        }
         Ok(())
     }
 
@@ -349,5 +353,8 @@ mod tests {
         model.unlink("d").unwrap();
         let paths: Vec<_> = model.paths().into_iter().map(|(path, _)| path).collect();
         assert_eq!(paths, ["", "g", "g/f"]);
+        model.pipe("p", 0o7754).unwrap();
+        model.chown("p", 1, 2).unwrap();
+        assert_eq!(model.node(model.find("p").unwrap()).mode, 0o1754);
     }
 }

@@ -7,6 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags, chownat,
@@ -25,6 +26,8 @@ const XATTRS: [&str; 3] = ["user.a", "user.b", "user.long.name"];
 const DEPTH_MOST: usize = 3;
 /// Of so many operations one puts a checkpoint's bytes aside and saves others under its name, and one brings such bytes back.
 const ASIDE_ONE_IN: u64 = 25;
+/// A time before that is none that a write gave just now.
+const CLOCK_WITHIN: Duration = Duration::from_secs(1);
 /// Files that one sequence has open for writing at once.
 const HELD_MOST: usize = 2;
 
@@ -61,6 +64,11 @@ pub(crate) enum Operation {
         target: String,
     },
     Pipe {
+        path: String,
+        mode: u32,
+    },
+    /// A regular file, by mknod(2).
+    Mknod {
         path: String,
         mode: u32,
     },
@@ -226,7 +234,8 @@ impl Sequence {
             28..40 => Operation::Rename { from: any(dice), to: name(dice), no_replace: dice.one_in(6) },
             40..44 => Operation::Exchange { one: any(dice), other: any(dice) },
             44..50 => Operation::Link { from: any(dice), to: name(dice) },
-            50 => Operation::Pipe { path: name(dice), mode: permissions(dice) },
+            50 if dice.one_in(2) => Operation::Mknod { path: name(dice), mode: permissions(dice) },
+            50 => Operation::Pipe { path: name(dice), mode: permissions(dice) | more_bits(dice) },
             51..55 => Operation::Symlink { path: name(dice), target: format!("to/{}", dice.within(0..1000)) },
             55..63 => Operation::Unlink { path: any(dice) },
             63..69 => Operation::Mkdir { path: name(dice), mode: permissions(dice) | 0o700 },
@@ -280,6 +289,10 @@ impl Sequence {
             Operation::Link { from, to } => model.link(from, to),
             Operation::Symlink { path, target } => model.symlink(path, target),
             Operation::Pipe { path, mode } => model.pipe(path, *mode),
+            Operation::Mknod { path, mode } => {
+                model.open(path, true, true, false, 0)?;
+                model.chmod(path, *mode)
+            }
             Operation::Unlink { path } => model.unlink(path),
             Operation::Mkdir { path, mode } => model.mkdir(path, *mode),
             Operation::Rmdir { path } => model.rmdir(path),
@@ -324,6 +337,10 @@ impl Sequence {
                 mknodat(CWD, at(path), FileType::Fifo, Mode::empty(), 0)?;
                 std::fs::set_permissions(at(path), std::fs::Permissions::from_mode(*mode))?;
             }
+            Operation::Mknod { path, mode } => {
+                mknodat(CWD, at(path), FileType::RegularFile, Mode::empty(), 0)?;
+                std::fs::set_permissions(at(path), std::fs::Permissions::from_mode(*mode))?;
+            }
             Operation::Unlink { path } => std::fs::remove_file(at(path))?,
             Operation::Mkdir { path, mode } => {
                 std::fs::create_dir(at(path))?;
@@ -347,11 +364,22 @@ impl Sequence {
             }
             Operation::RemoveXattr { path, name } => lremovexattr(at(path), *name)?,
             Operation::Hold { path } => return open(path).map(Some),
-            Operation::WriteHeld { which, bytes } => self.held[*which].1.write_all_at(bytes, 0)?,
+            Operation::WriteHeld { which, bytes } => write_held(&self.held[*which].1, bytes)?,
             Operation::CloseHeld { which } => drop(self.held.swap_remove(*which)),
         }
         Ok(None)
     }
+}
+
+/// Writes, and looks whether that moved a time that was not the clock's.
+fn write_held(file: &File, bytes: &[u8]) -> io::Result<()> {
+    let before = file.metadata()?.modified()?;
+    file.write_all_at(bytes, 0)?;
+    let was_set = !before.elapsed().is_ok_and(|ago| ago <= CLOCK_WITHIN);
+    if was_set && !bytes.is_empty() && file.metadata()?.modified()? == before {
+        return Err(io::Error::other("the write did not move the file's time"));
+    }
+    Ok(())
 }
 
 fn no_follow() -> OpenOptions {
@@ -378,6 +406,11 @@ fn some_bytes(dice: &mut Dice) -> Vec<u8> {
 /// What a mount keeps on files too: no suid, no sgid.
 fn permissions(dice: &mut Dice) -> u32 {
     u32::try_from(dice.within(0..0o1000)).expect("nine bits")
+}
+
+/// Those that only files lose.
+fn more_bits(dice: &mut Dice) -> u32 {
+    u32::try_from(dice.within(0..8)).expect("three bits") << 9
 }
 
 fn id(dice: &mut Dice) -> u32 {

@@ -6,11 +6,13 @@
 //! A file's size is always its backing file's. Its mtime is the backing file's only while a writer has it open,
 //! because passthrough writes do not pass here; preallocation, punching and trimming move the backing file's
 //! mtime too, so the time noted when the writer opened (`baseline_ns`) tells a change from none, and after the
-//! last writer, or after utimens, the record holds.
+//! last writer the record holds. After utimens the record holds until the next write: the backing file is marked
+//! with a time that no write gives, since one within the same tick of the kernel's clock would not show.
 
 use super::file::File;
 use super::node::{Body, Node};
 use super::{FsError, NodeId};
+use crate::tier1::UNWRITTEN_NS;
 
 /// What kind of node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -81,6 +83,9 @@ pub struct SetAttr {
 /// The size every directory shows; tools only want it not to be zero.
 const DIRECTORY_BYTES: u64 = 4096;
 
+/// The kernel stamps writes with a coarse clock, whose ticks are 10 ms at most.
+const TICK_NS: i64 = 10_000_000;
+
 /// What is true of a file's bytes right now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Observed {
@@ -111,12 +116,50 @@ pub(super) fn observe(node: &Node, file: &File) -> Result<Observed, FsError> {
         ctime_ns: node.ctime_ns,
         backing_mtime_ns: Some(stat.mtime_ns),
     };
-    if file.fate.writers() > 0 && !file.times_set && stat.mtime_ns != file.baseline_ns {
-        // The kernel stamps writes with its coarse clock, which may lie a tick before the open's exact time.
-        observed.mtime_ns = stat.mtime_ns.max(file.opened_ns);
+    // A daemon that died between the mark and the journal's word of it left the one without the other.
+    let is_news = ![file.baseline_ns, UNWRITTEN_NS].contains(&stat.mtime_ns);
+    if file.fate.writers() > 0 && is_news {
+        observed.mtime_ns = written_ns(stat.mtime_ns, file.opened_ns, node.mtime_ns);
         observed.ctime_ns = observed.ctime_ns.max(observed.mtime_ns);
     }
     Ok(observed)
+}
+
+/// The mtime of what was written at `backing_ns` by the coarse clock, which may lie a tick before the exact times of the open and of
+/// the call that gave the record its time.
+fn written_ns(backing_ns: i64, opened_ns: i64, record_ns: i64) -> i64 {
+    let written_ns = backing_ns.max(opened_ns);
+    let is_same_tick = (0..TICK_NS).contains(&record_ns.saturating_sub(written_ns));
+    if is_same_tick { record_ns } else { written_ns }
+}
+
+/// Whether a write at `now_ns` might have the very time that the backing file has already, while the record has another.
+fn may_hide_a_write(backing_ns: i64, record_ns: i64, now_ns: i64) -> bool {
+    let tick_ns = TICK_NS.cast_unsigned();
+    now_ns.abs_diff(backing_ns) < tick_ns && record_ns.abs_diff(backing_ns) >= tick_ns
+}
+
+/// The first writer opens a file: what is written from now on is told from what was before. Costs one look at the backing file, and
+/// a mark where that was changed just now although the record has another time.
+pub(super) fn measure_writer(node: &mut Node, now_ns: i64) -> Result<(), FsError> {
+    let observed = measure_from_now(node)?.ok_or(FsError::Invalid)?;
+    match observed.backing_mtime_ns {
+        Some(backing_ns) if may_hide_a_write(backing_ns, node.mtime_ns, now_ns) => mark_unwritten(node),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Lets the next write show, whenever it comes: after the record's time was set while somebody may write. Costs a call on the backing
+/// file and a look at it.
+pub(super) fn mark_unwritten(node: &mut Node) -> Result<(), FsError> {
+    if let Body::File(file) = &mut node.body
+        && let Some(backing) = &file.backing
+    {
+        backing.mark_unwritten()?;
+        // As the file system keeps it.
+        file.baseline_ns = backing.stat()?.mtime_ns;
+    }
+    Ok(())
 }
 
 /// Takes what the writers did into the record, and measures from here on: called when the last writer is gone
@@ -206,5 +249,37 @@ fn record(node: &Node, size_bytes: u64) -> Observed {
         mtime_ns: node.mtime_ns,
         ctime_ns: node.ctime_ns,
         backing_mtime_ns: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_NS: i64 = 1_000_000_000;
+
+    #[test]
+    fn a_write_has_the_time_of_the_clock_but_none_before_what_came_before_it() {
+        let now_ns = 1_700_000_000 * SECOND_NS;
+        assert_eq!(written_ns(now_ns, now_ns - SECOND_NS, 5), now_ns, "an old time was set");
+        assert_eq!(
+            written_ns(now_ns, now_ns - SECOND_NS, now_ns + SECOND_NS),
+            now_ns,
+            "a time to come was set"
+        );
+        assert_eq!(written_ns(now_ns, now_ns + 3, 5), now_ns + 3, "opened within the tick");
+        assert_eq!(written_ns(now_ns, now_ns - SECOND_NS, now_ns + 7), now_ns + 7, "touched within the tick");
+        assert_eq!(written_ns(now_ns, i64::MIN, i64::MIN), now_ns);
+        assert_eq!(written_ns(now_ns, i64::MIN, i64::MAX), now_ns);
+    }
+
+    #[test]
+    fn a_write_hides_only_in_the_tick_of_another_change_and_where_it_would_move_the_time() {
+        let now_ns = 1_700_000_000 * SECOND_NS;
+        assert!(may_hide_a_write(now_ns, 5, now_ns + 1));
+        assert!(may_hide_a_write(now_ns, now_ns + SECOND_NS, now_ns - 1));
+        assert!(!may_hide_a_write(now_ns, 5, now_ns + TICK_NS), "the clock went on");
+        assert!(!may_hide_a_write(now_ns, now_ns + 1, now_ns + 1), "it is its time already");
+        assert!(!may_hide_a_write(now_ns, i64::MIN, i64::MAX));
     }
 }

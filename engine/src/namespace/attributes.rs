@@ -9,7 +9,7 @@
 use super::attr::rebase;
 use super::node::{Body, Node};
 use super::xattr::Xattrs;
-use super::{FILE_MODE_BITS, FsError, MODE_BITS, NodeId, State};
+use super::{FsError, NodeId, State};
 use tidemark_protocol::cluster::wire::NodeState;
 
 /// The node that tells.
@@ -92,7 +92,7 @@ impl State {
         let mut xattrs_changed = Vec::new();
         if taken == Taken::All {
             let xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
-            let mode = attributes.mode & if node.is_directory() { MODE_BITS } else { FILE_MODE_BITS };
+            let mode = attributes.mode & node.body.mode_bits();
             let told = (mode, attributes.uid, attributes.gid, told_ns);
             changed |= (node.mode, node.uid, node.gid, node.attributes_ns) != told;
             (node.mode, node.uid, node.gid, node.attributes_ns) = told;

@@ -10,7 +10,7 @@ use super::node::{Body, Node};
 use super::open::OpenOutcome;
 use super::reclaim::Candidate;
 use super::xattr::Xattrs;
-use super::{Caller, FILE_MODE_BITS, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, ROOT, State};
+use super::{Caller, FsError, MAX_TARGET_BYTES, Namespace, NodeId, ROOT, State};
 use crate::tier1::Backing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +20,10 @@ use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNu
 
 /// How long fetched bytes are kept for the open that asked for them.
 const RESTORE_HOLD: Duration = Duration::from_secs(10);
+
+/// What a directory is made with of which nothing is known; and where that could let somebody in who was kept out.
+const DIRECTORY_MODE: u32 = 0o755;
+const OWNERS_DIRECTORY_MODE: u32 = 0o700;
 
 /// What is to be fetched before a file can be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -281,7 +285,8 @@ impl State {
                         .filter(|node| self.is_reachable(*node))
                         .ok_or(FsError::NotFound)?,
                 };
-                return self.adopt_link(node, &parts, name, entry);
+                let parent = self.make_parents_of_link(node, &parts, entry)?;
+                return self.adopt_link(node, parent, name);
             }
             AdoptKind::Directory => {
                 let parent = self.make_parents(&parts, entry)?;
@@ -317,7 +322,8 @@ impl State {
                 if let Some(known) = known.filter(|known| self.is_reachable(*known)) {
                     // Hard links of one file in two checkpoints: each lists one of its names.
                     if self.holds(known, file, seal) {
-                        return self.adopt_link(known, &parts, name, entry);
+                        let parent = self.make_parents(&parts, entry)?;
+                        return self.adopt_link(known, parent, name);
                     }
                     // Saved over, torn and out of sight: it makes way.
                     if self.is_out_of_sight(known) {
@@ -348,7 +354,7 @@ impl State {
             }
         };
         let node = self.tree.node_mut(id)?;
-        node.mode = entry.mode & if node.is_directory() { MODE_BITS } else { FILE_MODE_BITS };
+        node.mode = entry.mode & node.body.mode_bits();
         node.uid = entry.uid;
         node.gid = entry.gid;
         node.mtime_ns = entry.mtime_ns;
@@ -381,12 +387,38 @@ impl State {
 
     /// The directory of `parts`, made where it is missing with what the entry below it has.
     pub(super) fn make_parents(&mut self, parts: &[&[u8]], entry: &AdoptEntry) -> Result<NodeId, FsError> {
+        self.make_parents_with(parts, entry, DIRECTORY_MODE)
+    }
+
+    /// The same above another name of a node. A document tells of the directories of such names; where it does not, nobody knows to whom
+    /// they were open. So they are the owner's of what is named, and nobody else's: who should get in can be let in, and who should not
+    /// have cannot be sent out again.
+    fn make_parents_of_link(
+        &mut self,
+        node: NodeId,
+        parts: &[&[u8]],
+        entry: &AdoptEntry,
+    ) -> Result<NodeId, FsError> {
+        let named = self.tree.node(node)?;
+        let (uid, gid, mtime_ns) = (named.uid, named.gid, named.mtime_ns);
+        let above = AdoptEntry { uid, gid, mtime_ns, ..entry.clone() };
+        self.make_parents_with(parts, &above, OWNERS_DIRECTORY_MODE)
+    }
+
+    fn make_parents_with(
+        &mut self,
+        parts: &[&[u8]],
+        entry: &AdoptEntry,
+        mode: u32,
+    ) -> Result<NodeId, FsError> {
         let mut at = ROOT;
         for part in parts {
             at = match self.tree.child(at, part) {
                 Ok(found) => found,
                 Err(FsError::NotFound) => {
-                    self.adopt_node(at, part, entry, Body::Directory(Box::default()))?
+                    let made = self.adopt_node(at, part, entry, Body::Directory(Box::default()))?;
+                    self.tree.node_mut(made)?.mode = mode;
+                    made
                 }
                 Err(error) => return Err(error),
             };
@@ -395,14 +427,7 @@ impl State {
         Ok(at)
     }
 
-    fn adopt_link(
-        &mut self,
-        node: NodeId,
-        parents: &[&[u8]],
-        name: &[u8],
-        entry: &AdoptEntry,
-    ) -> Result<NodeId, FsError> {
-        let parent = self.make_parents(parents, entry)?;
+    fn adopt_link(&mut self, node: NodeId, parent: NodeId, name: &[u8]) -> Result<NodeId, FsError> {
         let ctime_ns = self.tree.node(node)?.ctime_ns;
         self.keeping_times(parent, |state| state.tree.link(node, parent, name, ctime_ns))?;
         self.mark(node);
@@ -418,7 +443,7 @@ impl State {
     ) -> Result<NodeId, FsError> {
         self.tree.check_free(parent, name)?;
         let id = self.tree.number();
-        self.tree.insert(id, Node::new(id, 0o755, entry.uid, entry.gid, entry.mtime_ns, body));
+        self.tree.insert(id, Node::new(id, DIRECTORY_MODE, entry.uid, entry.gid, entry.mtime_ns, body));
         self.keeping_times(parent, |state| {
             state.tree.attach(parent, name, id, entry.mtime_ns);
             Ok(())

@@ -1,10 +1,11 @@
-//! Bytes that a program removed and that are not free yet.
+//! Bytes that a program removed, or cut off, and that are not free yet.
 //!
 //! Owns: what a new file waits for when they are most of the room there is, and telling those who still read them that nobody wants
 //! them. Does not own: freeing them (`State::release_unreachable`, Tier-1), what else gives way (`reclaim`), who waits (the adapter).
 //!
 //! After unlink(2) the kernel's RELEASE and FORGET are on their way, and the seal or the upload may still read the bytes. A program
-//! that goes on writing at memory speed would meet a full Tier-1 in that moment.
+//! that goes on writing at memory speed would meet a full Tier-1 in that moment. A file that is made smaller while they are read gets
+//! other memory, and leaves the old one as if it had been removed ([`Departures::leaves`]).
 
 use super::file::{File, SealHold};
 use super::{Namespace, State};
@@ -54,7 +55,7 @@ pub(super) struct Departures {
 }
 
 impl Departing {
-    /// Of a file that has no name any more; none where its memory is not worth a wait.
+    /// Of a file that gives its memory up; none where that is not worth a wait.
     pub(super) fn of(file: &File) -> Option<Self> {
         let backing = file.backing.as_ref()?;
         let counted = backing.counted()?;
@@ -69,8 +70,16 @@ impl Departing {
 }
 
 impl Departures {
+    /// No name leads to what a file has in memory now, or is about to: a file that begins waits for that memory, and who hashes or
+    /// uploads it is told to stop where memory is short.
+    pub(super) fn leaves(&mut self, file: &File) {
+        if let Some(departing) = Departing::of(file) {
+            self.add(departing);
+        }
+    }
+
     /// Adds a file. One that is known already is not waited for longer.
-    pub(super) fn add(&mut self, departing: Departing) {
+    fn add(&mut self, departing: Departing) {
         if self.known.iter().any(|known| known.counted.ptr_eq(&departing.counted)) {
             return;
         }
@@ -156,6 +165,7 @@ impl Namespace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::namespace::{Caller, NamespaceSettings, ROOT, SetAttr};
     use crate::tier1::{MediumChoice, Tier1, Tier1Settings};
     use futures::FutureExt;
     use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation};
@@ -183,5 +193,38 @@ mod tests {
         drop(file);
         assert_eq!(departures.awaited_bytes(now), 0, "its bytes are free");
         assert_eq!(departures.went_bytes, 3 << 20, "and the kernel may not have them yet");
+    }
+
+    /// The moment: truncate(2) comes between the close and the end of the seal.
+    #[test]
+    fn what_a_file_had_beyond_its_new_size_is_awaited_where_the_old_bytes_are_being_hashed() {
+        let directory = tempfile::tempdir().unwrap();
+        let medium = MediumChoice::Directory(directory.path().join("tier1"));
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+        let settings =
+            NamespaceSettings { journal_bytes: Some(1 << 20), ..NamespaceSettings::new(Incarnation(1)) };
+        let namespace = Namespace::new(settings, tier1).unwrap();
+        let caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 1, request: 0 };
+        let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
+        let (made, open) = namespace.create(&caller, ROOT, b"f", 0o644, flags).unwrap();
+        open.backing.set_len(3 << 20).unwrap();
+        namespace.flush(open.fh, &caller, false).unwrap();
+        namespace.release(open.fh).unwrap();
+        drop(open);
+        let awaited_bytes = || namespace.look(|state| state.departing.awaited_bytes(Instant::now()));
+        let resize = |size_bytes| {
+            let size = SetAttr { size: Some(size_bytes), ..SetAttr::default() };
+            namespace.setattr(&caller, made.node, &size).unwrap().size_bytes
+        };
+        let ticket = namespace.begin_seal(made.node).unwrap();
+        assert_eq!((resize(4 << 20), awaited_bytes()), (4 << 20, 0), "it has all that it had");
+        drop(ticket);
+        let ticket = namespace.begin_seal(made.node).unwrap();
+        assert_eq!((resize(1 << 20), awaited_bytes()), (1 << 20, 4 << 20));
+        namespace.abandon_departed();
+        assert!(ticket.is_abandoned());
+        drop(ticket);
+        assert_eq!(awaited_bytes(), 0);
+        assert_eq!((resize(1 << 10), awaited_bytes()), (1 << 10, 0), "cut where it is, nothing departs");
     }
 }

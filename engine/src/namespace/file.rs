@@ -93,8 +93,6 @@ pub(super) struct File {
     pub(super) writers: Vec<Arc<WriterId>>,
     pub(super) opens: u32,
     pub(super) class: ReclaimClass,
-    /// utimens came while writers have it open.
-    pub(super) times_set: bool,
     /// A call is changing its bytes outside the lock; others wait.
     pub(super) busy: bool,
     pub(super) opened_ns: i64,
@@ -104,6 +102,7 @@ pub(super) struct File {
     pub(super) flushed_ns: i64,
     /// When the present name was given by link or rename.
     pub(super) named_ns: i64,
+    /// The backing file's mtime at which nothing was written yet.
     pub(super) baseline_ns: i64,
     /// Counts whatever voids a ticket.
     pub(super) changes: u64,
@@ -142,7 +141,6 @@ impl File {
             writers: Vec::new(),
             opens: 0,
             class: ReclaimClass::Never,
-            times_set: false,
             busy: false,
             opened_ns: now_ns,
             closed_ns: now_ns,

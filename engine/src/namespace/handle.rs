@@ -3,7 +3,7 @@
 //! Owns: handle numbers, open counts, FLUSH and RELEASE, fsync, fallocate, statfs.
 //! Does not own: opening (`open`), what a closed file becomes next (`seal`).
 
-use super::attr::{Kind, freeze, measure_from_now};
+use super::attr::{Kind, freeze, measure_from_now, measure_writer};
 use super::node::Body;
 use super::session::Answer;
 use super::{Caller, FsError, Namespace, NodeId, State};
@@ -119,7 +119,7 @@ impl State {
         now_ns: i64,
     ) -> Result<OpenFile, FsError> {
         if writable && self.file_mut(node)?.fate.writers() == 0 {
-            measure_from_now(self.tree.node_mut(node)?)?.ok_or(FsError::Invalid)?;
+            measure_writer(self.tree.node_mut(node)?, now_ns)?;
         }
         let file = self.file_mut(node)?;
         let backing = Arc::clone(file.backing.as_ref().ok_or(FsError::Stale)?);
@@ -127,7 +127,6 @@ impl State {
         file.kept_until = None;
         if writable {
             if file.fate.writers() == 0 {
-                file.times_set = false;
                 file.opened_ns = now_ns;
                 backing.begin_growth();
             }
@@ -211,6 +210,15 @@ impl Namespace {
         })
     }
 
+    /// Closes a handle that no program got, as a program would: its file stays, closed.
+    ///
+    /// # Errors
+    /// [`FsError::BadHandle`]; [`FsError::Io`] once the daemon keeps nothing more.
+    pub fn close(&self, fh: u64) -> Result<(), FsError> {
+        self.flush(fh, &self.nobody(), false)?;
+        self.release(fh)
+    }
+
     /// Takes back a handle that no program got: nothing was written through it, so it leaves no cut file. A file that was made
     /// for it goes again, since a failed open changes nothing.
     ///
@@ -229,8 +237,12 @@ impl Namespace {
         })?;
         self.release(fh)?;
         let Some((parent, name)) = made else { return Ok(()) };
-        let nobody = Caller { uid: 0, gid: 0, pid: 0, now_ns: self.clock.now_ns(), request: 0 };
-        self.unlink(&nobody, parent, &name)
+        self.unlink(&self.nobody(), parent, &name)
+    }
+
+    /// The daemon itself, now.
+    fn nobody(&self) -> Caller {
+        Caller { uid: 0, gid: 0, pid: 0, now_ns: self.clock.now_ns(), request: 0 }
     }
 
     /// The handle's last descriptor is gone. The last writer's release makes the file closed, or cut when its
@@ -264,7 +276,6 @@ impl Namespace {
                 file.flushed_ns = file.flushed_ns.max(if cut { now_ns } else { handle.flushed_ns });
                 if file.fate.writers() == 0 {
                     file.closed_ns = now_ns;
-                    file.times_set = false;
                     file.changes += 1;
                     if let Some(backing) = &file.backing {
                         backing.end_growth();
@@ -449,6 +460,27 @@ mod tests {
         namespace.take_back(first.fh).unwrap();
         assert!(namespace.lookup(ROOT, b"both").is_ok(), "another program has it open");
         namespace.release(second.fh).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_made_without_being_opened_stays_as_one_that_was_closed() {
+        let directory = tempfile::tempdir().unwrap();
+        let medium = MediumChoice::Directory(directory.path().join("tier1"));
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+        let namespace = Namespace::new(settings(), tier1).unwrap();
+        let pid = std::process::id();
+        let made = namespace.make_file(&Caller { pid, ..caller(1) }, ROOT, b"made", 0o640).unwrap();
+        assert_eq!(namespace.lookup(ROOT, b"made").unwrap().node, made.node);
+        let view = namespace.view(made.node).unwrap();
+        assert_eq!((view.state, view.size_bytes), (super::super::FileState::Closed, 0));
+        assert_eq!(view.writers.first().map(|writer| writer.tgid), Some(pid));
+        assert!(namespace.open_files().is_empty());
+        let again = namespace.make_file(&caller(2), ROOT, b"made", 0o640);
+        assert_eq!(again.map(|_| ()), Err(FsError::Exists));
+        namespace.refuse_writers();
+        let late = namespace.make_file(&caller(3), ROOT, b"late", 0o640);
+        assert_eq!(late.map(|_| ()), Err(FsError::ReadOnly));
+        assert_eq!(namespace.lookup(ROOT, b"late").unwrap_err(), FsError::NotFound);
     }
 
     #[test]

@@ -85,7 +85,6 @@ pub use xattr::XattrSource;
 use crate::courtesy::Courtesy;
 use crate::tier1::{Backing, Tier1};
 use carried::CarriedNames;
-use departing::Departing;
 use deputy::Removed;
 use fates::Fates;
 use file::File;
@@ -561,9 +560,11 @@ impl Namespace {
 }
 
 /// Permission bits a directory may carry; files lose suid and sgid besides, since a write cannot clear them
-/// (`file_remove_privs` would ask the daemon on every write).
+/// (`file_remove_privs` would ask the daemon on every write). Pipes, sockets and devices, which nobody writes here, keep all.
+/// [`Body::mode_bits`] says which of these hold.
 const MODE_BITS: u32 = 0o3777;
 const FILE_MODE_BITS: u32 = 0o1777;
+const SPECIAL_MODE_BITS: u32 = 0o7777;
 
 /// How long a call waits for another that changes the same file's bytes: a copy of 100 GB takes about 20 s.
 const BUSY_WAIT: Duration = Duration::from_secs(60);
@@ -652,9 +653,7 @@ impl State {
         let (remembered, forsaken) = (node.is_remembered(), node.forsaken);
         if let Body::File(file) = &mut node.body {
             // The RELEASE of a descriptor that was closed before may be on its way, as FORGET is.
-            if let Some(departing) = Departing::of(file) {
-                self.departing.add(departing);
-            }
+            self.departing.leaves(file);
             let adopted = self.adopted.get(&file.id).copied();
             if let Some(removed) = self.removed.as_mut().filter(|removed| removed.means(id, file, adopted)) {
                 removed.note(file.id);

@@ -9,7 +9,7 @@ use super::handle::DirEntry;
 use super::node::{Body, Link, Node};
 use super::outgoing::attributes;
 use super::session::Answer;
-use super::{Caller, FsError, MAX_TARGET_BYTES, MODE_BITS, Namespace, NodeId, State};
+use super::{Caller, FsError, MAX_TARGET_BYTES, Namespace, NodeId, State};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::Generation;
@@ -68,7 +68,7 @@ impl Namespace {
     pub fn mkdir(&self, caller: &Caller, parent: NodeId, name: &[u8], mode: u32) -> Result<Attr, FsError> {
         let maker = self.writers.identify(caller.pid);
         let body = Body::Directory(Box::default());
-        let made = self.make(caller, parent, name, mode & MODE_BITS, body)?;
+        let made = self.make(caller, parent, name, mode & body.mode_bits(), body)?;
         if let Some(maker) = maker {
             let made = Made { directory: made.node, maker, at_ns: caller.now_ns };
             self.look(|state| state.note_made(made));
@@ -108,7 +108,8 @@ impl Namespace {
         mode: u32,
         special: Special,
     ) -> Result<Attr, FsError> {
-        self.make(caller, parent, name, mode & MODE_BITS, Body::Special(special))
+        let body = Body::Special(special);
+        self.make(caller, parent, name, mode & body.mode_bits(), body)
     }
 
     fn make(

@@ -5,7 +5,7 @@
 use super::attr::Special;
 use super::file::File;
 use super::xattr::Xattrs;
-use super::{FsError, NodeId};
+use super::{FILE_MODE_BITS, FsError, MODE_BITS, NodeId, SPECIAL_MODE_BITS};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidemark_protocol::id::FileId;
@@ -58,6 +58,31 @@ pub(super) enum Body {
     Directory(Box<Directory>),
     Symlink(Box<[u8]>),
     Special(Special),
+}
+
+const SUID: u32 = 0o4000;
+const SGID: u32 = 0o2000;
+const GROUP_EXECUTES: u32 = 0o010;
+
+impl Body {
+    /// The permission bits that a node of this kind keeps, whoever sets them: a call, another node, or Tier-3.
+    pub(super) fn mode_bits(&self) -> u32 {
+        match self {
+            Self::File(_) => FILE_MODE_BITS,
+            Self::Directory(_) | Self::Symlink(_) => MODE_BITS,
+            Self::Special(_) => SPECIAL_MODE_BITS,
+        }
+    }
+
+    /// The mode after chown(2), which takes suid, and the sgid of what its group may execute, from all but directories. The kernel
+    /// leaves it to us (`FUSE_HANDLE_KILLPRIV_V2`).
+    pub(super) fn mode_after_chown(&self, mode: u32) -> u32 {
+        if matches!(self, Self::Directory(_)) {
+            return mode;
+        }
+        let sgid = if mode & GROUP_EXECUTES != 0 { SGID } else { 0 };
+        mode & !(SUID | sgid)
+    }
 }
 
 /// One entry of a directory.
@@ -189,5 +214,21 @@ impl Node {
             Body::Directory(_) => Err(FsError::IsDirectory),
             Body::Symlink(_) | Body::Special(_) => Err(FsError::Invalid),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_keeps_its_bits_and_chown_takes_those_that_it_takes_elsewhere() {
+        let pipe = Body::Special(Special::Pipe);
+        let directory = Body::Directory(Box::default());
+        assert_eq!(0o7755 & pipe.mode_bits(), 0o7755);
+        assert_eq!(0o7755 & directory.mode_bits(), 0o3755);
+        assert_eq!(pipe.mode_after_chown(0o7755), 0o1755);
+        assert_eq!(pipe.mode_after_chown(0o6745), 0o2745, "its group may not execute it");
+        assert_eq!(directory.mode_after_chown(0o3755), 0o3755);
     }
 }

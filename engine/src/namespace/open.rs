@@ -36,8 +36,9 @@ pub enum OpenOutcome {
     Unverified,
 }
 
-/// O_ACCMODE, O_TRUNC and O_EXCL of Linux, and what the kernel sets in an open for execve(2).
+/// O_ACCMODE, O_WRONLY, O_TRUNC and O_EXCL of Linux, and what the kernel sets in an open for execve(2).
 const ACCESS_MODE: i32 = 0o3;
+const WRITE_ONLY: i32 = 0o1;
 const TRUNCATE: i32 = 0o1000;
 const EXCLUSIVE: i32 = 0o200;
 const EXECUTES: i32 = 0o40;
@@ -152,6 +153,29 @@ impl Namespace {
             Err(FsError::Exists) if flags & EXCLUSIVE == 0 => self.open_existing(caller, parent, name, flags),
             made => made,
         }
+    }
+
+    /// Makes an empty file that nobody has open, as open(2) with O_CREAT and O_EXCL for writing and close(2) do; counts the look-up.
+    /// Costs what these cost.
+    ///
+    /// # Errors
+    /// As [`Namespace::create`], and then nothing was made; [`FsError::Io`] once the daemon keeps nothing more.
+    pub fn make_file(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Attr, FsError> {
+        let (made, open) = self.create(caller, parent, name, mode, WRITE_ONLY | EXCLUSIVE)?;
+        if let Err(error) = self.close(open.fh) {
+            self.forget(made.node, 1);
+            if let Err(kept) = self.take_back(open.fh) {
+                tracing::warn!(fh = open.fh, error = %kept, "a file that was not to be made could not be taken back");
+            }
+            return Err(error);
+        }
+        Ok(made)
     }
 
     fn open_existing(

@@ -2,11 +2,10 @@
 //!
 //! Owns: [`Namespace::setattr`]. Does not own: which bytes may change in place (`open`).
 
-use super::attr::{Attr, SetAttr, SetTime, attr, freeze, observe, rebase};
-use super::node::Body;
+use super::attr::{Attr, SetAttr, SetTime, attr, freeze, mark_unwritten, observe, rebase};
 use super::open::Change;
 use super::stale::{Patience, Spared};
-use super::{Caller, FILE_MODE_BITS, FsError, MODE_BITS, Namespace, NodeId};
+use super::{Caller, FsError, Namespace, NodeId};
 
 impl Namespace {
     /// Changes attributes. A new size takes the path of an open for update (`open`): in place, or with a copy
@@ -32,22 +31,21 @@ impl Namespace {
             if set.mtime.is_some() {
                 // What was written so far is taken in first, so that a later write is told apart from it.
                 freeze(target)?;
+                if target.file().is_ok_and(|file| file.fate.writers() > 0) {
+                    mark_unwritten(target)?;
+                }
             }
             if let Some(mode) = set.mode {
-                target.mode = mode
-                    & match target.body {
-                        Body::File(_) => FILE_MODE_BITS,
-                        Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => MODE_BITS,
-                    };
+                target.mode = mode & target.body.mode_bits();
+            }
+            if set.mode.is_none() && (set.uid.is_some() || set.gid.is_some()) {
+                target.mode = target.body.mode_after_chown(target.mode);
             }
             target.uid = set.uid.unwrap_or(target.uid);
             target.gid = set.gid.unwrap_or(target.gid);
             target.atime_ns = resolve(set.atime, caller.now_ns).unwrap_or(target.atime_ns);
             if let Some(mtime_ns) = resolve(set.mtime, caller.now_ns) {
                 target.mtime_ns = mtime_ns;
-                if let Body::File(file) = &mut target.body {
-                    file.times_set = file.fate.writers() > 0;
-                }
             }
             state.note_attributes(node, caller.now_ns)?;
             attr(node, state.tree.node(node)?)
@@ -86,6 +84,10 @@ impl Namespace {
         }
         let prepared = self.prepare(node, change, size_bytes, old_bytes);
         self.change(|state| {
+            // What is cut off makes room as what is removed does, also where the old bytes were being sealed or uploaded.
+            if size_bytes < old_bytes && change != Change::InPlace && prepared.is_ok() {
+                state.departing.leaves(state.tree.node(node)?.file()?);
+            }
             state.apply_change(self, node, change, prepared, Some(size_bytes), caller.now_ns)?;
             state.stale.settle(caller.pid, node);
             let target = state.tree.node_mut(node)?;

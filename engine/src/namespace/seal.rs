@@ -110,7 +110,7 @@ pub struct StandingBytes {
     pub readers: Readers,
 }
 
-/// How far a file reaches and when the kernel last saw it written. What a mapping changes it does not always see.
+/// How far a file reaches and when the kernel last saw it written or its time set. What a mapping changes it does not always see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reach {
     pub size_bytes: u64,
@@ -355,5 +355,6 @@ impl Namespace {
 
 fn reach_of(backing: &Backing) -> io::Result<Reach> {
     let stat = backing.stat()?;
-    Ok(Reach { size_bytes: stat.size_bytes, written_ns: stat.mtime_ns })
+    // Its mtime is the same each time after a program has set the file's.
+    Ok(Reach { size_bytes: stat.size_bytes, written_ns: stat.ctime_ns })
 }

@@ -77,8 +77,11 @@ impl Xattrs {
 }
 
 fn check(name: &[u8], value: &[u8]) -> Result<(), FsError> {
-    if !name.starts_with(STORED) || name.len() == STORED.len() {
+    if !name.starts_with(STORED) {
         return Err(FsError::Unsupported);
+    }
+    if name.len() == STORED.len() {
+        return Err(FsError::Invalid);
     }
     if name.len() > MAX_XATTR_NAME_BYTES || name.contains(&0) {
         return Err(FsError::Range);
@@ -118,7 +121,7 @@ impl Namespace {
     ///
     /// # Errors
     /// [`FsError::Unsupported`] outside `user.`; [`FsError::Exists`], [`FsError::NoAttribute`] by the flags;
-    /// [`FsError::Range`] for a bad name, [`FsError::TooBig`] over 64 KiB, [`FsError::NoSpace`] over 128 KiB per node.
+    /// [`FsError::Invalid`] for `user.` alone and other flags, [`FsError::Range`] for a bad name, [`FsError::TooBig`] over 64 KiB, [`FsError::NoSpace`] over 128 KiB per node.
     pub fn setxattr(
         &self,
         node: NodeId,
@@ -140,11 +143,11 @@ impl Namespace {
             let target = state.tree.node_mut(node)?;
             let old_bytes =
                 target.xattrs.as_ref().and_then(|xattrs| xattrs.values.get(name)).map(|old| old.len());
-            match (flags, old_bytes) {
-                (XATTR_CREATE, Some(_)) => return Err(FsError::Exists),
-                (XATTR_REPLACE, None) => return Err(FsError::NoAttribute),
-                (0 | XATTR_CREATE | XATTR_REPLACE, _) => {}
-                _ => return Err(FsError::Invalid),
+            match old_bytes {
+                _ if flags & !(XATTR_CREATE | XATTR_REPLACE) != 0 => return Err(FsError::Invalid),
+                Some(_) if flags & XATTR_CREATE != 0 => return Err(FsError::Exists),
+                None if flags & XATTR_REPLACE != 0 => return Err(FsError::NoAttribute),
+                Some(_) | None => {}
             }
             let kept = target.xattrs.as_ref().map_or(0, |xattrs| xattrs.size_bytes());
             let replaced = old_bytes.map_or(0, |old| old + name.len());

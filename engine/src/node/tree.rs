@@ -247,17 +247,16 @@ impl Engine {
     /// The tree as it is, and what is withheld from it.
     fn tree_document(&self, snapshot: &TreeSnapshot, now: Instant) -> (TreeDocument, LeftOut) {
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
-        let unsaved = Unsaved::of(self.ledger.books.values(), self.ledger.stale_checkpoints(), snapshot);
-        let begun: BTreeSet<_> = self.begun(now).collect();
-        let is_left_out = |directory: &RelPath| unsaved.has(directory) || begun.contains(directory);
-        let is_known = |path: &RelPath| path.parent().is_none_or(|above| !is_left_out(&above));
+        let (stale, begun) = (self.ledger.stale_checkpoints(), self.begun(now).collect());
+        let unsaved = Unsaved::of(self.ledger.books.values(), stale, begun, &self.ledger.loose, snapshot);
+        let is_known = |path: &RelPath| path.parent().is_none_or(|above| !unsaved.has(&above));
         let (symlinks, mut withheld) = self.links_to_tell(snapshot, is_known);
         let directories: Vec<_> = snapshot
             .directories
             .iter()
             .filter_map(|node| Some(Directory { path: path(&node.path)?, attributes: attributes_of(node) }))
             .filter(|directory| {
-                let left_out = is_left_out(&directory.path);
+                let left_out = unsaved.has(&directory.path);
                 withheld |= left_out;
                 !left_out
             })
@@ -266,7 +265,8 @@ impl Engine {
         let hard_links = snapshot
             .hard_links
             .iter()
-            .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }));
+            .filter_map(|link| Some(HardLink { path: path(&link.path)?, to: path(&link.to)? }))
+            .filter(|link| is_known(&link.path));
         let here = Here::of(snapshot, self.ledger.books.values());
         let mut removed = self.removed_of_checkpoints(&here, now);
         removed.left_out.withheld |= withheld;

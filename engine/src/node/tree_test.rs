@@ -1,6 +1,7 @@
 //! What a tree document says, of small trees; and when it is pending.
 
 use super::*;
+use crate::node::book::LooseBook;
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::{AttemptId, Epoch, FileCounter, Generation, Incarnation, Timeline, Version};
 use tidemark_protocol::marker::Decision;
@@ -147,4 +148,25 @@ fn attributes_are_listed_where_they_differ_for_the_same_bytes() {
     assert_eq!(here.differs(of(4, 1), &known(0o600)), None, "of a file that is gone");
     let (_, listed) = here.differs(of(1, 2), &known(0o600)).unwrap();
     assert_eq!((listed.file, listed.seal, listed.attributes.mode), (of(1, 2).0, of(1, 2).1, 0o644));
+}
+
+#[test]
+fn a_directory_is_told_with_a_name_in_it_that_is_told_and_not_before() {
+    let files = [("l/keep", of(1, 1)), ("c-2/y.tmp", of(2, 1)), ("c-3/z.tmp", of(3, 1))];
+    let links = [("c-1/deep/x.tmp", "l/keep"), ("c-3/more.tmp", "c-3/z.tmp")];
+    let snapshot = tree(&files, &links);
+    let begun: BTreeSet<_> = ["c-1", "c-1/deep", "c-2", "c-3", "c-4"].map(path).into();
+    let has = |loose: &BTreeMap<RelPath, LooseBook>, directory: &str| {
+        let unsaved = Unsaved::of(std::iter::empty(), std::iter::empty(), begun.clone(), loose, &snapshot);
+        unsaved.has(&path(directory))
+    };
+    let mut loose = BTreeMap::from([(path("c-2/y.tmp"), LooseBook::default())]);
+    assert!(!has(&loose, "c-1") && !has(&loose, "c-1/deep"), "above a further name of a file");
+    assert!(has(&loose, "c-2"), "its file is not in Tier-3");
+    assert!(has(&loose, "c-3"), "nor is this, by whichever name");
+    assert!(has(&loose, "c-4"), "empty");
+    assert!(!has(&loose, "l"));
+    let there = LooseBook { stage: LooseStage::Uploaded { of: of(2, 1) }, ..LooseBook::default() };
+    loose.insert(path("c-2/y.tmp"), there);
+    assert!(!has(&loose, "c-2"));
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{FallocateFlags, Stat, fstat};
+use rustix::fs::{FallocateFlags, Stat, Timespec, Timestamps, UTIME_OMIT, fstat};
 
 use super::file::File;
 use super::mapping::Mapping;
@@ -24,6 +24,21 @@ use super::{Tier1Error, lease};
 #[derive(Debug)]
 pub struct Backing {
     place: Place,
+}
+
+/// The mtime of a backing file that was not written since [`Backing::mark_unwritten`]: no clock stamps a write with the first
+/// nanosecond of 1970.
+pub(crate) const UNWRITTEN_NS: i64 = 1;
+
+/// Whether a file was not written since [`Backing::mark_unwritten`].
+pub(super) fn is_unwritten(stat: &Stat) -> bool {
+    stat.st_mtime == 0 && stat.st_mtime_nsec == UNWRITTEN_NS.cast_unsigned()
+}
+
+/// What utimensat(2) sets for it.
+pub(super) fn unwritten() -> Timestamps {
+    let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    Timestamps { last_access, last_modification: Timespec { tv_sec: 0, tv_nsec: UNWRITTEN_NS } }
 }
 
 /// Where a file lies, from its creation to its end.
@@ -120,6 +135,18 @@ impl Backing {
             ctime_ns: time_ns(stat.st_ctime, stat.st_ctime_nsec),
             blocks_512: stat.st_blocks.cast_unsigned().min(size_bytes.next_multiple_of(PAGE_BYTES) / 512),
         })
+    }
+
+    /// Gives the file an mtime that no write gives, so that the next write shows, also within one tick of the kernel's clock. Until then
+    /// no space is made ready ahead of its writers, which would move the time. Waits for what is being made ready now.
+    ///
+    /// # Errors
+    /// Those of utimensat(2).
+    pub(crate) fn mark_unwritten(&self) -> io::Result<()> {
+        match &self.place {
+            Place::Memory(file) => file.mark_unwritten(),
+            Place::Spill(file) => file.mark_unwritten(),
+        }
     }
 
     /// Reads up to `buffer.len()` bytes; 0 at the end of the file. Opens a descriptor for the call.

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use rustix::fs::{FallocateFlags, Stat, fallocate, ftruncate};
 
+use super::backing::is_unwritten;
 use super::ballast::SLICE_BYTES;
 use super::budget::User;
 use super::lead::{Looked, RUN_AHEAD_STEP_BYTES, lead};
@@ -34,7 +35,7 @@ pub(super) struct File {
     pub(super) space: Arc<Space>,
     pub(super) number: u64,
     growth: Mutex<Growth>,
-    /// Closes that wait for the lock: run-ahead stops between two strides.
+    /// Closes, and calls that set the file's time, that wait for the lock: run-ahead stops between two strides.
     ending: AtomicU32,
     /// Dropped after `Drop` has run, when the budget counts the bytes where they are from then on.
     pub(super) counted: Arc<()>,
@@ -218,6 +219,16 @@ impl File {
         Ok(fd)
     }
 
+    /// See [`super::Backing::mark_unwritten`]. Whoever makes space ready holds the lock from its look at the time on.
+    pub(super) fn mark_unwritten(&self) -> io::Result<()> {
+        self.ending.fetch_add(1, Ordering::Relaxed);
+        let growth = self.growth();
+        self.ending.fetch_sub(1, Ordering::Relaxed);
+        let marked = self.space.mark_unwritten(self.number);
+        drop(growth);
+        marked
+    }
+
     /// Makes more space ready if the file has come near the end of it. True when the file grew since the last look.
     ///
     /// `files` is how many are growing; `poll_ms` how long the caller means to wait before the next look.
@@ -238,6 +249,10 @@ impl File {
         growth.last_look = Instant::now();
         if actual != growth.held_bytes {
             self.settle_at(&mut growth, actual);
+        }
+        // Making space ready moves the mtime. A program has set that, and it stays until somebody writes.
+        if is_unwritten(&stat) {
+            return grew;
         }
         let looked = Looked {
             size_bytes: size,

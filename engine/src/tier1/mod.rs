@@ -48,6 +48,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 pub use self::adopt::KeptMounts;
+pub(crate) use self::backing::UNWRITTEN_NS;
 pub use self::backing::{Backing, BackingStat};
 pub use self::error::{Tier1Error, is_descriptor_limit};
 pub use self::growing::Growing;

@@ -10,10 +10,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, fallocate, fstat, openat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, FallocateFlags, Mode, OFlags, Stat, fallocate, fstat, openat, statat, unlinkat, utimensat,
+};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use super::adopt::Found;
+use super::backing::unwritten;
 use super::ballast::{Ballast, SLICE_BYTES};
 use super::budget::{Budget, User};
 use super::file::File;
@@ -420,6 +423,12 @@ impl Space {
     /// What the file system says of a file that has its name.
     pub(super) fn look(&self, number: u64) -> io::Result<Stat> {
         Ok(statat(&self.medium.files, file_name(number), AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    /// See [`super::Backing::mark_unwritten`].
+    pub(super) fn mark_unwritten(&self, number: u64) -> io::Result<()> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        Ok(utimensat(&self.medium.files, file_name(number), &unwritten(), flags)?)
     }
 
     pub(super) fn host_path(&self, number: u64) -> String {

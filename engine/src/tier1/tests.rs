@@ -301,6 +301,29 @@ fn run_ahead_keeps_ready_space_before_a_writer_it_does_not_hear_of() {
     assert!(read_all(&backing).iter().all(|byte| *byte == 3));
 }
 
+/// What is made ready moves a file's time, and a program has set it.
+#[test]
+fn no_space_is_made_ready_between_a_mark_and_the_next_write() {
+    let tier1 = open(512 * MIB, false);
+    let marked = tier1.create(Some(64 * MIB)).expect("create");
+    let other = tier1.create(Some(200 * MIB)).expect("create");
+    let mtime_ns = |backing: &Backing| backing.stat().expect("look").mtime_ns;
+    marked.mark_unwritten().expect("mark");
+    let shown = || (mtime_ns(&marked), marked.allocated_bytes().expect("look"));
+    let before = shown();
+    assert_eq!(before.0, super::UNWRITTEN_NS);
+    marked.begin_growth();
+    other.begin_growth();
+    // In steps of 64 MiB, and in each turn both are looked at.
+    eventually("the other is led to its plan", || other.held_bytes() >= 200 * MIB);
+    assert_eq!(shown(), before);
+    open_outside(&marked).write_all(b"x").expect("write");
+    assert_ne!(mtime_ns(&marked), super::UNWRITTEN_NS);
+    eventually("it goes on", || marked.held_bytes() >= 64 * MIB);
+    marked.end_growth();
+    other.end_growth();
+}
+
 /// A memory cgroup of either version with `limit_bytes`, or why none can be had.
 struct Cgroup {
     path: PathBuf,

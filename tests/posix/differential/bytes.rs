@@ -5,11 +5,28 @@ use super::world::{World, short, truncate};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::time::{Duration, SystemTime};
 
 fn update(w: &World, name: &str) -> File {
     OpenOptions::new().read(true).write(true).open(w.path(name)).unwrap()
 }
+
+type Change = fn(&World, &File);
+
+/// What moves the time of a file that is open, and what does not.
+const TIMED: [(&str, Change); 8] = [
+    ("nothing", |_, _| ()),
+    ("a write", |_, file| file.write_all_at(b"y", 0).unwrap()),
+    ("a write of nothing", |_, file| assert_eq!(file.write_at(b"", 0).unwrap(), 0)),
+    ("an append by another", |w, _| {
+        OpenOptions::new().append(true).open(w.path("f")).unwrap().write_all(b"y").unwrap();
+    }),
+    ("a duplicate", |_, file| file.try_clone().unwrap().write_all_at(b"z", 1).unwrap()),
+    ("a mode", |_, file| file.set_permissions(fs::Permissions::from_mode(0o600)).unwrap()),
+    ("a smaller size", |_, file| file.set_len(3).unwrap()),
+    ("a link", |w, _| fs::hard_link(w.path("f"), w.path("g")).unwrap()),
+];
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut all = Vec::new();
@@ -108,6 +125,22 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             w.read("f");
         }));
     }
+    all.extend(fresh_and_at_rest("a time that is set while a file is open", |w, make| {
+        make("f", b"bytes");
+        let file = update(w, "f");
+        let set = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let stays = |what: &str| w.saw(what, file.metadata().and_then(|found| Ok(found.modified()? == set)));
+        for (what, change) in TIMED {
+            file.set_modified(set).unwrap();
+            stays("set");
+            change(w, &file);
+            stays(what);
+        }
+        file.set_modified(set).unwrap();
+        drop(file);
+        w.rest("f");
+        w.note("closed", fs::metadata(w.path("f")).unwrap().modified().unwrap() == set);
+    }));
     all.extend([
         scenario("the wrong end of a descriptor", |w| {
             w.put("f", b"x");

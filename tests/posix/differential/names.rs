@@ -3,7 +3,8 @@
 use super::table::{Scenario, fresh_and_at_rest, otherwise, scenario};
 use super::world::World;
 use rustix::fs::{
-    AtFlags, CWD, RenameFlags, Timespec, Timestamps, XattrFlags, linkat, renameat_with, utimensat,
+    AtFlags, CWD, FileType, Mode, RenameFlags, Timespec, Timestamps, XattrFlags, linkat, mknodat,
+    renameat_with, utimensat,
 };
 use std::fs::{self, File};
 use std::io::Read;
@@ -250,6 +251,38 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             });
             moves("rename", &|| fs::rename(w.path("d/f"), w.path("d/g")).unwrap());
             moves("unlink", &|| fs::remove_file(w.path("d/g")).unwrap());
+        }),
+        scenario("a regular file by mknod", |w| {
+            let make = |w: &World| {
+                w.saw(
+                    "make",
+                    mknodat(CWD, w.path("f"), FileType::RegularFile, Mode::from_raw_mode(0o640), 0),
+                );
+            };
+            make(w);
+            w.rest("f");
+            make(w);
+            w.list("");
+            w.stat("f");
+            w.saw("write", fs::write(w.path("f"), b"bytes"));
+            w.read("f");
+        }),
+        scenario("all bits of the mode of a pipe", |w| {
+            w.saw("make", mknodat(CWD, w.path("p"), FileType::Fifo, Mode::empty(), 0));
+            for mode in [0o7755, 0o6644, 0o2710] {
+                fs::set_permissions(w.path("p"), fs::Permissions::from_mode(mode)).unwrap();
+                w.stat("p");
+                w.saw("chown", std::os::unix::fs::chown(w.path("p"), Some(12), Some(34)));
+                w.stat("p");
+            }
+        }),
+        scenario("extended attributes with both flags, and without a name", |w| {
+            w.put("f", b"x");
+            let set = |name: &str, flags| w.saw(name, rustix::fs::setxattr(w.path("f"), name, b"v", flags));
+            set("user.k", XattrFlags::CREATE | XattrFlags::REPLACE);
+            set("user.k", XattrFlags::CREATE);
+            set("user.k", XattrFlags::CREATE | XattrFlags::REPLACE);
+            set("user.", XattrFlags::empty());
         }),
         otherwise("S-mode", "sgid on a file", |w| {
             w.put("f", b"x");

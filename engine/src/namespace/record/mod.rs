@@ -275,7 +275,8 @@ impl<'a> Writer<'a> {
             fate.is_vouched(),
             seal.is_some(),
             file.object.is_some(),
-            file.times_set,
+            // What builds before this one noted when utimens came while writers had it open.
+            false,
             fate.is_renamed_cut(),
         ];
         self.u8(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));

@@ -246,7 +246,6 @@ fn file(reader: &mut Reader<'_>) -> Option<(File, Bytes)> {
     let last_seal = SealNumber(reader.u64()?);
     let flags = reader.u8()?;
     let flag = |bit: u8| flags >> bit & 1 == 1;
-    file.times_set = flag(5);
     file.baseline_ns = reader.i64()?;
     file.opened_ns = reader.i64()?;
     file.closed_ns = reader.i64()?;

@@ -363,7 +363,7 @@ mod tests {
         let (_dir, store) = store().await;
         let staging = store.root.path().join(STAGING);
         for (name, age_s) in [("1-old", 10_000), ("1-young", 0)] {
-            let file = std::fs::File::create(staging.join(name)).expect("create");
+            let file = File::create(staging.join(name)).expect("create");
             let then = std::time::SystemTime::now() - std::time::Duration::from_secs(age_s);
             file.set_modified(then).expect("mtime");
         }

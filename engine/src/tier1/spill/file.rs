@@ -49,6 +49,11 @@ impl SpillFile {
         self.spill.look(self.number)
     }
 
+    /// See [`crate::tier1::Backing::mark_unwritten`]. Nothing here is made ready ahead of a writer.
+    pub(in crate::tier1) fn mark_unwritten(&self) -> io::Result<()> {
+        self.spill.mark_unwritten(self.number)
+    }
+
     pub(in crate::tier1) fn host_path(&self) -> String {
         let directory = self.spill.folder.directory().as_raw_fd();
         format!("/proc/{}/fd/{directory}/{}", std::process::id(), file_name(self.number))

@@ -24,10 +24,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use rustix::fs::{AtFlags, OFlags, Stat, fstatvfs, statat, unlinkat};
+use rustix::fs::{AtFlags, OFlags, Stat, fstatvfs, statat, unlinkat, utimensat};
 
 pub(super) use self::file::SpillFile;
 use self::folder::{FILE_PREFIX, Folder, file_name, open_file};
+use super::backing::unwritten;
 use super::pool::LingeringFile;
 use super::{Tier1Error, adopt, lease, lock};
 
@@ -301,6 +302,11 @@ impl Spill {
 
     fn look(&self, number: u64) -> io::Result<Stat> {
         Ok(statat(self.folder.directory(), file_name(number), AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    fn mark_unwritten(&self, number: u64) -> io::Result<()> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        Ok(utimensat(self.folder.directory(), file_name(number), &unwritten(), flags)?)
     }
 
     fn unlink(&self, number: u64) {
