@@ -11,7 +11,7 @@ use tidemark_tests::campaign::event::{By, Event, Holds};
 
 use crate::compare::{compare, is_there, look};
 
-/// A name that says it is temporary is part of nothing and never goes to Tier-3, whatever a flush says.
+/// A name that says it is temporary is part of no checkpoint, and in none that is not committed it goes to Tier-3: nothing is promised of it.
 const TEMPORARY: &str = ".tmp";
 /// Enough broken promises to see what is wrong.
 const BROKEN_SHOWN: usize = 20;

@@ -273,7 +273,7 @@ fn a_configuration_with_an_unknown_key_or_a_value_that_cannot_be_is_usage() {
             &["spill.directory", "/nowhere/spill"],
         ),
         ("[retention.runs.\"/r\"]\nkeep_last = 10\n", &["retention.runs.\"/r\"", "team/run7"]),
-        ("[retention.runs.\"\"]\nkeep_last = 10\n", &["retention.runs.\"\"", "_ for the mount"]),
+        ("[retention.runs.\"r/\"]\nkeep_last = 10\n", &["retention.runs.\"r/\"", "_ for the mount"]),
         ("[compression.runs.\"../r\"]\ncodec = \"zstd\"\n", &["compression.runs.\"../r\""]),
         ("[retention]\nkeep_every_steps = 0\n", &["retention.keep_every_steps", "leave the key out"]),
     ] {

@@ -100,10 +100,13 @@ def tell_ended(statuses):
             continue
         kind = "exit" if ended.si_code == os.CLD_EXITED else "signal"
         path = statuses.pop(pid)
-        write(path, f"{kind} {ended.si_status}")
+        # Whoever asked may be gone, with the folder.
+        with contextlib.suppress(FileNotFoundError):
+            write(path, f"{kind} {ended.si_status}")
         os.waitpid(pid, 0)
-        if not statuses and os.path.exists(path + ".modules"):
-            learn(path + ".modules")
+        if not statuses:
+            with contextlib.suppress(FileNotFoundError):
+                learn(path + ".modules")
 
 
 def main():

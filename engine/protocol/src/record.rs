@@ -239,7 +239,12 @@ pub(crate) mod tests {
         let bytes = record().encode().unwrap();
         assert!(matches!(Record::parse(&bytes[..bytes.len() - 1]), Err(FormatError::Truncated { .. })));
         assert!(matches!(Record::parse(b"{]"), Err(FormatError::Syntax { .. })));
-        let text = String::from_utf8(bytes).unwrap();
+        let sealed = String::from_utf8(bytes).unwrap();
+        let parse = |from: &str, to: &str| Record::parse(sealed.replace(from, to).as_bytes()).unwrap_err();
+        assert!(matches!(parse("\"format\":1", "\"format\":1 "), FormatError::Seal { .. }));
+        // As one that was written before documents had a checksum.
+        let (text, _) = sealed.split_once(",\"document_crc64nvme\"").unwrap();
+        let text = format!("{text}}}");
         let parse = |from: &str, to: &str| {
             assert!(text.contains(from));
             Record::parse(text.replace(from, to).as_bytes()).unwrap_err()

@@ -11,7 +11,7 @@ use crate::namespace::{NodeId, TreeSnapshot};
 use std::collections::HashMap;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
 
 impl Ledger {
     /// The name that carries a file's bytes: the first that is not temporary, because a checkpoint's version or the file itself is
@@ -95,7 +95,7 @@ impl Ledger {
         let Some(candidate) = book.candidate.as_ref().filter(|found| !found.temporaries.is_empty()) else {
             return;
         };
-        for path in &candidate.temporaries {
+        for path in leftovers(&self.rules, candidate) {
             // A save that was torn meanwhile had held it back.
             if self.loose.contains_key(path) {
                 self.loose_due.insert(path.clone());
@@ -114,13 +114,17 @@ impl Ledger {
     }
 }
 
+/// What has a temporary name in a committed checkpoint. A mark is none: beside the committed bytes it would say of them that they are not whole.
+pub(super) fn leftovers<'a>(rules: &'a Rules, candidate: &'a Candidate) -> impl Iterator<Item = &'a RelPath> {
+    candidate.temporaries.iter().filter(|path| !rules.is_mark(path))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::{regroup_all, view};
     use super::*;
     use crate::namespace::{SnapshotFile, SnapshotHardLink, SnapshotNode, torn_path};
     use tidemark_protocol::id::{Generation, SealNumber};
-    use tidemark_protocol::recognise::Rules;
 
     const CHECKPOINT: [(NodeId, &str); 2] =
         [(1, "run/checkpoint-1/model.safetensors"), (2, "run/checkpoint-1/trainer_state.json")];
@@ -183,7 +187,7 @@ mod tests {
         ledger.name_by_carrier(&mut snapshot);
         assert_eq!(snapshot.files, [file(8, "run/a.csv"), file(9, "run/z.csv")]);
         let links =
-            [link(TEMPORARY, "run/z.csv"), link("run/b.csv", "run/a.csv"), link("run/keep.csv", "run/z.csv")];
+            [link("run/b.csv", "run/a.csv"), link(TEMPORARY, "run/z.csv"), link("run/keep.csv", "run/z.csv")];
         assert_eq!(snapshot.hard_links, links);
     }
 

@@ -7,9 +7,8 @@ use crate::namespace::{End, Ended, FileState, FileView, Namespace, NodeId, Write
 use crate::node::Shared;
 use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
-use crate::node::indices::{known_indices, read_index, to_read};
+use crate::node::indices::{known_indices, not_readable, read_index, to_read};
 use crate::node::ledger::{Contents, Ledger, contents};
-use crate::node::pending;
 use crate::save::commit::AttemptFile;
 use crate::save::share::Share;
 use std::collections::{BTreeMap, BTreeSet};
@@ -211,7 +210,7 @@ fn look_at(
                             found.and_then(|found| to_read(shared, ledger, found, file_facts[&path].vouched));
                         let verdict = match found {
                             Some((_, view)) if view.state == FileState::Cut && wanted.is_none() => {
-                                Verdict::Settled { detail: pending::left_unclosed(&path), undecided: true }
+                                not_readable(&path, view, settle_ns, now_ns)
                             }
                             _ => Verdict::Open { why: format!("{path} is being sealed"), again_at_ns: None },
                         };

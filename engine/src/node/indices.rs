@@ -8,9 +8,10 @@ use crate::node::Shared;
 use crate::node::book::{Book, ParsedIndex};
 use crate::node::decide::{Action, left_cut};
 use crate::node::ledger::Ledger;
+use crate::node::pending::left_unclosed;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidemark_protocol::evidence::{Covered, IndexError, parse_index};
+use tidemark_protocol::evidence::{Covered, IndexError, Verdict, parse_index};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::IndexKind;
 
@@ -45,17 +46,24 @@ pub(crate) fn to_read(
     vouched: bool,
 ) -> Option<Action> {
     let (_, view) = index;
-    if !view.host {
-        return Some(Action::Fetch(view.node));
-    }
     if view.state != FileState::Cut {
-        return None;
+        return (!view.host && view.sealed().is_some()).then_some(Action::Fetch(view.node));
     }
-    if vouched {
+    if view.host && vouched {
         return Some(Action::Accept(view.node));
     }
     let cut = left_cut(shared, ledger, std::slice::from_ref(index));
     (!cut.is_empty()).then_some(Action::SealAsTheyAre(cut))
+}
+
+/// Of an index that nobody will seal: another node may have a writer of it.
+pub(crate) fn not_readable(path: &RelPath, view: &FileView, settle_ns: i64, now_ns: i64) -> Verdict {
+    let settles_at_ns = view.published_ns.max(view.closed_ns).saturating_add(settle_ns);
+    let detail = left_unclosed(path);
+    if now_ns < settles_at_ns {
+        return Verdict::Open { why: detail, again_at_ns: Some(settles_at_ns) };
+    }
+    Verdict::Settled { detail, undecided: true }
 }
 
 pub(crate) fn read_index(

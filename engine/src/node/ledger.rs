@@ -383,7 +383,7 @@ impl Ledger {
             let id = candidate.id.clone();
             let book = self.books.entry(id.clone()).or_insert_with(|| Book::new(id.clone()));
             if book.committed().is_some() {
-                left.extend(candidate.temporaries.iter().cloned());
+                left.extend(carrier::leftovers(&self.rules, &candidate).cloned());
             }
             let is_same = book.scope == key && book.candidate.as_ref() == Some(&candidate);
             let rests = is_same && !few && book.is_at_rest() && !changed.iter().any(|path| book.holds(path));
@@ -413,6 +413,7 @@ impl Ledger {
         // The others are looked at when something happens to them.
         for path in loose.difference(&before) {
             self.add_loose(path);
+            self.look_at_other_names(path);
         }
         let Some(scope) = self.scopes.get_mut(&key) else { return };
         scope.loose = loose;

@@ -77,6 +77,6 @@ impl Unsaved {
             !tops.is_empty() && above.any(|above| tops.contains(&above))
         };
         let is_unsaved = is_below(&self.tops) || self.begun.contains(directory);
-        is_below(&self.stale) || is_unsaved && !self.used.contains(directory)
+        !self.used.contains(directory) && (is_below(&self.stale) || is_unsaved)
     }
 }

@@ -92,6 +92,7 @@ impl RetentionSettings {
 mod tests {
     use super::*;
     use crate::settings::{CompressionSettings, Settings};
+    use tidemark_protocol::path::RelPath;
 
     fn run(text: &str) -> RunPath {
         text.parse().unwrap()
@@ -109,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_key_that_is_no_runs_path_is_refused_by_its_table() {
-        for key in ["/r", "r/", "../r", "a//b", ".", ""] {
+        for key in ["/r", "r/", "../r", "a//b", "."] {
             let text = format!(r#"{{"runs":{{"{key}":{{"keep_last":10}}}}}}"#);
             let said = serde_json::from_str::<RetentionSettings>(&text).unwrap_err().to_string();
             assert!(
@@ -125,6 +126,14 @@ mod tests {
         let kept = |of: &RunPath| settings.policy_of(of).keep_last;
         assert_eq!(kept(&RunPath::root()), Some(5), "the mount itself");
         assert_eq!((kept(&run("team/run7")), kept(&run("team"))), (Some(9), Some(3)));
+        let text = r#"{"runs":{"":{"keep_last":5},"a-team/v1.2":{"keep_last":6}}}"#;
+        let plain: RetentionSettings = serde_json::from_str(text).unwrap();
+        let named = |path: &str| RunPath::new(RelPath::new(path).unwrap()).unwrap();
+        assert_eq!(plain.policy_of(&RunPath::root()).keep_last, Some(5));
+        assert_eq!(plain.policy_of(&named("a-team/v1.2")).keep_last, Some(6), "as a person writes it");
+        let twice = r#"{"runs":{"":{"keep_last":5},"_":{"keep_last":6}}}"#;
+        let said = serde_json::from_str::<RetentionSettings>(twice).unwrap_err().to_string();
+        assert!(said.contains("another key"), "{said}");
         let written = serde_json::to_string(&settings).unwrap();
         assert_eq!(serde_json::from_str::<RetentionSettings>(&written).unwrap(), settings);
     }

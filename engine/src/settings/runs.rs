@@ -2,12 +2,12 @@
 //!
 //! Owns: that each key of such a table is a run's path. Does not own: what is set for a run (`settings`).
 //!
-//! A key is the text that `ckptctl status` shows: the run's path below the mount, `_` for the mount itself. A key that could be no run would never
-//! apply, and what it was to keep would be deleted. So it is refused when the file is read.
+//! A key is the run's path below the mount, also as `ckptctl status` shows it; `_`, or nothing, is the mount itself. A key that could be no run
+//! would never apply, and what it was to keep would be deleted. So it is refused when the file is read.
 
 use serde::de::{Deserialize, Deserializer, Error};
 use std::collections::BTreeMap;
-use tidemark_protocol::path::RunPath;
+use tidemark_protocol::path::{PathProblem, RelPath, RunPath};
 
 pub(super) fn of_retention<'de, D, T>(deserializer: D) -> Result<BTreeMap<RunPath, T>, D::Error>
 where
@@ -31,12 +31,27 @@ where
     T: Deserialize<'de>,
 {
     let named = BTreeMap::<String, T>::deserialize(deserializer)?;
-    let parsed = named.into_iter().map(|(name, value)| match name.parse::<RunPath>() {
-        Ok(run) => Ok((run, value)),
-        Err(problem) => Err(D::Error::custom(format!(
-            "{table}.{name:?} names no run: {problem}; write the run's path below the mount as `ckptctl status` shows it, such as \
-             team/run7, or _ for the mount itself"
-        ))),
-    });
-    parsed.collect()
+    let mut tables = BTreeMap::new();
+    for (name, value) in named {
+        let run = run_of(&name).map_err(|problem| {
+            D::Error::custom(format!(
+                "{table}.{name:?} names no run: {problem}; write the run's path below the mount, such as team/run7, or _ for the mount itself"
+            ))
+        })?;
+        if tables.insert(run, value).is_some() {
+            return Err(D::Error::custom(format!(
+                "{table}.{name:?} names a run that another key of {table} names"
+            )));
+        }
+    }
+    Ok(tables)
+}
+
+/// As `ckptctl status` shows a run, or its plain path, which differs where a name has what keys escape.
+fn run_of(name: &str) -> Result<RunPath, PathProblem> {
+    match name.parse() {
+        Ok(run) => Ok(run),
+        Err(_) if name.is_empty() => Ok(RunPath::root()),
+        Err(_) => RunPath::new(RelPath::new(name)?),
+    }
 }

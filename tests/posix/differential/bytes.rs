@@ -219,7 +219,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             w.read("f");
             w.note("read", time(w) == before);
             // The kernel's clock has ticks.
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
             w.put("f", b"y");
             w.note("write", time(w) > before);
         }),

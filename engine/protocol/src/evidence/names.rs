@@ -239,8 +239,10 @@ impl Case<'_> {
 
     /// Whether a file is one rank's, by its name and by who wrote it.
     pub(super) fn is_one_ranks(&self, path: &RelPath, role: Role) -> bool {
-        is_of_one_rank(role, self.world_size())
-            || role.rank().is_some_and(|number| self.counts_from_one(number, path))
+        let size = self.world_size();
+        let is_after_its_writer = |number| self.counts_from_one(number, path);
+        is_of_one_rank(role, size)
+            || size.is_some_and(|size| size > 1) && role.rank().is_some_and(is_after_its_writer)
     }
 
     fn add(&self, ranks: &mut Ranks, rank: u64, path: &RelPath) {

@@ -345,10 +345,14 @@ impl Rules {
     /// Whether the name says that the file is still being written, or that something beside it is.
     #[must_use]
     pub fn is_temporary(&self, path: &RelPath) -> bool {
-        self.temporaries.is_match(path.name())
-            || self.filled_beside(path).is_some()
-            || self.unfinished_beside(path).is_some()
-            || self.is_being_received(path.name())
+        self.temporaries.is_match(path.name()) || self.is_mark(path) || self.is_being_received(path.name())
+    }
+
+    /// Whether the file only says of another one, or of a directory, that it is not whole (`model.safetensors.aria2`). It is true of bytes that
+    /// lie beside it, and of no others.
+    #[must_use]
+    pub fn is_mark(&self, path: &RelPath) -> bool {
+        self.filled_beside(path).is_some() || self.unfinished_beside(path).is_some()
     }
 
     /// Whether it is rsync's name for a file of a model. A person's ending (`.model.pt.backup`) is a word: what has no capital letter

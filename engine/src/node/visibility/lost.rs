@@ -219,6 +219,13 @@ impl Engine {
                 && self.why_lost(self.version(id, *number).record()).is_none()
         };
         let found: Vec<_> = self.visibility.lost.iter().filter(whole).cloned().collect();
+        let hidden = || self.shared.namespace.torn_files().iter().filter_map(seal_of).collect();
+        let hidden: BTreeSet<_> = if found.is_empty() { BTreeSet::new() } else { hidden() };
+        // A save that was torn since may have taken the place.
+        let is_all_there = |(id, number): &(CheckpointId, Number)| {
+            self.version(id, *number).contents.values().all(|held| hidden.contains(held))
+        };
+        let found: Vec<_> = found.into_iter().filter(is_all_there).collect();
         for of in found {
             let mut torn = self.torn().into_iter().map(|(candidate, _)| candidate);
             let Some(candidate) = torn.find(|candidate| candidate.id == of.0) else { continue };

@@ -5,17 +5,17 @@
 //!
 //! An empty mount point looks like a store from which everything was removed. So only the store's own directory can say that there is no such
 //! object. Each call opens the directory once and looks below that descriptor; where nothing is found, the descriptor must prove to be the
-//! store's. It is the store's if it is the directory (device and inode) that was the store's before, or if it has the store's mark: an
-//! empty directory with a random name in the staging directory. By the mark a file system is known again that was mounted anew and has
-//! another device number. No descriptor is kept between calls, since it would hold up an unmount.
+//! store's. It is the store's if it is the directory (mount, device and inode) that was the store's before, or if it has the store's mark: an
+//! empty directory with a random name in the staging directory. By the mark a file system is known again that was mounted anew. No descriptor is kept between calls, since it would hold up an unmount.
 //!
 //! No symbolic link below the directory is followed, whoever made it: the daemon may read and write more than who put the link there.
 //! The directory itself may be one, or lie below some.
 
 use super::files::is_absent;
 use super::names::STAGING;
-use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,6 +24,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Begins the name of a mark. Two daemons that make one at the same time leave two, and each is as good.
 const MARK: &str = "store-";
+
+/// So many names say what is wrong with a store.
+const LINKS_TOLD_MAX: usize = 64;
 
 /// The mark says nothing but its name.
 const MARK_MODE: u32 = 0o700;
@@ -37,10 +40,20 @@ pub(super) struct Root {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Device and inode that were the store's last.
-    identity: Option<(u64, u64)>,
+    /// Symbolic links that were told of.
+    links: BTreeSet<String>,
+    /// Of the directory that was the store's last.
+    identity: Option<Identity>,
     /// The path of the mark below the directory. None before [`Root::take`].
     mark: Option<PathBuf>,
+}
+
+/// A directory of one mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    mount: u64,
+    device: (u32, u32),
+    inode: u64,
 }
 
 /// The directory as it was found at the beginning of one call.
@@ -102,8 +115,21 @@ impl Root {
             }
         };
         let identity = inside.identity()?;
-        *self.known() = Known { identity: Some(identity), mark: Some(Path::new(STAGING).join(name)) };
+        let mut known = self.known();
+        known.identity = Some(identity);
+        known.mark = Some(Path::new(STAGING).join(name));
         Ok(())
+    }
+
+    /// Says of a symbolic link that a listing left it out, once for each.
+    pub(super) fn leaves_out(&self, link: &str) {
+        let mut known = self.known();
+        if known.links.len() < LINKS_TOLD_MAX && known.links.insert(link.to_owned()) {
+            tracing::warn!(
+                store = %self.path.display(), link,
+                "a symbolic link below the store is not followed: what it leads to is not there; mount that directory in its place (mount --bind)"
+            );
+        }
     }
 
     /// Not of the kind `NotFound`: nobody may take it for an answer about an object.
@@ -171,9 +197,16 @@ impl Inside<'_> {
         }
     }
 
-    fn identity(&self) -> io::Result<(u64, u64)> {
-        let found = fs::fstat(&self.directory)?;
-        Ok((found.st_dev, found.st_ino))
+    /// Network file systems that are mounted one after the other may have one device number, and one inode for their roots: the number of
+    /// the mount tells them apart.
+    fn identity(&self) -> io::Result<Identity> {
+        let wanted = StatxFlags::INO | StatxFlags::MNT_ID;
+        let found = fs::statx(&self.directory, "", AtFlags::EMPTY_PATH, wanted)?;
+        Ok(Identity {
+            mount: found.stx_mnt_id,
+            device: (found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+        })
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn walk(
     };
     let inside = root.enter()?;
     inside.prove()?;
-    let mut walk = Walk { prefix, delimiter, limit, found: Vec::new(), prefixes: Vec::new() };
+    let mut walk = Walk { root, prefix, delimiter, limit, found: Vec::new(), prefixes: Vec::new() };
     // Where it is missing, or the prefix goes through an object, nothing is below.
     if let Some(start) = inside.found(inside.open(&start, OFlags::RDONLY | OFlags::DIRECTORY))?
         && !walk.directory(start, &base)?
@@ -47,6 +47,7 @@ pub(super) fn walk(
 }
 
 struct Walk<'a> {
+    root: &'a Root,
     prefix: &'a str,
     delimiter: bool,
     limit: usize,
@@ -88,6 +89,8 @@ impl Walk<'_> {
                 } else if self.leads_to(&text) && !self.below(&entries, &name, &text)? {
                     return Ok(false);
                 }
+            } else if kind == FileType::Symlink && self.leads_to(&text) {
+                self.root.leaves_out(&text);
             } else if kind == FileType::RegularFile && text.starts_with(self.prefix) {
                 let size_bytes = u64::try_from(there.st_size).unwrap_or_default();
                 self.found.push(Found { key: text, size_bytes });

@@ -136,6 +136,9 @@ fn ranks_that_count_from_one_are_counted_by_who_wrote_what() {
     assert!(matches!(last.at(99), Verdict::Incomplete { .. }), "rank 1 was the first to save");
     let one = World::new(&[("r/lora_rank8.pt", 1, rank(0))]);
     assert_eq!(one.evidence(6), Some(Evidence::OneProcess), "no number of its writer");
+    let mut alone = World::new(&[("r/lora_rank1.pt", 1, Writer { world_size: Some(1), ..rank(0) })]);
+    alone.file("r/lora_rank1.pt").writers[0].fate = Fate::Killed;
+    assert_eq!(alone.evidence(6), Some(Evidence::OneProcess), "a job of one rank has no parts");
 }
 
 #[test]
