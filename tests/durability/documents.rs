@@ -536,7 +536,7 @@ fn a_loose_file_whose_newest_sidecar_is_not_believed_is_an_error_and_a_tree_is_p
     assert!(!problems(&daemon).iter().any(|(code, ..)| code == "lost"));
     // What was removed cannot be brought back, and is the only one.
     let verify = daemon.ctl(&["verify", "--deep", "run", "-o", "json"]);
-    let answer: serde_json::Value = serde_json::from_slice(&verify.stdout).unwrap();
+    let answer: Value = serde_json::from_slice(&verify.stdout).unwrap();
     assert_eq!(verify.status.code(), Some(4), "{answer:#}");
     let named: Vec<_> = answer["unrecoverable"].as_array().unwrap().iter().map(|row| &row["path"]).collect();
     assert_eq!(named, ["run/bytes.txt"], "{answer:#}");
