@@ -28,13 +28,15 @@ def load(script):
         body = ast.parse(source.read()).body
     folder = os.path.dirname(script)
 
+    def is_own(module):
+        return os.path.exists(os.path.join(folder, f"{module.split('.')[0]}.py"))
+
     def is_wanted(node):
         if isinstance(node, ast.Assign):
             return ast.unparse(node.targets[0]).startswith("os.environ[")
         if isinstance(node, ast.Import):
-            return True
-        own = isinstance(node, ast.ImportFrom) and os.path.exists(os.path.join(folder, f"{node.module}.py"))
-        return isinstance(node, ast.ImportFrom) and not own
+            return not any(is_own(alias.name) for alias in node.names)
+        return isinstance(node, ast.ImportFrom) and not is_own(node.module)
 
     exec(compile(ast.Module([node for node in body if is_wanted(node)], []), script, "exec"), {})
 
