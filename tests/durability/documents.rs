@@ -534,7 +534,7 @@ fn a_loose_file_whose_newest_sidecar_is_not_believed_is_an_error_and_a_tree_is_p
     assert!(back.status.success(), "{}", shown(&back));
     daemon.flush();
     assert!(!problems(&daemon).iter().any(|(code, ..)| code == "lost"));
-    // What was removed cannot be brought back, and is the only one.
+    // The removed file cannot be brought back, and is the only one.
     let verify = daemon.ctl(&["verify", "--deep", "run", "-o", "json"]);
     let answer: Value = serde_json::from_slice(&verify.stdout).unwrap();
     assert_eq!(verify.status.code(), Some(4), "{answer:#}");

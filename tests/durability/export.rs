@@ -151,7 +151,7 @@ fn links_and_empty_directories_are_exported_with_the_version_that_the_tree_shows
     daemon.stop();
     daemon.start_again();
     export(&daemon, "cold");
-    // What the tree shows now is another version: of its links nothing is known for this one.
+    // The tree shows another version now: of its links nothing is known for this one.
     save_directory(&daemon, 10);
     let older = out.join("older");
     daemon.ctl_json(&["export", &at, older.to_str().unwrap(), "--version", "0.1"]);

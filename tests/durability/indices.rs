@@ -94,7 +94,7 @@ fn a_save_that_is_killed_in_its_index_is_torn() {
     killed_in_its_index(&run.join("checkpoint-2"), &source);
     wait_torn(&daemon, ".tidemark/torn/run/checkpoint-2");
     assert_eq!(names(&run), ["checkpoint-1"], "{:#?}", events(&daemon));
-    // One over what is whole.
+    // Another one over what is whole.
     killed_in_its_index(&run.join("checkpoint-1"), &source);
     served(&daemon, "run/checkpoint-1", &files);
 }

@@ -96,7 +96,7 @@ fn what_keeps_a_temporary_name_when_its_writer_has_ended_is_a_file_like_others()
         assert!(sh(&format!("echo left >{name}")).success());
     }
     assert_eq!(sh("exec 3>cut.incomplete; echo left >&3; kill -9 $$").signal(), Some(9));
-    // Of a program that lives: it is about to rename it, and nobody waits for that.
+    // Its program lives and is about to rename it, and nobody waits for that.
     save(&daemon, "run/renamed.tmp", b"in flight");
     daemon.flush();
     assert!(objects(&daemon, "run/renamed.tmp").is_empty());
@@ -130,7 +130,7 @@ fn a_temporary_name_in_a_committed_checkpoint_is_kept_and_takes_no_other_name_wi
          ln checkpoint-1/x.tmp checkpoint-2/extra.bin; ln checkpoint-2/x.tmp checkpoint-1/extra.bin"
     ));
     daemon.flush();
-    // Of a program that lives: it is about to rename it, and nobody waits for that.
+    // Its program lives and is about to rename it, and nobody waits for that.
     save(&daemon, "run/checkpoint-1/going.tmp", b"in flight");
     daemon.flush();
     assert!(objects(&daemon, "run/checkpoint-1/going.tmp").is_empty());

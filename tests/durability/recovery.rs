@@ -22,7 +22,7 @@ fn rm(daemon: &Daemon, path: &str) {
     assert!(status.unwrap().success(), "rm {path}");
 }
 
-/// What the plan says of the only version, once it is known that its removal was meant.
+/// The plan's word on the only version, once it is known that its removal was meant.
 fn wait_thinned(daemon: &Daemon) -> String {
     let said = || {
         let (_, said) = plan(daemon);

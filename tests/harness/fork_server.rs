@@ -11,9 +11,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
-/// What the environment of a start may take more than this process's own, in bytes.
+/// Room for what the environment of a start takes more than this process's own, in bytes.
 const ENVIRONMENT_ROOM: usize = 16 << 10;
-/// It only makes the environment longer: the kernel shows no more of a process's than it was started with.
+/// The variable only makes the environment longer: the kernel shows no more of a process's than it was started with.
 const ROOM_ENV: &str = "TIDEMARK_FORK_SERVER_ROOM";
 
 /// Dropped: it ends, and what it started goes on.
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(status_of("signal 9").signal(), Some(9));
     }
 
-    /// What reads the environment of a process from outside sees that of the start.
+    /// A reader of the environment of a process from outside sees that of the start.
     #[test]
     fn each_start_has_its_own_environment_and_its_own_end() {
         let folder = tempfile::tempdir().expect("a temporary directory");

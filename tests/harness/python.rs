@@ -56,7 +56,7 @@ pub struct Ranks {
     shown: String,
 }
 
-/// One process of a job.
+/// A process of a job.
 #[derive(Debug)]
 enum Rank {
     Started(Child),

@@ -69,7 +69,7 @@ fn a_write_moves_the_time_that_was_set_while_the_file_was_open() {
             change(&file, &path);
             let moved = shown();
             assert!(moved != time && moved.elapsed().is_ok_and(|ago| ago < PATIENCE), "{what}: {moved:?}");
-            // What is set after it stays, over the close too; and a writer that opens it then moves it again.
+            // A time that is set after it stays, over the close too; and a writer that opens it then moves it again.
             file.set_modified(time).unwrap();
             drop(file);
             site.state_after_close(format!("f{number}"));

@@ -288,7 +288,7 @@ fn a_regular_file_can_be_made_without_being_opened() {
         let make = || mknodat(CWD, site.path("made"), FileType::RegularFile, Mode::from_raw_mode(0o640), 0);
         make().unwrap();
         assert_eq!(make().unwrap_err(), rustix::io::Errno::EXIST);
-        // Of the namespace: the kernel believes the name for a second in any case.
+        // The namespace is asked: the kernel believes the name for a second in any case.
         assert_eq!((site.state_after_close("made"), site.view("made").size_bytes), (FileState::Closed, 0));
         fs::write(site.path("made"), b"bytes").unwrap();
         assert_eq!(fs::read(site.path("made")).unwrap(), b"bytes");

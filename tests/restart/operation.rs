@@ -408,7 +408,7 @@ fn permissions(dice: &mut Dice) -> u32 {
     u32::try_from(dice.within(0..0o1000)).expect("nine bits")
 }
 
-/// Those that only files lose.
+/// The bits that only files lose.
 fn more_bits(dice: &mut Dice) -> u32 {
     u32::try_from(dice.within(0..8)).expect("three bits") << 9
 }

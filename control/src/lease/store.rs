@@ -266,7 +266,7 @@ impl StoreLease {
     }
 }
 
-/// Of what was written, or why it is not that.
+/// Says of what was written, or why it is not that.
 fn opened(text: &[u8]) -> Result<Body, String> {
     check_seal(text).map_err(|error| error.to_string())?;
     serde_json::from_slice(text).map_err(|error| error.to_string())

@@ -73,7 +73,7 @@ impl Crc64 {
 
 /// The polynomial of CRC-64/NVME (NVM Express NVM command set, 64-bit guard), reflected.
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
-/// What each value of a byte does to the sum.
+/// The change that each value of a byte makes to the sum.
 static TABLE: [u64; 256] = table();
 /// x^0, reflected.
 const ONE: u64 = 1 << 63;

@@ -23,7 +23,7 @@ pub const MAX_MARKER_BYTES: usize = 64 << 10;
 /// The most bytes in a record, a prepared marker, a manifest or a tree: 100 TB at 20 bytes per 8 MiB chunk, 70 TB encoded.
 pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
 
-/// What a sealed document ends with, around the 16 digits of the checksum of all bytes before it. The name is nobody else's: a sidecar
+/// The end of a sealed document, around the 16 digits of the checksum of all bytes before it. The name is nobody else's: a sidecar
 /// has a `crc64nvme` of the file that it describes.
 const SEAL_BEGINS: &[u8] = br#","document_crc64nvme":""#;
 const SEAL_DIGITS: usize = 16;

@@ -45,7 +45,7 @@ pub struct Choice {
     pub index: usize,
     pub standpoint: Standpoint,
     pub reason: String,
-    /// It is passed over only because its job, or a person, removed a part of it.
+    /// The version is passed over only because its job, or a person, removed a part of it.
     pub removed_in_part: bool,
 }
 

@@ -21,7 +21,7 @@ use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNu
 /// How long fetched bytes are kept for the open that asked for them.
 const RESTORE_HOLD: Duration = Duration::from_secs(10);
 
-/// What a directory is made with of which nothing is known; and where that could let somebody in who was kept out.
+/// The mode of a directory of which nothing is known; and the one where that could let somebody in who was kept out.
 const DIRECTORY_MODE: u32 = 0o755;
 const OWNERS_DIRECTORY_MODE: u32 = 0o700;
 

@@ -55,7 +55,7 @@ pub(super) struct Departures {
 }
 
 impl Departing {
-    /// Of a file that gives its memory up; none where that is not worth a wait.
+    /// The departure of a file that gives its memory up; none where that is not worth a wait.
     pub(super) fn of(file: &File) -> Option<Self> {
         let backing = file.backing.as_ref()?;
         let counted = backing.counted()?;

@@ -84,7 +84,7 @@ impl Namespace {
         }
         let prepared = self.prepare(node, change, size_bytes, old_bytes);
         self.change(|state| {
-            // What is cut off makes room as what is removed does, also where the old bytes were being sealed or uploaded.
+            // Bytes that are cut off make room as removed ones do, also where the old bytes were being sealed or uploaded.
             if size_bytes < old_bytes && change != Change::InPlace && prepared.is_ok() {
                 state.departing.leaves(state.tree.node(node)?.file()?);
             }

@@ -43,7 +43,7 @@ pub struct Standing {
     pub unsaved: CopyCount,
     /// Of those, files that are not sealed yet.
     pub unsealed: CopyCount,
-    /// What the tree says and Tier-3 was not told.
+    /// Changes of the tree that Tier-3 was not told of.
     pub untold: Option<Untold>,
 }
 
@@ -462,7 +462,7 @@ impl Engine {
             let target = target(path.to_string(), view)?;
             let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
             let bad = bad.or_else(|| self.shared.losses.refusal(target.file, target.seal));
-            // That its object is there says nothing: an open has just read it.
+            // The presence of its object says nothing: an open has just read it.
             let bad = bad.or_else(|| self.shared.losses.why(target.file, target.seal));
             Some(Listed { target, checkpoint, bad, suspects: BTreeSet::new() })
         });

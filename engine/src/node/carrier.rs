@@ -114,7 +114,7 @@ impl Ledger {
     }
 }
 
-/// What has a temporary name in a committed checkpoint. A mark is none: beside the committed bytes it would say of them that they are not whole.
+/// The files under temporary names in a committed checkpoint. A mark is none: beside the committed bytes it would say of them that they are not whole.
 pub(super) fn leftovers<'a>(rules: &'a Rules, candidate: &'a Candidate) -> impl Iterator<Item = &'a RelPath> {
     candidate.temporaries.iter().filter(|path| !rules.is_mark(path))
 }

@@ -260,7 +260,7 @@ fn look_at(
                 other => other,
             }
         }
-        // What is kept is kept as it is.
+        // A checkpoint that is kept is kept as it is.
         (_, None, None) if kept.is_some() => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
         _ => wanted.unwrap_or(Action::None),
     };

@@ -37,7 +37,7 @@ pub(crate) fn known_indices(
     known
 }
 
-/// What makes an index readable that is not sealed: its bytes come from elsewhere, or nobody closed it. None where it is being sealed, and
+/// The action that makes an index readable which is not sealed: its bytes come from elsewhere, or nobody closed it. None where it is being sealed, and
 /// where nobody may say that what was left unclosed is done.
 pub(crate) fn to_read(
     shared: &Shared,
@@ -56,7 +56,7 @@ pub(crate) fn to_read(
     (!cut.is_empty()).then_some(Action::SealAsTheyAre(cut))
 }
 
-/// Of an index that nobody will seal: another node may have a writer of it.
+/// The verdict on an index that nobody will seal: another node may have a writer of it.
 pub(crate) fn not_readable(path: &RelPath, view: &FileView, settle_ns: i64, now_ns: i64) -> Verdict {
     let settles_at_ns = view.published_ns.max(view.closed_ns).saturating_add(settle_ns);
     let detail = left_unclosed(path);

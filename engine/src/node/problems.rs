@@ -35,7 +35,7 @@ impl Engine {
     /// Since when Tier-3 does not take what it is given, or gives no answer, and why.
     pub(crate) fn tier3_trouble(&self) -> Option<(Instant, String)> {
         let failed = self.tier3_away.longest().map(|(since, why)| (since, why.to_owned()));
-        // What is repeated for minutes has not failed yet.
+        // A request that is repeated for minutes has not failed yet.
         failed.or_else(|| self.shared.drain.store.silence().map(|silence| (silence.since, silence.why)))
     }
 

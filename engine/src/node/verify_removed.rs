@@ -20,7 +20,7 @@ use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
 const NAMES_IN_FLIGHT: usize = 8;
 
 impl Node {
-    /// What `undelete` would bring back at or below `place`; `verify` gets what cannot be read of it. Costs a listing for each removed name, and
+    /// Lists what `undelete` would bring back at or below `place`; `verify` gets what cannot be read of it. Costs a listing for each removed name, and
     /// a read of each of its sidecars.
     pub(super) async fn removed_stored(&self, place: &[u8], verify: &mut Verify) -> Option<Vec<Listed>> {
         let below = place.to_vec();

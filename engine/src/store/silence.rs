@@ -21,7 +21,7 @@ pub struct Silence {
     pub why: String,
 }
 
-/// What requests tell of it. Each call takes a lock for a moment.
+/// The marks that requests leave. Each call takes a lock for a moment.
 #[derive(Debug, Default)]
 pub(super) struct Answers(Mutex<Heard>);
 

@@ -35,7 +35,7 @@ pub(super) fn is_unwritten(stat: &Stat) -> bool {
     stat.st_mtime == 0 && stat.st_mtime_nsec == UNWRITTEN_NS.cast_unsigned()
 }
 
-/// What utimensat(2) sets for it.
+/// The time that utimensat(2) sets for it.
 pub(super) fn unwritten() -> Timestamps {
     let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
     Timestamps { last_access, last_modification: Timespec { tv_sec: 0, tv_nsec: UNWRITTEN_NS } }
@@ -141,7 +141,7 @@ impl Backing {
     /// no space is made ready ahead of its writers, which would move the time. Waits for what is being made ready now.
     ///
     /// # Errors
-    /// Those of utimensat(2).
+    /// As utimensat(2).
     pub(crate) fn mark_unwritten(&self) -> io::Result<()> {
         match &self.place {
             Place::Memory(file) => file.mark_unwritten(),

@@ -301,7 +301,7 @@ fn run_ahead_keeps_ready_space_before_a_writer_it_does_not_hear_of() {
     assert!(read_all(&backing).iter().all(|byte| *byte == 3));
 }
 
-/// What is made ready moves a file's time, and a program has set it.
+/// Making space ready moves a file's time, and a program has set it.
 #[test]
 fn no_space_is_made_ready_between_a_mark_and_the_next_write() {
     let tier1 = open(512 * MIB, false);

@@ -14,7 +14,7 @@ fn update(w: &World, name: &str) -> File {
 
 type Change = fn(&World, &File);
 
-/// What moves the time of a file that is open, and what does not.
+/// Changes that move the time of a file that is open, and others that do not.
 const TIMED: [(&str, Change); 8] = [
     ("nothing", |_, _| ()),
     ("a write", |_, file| file.write_all_at(b"y", 0).unwrap()),

@@ -63,7 +63,7 @@ pub struct FileFact {
 }
 
 impl FileFact {
-    /// It was cut, and neither a rename nor its own structure says that it is whole.
+    /// The file was cut, and neither a rename nor its own structure says that it is whole.
     fn is_cut(&self) -> bool {
         self.state == FileState::Cut && !self.vouched && self.content != Content::Whole
     }

@@ -31,7 +31,7 @@ impl Case<'_> {
         for (index, role, fact) in &indices {
             let Role::Index(kind) = role else { continue };
             let Some(covered) = self.facts.indices.get(*index) else {
-                // What is sealed is read, and nobody seals what a program that did not end well left unclosed.
+                // Only sealed bytes are read, and nobody seals bytes that a program left unclosed which did not end well.
                 if fact.is_cut() && !fact.ended_well() {
                     let why = format!("{index} was not closed by the program that wrote it");
                     return Finding::Missing(Vec::new(), why);

@@ -96,7 +96,7 @@ pub struct Export {
     pub bytes: u64,
     /// Of the files, those whose bytes were in the node's memory.
     pub host_files: u64,
-    /// What the file system there, or the daemon's rights, did not take, and how many pipes, sockets and devices lie in the checkpoint.
+    /// Counts what the file system there, or the daemon's rights, did not take, and how many pipes, sockets and devices lie in the checkpoint.
     pub left_out: Vec<String>,
 }
 
@@ -182,13 +182,13 @@ pub struct RecoveryRow {
     pub checkpoint: Checkpoint,
     pub standpoint: Standpoint,
     pub reason: String,
-    /// It is passed over only because its job, or a person, removed a part of it.
+    /// The version is passed over only because its job, or a person, removed a part of it.
     #[serde(default)]
     pub removed_in_part: bool,
 }
 
 impl RunRecovery {
-    /// It can load none, and not because of what its job, or a person, removed.
+    /// The run has nothing to load, and not because of what its job, or a person, removed.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         let meant = !self.versions.is_empty() && self.versions.iter().all(|row| row.removed_in_part);

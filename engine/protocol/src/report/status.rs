@@ -38,7 +38,7 @@ pub struct Status {
     /// Files among `unsaved` that are open or not sealed yet: no other node has a copy.
     #[serde(default)]
     pub unsealed: CopyCount,
-    /// What the tree says and Tier-3 was not told, when it was to be; null where nothing is known to be.
+    /// Changes of the tree that Tier-3 was to be told of and was not; null where nothing is known to be.
     #[serde(default)]
     pub untold: Option<Untold>,
     /// How this node's files are copied to another one; null for a node that is alone.

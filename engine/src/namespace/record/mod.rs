@@ -275,7 +275,7 @@ impl<'a> Writer<'a> {
             fate.is_vouched(),
             seal.is_some(),
             file.object.is_some(),
-            // What builds before this one noted when utimens came while writers had it open.
+            // Builds before this one noted here that utimens came while writers had the file open.
             false,
             fate.is_renamed_cut(),
         ];

@@ -63,7 +63,7 @@ pub(crate) struct Visibility {
     /// Versions out of sight that nobody removed: those that cannot be read whole, those that are on their way, and what a stop kept of
     /// those that were not whole.
     out_of_sight: BTreeSet<(CheckpointId, Number)>,
-    /// Those of them that could not be read whole.
+    /// The ones that could not be read whole.
     lost: BTreeSet<(CheckpointId, Number)>,
     /// Those that went at the start, whose trackers were not looked at yet.
     kept: Vec<(CheckpointId, Number)>,

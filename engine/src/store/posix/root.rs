@@ -42,7 +42,7 @@ pub(super) struct Root {
 struct Known {
     /// Symbolic links that were told of.
     links: BTreeSet<String>,
-    /// Of the directory that was the store's last.
+    /// The directory that was the store's last.
     identity: Option<Identity>,
     /// The path of the mark below the directory. None before [`Root::take`].
     mark: Option<PathBuf>,
@@ -80,7 +80,7 @@ impl Root {
     /// Opens the directory for one call.
     ///
     /// # Errors
-    /// It is not there, which is no answer about any object.
+    /// The directory is not there, which is no answer about any object.
     pub(super) fn enter(&self) -> io::Result<Inside<'_>> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match fs::openat(CWD, &self.path, flags, Mode::empty()) {
@@ -164,10 +164,10 @@ impl Inside<'_> {
         })
     }
 
-    /// What was found below. `None`: there is no such object, and this directory can say so.
+    /// The answer of a call below the directory. `None`: there is no such object, and this directory can say so.
     ///
     /// # Errors
-    /// Those of `result`; this is not the store's directory.
+    /// As `result`; this is not the store's directory.
     pub(super) fn found<T>(&self, result: io::Result<T>) -> io::Result<Option<T>> {
         match result {
             Ok(found) => Ok(Some(found)),

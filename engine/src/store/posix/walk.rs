@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// One object found by [`walk`].
+/// An object that [`walk`] found.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) key: String,

@@ -9,7 +9,7 @@ use tidemark_protocol::report::{ExitCode, Undelete};
 
 /// Bring a checkpoint back that was removed from the mount, or was torn and went out of sight
 ///
-/// Of a removed one its newest committed version, as it was; the bytes come from Tier-3 when they are opened. Of one that was
+/// A removed one gets its newest committed version, as it was; the bytes come from Tier-3 when they are opened. Of one that was
 /// removed in part the rest. Of a torn one what is below .tidemark/torn. Refused while something else has the name.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
