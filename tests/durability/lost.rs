@@ -4,6 +4,7 @@
 //! to one copy of several (`bytes`), what was never whole (`shield`).
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -128,9 +129,9 @@ fn problems_of(daemon: &Daemon, code: &str) -> Vec<String> {
     of.map(|(_, what, _)| what).collect()
 }
 
-#[test]
-fn a_lost_checkpoint_is_a_problem_until_it_can_be_read_and_undelete_finds_it_by_its_step() {
-    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+/// Three committed checkpoints with empty memory; a byte of the newest one's object, which is the second value, is flipped.
+fn with_a_bad_newest() -> Option<(Daemon, PathBuf)> {
+    let mut daemon = start(options("256MiB", CONFIG))?;
     for name in NAMES {
         save(&daemon, name, &bytes(name));
         daemon.flush();
@@ -139,6 +140,12 @@ fn a_lost_checkpoint_is_a_problem_until_it_can_be_read_and_undelete_finds_it_by_
     daemon.stop();
     flip(&object, 70_000);
     daemon.start_again();
+    Some((daemon, object))
+}
+
+#[test]
+fn a_lost_checkpoint_is_a_problem_until_it_can_be_read_and_undelete_finds_it_by_its_step() {
+    let Some((daemon, object)) = with_a_bad_newest() else { return };
     assert_eq!(daemon.ctl(&["status", "--exit-code"]).status.code(), Some(0), "nobody has looked yet");
     fs::read(daemon.mount().join(NAMES[2])).expect_err("no copy is good");
     wait_out_of_sight(&daemon, NAMES[2]);
@@ -167,15 +174,7 @@ fn a_lost_checkpoint_is_a_problem_until_it_can_be_read_and_undelete_finds_it_by_
 
 #[test]
 fn what_went_out_of_sight_comes_back_by_itself_once_it_was_read_whole() {
-    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
-    for name in NAMES {
-        save(&daemon, name, &bytes(name));
-        daemon.flush();
-    }
-    let object = object_path(&daemon, &daemon.tier3_dir(), NAMES[2]);
-    daemon.stop();
-    flip(&object, 70_000);
-    daemon.start_again();
+    let Some((mut daemon, object)) = with_a_bad_newest() else { return };
     fs::read(daemon.mount().join(NAMES[2])).expect_err("no copy is good");
     wait_out_of_sight(&daemon, NAMES[2]);
     flip(&object, 70_000);
