@@ -18,25 +18,18 @@ use crate::copies::in_memory;
 use crate::job::Plan;
 use crate::site::{Cluster, LIMIT, MIB, SEAT_TAKEN, names, noise};
 
-/// The coordinator's log says so of a deputy that has all.
-const DEPUTY_KNOWS: &str = "the catalog is kept there, too";
+/// The coordinator's log says so once etcd has all of it.
+const CATALOG_KEPT: &str = "the whole catalog is kept in etcd";
 
-/// So does a new coordinator of the catalog before.
+/// The log of a new coordinator says of the catalog before whether it is known.
 const NOTHING_KNOWN: &str = r#""before":"unknown""#;
-const KEPT_BY_DEPUTY: &str = r#""before":"kept by a deputy""#;
+const KEPT_IN_ETCD: &str = r#""before":"kept in etcd""#;
 const OWN: &str = r#""before":"own""#;
 
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
-/// The nodes that the coordinator on node 0 told all of the catalog, one for each time.
-pub(crate) fn deputies(cluster: &Cluster) -> Vec<usize> {
-    let log = cluster.nodes[0].daemon().log();
-    let told = log.lines().filter(|line| line.contains(DEPUTY_KNOWS));
-    told.map(|line| if line.contains("\"n2-") { 1 } else { 2 }).collect()
-}
-
-/// Goal: the coordinator's node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached. Its
-/// deputy takes the seat, knows every name, and the job goes on from peers bit for bit, a fresh node of another name in the
+/// Goal: the coordinator's node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached.
+/// Another node takes the seat, knows every name, and the job goes on from peers bit for bit, a fresh node of another name in the
 /// place of the lost one. When Tier-3 is back, all is committed.
 #[test]
 fn a_job_goes_on_from_peers_when_the_coordinator_is_lost_and_tier3_is_away() {
@@ -72,8 +65,8 @@ fn a_job_goes_on_from_peers_when_the_coordinator_is_lost_and_tier3_is_away() {
     cluster.wait_for(seat, "job/step_8", &["committed"]);
 }
 
-/// Goal: the coordinator and its deputy, who keeps its copies, are lost at once, after a save that was `replicated` and before it was
-/// committed. The third node takes the seat with what Tier-3 holds; the save is torn and out of sight, although its index is
+/// Goal: the coordinator and the node that keeps its copies are lost at once, after a save that was `replicated` and before it was
+/// committed. The third node takes the seat with what etcd keeps; the save is torn and out of sight, although its index is
 /// there; the job's tracker names the newest committed one on every node, and all ranks go on from that.
 #[test]
 fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
@@ -193,6 +186,11 @@ fn who_reaches_all_but_etcd_follows_the_coordinator_that_it_hears() {
     assert!(cut.heal() > 0, "nothing was dropped");
 }
 
+/// Makes what etcd has of the catalog as good as nothing.
+fn lose_catalog(cluster: &Cluster) {
+    cluster.etcd.as_ref().expect("it has a lease").delete("ckpt/catalog");
+}
+
 /// A directory that node 1 has alone, with files that Tier-3 has under their names.
 fn begin_own(cluster: &Cluster) {
     let own = cluster.mount(1).join("own");
@@ -243,9 +241,9 @@ fn what_a_node_changed_in_its_own_directory_while_the_coordinator_was_lost_stays
     assert_own_is_changed(&cluster, &[0, 1], "it is back");
 }
 
-/// Goal: the same where nobody kept the catalog, whoever takes the seat next: the node that changed something, another, or the lost one with
+/// Goal: the same where the catalog is lost in etcd, whoever takes the seat next: the node that changed something, another, or the lost one with
 /// empty memory.
-/// Method: after the changes the daemons of both other nodes are killed, and with them what the deputy kept; who is not to take the seat
+/// Method: after the changes the daemons of both other nodes are killed, and the catalog's mark is deleted; who is not to take the seat
 /// is cut off from etcd until it is taken.
 #[test]
 fn what_a_node_changed_in_its_own_directory_stays_changed_where_nobody_kept_the_catalog() {
@@ -253,6 +251,7 @@ fn what_a_node_changed_in_its_own_directory_stays_changed_where_nobody_kept_the_
         let Some(mut cluster) = Cluster::start_with_lease() else { return };
         begin_own(&cluster);
         cluster.nodes[0].power_off();
+        lose_catalog(&cluster);
         change_own(&cluster);
         let waits = [1, 2].into_iter().filter(|node| *node != seat);
         let cuts: Vec<_> =
@@ -277,7 +276,8 @@ fn what_a_node_changed_in_its_own_directory_stays_changed_where_nobody_kept_the_
 
 /// Goal: who takes the seat with no catalog of before, while Tier-3 is away, does not take its own names for all there are when its daemon is
 /// killed and it takes the seat again.
-/// Method: the coordinator's power and the daemons of both others are gone at once, so that only Tier-3 knows of a symbolic link.
+/// Method: the coordinator's power, the catalog in etcd and the daemons of both others are gone at once, so that only Tier-3 knows of a symbolic
+/// link.
 #[test]
 fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
@@ -285,6 +285,7 @@ fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
     cluster.nodes[0].daemon().flush();
     cluster.take_tier3_away();
     cluster.nodes[0].power_off();
+    lose_catalog(&cluster);
     let mut kill = |node: usize| {
         let daemon = cluster.nodes[node].daemon_mut();
         let dead = daemon.kill_serving();
@@ -317,8 +318,8 @@ fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
 fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
     let Some(cluster) = Cluster::start_with_lease() else { return };
     fs::write(cluster.mount(1).join("here"), noise(1, 5000)).unwrap();
-    let steady = || (!deputies(&cluster).is_empty()).then_some(());
-    process::until(LIMIT, steady).expect("it has a deputy");
+    let kept = || cluster.nodes[0].daemon().log().contains(CATALOG_KEPT).then_some(());
+    process::until(LIMIT, kept).expect("etcd has the catalog");
     cluster.take_tier3_away();
     let cuts = [1, 2].map(|node| cluster.nodes[node].host().partition(cluster.network.host("etcd")));
     let blind = |node: &usize| cluster.nodes[*node].daemon().log().contains("the lease cannot be looked at");
@@ -339,7 +340,7 @@ fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
     cluster.assert_tier3_is_away();
 }
 
-/// Goal: a coordinator that lost its power and is back before anybody took its seat has the catalog that its deputy kept, and is a member.
+/// Goal: a coordinator that lost its power and is back before anybody took its seat has the catalog that etcd kept, and is a member.
 /// Method: the others are cut off from etcd, and a name is removed by each node just before, of which Tier-3 has not heard.
 #[test]
 fn a_coordinator_that_is_back_with_empty_memory_before_its_seat_is_taken_has_the_catalog_and_is_a_member() {
@@ -362,7 +363,7 @@ fn a_coordinator_that_is_back_with_empty_memory_before_its_seat_is_taken_has_the
     cluster.nodes[0].power_on();
     cluster.wait_for_seat(&[0]);
     let log = cluster.nodes[0].daemon().log();
-    assert!(log.contains(KEPT_BY_DEPUTY), "{log}");
+    assert!(log.contains(KEPT_IN_ETCD), "{log}");
     for cut in cuts {
         assert!(cut.heal() > 0, "nothing was dropped");
     }
@@ -388,25 +389,47 @@ fn a_coordinator_that_is_back_with_empty_memory_before_its_seat_is_taken_has_the
     process::until(LIMIT, copied).expect("nobody has a copy of what the coordinator wrote");
 }
 
-/// Goal: the coordinator is lost a few seconds after its deputy, long before anybody has the deputy's place: the third node has the catalog.
-/// Method: Tier-3 is away, so that what the coordinator made itself is known to nobody else.
+/// Goal: names that were acknowledged outlive their node and the coordinator at once, empty directories and symbolic links too, and names that
+/// were taken away stay away. Method: Tier-3 is away, so that only etcd knows of what the two did.
 #[test]
-fn a_coordinator_that_lost_its_deputy_has_another_one() {
+fn what_two_nodes_did_to_names_outlives_both_of_them() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
-    let first = process::until(LIMIT, || deputies(&cluster).last().copied()).expect("it has a deputy");
-    let other = 3 - first;
+    for node in [0, 1] {
+        let run = cluster.mount(node).join(format!("run{node}"));
+        fs::create_dir(&run).unwrap();
+        fs::write(run.join("removed"), noise(1, 5000)).unwrap();
+        fs::create_dir(run.join("renamed")).unwrap();
+    }
+    cluster.nodes[0].daemon().flush();
     cluster.take_tier3_away();
-    cluster.nodes[first].power_off();
-    let named = || (deputies(&cluster).last() == Some(&other)).then_some(());
-    process::until(LIMIT, named).unwrap_or_else(|| panic!("{}", cluster.nodes[0].daemon().log()));
-    fs::create_dir(cluster.mount(0).join("made")).unwrap();
-    std::os::unix::fs::symlink("step_7", cluster.mount(0).join("made/latest")).unwrap();
-    cluster.nodes[0].power_off();
-    cluster.wait_for_seat(&[other]);
-    let log = cluster.nodes[other].daemon().log();
-    assert!(log.contains(KEPT_BY_DEPUTY), "{log}");
-    assert_eq!(fs::read_link(cluster.mount(other).join("made/latest")).unwrap(), Path::new("step_7"));
+    for node in [0, 1] {
+        // Each in the directory of the other, so that the coordinator is asked.
+        let run = cluster.mount(node).join(format!("run{}", 1 - node));
+        fs::remove_file(run.join("removed")).unwrap();
+        fs::rename(run.join("renamed"), run.join("by-another-name")).unwrap();
+        std::os::unix::fs::symlink("step_7", run.join("latest")).unwrap();
+    }
+    // Who looks at a name of another node has it tell all that it did.
+    for node in [0, 1] {
+        assert_eq!(names(&cluster.mount(2).join(format!("run{node}"))).len(), 2);
+    }
+    for node in [0, 1] {
+        cluster.nodes[node].power_off();
+    }
+    cluster.wait_for_seat(&[2]);
+    let log = cluster.nodes[2].daemon().log();
+    assert!(log.contains(KEPT_IN_ETCD), "{log}");
+    let expected = ["by-another-name", "latest"].map(str::to_owned);
+    for node in [0, 1] {
+        let run = cluster.mount(2).join(format!("run{node}"));
+        assert!(names(&run).into_iter().eq(expected.clone()), "{:?}", names(&run));
+        assert_eq!(fs::read_link(run.join("latest")).unwrap(), Path::new("step_7"));
+    }
+    cluster.assert_tier3_is_away();
     cluster.bring_tier3_back();
+    let removed =
+        || cluster.mount(2).join("run0/removed").exists() || cluster.mount(2).join("run1/removed").exists();
+    assert!(process::until(Duration::from_secs(3), || removed().then_some(())).is_none(), "it is back");
 }
 
 /// Goal: what a node makes while a coordinator whose daemon was killed hears everything anew is kept. Method: another node has thousands of
@@ -462,10 +485,10 @@ fn what_is_made_while_a_new_coordinator_hears_everything_is_kept() {
     );
 }
 
-/// Goal: what was removed and acknowledged stays removed when the coordinator is lost and its deputy lives, but does not reach the lease.
-/// Method: the deputy is cut off from etcd before the coordinator loses its power, until another node has taken the seat.
+/// Goal: what was removed and acknowledged stays removed whichever node takes over.
+/// Method: one of them is cut off from etcd before the coordinator loses its power, until another node has taken the seat.
 #[test]
-fn what_was_removed_stays_removed_when_another_node_than_the_deputy_takes_over() {
+fn what_was_removed_stays_removed_whoever_takes_over() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
     let run = cluster.mount(0).join("run");
     fs::create_dir(&run).unwrap();
@@ -490,20 +513,18 @@ fn what_was_removed_stays_removed_when_another_node_than_the_deputy_takes_over()
     }
     let left: BTreeSet<_> = (0..3).map(|by| format!("1-{by}-new")).collect();
     assert_eq!(names(&run), left);
-    let deputy = *deputies(&cluster).last().expect("it has one");
-    let cut = cluster.nodes[deputy].host().partition(cluster.network.host("etcd"));
+    let cut = cluster.nodes[1].host().partition(cluster.network.host("etcd"));
     cluster.nodes[0].power_off();
-    let seat = cluster.wait_for_seat(&[3 - deputy]);
+    let seat = cluster.wait_for_seat(&[2]);
     assert!(cut.heal() > 0, "nothing was dropped");
-    for node in [seat, deputy] {
+    for node in [seat, 1] {
         assert_eq!(names(&cluster.mount(node).join("run")), left, "node {node}");
     }
 }
 
 /// Goal: what the coordinator's own node wrote and removed stays removed when it is lost, although a node that keeps copies of it was cut off
 /// when they were to be given up.
-/// Method: that node is cut off, the files are removed, it comes back, the deputy's daemon is killed, so that it is told all anew, and the
-/// coordinator loses its power.
+/// Method: that node is cut off, the files are removed, it comes back, and the coordinator loses its power.
 #[test]
 fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
     const FILES: u8 = 8;
@@ -531,12 +552,6 @@ fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
     let left = || names(&cluster.mount(keeper).join("run"));
     let last = format!("file-{}", FILES - 1);
     process::until(LIMIT, || left().into_iter().eq([last.clone()]).then_some(())).expect("it is back");
-    let before = deputies(&cluster);
-    let deputy = *before.last().expect("it has one");
-    let daemon = cluster.nodes[deputy].daemon_mut();
-    let dead = daemon.kill_serving();
-    daemon.wait_for_next(dead);
-    process::until(LIMIT, || (deputies(&cluster).len() > before.len()).then_some(())).expect("told anew");
     cluster.nodes[0].power_off();
     let seat = cluster.wait_for_seat(&[1, 2]);
     for node in [seat, keeper, 3 - keeper] {
@@ -544,22 +559,6 @@ fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
         assert!(names(&run).into_iter().eq([last.clone()]), "node {node}: {:?}", names(&run));
         assert!(fs::read(run.join(&last)).unwrap() == noise(FILES - 1, MIB), "node {node}");
     }
-}
-
-/// Goal: a deputy that only the coordinator does not hear is cut off and not gone, for half a minute; long before that the catalog is kept by
-/// a node that is heard.
-#[test]
-fn a_deputy_that_is_cut_off_gives_its_place_to_a_node_that_is_heard() {
-    const SOON: Duration = Duration::from_secs(15);
-    let Some(cluster) = Cluster::start_with_lease() else { return };
-    fs::write(cluster.mount(0).join("step_1.pt"), noise(1, MIB)).unwrap();
-    cluster.wait_for(0, "step_1.pt", &["committed"]);
-    let deputy = process::until(LIMIT, || deputies(&cluster).last().copied()).expect("it has one");
-    let cut = cluster.nodes[0].host().partition(cluster.nodes[deputy].host());
-    let other = || (deputies(&cluster).last() == Some(&(3 - deputy))).then_some(());
-    let told = process::until(SOON, other);
-    assert!(told.is_some(), "{}", cluster.nodes[0].daemon().log_tail());
-    assert!(cut.heal() > 0, "nothing was dropped");
 }
 
 /// Goal: what a node writes while there is no coordinator stays as it is when that node takes the seat: it hears itself like any other.

@@ -16,9 +16,11 @@
 //! | `members` | who is cut off and who is gone, and what any node tells people |
 //! | `nodes` | one daemon a host: where it listens, and that nothing of a lost one is left |
 //! | `guarded` | an etcd with TLS, client certificates and users: who gets in, and that the cluster lives through it |
+//! | `catalog` | the catalog in a real etcd: written once, by one coordinator, and read whole |
 //! | `lease` | the lease in a real etcd: one holder at a time, whoever dies or is stopped |
 //! | `job` | a training job with a rank on each host, and what it said |
 
+mod catalog;
 mod copies;
 mod ending;
 mod failover;

@@ -131,8 +131,8 @@ fn what_others_told_is_carried_out_once() {
     assert_eq!((node.namespace.catalog_of(), node.namespace.heard_publications()), (None, BTreeMap::new()));
 }
 
-/// Goal: names that a coordinator made while no other node kept its tree reach the next deputy with all of the tree, before that one counts as
-/// having it. They have no operations, so a coordinator that loses its role before then knows that it has to tell everything, also after the end
+/// Goal: names that a coordinator made while nobody kept its tree are kept with all of the tree, before they count as kept.
+/// They have no operations, so a coordinator that loses its role before then knows that it has to tell everything, also after the end
 /// of its daemon.
 #[test]
 fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
@@ -148,19 +148,19 @@ fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
         assert!(node.namespace.has_untold() && node.namespace.lost_operations().is_some(), "{taken_over}");
         assert!(node.namespace.whole_tree().iter().any(|told| told.path == b"before"));
     }
-    // Another node is there: the order of `Catalog::tell_all`.
+    // The order of `Catalog::keep`.
     node.namespace.lead_outgoing(true);
     node.namespace.mkdir(&ME, ROOT, b"between", 0o755).unwrap();
-    node.namespace.tell_deputy();
+    node.namespace.collect_unkept(true);
     node.namespace.mkdir(&ME, ROOT, b"after", 0o755).unwrap();
-    let part = node.namespace.take_untold(1, usize::MAX);
+    let part = node.namespace.take_unkept(1, usize::MAX);
     assert!(!part.all && node.namespace.lost_operations().is_some(), "it has a part");
-    let rest = node.namespace.take_untold(usize::MAX, usize::MAX);
+    let rest = node.namespace.take_unkept(usize::MAX, usize::MAX);
     let told: Vec<_> = part.nodes.iter().chain(&rest.nodes).flat_map(|(_, names)| names).collect();
     let name = |name: &[u8]| (ROOT, name.to_vec());
     assert_eq!(told, [&name(b"before"), &name(b"between"), &name(b"after")]);
     assert!(rest.all);
-    node.namespace.deputy_keeps(rest.publication);
+    node.namespace.kept_until(rest.publication);
     assert!(!node.namespace.has_untold());
 }
 

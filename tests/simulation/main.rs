@@ -15,7 +15,7 @@
 //! | `job`, `faults`, `invariants` | what runs, what goes wrong, what must hold |
 //! | `outage` | an hour in which nobody decides |
 //!
-//! Not here: the coordinator's deputy (a successor is told everything by everybody), what was put aside, lists, retention. The cluster
+//! Not here: the catalog in etcd (a successor is told everything by everybody), what was put aside, lists, retention. The cluster
 //! suite has those with real daemons.
 //!
 //! `TIDEMARK_SIM_SEED=7` runs one seed and prints what happened last; `TIDEMARK_LONG` runs more of them.

@@ -431,12 +431,7 @@ impl Node {
             ToNode::Recall { epoch, .. } | ToNode::Objects { epoch, .. } => *epoch,
             ToNode::Members(members) => members.epoch,
             ToNode::Prepare(prepare) => prepare.epoch,
-            ToNode::Ask(_)
-            | ToNode::Knock
-            | ToNode::Removed { .. }
-            | ToNode::Catalog(_)
-            | ToNode::Kept { .. }
-            | ToNode::Pace { .. } => {
+            ToNode::Ask(_) | ToNode::Knock | ToNode::Removed { .. } | ToNode::Pace { .. } => {
                 unreachable!("nobody tells that here")
             }
         };
@@ -462,12 +457,7 @@ impl Node {
                 self.in_tier3(&objects);
                 wire::encode(&())
             }
-            ToNode::Ask(_)
-            | ToNode::Knock
-            | ToNode::Removed { .. }
-            | ToNode::Catalog(_)
-            | ToNode::Kept { .. }
-            | ToNode::Pace { .. } => {
+            ToNode::Ask(_) | ToNode::Knock | ToNode::Removed { .. } | ToNode::Pace { .. } => {
                 unreachable!("nobody tells that here")
             }
         };

@@ -205,6 +205,7 @@ impl Catalog {
         // A daemon that takes over goes on with the numbers of the one before; one that counts anew has forgotten what it had not told.
         if state.published.get(from).is_some_and(|last| *last > publication) {
             state.published.remove(from);
+            state.answers.remove(from);
             self.cluster.namespace().forget_publications(from);
         }
         // What it believed to have alone it asked another coordinator for, or a start before this one.
@@ -235,7 +236,7 @@ impl Catalog {
         }
         let state = self.lock();
         let echo = replies.echo.unwrap_or_else(|| state.roll.echo(number));
-        Ok(Beaten { echo, members_number: state.told.heard() })
+        Ok(Beaten { echo, members_number: state.told.heard(), now_ns: self.cluster.namespace().now_ns() })
     }
 
     /// The last connection with that daemon is gone.

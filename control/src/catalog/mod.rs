@@ -8,7 +8,7 @@
 //! | `roll` | who is there, who keeps whose copies |
 //! | `members` | joins, beats and verdicts, and what follows from them |
 //! | `whereabouts` | who has which bytes |
-//! | `deputy` | the catalog, kept on another node, too |
+//! | `keep` | the catalog, kept in etcd, too |
 //! | `removed` | telling nodes of files that have no name any more |
 //! | `succeed` | beginning after another coordinator, and who is still to be heard then |
 //!
@@ -17,8 +17,8 @@
 //!
 //! One mutex guards what is known of nodes and leases, and is never held while a node is asked.
 
-mod deputy;
 mod hear;
+mod keep;
 mod look;
 mod members;
 mod removed;
@@ -29,8 +29,9 @@ mod whereabouts;
 
 pub use roll::Terms;
 
-use deputy::Deputy;
 use hear::Heard;
+use keep::Keeping;
+pub use keep::{CatalogLog, Step, StepError};
 use members::{ASKS_MAX, Outbox, Told};
 use roll::{Now, Roll};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +45,7 @@ use tidemark_engine::cluster::{Authority, Cluster, Presence};
 use tidemark_protocol::cluster::clocks::Clocks;
 use tidemark_protocol::cluster::leases::Leases;
 use tidemark_protocol::cluster::readers::Readers;
-use tidemark_protocol::cluster::wire::{self, NodeState, ToCoordinator, WireError};
+use tidemark_protocol::cluster::wire::{self, NodeState, Published, ToCoordinator, WireError};
 use tidemark_protocol::id::{Epoch, FileId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{Life, MemberList};
@@ -60,17 +61,14 @@ const NODE_DEADLINE: Duration = Duration::from_secs(5);
 pub struct Catalog {
     cluster: Arc<Cluster>,
     epoch: Epoch,
-    claim: Claim,
     started: Instant,
     /// Of the coordinator's own node.
     presence: Arc<Presence>,
     state: Mutex<State>,
-    deputy: Deputy,
+    keeping: Keeping,
     counters: Counters,
     /// Counts changes of what is to be stored where the lease is.
     stored: watch::Sender<u64>,
-    /// The last of these changes that is there.
-    written: watch::Sender<u64>,
     /// Somebody is to be asked or told.
     woken: Notify,
     /// A node follows a higher epoch.
@@ -78,15 +76,6 @@ pub struct Catalog {
     asking: Arc<Semaphore>,
     /// Held while all are asked what they have not told.
     last_heard: tokio::sync::Mutex<Option<Heard>>,
-}
-
-/// Why this node is the coordinator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claim {
-    /// The settings of all nodes name it. It has no successor.
-    Settings,
-    /// It has the lease. Whoever has that next begins with what is stored beside it.
-    Lease,
 }
 
 /// What was answered, for people and for tests that count.
@@ -112,26 +101,19 @@ struct State {
     told: Told,
     /// The last publication of each life.
     published: BTreeMap<NodeLife, u64>,
-    /// Lives of which the deputy has not been told the last publication.
-    untold: BTreeSet<NodeLife>,
+    /// What the last publication of each life came to: who sends it again gets the same answer.
+    answers: BTreeMap<NodeLife, Published>,
+    /// Lives of which the last publication is not kept.
+    unkept: BTreeSet<NodeLife>,
     hearing: Hearing,
-    deputy: NamedDeputy,
     /// Files of which holders of copies said more than their homes have told.
     unclaimed: BTreeMap<FileId, (News, NodeState)>,
-}
-
-/// The node that keeps the catalog, too.
-#[derive(Debug, Default)]
-struct NamedDeputy {
-    life: Option<NodeLife>,
-    /// Its name is where the lease is.
-    stored: bool,
 }
 
 impl Catalog {
     fn start(
         cluster: Arc<Cluster>,
-        (epoch, claim): (Epoch, Claim),
+        epoch: Epoch,
         presence: Arc<Presence>,
         terms: Terms,
         (published, hearing): (BTreeMap<NodeLife, u64>, Hearing),
@@ -148,22 +130,20 @@ impl Catalog {
             outbox: Outbox::default(),
             told: Told::default(),
             published,
-            untold: BTreeSet::new(),
+            answers: BTreeMap::new(),
+            unkept: BTreeSet::new(),
             hearing,
-            deputy: NamedDeputy::default(),
             unclaimed: BTreeMap::new(),
         };
         let catalog = Arc::new(Self {
             cluster,
             epoch,
-            claim,
             started,
             presence,
             state: Mutex::new(state),
-            deputy: Deputy::default(),
+            keeping: Keeping::default(),
             counters: Counters::default(),
             stored: watch::Sender::new(0),
-            written: watch::Sender::new(0),
             woken: Notify::new(),
             doubted: Notify::new(),
             asking: Arc::new(Semaphore::new(ASKS_MAX)),
@@ -189,8 +169,7 @@ impl Catalog {
     /// The members as they are to be stored where the lease is, for the next coordinator. Costs a copy of all of them.
     #[must_use]
     pub fn stored(&self) -> MemberList {
-        let state = self.lock();
-        MemberList { deputy: state.deputy.life.clone(), ..state.roll.stored() }
+        self.lock().roll.stored()
     }
 
     /// The members of which something is expected: those whom the next coordinator awaits where no lease keeps the list of all. Costs a copy of
@@ -198,11 +177,6 @@ impl Catalog {
     #[must_use]
     pub fn expected(&self) -> MemberList {
         self.lock().roll.expected_next()
-    }
-
-    /// Notes that the list is stored up to this change.
-    pub fn stored_until(&self, change: u64) {
-        self.written.send_replace(change);
     }
 
     /// Waits until a node says that it follows a higher epoch. That is no proof, and a reason to ask the lease at once. Of several the
@@ -252,8 +226,8 @@ impl Authority for Catalog {
         self.recall_all(paths);
     }
 
-    async fn kept_twice(&self) {
-        self.kept_by_deputy().await;
+    async fn is_kept(&self) -> bool {
+        self.is_kept_by_now().await
     }
 
     async fn hear_below(&self, path: &[u8]) -> bool {

@@ -1,6 +1,6 @@
 //! Telling nodes of files that have no name any more: whoever wrote them, and whoever keeps copies.
 //!
-//! Owns: who is told, and telling again. Does not own: what was removed (`namespace::deputy`), what a node does then.
+//! Owns: who is told, and telling again. Does not own: what was removed (`namespace::catalog`), what a node does then.
 //!
 //! A node hears of what others did to a name only when it looks. Nobody looks for what was removed, and its memory would be full.
 

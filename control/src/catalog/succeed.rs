@@ -1,17 +1,18 @@
 //! Beginning after another coordinator, or after an earlier daemon of this one: with what is known of the catalog, and with what all nodes say.
 //!
-//! Owns: who is still to be heard, and whether names can be answered for. Does not own: what a deputy keeps (`cluster::deputy`),
+//! Owns: who is still to be heard, and whether names can be answered for. Does not own: what etcd keeps (`protocol::cluster::kept`),
 //! what nodes say (`take`), who is gone (`members`).
 //!
-//! Nobody is answered before every member has published what the last coordinator did not acknowledge, or is gone; and where no
-//! deputy kept the catalog, before Tier-3 has been read: only then is a name that is not there known not to be there (P8).
+//! Nobody is answered before every member has published what the last coordinator did not acknowledge, or is gone; and where the
+//! catalog was not kept, before Tier-3 has been read: only then is a name that is not there known not to be there (P8).
 
-use super::{Catalog, Claim, Terms};
+use super::{Catalog, Terms};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemark_engine::cluster::{Cluster, KeptCatalog, Presence};
+use tidemark_engine::cluster::{Cluster, Presence};
+use tidemark_protocol::cluster::kept::KeptCatalog;
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::id::{Epoch, NodeName};
 use tidemark_protocol::key::NodeLife;
@@ -25,25 +26,39 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub enum Before {
     /// This node had it, and its tree still is the catalog; or, of a coordinator that is fixed and begins with empty memory, is all that Tier-3
-    /// had of it. A deputy's copy says besides which files were removed.
+    /// had of it. What etcd keeps says besides which files were removed.
     Own(Option<KeptCatalog>),
-    /// A deputy kept it; this node's tree has become the same ([`tidemark_engine::namespace::Namespace::become_catalog`]).
+    /// Etcd kept it; this node's tree has become the same ([`tidemark_engine::namespace::Namespace::become_catalog`]).
     Kept(KeptCatalog),
-    /// Nothing: the deputy is lost, too, or there was no coordinator.
+    /// Nothing: there was no coordinator, or etcd does not have all of it.
     Nothing,
 }
 
 impl Before {
     /// For a node whose tree was the catalog of epoch `own`, and was no other's since. The last list of members that was stored is of epoch
-    /// `stored`, and of that epoch is what a deputy kept.
+    /// `stored`.
     #[must_use]
     pub fn of(own: Option<Epoch>, stored: Epoch, kept: Option<KeptCatalog>) -> Self {
         match kept {
             // It was the last coordinator itself, perhaps as the daemon before this one: no other tree is newer. It may have been so later than
-            // the list says, where its own was not stored.
-            kept if own >= Some(stored) => Self::Own(kept),
+            // the list or the catalog say, where its own was not stored.
+            kept if own >= Some(kept.as_ref().map_or(stored, |kept| kept.mark.epoch.max(stored))) => {
+                Self::Own(kept)
+            }
             Some(kept) => Self::Kept(kept),
             None => Self::Nothing,
+        }
+    }
+}
+
+impl Before {
+    /// What etcd keeps of it.
+    #[must_use]
+    pub fn into_kept(self) -> Option<KeptCatalog> {
+        match self {
+            Self::Own(kept) => kept,
+            Self::Kept(kept) => Some(kept),
+            Self::Nothing => None,
         }
     }
 }
@@ -52,7 +67,7 @@ impl fmt::Display for Before {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Own(_) => "own",
-            Self::Kept(_) => "kept by a deputy",
+            Self::Kept(_) => "kept in etcd",
             Self::Nothing => "unknown",
         })
     }
@@ -78,7 +93,7 @@ impl Catalog {
     #[must_use]
     pub fn succeed(
         cluster: Arc<Cluster>,
-        (epoch, claim): (Epoch, Claim),
+        epoch: Epoch,
         presence: Arc<Presence>,
         terms: Terms,
         before: &Before,
@@ -98,7 +113,11 @@ impl Catalog {
             Before::Own(None) | Before::Nothing => Vec::new(),
         };
         namespace.remember_removed(&removed);
-        Self::start(cluster, (epoch, claim), presence, terms, (published, hearing))
+        let catalog = Self::start(cluster, epoch, presence, terms, (published, hearing));
+        if matches!(before, Before::Own(Some(_)) | Before::Kept(_)) {
+            catalog.keeping.begin();
+        }
+        catalog
     }
 
     /// Whether somebody or something is still to be heard.
@@ -126,7 +145,7 @@ impl Catalog {
         let mut state = self.lock();
         if std::mem::take(&mut state.hearing.tier3) {
             state.hearing.say();
-            self.deputy.is_due();
+            self.keeping.heard_tier3();
         }
     }
 }
@@ -241,7 +260,7 @@ mod tests {
         };
         let kept = || Some(KeptCatalog::default());
         assert_eq!([before(Some(5), None), before(Some(7), None), before(Some(7), kept())], ["own"; 3]);
-        assert_eq!([before(Some(4), kept()), before(None, kept())], ["kept by a deputy"; 2]);
+        assert_eq!([before(Some(4), kept()), before(None, kept())], ["kept in etcd"; 2]);
         assert_eq!([before(Some(4), None), before(None, None)], ["unknown"; 2]);
     }
 }

@@ -41,12 +41,11 @@ impl Catalog {
         publication: &Publication,
     ) -> Result<Published, Refusal> {
         let published = {
-            // What the deputy is told of names and of numbers of publications must belong together.
-            let _step = self.deputy.step().await;
+            // What is kept of names and of numbers of publications must belong together.
+            let _step = self.keeping.step().await;
             self.take_now(from, publication)
         };
-        self.kept_by_deputy().await;
-        Ok(published)
+        if self.is_kept_by_now().await { Ok(published) } else { Err(self.not_kept()) }
     }
 
     fn take_now(&self, from: &NodeLife, publication: &Publication) -> Published {
@@ -57,7 +56,10 @@ impl Catalog {
             state.clocks.heard(from.incarnation, publication.now_ns, now_ns);
             let last = state.published.get(from).copied();
             match last {
-                Some(last) if publication.number <= last => return Published::default(),
+                Some(last) if publication.number <= last => {
+                    let same = publication.number == last;
+                    return state.answers.get(from).filter(|_| same).cloned().unwrap_or_default();
+                }
                 Some(last) if publication.number == last + 1 => {}
                 // Nothing is missing when everything comes.
                 _ if publication.whole => {}
@@ -157,8 +159,10 @@ impl Catalog {
         }
         namespace.took_publication(from, publication.number);
         state.published.insert(from.clone(), publication.number);
-        state.untold.insert(from.clone());
-        Published { whole_wanted: false, shared }
+        state.unkept.insert(from.clone());
+        let published = Published { whole_wanted: false, shared };
+        state.answers.insert(from.clone(), published.clone());
+        published
     }
 
     /// A change that this node made itself is no publication: nodes that have such a name, or its directory, alone are to look again.

@@ -12,8 +12,8 @@ mod file;
 mod store;
 
 pub use etcd::{
-    AccessError, CertificateError, EtcdAccess, EtcdError, EtcdLease, EtcdPlace, MEMBERS_BYTES_MAX, NotAPlace,
-    PasswordError,
+    AccessError, CertificateError, EtcdAccess, EtcdCatalog, EtcdError, EtcdLease, EtcdPlace, LoadError,
+    MEMBERS_BYTES_MAX, NotAPlace, PasswordError,
 };
 pub use file::FileLease;
 pub use store::StoreLease;

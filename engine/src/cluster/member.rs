@@ -147,6 +147,7 @@ async fn beat_on(cluster: &Cluster, presence: &Presence, epoch: Epoch) {
                     return;
                 }
                 cluster.names.outage_over();
+                cluster.heard_clock(epoch, beaten.now_ns);
                 take_newer_members(cluster, beaten.members_number).await;
             }
             // It does not know us: a new one, or we were declared gone.

@@ -9,7 +9,6 @@
 //! | `calls` | how often the coordinator was asked for what |
 //! | `service` | what other nodes ask of this one |
 //! | `aside` | files of this node that lost their names to others |
-//! | `deputy` | the catalog, kept for the case that the coordinator is lost |
 //! | `copies` | which copies are kept here, and who keeps which |
 //! | `pace` | telling nodes that a checkpoint is complete, or that somebody waits |
 //! | `tagged` | one link for all that is asked |
@@ -22,7 +21,6 @@
 mod aside;
 mod calls;
 mod copies;
-mod deputy;
 mod facts;
 mod member;
 mod names;
@@ -34,7 +32,6 @@ mod whereabouts;
 mod witness;
 
 pub use copies::tell_copies;
-pub use deputy::KeptCatalog;
 pub use facts::state_of;
 pub use member::{Presence, follow};
 pub use names::{Access, Guard};
@@ -47,7 +44,6 @@ use crate::node::error_text;
 use bytes::Bytes;
 use calls::Calls;
 use copies::Holders;
-use deputy::Deputy;
 use names::Names;
 use publisher::Publisher;
 use serde::de::DeserializeOwned;
@@ -63,7 +59,7 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{Coordinator, Life, View};
 use tidemark_protocol::path::join;
 use tidemark_protocol::report;
-use tidemark_transport::{Address, Link, LinkError, LinkErrorKind, Mismatch, Refusal};
+use tidemark_transport::{Address, Link, LinkError, LinkErrorKind, Refusal};
 
 /// How long an answer of the coordinator is waited for that may take other nodes' answers.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
@@ -106,8 +102,8 @@ pub trait Authority: Send + Sync + std::fmt::Debug {
     /// It is new, and has not heard everybody.
     fn hears_still(&self) -> bool;
 
-    /// Resolves, within bounds, when what the coordinator's own node did until now is kept by its deputy, too.
-    async fn kept_twice(&self);
+    /// Whether what the coordinator's own node did until now is kept elsewhere, for which this waits within bounds. True where nobody keeps it.
+    async fn is_kept(&self) -> bool;
 
     /// Has everybody who may know of names at or below a path publish them; false where one could not be asked.
     async fn hear_below(&self, path: &[u8]) -> bool;
@@ -155,6 +151,8 @@ pub enum Away {
     Refused(Refusal),
     #[error("the coordinator did not answer within {} ms", .0.as_millis())]
     Late(Duration),
+    #[error("the etcd of the cluster has not taken the change yet")]
+    NotKept,
     #[error("the coordinator's answer is not understood")]
     Wire(#[from] WireError),
 }
@@ -163,18 +161,13 @@ impl Away {
     /// Whether it may be otherwise in a moment: another coordinator takes the seat, or this one answers again.
     fn passes(&self) -> bool {
         match self {
-            Self::Nobody | Self::Replaced | Self::New | Self::Late(_) => true,
+            Self::Nobody | Self::Replaced | Self::New | Self::Late(_) | Self::NotKept => true,
             Self::Link(error) => !matches!(error, LinkError::Handshake { .. }),
             Self::Refused(refusal) => {
                 matches!(refusal.kind, LinkErrorKind::Unavailable | LinkErrorKind::Fenced)
             }
             Self::Wire(_) => false,
         }
-    }
-
-    /// Whether who was asked lives and has connections of an earlier life of this node, or of another node of its name.
-    fn is_for_two_lives(&self) -> bool {
-        matches!(self, Self::Link(LinkError::Handshake { why: Mismatch::TwoNodes { .. }, .. }))
     }
 }
 
@@ -216,7 +209,6 @@ pub struct Cluster {
     names: Names,
     publisher: Publisher,
     holders: Holders,
-    deputy: Deputy,
     /// How often this node was let join.
     joined: AtomicU64,
     /// How the last try to join failed; none once one succeeded.
@@ -227,6 +219,8 @@ pub struct Cluster {
     led: AtomicBool,
     /// Who told of the members last, and in which epoch: that node decided then.
     commander: Mutex<Option<(Epoch, String)>>,
+    /// This node's clock minus that of the coordinator of an epoch, the least that was seen (`protocol::cluster::clocks` says why).
+    ahead_ns: Mutex<Option<(Epoch, i64)>>,
 }
 
 impl Cluster {
@@ -246,12 +240,12 @@ impl Cluster {
             names: Names::default(),
             publisher: Publisher::new(namespace.moment_before()),
             holders: Holders::default(),
-            deputy: Deputy::default(),
             joined: AtomicU64::new(0),
             not_in: Mutex::default(),
             seated: Mutex::default(),
             led: AtomicBool::new(false),
             commander: Mutex::default(),
+            ahead_ns: Mutex::default(),
             namespace,
             link: OnceLock::new(),
             runtime,
@@ -303,7 +297,7 @@ impl Cluster {
         let same = matches!((&*now, &seat), (Seat::There(one), Seat::There(other)) if one == other);
         if matches!(*now, Seat::Here(_)) {
             self.namespace.forget_removed();
-            self.namespace.forget_deputy();
+            self.namespace.collect_no_more();
             self.led.store(true, Ordering::Release);
         }
         if matches!(seat, Seat::There(_)) {
@@ -442,6 +436,21 @@ impl Cluster {
         member.filter(|_| epoch == self.epoch()).map(address_of)
     }
 
+    /// The coordinator of that epoch said its time.
+    fn heard_clock(&self, epoch: Epoch, theirs_ns: i64) {
+        let seen = self.namespace.now_ns().saturating_sub(theirs_ns);
+        let mut ahead = self.ahead_ns.lock().unwrap_or_else(PoisonError::into_inner);
+        let least = ahead.filter(|(of, _)| *of == epoch).map_or(seen, |(_, least)| least.min(seen));
+        *ahead = Some((epoch, least));
+    }
+
+    /// This node's clock minus that of the coordinator of that epoch, in nanoseconds, as far as it was heard.
+    #[must_use]
+    pub fn ahead_of_coordinator(&self, epoch: Epoch) -> Option<i64> {
+        let ahead = *self.ahead_ns.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.filter(|(of, _)| *of == epoch).map(|(_, ahead_ns)| ahead_ns)
+    }
+
     /// Whether the coordinator has answered lately.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
@@ -571,8 +580,11 @@ impl Cluster {
     pub async fn publish(&self) -> Result<(), Away> {
         match self.seat() {
             Seat::Here(authority) => {
-                authority.kept_twice().await;
-                Ok(())
+                if authority.is_kept().await {
+                    Ok(())
+                } else {
+                    Err(Away::NotKept)
+                }
             }
             Seat::There(_) | Seat::Unknown => publisher::publish(self).await,
         }

@@ -43,13 +43,12 @@ impl Default for Turn {
     }
 }
 
-/// Moments that are remembered: a deputy is behind by a few publications, or by those of the seconds in which it is not heard.
+/// Moments that are remembered: what is kept elsewhere is behind by a few publications, or by those of the seconds in which etcd is slow.
 const MOMENTS_MAX: usize = 1024;
 
 /// Publications of this node, each with the moment until which they hold all that was done here.
 ///
-/// A publication is answered although the deputy is too slow to have it. A node that takes the seat with what a deputy kept has to know which of
-/// its own changes are not in there.
+/// A node that takes the seat with what etcd keeps has to know which of its own changes are not in there.
 #[derive(Debug, Default)]
 struct ToldMoments {
     /// Before this daemon did anything.
@@ -323,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_deputy_has_not_got_was_done_after_the_last_publication_that_it_has() {
+    fn what_is_not_kept_was_done_after_the_last_publication_that_it_has() {
         let moment = |names| Moment { names, ..Moment::default() };
         let mut told = ToldMoments::new(moment(1));
         assert_eq!(told.until(9), moment(1), "nothing has been told");

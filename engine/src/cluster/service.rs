@@ -106,14 +106,6 @@ impl NodeService {
                 self.inbox()?.pace(waited_for);
                 wire::encode(&())
             }
-            ToNode::Kept { epoch, of, after } => {
-                self.check(epoch)?;
-                wire::encode(&cluster.give_kept(of, after))
-            }
-            ToNode::Catalog(part) => {
-                self.check(part.epoch)?;
-                wire::encode(&cluster.keep_catalog(Incarnation(from.incarnation), *part))
-            }
         };
         answer.map_err(|error| Refusal::new(LinkErrorKind::Invalid, error.to_string()))
     }

@@ -1,10 +1,10 @@
 //! What became of processes of other nodes.
 //!
-//! Owns: the last word about each, and which words the deputy has not heard. Does not own: finding out (each node about its own).
+//! Owns: the last word about each, and which words are not kept elsewhere. Does not own: finding out (each node about its own).
 
 use std::collections::{BTreeMap, BTreeSet};
+use tidemark_protocol::cluster::kept::Process;
 use tidemark_protocol::cluster::wire::WireFate;
-use tidemark_protocol::id::Incarnation;
 
 /// What became of a process on another node, and when it was seen to have failed.
 pub type FateOf = (WireFate, Option<i64>);
@@ -12,29 +12,36 @@ pub type FateOf = (WireFate, Option<i64>);
 /// Fates remembered: the writers of a large job over a few of its lives. Beyond it the oldest go, and count as gone.
 const FATES_MAX: usize = 1 << 18;
 
-/// A process: the life of its node, its number there, and when it started.
-pub(super) type Process = (Incarnation, u32, u64);
-
 /// What became of processes of other nodes.
 #[derive(Debug, Default)]
 pub(super) struct Fates {
     pub(super) known: BTreeMap<Process, FateOf>,
-    /// Those that the deputy has not been told of; none where there is no deputy.
-    pub(super) untold: Option<BTreeSet<Process>>,
+    /// Those that are not kept elsewhere; none where nobody keeps them.
+    pub(super) unkept: Option<BTreeSet<Process>>,
+    /// Those that are kept elsewhere, perhaps, and not known here any more.
+    pub(super) forgotten: BTreeSet<Process>,
 }
 
 impl Fates {
     pub(super) fn set(&mut self, process: Process, fate: FateOf) {
         if self.known.len() >= FATES_MAX
             && let Some((oldest, _)) = self.known.pop_first()
-            && let Some(untold) = &mut self.untold
+            && let Some(unkept) = &mut self.unkept
         {
-            untold.remove(&oldest);
+            unkept.remove(&oldest);
+            self.forgotten.insert(oldest);
         }
         if self.known.insert(process, fate) != Some(fate)
-            && let Some(untold) = &mut self.untold
+            && let Some(unkept) = &mut self.unkept
         {
-            untold.insert(process);
+            self.forgotten.remove(&process);
+            unkept.insert(process);
         }
+    }
+
+    /// From now on what changes is collected, and first of all what is known.
+    pub(super) fn collect_unkept(&mut self) {
+        self.unkept = Some(self.known.keys().copied().collect());
+        self.forgotten.clear();
     }
 }

@@ -5,7 +5,7 @@
 //! catalog), the tree.
 //!
 //! A coordinator whose daemon is killed begins again with the tree that it had, and nobody has to make names anew: among those might be
-//! names that were taken away since. A deputy's copy of that tree is older, and would undo what this node did last.
+//! names that were taken away since. What is kept of that tree elsewhere is older, and would undo what this node did last.
 
 use super::{Namespace, NodeId, State};
 use std::collections::{BTreeMap, BTreeSet};

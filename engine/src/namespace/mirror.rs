@@ -204,7 +204,7 @@ impl Namespace {
             known.set((home, fact.process.0, fact.process.1), (fact.fate, fact.failed_at_ns));
         }
         drop(known);
-        self.catalog_told.notify_one();
+        self.catalog_changed.notify_one();
     }
 
     /// A node is gone, and its processes with it.
@@ -216,7 +216,7 @@ impl Namespace {
             known.set(process, (WireFate::Killed, Some(now_ns)));
         }
         drop(known);
-        self.catalog_told.notify_one();
+        self.catalog_changed.notify_one();
     }
 
     /// What became of a writer of another node.

@@ -14,10 +14,10 @@ mod attr;
 mod attributes;
 mod begun;
 mod carried;
+mod catalog;
 mod cold;
 mod copies;
 mod departing;
-mod deputy;
 mod error;
 mod facts;
 mod fates;
@@ -54,10 +54,9 @@ mod xattr;
 
 pub use attr::{Attr, Kind, SetAttr, SetTime, Special, Ttl};
 pub use begun::{Made, Unwritten};
+pub use catalog::{Moment, NamedNode, Unkept};
 pub use cold::{AdoptEntry, AdoptKind, ColdFile};
 pub use copies::{CopiesUsage, CopyView, Present, WithdrawnCopy};
-pub(crate) use deputy::REMOVED_MAX;
-pub use deputy::{Moment, NamedNode, Untold};
 pub use error::FsError;
 pub use facts::{object_copy, object_of};
 pub use fates::FateOf;
@@ -85,7 +84,7 @@ pub use xattr::XattrSource;
 use crate::courtesy::Courtesy;
 use crate::tier1::{Backing, Tier1};
 use carried::CarriedNames;
-use deputy::Removed;
+use catalog::Removed;
 use fates::Fates;
 use file::File;
 use handle::HandleTable;
@@ -245,8 +244,8 @@ pub struct Namespace {
     room: Room,
     /// Wakes whoever tells other nodes.
     told: tokio::sync::Notify,
-    /// Wakes whoever tells the coordinator's deputy.
-    catalog_told: tokio::sync::Notify,
+    /// Wakes whoever keeps the coordinator's tree elsewhere.
+    catalog_changed: tokio::sync::Notify,
     /// What became of processes of other nodes.
     fates: Mutex<Fates>,
     /// The daemon is ending: no new files.
@@ -296,8 +295,8 @@ struct State {
     carried: CarriedNames,
     /// What this node heard as the coordinator.
     heard: heard::Heard,
-    /// Nodes that the coordinator's deputy has not been told of; none where there is no deputy.
-    untold: Option<BTreeSet<NodeId>>,
+    /// Nodes that are not kept elsewhere as they are; none where nobody keeps this tree.
+    unkept: Option<BTreeSet<NodeId>>,
     /// Files that were removed; none where this tree is not the catalog.
     removed: Option<Removed>,
     /// Nodes that changed since a snapshot of the tree was begun; none while none is taken.
@@ -380,7 +379,7 @@ impl Namespace {
             xattr_source: RwLock::new(None),
             room: Room::default(),
             told: tokio::sync::Notify::new(),
-            catalog_told: tokio::sync::Notify::new(),
+            catalog_changed: tokio::sync::Notify::new(),
             fates: Mutex::default(),
             closed: AtomicBool::new(false),
             refuses_writers: AtomicBool::new(false),
@@ -495,7 +494,7 @@ impl Namespace {
         let woken = std::mem::take(&mut state.woken) && state.waiting > 0;
         let dirty = state.watching > 0 && !state.dirty.is_empty();
         let tells = state.tells();
-        let tells_deputy = state.untold.as_ref().is_some_and(|untold| !untold.is_empty());
+        let is_unkept = state.unkept.as_ref().is_some_and(|unkept| !unkept.is_empty());
         let trash = std::mem::take(&mut state.trash);
         let lost_names = std::mem::take(&mut state.lost_names);
         drop(state);
@@ -511,8 +510,8 @@ impl Namespace {
         if tells {
             self.told.notify_one();
         }
-        if tells_deputy {
-            self.catalog_told.notify_one();
+        if is_unkept {
+            self.catalog_changed.notify_one();
         }
         let journaled = if journals { self.commit() } else { Ok(()) };
         drop(trash);
@@ -610,7 +609,7 @@ impl State {
             outgoing: None,
             carried: CarriedNames::default(),
             heard: heard::Heard::default(),
-            untold: None,
+            unkept: None,
             removed: None,
             changed: None,
         }

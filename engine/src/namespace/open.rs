@@ -518,7 +518,7 @@ impl State {
     }
 
     fn tell_taken(&mut self, node: NodeId, from: FileId, own: FileId) {
-        // An answer about one of them that is on its way, and what a deputy kept, do not know of this.
+        // An answer about one of them that is on its way, and what etcd keeps, do not know of this.
         if self.outgoing.is_some() {
             for (parent, name) in self.names_of(node) {
                 self.note_name(parent, &name);

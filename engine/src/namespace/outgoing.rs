@@ -31,7 +31,7 @@ enum Audience {
     #[default]
     Coordinator,
     /// This node coordinates, and another keeps its tree. If it is not the coordinator any more, its operations tell what that one missed.
-    Deputy,
+    Keeper,
     /// This node coordinates, and nobody keeps its tree.
     Nobody,
 }
@@ -140,14 +140,15 @@ impl Namespace {
         });
     }
 
-    /// From now on this node coordinates: its tree is what others are told of. Its own operations are kept while a deputy is told of them.
-    pub fn lead_outgoing(&self, has_deputy: bool) {
+    /// From now on this node coordinates: its tree is what others are told of. Its own operations stay here until what came of
+    /// them is kept elsewhere, where anybody keeps it.
+    pub fn lead_outgoing(&self, is_kept: bool) {
         self.look(|state| {
-            if has_deputy && state.outgoing.is_none() {
+            if is_kept && state.outgoing.is_none() {
                 state.outgoing = Some(Outgoing::new(self.journal_bytes));
             }
             let Some(outgoing) = &mut state.outgoing else { return };
-            outgoing.audience = if has_deputy { Audience::Deputy } else { Audience::Nobody };
+            outgoing.audience = if is_kept { Audience::Keeper } else { Audience::Nobody };
             outgoing.touched.clear();
             outgoing.unanswered.unsent();
         });
@@ -296,8 +297,8 @@ impl Namespace {
         self.with_unanswered(|unanswered| unanswered.make_up(loss));
     }
 
-    /// The deputy keeps what came of this node's operations up to its publication of that number, and all that came before.
-    pub fn deputy_keeps(&self, publication: u64) {
+    /// What came of this node's operations up to its publication of that number is kept elsewhere, and all that came before.
+    pub fn kept_until(&self, publication: u64) {
         self.with_unanswered(|unanswered| {
             if unanswered.publication() == publication {
                 unanswered.answered();
@@ -364,7 +365,13 @@ impl Namespace {
         nodes
     }
 
-    /// The directory of that name, where there is one.
+    /// The node that a directory has under a name, where there is one.
+    #[must_use]
+    pub fn child_number(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
+        self.look(|state| state.tree.child(parent, name).ok())
+    }
+
+    /// The same where it is a directory.
     #[must_use]
     pub fn child_directory(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
         self.look(|state| {
@@ -574,8 +581,8 @@ impl State {
 
     /// At the end of a change: its nodes are to be told, or not.
     pub(super) fn collect_touched(&mut self) {
-        if let Some(untold) = &mut self.untold {
-            untold.extend(self.tree.touched.nodes.iter().chain(&self.tree.touched.freed));
+        if let Some(unkept) = &mut self.unkept {
+            unkept.extend(self.tree.touched.nodes.iter().chain(&self.tree.touched.freed));
         }
         if let Some(outgoing) = &mut self.outgoing
             && !std::mem::take(&mut outgoing.muted)
@@ -609,10 +616,10 @@ impl State {
         self.outgoing_under(id, self.path_in_sight(id)?)
     }
 
-    /// What the deputy is told of in one go with the present tree counts as a publication of this node; gives its number.
-    pub(super) fn publish_to_deputy(&mut self) -> u64 {
+    /// What is kept in one go with the present tree counts as a publication of this node; gives its number.
+    pub(super) fn publish_to_keeper(&mut self) -> u64 {
         let Some(outgoing) = &mut self.outgoing else { return 0 };
-        if outgoing.audience == Audience::Deputy && !outgoing.unanswered.has_all_sent() {
+        if outgoing.audience == Audience::Keeper && !outgoing.unanswered.has_all_sent() {
             outgoing.unanswered.publish(usize::MAX, usize::MAX);
         }
         outgoing.unanswered.publication()

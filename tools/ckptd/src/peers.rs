@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidemark_control::catalog::{Before, Catalog, Claim, Terms};
+use tidemark_control::catalog::{Before, Catalog, Terms};
 use tidemark_control::lease::{EtcdAccess, EtcdPlace};
 use tidemark_engine::cluster::{
     Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
@@ -234,11 +234,9 @@ impl Peers {
                 let terms = Terms { stored, ..terms(settings) };
                 // Nobody else was the coordinator since this tree was the catalog, and Tier-3 has been read where it is a new one.
                 let before = Before::Own(None);
-                let catalog =
-                    Catalog::succeed(Arc::clone(cluster), (epoch, Claim::Settings), presence, terms, &before);
+                let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
                 cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
                 tokio::spawn(keep_members(Arc::clone(&catalog), Arc::clone(cluster), state_dir.clone()));
-                tokio::spawn(Arc::clone(&catalog).tell_deputy());
                 tokio::spawn(Arc::clone(&catalog).tell_removed());
                 tokio::spawn(catalog.watch());
             }

@@ -4,7 +4,7 @@
 //! when it becomes the coordinator and when it ends to be that. Does not own: the lease (control), what a coordinator does (the catalog, the engine), following as a member
 //! (`engine::cluster::follow`).
 //!
-//! The order of a beginning: this node's tree becomes the catalog of the coordinator before, if it was the deputy; then all members
+//! The order of a beginning: this node's tree becomes the catalog of the coordinator before, which etcd has; then all members
 //! come and say what they know, and Tier-3 is read as soon as it answers. Nothing is written to Tier-3 before that.
 
 use crate::api::Daemon;
@@ -14,26 +14,31 @@ use anyhow::Context;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tidemark_control::catalog::{Before, Catalog, Claim, Terms};
-use tidemark_control::lease::{EtcdAccess, EtcdLease, LeaseError, LeaseTimes, Turn};
+use tidemark_control::catalog::{Before, Catalog, Terms};
+use tidemark_control::lease::{
+    EtcdAccess, EtcdCatalog, EtcdLease, LeaseError, LeaseTimes, LoadError, Turn, current_epoch,
+};
 use tidemark_engine::cluster::{Cluster, Presence, Seat};
 use tidemark_engine::node::{Names, Recovered, recover};
 use tidemark_engine::save::drain::Raised;
 use tidemark_engine::store::probe;
+use tidemark_protocol::cluster::kept::KeptCatalog;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::membership::MemberList;
-use tidemark_transport::Address;
 use tokio::sync::{oneshot, watch};
 
 /// How often the lease is looked at by who does not have it.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// How long others leave the free seat to the last coordinator's deputy, which can answer at once: some of its looks.
-const DEPUTY_FIRST: Duration = Duration::from_millis(800);
-
 /// How long a node that ends leaves the free seat to the nodes that stay: until the last of them has tried, with two requests to etcd of the
 /// longest. It is taken all the same where nobody else does, since all may end at once, and none drains without a coordinator.
 const STAYING_FIRST: Duration = Duration::from_secs(4);
+
+/// Between two tries to read the catalog in etcd.
+const LOAD_AGAIN: Duration = Duration::from_millis(100);
+
+/// How long a node that begins waits for Tier-3 to say whether what etcd has is of the last coordinator. Names wait meanwhile.
+const TIER3_WAIT: Duration = Duration::from_secs(5);
 
 /// Between two tries to read Tier-3.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
@@ -49,15 +54,10 @@ pub(crate) struct Candidate {
     pub(crate) terms: Terms,
 }
 
-/// Whether a node tries to take a seat that has been free for so long. `is_first`: it has the catalog. `is_ending`: it would leave the seat again
-/// as soon as it has drained, and what it drains by would change twice.
-fn stands(is_first: bool, is_ending: bool, free_for: Duration) -> bool {
-    let left_to_others = match (is_ending, is_first) {
-        (true, _) => STAYING_FIRST,
-        (false, false) => DEPUTY_FIRST,
-        (false, true) => Duration::ZERO,
-    };
-    free_for >= left_to_others
+/// Whether a node tries to take a seat that has been free for so long. `is_ending`: it would leave the seat again as soon as it has drained, and
+/// what it drains by would change twice.
+fn stands(is_ending: bool, free_for: Duration) -> bool {
+    !is_ending || free_for >= STAYING_FIRST
 }
 
 /// Asks the etcd of a candidate once: a start that cannot know who decides says so at once.
@@ -92,11 +92,8 @@ impl Candidate {
                 Ok(None) => {
                     said.clear();
                     let since = *free_since.get_or_insert_with(Instant::now);
-                    // The last coordinator has the catalog, too, where etcd alone was away.
-                    let led_last = self.cluster.namespace().catalog_of() == Some(self.cluster.epoch());
-                    let first = self.cluster.epoch() == Epoch(0) || self.cluster.is_deputy() || led_last;
                     let ending = self.daemon.draining.load(Ordering::Acquire);
-                    if stands(first, ending, since.elapsed()) && self.take(&mut lease).await {
+                    if stands(ending, since.elapsed()) && self.take(&mut lease).await {
                         free_since = None;
                     }
                 }
@@ -174,11 +171,17 @@ impl Candidate {
             }
         };
         let (keeping, kept) = oneshot::channel();
+        let log = Arc::new(EtcdCatalog::new(self.etcd.clone(), epoch));
+        let reign = async {
+            let catalog = self.kept(&log, epoch).await;
+            self.reign(epoch, (stored, catalog), log, keeping).await
+        };
         let why = tokio::select! {
             why = keep(lease, kept) => why,
-            never = self.reign(epoch, stored, keeping) => match never {},
+            never = reign => match never {},
         };
         self.cluster.sit(Seat::Unknown);
+        self.daemon.troubles.catalog_is(None);
         self.daemon.node.decide_no_more().await;
         tracing::warn!(%why, "this node is not the coordinator any more");
     }
@@ -190,26 +193,64 @@ impl Candidate {
         Ok(list.map_err(|error| format!("the member list is not understood: {error}"))?.unwrap_or_default())
     }
 
+    /// The catalog of before, as etcd has it: none where it has not all of it, or where Tier-3 knows of a later coordinator that did not write
+    /// there. From now on nobody but this coordinator writes it. However often it takes: without it nothing is known.
+    async fn kept(&self, log: &EtcdCatalog, epoch: Epoch) -> Option<KeptCatalog> {
+        let mut said = String::new();
+        let mut kept = loop {
+            let why = match log.load().await {
+                Ok(kept) => break kept?,
+                Err(LoadError::Kept { place, source }) => {
+                    tracing::error!(%place, %source, "the catalog in etcd is not used: names are read from Tier-3 and from the members");
+                    return None;
+                }
+                Err(error) => format!("{:#}", anyhow::Error::from(error)),
+            };
+            if why != said {
+                tracing::warn!(%why, "the catalog is not read yet");
+                said = why;
+            }
+            tokio::time::sleep(LOAD_AGAIN).await;
+        };
+        let of = kept.mark.epoch;
+        // Who followed that coordinator knows that no later one was there.
+        if self.cluster.epoch() != of {
+            let store = &self.daemon.node.shared().drain.store;
+            match tokio::time::timeout(TIER3_WAIT, current_epoch(store.as_ref())).await {
+                Ok(Ok(Some(found))) if found > of => {
+                    tracing::error!(%found, %of, "Tier-3 had a later coordinator than etcd: the catalog in etcd is old, and names are read from Tier-3");
+                    return None;
+                }
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "whether Tier-3 had a later coordinator than etcd is not known")
+                }
+                Err(_) => tracing::warn!(
+                    "whether Tier-3 had a later coordinator than etcd is not known: it does not answer"
+                ),
+            }
+        }
+        // By its own tree where it was that coordinator itself.
+        let of_own = self.cluster.namespace().catalog_of() == Some(of);
+        let further = if of_own { 0 } else { self.cluster.ahead_of_coordinator(of).unwrap_or(0) };
+        kept.ahead_ns = kept.mark.ahead_ns.saturating_add(further);
+        tracing::info!(%epoch, %of, "the catalog of before is in etcd");
+        Some(kept)
+    }
+
     /// Takes the seat, and does what a coordinator does until dropped.
-    async fn reign(&self, epoch: Epoch, stored: MemberList, keeping: Keeping) -> std::convert::Infallible {
+    async fn reign(
+        &self,
+        epoch: Epoch,
+        (stored, kept): (MemberList, Option<KeptCatalog>),
+        log: Arc<EtcdCatalog>,
+        keeping: Keeping,
+    ) -> std::convert::Infallible {
         let began = Instant::now();
         let cluster = &self.cluster;
         let tree = Arc::clone(cluster.namespace());
-        let kept = match &stored.deputy {
-            Some(deputy) if *deputy == cluster.life => cluster.take_kept_catalog(stored.epoch),
-            // It may live, and not reach the lease.
-            Some(deputy) => match stored.members.iter().find(|listed| listed.life.node == deputy.node) {
-                Some(listed) => {
-                    let address = Address { node: deputy.node.to_string(), address: listed.address.clone() };
-                    cluster.fetch_kept_catalog(deputy, &address, (epoch, stored.epoch)).await
-                }
-                None => None,
-            },
-            None => None,
-        };
         cluster.saw_epoch(epoch);
         let before = Before::of(tree.catalog_of(), stored.epoch, kept);
-        // The last coordinator may have answered for more than its deputy had got.
         let kept_until = match &before {
             Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
             Before::Own(_) | Before::Nothing => None,
@@ -234,8 +275,7 @@ impl Candidate {
         shared.drain.set_epoch(epoch, false);
         let terms = Terms { stored, ..self.terms.clone() };
         let presence = Arc::clone(&self.presence);
-        let catalog = Catalog::succeed(Arc::clone(cluster), (epoch, Claim::Lease), presence, terms, &before);
-        drop(before);
+        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
         if !knows {
             // What is done to names from now on is done to those of Tier-3 as well, once they are here.
             tree.carry_names();
@@ -251,7 +291,8 @@ impl Candidate {
         tracing::info!(took_ms = began.elapsed().as_millis(), "the seat is taken");
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(Arc::clone(&catalog).watch());
-        tasks.spawn(Arc::clone(&catalog).tell_deputy());
+        tasks.spawn(Arc::clone(&catalog).keep(log, before.into_kept()));
+        tasks.spawn(tell_trouble(Arc::clone(&catalog), Arc::clone(&self.daemon)));
         tasks.spawn(Arc::clone(&catalog).tell_removed());
         tasks.spawn(self.clone().take_tier3_up(catalog, if knows { Names::Kept } else { Names::Empty }));
         std::future::pending().await
@@ -259,6 +300,8 @@ impl Candidate {
 
     /// Reads Tier-3, however often it takes, and decides over checkpoints from then on.
     async fn take_tier3_up(self, catalog: Arc<Catalog>, names: Names) {
+        // Tier-3 is to know of no later coordinator than etcd does, see `kept`.
+        catalog.is_kept_by_now().await;
         let mut said = String::new();
         loop {
             match self.read_tier3(&catalog, names).await {
@@ -300,6 +343,17 @@ impl Candidate {
             catalog.nodes_heard().await;
         }
         Ok(recover(shared, names).await?)
+    }
+}
+
+/// Says in the problems of this node why the catalog is not kept in etcd, until dropped.
+async fn tell_trouble(catalog: Arc<Catalog>, daemon: Arc<Daemon>) {
+    let mut trouble = catalog.watch_trouble();
+    loop {
+        daemon.troubles.catalog_is(trouble.borrow_and_update().clone());
+        if trouble.changed().await.is_err() {
+            return;
+        }
     }
 }
 
@@ -360,13 +414,12 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
             }
             true = changed => {
                 let (catalog, stored) = members.as_mut().expect("it changed");
-                let change = *stored.borrow_and_update();
+                stored.mark_unchanged();
                 let list = serde_json::to_vec(&catalog.stored()).expect("a list is written as JSON");
                 let written = lease.write_members(&list).await;
                 match &written {
-                    Ok(()) => catalog.stored_until(change),
                     // It does not become smaller by itself.
-                    Err(LeaseError::MembersTooLarge { .. }) => {}
+                    Ok(()) | Err(LeaseError::MembersTooLarge { .. }) => {}
                     // There may be no next change for long, and a successor begins with what is stored.
                     Err(_) => {
                         stored.mark_changed();
@@ -393,13 +446,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deputy_comes_first_and_a_node_that_ends_last() {
-        let times = [Duration::ZERO, DEPUTY_FIRST, STAYING_FIRST];
-        let stands_at = |is_first, is_ending| times.map(|free_for| stands(is_first, is_ending, free_for));
-        assert_eq!(stands_at(true, false), [true, true, true]);
-        assert_eq!(stands_at(false, false), [false, true, true]);
-        for is_first in [true, false] {
-            assert_eq!(stands_at(is_first, true), [false, false, true]);
-        }
+    fn a_node_that_ends_comes_last() {
+        let stands_at =
+            |is_ending| [Duration::ZERO, STAYING_FIRST].map(|free_for| stands(is_ending, free_for));
+        assert_eq!([stands_at(false), stands_at(true)], [[true, true], [false, true]]);
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct Troubles {
     state_dir: Mutex<Option<String>>,
     /// Why the etcd that has the coordinator's lease did not answer last.
     etcd: Mutex<Option<String>>,
+    /// Why the catalog of this coordinator is not kept in etcd.
+    catalog: Mutex<Option<String>>,
 }
 
 impl Troubles {
@@ -36,6 +38,11 @@ impl Troubles {
     /// How the last look at the lease failed; none where it did not.
     pub(crate) fn etcd_is(&self, away: Option<&String>) {
         *self.etcd.lock().unwrap_or_else(PoisonError::into_inner) = away.cloned();
+    }
+
+    /// Why etcd has not taken the last change of the catalog; none where it has.
+    pub(crate) fn catalog_is(&self, not_kept: Option<String>) {
+        *self.catalog.lock().unwrap_or_else(PoisonError::into_inner) = not_kept;
     }
 
     /// What is wrong with the mount, in a sentence; none where nothing is.
@@ -67,6 +74,13 @@ impl Troubles {
                 ProblemCode::EtcdAway,
                 format!("this node cannot ask etcd who the coordinator is, and cannot become it: {why}"),
                 "look at the etcd and at the network from this node to it",
+            ));
+        }
+        if let Some(why) = self.catalog.lock().unwrap_or_else(PoisonError::into_inner).as_deref() {
+            problems.push(Problem::new(
+                ProblemCode::CatalogNotKept,
+                format!("etcd does not take the changes of names: {why}"),
+                "look at the etcd: its disk, its quota (`etcdctl endpoint status`, `etcdctl alarm list`)",
             ));
         }
         problems

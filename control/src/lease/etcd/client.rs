@@ -1,11 +1,11 @@
 //! Requests to an etcd, through its HTTP and JSON gateway (`/v3/…`, etcd 3.4 and later).
 //!
-//! Owns: which endpoint is asked, time-outs, logging in, the shapes of requests and answers. Does not own: what they mean (`mod`),
-//! connections (`http`), the password and the token (`login`).
+//! Owns: which endpoint is asked, time-outs, logging in, the shapes of requests and answers, the connection that waits for the next request. Does
+//! not own: what they mean (`mod`, `catalog`), what is on a connection (`http`), the password and the token (`login`).
 
 use super::access::EtcdAccess;
 use super::error::EtcdError;
-use super::http::{self, Question};
+use super::http::{ANSWER_BYTES_MAX, Connection, Question};
 use super::login::{Login, Session};
 use super::place::EtcdPlace;
 use crate::lease::LeaseTimes;
@@ -17,6 +17,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
@@ -36,9 +37,13 @@ const TOKEN_BYTES_MAX: usize = 8 << 10;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Found {
     #[serde(deserialize_with = "text_bytes", default)]
+    pub(super) key: Vec<u8>,
+    #[serde(deserialize_with = "text_bytes", default)]
     pub(super) value: Vec<u8>,
     #[serde(deserialize_with = "text_number", default)]
     pub(super) create_revision: u64,
+    #[serde(deserialize_with = "text_number", default)]
+    pub(super) mod_revision: u64,
     #[serde(deserialize_with = "text_number", default)]
     pub(super) lease: u64,
 }
@@ -58,17 +63,87 @@ pub(super) enum Outcome {
     Differs { found: Option<Found> },
 }
 
-/// One etcd, by its endpoints. Holds no connection.
+/// A comparison of a transaction: the revision of a key, 0 where it is absent.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Is<'a> {
+    Created(&'a str, u64),
+    Put(&'a str, u64),
+}
+
+impl Is<'_> {
+    fn json(self) -> Value {
+        match self {
+            Self::Created(key, revision) => json!({
+                "key": BASE64.encode(key), "target": "CREATE", "result": "EQUAL",
+                "create_revision": revision.to_string()}),
+            Self::Put(key, revision) => json!({
+                "key": BASE64.encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string()}),
+        }
+    }
+}
+
+/// What a transaction does where its comparisons hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Do<'a> {
+    /// A key, its value, and the lease on which it hangs, 0 for none.
+    Put(&'a str, &'a [u8], u64),
+    /// All keys from the first on, and before the second.
+    Delete(&'a str, &'a str),
+}
+
+impl Do<'_> {
+    fn json(self) -> Value {
+        match self {
+            Self::Put(key, value, lease) => json!({"request_put": {
+                "key": BASE64.encode(key), "value": BASE64.encode(value), "lease": lease.to_string()}}),
+            Self::Delete(from, until) => json!({"request_delete_range": {
+                "key": BASE64.encode(from), "range_end": BASE64.encode(until)}}),
+        }
+    }
+}
+
+/// What came of a transaction of several comparisons.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Came {
+    /// All held; this is the revision of what was done.
+    Done { revision: u64 },
+    /// One did not; this is what their keys are, in the same order.
+    Differs { found: Vec<Option<Found>> },
+}
+
+/// Keys at one revision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Page {
+    pub(super) found: Vec<Found>,
+    /// There are more.
+    pub(super) more: bool,
+    /// etcd's present revision.
+    pub(super) revision: u64,
+}
+
+/// How long an answer is waited for, and how long it may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) within: Duration,
+    pub(super) answer_bytes_max: usize,
+}
+
+/// Of all requests but those for pages.
+const SHORT: Limits = Limits { within: CALL_TIMEOUT, answer_bytes_max: ANSWER_BYTES_MAX };
+
+/// One etcd, by its endpoints. Keeps one connection between requests.
 #[derive(Debug)]
 pub(super) struct EtcdClient {
     access: EtcdAccess,
     /// The endpoint that answered last is asked first.
     preferred: AtomicUsize,
+    /// The connection of the last answer, while nobody uses it.
+    idle: Mutex<Option<Connection>>,
 }
 
 impl EtcdClient {
     pub(super) fn new(access: EtcdAccess) -> Self {
-        Self { access, preferred: AtomicUsize::new(0) }
+        Self { access, preferred: AtomicUsize::new(0), idle: Mutex::default() }
     }
 
     pub(super) fn place(&self) -> &EtcdPlace {
@@ -84,7 +159,8 @@ impl EtcdClient {
             #[serde(rename = "TTL", deserialize_with = "text_number", default)]
             ttl_s: u64,
         }
-        let granted: Granted = self.call("/v3/lease/grant", &json!({"TTL": ttl_s.to_string()})).await?;
+        let granted: Granted =
+            self.call("/v3/lease/grant", &json!({"TTL": ttl_s.to_string()}), SHORT).await?;
         Ok((granted.id, granted.ttl_s))
     }
 
@@ -100,20 +176,20 @@ impl EtcdClient {
         struct Line {
             result: Kept,
         }
-        let line: Line = self.call("/v3/lease/keepalive", &json!({"ID": lease.to_string()})).await?;
+        let line: Line = self.call("/v3/lease/keepalive", &json!({"ID": lease.to_string()}), SHORT).await?;
         Ok(line.result.ttl_s)
     }
 
     /// Ends a lease, and the keys that hang on it. One that is over is fine.
     pub(super) async fn revoke(&self, lease: u64) -> Result<(), EtcdError> {
-        match self.call::<Value>("/v3/lease/revoke", &json!({"ID": lease.to_string()})).await {
+        match self.call::<Value>("/v3/lease/revoke", &json!({"ID": lease.to_string()}), SHORT).await {
             Err(EtcdError::Refused { status: 404, .. }) => Ok(()),
             other => other.map(drop),
         }
     }
 
     pub(super) async fn get(&self, key: &str) -> Result<Option<Found>, EtcdError> {
-        let range: Range = self.call("/v3/kv/range", &json!({"key": BASE64.encode(key)})).await?;
+        let range: Range = self.call("/v3/kv/range", &json!({"key": BASE64.encode(key)}), SHORT).await?;
         Ok(range.kvs.into_iter().next())
     }
 
@@ -125,6 +201,19 @@ impl EtcdClient {
         revision: u64,
         put: Option<(&str, &[u8], u64)>,
     ) -> Result<Outcome, EtcdError> {
+        let put = put.map(|(key, value, lease)| Do::Put(key, value, lease));
+        Ok(match self.transact(&[Is::Created(key, revision)], put).await? {
+            Came::Done { revision } => Outcome::Done { revision },
+            Came::Differs { found } => Outcome::Differs { found: found.into_iter().next().flatten() },
+        })
+    }
+
+    /// Where all of `compare` holds, does all of `success`, in one step of etcd.
+    pub(super) async fn transact<'a>(
+        &self,
+        compare: &[Is<'_>],
+        success: impl IntoIterator<Item = Do<'a>>,
+    ) -> Result<Came, EtcdError> {
         #[derive(Deserialize)]
         struct Answered {
             #[serde(default)]
@@ -138,29 +227,48 @@ impl EtcdClient {
         struct Response {
             response_range: Option<Range>,
         }
-        let put = put.map(|(key, value, lease)| {
-            json!({"request_put": {
-                "key": BASE64.encode(key), "value": BASE64.encode(value), "lease": lease.to_string()}})
-        });
-        let key = BASE64.encode(key);
+        let keys = compare.iter().map(|(Is::Created(key, _) | Is::Put(key, _))| key);
         let request = json!({
-            "compare": [{"key": key, "target": "CREATE", "result": "EQUAL", "create_revision": revision.to_string()}],
-            "success": put.into_iter().collect::<Vec<_>>(),
-            "failure": [{"request_range": {"key": key}}],
+            "compare": compare.iter().map(|is| is.json()).collect::<Vec<_>>(),
+            "success": success.into_iter().map(Do::json).collect::<Vec<_>>(),
+            "failure": keys.map(|key| json!({"request_range": {"key": BASE64.encode(key)}})).collect::<Vec<_>>(),
         });
-        let answered: Answered = self.call("/v3/kv/txn", &request).await?;
+        let answered: Answered = self.call("/v3/kv/txn", &request, SHORT).await?;
         if answered.succeeded {
-            return Ok(Outcome::Done { revision: answered.header.revision });
+            return Ok(Came::Done { revision: answered.header.revision });
         }
-        let range = answered.responses.into_iter().find_map(|response| response.response_range);
-        Ok(Outcome::Differs { found: range.and_then(|range| range.kvs.into_iter().next()) })
+        let ranges = answered.responses.into_iter().map(|response| response.response_range);
+        Ok(Came::Differs {
+            found: ranges.map(|range| range.and_then(|range| range.kvs.into_iter().next())).collect(),
+        })
+    }
+
+    /// The first `most` keys from `from` on and before `until`, as they are at `revision` (0: now).
+    pub(super) async fn page(
+        &self,
+        (from, until): (&[u8], &str),
+        most: usize,
+        revision: u64,
+        limits: Limits,
+    ) -> Result<Page, EtcdError> {
+        let request = json!({
+            "key": BASE64.encode(from), "range_end": BASE64.encode(until),
+            "limit": most.to_string(), "revision": revision.to_string()});
+        let range: Range = self.call("/v3/kv/range", &request, limits).await?;
+        Ok(Page { found: range.kvs, more: range.more, revision: range.header.revision })
     }
 
     /// Asks with this node's token, and once more with another where etcd does not know that one any more.
-    async fn call<T: DeserializeOwned>(&self, path: &'static str, request: &Value) -> Result<T, EtcdError> {
-        let give_up = Instant::now() + CALL_TIMEOUT;
+    async fn call<T: DeserializeOwned>(
+        &self,
+        path: &'static str,
+        request: &Value,
+        limits: Limits,
+    ) -> Result<T, EtcdError> {
+        let Limits { within, answer_bytes_max } = limits;
+        let give_up = Instant::now() + within;
         let body = Bytes::from(request.to_string());
-        let question = |token| Question { path, body: body.clone(), token };
+        let question = |token| Question { path, body: body.clone(), token, answer_bytes_max };
         let Some(login) = &self.access.login else {
             return match self.ask(question(None), give_up).await {
                 Err(EtcdError::TokenOver { endpoint, status, words }) => {
@@ -195,7 +303,9 @@ impl EtcdClient {
                 let password = login.password().await?;
                 let request = json!({"name": login.user, "password": password.reveal()});
                 let body = Bytes::from(request.to_string());
-                let question = Question { path: "/v3/auth/authenticate", body, token: None };
+                let answer_bytes_max = ANSWER_BYTES_MAX;
+                let question =
+                    Question { path: "/v3/auth/authenticate", body, token: None, answer_bytes_max };
                 let session = match self.ask(question, give_up).await.and_then(parsed::<Authenticated>) {
                     Ok(Authenticated { token }) => Session::Token(token),
                     Err(EtcdError::Refused { words, .. })
@@ -233,13 +343,7 @@ impl EtcdClient {
             let untried = u32::try_from(count - tried).unwrap_or(u32::MAX);
             let limit = left.min(ATTEMPT_TIMEOUT.max(left / untried));
             let silent = || EtcdError::Silent { endpoint: endpoint.clone(), limit_ms: limit.as_millis() };
-            let attempt = async {
-                let tls = match &self.access.tls {
-                    Some(tls) => Some(tls.config().await),
-                    None => None,
-                };
-                http::ask(endpoint, tls, question.clone()).await
-            };
+            let attempt = self.ask_endpoint(endpoint, question.clone());
             let answer = timeout(limit, attempt).await.unwrap_or_else(|_| Err(silent()));
             tried += 1;
             match answer {
@@ -259,6 +363,36 @@ impl EtcdClient {
     }
 }
 
+impl EtcdClient {
+    /// Asks on the connection that waits, or on another one. Cancel safe.
+    async fn ask_endpoint(&self, endpoint: &str, question: Question) -> Result<Bytes, EtcdError> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let idle = idle.filter(|idle| idle.is_to(endpoint));
+        if let Some(mut connection) = idle {
+            match connection.ask(question.clone()).await {
+                // It was closed while it waited: etcd has been started again. A request that was taken all the same does nothing a second time.
+                Err(EtcdError::Broken { .. }) => {}
+                answered => return self.leave(connection, answered),
+            }
+        }
+        let tls = match &self.access.tls {
+            Some(tls) => Some(tls.config().await),
+            None => None,
+        };
+        let mut connection = Connection::open(endpoint, tls).await?;
+        let answered = connection.ask(question).await;
+        self.leave(connection, answered)
+    }
+
+    /// Keeps the connection for the next request, where this one was answered.
+    fn leave(&self, connection: Connection, answered: Result<Bytes, EtcdError>) -> Result<Bytes, EtcdError> {
+        if answered.is_ok() {
+            *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+        }
+        answered
+    }
+}
+
 fn parsed<T: DeserializeOwned>((endpoint, answer): (String, Bytes)) -> Result<T, EtcdError> {
     serde_json::from_slice(&answer).map_err(|source| EtcdError::Garbled { endpoint, source })
 }
@@ -266,7 +400,11 @@ fn parsed<T: DeserializeOwned>((endpoint, answer): (String, Bytes)) -> Result<T,
 #[derive(Debug, Default, Deserialize)]
 struct Range {
     #[serde(default)]
+    header: Header,
+    #[serde(default)]
     kvs: Vec<Found>,
+    #[serde(default)]
+    more: bool,
 }
 
 /// JSON of protobuf has 64-bit numbers as text.

@@ -10,6 +10,9 @@ use tidemark_engine::error::ErrorKind;
 /// The most characters of an etcd's words that an error repeats.
 const WORDS_MAX: usize = 200;
 
+/// How etcd says that its quota is used up.
+const NO_SPACE: &str = "database space exceeded";
+
 /// How etcd begins its refusal of a client certificate that has a common name.
 const COMMON_NAME: &str = "CommonName of client";
 
@@ -56,6 +59,22 @@ impl EtcdError {
             | Self::TokenOver { .. } => ErrorKind::Unavailable,
             Self::Refused { .. } | Self::WrongPassword { .. } | Self::Password(_) => ErrorKind::Invalid,
             Self::Garbled { .. } | Self::TooLong { .. } => ErrorKind::Corrupt,
+        }
+    }
+
+    /// Whether the same request will be refused until a person does something: its quota is used up, say, or a right is missing.
+    pub(super) fn is_for_good(&self) -> bool {
+        match self {
+            Self::Refused { .. } | Self::WrongPassword { .. } | Self::Password(_) | Self::Garbled { .. } => {
+                true
+            }
+            Self::Away { words, .. } => words.contains(NO_SPACE),
+            Self::Connect { .. }
+            | Self::Tls { .. }
+            | Self::Silent { .. }
+            | Self::Broken { .. }
+            | Self::TokenOver { .. }
+            | Self::TooLong { .. } => false,
         }
     }
 

@@ -1,11 +1,12 @@
-//! An HTTP request to an etcd on a connection of its own, with TLS or without.
+//! HTTP requests to one endpoint of an etcd, with TLS or without.
 //!
-//! Owns: the connection, bounds on the answer. Does not own: which endpoint is asked, and for how long (`client`).
+//! Owns: the connection, bounds on an answer. Does not own: which endpoint is asked, and for how long (`client`).
 
 use super::error::EtcdError;
 use super::place::server_name;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::SendRequest;
 use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
@@ -26,72 +27,92 @@ pub(super) struct Question {
     pub(super) body: Bytes,
     /// The token of a login.
     pub(super) token: Option<HeaderValue>,
+    /// A longer answer is an error.
+    pub(super) answer_bytes_max: usize,
 }
 
-/// Ends the connection's task with the request, answered or not.
-struct Connection(JoinHandle<Result<(), hyper::Error>>);
+/// A connection to an endpoint. Closed when dropped.
+#[derive(Debug)]
+pub(super) struct Connection {
+    endpoint: String,
+    over: &'static str,
+    sender: SendRequest<Full<Bytes>>,
+    task: JoinHandle<Result<(), hyper::Error>>,
+}
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
-/// Asks `endpoint`; returns its answer where that is 200. Cancel safe: the connection is closed.
-pub(super) async fn ask(
-    endpoint: &str,
-    tls: Option<Arc<ClientConfig>>,
-    question: Question,
-) -> Result<Bytes, EtcdError> {
-    let over = if tls.is_some() { "TLS" } else { "plain HTTP" };
-    let failed = |source| EtcdError::of_connect(endpoint.to_owned(), over, source);
-    let stream = TcpStream::connect(endpoint).await.map_err(failed)?;
-    match tls {
-        None => exchange(endpoint, over, stream, question).await,
-        Some(config) => {
-            let name = server_name(endpoint).expect("a place with TLS has hosts that a certificate can name");
-            let stream = TlsConnector::from(config).connect(name, stream).await.map_err(failed)?;
-            exchange(endpoint, over, stream, question).await
+impl Connection {
+    /// Connects to `endpoint`. Cancel safe.
+    pub(super) async fn open(endpoint: &str, tls: Option<Arc<ClientConfig>>) -> Result<Self, EtcdError> {
+        let over = if tls.is_some() { "TLS" } else { "plain HTTP" };
+        let failed = |source| EtcdError::of_connect(endpoint.to_owned(), over, source);
+        let stream = TcpStream::connect(endpoint).await.map_err(failed)?;
+        // A request is one write, and waits for no other.
+        stream.set_nodelay(true).map_err(failed)?;
+        match tls {
+            None => Self::over(endpoint, over, stream).await,
+            Some(config) => {
+                let name =
+                    server_name(endpoint).expect("a place with TLS has hosts that a certificate can name");
+                let stream = TlsConnector::from(config).connect(name, stream).await.map_err(failed)?;
+                Self::over(endpoint, over, stream).await
+            }
         }
     }
-}
 
-async fn exchange(
-    endpoint: &str,
-    over: &'static str,
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    question: Question,
-) -> Result<Bytes, EtcdError> {
-    let broken = |source| EtcdError::of_connection(endpoint.to_owned(), over, source);
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-    let _connection = Connection(tokio::spawn(connection));
-    let mut request = Request::builder()
-        .method(Method::POST)
-        .uri(question.path)
-        .header(header::HOST, endpoint)
-        .header(header::CONTENT_TYPE, "application/json")
-        // By this header etcd sees that its gateway asks. Without it a request that has no token counts as one of the user that the
-        // common name of etcd's own certificate names.
-        .header(header::ACCEPT, "application/json")
-        .body(Full::new(question.body))
-        .expect("a fixed path, and a host of checked characters, make a request");
-    if let Some(token) = question.token {
-        request.headers_mut().insert(header::AUTHORIZATION, token);
-    }
-    let response = sender.send_request(request).await.map_err(broken)?;
-    let status = response.status();
-    let answer = match Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await {
-        Ok(collected) => collected.to_bytes(),
-        Err(error) => match error.downcast::<hyper::Error>() {
-            Ok(source) => return Err(broken(*source)),
-            Err(_) => {
-                return Err(EtcdError::TooLong { endpoint: endpoint.to_owned(), limit: ANSWER_BYTES_MAX });
+    async fn over(
+        endpoint: &str,
+        over: &'static str,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> Result<Self, EtcdError> {
+        let endpoint = endpoint.to_owned();
+        match hyper::client::conn::http1::handshake(TokioIo::new(stream)).await {
+            Ok((sender, connection)) => {
+                let task = tokio::spawn(connection);
+                Ok(Self { endpoint, over, sender, task })
             }
-        },
-    };
-    if status == StatusCode::OK {
-        return Ok(answer);
+            Err(source) => Err(EtcdError::of_connection(endpoint, over, source)),
+        }
     }
-    Err(EtcdError::of_status(endpoint.to_owned(), status.as_u16(), &answer))
+
+    pub(super) fn is_to(&self, endpoint: &str) -> bool {
+        self.endpoint == endpoint && !self.sender.is_closed()
+    }
+
+    /// Returns the answer where its status is 200. After an error, or where this is dropped before the answer, the connection is of no use.
+    pub(super) async fn ask(&mut self, question: Question) -> Result<Bytes, EtcdError> {
+        let (endpoint, over) = (self.endpoint.clone(), self.over);
+        let broken = |source| EtcdError::of_connection(endpoint.clone(), over, source);
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri(question.path)
+            .header(header::HOST, &endpoint)
+            .header(header::CONTENT_TYPE, "application/json")
+            // By this header etcd sees that its gateway asks. Without it a request that has no token counts as one of the user that the
+            // common name of etcd's own certificate names.
+            .header(header::ACCEPT, "application/json")
+            .body(Full::new(question.body))
+            .expect("a fixed path, and a host of checked characters, make a request");
+        if let Some(token) = question.token {
+            request.headers_mut().insert(header::AUTHORIZATION, token);
+        }
+        let response = self.sender.send_request(request).await.map_err(broken)?;
+        let (status, limit) = (response.status(), question.answer_bytes_max);
+        let answer = match Limited::new(response.into_body(), limit).collect().await {
+            Ok(collected) => collected.to_bytes(),
+            Err(error) => match error.downcast::<hyper::Error>() {
+                Ok(source) => return Err(broken(*source)),
+                Err(_) => return Err(EtcdError::TooLong { endpoint, limit }),
+            },
+        };
+        if status == StatusCode::OK {
+            return Ok(answer);
+        }
+        Err(EtcdError::of_status(endpoint, status.as_u16(), &answer))
+    }
 }

@@ -9,6 +9,7 @@
 //! taking it in, which is later: the holder stops first.
 
 mod access;
+mod catalog;
 mod client;
 mod error;
 mod http;
@@ -17,6 +18,7 @@ mod place;
 mod tls;
 
 pub use access::{AccessError, EtcdAccess};
+pub use catalog::{EtcdCatalog, LoadError};
 pub use error::{EtcdError, PasswordError};
 pub use place::{EtcdPlace, NotAPlace};
 pub use tls::CertificateError;

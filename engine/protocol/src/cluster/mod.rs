@@ -5,6 +5,7 @@
 //! | `wire` | the words between a node and the coordinator |
 //! | `operation` | what is done to a name |
 //! | `carried` | the names of an older document, after what was done since |
+//! | `kept` | the catalog as an etcd keeps it |
 //! | `leases` | which node may answer for a directory |
 //! | `members` | who is there, and what changed of it |
 //! | `readers` | which node reads Tier-3 for the others |
@@ -15,6 +16,7 @@
 
 pub mod carried;
 pub mod clocks;
+pub mod kept;
 pub mod leases;
 pub mod members;
 mod operation;

@@ -11,7 +11,7 @@ pub use super::operation::NameOperation;
 use crate::checksum::Crc64;
 use crate::encoding::Encoding;
 use crate::file::FileState;
-use crate::id::{Epoch, FileId, Generation, Incarnation, NodeName, SealNumber, StartId};
+use crate::id::{Epoch, FileId, Generation, NodeName, SealNumber, StartId};
 use crate::key::NodeLife;
 use crate::manifest::Prepared;
 use crate::membership::{Admit, Ask, Echo};
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Raised with every change of a message.
-pub const WIRE_VERSION: u8 = 6;
+pub const WIRE_VERSION: u8 = 7;
 
 /// The largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -122,11 +122,6 @@ pub enum ToNode {
     Objects { epoch: Epoch, objects: Vec<(FileId, SealNumber, Object)> },
     /// Files that have no name any more; at most [`BATCH_ITEMS_MAX`].
     Removed { epoch: Epoch, files: Vec<FileId> },
-    /// What changed in the catalog, for the deputy to keep.
-    Catalog(Box<CatalogPart>),
-    /// A new coordinator, of this epoch, has no catalog: what a deputy kept of the last one, whose epoch was `of`, from the node `after` on.
-    /// Answered with a [`CatalogPart`] on the deputy's clock, or none. The first holds what is no node.
-    Kept { epoch: Epoch, of: Epoch, after: Option<u64> },
     /// A checkpoint with files of this node is complete, or else (`waited_for`) somebody waits: the pace of its copies follows.
     Pace { epoch: Epoch, waited_for: bool },
 }
@@ -137,49 +132,6 @@ pub enum Answer<T> {
     Known(T),
     /// It is new, and some have not said yet what they know.
     NotYet,
-}
-
-/// A part of the catalog as the coordinator's deputy keeps it, in case that the coordinator is lost.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CatalogPart {
-    pub epoch: Epoch,
-    /// Counts the parts; 0 begins anew, and what was kept before is forgotten.
-    pub number: u64,
-    /// The coordinator's clock, to read the times with.
-    pub now_ns: i64,
-    /// Nodes that changed, as they stand.
-    pub nodes: Vec<CatalogNode>,
-    /// Nodes that have no name any more.
-    pub gone: Vec<u64>,
-    /// Files that had none before: with the first part.
-    pub removed: Vec<FileId>,
-    /// The last publication of each life that these parts contain, where that changed.
-    pub published: Vec<(NodeLife, u64)>,
-    /// What became of processes.
-    pub fates: Vec<ProcessFate>,
-    /// Nothing was left to tell: the parts up to this one are the whole catalog.
-    pub all: bool,
-}
-
-/// What became of a process, and when it was seen to have failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessFate {
-    /// The life of its node.
-    pub home: Incarnation,
-    pub process: (u32, u64),
-    pub fate: WireFate,
-    pub failed_at_ns: Option<i64>,
-}
-
-/// A node of the catalog.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CatalogNode {
-    /// The coordinator's number of it.
-    pub id: u64,
-    /// Its directories, and what it is called there.
-    pub names: Vec<(u64, Vec<u8>)>,
-    /// How it stands. The path says nothing: it follows from the names.
-    pub state: NodeState,
 }
 
 /// What a node says of itself when it comes.
@@ -218,6 +170,8 @@ pub struct Beaten {
     pub echo: Echo,
     /// Of the members that everybody should have heard of by now: who has an older list asks for it.
     pub members_number: u64,
+    /// The coordinator's clock: a successor reads by it when that one says things happened.
+    pub now_ns: i64,
 }
 
 /// What a node that came is told.
@@ -578,6 +532,7 @@ pub fn prepared(text: &str) -> Result<Prepared, crate::format::FormatError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::Incarnation;
     use proptest::prelude::*;
 
     fn facts() -> FileFacts {

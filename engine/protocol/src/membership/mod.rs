@@ -26,7 +26,6 @@ pub use wire::{
 };
 
 use crate::id::{Epoch, Incarnation, NodeName, StartId};
-use crate::key::NodeLife;
 use crate::label::Labels;
 use crate::placement::{Candidate, MEMBERS_MAX};
 use serde::{Deserialize, Serialize};
@@ -164,9 +163,6 @@ pub struct MemberList {
     pub epoch: Epoch,
     /// At most [`MEMBERS_MAX`] are read.
     pub members: Vec<Listed>,
-    /// The one that keeps the whole catalog, too. Whoever kept it before has an old one.
-    #[serde(default)]
-    pub deputy: Option<NodeLife>,
 }
 
 /// The members of one coordinator's term.
@@ -265,7 +261,7 @@ impl Membership {
             address: member.address.clone(),
             labels: member.labels.clone(),
         };
-        MemberList { epoch: self.epoch, members: self.members.values().map(listed).collect(), deputy: None }
+        MemberList { epoch: self.epoch, members: self.members.values().map(listed).collect() }
     }
 
     /// Who is placed: every member. One that is gone keeps its place until it is gone for good.

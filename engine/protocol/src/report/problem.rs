@@ -77,6 +77,7 @@ problem_codes! {
     Tier3Away, "tier3_away", Unavailable, Stays, "Tier-3 does not take what it is given.";
     CoordinatorAway, "coordinator_away", Unavailable, Stays, "The coordinator does not answer.";
     EtcdAway, "etcd_away", Unavailable, Stays, "The etcd that says who the coordinator is does not answer.";
+    CatalogNotKept, "catalog_not_kept", Unavailable, Stays, "The etcd does not take the changes of names that this coordinator makes.";
     NoAnswer, "no_answer", Unavailable, Stays, "The daemon lives and does not answer.";
     CrashLoop, "crash_loop", Unavailable, Stays, "The daemon dies again and again.";
     Tier1Full, "tier1_full", Failed, Stays, "Memory is full of what may not give way: saves fail.";

@@ -1,27 +1,32 @@
-//! The catalog's nodes for the coordinator's deputy; and becoming the catalog from what a deputy kept.
+//! This tree as the catalog: what changed since it was kept elsewhere, and becoming the catalog from what is kept.
 //!
-//! Owns: which nodes and fates the deputy has not been told of, bringing this tree to what the last coordinator's was. Does not
-//! own: sending (control's catalog), keeping (`cluster::deputy`), what members are told (`outgoing`).
+//! Owns: which nodes, fates and removals are not kept yet, bringing this tree to what the last coordinator's was. Does not own: keeping
+//! (control's catalog), the format (`protocol::cluster::kept`), what members are told (`outgoing`).
 //!
-//! Told are states and not operations: what is told twice, or in another order, comes to the same.
+//! States are kept and not operations: what is kept twice, or in another order, comes to the same.
 
 use super::file::File;
 use super::hidden::TORN;
 use super::{FsError, HIDDEN, Namespace, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
 use std::collections::{BTreeSet, VecDeque};
-use tidemark_protocol::cluster::wire::{NodeState, ProcessFate};
+use tidemark_protocol::cluster::kept::{Process, ProcessFate, REMOVED_MAX};
+use tidemark_protocol::cluster::wire::NodeState;
 use tidemark_protocol::id::{FileId, Incarnation};
 
 /// A node with the directories that have it, and what it is called there.
 pub type NamedNode = (OutgoingNode, Vec<(NodeId, Vec<u8>)>);
 
-/// What the deputy has not been told of, taken to be told.
+/// What is not kept yet, taken to be kept.
 #[derive(Debug, Default)]
-pub struct Untold {
+pub struct Unkept {
     pub nodes: Vec<NamedNode>,
     /// Nodes without a name.
     pub gone: Vec<NodeId>,
     pub fates: Vec<ProcessFate>,
+    /// Processes of which nothing is known any more.
+    pub forgotten: Vec<Process>,
+    /// Files that lost their last name, in the order in which they did.
+    pub removed: Vec<FileId>,
     /// Nothing is left.
     pub all: bool,
     /// The last publication that this node's own operations in the tree count as, where nothing is left.
@@ -37,11 +42,8 @@ pub struct Moment {
     pub(crate) next: NodeId,
 }
 
-/// Files that lost their last name here are remembered, so that a node that was away and knows nothing of that does not bring them back, nor
-/// one that keeps a copy. More than a job removes while a node is cut off.
-pub(crate) const REMOVED_MAX: usize = 1 << 16;
-
-/// The last of them.
+/// The last files that lost their last name here ([`REMOVED_MAX`]): a node that was away and knows nothing of that does not bring them back, nor
+/// one that keeps a copy.
 #[derive(Debug)]
 pub(super) struct Removed {
     /// This node's own life.
@@ -50,11 +52,19 @@ pub(super) struct Removed {
     order: VecDeque<FileId>,
     /// Of which the nodes that have them have not been told.
     untold: BTreeSet<FileId>,
+    /// Those that are not kept elsewhere, in the same order.
+    unkept: VecDeque<FileId>,
 }
 
 impl Removed {
     fn of(own: Incarnation) -> Self {
-        Self { own, files: BTreeSet::new(), order: VecDeque::new(), untold: BTreeSet::new() }
+        Self {
+            own,
+            files: BTreeSet::new(),
+            order: VecDeque::new(),
+            untold: BTreeSet::new(),
+            unkept: VecDeque::new(),
+        }
     }
 
     /// Whether a file is removed with the last name of `node`. `adopted`: the node that carries its identity, where that is not the one it is
@@ -73,7 +83,11 @@ impl Removed {
     pub(super) fn note(&mut self, file: FileId) {
         if self.files.insert(file) {
             self.order.push_back(file);
+            self.unkept.push_back(file);
             self.tell(file);
+        }
+        if self.unkept.len() > REMOVED_MAX {
+            self.unkept.pop_front();
         }
         if self.order.len() > REMOVED_MAX
             && let Some(oldest) = self.order.pop_front()
@@ -104,20 +118,13 @@ impl Namespace {
     pub fn remember_removed(&self, before: &[FileId]) {
         let mut removed = Removed::of(self.incarnation);
         before.iter().for_each(|file| removed.note(*file));
+        removed.unkept.clear();
         self.look(|state| state.removed = Some(removed));
     }
 
     /// This tree is not the catalog any more.
     pub fn forget_removed(&self) {
         self.look(|state| state.removed = None);
-    }
-
-    /// The remembered files, the oldest first.
-    #[must_use]
-    pub fn removed_before(&self) -> Vec<FileId> {
-        self.look(|state| {
-            state.removed.as_ref().map_or_else(Vec::new, |removed| removed.order.iter().copied().collect())
-        })
     }
 
     /// Whether a file is remembered as one that lost its last name.
@@ -169,40 +176,45 @@ impl Namespace {
         }
     }
 
-    /// From now on changes are collected for [`Namespace::take_untold`]; first of all everything that is there.
-    pub fn tell_deputy(&self) {
-        self.look(|state| state.untold = Some(state.tree.nodes.keys().copied().collect()));
-        let mut fates = self.fates.lock().expect(super::UNPOISONED);
-        fates.untold = Some(fates.known.keys().copied().collect());
+    /// From now on changes are collected for [`Namespace::take_unkept`]; first of all everything that is there. `anew`: nothing of it is kept,
+    /// so that the files that were removed before count, too.
+    pub fn collect_unkept(&self, anew: bool) {
+        self.look(|state| {
+            state.unkept = Some(state.tree.nodes.keys().copied().collect());
+            if let Some(removed) = state.removed.as_mut().filter(|_| anew) {
+                removed.unkept.clone_from(&removed.order);
+            }
+        });
+        self.fates.lock().expect(super::UNPOISONED).collect_unkept();
     }
 
-    /// There is no deputy any more.
-    pub fn forget_deputy(&self) {
-        self.look(|state| state.untold = None);
-        self.fates.lock().expect(super::UNPOISONED).untold = None;
+    /// Nobody keeps this tree any more.
+    pub fn collect_no_more(&self) {
+        self.look(|state| state.unkept = None);
+        self.fates.lock().expect(super::UNPOISONED).unkept = None;
     }
 
-    /// Resolves when there may be something to tell the deputy.
-    pub async fn untold_changed(&self) {
-        self.catalog_told.notified().await;
+    /// Resolves when there may be something that is not kept.
+    pub async fn unkept_changed(&self) {
+        self.catalog_changed.notified().await;
     }
 
     /// Wakes whoever waits for that.
-    pub fn wake_teller(&self) {
-        self.catalog_told.notify_one();
+    pub fn wake_keeper(&self) {
+        self.catalog_changed.notify_one();
     }
 
-    /// Takes up to `most` of what the deputy has not been told, of up to `bytes_most` besides its last node.
+    /// Takes up to `most` of what is not kept, of up to `bytes_most` besides its last node.
     #[must_use]
-    pub fn take_untold(&self, most: usize, bytes_most: usize) -> Untold {
-        let mut told = Untold::default();
+    pub fn take_unkept(&self, most: usize, bytes_most: usize) -> Unkept {
+        let mut told = Unkept::default();
         let journaled = self.change(|state| {
             let mut bytes = 0;
             while told.nodes.len() + told.gone.len() < most
                 && bytes < bytes_most
-                && let Some(id) = state.untold.as_mut().and_then(BTreeSet::pop_first)
+                && let Some(id) = state.unkept.as_mut().and_then(BTreeSet::pop_first)
             {
-                match state.untold_node(id) {
+                match state.unkept_node(id) {
                     _ if id == ROOT => {}
                     Some(node) => {
                         bytes += node.0.bytes_most();
@@ -211,25 +223,29 @@ impl Namespace {
                     None => told.gone.push(id),
                 }
             }
-            told.all = state.untold.as_ref().is_none_or(BTreeSet::is_empty);
+            if let Some(removed) = &mut state.removed {
+                told.removed = removed.unkept.drain(..).collect();
+            }
+            told.all = state.unkept.as_ref().is_none_or(BTreeSet::is_empty);
             // In one hold: what is told of the tree is what came of these operations.
             if told.all {
-                told.publication = state.publish_to_deputy();
+                told.publication = state.publish_to_keeper();
             }
             Ok(())
         });
         if let Err(error) = journaled {
-            tracing::error!(%error, "the journal did not take what the deputy is told of");
+            tracing::error!(%error, "the journal did not take what is to be kept elsewhere");
         }
         let mut fates = self.fates.lock().expect(super::UNPOISONED);
         while told.nodes.len() + told.gone.len() + told.fates.len() < most
-            && let Some(process) = fates.untold.as_mut().and_then(BTreeSet::pop_first)
+            && let Some(process) = fates.unkept.as_mut().and_then(BTreeSet::pop_first)
         {
             let Some(&(fate, failed_at_ns)) = fates.known.get(&process) else { continue };
             let (home, number, start) = process;
             told.fates.push(ProcessFate { home, process: (number, start), fate, failed_at_ns });
         }
-        told.all &= fates.untold.as_ref().is_none_or(BTreeSet::is_empty);
+        told.forgotten = std::mem::take(&mut fates.forgotten).into_iter().collect();
+        told.all &= fates.unkept.as_ref().is_none_or(BTreeSet::is_empty);
         told
     }
 
@@ -282,7 +298,7 @@ fn is_torn(path: &[u8]) -> bool {
 }
 
 impl State {
-    fn untold_node(&self, id: NodeId) -> Option<NamedNode> {
+    fn unkept_node(&self, id: NodeId) -> Option<NamedNode> {
         let node = self.tree.nodes.get(&id)?;
         let is_told = |path: &[u8]| !is_hidden(path) || path == HIDDEN || is_torn(path);
         let names: Vec<_> = node

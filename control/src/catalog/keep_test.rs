@@ -1,0 +1,244 @@
+//! What is written of a tree: once, in steps that an etcd takes, and never less than is there.
+
+use super::*;
+use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody};
+use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
+use tidemark_protocol::cluster::kept::Entry;
+use tidemark_protocol::id::Incarnation;
+
+const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 1, request: 0 };
+
+/// An etcd, as far as a script sees it.
+#[derive(Debug, Default)]
+struct Etcd {
+    keys: BTreeMap<String, (Vec<u8>, u64)>,
+    mark: Mark,
+    revision: u64,
+    steps: usize,
+}
+
+impl Etcd {
+    fn make(&mut self, step: &Step) {
+        assert!(step.changes.len() <= CHANGES_MAX, "{} changes", step.changes.len());
+        let bytes: usize = step.changes.iter().map(Change::bytes).sum();
+        assert!(bytes <= CHANGES_BYTES_MAX + VALUE_BYTES_MAX + 1024, "{bytes} bytes");
+        assert_eq!(step.mark.number, self.mark.number * u64::from(step.mark.epoch == self.mark.epoch) + 1);
+        self.revision += 1;
+        self.steps += 1;
+        for change in &step.changes {
+            match change {
+                Change::Put { key, value } => {
+                    self.keys.insert(key.clone(), (value.clone(), self.revision));
+                }
+                Change::Delete { from, until } => self.keys.retain(|key, _| !(from..until).contains(&key)),
+            }
+        }
+        self.mark = step.mark;
+    }
+
+    /// Makes all steps that are left, and gives their number.
+    fn make_all(&mut self, script: &mut Script) -> usize {
+        let before = self.steps;
+        while let Some(step) = script.next_step() {
+            assert_eq!(script.next_step(), Some(step.clone()), "sent again it is the same");
+            self.make(&step);
+            script.made();
+        }
+        self.steps - before
+    }
+
+    fn load(&self) -> Option<KeptCatalog> {
+        let entries = self.keys.iter().map(|(key, (value, revision))| Entry {
+            key: key.clone(),
+            value: value.clone(),
+            revision: *revision,
+        });
+        let mut kept = KeptCatalog::read(self.mark, entries).expect("it is what was written");
+        kept.ahead_ns = self.mark.ahead_ns;
+        self.mark.whole.then_some(kept)
+    }
+}
+
+/// A namespace on memory of its own, which ends with the folder.
+fn namespace(life: u64) -> (Arc<Namespace>, tempfile::TempDir) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let medium = MediumChoice::Directory(folder.path().to_path_buf());
+    let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+    let settings =
+        NamespaceSettings { journal_bytes: Some(512 << 10), ..NamespaceSettings::new(Incarnation(life)) };
+    (Namespace::new(settings, tier1).unwrap(), folder)
+}
+
+fn life(at: u64) -> NodeLife {
+    NodeLife { node: format!("n{at}").parse().unwrap(), incarnation: Incarnation(at) }
+}
+
+/// One part of `most` nodes; true for the last.
+fn take(script: &mut Script, of: &Namespace, most: usize, published: &[(NodeLife, u64)]) -> bool {
+    let unkept = of.take_unkept(most, usize::MAX);
+    let all = unkept.all;
+    let published = if all { published.to_vec() } else { Vec::new() };
+    script.take(unkept, published, |(node, names)| {
+        let id = node.node;
+        CatalogNode { id, names, state: state_of(of, node) }
+    });
+    all
+}
+
+fn child(of: &Namespace) -> impl Fn(u64, &[u8]) -> Option<u64> {
+    |parent, name| of.child_number(parent, name)
+}
+
+fn tree(of: &Namespace) -> Vec<String> {
+    let nodes = of.whole_tree().into_iter();
+    nodes.map(|node| String::from_utf8(node.path).expect("names of tests are UTF-8")).collect()
+}
+
+fn kept_paths(kept: &KeptCatalog) -> Vec<String> {
+    let found = kept.directories(i64::MAX).into_iter().flat_map(|(_, found)| found);
+    let mut paths: Vec<_> =
+        found.map(|state| String::from_utf8(state.path).expect("names of tests are UTF-8")).collect();
+    paths.sort();
+    paths
+}
+
+fn file(tree: &Namespace, parent: u64, name: &str) -> u64 {
+    let (attr, open) = tree.create(&ME, parent, name.as_bytes(), 0o644, 1).unwrap();
+    tree.flush(open.fh, &ME, false).unwrap();
+    tree.release(open.fh).unwrap();
+    attr.node
+}
+
+#[test]
+fn a_tree_is_whole_with_its_last_step_and_so_are_the_publications_in_it() {
+    let (catalog, _folder) = namespace(7);
+    let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
+    for number in 0..4 * CHANGES_MAX {
+        file(&catalog, run, &format!("f{number:04}"));
+    }
+    let (mut script, mut etcd) = (Script::anew(Epoch(3)), Etcd::default());
+    etcd.keys.insert("catalog/node/left by another version".to_owned(), (vec![9], 0));
+    catalog.collect_unkept(true);
+    let published = [(life(2), 5)];
+    assert!(!take(&mut script, &catalog, CHANGES_MAX + 5, &published));
+    assert_eq!(etcd.make_all(&mut script), 2);
+    assert!(etcd.load().is_none(), "half a tree is none");
+    assert!(take(&mut script, &catalog, usize::MAX, &published));
+    let first = script.next_step().expect("it has more than one");
+    etcd.make(&first);
+    script.made();
+    assert!(etcd.load().is_none());
+    etcd.make_all(&mut script);
+    let kept = etcd.load().expect("all of it is there");
+    assert_eq!(kept_paths(&kept), tree(&catalog));
+    assert_eq!(kept.published(), &BTreeMap::from(published));
+}
+
+#[test]
+fn a_successor_writes_only_what_differs_from_what_is_there() {
+    let (catalog, _folder) = namespace(7);
+    let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
+    let names: Vec<String> = (0..300).map(|number| format!("f{number:04}")).collect();
+    // Of a file that the lost one wrote its memory is gone, and that differs.
+    for name in &names {
+        catalog.symlink(&ME, run, name.as_bytes(), b"x").unwrap();
+    }
+    let (mut script, mut etcd) = (Script::anew(Epoch(3)), Etcd::default());
+    catalog.remember_removed(&[]);
+    catalog.collect_unkept(true);
+    assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
+    etcd.make_all(&mut script);
+    let before = etcd.keys.clone();
+
+    // Another node takes it up; its own nodes have other numbers.
+    let (other, _folder) = namespace(8);
+    file(&other, TREE_ROOT, "mine");
+    let moment = other.moment_before();
+    let kept = etcd.load().expect("it is whole");
+    other.become_catalog(&kept.directories(i64::MAX), moment);
+    let mut script = Script::after(kept, Epoch(4), child(&other));
+    other.collect_unkept(false);
+    assert!(take(&mut script, &other, usize::MAX, &[(life(2), 5), (life(8), 1)]));
+    assert_eq!(etcd.make_all(&mut script), 1);
+    assert!(etcd.mark.whole && etcd.mark.epoch == Epoch(4));
+    let changed = etcd.keys.iter().filter(|(key, value)| before.get(*key) != Some(value)).count();
+    assert!(changed <= 4, "its own file, two lives: {changed} keys changed");
+    let after = etcd.load().expect("it is whole");
+    assert_eq!(kept_paths(&after), tree(&other));
+
+    // What is done there from now on is done to the keys of before.
+    let run = other.node_at(b"run").unwrap();
+    other.rename(&ME, (TREE_ROOT, b"run"), (TREE_ROOT, b"moved"), 0).unwrap();
+    other.unlink(&ME, run, b"f0007").unwrap();
+    other.rename(&ME, (run, b"f0001"), (run, b"f0002"), 0).unwrap();
+    file(&other, run, "new");
+    assert!(take(&mut script, &other, usize::MAX, &[]));
+    assert_eq!(etcd.make_all(&mut script), 1);
+    let after = etcd.load().expect("it stays whole");
+    assert_eq!(kept_paths(&after), tree(&other));
+    assert_eq!(etcd.keys.keys().filter(|key| key.contains("/node/")).count(), tree(&other).len());
+}
+
+#[test]
+fn what_is_gone_from_the_tree_since_goes_from_the_keys_and_half_a_part_changes_no_publication() {
+    let (catalog, _folder) = namespace(7);
+    let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
+    for number in 0..3 * CHANGES_MAX {
+        file(&catalog, run, &format!("f{number:04}"));
+    }
+    let (mut script, mut etcd) = (Script::anew(Epoch(3)), Etcd::default());
+    catalog.remember_removed(&[]);
+    catalog.collect_unkept(true);
+    assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
+    etcd.make_all(&mut script);
+    // The coordinator is back as another daemon with the same tree; meanwhile names went.
+    for number in 0..2 * CHANGES_MAX {
+        catalog.unlink(&ME, run, format!("f{number:04}").as_bytes()).unwrap();
+    }
+    let mut script = Script::after(etcd.load().expect("whole"), Epoch(4), child(&catalog));
+    catalog.collect_unkept(false);
+    assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 6)]));
+    let first = script.next_step().expect("many files went");
+    etcd.make(&first);
+    script.made();
+    let half = etcd.load().expect("it stays whole");
+    assert_eq!(half.published(), &BTreeMap::from([(life(2), 5)]));
+    etcd.make_all(&mut script);
+    let kept = etcd.load().expect("whole");
+    assert_eq!((kept_paths(&kept), kept.published()), (tree(&catalog), &BTreeMap::from([(life(2), 6)])));
+    assert_eq!(kept.removed().len(), 2 * CHANGES_MAX, "who was away does not bring them back");
+}
+
+#[test]
+fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
+    const AHEAD_NS: i64 = 3_600_000_000_000;
+    let (catalog, _folder) = namespace(7);
+    file(&catalog, TREE_ROOT, "f");
+    let opened = |tree: &Namespace| match tree.outgoing_at(b"f").expect("it is there").body {
+        OutgoingBody::File(view) => view.opened_ns,
+        other => panic!("{other:?}"),
+    };
+    let (mut script, mut etcd) = (Script::anew(Epoch(3)), Etcd::default());
+    catalog.collect_unkept(true);
+    assert!(take(&mut script, &catalog, usize::MAX, &[]));
+    etcd.make_all(&mut script);
+    // The next coordinator's clock is an hour ahead, and its successor's is the first one's.
+    let (other, _folder) = namespace(8);
+    let mut kept = etcd.load().expect("whole");
+    kept.ahead_ns = AHEAD_NS;
+    other.become_catalog(&kept.directories(i64::MAX), other.moment_before());
+    assert_eq!(opened(&other), opened(&catalog) + AHEAD_NS);
+    let mut script = Script::after(kept, Epoch(4), child(&other));
+    other.rename(&ME, (TREE_ROOT, b"f"), (TREE_ROOT, b"g"), 0).unwrap();
+    other.rename(&ME, (TREE_ROOT, b"g"), (TREE_ROOT, b"f"), 0).unwrap();
+    other.mkdir(&ME, TREE_ROOT, b"new", 0o755).unwrap();
+    other.collect_unkept(false);
+    assert!(take(&mut script, &other, usize::MAX, &[]));
+    etcd.make_all(&mut script);
+    let (last, _folder) = namespace(9);
+    let mut kept = etcd.load().expect("whole");
+    assert_eq!(kept.mark.ahead_ns, AHEAD_NS);
+    kept.ahead_ns = kept.mark.ahead_ns - AHEAD_NS;
+    last.become_catalog(&kept.directories(i64::MAX), last.moment_before());
+    assert_eq!(opened(&last), opened(&catalog));
+}

@@ -1,0 +1,469 @@
+//! The catalog as the etcd of a cluster keeps it: names and bytes of its keys, and the tree that they make.
+//!
+//! Owns: the format, what a change of the catalog puts and deletes, reading all of it. Does not own: requests (control's lease), what is told
+//! and when (control's catalog), what a tree becomes of it (the engine's namespace).
+//!
+//! Told are states and not operations: what is told twice comes to the same. A node has one key, so that a directory that is renamed is one
+//! change. Times are by the *catalog's clock*: that of its first coordinator, which the later ones know by their distance to it.
+
+use super::wire::{NodeKind, NodeState, WireFate};
+use crate::id::{Epoch, FileId, Incarnation};
+use crate::key::NodeLife;
+use crate::path::join;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Raised with every change of a value's bytes. What another build wrote is not read, and the catalog is told anew.
+pub const FORMAT: u8 = 1;
+
+/// The number of the directory that the mount shows.
+pub const ROOT: u64 = 1;
+
+/// Files that lost their last name are remembered, so that a node that was away does not bring them back: more than a job removes while a node
+/// is cut off. The oldest are forgotten.
+pub const REMOVED_MAX: usize = 1 << 16;
+
+/// A longer value lies in several keys: an etcd refuses requests over 1.5 MiB with its usual settings.
+pub const VALUE_BYTES_MAX: usize = 512 << 10;
+
+/// A file of 4 TiB has some 4 MiB of checksums; the names of a file with 100,000 links are as long.
+const PIECES_MAX: u32 = 64;
+
+/// The key of the [`Mark`].
+pub const MARK: &str = "catalog";
+
+/// All other keys begin so, and sort before [`ALL_END`].
+pub const ALL: &str = "catalog/";
+pub const ALL_END: &str = "catalog0";
+
+/// What is written with each change: a coordinator that does not know whether a change arrived sees it by that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Of the coordinator that wrote it.
+    pub epoch: Epoch,
+    /// Counts that coordinator's changes, from 1 on.
+    pub number: u64,
+    /// That coordinator's clock minus the catalog's, in nanoseconds.
+    pub ahead_ns: i64,
+    /// All of the tree is there.
+    pub whole: bool,
+}
+
+/// A node of the catalog.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CatalogNode {
+    /// Its number in the catalog.
+    pub id: u64,
+    /// Its directories, and what it is called there.
+    pub names: Vec<(u64, Vec<u8>)>,
+    /// How it stands. The path says nothing: it follows from the names.
+    pub state: NodeState,
+}
+
+/// A process: the life of its node, its number there, and when it started.
+pub type Process = (Incarnation, u32, u64);
+
+/// What became of a process, and when it was seen to have failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessFate {
+    /// The life of its node.
+    pub home: Incarnation,
+    pub process: (u32, u64),
+    pub fate: WireFate,
+    pub failed_at_ns: Option<i64>,
+}
+
+impl ProcessFate {
+    /// Whose it is.
+    #[must_use]
+    pub fn of(&self) -> Process {
+        (self.home, self.process.0, self.process.1)
+    }
+}
+
+/// Something to be done to the keys. Of several in one transaction no two touch one key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    Put {
+        key: String,
+        value: Vec<u8>,
+    },
+    /// All keys from `from` on, and before `until`.
+    Delete {
+        from: String,
+        until: String,
+    },
+}
+
+impl Change {
+    /// How many bytes of a request it takes, about.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Put { key, value } => key.len() + value.len(),
+            Self::Delete { from, until } => from.len() + until.len(),
+        }
+    }
+
+    fn delete_one(key: String) -> Self {
+        let until = format!("{key}\0");
+        Self::Delete { from: key, until }
+    }
+}
+
+/// Why what lies in the etcd is not read.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeptError {
+    #[error("it has format {found}, and this build reads {FORMAT}: another version wrote it")]
+    Format { found: u8 },
+    #[error("key {key:?} is not as this version writes it: {why}")]
+    Malformed { key: String, why: String },
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Value {
+    Node(CatalogNode),
+    /// The bytes of [`Value::Node`] in so many keys, which carry this number.
+    Pieces {
+        count: u32,
+        number: u64,
+    },
+}
+
+/// The bytes of a mark.
+///
+/// # Panics
+/// Never: a mark has no part that cannot be written.
+#[must_use]
+pub fn mark_bytes(mark: &Mark) -> Vec<u8> {
+    encode(mark)
+}
+
+/// A mark from its bytes.
+///
+/// # Errors
+/// See [`KeptError`].
+pub fn read_mark(bytes: &[u8]) -> Result<Mark, KeptError> {
+    decode(MARK, bytes)
+}
+
+fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_extend(value, vec![FORMAT]).expect("plain values are written to memory")
+}
+
+fn decode<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T, KeptError> {
+    let malformed = |why: String| KeptError::Malformed { key: key.to_owned(), why };
+    match bytes.split_first() {
+        None => Err(malformed("it is empty".to_owned())),
+        Some((&FORMAT, body)) => postcard::from_bytes(body).map_err(|error| malformed(error.to_string())),
+        Some((&found, _)) => Err(KeptError::Format { found }),
+    }
+}
+
+fn node_key(id: u64) -> String {
+    format!("{ALL}node/{id:016x}")
+}
+
+fn pieces_key(id: u64, number: u64) -> String {
+    format!("{ALL}piece/{id:016x}/{number:016x}")
+}
+
+fn life_key(life: &NodeLife) -> String {
+    format!("{ALL}life/{}/{:016x}", life.node, life.incarnation.0)
+}
+
+fn fate_key((home, process, start): Process) -> String {
+    format!("{ALL}fate/{:016x}/{process:08x}/{start:016x}", home.0)
+}
+
+/// Writes changes of the catalog as changes of keys.
+#[derive(Debug, Default)]
+pub struct Writer {
+    /// Nodes of which pieces lie there.
+    in_pieces: BTreeSet<u64>,
+    /// Counts the nodes that were written in pieces.
+    pieces: u64,
+    /// Files that lost their last name, ever.
+    removed: u64,
+}
+
+impl Writer {
+    /// Goes on after what is there.
+    #[must_use]
+    pub fn after(kept: &KeptCatalog) -> Self {
+        Self {
+            in_pieces: kept.in_pieces.clone(),
+            pieces: kept.pieces,
+            removed: kept.removed.last().map_or(0, |(number, _)| number + 1),
+        }
+    }
+
+    /// All of it goes, before another one is written.
+    #[must_use]
+    pub fn delete_all() -> Change {
+        Change::Delete { from: ALL.to_owned(), until: ALL_END.to_owned() }
+    }
+
+    /// A node as it stands.
+    pub fn node(&mut self, node: CatalogNode, to: &mut impl Extend<Change>) {
+        let id = node.id;
+        let value = encode(&Value::Node(node));
+        if value.len() <= VALUE_BYTES_MAX {
+            to.extend([Change::Put { key: node_key(id), value }]);
+            if self.in_pieces.remove(&id) {
+                to.extend([Change::Delete { from: pieces_key(id, 0), until: pieces_key(id, u64::MAX) }]);
+            }
+            return;
+        }
+        self.pieces += 1;
+        let number = self.pieces;
+        let before = pieces_key(id, number);
+        let pieces = value.chunks(VALUE_BYTES_MAX).enumerate();
+        to.extend(
+            pieces
+                .map(|(at, piece)| Change::Put { key: format!("{before}/{at:08x}"), value: piece.to_vec() }),
+        );
+        let count = u32::try_from(value.len().div_ceil(VALUE_BYTES_MAX)).unwrap_or(u32::MAX);
+        to.extend([Change::Put { key: node_key(id), value: encode(&Value::Pieces { count, number }) }]);
+        if !self.in_pieces.insert(id) {
+            to.extend([Change::Delete { from: pieces_key(id, 0), until: before }]);
+        }
+    }
+
+    /// A node without a name.
+    pub fn gone(&mut self, id: u64, to: &mut impl Extend<Change>) {
+        to.extend([Change::delete_one(node_key(id))]);
+        if self.in_pieces.remove(&id) {
+            to.extend([Change::Delete { from: pieces_key(id, 0), until: pieces_key(id, u64::MAX) }]);
+        }
+    }
+
+    /// A file that lost its last name.
+    pub fn removed(&mut self, file: FileId, to: &mut impl Extend<Change>) {
+        let number = self.removed;
+        self.removed += 1;
+        // The key of the oldest that is remembered is written over.
+        let key = format!("{ALL}removed/{:08x}", number % REMOVED_MAX as u64);
+        to.extend([Change::Put { key, value: encode(&(number, file)) }]);
+    }
+
+    /// The last publication of a life that is in the catalog.
+    pub fn published(&self, life: &NodeLife, number: u64, to: &mut impl Extend<Change>) {
+        to.extend([Change::Put { key: life_key(life), value: encode(&(life, number)) }]);
+    }
+
+    /// What became of a process.
+    pub fn fate(&self, fate: &ProcessFate, to: &mut impl Extend<Change>) {
+        to.extend([Change::Put { key: fate_key(fate.of()), value: encode(fate) }]);
+    }
+
+    /// What became of a process is known no longer.
+    pub fn forget_fate(&self, process: Process, to: &mut impl Extend<Change>) {
+        to.extend([Change::delete_one(fate_key(process))]);
+    }
+}
+
+/// A key as it was found: its name below the prefix, its value, and the revision at which it was last put.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    pub key: String,
+    pub value: Vec<u8>,
+    pub revision: u64,
+}
+
+/// All of a catalog.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct KeptCatalog {
+    /// The last one that was written.
+    pub mark: Mark,
+    /// The present node's clock minus the catalog's, in nanoseconds.
+    pub ahead_ns: i64,
+    /// Each with its revision.
+    nodes: BTreeMap<u64, (CatalogNode, u64)>,
+    published: BTreeMap<NodeLife, u64>,
+    fates: BTreeMap<Process, ProcessFate>,
+    /// In the order in which they were removed.
+    removed: Vec<(u64, FileId)>,
+    in_pieces: BTreeSet<u64>,
+    pieces: u64,
+}
+
+impl KeptCatalog {
+    /// Reads all entries below [`ALL`], in any order.
+    ///
+    /// # Errors
+    /// See [`KeptError`]. Entries of a later version are passed over.
+    pub fn read(mark: Mark, entries: impl IntoIterator<Item = Entry>) -> Result<Self, KeptError> {
+        let mut kept = Self { mark, ..Self::default() };
+        let mut pieces = BTreeMap::new();
+        let mut in_pieces = Vec::new();
+        for Entry { key, value, revision } in entries {
+            let Some((kind, _)) = key.strip_prefix(ALL).and_then(|rest| rest.split_once('/')) else {
+                continue;
+            };
+            match kind {
+                "node" => match decode(&key, &value)? {
+                    Value::Node(node) => kept.insert(node, revision),
+                    Value::Pieces { count, number } => in_pieces.push((key, count, number, revision)),
+                },
+                "piece" => {
+                    pieces.insert(key, value);
+                }
+                "life" => {
+                    let (life, number): (NodeLife, u64) = decode(&key, &value)?;
+                    kept.published.insert(life, number);
+                }
+                "fate" => {
+                    let fate: ProcessFate = decode(&key, &value)?;
+                    kept.fates.insert(fate.of(), fate);
+                }
+                "removed" => kept.removed.push(decode(&key, &value)?),
+                _ => {}
+            }
+        }
+        kept.removed.sort_unstable_by_key(|(number, _)| *number);
+        for (key, count, number, revision) in in_pieces {
+            let malformed = |why: &str| KeptError::Malformed { key: key.clone(), why: why.to_owned() };
+            if count > PIECES_MAX {
+                return Err(malformed("it has too many pieces"));
+            }
+            let id = key.rsplit('/').next().and_then(|id| u64::from_str_radix(id, 16).ok());
+            let id = id.ok_or_else(|| malformed("it names no number"))?;
+            let before = pieces_key(id, number);
+            let mut bytes = Vec::new();
+            for at in 0..count {
+                let piece = pieces.remove(&format!("{before}/{at:08x}"));
+                bytes.extend(piece.ok_or_else(|| malformed("a piece of it is missing"))?);
+            }
+            match decode(&key, &bytes)? {
+                Value::Node(node) => kept.insert(node, revision),
+                Value::Pieces { .. } => return Err(malformed("its pieces are pieces")),
+            }
+            kept.in_pieces.insert(id);
+            kept.pieces = kept.pieces.max(number);
+        }
+        // Of what was begun and not finished nobody reads the pieces; the next of its node take them away.
+        for key in pieces.keys() {
+            let mut parts = key[ALL.len()..].split('/').skip(1).map(|part| u64::from_str_radix(part, 16));
+            if let (Some(Ok(id)), Some(Ok(number))) = (parts.next(), parts.next()) {
+                kept.in_pieces.insert(id);
+                kept.pieces = kept.pieces.max(number);
+            }
+        }
+        Ok(kept)
+    }
+
+    fn insert(&mut self, node: CatalogNode, revision: u64) {
+        self.nodes.insert(node.id, (node, revision));
+    }
+
+    /// The last publications of each life that are in it.
+    #[must_use]
+    pub fn published(&self) -> &BTreeMap<NodeLife, u64> {
+        &self.published
+    }
+
+    /// Files that have no name any more, the last of very many last. One that was brought back has.
+    #[must_use]
+    pub fn removed(&self) -> Vec<FileId> {
+        let named: BTreeSet<FileId> = self.nodes.values().filter_map(|(node, _)| file_of(node)).collect();
+        self.removed.iter().map(|(_, file)| *file).filter(|file| !named.contains(file)).collect()
+    }
+
+    /// A time of the catalog's clock on this node's, no later than `now_ns`: it is of something that has happened.
+    fn time(&self, at_ns: i64, now_ns: i64) -> i64 {
+        at_ns.saturating_add(self.ahead_ns).min(now_ns)
+    }
+
+    /// What became of processes, on this node's clock.
+    #[must_use]
+    pub fn fates(&self, now_ns: i64) -> Vec<ProcessFate> {
+        let read = |at| self.time(at, now_ns);
+        let fates = self.fates.values();
+        fates.map(|fate| ProcessFate { failed_at_ns: fate.failed_at_ns.map(read), ..*fate }).collect()
+    }
+
+    /// The highest number of a node; that of the root where it is alone.
+    #[must_use]
+    pub fn last_id(&self) -> u64 {
+        self.nodes.keys().next_back().copied().unwrap_or(ROOT).max(ROOT)
+    }
+
+    /// Gives up all but the nodes and the processes, to compare them with a tree.
+    #[must_use]
+    pub fn into_parts(self) -> (BTreeMap<u64, CatalogNode>, BTreeMap<Process, ProcessFate>) {
+        (self.nodes.into_iter().map(|(id, (node, _))| (id, node)).collect(), self.fates)
+    }
+
+    /// What is in each directory. Of two nodes with one name, as a change that is half there leaves them, the later one has it.
+    fn children(&self) -> BTreeMap<u64, BTreeMap<&[u8], &CatalogNode>> {
+        let mut children: BTreeMap<u64, BTreeMap<&[u8], (&CatalogNode, u64)>> = BTreeMap::new();
+        for (node, revision) in self.nodes.values() {
+            for (parent, name) in &node.names {
+                let there = children.entry(*parent).or_default().entry(name);
+                let there = there.or_insert((node, *revision));
+                if there.1 < *revision {
+                    *there = (node, *revision);
+                }
+            }
+        }
+        let only_node =
+            |names: BTreeMap<_, (_, u64)>| names.into_iter().map(|(name, (node, _))| (name, node)).collect();
+        children.into_iter().map(|(parent, names)| (parent, only_node(names))).collect()
+    }
+
+    /// The tree, its times on this node's clock: directories with what is in them, parents first.
+    #[must_use]
+    pub fn directories(&self, now_ns: i64) -> Vec<(Vec<u8>, Vec<NodeState>)> {
+        let mut children = self.children();
+        let mut directories = Vec::new();
+        let mut todo = vec![(ROOT, Vec::new())];
+        // A directory is taken out when it is met. What hangs on nothing is met never.
+        while let Some((id, path)) = todo.pop() {
+            let mut found = Vec::new();
+            for (name, node) in children.remove(&id).unwrap_or_default() {
+                let below = join(&path, name);
+                if matches!(node.state.kind, NodeKind::Directory) {
+                    todo.push((node.id, below.clone()));
+                }
+                let state = NodeState { path: below, ..node.state.clone() };
+                found.push(state.with_times(|at| self.time(at, now_ns)));
+            }
+            directories.push((path, found));
+        }
+        directories
+    }
+
+    /// The numbers that the nodes have in a tree, for those that are there under the same name: `child` says what a directory of that tree has.
+    #[must_use]
+    pub fn numbers_in(&self, root: u64, child: impl Fn(u64, &[u8]) -> Option<u64>) -> BTreeMap<u64, u64> {
+        let mut children = self.children();
+        let (mut numbers, mut met) = (BTreeMap::from([(root, ROOT)]), BTreeSet::from([ROOT]));
+        let mut todo = vec![(ROOT, root)];
+        while let Some((id, here)) = todo.pop() {
+            for (name, node) in children.remove(&id).unwrap_or_default() {
+                let Some(there) = child(here, name) else { continue };
+                if numbers.contains_key(&there) || !met.insert(node.id) {
+                    continue;
+                }
+                numbers.insert(there, node.id);
+                if matches!(node.state.kind, NodeKind::Directory) {
+                    todo.push((node.id, there));
+                }
+            }
+        }
+        numbers
+    }
+}
+
+fn file_of(node: &CatalogNode) -> Option<FileId> {
+    match &node.state.kind {
+        NodeKind::File(facts) => Some(facts.file),
+        NodeKind::Directory | NodeKind::Symlink { .. } => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "kept_test.rs"]
+mod tests;
