@@ -163,6 +163,48 @@ fn a_job_that_removes_its_old_ones_is_followed_when_told_to() {
     assert_eq!(gone.status.code(), Some(3), "{}", shown(&gone));
 }
 
+/// A rollback: the job removes its newest checkpoint, goes on from the one before, and saves the same step again.
+#[test]
+fn a_removed_version_takes_no_place_from_a_checkpoint_that_is_there() {
+    for follow in [false, true] {
+        let config = format!("{CONFIG}[retention]\nkeep_last = 2\nfollow_removals = {follow}\n");
+        let Some(mut daemon) = start(options("256MiB", &config)) else { return };
+        saved(&daemon, 1..=2);
+        fs::remove_file(daemon.mount().join(path(2))).unwrap();
+        daemon.flush();
+        save(&daemon, &path(2), &bytes(12));
+        daemon.flush();
+        let gc = daemon.ctl_json(&["gc"]);
+        assert!(steps_of(&gc, true).is_empty(), "two are there, and two are kept: {gc:#}");
+        assert_holds(&daemon, &path(1), &bytes(1), "nobody touched it");
+        assert_holds(&daemon, &path(2), &bytes(12), "saved again");
+        // With a newer one both go, and the reason is not that the job removed what it did not.
+        saved(&daemon, 3..=3);
+        daemon.ctl_json(&["gc"]);
+        assert!(
+            !there(&daemon, 1) && objects(&daemon, 1) == 0,
+            "{:#}",
+            daemon.ctl_json(&["gc", "--dry-run"])
+        );
+        let retired: Vec<_> =
+            crate::site::events(&daemon).into_iter().filter(|event| event["kind"] == "retired").collect();
+        let why = |step: u64| {
+            let of_step = |event: &&Value| event["path"] == path(step);
+            let event = retired.iter().find(of_step).unwrap_or_else(|| panic!("{step}: {retired:#?}"));
+            event["what"].as_str().unwrap().to_owned()
+        };
+        let by_rule = "version 1 was given up: 3 from the newest, and no rule keeps it";
+        let by_removal =
+            "version 1 was given up: it was saved again under the same name, and newer ones are committed";
+        assert_eq!(why(1), by_rule, "follow_removals = {follow}");
+        assert_eq!(why(2), if follow { by_removal } else { by_rule });
+        daemon.stop();
+        daemon.start_again();
+        assert_holds(&daemon, &path(2), &bytes(12), "the newest two");
+        assert_holds(&daemon, &path(3), &bytes(3), "the newest two");
+    }
+}
+
 /// Says how good a checkpoint is, as an evaluation does long after the save.
 fn say_metric(daemon: &Daemon, path: &str, value: &str) {
     let place = daemon.mount().join(path);

@@ -20,7 +20,7 @@ use tidemark_engine::settings::Settings;
 use tidemark_engine::store::{Store, raise_epoch};
 use tidemark_protocol::id::{Epoch, Incarnation};
 use tidemark_protocol::manifest::Manifest;
-use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, retain};
+use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, Standing, retain};
 use tidemark_tests::audit::Files;
 use tidemark_tests::s3::{S3Options, S3Server};
 
@@ -290,7 +290,8 @@ fn leave(manifest: &Manifest) -> Retirement {
         verified: true,
         pinned: false,
         held: false,
-        removed: false,
+        standing: Standing::Shown,
+        wished: false,
         metric: Metric::Unsaid,
     };
     let policy = Policy { keep_last: Some(1), ..Policy::default() };

@@ -140,11 +140,14 @@ pub fn the_newest_committed_version_gives_way_last(files: &[(RelPath, ReclaimCla
     }
 }
 
+/// The newest verified versions of all stay, and the newest of those that the tree shows.
+///
 /// # Errors
 /// A sentence naming a version that retention gave up and must not.
 pub fn the_newest_verified_versions_are_kept(lineage: &[Committed], verdicts: &[Keep]) -> Result<(), String> {
-    let verified = lineage.iter().zip(verdicts).rev().filter(|(version, _)| version.verified);
-    for (version, verdict) in verified.take(ALWAYS_KEPT) {
+    let verified = || lineage.iter().zip(verdicts).rev().filter(|(version, _)| version.verified);
+    let shown = verified().filter(|(version, _)| version.is_shown());
+    for (version, verdict) in verified().take(ALWAYS_KEPT).chain(shown.take(ALWAYS_KEPT)) {
         if let Keep::Retired(retirement) = verdict {
             return Err(format!(
                 "{} is among the newest verified, and was given up: {}",

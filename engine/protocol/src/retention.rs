@@ -2,6 +2,10 @@
 //!
 //! Owns: the policy, the verdict on every version with its reason, and the leave without which the engine deletes
 //! nothing ([`Retirement`]). Does not own: the order along the lineage (`lineage`), the deletes (the engine).
+//!
+//! Only versions that the tree shows take places among the newest, the first and the best: a removed one would push a live one out. A
+//! version that the tree does not show is judged as if each version took a place. The same rules keep it for `undelete`, so the
+//! policy bounds how many stay in addition.
 
 use crate::id::Step;
 use crate::key::VersionId;
@@ -10,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Committed and verified versions that are always kept, whatever the policy says: the newest, and one to fall back
-/// to when it turns out to be bad.
+/// to when it turns out to be bad. So many of those that the tree shows are kept, and so many of all.
 pub const ALWAYS_KEPT: usize = 2;
 
 /// The user attribute by which a job says how good a checkpoint is: a number as text, on the checkpoint's directory or on
@@ -83,6 +87,30 @@ pub struct Policy {
     pub honour_removals: bool,
 }
 
+/// How the tree stands to a committed version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It has names of the version.
+    Shown,
+    /// Retention took the names away, by a leave with this reason.
+    Withdrawn { reason: String },
+    /// A newer version of the same checkpoint is committed.
+    Replaced,
+    /// The names are gone, and nothing says whether the job, a person or an earlier daemon took them.
+    Gone,
+}
+
+impl Standing {
+    /// Why `follow_removals` gives the version up; none where nothing was removed.
+    fn removal(&self) -> Option<&'static str> {
+        match self {
+            Self::Shown | Self::Withdrawn { .. } => None,
+            Self::Replaced => Some("it was saved again under the same name, and newer ones are committed"),
+            Self::Gone => Some("its names are gone from the tree, and newer ones are committed"),
+        }
+    }
+}
+
 /// A committed version of one run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Committed {
@@ -94,9 +122,21 @@ pub struct Committed {
     pub pinned: bool,
     /// A program has it open, a file in the tree needs its bytes, or a recovery chose it.
     pub held: bool,
-    /// The job removed its names.
-    pub removed: bool,
+    pub standing: Standing,
+    /// An administrator removed it: it goes as soon as it may, whatever the policy says of removals.
+    pub wished: bool,
     pub metric: Metric,
+}
+
+impl Committed {
+    pub(crate) fn is_shown(&self) -> bool {
+        self.standing == Standing::Shown
+    }
+
+    /// Whether it counts when versions that the tree shows are judged. One that an administrator removed is about to go.
+    fn takes_a_place(&self) -> bool {
+        self.is_shown() && !self.wished
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,17 +170,24 @@ impl Retirement {
 /// The last, the first and the best are counted within a series: a neighbour is no newer version.
 #[must_use]
 pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> {
-    let all: Vec<usize> = (0..lineage.len()).collect();
-    let floor = floor(lineage, &all);
+    let places_of_shown = |members: &[usize]| -> Vec<usize> {
+        members.iter().copied().filter(|index| lineage[*index].takes_a_place()).collect()
+    };
+    let run: Vec<usize> = (0..lineage.len()).collect();
+    let (floor_of_shown, floor_of_all) = (floor(lineage, &places_of_shown(&run)), floor(lineage, &run));
     let mut series: BTreeMap<Vec<u8>, Vec<usize>> = BTreeMap::new();
     for (index, version) in lineage.iter().enumerate() {
         let of = recognise::series(version.version.directory.as_bytes(), version.step);
         series.entry(of).or_default().push(index);
     }
     let mut verdicts = vec![None; lineage.len()];
-    for members in series.values() {
-        let found = retain_series(policy, lineage, members, floor, now_ns);
-        members.iter().zip(found).for_each(|(index, keep)| verdicts[*index] = Some(keep));
+    for members in series.into_values() {
+        let shown = Places::of(policy, lineage, places_of_shown(&members), floor_of_shown);
+        let all = Places::of(policy, lineage, members, floor_of_all);
+        for index in &all.members {
+            let places = if lineage[*index].is_shown() { &shown } else { &all };
+            verdicts[*index] = Some(verdict(policy, lineage, *index, places, now_ns));
+        }
     }
     verdicts.into_iter().map(|keep| keep.expect("each is of one series")).collect()
 }
@@ -151,76 +198,100 @@ fn floor(lineage: &[Committed], members: &[usize]) -> usize {
     verified.copied().nth(ALWAYS_KEPT - 1).unwrap_or(0)
 }
 
-/// `members` follow one another; `run_floor`: what is always kept of the run.
-fn retain_series(
-    policy: &Policy,
-    lineage: &[Committed],
-    members: &[usize],
+/// The versions of one series that take places, and what the policy keeps by them.
+struct Places {
+    /// Oldest first.
+    members: Vec<usize>,
+    /// What is always kept of the run.
     run_floor: usize,
-    now_ns: i64,
-) -> Vec<Keep> {
-    let floor = floor(lineage, members);
-    let firsts = firsts_of_periods(policy, lineage, members);
-    let best = best_of(policy, lineage, members);
-    let verdict = |(place, index): (usize, usize)| {
-        let version = &lineage[index];
-        let from_end = (members.len() - place) as u64;
-        let kept = |reason: &str| Keep::Kept { reason: reason.to_owned() };
-        let retired = |reason| Keep::Retired(Retirement { version: version.version.clone(), reason });
-        if index >= run_floor {
-            return kept("the newest verified committed versions are never given up");
-        }
-        if version.pinned {
-            return kept("it is pinned");
-        }
-        if version.held {
-            return kept(
-                "a program has it open, a file in the tree needs its bytes, or it is being exported",
-            );
-        }
-        if version.removed && policy.honour_removals {
-            return retired("the job removed it, and newer ones are committed".to_owned());
-        }
-        let limits = [
-            policy.keep_last.is_some(),
-            policy.keep_every_steps.is_some(),
-            policy.keep_every_ns.is_some(),
-            policy.ttl_ns.is_some(),
-            policy.keep_best.is_some(),
-        ];
-        if !limits.contains(&true) {
-            return kept("everything is kept");
-        }
-        if index >= floor {
-            return kept("it is one of the newest two of its kind");
-        }
-        if policy.keep_last.is_some_and(|last| from_end <= last) {
-            return kept("it is one of the last");
-        }
-        let every = policy.keep_every_steps.filter(|every| *every > 0);
-        if every.zip(version.step).is_some_and(|(every, step)| step.0.is_multiple_of(every)) {
-            return kept("its step is a multiple of the interval to keep");
-        }
-        if let (Metric::Number(metric), true) = (&version.metric, best.contains(&index)) {
-            let (count, end) = (best.len(), policy.best.word());
-            return Keep::Kept { reason: format!("its metric {metric} is one of the {count} {end}") };
-        }
-        if firsts.contains(&index) {
-            return kept("it is the first of its period");
-        }
-        let age_ns = now_ns.saturating_sub(version.completed_at_ns);
-        if policy.ttl_ns.is_some_and(|ttl_ns| age_ns < ttl_ns) {
-            return kept("it is younger than the time to live");
-        }
-        let ignored = match &version.metric {
-            Metric::NoNumber(text) if policy.keep_best.is_some() => {
-                format!("; its {METRIC_XATTR} {text:?} is no number, and is ignored")
-            }
-            Metric::Unsaid | Metric::Number(_) | Metric::NoNumber(_) => String::new(),
+    floor: usize,
+    firsts: BTreeSet<usize>,
+    best: BTreeSet<usize>,
+}
+
+impl Places {
+    fn of(policy: &Policy, lineage: &[Committed], members: Vec<usize>, run_floor: usize) -> Self {
+        let floor = floor(lineage, &members);
+        let firsts = firsts_of_periods(policy, lineage, &members);
+        let best = best_of(policy, lineage, &members);
+        Self { members, run_floor, floor, firsts, best }
+    }
+
+    /// 1 for the newest.
+    fn from_end(&self, index: usize) -> u64 {
+        (self.members.len() - self.members.partition_point(|member| *member < index)) as u64
+    }
+}
+
+fn verdict(policy: &Policy, lineage: &[Committed], index: usize, places: &Places, now_ns: i64) -> Keep {
+    let version = &lineage[index];
+    let from_end = places.from_end(index);
+    let kept = |reason: &str| Keep::Kept { reason: reason.to_owned() };
+    let retired = |reason: String| {
+        let reason = match &version.standing {
+            // The names went for it.
+            Standing::Withdrawn { reason } => reason.clone(),
+            Standing::Shown | Standing::Replaced | Standing::Gone => reason,
         };
-        retired(format!("{from_end} from the newest, and no rule keeps it{ignored}"))
+        Keep::Retired(Retirement { version: version.version.clone(), reason })
     };
-    members.iter().copied().enumerate().map(verdict).collect()
+    if index >= places.run_floor {
+        return kept(if version.is_shown() {
+            "the newest verified committed versions are never given up"
+        } else {
+            "the newest two committed versions stay, also where the tree does not show them"
+        });
+    }
+    if version.pinned {
+        return kept("it is pinned");
+    }
+    if version.held {
+        return kept("a program has it open, a file in the tree needs its bytes, or it is being exported");
+    }
+    if version.wished {
+        return retired("an administrator removed it, and newer ones are committed".to_owned());
+    }
+    if let Some(reason) = version.standing.removal().filter(|_| policy.honour_removals) {
+        return retired(reason.to_owned());
+    }
+    let limits = [
+        policy.keep_last.is_some(),
+        policy.keep_every_steps.is_some(),
+        policy.keep_every_ns.is_some(),
+        policy.ttl_ns.is_some(),
+        policy.keep_best.is_some(),
+    ];
+    if !limits.contains(&true) {
+        return kept("everything is kept");
+    }
+    if index >= places.floor {
+        return kept("it is one of the newest two of its kind");
+    }
+    if policy.keep_last.is_some_and(|last| from_end <= last) {
+        return kept("it is one of the last");
+    }
+    let every = policy.keep_every_steps.filter(|every| *every > 0);
+    if every.zip(version.step).is_some_and(|(every, step)| step.0.is_multiple_of(every)) {
+        return kept("its step is a multiple of the interval to keep");
+    }
+    if let (Metric::Number(metric), true) = (&version.metric, places.best.contains(&index)) {
+        let (count, end) = (places.best.len(), policy.best.word());
+        return Keep::Kept { reason: format!("its metric {metric} is one of the {count} {end}") };
+    }
+    if places.firsts.contains(&index) {
+        return kept("it is the first of its period");
+    }
+    let age_ns = now_ns.saturating_sub(version.completed_at_ns);
+    if policy.ttl_ns.is_some_and(|ttl_ns| age_ns < ttl_ns) {
+        return kept("it is younger than the time to live");
+    }
+    let ignored = match &version.metric {
+        Metric::NoNumber(text) if policy.keep_best.is_some() => {
+            format!("; its {METRIC_XATTR} {text:?} is no number, and is ignored")
+        }
+        Metric::Unsaid | Metric::Number(_) | Metric::NoNumber(_) => String::new(),
+    };
+    retired(format!("{from_end} from the newest, and no rule keeps it{ignored}"))
 }
 
 fn firsts_of_periods(policy: &Policy, lineage: &[Committed], members: &[usize]) -> BTreeSet<usize> {
@@ -266,7 +337,8 @@ mod tests {
             verified: true,
             pinned: false,
             held: false,
-            removed: false,
+            standing: Standing::Shown,
+            wished: false,
             metric: Metric::Unsaid,
         };
         (1..=count).map(one).collect()
@@ -315,7 +387,7 @@ mod tests {
         let old = Policy { ttl_ns: Some(1), ..Policy::default() };
         assert_eq!(kept(&old, &versions), [0, 1, 2, 5, 6, 7, 8, 9]);
         // A version that the job removed itself may go, whatever is beside it.
-        versions[1].removed = true;
+        versions[1].standing = Standing::Gone;
         let honour = Policy { honour_removals: true, ..last };
         assert_eq!(kept(&honour, &versions), [0, 2, 5, 6, 7, 8, 9]);
     }
@@ -328,10 +400,81 @@ mod tests {
         let strict = Policy { keep_last: Some(1), ..Policy::default() };
         assert_eq!(kept(&strict, &versions), [0, 1, 3, 4]);
         for version in &mut versions {
-            version.removed = true;
+            version.standing = Standing::Gone;
         }
         let honour = Policy { honour_removals: true, ..Policy::default() };
         assert_eq!(kept(&honour, &versions), [0, 1, 3, 4]);
+    }
+
+    /// Step 100, step 200 that the job removed again, step 200 saved anew.
+    #[test]
+    fn a_removed_version_takes_no_place_from_one_that_is_shown() {
+        let of = |count, removed: &[usize]| {
+            let mut versions = lineage(count);
+            removed.iter().for_each(|index| versions[*index].standing = Standing::Gone);
+            versions
+        };
+        let last = |keep_last| Policy { keep_last: Some(keep_last), ..Policy::default() };
+        for policy in [last(1), last(2), Policy { honour_removals: true, ..last(2) }] {
+            assert_eq!(
+                kept(&policy, &of(3, &[1])),
+                [0, 1, 2],
+                "{policy:?}: the newest two shown, and of all"
+            );
+            assert_eq!(
+                kept(&policy, &of(4, &[1])),
+                [2, 3],
+                "{policy:?}: two newer ones are shown, and committed"
+            );
+            assert_eq!(kept(&policy, &of(4, &[2, 3])), [0, 1, 2, 3], "{policy:?}: what was removed is newer");
+        }
+        assert_eq!(kept(&last(3), &of(6, &[3, 4])), [1, 2, 3, 4, 5], "the last three shown, and of all");
+        let first = Policy { keep_every_ns: Some(1000), ..Policy::default() };
+        assert_eq!(kept(&first, &of(6, &[0])), [0, 1, 4, 5], "the first that is shown, and of all");
+        let mut versions = of(6, &[1]);
+        for (version, metric) in versions.iter_mut().zip([2.0, 1.0, 3.0, 3.0, 3.0, 3.0]) {
+            version.metric = Metric::Number(metric);
+        }
+        let best = Policy { keep_best: Some(1), ..Policy::default() };
+        assert_eq!(kept(&best, &versions), [0, 1, 4, 5], "the best that is shown, and of all");
+    }
+
+    #[test]
+    fn an_administrator_does_not_remove_one_of_the_newest_two_that_are_shown() {
+        let mut versions = lineage(4);
+        for index in [1, 2] {
+            versions[index].standing = Standing::Gone;
+        }
+        versions[0].wished = true;
+        assert_eq!(kept(&Policy::default(), &versions), [0, 1, 2, 3]);
+        versions[1].standing = Standing::Shown;
+        assert_eq!(kept(&Policy::default(), &versions), [1, 2, 3], "two newer ones are shown");
+    }
+
+    #[test]
+    fn the_reason_says_what_is_known_of_who_took_the_names() {
+        let reason = |policy: &Policy, standing, wished| {
+            let mut versions = lineage(4);
+            (versions[0].standing, versions[0].wished) = (standing, wished);
+            match retain(policy, &versions, 100).swap_remove(0) {
+                Keep::Kept { reason } => panic!("{reason}"),
+                Keep::Retired(leave) => leave.reason,
+            }
+        };
+        let last = Policy { keep_last: Some(2), ..Policy::default() };
+        let honour = Policy { honour_removals: true, ..last };
+        let leave = reason(&honour, Standing::Shown, false);
+        assert_eq!(leave, "4 from the newest, and no rule keeps it");
+        for policy in [last, honour] {
+            let withdrawn = Standing::Withdrawn { reason: leave.clone() };
+            assert_eq!(reason(&policy, withdrawn, false), leave, "{policy:?}");
+            let administrator = "an administrator removed it, and newer ones are committed";
+            assert_eq!(reason(&policy, Standing::Shown, true), administrator, "{policy:?}");
+        }
+        for (standing, why) in [(Standing::Gone, "names are gone"), (Standing::Replaced, "saved again")] {
+            let said = reason(&honour, standing, false);
+            assert!(said.contains(why) && !said.contains("job"), "{said}");
+        }
     }
 
     #[test]
@@ -372,28 +515,74 @@ mod tests {
         }
     }
 
-    proptest! {
-        #[test]
-        fn no_policy_gives_up_the_newest_verified(
-            flags in prop::collection::vec((any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()), 0..12),
-            keep_last in prop::option::of(0_u64..4), every in prop::option::of(0_u64..50),
-            period in prop::option::of(0_i64..5), ttl in prop::option::of(-5_i64..200), honour_removals: bool,
-            keep_best in prop::option::of(0_u64..4), highest: bool,
-        ) {
+    fn any_lineage() -> impl Strategy<Value = Vec<Committed>> {
+        let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), 0_usize..5);
+        prop::collection::vec(flags, 0..12).prop_map(|flags| {
             let mut versions = lineage(i64::try_from(flags.len()).unwrap());
-            for (version, (verified, pinned, held, removed)) in versions.iter_mut().zip(flags) {
+            for (index, (verified, pinned, held, wished, standing)) in flags.into_iter().enumerate() {
+                let version = &mut versions[index];
                 (version.verified, version.pinned) = (verified, pinned);
-                (version.held, version.removed) = (held, removed);
-            }
-            let policy = Policy {
-                keep_last, keep_every_steps: every, keep_every_ns: period, ttl_ns: ttl, honour_removals, keep_best,
-                best: if highest { Best::Highest } else { Best::Lowest },
-            };
-            for (index, version) in versions.iter_mut().enumerate() {
+                (version.held, version.wished) = (held, wished);
+                let withdrawn = Standing::Withdrawn { reason: "a rule".to_owned() };
+                let standings =
+                    [withdrawn, Standing::Replaced, Standing::Gone, Standing::Shown, Standing::Shown];
+                version.standing = standings[standing].clone();
                 version.metric = Metric::parse(["", "x", "1", "-2"][index % 4].as_bytes());
             }
+            versions
+        })
+    }
+
+    fn any_policy() -> impl Strategy<Value = Policy> {
+        let count = || prop::option::of(0_u64..4);
+        let steps = prop::option::of(0_u64..50);
+        let times = (prop::option::of(0_i64..5), prop::option::of(-5_i64..200));
+        (count(), count(), steps, times, any::<bool>(), any::<bool>()).prop_map(
+            |(keep_last, keep_best, keep_every_steps, (keep_every_ns, ttl_ns), highest, honour_removals)| {
+                Policy {
+                    keep_last,
+                    keep_every_steps,
+                    keep_every_ns,
+                    ttl_ns,
+                    keep_best,
+                    best: if highest { Best::Highest } else { Best::Lowest },
+                    honour_removals,
+                }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn no_policy_gives_up_the_newest_verified(policy in any_policy(), versions in any_lineage()) {
             let verdicts = retain(&policy, &versions, 100);
             prop_assert_eq!(the_newest_verified_versions_are_kept(&versions, &verdicts), Ok(()));
+        }
+
+        #[test]
+        fn what_is_shown_is_judged_as_if_nothing_else_were_there(
+            policy in any_policy(), versions in any_lineage(),
+        ) {
+            let shown: Vec<_> = versions.iter().filter(|version| version.takes_a_place()).cloned().collect();
+            let verdicts = versions.iter().zip(retain(&policy, &versions, 100));
+            let found: Vec<_> =
+                verdicts.filter(|(version, _)| version.takes_a_place()).map(|(_, keep)| keep).collect();
+            prop_assert_eq!(found, retain(&policy, &shown, 100));
+        }
+
+        /// So the policy bounds it.
+        #[test]
+        fn what_is_not_shown_stays_only_where_it_would_if_it_were(
+            policy in any_policy(), versions in any_lineage(),
+        ) {
+            let mut all_shown = versions.clone();
+            for version in &mut all_shown {
+                (version.standing, version.wished) = (Standing::Shown, false);
+            }
+            let stays = kept(&policy, &all_shown);
+            for index in kept(&policy, &versions) {
+                prop_assert!(versions[index].is_shown() || stays.contains(&index), "{index} of {versions:?}");
+            }
         }
     }
 }

@@ -4,7 +4,8 @@
 //! before its bytes. Does not own: the policy and P7 (`protocol::retention`), the order of the deletes (`save::commit`).
 //!
 //! A version that the tree shows is given up in two looks: first its names go, as if the job had removed them; its bytes
-//! go when nothing in the tree leads to them any more. A daemon that dies in between finds a version without names.
+//! go when nothing in the tree leads to them any more. A daemon that dies in between finds a version without names, and does not know
+//! who took them.
 
 use crate::namespace::{Leads, Listed};
 use crate::node::answer::checkpoint_ref;
@@ -25,7 +26,7 @@ use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel, GcRow};
-use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, retain};
+use tidemark_protocol::retention::{Committed, Keep, Metric, Retirement, Standing, retain};
 
 /// Between two looks at what may go, where nothing happened that lets something go.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -41,6 +42,8 @@ pub(crate) struct Gc {
     unshown: BTreeSet<(CheckpointId, Number)>,
     /// An administrator removed these: they go as soon as they may, whatever the policy says of removals.
     wishes: BTreeSet<(CheckpointId, Number)>,
+    /// Why retention took the names of these out of the tree. At most one for each committed version, until it is given up or shown again.
+    withdrawn: BTreeMap<(CheckpointId, Number), String>,
     /// Their retirement may stand in Tier-3: there is no way back.
     begun: BTreeSet<(CheckpointId, Number)>,
     /// Those that could not be given up, and wait a while.
@@ -69,6 +72,7 @@ impl Gc {
             pins,
             unshown,
             wishes: BTreeSet::new(),
+            withdrawn: BTreeMap::new(),
             begun: BTreeSet::new(),
             waiting: BTreeMap::new(),
             held: Vec::new(),
@@ -141,6 +145,32 @@ impl Gc {
     pub(crate) fn unwish(&mut self, id: &CheckpointId) {
         self.wishes.retain(|(wished, _)| wished != id);
     }
+
+    /// Forgets why retention took the names of a version away: they are back.
+    pub(crate) fn end_withdrawal(&mut self, of: &(CheckpointId, Number)) {
+        self.withdrawn.remove(of);
+    }
+
+    /// The same for versions that are found in the tree, however they came back.
+    fn end_withdrawals(&mut self, verdicts: &[Verdict]) {
+        let shown = verdicts.iter().filter(|verdict| verdict.shown);
+        let shown: BTreeSet<_> = shown.map(|verdict| (&verdict.id, verdict.number)).collect();
+        self.withdrawn.retain(|(id, number), _| !shown.contains(&(id, *number)));
+    }
+
+    /// How the tree stands to a version. `names`: a name of it means these bytes; `superseded`: a newer version of the checkpoint is
+    /// committed.
+    fn standing(&self, of: &(CheckpointId, Number), names: bool, superseded: bool) -> Standing {
+        // Names that a newer version holds too are that one's.
+        if names && !superseded {
+            return Standing::Shown;
+        }
+        match self.withdrawn.get(of) {
+            Some(reason) => Standing::Withdrawn { reason: reason.clone() },
+            None if superseded => Standing::Replaced,
+            None => Standing::Gone,
+        }
+    }
 }
 
 /// What retention says of one committed version.
@@ -178,6 +208,7 @@ impl Engine {
         let verdicts = self.verdicts(None);
         self.gc.rest_until = now + began.elapsed() * REST_TIMES;
         self.gc.next = self.gc.next.max(self.gc.rest_until);
+        self.gc.end_withdrawals(&verdicts);
         for Verdict { id, number, shown, keep } in verdicts {
             let Keep::Retired(leave) = keep else { continue };
             let of = (id, number);
@@ -204,26 +235,18 @@ impl Engine {
         for (run, mut versions) in runs {
             versions.sort_by(|a, b| lineage::order(a.2.record()).cmp(&lineage::order(b.2.record())));
             let policy = self.shared.settings.retention.policy_of(run);
-            let rows =
-                versions.iter().map(|(book, number, version)| self.standing_of(book, *number, version));
-            let (shown, mut rows): (Vec<bool>, Vec<Committed>) = rows.unzip();
+            let rows = versions.iter().map(|(book, number, version)| self.row_of(book, *number, version));
+            let mut rows: Vec<Committed> = rows.collect();
             if policy.keep_best.is_some() {
                 for (row, (book, number, version)) in rows.iter_mut().zip(&versions) {
                     row.metric = self.metric_of(book, *number, version);
                 }
             }
             let now_ns = self.shared.now_ns();
-            let mut keeps = retain(&policy, &rows, now_ns);
-            let of = |(book, number, _): &(&Book, Number, _)| (book.id.clone(), *number);
-            let wished: Vec<_> = versions.iter().map(|row| self.gc.wishes.contains(&of(row))).collect();
-            if wished.contains(&true) {
-                let honoured = retain(&Policy { honour_removals: true, ..policy }, &rows, now_ns);
-                let all = keeps.iter_mut().zip(honoured).zip(&wished);
-                all.filter(|(_, wished)| **wished).for_each(|((keep, honoured), _)| *keep = honoured);
-            }
-            for ((row, shown), keep) in versions.iter().zip(shown).zip(keeps) {
-                let (id, number) = of(row);
-                verdicts.push(Verdict { id, number, shown, keep });
+            let keeps = retain(&policy, &rows, now_ns);
+            for ((row, keep), (book, number, _)) in rows.into_iter().zip(keeps).zip(versions) {
+                let shown = row.standing == Standing::Shown;
+                verdicts.push(Verdict { id: book.id.clone(), number, shown, keep });
             }
         }
         verdicts
@@ -247,21 +270,23 @@ impl Engine {
         namespace.leads_to(&files).alive
     }
 
-    /// Whether the tree shows a version, and what retention needs to know of it.
-    fn standing_of(&self, book: &Book, number: Number, version: &VersionBook) -> (bool, Committed) {
+    /// What retention needs to know of a version.
+    fn row_of(&self, book: &Book, number: Number, version: &VersionBook) -> Committed {
         let record = version.record();
         let of = (book.id.clone(), number);
         let leads = self.leads_to(version);
         let superseded = book.committed().is_some_and(|(newest, _)| *newest > number);
-        let wished = self.gc.wishes.contains(&of);
-        // Names that a newer version holds too are that one's.
-        let shown = leads.names && !superseded;
+        let standing = self.gc.standing(&of, leads.names, superseded);
         let held = leads.needs
             || self.gc.is_held(&of)
             || self.gc.is_unshown(&of.0, of.1)
             || self.visibility.is_out_of_sight(&of.0, of.1)
-            || if superseded { leads.copies } else { shown && !self.is_all_there_is(book, number) };
-        let row = Committed {
+            || match standing {
+                Standing::Shown => !self.is_all_there_is(book, number),
+                // Its names mean other bytes by now, and a file under one of them has its copy there.
+                Standing::Withdrawn { .. } | Standing::Replaced | Standing::Gone => leads.copies,
+            };
+        Committed {
             version: record.version.clone(),
             step: record.step,
             completed_at_ns: record.completed_at_ns,
@@ -269,10 +294,10 @@ impl Engine {
             verified: self.why_lost(record).is_none(),
             pinned: self.gc.pins.contains(&of),
             held,
-            removed: superseded || wished || !leads.names && !leads.copies,
+            standing,
+            wished: self.gc.wishes.contains(&of),
             metric: Metric::Unsaid,
-        };
-        (shown, row)
+        }
     }
 
     /// Whether the tree holds nothing under the checkpoint's name but what this version lists: nothing newer is being
@@ -290,8 +315,13 @@ impl Engine {
         let Some(manifest) = self.version(id, *number).manifest().map(Arc::clone) else { return };
         let directories: Vec<_> =
             manifest.directories.iter().map(|directory| directory.path.clone()).collect();
+        // Also where it fails: some names are gone then.
+        self.gc.withdrawn.insert(of.clone(), reason.to_owned());
         let why = match self.shared.withdraw(&listed(&manifest), &directories) {
-            Ok(0) => "its names could not be taken out of the tree".to_owned(),
+            Ok(0) => {
+                self.gc.end_withdrawal(&of);
+                "its names could not be taken out of the tree".to_owned()
+            }
             Ok(names) => {
                 let what = format!("version {} left the tree, {names} names: {reason}", number.1);
                 self.gc.has_news();
@@ -328,6 +358,7 @@ impl Engine {
             Ok(()) => {
                 self.gc.waiting.remove(&of);
                 self.gc.wishes.remove(&of);
+                self.gc.end_withdrawal(&of);
                 self.gc.begun.remove(&of);
                 self.said_later.forget(&of);
                 self.tier3_away.ended(&Cause::Retirement);
@@ -425,5 +456,44 @@ impl Engine {
         }
         self.collect_afresh();
         Ok(numbers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemark_protocol::id::{Timeline, Version};
+    use tidemark_protocol::path::{CheckpointName, RelPath};
+
+    fn of(version: u64) -> (CheckpointId, Number) {
+        let run = RunPath::new(RelPath::new("run").unwrap()).unwrap();
+        let directory = CheckpointName::new("step1.pt").unwrap();
+        (CheckpointId { run, directory }, (Timeline(0), Version(version)))
+    }
+
+    fn found(version: u64, shown: bool) -> Verdict {
+        let (id, number) = of(version);
+        Verdict { id, number, shown, keep: Keep::Kept { reason: String::new() } }
+    }
+
+    #[test]
+    fn names_that_retention_took_are_not_said_to_be_removed_until_they_were_back() {
+        let mut gc = Gc::new(BTreeSet::new(), BTreeSet::new(), Instant::now());
+        assert_eq!(gc.standing(&of(1), true, false), Standing::Shown);
+        assert_eq!(gc.standing(&of(1), false, false), Standing::Gone, "nobody knows who took them");
+        assert_eq!(gc.standing(&of(1), true, true), Standing::Replaced, "they are the newer version's");
+        let reason = || "3 from the newest, and no rule keeps it".to_owned();
+        let withdrawn = || Standing::Withdrawn { reason: reason() };
+        gc.withdrawn.insert(of(1), reason());
+        gc.end_withdrawals(&[found(1, false), found(2, true)]);
+        assert_eq!(gc.standing(&of(1), false, false), withdrawn());
+        assert_eq!(gc.standing(&of(1), false, true), withdrawn(), "and then the name was saved again");
+        assert_eq!(gc.standing(&of(2), false, false), Standing::Gone, "another version");
+        // Whoever puts the names back, the next who takes them may be the job.
+        gc.end_withdrawals(&[found(1, true)]);
+        assert_eq!(gc.standing(&of(1), false, false), Standing::Gone);
+        gc.withdrawn.insert(of(1), reason());
+        gc.end_withdrawal(&of(1));
+        assert_eq!(gc.standing(&of(1), false, false), Standing::Gone);
     }
 }

@@ -23,7 +23,7 @@ use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
-use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, retain};
+use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, Standing, retain};
 
 fn life() -> NodeLife {
     NodeLife { node: "n1".parse().unwrap(), incarnation: Incarnation(7) }
@@ -159,7 +159,8 @@ fn leave(manifest: &Manifest) -> Retirement {
         verified: true,
         pinned: false,
         held: false,
-        removed: false,
+        standing: Standing::Shown,
+        wished: false,
         metric: Metric::Unsaid,
     };
     let policy = Policy { keep_last: Some(1), ..Policy::default() };

@@ -36,7 +36,7 @@ use tidemark_protocol::manifest::{Attributes, Manifest};
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
-use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, retain};
+use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Standing, retain};
 
 /// Two checkpoints of one run: few, so that two starts want the same number.
 const CHECKPOINTS: [&str; 2] = ["a", "b"];
@@ -475,7 +475,8 @@ fn row(record: &Record) -> Committed {
         verified: true,
         pinned: false,
         held: false,
-        removed: false,
+        standing: Standing::Shown,
+        wished: false,
         metric: Metric::Unsaid,
     }
 }

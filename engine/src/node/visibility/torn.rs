@@ -247,6 +247,7 @@ impl Engine {
             adopt_files(&mut adopter, &manifest, &Wishes::default());
             manifest.directories.iter().for_each(|directory| adopter.adopt_directory(directory));
         });
+        self.gc.end_withdrawal(&(id.clone(), number));
         self.show_metric(id, number);
         self.classify_run(&id.run);
         let there = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();

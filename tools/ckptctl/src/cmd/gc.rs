@@ -12,8 +12,8 @@ use tidemark_protocol::size::Shown;
 /// Give up what the retention settings let go of, and say of every committed version why it stays or goes
 ///
 /// The daemon does the same by itself every few seconds; this returns when nothing is left to do. The newest two committed
-/// versions of a run always stay, and so do pinned ones and those that a program has open. Exits 5 when Tier-3 did
-/// not take it.
+/// versions of a run always stay, and so do the newest two that the mount shows, pinned ones and those that a program has
+/// open. Exits 5 when Tier-3 did not take it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only say what would go

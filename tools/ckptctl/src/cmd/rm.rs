@@ -10,9 +10,10 @@ use tidemark_protocol::report::{ExitCode, Removal};
 
 /// Remove a committed checkpoint, from the mount and from Tier-3
 ///
-/// Refused, with nothing done, while a version of it has to stay: the newest two committed versions of a run, what is pinned,
-/// what a program has open. A symbolic link is refused, too: what it leads to is not removed by its name. Exits 1 where names or versions
-/// stay. There is no way back from it; `rm -r` in the mount has one, `ckptctl undelete`.
+/// Refused, with nothing done, while a version of it has to stay: the newest two committed versions of a run, the newest two
+/// that the mount shows, what is pinned, what a program has open. A symbolic link is refused, too: what it leads to is not
+/// removed by its name. Exits 1 where names or versions stay. There is no way back from it; `rm -r` in the mount has one,
+/// `ckptctl undelete`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A path, RUN@STEP, @STEP, RUN@latest or latest; exits 2 with a list where it means several
