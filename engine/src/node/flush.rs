@@ -312,6 +312,7 @@ impl Engine {
                 PendingReason::Torn
                 | PendingReason::Unreadable
                 | PendingReason::Damaged
+                | PendingReason::Unnameable
                 | PendingReason::Uploading
                 | PendingReason::Unknown => row.comes,
             };
@@ -418,6 +419,7 @@ impl Engine {
                 rows.push(Row { pending: Pending { path: path.to_string(), reason, what }, comes });
             }
         }
+        rows.extend(self.ledger.unkept.pending(place).take(PENDING_MAX).map(Row::of));
         rows
     }
 }

@@ -25,7 +25,10 @@ impl Row {
     pub(crate) fn of(pending: Pending) -> Self {
         let comes = !matches!(
             pending.reason,
-            PendingReason::Torn | PendingReason::Unreadable | PendingReason::Damaged
+            PendingReason::Torn
+                | PendingReason::Unreadable
+                | PendingReason::Damaged
+                | PendingReason::Unnameable
         );
         Self { pending, comes }
     }

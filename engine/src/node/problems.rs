@@ -114,9 +114,8 @@ impl Engine {
                 "`ckptctl tiers` shows what holds it; wait for the uploads, remove what is not needed, or raise the budget",
             );
         }
-        if self.ledger.unnameable > 0 {
-            let what = format!("{} names cannot be kept in Tier-3", self.ledger.unnameable);
-            add(ProblemCode::Unnameable, what, "use shorter paths");
+        if let Some(what) = self.ledger.unkept.problem() {
+            add(ProblemCode::Unnameable, what, "they end with this node's memory: use shorter paths");
         }
         problems
     }

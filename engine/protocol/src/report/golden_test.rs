@@ -405,7 +405,7 @@ fn words_on_the_wire_are_the_words_people_read() {
         assert_eq!(serde_json::to_value(state).unwrap(), json!(state.word()));
     }
     for reason in
-        [PendingReason::Open, PendingReason::Torn, PendingReason::Incomplete, PendingReason::Damaged]
+        [PendingReason::Open, PendingReason::Torn, PendingReason::Damaged, PendingReason::Unnameable]
     {
         assert_eq!(serde_json::to_value(reason).unwrap(), json!(reason.word()));
     }
