@@ -2,18 +2,20 @@
 //!
 //! Owns: the limits of names and numbers. Does not own: what the tree does with names while it serves (suite mount).
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 
 use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
-use tidemark_tests::machine;
+use tidemark_tests::{machine, process};
 
 use crate::site::{CONFIG, noise, options, problems, save, start};
 
@@ -91,6 +93,55 @@ fn the_longest_names_and_names_that_are_no_text_come_back() {
     daemon.stop();
     daemon.start_again();
     check(&daemon, "with empty memory");
+}
+
+#[test]
+fn a_path_that_is_no_text_is_written_as_one_and_commands_take_both() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let paths: [(&[u8], &str); 6] = [
+        (b"r\xfe/step1.pt", "r%FE/step1.pt"),
+        (b"100%/step1.pt", "100%25/step1.pt"),
+        (b"a\xff.csv", "a%FF.csv"),
+        (b"x\xff/step1.pt", "x%FF/step1.pt"),
+        (b"x%FF/step1.pt", "x%25FF/step1.pt"),
+        (b"r\xff/step1.pt", "r%FF/step1.pt"),
+    ];
+    let at = |path: &[u8]| daemon.mount().join(OsStr::from_bytes(path));
+    for (number, (path, _)) in paths.iter().enumerate() {
+        fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+        fs::write(at(path), noise(number as u64 + 1, 70_000)).unwrap();
+    }
+    daemon.flush();
+    let rows = daemon.ctl_json(&["ls", "--all"]);
+    let listed: BTreeSet<_> =
+        rows.as_array().unwrap().iter().filter_map(|row| row["path"].as_str()).collect();
+    assert_eq!(listed, paths.iter().map(|(_, text)| *text).collect(), "each is named, and none as another");
+    let show = |path: &OsStr| {
+        let mut command = Command::new(machine::binary("ckptctl"));
+        command.arg("--state-dir").arg(daemon.state_dir()).args(["-o", "json", "show"]).arg(path);
+        let output = process::run(&mut command, Duration::from_secs(60));
+        let found: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        found.and_then(|show| show["checkpoint"]["path"].as_str().map(ToOwned::to_owned))
+    };
+    for (path, text) in paths {
+        assert_eq!(show(OsStr::from_bytes(path)).as_deref(), Some(text), "as it is");
+        // A name that is there is meant, whatever else could be written so.
+        let expected = if text == "x%FF/step1.pt" { "x%25FF/step1.pt" } else { text };
+        assert_eq!(show(OsStr::new(text)).as_deref(), Some(expected), "as it is written");
+    }
+    for words in [&["flush", "--wait"][..], &["why"], &["verify"]] {
+        let output = daemon.ctl(&[words, &["r%FE/step1.pt"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {}", shown(&output));
+    }
+    let latest = || fs::read(daemon.mount().join(".tidemark/latest")).ok();
+    let expected = [at(b"r\xff/step1.pt").as_os_str().as_bytes(), b"\n"].concat();
+    process::until(Duration::from_secs(10), || (latest()? == expected).then_some(()))
+        .unwrap_or_else(|| panic!("{:?} does not become {expected:?}", latest()));
+    fs::remove_file(at(b"r\xff/step1.pt")).unwrap();
+    daemon.flush();
+    assert_eq!(daemon.ctl_json(&["undelete", "r%FF/step1.pt"])["checkpoint"]["path"], "r%FF/step1.pt");
+    assert!(at(b"r\xff/step1.pt").exists());
+    daemon.stop();
 }
 
 /// A directory deeper than any path of one call: names of 200 bytes on `levels` levels, made and opened one in the other.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::Shape;
-use tidemark_protocol::report::{CheckpointRef, Flush, Pending, PendingReason, Progress};
+use tidemark_protocol::report::{CheckpointRef, Flush, Pending, PendingReason, Progress, path_text};
 use tokio::sync::oneshot;
 
 /// A flush looks at what is pending this often: each look costs a pass over the books.
@@ -410,7 +410,7 @@ impl Engine {
                 covers(place, path) || is_inside(path, place, candidate.files.keys())
             };
             let Some(path) = candidate.id.path().filter(is_meant) else { continue };
-            let path = String::from_utf8_lossy(&torn_path(&path)).into_owned();
+            let path = path_text(&torn_path(&path));
             let what = "it can never be complete, and is out of sight".to_owned();
             rows.push(Row::of(Pending { path, reason: PendingReason::Torn, what }));
         }
@@ -530,7 +530,7 @@ impl Engine {
     fn refs(&self, paths: &[String]) -> Vec<CheckpointRef> {
         let books = self.ledger.books.values();
         books
-            .filter(|book| paths.iter().any(|path| *path == String::from_utf8_lossy(&book.path())))
+            .filter(|book| paths.contains(&path_text(&book.path())))
             .filter_map(|book| {
                 let (_, version) = book.committed()?;
                 Some(crate::node::answer::checkpoint_ref(&version.checkpoint))
