@@ -7,6 +7,7 @@ use crate::doctor::{check, of_machine};
 use crate::forward::{Command, Decides};
 use crate::last_end::LastEnd;
 use crate::places::{described, known, no_file_at, not_found};
+use crate::publish::Published;
 use crate::replication::{self, Counted};
 use crate::told::{LastTold, line_of};
 use crate::troubles::Troubles;
@@ -57,6 +58,7 @@ pub(crate) struct Daemon {
     pub(crate) last_end: LastEnd,
     pub(crate) told: LastTold,
     pub(crate) troubles: Troubles,
+    pub(crate) published: Published,
     /// Files that lack copies.
     pub(crate) counted: Counted,
     /// What the coordinator said of runs last.
@@ -457,6 +459,10 @@ impl NodeApi for Daemon {
         }));
         // What a job has written since went to the directory below, and nothing of it is here to be flushed.
         flushed.pending.extend(self.troubles.pending(self.mountpoint()));
+        if request.wait {
+            // A script reads `.tidemark/latest` next.
+            self.published.catch_up().await;
+        }
         Ok(flushed)
     }
 
