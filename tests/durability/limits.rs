@@ -2,16 +2,22 @@
 //!
 //! Owns: the limits of names and numbers. Does not own: what the tree does with names while it serves (suite mount).
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use tidemark_tests::daemon::{Daemon, DaemonOptions};
-use tidemark_tests::machine;
+use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 
-use crate::site::{CONFIG, noise, options, start};
+use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
+use tidemark_tests::{machine, process};
+
+use crate::site::{CONFIG, noise, options, problems, save, start};
 
 /// Linux takes paths of 4095 bytes and a terminating zero.
 const PATH_BYTES: usize = 4095;
@@ -87,6 +93,110 @@ fn the_longest_names_and_names_that_are_no_text_come_back() {
     daemon.stop();
     daemon.start_again();
     check(&daemon, "with empty memory");
+}
+
+#[test]
+fn a_path_that_is_no_text_is_written_as_one_and_commands_take_both() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    let paths: [(&[u8], &str); 6] = [
+        (b"r\xfe/step1.pt", "r%FE/step1.pt"),
+        (b"100%/step1.pt", "100%25/step1.pt"),
+        (b"a\xff.csv", "a%FF.csv"),
+        (b"x\xff/step1.pt", "x%FF/step1.pt"),
+        (b"x%FF/step1.pt", "x%25FF/step1.pt"),
+        (b"r\xff/step1.pt", "r%FF/step1.pt"),
+    ];
+    let at = |path: &[u8]| daemon.mount().join(OsStr::from_bytes(path));
+    for (number, (path, _)) in paths.iter().enumerate() {
+        fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+        fs::write(at(path), noise(number as u64 + 1, 70_000)).unwrap();
+    }
+    daemon.flush();
+    let rows = daemon.ctl_json(&["ls", "--all"]);
+    let listed: BTreeSet<_> =
+        rows.as_array().unwrap().iter().filter_map(|row| row["path"].as_str()).collect();
+    assert_eq!(listed, paths.iter().map(|(_, text)| *text).collect(), "each is named, and none as another");
+    let show = |path: &OsStr| {
+        let mut command = Command::new(machine::binary("ckptctl"));
+        command.arg("--state-dir").arg(daemon.state_dir()).args(["-o", "json", "show"]).arg(path);
+        let output = process::run(&mut command, Duration::from_secs(60));
+        let found: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        found.and_then(|show| show["checkpoint"]["path"].as_str().map(ToOwned::to_owned))
+    };
+    for (path, text) in paths {
+        assert_eq!(show(OsStr::from_bytes(path)).as_deref(), Some(text), "as it is");
+        // A name that is there is meant, whatever else could be written so.
+        let expected = if text == "x%FF/step1.pt" { "x%25FF/step1.pt" } else { text };
+        assert_eq!(show(OsStr::new(text)).as_deref(), Some(expected), "as it is written");
+    }
+    for words in [&["flush", "--wait"][..], &["why"], &["verify"]] {
+        let output = daemon.ctl(&[words, &["r%FE/step1.pt"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {}", shown(&output));
+    }
+    let latest = || fs::read(daemon.mount().join(".tidemark/latest")).ok();
+    let expected = [at(b"r\xff/step1.pt").as_os_str().as_bytes(), b"\n"].concat();
+    process::until(Duration::from_secs(10), || (latest()? == expected).then_some(()))
+        .unwrap_or_else(|| panic!("{:?} does not become {expected:?}", latest()));
+    fs::remove_file(at(b"r\xff/step1.pt")).unwrap();
+    daemon.flush();
+    assert_eq!(daemon.ctl_json(&["undelete", "r%FF/step1.pt"])["checkpoint"]["path"], "r%FF/step1.pt");
+    assert!(at(b"r\xff/step1.pt").exists());
+    daemon.stop();
+}
+
+/// A directory deeper than any path of one call: names of 200 bytes on `levels` levels, made and opened one in the other.
+fn descend(daemon: &Daemon, levels: usize) -> OwnedFd {
+    let level = name("d", 200);
+    let mut at = OwnedFd::from(File::open(daemon.mount()).unwrap());
+    for _ in 0..levels {
+        mkdirat(&at, &level, Mode::from_raw_mode(0o755)).unwrap();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        at = openat(&at, &level, flags, Mode::empty()).unwrap();
+    }
+    at
+}
+
+#[test]
+fn names_that_tier_3_cannot_hold_are_named_by_a_flush_and_by_the_end() {
+    /// From the 21st level on a path has more than 4096 bytes.
+    const LEVELS: usize = 24;
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    save(&daemon, "run/step1.pt", &noise(1, 70_000));
+    let deep = descend(&daemon, LEVELS);
+    for name in ["weights.bin", "step1.pt"] {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = openat(&deep, name, flags, Mode::from_raw_mode(0o644)).unwrap();
+        File::from(file).write_all(&noise(2, 9000)).unwrap();
+    }
+    let flushed = |place: &[&str]| {
+        let output = daemon.ctl(&[&["flush", "--wait", "--timeout", "60"][..], place].concat());
+        (output.status.code(), shown(&output))
+    };
+    let told = || {
+        let all = problems(&daemon).into_iter();
+        all.filter(|(code, ..)| code == "unnameable").map(|(_, what, _)| what).collect::<Vec<_>>()
+    };
+    // Four directories and two files.
+    let (code, text) = flushed(&[]);
+    assert_eq!(code, Some(1), "{text}");
+    for end in ["n/weights.bin", "n/step1.pt"] {
+        assert!(text.contains(end), "{end}: {text}");
+    }
+    assert!(text.contains("unnameable") && text.contains("6 not committed"), "{text}");
+    assert!(told().len() == 1 && told()[0].starts_with("6 names are too long"), "{:?}", told());
+    assert_eq!(flushed(&["run"]).0, Some(0), "it is about what is below it only");
+    unlinkat(&deep, "step1.pt", AtFlags::empty()).unwrap();
+    assert_eq!(flushed(&[]).0, Some(1));
+    assert!(told()[0].starts_with("5 names are too long"), "{:?}", told());
+    drop(deep);
+    let status = daemon.stop_with_status();
+    assert_eq!(status.code(), Some(1), "closed bytes end with this memory: {}", daemon.log_tail());
+    assert!(daemon.log().contains("n/weights.bin"), "{}", daemon.log_tail());
+    daemon.start_again();
+    let said: Vec<_> = problems(&daemon).into_iter().filter(|(code, ..)| code == "unclean_end").collect();
+    assert!(said.len() == 1 && said[0].1.contains("5 names are too long"), "{said:?}");
+    daemon.flush();
+    daemon.stop();
 }
 
 /// Anonymous resident memory of a process, KiB.

@@ -375,6 +375,24 @@ fn latest_is_what_was_whole_last_and_no_command_chooses_among_runs() {
     daemon.stop();
 }
 
+/// A script waits for its save, and reads which one it was.
+#[test]
+fn the_control_files_say_what_a_flush_has_brought_when_it_ends() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    for step in 1..=5 {
+        let path = format!("run/step{step}.pt");
+        save(&daemon, &path, &noise(step, 70_000));
+        daemon.flush();
+        let latest = fs::read_to_string(daemon.mount().join(".tidemark/latest")).unwrap();
+        assert_eq!(latest, format!("{}\n", daemon.mount().join(&path).display()));
+        let rows = fs::read(daemon.mount().join(".tidemark/checkpoints.json")).unwrap();
+        let rows: Vec<serde_json::Value> = serde_json::from_slice(&rows).unwrap();
+        let found = rows.iter().find(|row| row["path"] == path.as_str()).unwrap();
+        assert_eq!(found["state"], "committed");
+    }
+    daemon.stop();
+}
+
 fn attribute(path: &Path, name: &str) -> Result<String, Errno> {
     let mut buffer = [0_u8; 4096];
     let length = rustix::fs::getxattr(path, format!("user.tidemark.{name}"), &mut buffer[..])?;

@@ -4,6 +4,7 @@
 //! Does not own: finding the checkpoint (the catalog), following symbolic links (the daemon, which has the tree).
 
 use crate::id::{Timeline, Version};
+use crate::path::{CheckpointName, RelPath};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// No path on Linux is longer (PATH_MAX, with its final zero).
@@ -67,6 +68,22 @@ impl Place {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    /// The place that is meant where a path was typed as answers write it (`a%FF.csv`, `100%25`); `None` where no name of it is such a text.
+    /// A name with a `%` that no answer writes (`%41`, `100%`) stays as it is.
+    #[must_use]
+    pub fn unescaped(&self) -> Option<Self> {
+        let read = |name: &[u8]| -> Option<Vec<u8>> {
+            let text = std::str::from_utf8(name).ok().filter(|text| text.contains('%'))?;
+            // A run is written as in a key.
+            let of_run = || text.parse::<CheckpointName>().map(|name| name.as_bytes().to_vec());
+            text.parse::<RelPath>().map(|name| name.as_bytes().to_vec()).or_else(|_| of_run()).ok()
+        };
+        let names = self.0.split(|byte| *byte == b'/');
+        let names: Vec<Vec<u8>> = names.map(|name| read(name).unwrap_or_else(|| name.to_vec())).collect();
+        let bytes = names.join(&b'/');
+        if bytes == self.0 { None } else { Self::relative(&bytes).ok() }
     }
 
     #[must_use]

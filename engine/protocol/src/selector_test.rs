@@ -31,6 +31,37 @@ fn each_form_of_checkpoint_is_told_apart() {
 }
 
 #[test]
+fn a_path_is_read_as_answers_write_it_and_a_name_that_none_writes_stays() {
+    let bytes =
+        |text: &[u8]| Place::relative(text).unwrap().unescaped().map(|place| place.as_bytes().to_vec());
+    let cases: [(&[u8], &[u8]); 6] = [
+        (b"a%FF.csv", b"a\xff.csv"),
+        (b"r/100%25/step1.pt", b"r/100%/step1.pt"),
+        (b"\xff/a%FE", b"\xff/a\xfe"),
+        (b"%41/a%FE", b"%41/a\xfe"),
+        (b"%5F/a", b"_/a"),
+        (b"%760.1/a", b"v0.1/a"),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(bytes(text).as_deref(), Some(expected), "{}", String::from_utf8_lossy(text));
+    }
+    for text in [&b""[..], b"r/a", b"r/\xff", b"a%41", b"100%", b"%ff", b"a%2Fb", b"%2E%2E/a", b"a%00"] {
+        assert_eq!(bytes(text), None, "{}", String::from_utf8_lossy(text));
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_answers_write_of_a_place_is_that_place(bytes in prop::collection::vec(any::<u8>(), 0..24)) {
+        if let Ok(place) = Place::relative(&bytes) {
+            let text = crate::path::escape(place.as_bytes());
+            let typed = Place::relative(text.as_bytes()).unwrap();
+            prop_assert_eq!(typed.unescaped().unwrap_or(typed), place);
+        }
+    }
+}
+
+#[test]
 fn typed_paths_land_on_the_mount_or_are_refused() {
     let typed = |cwd: &str, path: &str| Place::typed(b"/ckpt", cwd.as_bytes(), path.as_bytes());
     for (cwd, path, expected) in [

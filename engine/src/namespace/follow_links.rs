@@ -4,6 +4,7 @@
 //! which would wait for the very daemon that asks.
 
 use super::{Namespace, NodeId, ROOT};
+use tidemark_protocol::report::path_text;
 
 /// Links followed for one path; the kernel follows as many (MAXSYMLINKS).
 const LINKS_MAX: usize = 40;
@@ -89,7 +90,7 @@ fn follow(
     let at: Vec<Vec<u8>> = at.into_iter().map(|(name, _)| name).collect();
     match at.strip_prefix(&mount[..]) {
         Some(below) => Ok(below.join(&b'/')),
-        None => Err(Astray::Outside { to: format!("/{}", String::from_utf8_lossy(&at.join(&b'/'))) }),
+        None => Err(Astray::Outside { to: format!("/{}", path_text(&at.join(&b'/'))) }),
     }
 }
 

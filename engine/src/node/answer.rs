@@ -24,7 +24,7 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use tidemark_protocol::record::RecordFile;
 use tidemark_protocol::report::{
     ApiError, Checkpoint, CheckpointRef, CheckpointState, Commit, Copies, CopyCount, ErrorCode, Problem,
-    RunStatus, TierStatus, Untold,
+    RunStatus, TierStatus, Untold, path_text,
 };
 
 /// Who answers.
@@ -66,10 +66,6 @@ impl std::ops::Deref for Listed {
     }
 }
 
-pub(super) fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 /// Why nothing can be done with a checkpoint whose commit cannot be read.
 pub(crate) fn unreadable(path: &str, why: &str) -> ApiError {
     let what = format!("Tier-3 does not say any more what was committed of {path}: {why}");
@@ -83,7 +79,7 @@ pub(crate) fn unreadable(path: &str, why: &str) -> ApiError {
 /// Names a version without saying anything about it.
 pub(crate) fn checkpoint_ref(version: &checkpoint::Checkpoint) -> CheckpointRef {
     let VersionId { run, directory, timeline, version: number } = &version.record().version;
-    let path = text(&checkpoint_path(run, directory));
+    let path = path_text(&checkpoint_path(run, directory));
     CheckpointRef { timeline: *timeline, step: version.record().step, version: *number, path }
 }
 
@@ -105,6 +101,11 @@ impl Node {
     /// Whether the tree has this name, or a checkpoint in the tree has it.
     pub async fn is_in_tree(&self, place: Vec<u8>) -> Option<bool> {
         self.ask(move |engine| engine.is_in_tree(&place)).await
+    }
+
+    /// Whether a path means anything, also of what only `undelete` brings back.
+    pub async fn is_meant(&self, place: Vec<u8>) -> Option<bool> {
+        self.ask(move |engine| engine.is_meant(&place)).await
     }
 
     /// Whether there is anything at or below this path, in the tree or, of what the job removed, in Tier-3 alone.
@@ -154,7 +155,7 @@ fn unfinished_row<'a>(
         timeline,
         step: candidate.step,
         version,
-        path: text(path),
+        path: path_text(path),
         bytes: all.bytes,
         files: all.files,
         framework: Some(candidate.framework.clone()),
@@ -330,7 +331,7 @@ impl Engine {
             timeline: number.0,
             step: record.step,
             version: number.1,
-            path: text(&book.path()),
+            path: path_text(&book.path()),
             bytes,
             files,
             framework: Some(record.framework.clone()),
@@ -401,6 +402,13 @@ impl Engine {
     fn is_known(&self, place: &[u8]) -> bool {
         let stands = |book: &Book| !above(book, None).is_empty();
         self.is_in_tree(place) || self.books_about(place).any(stands)
+    }
+
+    fn is_meant(&self, place: &[u8]) -> bool {
+        let is_it = |path: RelPath| path.as_bytes() == place;
+        self.is_known(place)
+            || self.ledger.removed_loose.keys().any(|path| covers(place, path.as_bytes()))
+            || self.torn().iter().any(|(candidate, _)| candidate.id.path().is_some_and(is_it))
     }
 
     /// What the tree holds of a checkpoint, as `ls` shows it; of one that is not in the tree its newest version.
@@ -480,9 +488,10 @@ impl Engine {
                 .flat_map(|also| also.target.objects())
                 .for_each(|object| target.add_object(object.clone()));
         }
+        let place_text = path_text(place);
         let wanted = |listed: &Listed| {
             let of = listed.checkpoint.as_deref().unwrap_or_default();
-            covers(place, of) || covers(place, listed.target.path.as_bytes())
+            covers(place, of) || covers(place_text.as_bytes(), listed.target.path.as_bytes())
         };
         listed.extend(stored.into_values().filter(wanted));
         for Listed { target, suspects, .. } in &mut listed {

@@ -101,7 +101,8 @@ impl Engine {
         // A sidecar or a tree that is bad is pending by itself until it is sent again.
         let documents = unmended.iter().filter(|(path, _)| paths.contains(path));
         let documents = documents.map(|(path, what)| row(path, what, DOCUMENT_HELP));
-        objects.chain(documents).filter(|row| covers(place, row.path.as_bytes())).collect()
+        let place = path_text(place);
+        objects.chain(documents).filter(|row| covers(place.as_bytes(), row.path.as_bytes())).collect()
     }
 
     /// Committed versions of a run of which something in Tier-3 is known to be bad. Costs nothing while nothing is.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::Shape;
-use tidemark_protocol::report::{CheckpointRef, Flush, Pending, PendingReason, Progress};
+use tidemark_protocol::report::{CheckpointRef, Flush, Pending, PendingReason, Progress, path_text};
 use tokio::sync::oneshot;
 
 /// A flush looks at what is pending this often: each look costs a pass over the books.
@@ -312,6 +312,7 @@ impl Engine {
                 PendingReason::Torn
                 | PendingReason::Unreadable
                 | PendingReason::Damaged
+                | PendingReason::Unnameable
                 | PendingReason::Uploading
                 | PendingReason::Unknown => row.comes,
             };
@@ -409,7 +410,7 @@ impl Engine {
                 covers(place, path) || is_inside(path, place, candidate.files.keys())
             };
             let Some(path) = candidate.id.path().filter(is_meant) else { continue };
-            let path = String::from_utf8_lossy(&torn_path(&path)).into_owned();
+            let path = path_text(&torn_path(&path));
             let what = "it can never be complete, and is out of sight".to_owned();
             rows.push(Row::of(Pending { path, reason: PendingReason::Torn, what }));
         }
@@ -418,6 +419,7 @@ impl Engine {
                 rows.push(Row { pending: Pending { path: path.to_string(), reason, what }, comes });
             }
         }
+        rows.extend(self.ledger.unkept.pending(place).take(PENDING_MAX).map(Row::of));
         rows
     }
 }
@@ -528,7 +530,7 @@ impl Engine {
     fn refs(&self, paths: &[String]) -> Vec<CheckpointRef> {
         let books = self.ledger.books.values();
         books
-            .filter(|book| paths.iter().any(|path| *path == String::from_utf8_lossy(&book.path())))
+            .filter(|book| paths.contains(&path_text(&book.path())))
             .filter_map(|book| {
                 let (_, version) = book.committed()?;
                 Some(crate::node::answer::checkpoint_ref(&version.checkpoint))

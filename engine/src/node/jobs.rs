@@ -489,9 +489,8 @@ async fn room_for(
 
 /// The path of a node for messages.
 pub(crate) fn path_text(namespace: &Namespace, node: NodeId) -> String {
-    namespace
-        .path_of(node)
-        .map_or_else(|| format!("node {node}"), |path| String::from_utf8_lossy(&path).into_owned())
+    let path = namespace.path_of(node);
+    path.map_or_else(|| format!("node {node}"), |path| tidemark_protocol::report::path_text(&path))
 }
 
 #[cfg(test)]

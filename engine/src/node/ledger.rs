@@ -7,6 +7,8 @@
 
 #[path = "carrier.rs"]
 mod carrier;
+#[path = "unkept.rs"]
+mod unkept;
 
 use crate::namespace::{FileState, FileView, Namespace, NodeId, ROOT, is_hidden};
 use crate::node::book::{Book, LooseBook};
@@ -81,8 +83,8 @@ pub(crate) struct Ledger {
     pub(crate) as_they_are: BTreeSet<NodeId>,
     /// Files whose writers were killed while they had them open.
     pub(crate) cut: BTreeSet<NodeId>,
-    /// Names that are not ours to keep: no key can hold them.
-    pub(crate) unnameable: u64,
+    /// Names that no key of Tier-3 can hold.
+    pub(crate) unkept: unkept::Unkept,
     /// The last complete version of each run: what the next one of the same session should look like.
     pub(crate) history: BTreeMap<RunPath, History>,
     /// Directories, links or attributes changed since the tree was last written to Tier-3.
@@ -112,7 +114,7 @@ impl Ledger {
             seals_later: BTreeSet::new(),
             unreadable: BTreeMap::new(),
             as_they_are: BTreeSet::new(),
-            unnameable: 0,
+            unkept: unkept::Unkept::default(),
             history: BTreeMap::new(),
             tree_changed: false,
             has_seen_tree: false,
@@ -174,10 +176,11 @@ impl Ledger {
             self.tree_changed = true;
             return self.remove(view.node);
         }
+        let mut has_unkept = false;
         for bytes in seen {
             match RelPath::new(bytes.clone()) {
                 Ok(path) => paths.push(path),
-                Err(_) => self.unnameable += 1,
+                Err(_) => has_unkept = true,
             }
         }
         self.seals_later.remove(&view.node);
@@ -205,6 +208,7 @@ impl Ledger {
             self.drop_name(path, node);
         }
         let view = Arc::new(view);
+        self.set_unkept(node, has_unkept.then(|| Arc::clone(&view)));
         for path in &paths {
             self.hold_name(path, &view);
         }
@@ -217,6 +221,7 @@ impl Ledger {
         self.as_they_are.remove(&node);
         self.seals_later.remove(&node);
         self.unreadable.remove(&node);
+        self.set_unkept(node, None);
         for path in self.paths.remove(&node).unwrap_or_default() {
             self.drop_name(&path, node);
         }

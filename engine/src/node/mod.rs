@@ -7,7 +7,7 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `ledger`, `copies` | files, groups, books, which name of a file carries its bytes; how many copies there are |
+//! | `ledger`, `copies` | files, groups, books, which name of a file carries its bytes, which names Tier-3 cannot hold; how many copies there are |
 //! | `book` | one checkpoint over its versions |
 //! | `due` | who is looked at now, who later |
 //! | `decide` | what a book should do next |

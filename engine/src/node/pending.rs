@@ -12,7 +12,7 @@ use crate::node::run::Engine;
 use std::sync::Arc;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::report::{Pending, PendingReason};
+use tidemark_protocol::report::{Pending, PendingReason, path_text};
 
 /// What is not durable.
 pub(crate) struct Row {
@@ -25,7 +25,10 @@ impl Row {
     pub(crate) fn of(pending: Pending) -> Self {
         let comes = !matches!(
             pending.reason,
-            PendingReason::Torn | PendingReason::Unreadable | PendingReason::Damaged
+            PendingReason::Torn
+                | PendingReason::Unreadable
+                | PendingReason::Damaged
+                | PendingReason::Unnameable
         );
         Self { pending, comes }
     }
@@ -59,7 +62,7 @@ impl Engine {
 
     /// What is not durable of a checkpoint, and why.
     pub(crate) fn pending_book(&self, book: &Book) -> Option<Row> {
-        let path = String::from_utf8_lossy(&book.path()).into_owned();
+        let path = path_text(&book.path());
         let row = |reason, what: String| Some(Row::of(Pending { path: path.clone(), reason, what }));
         if let Some(version) = self.on_its_way(&book.id) {
             let what = version.trouble.clone();

@@ -3,14 +3,13 @@
 //! Owns: which problems there are, and their words. Does not own: the codes (`protocol::report`), what only the daemon knows.
 
 use crate::namespace::FileView;
-use crate::node::answer::text;
 use crate::node::book::{Book, VersionBook};
 use crate::node::decide::waits_for;
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
-use tidemark_protocol::report::{Problem, ProblemCode, TierStatus};
+use tidemark_protocol::report::{Problem, ProblemCode, TierStatus, path_text};
 
 /// A sentence about the first of many.
 pub(super) fn and_more(first: String, more: usize, of_what: &str) -> String {
@@ -96,7 +95,7 @@ impl Engine {
             if let Some((_, version)) = book.versions.iter().next_back()
                 && let Some(why) = version.checkpoint.failure()
             {
-                let what = format!("{}: {why}", text(&book.path()));
+                let what = format!("{}: {why}", path_text(&book.path()));
                 add(ProblemCode::NotCommitted, what, "save this checkpoint again");
             }
         }
@@ -114,9 +113,8 @@ impl Engine {
                 "`ckptctl tiers` shows what holds it; wait for the uploads, remove what is not needed, or raise the budget",
             );
         }
-        if self.ledger.unnameable > 0 {
-            let what = format!("{} names cannot be kept in Tier-3", self.ledger.unnameable);
-            add(ProblemCode::Unnameable, what, "use shorter paths");
+        if let Some(what) = self.ledger.unkept.problem() {
+            add(ProblemCode::Unnameable, what, "they end with this node's memory: use shorter paths");
         }
         problems
     }
@@ -137,7 +135,7 @@ impl Engine {
             let is_doubt = first.verdict.as_ref().is_some_and(Verdict::is_doubt);
             let recorded = self.recorded_doubt(first).filter(|_| !is_doubt);
             let why = recorded.map_or_else(|| waits_for(first), ToOwned::to_owned);
-            let what = format!("{}: {why}", text(&first.path()));
+            let what = format!("{}: {why}", path_text(&first.path()));
             Some((wanted, and_more(what, books.count(), "checkpoints")))
         };
         [ProblemCode::Broken, ProblemCode::Undecided].into_iter().filter_map(of).collect()

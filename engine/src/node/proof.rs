@@ -19,7 +19,7 @@ use tidemark_protocol::key::{Key, VersionRef};
 use tidemark_protocol::manifest::{Manifest, ValidatedManifest};
 use tidemark_protocol::marker::Marker;
 use tidemark_protocol::record::Record;
-use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
+use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify, path_text};
 
 /// Versions looked at at once: each is three small reads, one after the other.
 const VERSIONS_IN_FLIGHT: usize = 8;
@@ -69,7 +69,7 @@ impl Node {
                 Err(Problem::Broken { .. }) if self.is_retired(&version).await => Ok(Vec::new()),
                 found => found,
             };
-            (String::from_utf8_lossy(&path).into_owned(), found)
+            (path_text(&path), found)
         });
         let mut looked = stream::iter(looked).buffer_unordered(VERSIONS_IN_FLIGHT);
         while let Some(found) = looked.next().await {
@@ -235,7 +235,7 @@ impl Engine {
             let there = book.versions.iter().filter(|(number, version)| !self.is_removed(book, **number, version));
             let whys = there.filter_map(|(_, version)| version.checkpoint.why_unreadable());
             whys.map(|why| BrokenInvariant {
-                path: String::from_utf8_lossy(&book.path()).into_owned(),
+                path: path_text(&book.path()),
                 invariant: "a_committed_version_has_its_marker_and_its_manifest".to_owned(),
                 what: format!("{why}; restore that object from a copy of Tier-3 and restart the daemon, or remove the checkpoint"),
             })

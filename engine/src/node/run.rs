@@ -31,7 +31,7 @@ use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::replication::Priority;
-use tidemark_protocol::report::EventLevel;
+use tidemark_protocol::report::{EventLevel, path_text};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -644,7 +644,7 @@ impl Engine {
 
     pub(crate) fn event(&self, level: EventLevel, kind: &str, id: &CheckpointId, what: String) {
         let path = tidemark_protocol::key::checkpoint_path(&id.run, &id.directory);
-        let path = String::from_utf8_lossy(&path).into_owned();
+        let path = path_text(&path);
         self.shared.events.add(self.shared.now_ns(), level, kind, Some(path), what);
     }
 

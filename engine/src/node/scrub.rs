@@ -5,7 +5,6 @@
 
 use crate::namespace::{FileState, FsError, Namespace, NodeId, ObjectCopy, SealPin};
 use crate::node::Shared;
-use crate::node::answer::text;
 use crate::node::book::Book;
 use crate::node::flush::covers;
 use crate::node::jobs::{Done, Origin, RestoreError, fetched};
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::{FileId, SealNumber};
-use tidemark_protocol::report::{BrokenInvariant, EventLevel};
+use tidemark_protocol::report::{BrokenInvariant, EventLevel, path_text};
 
 /// After a pass over everything the scrub rests at least this long, so that a nearly empty Tier-1 costs nothing.
 const REST: Duration = Duration::from_secs(30);
@@ -201,8 +200,9 @@ impl Engine {
     /// Remembers what a `verify` of `place` left as it is.
     pub(crate) fn note_unmended(&mut self, place: &[u8], found: Vec<BrokenInvariant>) {
         let around = self.books_about(place).map(Book::path).filter(|path| !covers(place, path));
-        let around: BTreeSet<String> = around.map(|path| text(&path)).collect();
-        let looked_at = |path: &str| covers(place, path.as_bytes()) || around.contains(path);
+        let around: BTreeSet<String> = around.map(|path| path_text(&path)).collect();
+        let place = path_text(place);
+        let looked_at = |path: &str| covers(place.as_bytes(), path.as_bytes()) || around.contains(path);
         self.scrub.note_unmended(looked_at, found);
     }
 
@@ -347,7 +347,7 @@ fn copy_target(copy: crate::namespace::CopyView) -> Target {
         node: copy.node,
         file: copy.own,
         seal: copy.sealed.number,
-        path: format!("{} (a copy for {})", String::from_utf8_lossy(&copy.meta.path), copy.meta.home),
+        path: format!("{} (a copy for {})", path_text(&copy.meta.path), copy.meta.home),
         size_bytes: copy.sealed.size_bytes,
         crc: copy.sealed.crc,
         chunks: copy.sealed.chunks,

@@ -3,7 +3,7 @@
 //! Owns: putting the answer together. Does not own: finding the checkpoint, and its row (`answer`).
 
 use crate::namespace::FileState;
-use crate::node::answer::{Identity, is_of, text};
+use crate::node::answer::{Identity, is_of};
 use crate::node::book::{Book, VersionBook};
 use crate::node::decide;
 use crate::node::run::{Engine, Node};
@@ -13,7 +13,7 @@ use std::time::Instant;
 use tidemark_protocol::key::{Key, checkpoint_path};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::report::{ApiError, CheckpointRef, Copies, CopyCount, File, Show};
+use tidemark_protocol::report::{ApiError, CheckpointRef, Copies, CopyCount, File, Show, path_text};
 
 impl Node {
     /// Everything about the checkpoint or loose file that `wanted` names. The outer `None`: the loop has stopped; the inner one:
@@ -79,7 +79,7 @@ impl Engine {
                 timeline: previous.timeline,
                 step: previous.step,
                 version: previous.version,
-                path: text(&checkpoint_path(&book.id.run, &previous.directory)),
+                path: path_text(&checkpoint_path(&book.id.run, &previous.directory)),
             }),
             files: files.then(|| self.files_shown(book, version, identity)),
             checkpoint,

@@ -146,6 +146,7 @@ impl Engine {
         self.had_not_heard(|_, _| false);
         self.ledger.regroup(now);
         self.ledger.name_by_carrier(&mut snapshot);
+        self.ledger.unkept.look_at(&snapshot);
         let (document, left_out) = self.tree_document(&snapshot, now);
         self.tree.withheld = left_out.withheld;
         self.tree.waits_for = left_out.waits_for;

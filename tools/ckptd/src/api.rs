@@ -7,6 +7,7 @@ use crate::doctor::{check, of_machine};
 use crate::forward::{Command, Decides};
 use crate::last_end::LastEnd;
 use crate::places::{described, known, no_file_at, not_found};
+use crate::publish::Published;
 use crate::replication::{self, Counted};
 use crate::told::{LastTold, line_of};
 use crate::troubles::Troubles;
@@ -57,6 +58,7 @@ pub(crate) struct Daemon {
     pub(crate) last_end: LastEnd,
     pub(crate) told: LastTold,
     pub(crate) troubles: Troubles,
+    pub(crate) published: Published,
     /// Files that lack copies.
     pub(crate) counted: Counted,
     /// What the coordinator said of runs last.
@@ -252,7 +254,7 @@ impl Daemon {
 
     /// Checkpoints that this node knows of.
     pub(crate) async fn own_list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError> {
-        let place = self.led(&request.place, LastLink::Followed)?;
+        let place = self.led(&request.place, LastLink::Followed).await?;
         let is_known = self.node.is_known(place.clone()).await;
         self.node.list(known(place, is_known)?, request.all).await.ok_or_else(stopped)
     }
@@ -341,7 +343,7 @@ impl NodeApi for Daemon {
             return self.forward(Command::Show(request)).await;
         }
         let what = described(&request.checkpoint);
-        let wanted = self.wanted(&request.checkpoint, LastLink::Followed)?;
+        let wanted = self.wanted(&request.checkpoint, LastLink::Followed).await?;
         let shown = self.node.show(wanted, request.files, self.identity()).await;
         shown.ok_or_else(stopped)??.ok_or_else(|| not_found(&what))
     }
@@ -350,7 +352,7 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Why(request)).await;
         }
-        let place = self.led(&request.place, LastLink::Followed)?;
+        let place = self.led(&request.place, LastLink::Followed).await?;
         let why = self.node.why(place.clone()).await;
         why.ok_or_else(stopped)?.ok_or_else(|| not_found(&path_text(&place)))
     }
@@ -441,7 +443,7 @@ impl NodeApi for Daemon {
         }
         let (began, timeout) = (Instant::now(), request.timeout_s.map(Duration::from_secs));
         let unheard = self.hear_all(if request.wait { timeout } else { Some(HEARD_WITHIN) }).await;
-        let place = self.led(&request.place, LastLink::Followed)?;
+        let place = self.led(&request.place, LastLink::Followed).await?;
         let is_known = self.node.is_known(place.clone()).await;
         let place = known(place, is_known)?;
         let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
@@ -457,6 +459,10 @@ impl NodeApi for Daemon {
         }));
         // What a job has written since went to the directory below, and nothing of it is here to be flushed.
         flushed.pending.extend(self.troubles.pending(self.mountpoint()));
+        if request.wait {
+            // A script reads `.tidemark/latest` next.
+            self.published.catch_up().await;
+        }
         Ok(flushed)
     }
 
@@ -464,7 +470,7 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Commit(request)).await;
         }
-        let path = self.led(&request.place, LastLink::Followed)?;
+        let path = self.led(&request.place, LastLink::Followed).await?;
         let what = path_text(&path);
         self.node.commit(path).await.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
     }
@@ -480,13 +486,13 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Pin(request)).await;
         }
-        let wanted = self.wanted(&request.checkpoint, LastLink::Followed)?;
+        let wanted = self.wanted(&request.checkpoint, LastLink::Followed).await?;
         self.node.pin(wanted, request.pinned, request.by).await
     }
 
     async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError> {
         self.only_where_it_decides("rm")?;
-        let wanted = self.wanted_to_remove(&request.checkpoint)?;
+        let wanted = self.wanted_to_remove(&request.checkpoint).await?;
         let removal = self.node.remove(wanted, move |now| progress.tell(now)).await;
         self.kernel_forgets().await;
         removal
@@ -497,7 +503,7 @@ impl NodeApi for Daemon {
             return self.forward(Command::Undelete(request)).await;
         }
         // The name that it had: what has it now, a link or not, is in its way.
-        self.node.undelete(self.wanted(&request.checkpoint, LastLink::Kept)?).await
+        self.node.undelete(self.wanted(&request.checkpoint, LastLink::Kept).await?).await
     }
 
     async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError> {
@@ -505,7 +511,7 @@ impl NodeApi for Daemon {
         let mounted = self.mounted.get().cloned();
         let target = outside_of_the_mount(mounted, PathBuf::from(request.directory)).await?;
         let number = request.version.map(|number| (number.timeline, number.version));
-        let wanted = self.wanted(&request.checkpoint, LastLink::Followed)?;
+        let wanted = self.wanted(&request.checkpoint, LastLink::Followed).await?;
         self.node.export(wanted, number, target, move |now| progress.tell(now)).await
     }
 
@@ -519,7 +525,7 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Recover(request)).await;
         }
-        let place = self.led(&request.place, LastLink::Followed)?;
+        let place = self.led(&request.place, LastLink::Followed).await?;
         let is_known = self.node.is_known(place.clone()).await;
         self.node.recovery(known(place, is_known)?).await.ok_or_else(stopped)
     }

@@ -10,6 +10,7 @@ use tidemark_engine::cluster::Cluster;
 use tidemark_engine::namespace::{ColdFile, FsError, Namespace, NodeId};
 use tidemark_engine::node::{NotVerified, Shared, heal_at_open, restore, verify_at_open};
 use tidemark_fuse::Host;
+use tidemark_protocol::report::path_text;
 
 /// What needs Tier-3 waits so long for it after a mount was taken over; then it is as away as for everybody else.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(60);
@@ -73,8 +74,7 @@ impl Host for DaemonHost {
     fn fetch(&self, cold: ColdFile) -> Result<(), FsError> {
         let engine = self.engine()?;
         let path = engine.namespace.path_of(cold.node);
-        let path =
-            path.map_or_else(|| cold.file.to_string(), |path| String::from_utf8_lossy(&path).into_owned());
+        let path = path.map_or_else(|| cold.file.to_string(), |path| path_text(&path));
         self.runtime.block_on(restore(&engine, path.clone(), cold)).map_err(|error| {
             tracing::error!(%path, error = &error as &dyn std::error::Error, "a file could not be served");
             error.errno()

@@ -153,6 +153,16 @@ mod tests {
     }
 
     #[test]
+    fn names_that_tier_3_cannot_hold_are_said_with_what_they_are() {
+        let problem =
+            serde_json::json!([{"code": "unnameable", "what": "4 names are too long", "action": "a"}]);
+        let last = LastEnd::of(status(&[run(1, 1)], 0, serde_json::json!({ "problems": problem })));
+        let said = last.problems(&[run(3, 3)], true);
+        assert!(said.len() == 1 && said[0].what.ends_with("4 names are too long"), "{said:?}");
+        assert!(!last.unclean.expect("it is an event").contains("all that it had said was in Tier-3"));
+    }
+
+    #[test]
     fn what_only_other_nodes_had_is_said_until_it_is_there_again() {
         let all_copied = |unsealed: u64| {
             serde_json::json!({

@@ -46,11 +46,28 @@ pub(crate) fn described(selector: &Selector) -> String {
 }
 
 impl Daemon {
-    /// Where a place leads.
+    /// Where a place leads. One with escapes, as answers write paths, is read so where nothing has the name as it was typed: a name that is
+    /// there is never taken for another.
     ///
     /// # Errors
     /// Not found, where it leads out of the mount or in circles.
-    pub(crate) fn led(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
+    pub(crate) async fn led(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
+        let typed = self.follow(place, last);
+        let Some(unescaped) = place.unescaped() else { return typed };
+        if let Ok(path) = &typed
+            && self.node.is_meant(path.clone()).await.ok_or_else(stopped)?
+        {
+            return typed;
+        }
+        if let Ok(path) = self.follow(&unescaped, last)
+            && self.node.is_meant(path.clone()).await.ok_or_else(stopped)?
+        {
+            return Ok(path);
+        }
+        typed
+    }
+
+    fn follow(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
         let namespace = &self.node.shared().namespace;
         let mount = self.mountpoint().as_os_str().as_bytes();
         namespace.follow_links(mount, place.as_bytes(), last).map_err(|why| {
@@ -63,14 +80,17 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Daemon::led`].
-    pub(crate) fn wanted(&self, selector: &Selector, last: LastLink) -> Result<Wanted, ApiError> {
-        let run = |run: &Place| Ok::<_, ApiError>(Some(self.led(run, LastLink::Followed)?));
+    pub(crate) async fn wanted(&self, selector: &Selector, last: LastLink) -> Result<Wanted, ApiError> {
+        let run = match selector {
+            Selector::LatestOf(run) | Selector::StepOf(run, _) => {
+                Some(self.led(run, LastLink::Followed).await?)
+            }
+            Selector::Latest | Selector::Step(_) | Selector::At(_) => None,
+        };
         Ok(match selector {
-            Selector::Latest => Wanted::Latest { run: None },
-            Selector::LatestOf(named) => Wanted::Latest { run: run(named)? },
-            Selector::Step(step) => Wanted::Step { run: None, step: *step },
-            Selector::StepOf(named, step) => Wanted::Step { run: run(named)?, step: *step },
-            Selector::At(place) => Wanted::Path(self.led(place, last)?),
+            Selector::Latest | Selector::LatestOf(_) => Wanted::Latest { run },
+            Selector::Step(step) | Selector::StepOf(_, step) => Wanted::Step { run, step: *step },
+            Selector::At(place) => Wanted::Path(self.led(place, last).await?),
         })
     }
 
@@ -78,8 +98,8 @@ impl Daemon {
     ///
     /// # Errors
     /// It is a link; as [`Daemon::led`].
-    pub(crate) fn wanted_to_remove(&self, selector: &Selector) -> Result<Wanted, ApiError> {
-        let wanted = self.wanted(selector, LastLink::Kept)?;
+    pub(crate) async fn wanted_to_remove(&self, selector: &Selector) -> Result<Wanted, ApiError> {
+        let wanted = self.wanted(selector, LastLink::Kept).await?;
         if let Wanted::Path(path) = &wanted
             && let Some(target) = self.node.shared().namespace.link_at(path)
         {
@@ -95,7 +115,7 @@ impl Daemon {
     /// # Errors
     /// Nothing in the tree has the path; a step or `latest` means none, or several.
     pub(crate) async fn place_of(&self, selector: &Selector) -> Result<Vec<u8>, ApiError> {
-        match self.wanted(selector, LastLink::Followed)? {
+        match self.wanted(selector, LastLink::Followed).await? {
             Wanted::Path(place) => {
                 let is_in_tree = self.node.is_in_tree(place.clone()).await;
                 known(place, is_in_tree)

@@ -1,6 +1,6 @@
 //! What others may know without asking: the control files, the last known status, the mount's counters.
 //!
-//! Owns: when they are written. Does not own: what a status says (`api`).
+//! Owns: when they are written, and who waits for that. Does not own: what a status says (`api`).
 
 use crate::api::Daemon;
 use crate::host::DaemonHost;
@@ -13,18 +13,64 @@ use tidemark_engine::cluster::Seat;
 use tidemark_engine::metrics::raise_to;
 use tidemark_fuse::Opcode;
 use tidemark_protocol::report::{NodeState, Problem, ProblemCode, one_line};
+use tokio::sync::{Notify, watch};
 
 /// How often the control files and the last known status are written again.
 const PUBLISH_EVERY: Duration = Duration::from_millis(200);
 
+/// A command that did something does not wait longer for the files to say so: it is done, whatever they say.
+const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(2);
+
+/// How often the files were written, for commands after which a program reads them.
+#[derive(Debug)]
+pub(crate) struct Published {
+    asked: Notify,
+    /// How often it was begun, and which of those was the last that ended.
+    counts: watch::Sender<(u64, u64)>,
+}
+
+impl Default for Published {
+    fn default() -> Self {
+        Self { asked: Notify::new(), counts: watch::Sender::new((0, 0)) }
+    }
+}
+
+impl Published {
+    fn begin(&self) -> u64 {
+        let mut number = 0;
+        self.counts.send_modify(|(begun, _)| {
+            *begun += 1;
+            number = *begun;
+        });
+        number
+    }
+
+    fn end(&self, number: u64) {
+        self.counts.send_modify(|(_, ended)| *ended = number.max(*ended));
+    }
+
+    /// Has the files written, and waits until they say what is so now.
+    pub(crate) async fn catch_up(&self) {
+        let mut counts = self.counts.subscribe();
+        let next = counts.borrow().0 + 1;
+        self.asked.notify_one();
+        // A daemon that ends has them written no more.
+        let _ = tokio::time::timeout(CAUGHT_UP_WITHIN, counts.wait_for(|(_, ended)| *ended >= next)).await;
+    }
+}
+
 pub(crate) async fn publish_on(daemon: Arc<Daemon>, host: Arc<DaemonHost>, state_dir: StateDir) {
     loop {
         publish(&daemon, &host, &state_dir).await;
-        tokio::time::sleep(PUBLISH_EVERY).await;
+        tokio::select! {
+            () = tokio::time::sleep(PUBLISH_EVERY) => {}
+            () = daemon.published.asked.notified() => {}
+        }
     }
 }
 
 pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &StateDir) {
+    let number = daemon.published.begin();
     let Ok(status) = daemon.own_status().await else { return };
     count_requests(daemon);
     count_calls(daemon);
@@ -41,6 +87,7 @@ pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &Stat
     if let Ok(rows) = daemon.own_list(tidemark_control::api::ListRequest::default()).await {
         host.publish("checkpoints.json", serde_json::to_vec_pretty(&rows).expect("rows are written as JSON"));
     }
+    daemon.published.end(number);
 }
 
 /// `.tidemark/status`: a line for the state, and one for each problem.
@@ -92,6 +139,27 @@ fn count_calls(daemon: &Daemon) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::Pin;
+    use std::task::Poll;
+
+    async fn is_done(mut waits: Pin<&mut impl Future<Output = ()>>) -> bool {
+        std::future::poll_fn(|cx| Poll::Ready(waits.as_mut().poll(cx).is_ready())).await
+    }
+
+    #[tokio::test]
+    async fn who_catches_up_waits_for_what_was_begun_after_it_asked() {
+        let published = Published::default();
+        let running = published.begin();
+        let mut waits = std::pin::pin!(published.catch_up());
+        assert!(!is_done(waits.as_mut()).await);
+        published.end(running);
+        assert!(!is_done(waits.as_mut()).await, "that one may have looked before");
+        published.asked.notified().await;
+        let next = published.begin();
+        assert!(!is_done(waits.as_mut()).await);
+        published.end(next);
+        assert!(is_done(waits.as_mut()).await);
+    }
 
     #[test]
     fn each_problem_is_one_line_of_the_status() {

@@ -445,6 +445,7 @@ impl Start<'_> {
             },
             told: Default::default(),
             troubles: Default::default(),
+            published: Default::default(),
             counted: Default::default(),
             runs_elsewhere: Default::default(),
             began: Instant::now(),

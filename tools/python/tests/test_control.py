@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidemark
-from tidemark import _mount
+from tidemark import _control, _mount
 
 # Two settle times and an upload of some bytes, on a busy machine.
 LIMIT_S = 60
@@ -53,6 +53,10 @@ def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
         tidemark.checkpoints(tmp_path)
     with pytest.raises(ValueError, match="until"):
         tidemark.wait(folder, "uploaded")  # type: ignore[arg-type]
+
+
+def test_a_path_is_read_as_the_daemon_writes_it() -> None:
+    assert _control._path("run/100%25/a%FF.pt") == os.fsdecode(b"run/100%/a\xff.pt")
 
 
 def test_the_mount_table_is_read_with_its_escapes() -> None:

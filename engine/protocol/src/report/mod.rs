@@ -37,23 +37,56 @@ pub use work::{
 };
 
 use std::borrow::Cow;
+use std::ops::RangeInclusive;
 
-/// Text for people and JSON from the bytes of a path: what is not UTF-8 becomes U+FFFD, so the text is always valid
-/// and may name several paths. Answers show paths; they are never used to address files again.
+/// Text for people and JSON from the bytes of a path, as [`RelPath`](crate::path::RelPath) is written: two paths never have the same
+/// text, and whoever types it means the path (see [`Place::unescaped`](crate::selector::Place::unescaped)).
 #[must_use]
 pub fn path_text(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).into_owned()
+    crate::path::escape(path)
 }
 
-/// A text from outside as a part of one line, with control characters escaped: a file's name must neither move the cursor nor begin a
-/// line of its own.
+/// Characters of the Unicode categories Cf, Zl and Zp, which are not seen themselves and change how others are: the direction of a text,
+/// its lines, joined letters.
+const UNSEEN: [RangeInclusive<char>; 22] = [
+    '\u{ad}'..='\u{ad}',
+    '\u{600}'..='\u{605}',
+    '\u{61c}'..='\u{61c}',
+    '\u{6dd}'..='\u{6dd}',
+    '\u{70f}'..='\u{70f}',
+    '\u{890}'..='\u{891}',
+    '\u{8e2}'..='\u{8e2}',
+    '\u{180e}'..='\u{180e}',
+    '\u{200b}'..='\u{200f}',
+    '\u{2028}'..='\u{2029}',
+    '\u{202a}'..='\u{202e}',
+    '\u{2060}'..='\u{2064}',
+    '\u{2066}'..='\u{206f}',
+    '\u{feff}'..='\u{feff}',
+    '\u{fff9}'..='\u{fffb}',
+    '\u{110bd}'..='\u{110bd}',
+    '\u{110cd}'..='\u{110cd}',
+    '\u{13430}'..='\u{1343f}',
+    '\u{1bca0}'..='\u{1bca3}',
+    '\u{1d173}'..='\u{1d17a}',
+    '\u{e0001}'..='\u{e0001}',
+    '\u{e0020}'..='\u{e007f}',
+];
+
+fn is_seen_as_it_is(c: char) -> bool {
+    // Nearly all names are of these.
+    c.is_ascii_graphic() || c == ' ' || !c.is_control() && !UNSEEN.iter().any(|range| range.contains(&c))
+}
+
+/// A text from outside as a part of one line, with control characters and those that are not seen escaped: a file's name must neither
+/// move the cursor nor begin a line of its own, nor turn the rest of its line around.
 #[must_use]
 pub fn one_line(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(char::is_control) {
+    if text.chars().all(is_seen_as_it_is) {
         return Cow::Borrowed(text);
     }
     Cow::Owned(text.chars().fold(String::with_capacity(text.len() + 8), |mut line, c| {
-        if c.is_control() {
+        if !is_seen_as_it_is(c) {
             line.extend(c.escape_default());
         } else {
             line.push(c);
@@ -108,7 +141,23 @@ mod golden_test;
 
 #[cfg(test)]
 mod tests {
-    use super::one_line;
+    use super::{one_line, path_text};
+
+    #[test]
+    fn two_paths_never_have_one_text() {
+        let paths: [&[u8]; 6] =
+            [b"r/\xff", b"r/\xfe", b"r/%FF", b"r/%25FF", "r/\u{fffd}".as_bytes(), b"r/\n"];
+        let texts = paths.map(path_text);
+        assert_eq!(texts, ["r/%FF", "r/%FE", "r/%25FF", "r/%2525FF", "r/\u{fffd}", "r/%0A"]);
+    }
+
+    #[test]
+    fn what_is_not_seen_is_escaped_and_what_is_seen_stays() {
+        assert_eq!(one_line("rtl\u{202e}tp.x"), r"rtl\u{202e}tp.x");
+        assert_eq!(one_line("\u{feff}a\u{2028}b\u{2029}c\u{200b}"), r"\u{feff}a\u{2028}b\u{2029}c\u{200b}");
+        let seen = "läuft/检查点 ε=0.1/עברית";
+        assert_eq!(one_line(seen), seen);
+    }
 
     #[test]
     fn a_name_can_neither_move_the_cursor_nor_begin_a_line() {

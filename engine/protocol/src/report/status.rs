@@ -2,7 +2,7 @@
 //!
 //! Owns: the shapes. Does not own: checkpoints and their files (`checkpoint`), long work (`work`).
 
-use super::{CheckpointRef, CopyCount, Problem};
+use super::{CheckpointRef, CopyCount, Problem, ProblemCode};
 use crate::id::{Incarnation, StartId};
 use crate::size::Shown;
 use serde::{Deserialize, Serialize};
@@ -107,6 +107,12 @@ impl Status {
             match &copied_to {
                 None => loss.gone.push(what),
                 Some(at) => loss.copied.push(format!("{what}; they are at {at} only")),
+            }
+        }
+        for problem in self.problems.iter().filter(|problem| problem.code == ProblemCode::Unnameable.word()) {
+            match &copied_to {
+                None => loss.gone.push(problem.what.clone()),
+                Some(at) => loss.copied.push(format!("{}; they are at {at} only", problem.what)),
             }
         }
         let Self { unsaved, unsealed, .. } = self;

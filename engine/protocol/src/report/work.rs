@@ -196,6 +196,8 @@ pub enum PendingReason {
     Unreadable,
     /// Tier-3 had it, and an object or a document of it is bad or missing there and could not be written again; it is not waited for.
     Damaged,
+    /// No key of Tier-3 can hold its name; it is not waited for.
+    Unnameable,
     /// Whole, and on its way.
     Uploading,
     /// A word of a newer daemon.
@@ -213,6 +215,7 @@ impl PendingReason {
             Self::Incomplete => "incomplete",
             Self::Unreadable => "unreadable",
             Self::Damaged => "damaged",
+            Self::Unnameable => "unnameable",
             Self::Uploading => "uploading",
             Self::Unknown => "unknown",
         }

@@ -11,6 +11,7 @@ import os
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from . import _mount
 
@@ -186,11 +187,16 @@ def _listed(mount: str) -> list[Checkpoint]:
     return [_checkpoint(mount, entry) for entry in json.loads(content or b"[]")]
 
 
+def _path(text: str) -> str:
+    """The path that an answer writes with bytes outside UTF-8, control characters and ``%`` as ``%XX``, as ``os`` takes it."""
+    return unquote(text, "utf-8", "surrogateescape")
+
+
 def _checkpoint(mount: str, entry: dict[str, Any]) -> Checkpoint:
     copies = entry["copies"]
     return Checkpoint(
         mount=mount,
-        path=entry["path"],
+        path=_path(entry["path"]),
         run=entry["run"],
         step=entry["step"],
         timeline=entry["timeline"],
