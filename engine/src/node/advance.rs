@@ -254,8 +254,11 @@ impl Engine {
     pub(crate) fn forget_version(&mut self, id: &CheckpointId, number: Number, why: &str) {
         self.happens(id, number, CheckpointEvent::GivenUp { why: why.to_owned() });
         let version = self.version_mut(id, number);
-        version.committed = None;
+        let committed = version.committed.take();
         version.contents.clear();
+        let files = committed.iter().flat_map(|(manifest, _)| &manifest.files);
+        self.forget_found(files.map(|file| (file.file, file.seal, file.key.as_str())));
+        self.forget_documents(id);
         self.ledger.tree_changed = true;
         self.classify_run(&id.run);
     }

@@ -29,6 +29,7 @@
 //! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_peers` | looking at bytes at rest, and healing them |
 //! | `damage` | what copies that are known to be bad count for |
 //! | `gc` | which committed versions are given up |
+//! | `given_up` | whether what was looked at still counts |
 //! | `generations` | which generations of loose files are given up |
 //! | `export` | a version written out of the mount |
 //! | `import` | checkpoints that others wrote into Tier-3 |
@@ -61,6 +62,7 @@ mod flush;
 mod full;
 mod gc;
 mod generations;
+mod given_up;
 mod import;
 mod indices;
 mod jobs;

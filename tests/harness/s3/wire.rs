@@ -17,6 +17,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How often a request that is held looks whether the faults were lifted.
+const HOLD_LOOK: Duration = Duration::from_millis(5);
+
 pub(super) async fn respond(
     service: S3Service,
     faults: Arc<Faults>,
@@ -50,6 +53,12 @@ pub(super) async fn respond(
                 let _ = service.call(request).await;
             });
             return std::future::pending().await;
+        }
+        Some(FaultEffect::HeldUntilLifted) => {
+            while faults.hold() {
+                tokio::time::sleep(HOLD_LOOK).await;
+            }
+            request.map(Body::from)
         }
         Some(FaultEffect::DamagedOnWrite) => whole(request, flip).await?,
         Some(FaultEffect::ListWithoutNewest(hidden)) => with(request, Staleness { hidden, deleted: false }),
