@@ -16,6 +16,7 @@
 //! | `unsaved`, `links` | which directories and links Tier-3 does not know yet |
 //! | `run` | the loop, and which jobs it starts |
 //! | `advance` | versions: what the rules say is done |
+//! | `in_the_way` | how long a version waits for content of others in its place |
 //! | `backlog` | versions that are not at rest, the lag |
 //! | `loose` | files that belong to no checkpoint |
 //! | `apply` | what follows from the end of the other jobs |
@@ -64,6 +65,7 @@ mod gc;
 mod generations;
 mod given_up;
 mod import;
+mod in_the_way;
 mod indices;
 mod jobs;
 mod keeping;

@@ -85,6 +85,8 @@ pub enum FaultEffect {
     ListWithDeleted,
     /// It happens once the faults are lifted, and is answered then.
     HeldUntilLifted,
+    /// No effect, and 200 with a page of others, as a proxy that wants a password answers every request.
+    PageOfOthers,
 }
 
 /// One scripted fault.
