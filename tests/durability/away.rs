@@ -10,10 +10,11 @@ use std::time::Duration;
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::Value;
 use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
+use tidemark_tests::s3::{Fault, FaultEffect, S3Operation, S3Options, S3Server};
 use tidemark_tests::{machine, process, tier3};
 
 use crate::site::{
-    CONFIG, MIB, assert_holds, has_problem, lag_versions, noise, options, problems, save, start, tier,
+    CONFIG, MIB, assert_holds, events, has_problem, lag_versions, noise, options, problems, save, start, tier,
 };
 
 /// A failed upload is tried again with growing pauses; the trouble must be told well before this.
@@ -89,6 +90,39 @@ fn a_directory_that_goes_away_and_comes_back_costs_nothing() {
     fs::rename(&aside, &here).unwrap();
     wait_back(&daemon, &(2..=6).map(path).collect::<Vec<_>>());
     assert_all_come_back(daemon, 1..=6);
+}
+
+/// Tries of one record while a page of others answers for it: one every second while somebody waits. Without a pause there are hundreds in each.
+const PAGE_TRIES_MAX: u64 = 60;
+
+/// A proxy that wants a password answers for the store, with success.
+#[test]
+fn a_page_of_others_in_place_of_tier3_is_away_and_decides_nothing() {
+    let server = S3Server::start(S3Options::default()).expect("a server");
+    let tier3 = Some(server.url("p"));
+    let Some(daemon) = start(DaemonOptions { tier3, env: server.env(), ..options("256MiB", CONFIG) }) else {
+        return;
+    };
+    save_steps(&daemon, 1..=1);
+    daemon.flush();
+    let page = |operation| {
+        let (key_contains, effect) = ("attempt.json".to_owned(), FaultEffect::PageOfOthers);
+        server.faults.add(Fault { operation, key_contains, nth: None, effect })
+    };
+    let [put, get, _] = [S3Operation::PutObject, S3Operation::GetObject, S3Operation::HeadObject].map(page);
+    save_steps(&daemon, 2..=2);
+    let problem = wait_away(&daemon);
+    let what = problem["what"].as_str().unwrap_or_default();
+    assert!(what.contains("no document of ours") && what.contains("<html>login"), "{problem}");
+    let output = daemon.ctl(&["flush", "--wait", "--timeout", "2"]);
+    assert_eq!(output.status.code(), Some(5), "{}", shown(&output));
+    assert!(server.faults.fired(get) > 0, "it was read");
+    assert!(server.faults.fired(put) <= PAGE_TRIES_MAX, "{} tries", server.faults.fired(put));
+    let others = |event: &Value| event["what"].as_str().is_some_and(|what| what.contains("another writer"));
+    assert!(!events(&daemon).iter().any(others), "nobody wrote anything: {:#?}", events(&daemon));
+    server.faults.lift();
+    wait_back(&daemon, &[path(2)]);
+    assert_all_come_back(daemon, 1..=2);
 }
 
 /// Read cold, verified and asked for while Tier-3 is away: nothing of it is lost for that.

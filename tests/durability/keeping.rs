@@ -11,10 +11,11 @@ use std::time::Duration;
 use rustix::fs::XattrFlags;
 use serde_json::Value;
 use tidemark_protocol::retention::METRIC_XATTR as METRIC;
-use tidemark_tests::daemon::{Daemon, shown};
+use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
+use tidemark_tests::s3::{Fault, FaultEffect, S3Operation, S3Options, S3Server};
 use tidemark_tests::{process, tier3};
 
-use crate::site::{CONFIG, assert_holds, noise, options, save, start};
+use crate::site::{CONFIG, assert_holds, events, noise, options, problems, save, start};
 
 /// The daemon looks every few seconds by itself.
 const LOOK_LIMIT: Duration = Duration::from_secs(30);
@@ -350,4 +351,50 @@ fn stopped_at_any_step_of_a_retirement_nothing_is_half_there() {
             assert_holds(&daemon, &path(step), &bytes(step), stop);
         }
     }
+}
+
+/// So many files are read at once by `verify`, and the others wait: what it has listed is older than what it looks at.
+const VERIFIED_AT_ONCE: u64 = 4;
+
+/// A removed checkpoint is listed, and given up before its turn comes.
+#[test]
+fn a_checkpoint_that_is_given_up_while_verify_runs_is_not_said_to_be_lost() {
+    let server = S3Server::start(S3Options::default()).expect("a server");
+    let tier3 = Some(server.url("p"));
+    let Some(daemon) = start(DaemonOptions { tier3, env: server.env(), ..options("256MiB", CONFIG) }) else {
+        return;
+    };
+    saved(&daemon, 1..=6);
+    fs::remove_file(daemon.mount().join(path(1))).unwrap();
+    daemon.flush();
+    // What is in the tree has its turn first. Its documents are read before anything is listed, so only its bytes are held.
+    let objects = server.objects("p").unwrap();
+    let bytes_of = |step: u64| objects.keys().find(|key| key.ends_with(&format!("/step{step}.pt")));
+    let held: Vec<usize> = (2..=6)
+        .map(|step| {
+            let key_contains = bytes_of(step).expect("it was uploaded").clone();
+            let (operation, effect) = (S3Operation::GetObject, FaultEffect::HeldUntilLifted);
+            server.faults.add(Fault { operation, key_contains, nth: None, effect })
+        })
+        .collect();
+    let verify = std::thread::scope(|scope| {
+        let verify = scope.spawn(|| daemon.ctl(&["verify", "--deep", "-o", "json"]));
+        let begun = || held.iter().map(|fault| server.faults.fired(*fault)).sum::<u64>() >= VERIFIED_AT_ONCE;
+        let listed = process::until(LOOK_LIMIT, || begun().then_some(()));
+        let removed = daemon.ctl(&["rm", &path(1)]);
+        server.faults.lift();
+        assert!(listed.is_some(), "verify reads nothing");
+        assert!(removed.status.success(), "{}", shown(&removed));
+        verify.join().expect("it does not panic")
+    });
+    let left = server.objects("p").unwrap();
+    assert!(left.keys().all(|key| !key.ends_with("/step1.pt")), "it is given up: {:?}", left.keys());
+    assert_eq!(verify.status.code(), Some(0), "nothing was lost: {}", shown(&verify));
+    let said: Value = serde_json::from_slice(&verify.stdout).expect("JSON");
+    assert_eq!((said["files"].as_u64(), said["bad_objects"].as_u64()), (Some(5), Some(0)), "{said:#}");
+    assert!(problems(&daemon).is_empty(), "{:#?}", problems(&daemon));
+    let events = events(&daemon);
+    assert!(events.iter().all(|event| event["kind"] != "corrupt" && event["kind"] != "lost"), "{events:#?}");
+    let again = daemon.ctl(&["verify", "--deep"]);
+    assert!(again.status.success(), "{}", shown(&again));
 }

@@ -73,6 +73,17 @@ pub struct BrokenSeal {
     pub said: String,
 }
 
+/// Whether bytes are a document of ours at all, of any kind and format, whether it is to be believed or not: a JSON object that says its
+/// format. What something between a client and its store answers instead, as a login page, is none.
+#[must_use]
+pub fn is_document(bytes: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Head {
+        format: u32,
+    }
+    serde_json::from_slice(bytes).is_ok_and(|Head { format }| format > 0)
+}
+
 /// A document of ours.
 pub trait Document: Serialize + DeserializeOwned {
     /// What messages call it.
@@ -249,6 +260,23 @@ mod tests {
 
     fn pin() -> PinDocument {
         PinDocument { format: FORMAT, pinned: true, by: "a person".into(), at_ns: 7 }
+    }
+
+    #[test]
+    fn an_answer_that_something_else_made_up_is_no_document() {
+        let answers: [&[u8]; 6] = [
+            b"",
+            b"<html>login</html>",
+            br#"{"error":"please log in"}"#,
+            br#"{"format":"html"}"#,
+            br#"{"format":0}"#,
+            br#"{"format":1,"run":"r""#,
+        ];
+        for answer in answers {
+            assert!(!is_document(answer), "{}", String::from_utf8_lossy(answer));
+        }
+        assert!(is_document(br#"{"format":1,"run":"r"}"#));
+        assert!(is_document(br#"{"later":[],"format":99}"#), "a newer build wrote it");
     }
 
     #[test]

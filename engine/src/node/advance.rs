@@ -31,6 +31,10 @@ use tidemark_protocol::residency::{ReclaimClass, reclaim_class};
 /// Attempts on their way at once: one uploads while the other writes its markers.
 pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
 
+/// So often an attempt is tried that finds no document where one should be: for some seconds, in which a proxy may ask for a password, or a
+/// store be replaced. Then its number counts as used, as others may have written there: the next one is another key.
+const NO_DOCUMENT_TRIES: u32 = 6;
+
 impl Engine {
     /// Opens a version and queues its attempt.
     pub(crate) fn start_version(&mut self, id: &CheckpointId, plan: Plan) {
@@ -140,6 +144,10 @@ impl Engine {
         match result {
             Ok(()) => {
                 self.tier3_away.ended(&Cause::Version(id.clone(), number));
+                if !self.version(id, number).checkpoint.is_proven() {
+                    // It rests there.
+                    self.nothing_in_the_way(id);
+                }
                 self.shared.metrics.prepare_versions.inc();
                 self.happens(id, number, CheckpointEvent::Prepared);
                 self.trackers_may_go(id);
@@ -160,6 +168,7 @@ impl Engine {
         match result {
             Ok(manifest) => {
                 self.tier3_away.ended(&Cause::Version(id.clone(), number));
+                self.nothing_in_the_way(id);
                 let epoch = self.shared.drain.epoch();
                 self.version_mut(id, number).committed = Some((Arc::new(*manifest), epoch));
                 self.happens(id, number, CheckpointEvent::Committed);
@@ -179,9 +188,18 @@ impl Engine {
     fn failed(&mut self, id: &CheckpointId, number: Number, error: &CommitError) {
         let why = error_text(error);
         let (level, event) = match (error.kind(), error) {
-            // A marker that cannot be read has used its number as well.
-            (_, CommitError::Lost { .. } | CommitError::Taken { .. } | CommitError::Marker { .. }) => {
+            (_, CommitError::Lost { .. } | CommitError::Taken { .. }) => {
                 (EventLevel::Warn, CheckpointEvent::DecidedOtherwise { why: why.clone() })
+            }
+            // Nobody decided that: something else may have answered than the store. What stays there has used the number.
+            (_, error) if error.is_no_document() => {
+                let now = Instant::now();
+                self.tier3_away.failed(Cause::InTheWay(id.clone()), now, why.clone());
+                self.shared.metrics.upload_failures.inc();
+                let attempt = self.version_mut(id, number).attempt.as_mut().expect("its job gave it back");
+                let stays = attempt.count_no_document() >= NO_DOCUMENT_TRIES;
+                let otherwise = CheckpointEvent::DecidedOtherwise { why: why.clone() };
+                (EventLevel::Warn, if stays { otherwise } else { CheckpointEvent::Interrupted })
             }
             // Its files are gone, and so is nobody's fault.
             (_, CommitError::Upload(UploadError::Removed { .. })) => {
@@ -203,9 +221,37 @@ impl Engine {
             EventLevel::Error => tracing::error!(%checkpoint, %why, "not committed"),
             EventLevel::Warn | EventLevel::Info => tracing::warn!(%checkpoint, %why, "not committed yet"),
         }
+        match &event {
+            CheckpointEvent::DecidedOtherwise { .. } => {
+                self.stands_in_the_way(id, why.clone(), Instant::now());
+            }
+            // Nobody tries it again.
+            CheckpointEvent::Spoiled { .. } => self.nothing_in_the_way(id),
+            _ => {}
+        }
         self.version_mut(id, number).trouble = Some(why.clone());
         self.event(level, "not_committed", id, why);
         self.happens(id, number, event);
+    }
+
+    /// Content of others stood where a version was to be written. The next one waits longer each time that is so in a row.
+    fn stands_in_the_way(&mut self, id: &CheckpointId, why: String, now: Instant) {
+        let book = self.ledger.books.get_mut(id).expect("a version is of a book, and books stay");
+        book.in_the_way.came(now, why.clone());
+        if book.in_the_way.lasts() {
+            self.tier3_away.failed(Cause::InTheWay(id.clone()), now, why);
+        }
+    }
+
+    /// A version is in Tier-3, or none is tried any more.
+    fn nothing_in_the_way(&mut self, id: &CheckpointId) {
+        self.ledger.books.get_mut(id).expect("a version is of a book, and books stay").in_the_way.ended();
+        self.tier3_away.ended(&Cause::InTheWay(id.clone()));
+    }
+
+    /// Whether the next version of a checkpoint waits for what stood in the way of the last one.
+    pub(crate) fn is_held_up(&self, id: &CheckpointId, now: Instant) -> bool {
+        self.ledger.books[id].in_the_way.waits(self.retry_longest(), now)
     }
 
     fn pause_version(&mut self, id: &CheckpointId, number: Number) {
@@ -254,8 +300,11 @@ impl Engine {
     pub(crate) fn forget_version(&mut self, id: &CheckpointId, number: Number, why: &str) {
         self.happens(id, number, CheckpointEvent::GivenUp { why: why.to_owned() });
         let version = self.version_mut(id, number);
-        version.committed = None;
+        let committed = version.committed.take();
         version.contents.clear();
+        let files = committed.iter().flat_map(|(manifest, _)| &manifest.files);
+        self.forget_found(files.map(|file| (file.file, file.seal, file.key.as_str())));
+        self.forget_documents(id);
         self.ledger.tree_changed = true;
         self.classify_run(&id.run);
     }
@@ -313,3 +362,7 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "advance_test.rs"]
+mod tests;

@@ -6,6 +6,7 @@ use crate::namespace::{FileState, FileView, ObjectCopy, path_of_torn, torn_path}
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::flush::covers;
+use crate::node::given_up::Counts;
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::{Target, target};
@@ -496,6 +497,9 @@ impl Engine {
         listed.extend(stored.into_values().filter(wanted));
         for Listed { target, suspects, .. } in &mut listed {
             for (key, bad) in self.scrub.bad_objects_of(target.file, target.seal) {
+                if self.counts((target.file, target.seal), key) == Counts::No {
+                    continue;
+                }
                 suspects.insert(key.clone());
                 target.add_object(bad.object.clone());
             }
@@ -508,8 +512,10 @@ impl Engine {
         let mut stored: BTreeMap<_, Listed> = BTreeMap::new();
         let books = self.ledger.books.values().map(|book| (book, book.path()));
         for (book, path) in books.filter(|(book, path)| covers(path, place) || self.is_about(place, book)) {
-            let files =
-                book.versions.values().filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
+            // What is being given up may be gone in part.
+            let stays = book.versions.iter().filter(|(number, _)| !self.gc.is_begun(&book.id, **number));
+            let manifests = stays.filter_map(|(_, version)| version.manifest());
+            let files = manifests.flat_map(|manifest| &manifest.files);
             for file in files {
                 let object = ObjectCopy::of(file);
                 let of = (file.file, file.seal);

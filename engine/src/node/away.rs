@@ -16,6 +16,8 @@ use tidemark_protocol::recognise::CheckpointId;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cause {
     Version(CheckpointId, Number),
+    /// Content of others stands where the versions of a checkpoint are to be written, whatever number they take.
+    InTheWay(CheckpointId),
     Loose(RelPath),
     /// The tree document.
     Tree,
@@ -23,7 +25,7 @@ pub(crate) enum Cause {
     Retirement,
 }
 
-/// Everything that Tier-3 did not take yet. At most one entry for each version, loose file and the tree.
+/// Everything that Tier-3 did not take yet. At most one entry for each version, checkpoint, loose file and the tree.
 #[derive(Debug, Default)]
 pub(crate) struct Away {
     causes: BTreeMap<Cause, (Instant, String)>,

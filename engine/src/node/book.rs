@@ -6,6 +6,7 @@
 use crate::namespace::{NodeId, Reach};
 use crate::node::Shared;
 use crate::node::decide::is_covered;
+use crate::node::in_the_way::InTheWay;
 use crate::node::ledger::{Contents, Ledger};
 use crate::save::commit::Attempt;
 use crate::save::loose::LooseStored;
@@ -41,6 +42,7 @@ pub(crate) struct Book {
     pub(crate) versions: BTreeMap<Number, VersionBook>,
     /// The indices as they were read.
     pub(crate) indices: BTreeMap<RelPath, ParsedIndex>,
+    pub(crate) in_the_way: InTheWay,
 }
 
 /// An index that was read once.
@@ -106,6 +108,7 @@ impl Book {
             told_of: None,
             versions: BTreeMap::new(),
             indices: BTreeMap::new(),
+            in_the_way: InTheWay::default(),
         }
     }
 
@@ -115,6 +118,7 @@ impl Book {
             self.verdict = None;
             self.told_of = None;
             self.indices.clear();
+            self.in_the_way.ended();
         }
         self.candidate = candidate;
     }
@@ -191,6 +195,14 @@ impl Book {
     /// The newest version of which Tier-3 does not say any more what was committed.
     pub(crate) fn unreadable(&self) -> Option<(&Number, &VersionBook)> {
         self.versions.iter().rev().find(|(_, version)| version.checkpoint.why_unreadable().is_some())
+    }
+
+    /// Whether a version of it is on its way, or waits because of what stood in the way of the last one.
+    pub(crate) fn is_tried(&self) -> bool {
+        let moves = |checkpoint: &Checkpoint| {
+            checkpoint.is_alive() && (checkpoint.is_proven() || !checkpoint.is_prepared())
+        };
+        self.checkpoints().any(moves) || self.in_the_way.why().is_some()
     }
 
     /// The number the next version takes: above every number ever used, decided or not.

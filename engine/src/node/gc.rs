@@ -119,6 +119,11 @@ impl Gc {
         Ok(if pinned { self.pins.insert(of) } else { self.pins.remove(&of) })
     }
 
+    /// Whether a version's retirement was begun: it may stand in Tier-3, and its bytes may be gone.
+    pub(crate) fn is_begun(&self, id: &CheckpointId, number: Number) -> bool {
+        !self.begun.is_empty() && self.begun.contains(&(id.clone(), number))
+    }
+
     /// # Errors
     /// The version's retirement was begun.
     pub(crate) fn check_stays(&self, of: &(CheckpointId, Number)) -> Result<(), ApiError> {

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::documents::LooseSidecar;
-use tidemark_protocol::id::{Generation, Timeline, Version};
+use tidemark_protocol::id::{FileId, Generation, SealNumber, Timeline, Version};
 use tidemark_protocol::loose;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::report::{ApiError, CheckpointRef, ErrorCode, EventLevel, GcRow, Removal, Undelete};
@@ -70,7 +70,15 @@ pub(crate) struct Sifted {
 #[derive(Debug)]
 enum Outcome {
     Found(Found),
-    GivenUp(usize),
+    GivenUp(Going),
+}
+
+/// What is given up of a path.
+#[derive(Debug)]
+struct Going {
+    generations: BTreeSet<Generation>,
+    /// The objects that their sidecars named, with the bytes that those should hold.
+    objects: Vec<(FileId, SealNumber, String)>,
 }
 
 async fn read(shared: Arc<Shared>, path: RelPath, newest: Generation, only_look: bool) -> Done {
@@ -78,19 +86,9 @@ async fn read(shared: Arc<Shared>, path: RelPath, newest: Generation, only_look:
     Done::Sifted(Sifted { path, newest, only_look, result })
 }
 
-async fn give_up(
-    shared: Arc<Shared>,
-    path: RelPath,
-    newest: Generation,
-    which: BTreeSet<Generation>,
-) -> Done {
-    let result = generations::give_up(&shared.drain, &path, &which).await;
-    Done::Sifted(Sifted {
-        path,
-        newest,
-        only_look: false,
-        result: result.map(|()| Outcome::GivenUp(which.len())),
-    })
+async fn give_up(shared: Arc<Shared>, path: RelPath, newest: Generation, going: Going) -> Done {
+    let result = generations::give_up(&shared.drain, &path, &going.generations).await;
+    Done::Sifted(Sifted { path, newest, only_look: false, result: result.map(|()| Outcome::GivenUp(going)) })
 }
 
 /// The directory that a loose file lies in, as a policy names it.
@@ -180,9 +178,10 @@ impl Engine {
                 self.generations.waiting.remove(&path);
                 self.found(path, newest, only_look, &found);
             }
-            Ok(Outcome::GivenUp(count)) => {
+            Ok(Outcome::GivenUp(Going { generations, objects })) => {
                 self.generations.waiting.remove(&path);
-                let what = format!("{count} generations of it were given up");
+                self.forget_found(objects.iter().map(|(file, seal, key)| (*file, *seal, key.as_str())));
+                let what = format!("{} generations of it were given up", generations.len());
                 let path = path.to_string();
                 self.shared.events.add(self.shared.now_ns(), EventLevel::Info, "retired", Some(path), what);
             }
@@ -205,10 +204,12 @@ impl Engine {
         let needed: BTreeSet<_> = needed.map(|sidecar| sidecar.generation).collect();
         let removal = self.removal_of(&path);
         let verdicts = loose::retain(&policy, &held, removal, &needed, self.shared.now_ns());
-        let mut going = found.remains.clone();
+        let mut going = Going { generations: found.remains.clone(), objects: Vec::new() };
         for (sidecar, verdict) in found.sidecars.iter().zip(verdicts) {
             if verdict.given_up {
-                going.insert(sidecar.generation);
+                going.generations.insert(sidecar.generation);
+                let file = &sidecar.file;
+                going.objects.push((file.file, file.seal, file.key.clone()));
             }
             self.generations.rows.push(GcRow {
                 run: run_of(&path).to_string(),
@@ -218,7 +219,7 @@ impl Engine {
                 reason: verdict.reason,
             });
         }
-        if !only_look && !going.is_empty() {
+        if !only_look && !going.generations.is_empty() {
             self.generations.running = true;
             self.jobs.spawn(give_up(Arc::clone(&self.shared), path, newest, going));
         }

@@ -16,6 +16,7 @@
 //! | `unsaved`, `links` | which directories and links Tier-3 does not know yet |
 //! | `run` | the loop, and which jobs it starts |
 //! | `advance` | versions: what the rules say is done |
+//! | `in_the_way` | how long a version waits for content of others in its place |
 //! | `backlog` | versions that are not at rest, the lag |
 //! | `loose` | files that belong to no checkpoint |
 //! | `apply` | what follows from the end of the other jobs |
@@ -29,6 +30,7 @@
 //! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_peers` | looking at bytes at rest, and healing them |
 //! | `damage` | what copies that are known to be bad count for |
 //! | `gc` | which committed versions are given up |
+//! | `given_up` | whether what was looked at still counts |
 //! | `generations` | which generations of loose files are given up |
 //! | `export` | a version written out of the mount |
 //! | `import` | checkpoints that others wrote into Tier-3 |
@@ -61,7 +63,9 @@ mod flush;
 mod full;
 mod gc;
 mod generations;
+mod given_up;
 mod import;
+mod in_the_way;
 mod indices;
 mod jobs;
 mod keeping;

@@ -186,6 +186,9 @@ impl Engine {
             let what = format!("{beside} lies beside what is whole, and is on its way to Tier-3");
             return row(PendingReason::Uploading, what);
         }
+        if let (Some(why), Some(Verdict::Complete { .. })) = (book.in_the_way.why(), &book.verdict) {
+            return row(PendingReason::Uploading, why.to_owned());
+        }
         let settling = decide::is_settling(book);
         let reason = if settling { PendingReason::Uploading } else { PendingReason::Incomplete };
         row(reason, decide::waits_for(book))

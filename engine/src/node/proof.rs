@@ -66,7 +66,9 @@ impl Node {
         let looked = committed.into_iter().map(|(path, version, known)| async move {
             let found = match self.look_at_proof(&version, known.as_ref()).await {
                 // Given up since it was listed: that goes on, and breaks nothing.
-                Err(Problem::Broken { .. }) if self.is_retired(&version).await => Ok(Vec::new()),
+                Err(Problem::Broken { .. }) if self.is_retired(&version.record().version).await => {
+                    Ok(Vec::new())
+                }
                 found => found,
             };
             (path_text(&path), found)
@@ -170,12 +172,6 @@ impl Node {
         let record = Record::parse(&bytes).map_err(|error| broken(error_text(&error)))?;
         invariants::a_manifest_holds_exactly_the_files_of_its_record(manifest, &record)
             .map_err(|flaw| broken(error_text(&flaw)))
-    }
-
-    /// An unknown answer is none.
-    async fn is_retired(&self, committed: &Checkpoint) -> bool {
-        let key = Key::Retired { version: committed.record().version.clone() }.to_string();
-        matches!(self.shared().drain.store.head(&key).await, Ok(Some(_)))
     }
 
     async fn read_manifest(&self, marker: &Marker) -> Result<ValidatedManifest, Problem> {

@@ -6,7 +6,7 @@
 use crate::namespace::{NodeId, NotSealable, ROOT, SealTicket};
 use crate::node::away::{Away, Cause};
 use crate::node::backlog::Backlog;
-use crate::node::book::is_damage;
+use crate::node::book::{Book, is_damage};
 use crate::node::decide::Action;
 use crate::node::due::Due;
 use crate::node::flush::Flushes;
@@ -525,6 +525,10 @@ impl Engine {
             Action::SealAsTheyAre(nodes) => self.seal_as_they_are(&nodes),
             Action::Fetch(node) => self.fetch(node),
             Action::Judge(nodes) => self.judge(nodes),
+            // Looked at again with the next tick.
+            Action::Start(_) if self.is_held_up(id, Instant::now()) => {
+                self.unsettled.insert(id.clone());
+            }
             Action::Start(plan) => {
                 if self.has_heard_others(id, &plan.contents) {
                     self.start_version(id, *plan);
@@ -620,6 +624,7 @@ impl Engine {
                 let version = ledger.books.get(id).and_then(|book| book.versions.get(number));
                 version.is_some_and(|version| version.checkpoint.is_alive())
             }
+            Cause::InTheWay(id) => ledger.books.get(id).is_some_and(Book::is_tried),
             Cause::Loose(path) => ledger.loose.contains_key(path),
             Cause::Tree | Cause::Retirement => true,
         });

@@ -285,6 +285,11 @@ impl Engine {
                 tracing::warn!(path = %scrubbed.path, %bad, "a host copy was bad and has been replaced");
                 self.shared.events.add(self.shared.now_ns(), EventLevel::Warn, "repaired", path, what);
             }
+            // Its last name went, or it was written to, while it was looked at: these bytes are nobody's.
+            HostFound::Bad { .. } if !self.is_held(of) && !self.is_open_or_copy(scrubbed.file) => {
+                self.scrub.again.remove(&scrubbed.file);
+                self.scrub.bad.remove(&of);
+            }
             HostFound::Bad { bad, why } => {
                 let why = error_text(why);
                 let what = format!("{bad}; {why}");
@@ -303,6 +308,13 @@ impl Engine {
 }
 
 impl Engine {
+    /// Whether a program has this file open, or it is a copy that is kept for another node. Costs a look at each copy.
+    fn is_open_or_copy(&self, file: FileId) -> bool {
+        let namespace = &self.shared.namespace;
+        let view = namespace.node_of_file(file).and_then(|node| namespace.view_of_node(node));
+        view.is_some_and(|view| view.opens > 0) || namespace.copies().iter().any(|copy| copy.own == file)
+    }
+
     /// Remembers what a look at an object came to. `bad`: what is wrong with it.
     pub(crate) fn note_object_checked(&mut self, target: &Target, object: &ObjectCopy, bad: Option<&str>) {
         let of = (target.file, target.seal, object.key.clone());

@@ -195,7 +195,7 @@ impl Engine {
                 self.tier3_away.ended(&Cause::Tree);
             }
             Err(error) => {
-                if matches!(error, LooseError::Taken { .. }) {
+                if error.uses_number() {
                     // Numbers only rise; the next try takes the next.
                     self.tree.number = number;
                 }

@@ -1,10 +1,11 @@
 //! Verifies copies on request: every host copy, and with `deep` every byte in Tier-3 and in other nodes' memory too.
 //!
 //! Owns: what is checked, writing bad objects again, and the sum of what was found. Does not own: healing a host copy (`scrub`),
-//! reading another node's (`verify_peers`), the write itself (`save::again`).
+//! reading another node's (`verify_peers`), the write itself (`save::again`), whether what was found counts yet (`given_up`).
 
 use crate::namespace::{FileState, ObjectCopy, SealPin};
 use crate::node::answer::Listed;
+use crate::node::given_up::Counts;
 use crate::node::run::{Engine, Node, error_text};
 use crate::node::scrub::{HostFound, Scrubbed, Target, Unseen, scrub};
 use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers, from_a_peer};
@@ -83,6 +84,8 @@ enum ObjectFound {
     Bad(String),
     /// It could not be read.
     Away(String),
+    /// What it belongs to was given up since it was listed: what was found of it means nothing.
+    GivenUp,
 }
 
 impl ObjectFound {
@@ -91,7 +94,7 @@ impl ObjectFound {
         match self {
             Self::Good { read } => *read,
             Self::Mended { .. } => true,
-            Self::Bad(_) | Self::Away(_) => false,
+            Self::Bad(_) | Self::Away(_) | Self::GivenUp => false,
         }
     }
 }
@@ -150,6 +153,7 @@ fn add(verify: &mut Verify, found: &Found) {
                 wrong.push(format!("object: {what}"));
             }
             ObjectFound::Away(why) => away = Some(format!("object: {why}")),
+            ObjectFound::GivenUp => {}
         }
     }
     for peer in &found.peers {
@@ -176,6 +180,13 @@ fn add(verify: &mut Verify, found: &Found) {
     if !wrong.is_empty() {
         verify.unchecked.push(Unrecoverable { path, what: wrong.join("; ") });
     }
+}
+
+/// What is to be said of a file of which no copy is good; none where one is, or may be.
+fn lost(found: &Found) -> Option<Unrecoverable> {
+    let mut alone = Verify::default();
+    add(&mut alone, found);
+    alone.unrecoverable.pop()
 }
 
 enum ObjectProblem {
@@ -234,19 +245,15 @@ impl Node {
         let mut done_files = 0;
         while let Some(found) = looked.next().await {
             done_files += 1;
-            verify.bytes += found.target.size_bytes;
             let now = Some(found.target.path.clone());
-            let lost_before = verify.unrecoverable.len();
-            add(&mut verify, &found);
-            let of = (found.target.file, found.target.seal);
-            match verify.unrecoverable.get(lost_before) {
-                Some(lost) => shared.losses.note(of.0, of.1, format!("{}: {}", lost.path, lost.what)),
-                None if found.objects.iter().any(|(_, object)| object.is_read()) => {
-                    shared.losses.mend(of.0, of.1);
+            match self.ask(move |engine| engine.take_in(found)).await? {
+                Some(found) => {
+                    verify.bytes += found.target.size_bytes;
+                    add(&mut verify, &found);
                 }
-                None => {}
+                // Neither good nor bad.
+                None => verify.files -= 1,
             }
-            self.ask(move |engine| engine.note_verified(&found)).await?;
             progress(Progress { done_bytes: verify.bytes, total_bytes, done_files, total_files, now });
         }
         drop(looked);
@@ -282,7 +289,9 @@ impl Node {
             }
             let found = Found { target, bad: None, deep: false, host: None, objects, peers: Vec::new() };
             let noted = self.ask(move |engine| {
-                engine.note_verified(&found);
+                if let Some(found) = engine.what_counts(found) {
+                    engine.note_verified(&found);
+                }
                 engine.tier3_away.is_away()
             });
             // A write that failed says it by that.
@@ -294,7 +303,7 @@ impl Node {
     }
 
     /// Looks at every object that should hold the bytes, and writes those again that do not. `suspects`: keys that were found bad
-    /// before, of which the size says nothing.
+    /// before, of which the size says nothing. Nothing is written of what was given up meanwhile.
     async fn check_objects(
         &self,
         target: &Target,
@@ -316,6 +325,10 @@ impl Node {
         let good = good.map(|(object, _)| object.clone());
         for (object, result) in &mut found {
             let ObjectFound::Bad(what) = result else { continue };
+            if self.is_given_up((target.file, target.seal), &object.key).await {
+                *result = ObjectFound::GivenUp;
+                continue;
+            }
             if fenced {
                 what.push_str("; another coordinator took over, and this node writes nothing to Tier-3");
                 continue;
@@ -471,6 +484,39 @@ impl Engine {
         unsealed.collect()
     }
 
+    /// Takes down what was found of a file, and what that comes to. Gives what of it counts yet, between two events of the loop: no retirement
+    /// is begun in between.
+    fn take_in(&mut self, found: Found) -> Option<Found> {
+        let found = self.what_counts(found)?;
+        let (file, seal) = (found.target.file, found.target.seal);
+        match lost(&found) {
+            Some(lost) => self.shared.losses.note(file, seal, format!("{}: {}", lost.path, lost.what)),
+            None if found.objects.iter().any(|(_, object)| object.is_read()) => {
+                self.shared.losses.mend(file, seal);
+            }
+            None => {}
+        }
+        self.note_verified(&found);
+        Some(found)
+    }
+
+    /// What counts yet of what was found of a file: retention, a person or the job may have given up objects of it, or all of it, since it
+    /// was listed.
+    fn what_counts(&self, mut found: Found) -> Option<Found> {
+        let of = (found.target.file, found.target.seal);
+        let listed = found.objects.len();
+        found.objects.retain(|(object, result)| {
+            !matches!(result, ObjectFound::GivenUp) && self.counts(of, &object.key) != Counts::No
+        });
+        if !found.objects.is_empty() {
+            return Some(found);
+        }
+        // Another object may stand for it by now, which nobody looked at. A good host copy says enough.
+        let host = found.host.as_ref().map(|host| &host.found);
+        let is_good = matches!(host, Some(HostFound::Good | HostFound::Healed { .. }));
+        (self.is_held(of) && (listed == 0 || is_good)).then_some(found)
+    }
+
     /// Takes down what was found of a file.
     fn note_verified(&mut self, found: &Found) {
         if let Some(host) = &found.host {
@@ -493,7 +539,7 @@ impl Engine {
                     self.shared.events.add(at, EventLevel::Warn, "repaired", path, what);
                 }
                 ObjectFound::Bad(what) => self.note_object_checked(target, object, Some(what)),
-                ObjectFound::Away(_) => {}
+                ObjectFound::Away(_) | ObjectFound::GivenUp => {}
             }
         }
         let bad = found.objects.iter().any(|(_, result)| matches!(result, ObjectFound::Bad(_)));
@@ -510,93 +556,5 @@ impl Engine {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::node::jobs::Origin;
-    use crate::node::scrub::{BadChunk, HealError, HostFound, Scrubbed, Target, Unseen};
-    use tidemark_protocol::checksum::Crc64;
-    use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
-    use tidemark_protocol::report::{ExitCode, Verify};
-
-    const FILE: FileId = FileId { incarnation: Incarnation(1), counter: FileCounter(9) };
-
-    /// A file of which only this was found.
-    fn host(found: HostFound) -> Found {
-        let target = Target {
-            node: 9,
-            file: FILE,
-            seal: SealNumber(1),
-            path: "r/a.pt".into(),
-            size_bytes: 5,
-            crc: Crc64(1),
-            chunks: vec![Crc64(1)].into(),
-            host: true,
-            object: None,
-            more: Vec::new(),
-        };
-        let host = Scrubbed { file: FILE, seal: SealNumber(1), path: "r/a.pt".into(), found };
-        Found { target, bad: None, deep: false, host: Some(host), objects: Vec::new(), peers: Vec::new() }
-    }
-
-    fn added(found: &Found) -> Verify {
-        let mut verify = Verify::default();
-        add(&mut verify, found);
-        verify
-    }
-
-    fn bad_chunk() -> BadChunk {
-        BadChunk { path: "r/a.pt".into(), chunk: 0, expected: Crc64(1), found: Crc64(2) }
-    }
-
-    #[test]
-    fn a_host_copy_that_nobody_looked_at_is_neither_good_nor_lost() {
-        let gone = added(&host(HostFound::Unseen(Unseen::Gone)));
-        assert_eq!((gone.copies, gone.unchecked.len(), gone.unrecoverable.len()), (0, 1, 0), "{gone:?}");
-        assert_eq!(gone.exit_code(), ExitCode::Done, "it may have been saved again meanwhile");
-        let unreadable = Unseen::Unreadable(std::io::ErrorKind::OutOfMemory.into());
-        let unreadable = added(&host(HostFound::Unseen(unreadable)));
-        assert_eq!((unreadable.copies, unreadable.unchecked.len()), (0, 1), "{unreadable:?}");
-        assert_eq!(unreadable.exit_code(), ExitCode::Unavailable, "what was asked for was not read");
-    }
-
-    #[test]
-    fn the_other_copies_of_bad_bytes_are_read_and_not_only_asked_for() {
-        let bad = host(HostFound::Bad { bad: bad_chunk(), why: HealError::InUse }).host;
-        assert!(reads_all(false, false, bad.as_ref()));
-        assert!(reads_all(false, true, None), "no copy could be read before");
-        assert!(reads_all(true, false, None));
-        let good = host(HostFound::Good).host;
-        assert!(!reads_all(false, false, good.as_ref()));
-        let healed = host(HostFound::Healed { bad: bad_chunk(), from: Origin::Object }).host;
-        assert!(!reads_all(false, false, healed.as_ref()), "its object was read to heal it");
-    }
-
-    #[test]
-    fn a_repair_says_where_the_good_bytes_came_from() {
-        for (from, word) in [(Origin::Peer, "peer"), (Origin::Object, "object")] {
-            let healed = added(&host(HostFound::Healed { bad: bad_chunk(), from }));
-            assert_eq!((healed.repaired.len(), healed.repaired[0].from.as_str()), (1, word), "{healed:?}");
-        }
-    }
-
-    #[test]
-    fn what_has_no_checksum_is_named_with_its_reason_up_to_a_number() {
-        let unsealed = |count: usize| -> Vec<Unsealed> {
-            let why = why_unsealed(&FileState::Open { writers: 2 }).unwrap();
-            let of = |number| Unsealed {
-                path: format!("r/{number}"),
-                size_bytes: 1,
-                host: true,
-                why: why.clone(),
-            };
-            (0..count).map(of).collect()
-        };
-        assert!(not_checked(b"r", Vec::new()).is_empty());
-        let rows = not_checked(b"r", unsealed(UNSEALED_MAX));
-        assert_eq!((rows.len(), rows[0].path.as_str()), (UNSEALED_MAX, "r/0"));
-        assert!(rows[0].what.contains("2 open writers"), "{}", rows[0].what);
-        let rows = not_checked(b"r", unsealed(UNSEALED_MAX + 3));
-        assert_eq!((rows.len(), rows[UNSEALED_MAX].path.as_str()), (UNSEALED_MAX + 1, "r"));
-        assert!(rows[UNSEALED_MAX].what.starts_with("3 more files"), "{}", rows[UNSEALED_MAX].what);
-    }
-}
+#[path = "verify_test.rs"]
+mod tests;

@@ -69,6 +69,8 @@ pub struct Attempt {
     /// This node's own marker.
     prepared: Option<Prepared>,
     failures: u32,
+    /// Of these, how often no document stood where one was looked for.
+    no_documents: u32,
 }
 
 impl From<ShareError> for CommitError {
@@ -110,6 +112,12 @@ pub enum CommitError {
 }
 
 impl CommitError {
+    /// Whether something stands in the place of a document, or was answered for it, that says nothing: nobody decided anything by that.
+    #[must_use]
+    pub fn is_no_document(&self) -> bool {
+        matches!(self, Self::Marker { .. } | Self::Write { source: StoreError::NoDocument { .. }, .. })
+    }
+
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -150,6 +158,7 @@ impl Attempt {
             uploaded: BTreeMap::new(),
             prepared: None,
             failures: 0,
+            no_documents: 0,
         }
     }
 
@@ -197,6 +206,12 @@ impl Attempt {
     pub fn count_failure(&mut self) -> u32 {
         self.failures = self.failures.saturating_add(1);
         self.failures - 1
+    }
+
+    /// No document stood where one was looked for; how often by now.
+    pub fn count_no_document(&mut self) -> u32 {
+        self.no_documents = self.no_documents.saturating_add(1);
+        self.no_documents
     }
 
     /// Bytes that still have to leave.

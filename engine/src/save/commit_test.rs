@@ -3,10 +3,12 @@
 //! Goal: whatever answer is lost, a version is committed as a whole or not at all, and a second coordinator never
 //! makes a second decision. Method: real documents, an in-memory store, faults as data.
 
+use crate::error::ErrorKind;
 use crate::metrics::Metrics;
+use crate::node::error_text;
 use crate::restore::locate;
 use crate::save::again::{AgainError, check_wanted, write_marker_again};
-use crate::save::commit::{CommitError, abort, decide, read_marker, retire};
+use crate::save::commit::{Attempt, CommitError, abort, decide, read_marker, retire};
 use crate::save::drain::Drain;
 use crate::store::{
     Effect, Fault, FaultyStore, MemoryStore, Operation, Probe, Store, UploadLimits, raise_epoch,
@@ -138,6 +140,64 @@ async fn a_second_decision_about_a_version_is_lost_and_changes_nothing() {
     assert!(matches!(commit(&second, 6).await, Err(CommitError::Lost { .. })));
     assert!(matches!(abort(&second, &record(6)).await, Err(CommitError::Lost { .. })));
     assert_eq!(committed(&store).await, 1);
+}
+
+/// A proxy that wants a password answers every request with that.
+fn page() -> Bytes {
+    Bytes::from_static(b"<html>login</html>")
+}
+
+#[tokio::test]
+async fn what_is_no_document_decides_nothing_and_is_asked_again() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let drain = drain(Arc::clone(&store), 1);
+    let is_asked_again = |error: &CommitError| {
+        assert!(error.is_no_document() && error.kind() == ErrorKind::Unavailable, "{error:?}");
+        assert!(error_text(error).contains("<html>login"), "{}", error_text(error));
+    };
+    let key = Key::Record { version: version(), attempt: AttemptId(5) }.to_string();
+    store.create(&key, page()).await.unwrap();
+    let mut attempt = Attempt::new(record(5), Vec::new(), None);
+    is_asked_again(&attempt.prepare(&drain).await.unwrap_err());
+    store.delete(&key).await.unwrap();
+    attempt.prepare(&drain).await.unwrap();
+
+    let key = Key::Committed { version: version() }.to_string();
+    store.create(&key, page()).await.unwrap();
+    is_asked_again(&commit(&drain, 5).await.unwrap_err());
+    store.delete(&key).await.unwrap();
+    commit(&drain, 5).await.unwrap();
+    assert_eq!(committed(&store).await, 1);
+}
+
+#[tokio::test]
+async fn another_document_in_the_place_of_ours_is_found_at_once() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let drain = drain(Arc::clone(&store), 1);
+    let key = Key::Record { version: version(), attempt: AttemptId(5) }.to_string();
+    let theirs = Record { evidence_detail: "of another".into(), ..record(5) };
+    store.create(&key, theirs.encode().unwrap().into()).await.unwrap();
+    let taken = Attempt::new(record(5), Vec::new(), None).prepare(&drain).await.unwrap_err();
+    assert!(matches!(taken, CommitError::Taken { .. }) && !taken.is_no_document(), "{taken:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_deleted_where_no_document_says_that_the_version_is_retired() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let drain = drain(Arc::clone(&store), 1);
+    commit(&drain, 5).await.unwrap();
+    let catalog = locate::read(&store).await.unwrap();
+    let found = &catalog.committed[0];
+    let data = found.manifest.files[0].key.clone();
+    store.create(&data, Bytes::new()).await.unwrap();
+    let key = Key::Retired { version: version() }.to_string();
+    store.create(&key, page()).await.unwrap();
+    let refused = retire(&drain, &found.manifest, &leave(&found.manifest), 9).await.unwrap_err();
+    assert!(refused.is_no_document(), "{refused:?}");
+    assert!(store.head(&data).await.unwrap().is_some(), "its data stays");
+    store.delete(&key).await.unwrap();
+    retire(&drain, &found.manifest, &leave(&found.manifest), 10).await.unwrap();
+    assert!(store.head(&data).await.unwrap().is_none());
 }
 
 #[tokio::test]

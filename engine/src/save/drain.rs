@@ -8,12 +8,13 @@ use crate::restore::joined::JoinedStore;
 use crate::save::encode::Coders;
 use crate::save::pace::Pace;
 use crate::settings::CompressionSettings;
-use crate::store::{Created, Probe, Store, StoreError, UploadLimits, pause, raise_epoch};
+use crate::store::{Created, Operation, Probe, Store, StoreError, UploadLimits, pause, raise_epoch};
 use bytes::Bytes;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidemark_protocol::encoding::Codec;
+use tidemark_protocol::format::is_document;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::RunPath;
@@ -28,6 +29,18 @@ const DOUBT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Who waits for the pace looks so often whether it was lifted: the last of the parts in flight may have seconds to wait.
 const PACE_NAP_MAX: Duration = Duration::from_millis(50);
+
+/// Of what stands in the place of a document so much is read to see whether it is one: login pages have less. What is larger counts as one.
+const THEIRS_BYTES: u64 = 1 << 20;
+
+/// So many bytes of what is no document are shown to people.
+const SHOWN_BYTES: usize = 40;
+
+/// What is no document, in words.
+fn beginning(found: &[u8]) -> String {
+    let shown = String::from_utf8_lossy(&found[..found.len().min(SHOWN_BYTES)]);
+    format!("{} bytes that begin with {shown:?}", found.len())
+}
 
 /// Shared by all jobs of one start of the daemon.
 #[derive(Debug)]
@@ -57,7 +70,7 @@ pub struct Drain {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
     Ours,
-    /// The key holds other bytes, and they stay.
+    /// The key holds another document, or a damaged one, and it stays.
     Theirs,
 }
 
@@ -191,15 +204,15 @@ impl Drain {
     /// Creates one of our own objects and finds out what became of it, reading where the answer is doubtful, and
     /// always where the store takes bytes that differ from their checksum.
     ///
-    /// Errors: the store is away, refuses, or stays doubtful; nothing is known then, and a later call with the same
-    /// bytes is safe.
+    /// Errors: the store is away, refuses, stays doubtful, or gives no document where the object should be; nothing is known then,
+    /// and a later call with the same bytes is safe.
     pub async fn create(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
         let mut length = DOUBT_PAUSE;
         let mut doubts = 0;
         loop {
             match self.store.create(key, Bytes::copy_from_slice(body)).await {
                 Ok(Created::Created) if self.part_checksums() => return Ok(Stored::Ours),
-                Ok(Created::Created) => return self.whose(key, body).await,
+                Ok(Created::Created) => return self.is_as_sent(key, body).await,
                 Ok(Created::AlreadyExists) => return self.whose(key, body).await,
                 Err(error) if error.is_doubtful() => {
                     self.metrics.commit_doubts.inc();
@@ -218,10 +231,25 @@ impl Drain {
         }
     }
 
-    async fn whose(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
-        let limit = u64::try_from(body.len()).expect("a length fits 64 bits");
-        match self.store.get(key, limit).await {
+    /// Reads back what the store said that it took: what differs was damaged, and is nobody else's.
+    async fn is_as_sent(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
+        match self.store.get(key, body.len() as u64).await {
             Ok(Some(found)) if found == body => Ok(Stored::Ours),
+            Ok(_) | Err(StoreError::TooLarge { .. }) => Ok(Stored::Theirs),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads what stands in the place of a document of ours.
+    async fn whose(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
+        match self.store.get(key, THEIRS_BYTES.max(body.len() as u64)).await {
+            Ok(Some(found)) if found == body => Ok(Stored::Ours),
+            Ok(Some(found)) if !is_document(&found) => Err(StoreError::NoDocument {
+                operation: Operation::Create,
+                key: key.to_owned(),
+                store: self.store.describe(),
+                found: beginning(&found),
+            }),
             Ok(_) | Err(StoreError::TooLarge { .. }) => Ok(Stored::Theirs),
             Err(error) => Err(error),
         }

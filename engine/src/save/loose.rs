@@ -121,6 +121,12 @@ pub enum LooseError {
 }
 
 impl LooseError {
+    /// Whether something stands under the key, document or not, so that the next try takes another.
+    #[must_use]
+    pub fn uses_number(&self) -> bool {
+        matches!(self, Self::Taken { .. } | Self::Write { source: StoreError::NoDocument { .. }, .. })
+    }
+
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -97,6 +97,13 @@ pub enum StoreError {
     )]
     Differs { key: String, store: String, there_bytes: u64, ours_bytes: u64 },
 
+    /// Where a document was expected came something else: nobody knows what the store holds there.
+    #[error(
+        "{operation} {key:?} in {store}: what came is no document of ours ({found}); others wrote there, or something else answered than \
+         the store: check the URL, and proxies on the way"
+    )]
+    NoDocument { operation: Operation, key: String, store: String, found: String },
+
     /// The bytes to upload could not be read on this side.
     #[error("upload {key:?}: reading the bytes to send failed: {source}")]
     Source { key: String, source: io::Error },
@@ -113,7 +120,10 @@ impl StoreError {
             | Self::TooLarge { .. }
             | Self::TooMany { .. }
             | Self::Range { .. } => ErrorKind::Invalid,
-            Self::Unavailable { .. } | Self::Doubtful { .. } | Self::Source { .. } => ErrorKind::Unavailable,
+            Self::Unavailable { .. }
+            | Self::Doubtful { .. }
+            | Self::NoDocument { .. }
+            | Self::Source { .. } => ErrorKind::Unavailable,
             Self::NotFound { .. } => ErrorKind::NotFound,
             // What was sent is still here, and sending it again is what helps.
             Self::Damaged { operation: Operation::Create | Operation::Upload, .. } => ErrorKind::Unavailable,

@@ -83,6 +83,10 @@ pub enum FaultEffect {
     ListWithoutNewest(usize),
     /// A listing that still has what was deleted.
     ListWithDeleted,
+    /// It happens once the faults are lifted, and is answered then.
+    HeldUntilLifted,
+    /// No effect, and 200 with a page of others, as a proxy that wants a password answers every request.
+    PageOfOthers,
 }
 
 /// One scripted fault.
@@ -128,6 +132,12 @@ impl Faults {
     pub fn lift(&self) {
         let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
         armed.iter_mut().for_each(|armed| armed.lifted = true);
+    }
+
+    /// Whether requests are held: some fault does that, and was not lifted.
+    pub(super) fn hold(&self) -> bool {
+        let armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
+        armed.iter().any(|armed| armed.fault.effect == FaultEffect::HeldUntilLifted && !armed.lifted)
     }
 
     /// Requests of that kind so far, failed ones included.

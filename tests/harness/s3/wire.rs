@@ -8,6 +8,7 @@ use super::fault::{FaultEffect, Faults, S3Operation};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use hyper::body::{Body as _, Incoming};
+use hyper::header::CONTENT_LENGTH;
 use hyper::{Request, Response, StatusCode};
 use s3s::Body;
 use s3s::dto::StreamingBlob;
@@ -16,6 +17,12 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// What a proxy sends instead of the store.
+const PAGE: &str = "<html>login</html>";
+
+/// How often a request that is held looks whether the faults were lifted.
+const HOLD_LOOK: Duration = Duration::from_millis(5);
 
 pub(super) async fn respond(
     service: S3Service,
@@ -50,6 +57,17 @@ pub(super) async fn respond(
                 let _ = service.call(request).await;
             });
             return std::future::pending().await;
+        }
+        Some(FaultEffect::PageOfOthers) => {
+            let mut response = Response::new(Body::from(PAGE.to_owned()));
+            response.headers_mut().insert(CONTENT_LENGTH, PAGE.len().into());
+            return Ok(response);
+        }
+        Some(FaultEffect::HeldUntilLifted) => {
+            while faults.hold() {
+                tokio::time::sleep(HOLD_LOOK).await;
+            }
+            request.map(Body::from)
         }
         Some(FaultEffect::DamagedOnWrite) => whole(request, flip).await?,
         Some(FaultEffect::ListWithoutNewest(hidden)) => with(request, Staleness { hidden, deleted: false }),

@@ -481,7 +481,8 @@ fn row(record: &Record) -> Committed {
     }
 }
 
-fn shared(store: Arc<dyn Store>, tier1: &Arc<Tier1>, start: u64) -> Arc<Shared> {
+/// What a start has at hand, with empty memory.
+pub(in crate::node) fn shared(store: Arc<dyn Store>, tier1: &Arc<Tier1>, start: u64) -> Arc<Shared> {
     let incarnation = Incarnation(start);
     let life = NodeLife { node: "n".parse().unwrap(), incarnation };
     let probe = Probe {

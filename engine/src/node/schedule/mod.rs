@@ -27,6 +27,7 @@ mod world;
 use crate::tier1::{MediumChoice, Tier1, Tier1Settings};
 use chaos::{Chaos, Rng};
 use futures::future;
+pub(in crate::node) use life::shared as shared_over;
 use life::{Life, Work};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -129,7 +130,8 @@ async fn at_rest(world: &Arc<World>, tier1: &Arc<Tier1>, rng: &mut Rng) {
     world.with(|state| state.audit.all_is_swept(&state.bucket));
 }
 
-fn tier1() -> (tempfile::TempDir, Arc<Tier1>) {
+/// Memory for a test, and the folder that it goes with.
+pub(in crate::node) fn tier1() -> (tempfile::TempDir, Arc<Tier1>) {
     let folder = tempfile::Builder::new().prefix("tidemark-schedule-").tempdir_in("/dev/shm").unwrap();
     let medium = MediumChoice::Directory(folder.path().to_path_buf());
     let tier1 = Tier1::open(Tier1Settings { size_bytes: 128 << 20, ballast: false, medium }).unwrap();

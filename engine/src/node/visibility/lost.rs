@@ -75,6 +75,11 @@ impl Losses {
         known.good_news |= known.why.remove(&(file, seal)).is_some();
     }
 
+    /// Its bytes were given up: that no copy is good means nothing.
+    pub(crate) fn forget(&self, file: FileId, seal: SealNumber) {
+        self.lock().why.remove(&(file, seal));
+    }
+
     fn take_news(&self) -> bool {
         std::mem::take(&mut self.lock().news)
     }

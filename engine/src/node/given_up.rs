@@ -1,0 +1,180 @@
+//! Whether what was looked at still counts: retention, a person or the job may have given it up meanwhile.
+//!
+//! Owns: who lists an object now, and forgetting what was found of objects that were given up. Does not own: giving up (`gc`,
+//! `generations`), the looks (`verify`, `scrub`).
+//!
+//! A look takes seconds, and what it looks at was listed before. Bytes that are missing because their version was retired are no loss.
+//! `_RETIRED` stands, and the sidecar of a generation is gone, before the first of its bytes is deleted.
+
+use crate::node::answer::text;
+use crate::node::run::{Engine, Node};
+use std::collections::BTreeSet;
+use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::key::{Key, PathOrHash, VersionId};
+use tidemark_protocol::manifest::Manifest;
+use tidemark_protocol::recognise::CheckpointId;
+
+/// Who counts on an object now, as far as the loop knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Counts {
+    /// The tree shows its bytes, or the version stands that it belongs to.
+    Yes,
+    /// Nobody but a removal that can be taken back, for as long as the generation has its sidecar.
+    WhileDescribed,
+    No,
+}
+
+impl Node {
+    /// Whether an object counts for nothing any more. Costs one request where the loop does not know: Tier-3 says what another coordinator gave
+    /// up, too. An unknown answer is none.
+    pub(super) async fn is_given_up(&self, of: (FileId, SealNumber), key: &str) -> bool {
+        let asked = key.to_owned();
+        // A loop that has stopped notes nothing either.
+        let Some(counts) = self.ask(move |engine| engine.counts(of, &asked)).await else { return true };
+        match (counts, key.parse::<Key>()) {
+            (Counts::No, _) => true,
+            (_, Ok(Key::Data { version, .. })) => self.is_retired(&version).await,
+            (
+                Counts::WhileDescribed,
+                Ok(Key::Loose { path, generation } | Key::LooseParts { path, generation }),
+            ) => {
+                let sidecar = Key::LooseSidecar { path, generation }.to_string();
+                matches!(self.shared().drain.store.head(&sidecar).await, Ok(None))
+            }
+            (Counts::Yes | Counts::WhileDescribed, _) => false,
+        }
+    }
+
+    /// Whether a version's retirement stands in Tier-3. An unknown answer is none.
+    pub(super) async fn is_retired(&self, version: &VersionId) -> bool {
+        let key = Key::Retired { version: version.clone() }.to_string();
+        matches!(self.shared().drain.store.head(&key).await, Ok(Some(_)))
+    }
+}
+
+impl Engine {
+    /// Who counts on the object under this key, which should hold the bytes `of`. Costs a pass over the versions where others wrote it.
+    pub(super) fn counts(&self, of: (FileId, SealNumber), key: &str) -> Counts {
+        match key.parse::<Key>() {
+            Ok(Key::Data { version, .. }) if self.is_going(&version) && !self.is_noted(of, key) => Counts::No,
+            Ok(Key::Data { .. }) => Counts::Yes,
+            Ok(Key::Loose { .. } | Key::LooseParts { .. }) if self.is_held(of) => Counts::Yes,
+            Ok(
+                Key::Loose { path: PathOrHash::Path(path), .. }
+                | Key::LooseParts { path: PathOrHash::Path(path), .. },
+            ) if !self.ledger.removed_loose.contains_key(&path) => Counts::No,
+            // Of a long path the key has no more than its hash.
+            Ok(Key::Loose { .. } | Key::LooseParts { .. }) => Counts::WhileDescribed,
+            // What others wrote is never deleted here, and counts while anything lists it.
+            Ok(_) | Err(_) => {
+                let listed = || {
+                    self.standing_manifests().flat_map(|manifest| &manifest.files).any(|file| file.key == key)
+                };
+                if self.is_held(of) || listed() { Counts::Yes } else { Counts::No }
+            }
+        }
+    }
+
+    /// Whether a file that has a name holds these very bytes.
+    pub(super) fn is_held(&self, (file, seal): (FileId, SealNumber)) -> bool {
+        self.shared.namespace.view_of(file).is_some_and(|view| view.sealed() == Some(seal))
+    }
+
+    /// Whether the tree shows these bytes by this very object.
+    fn is_noted(&self, (file, seal): (FileId, SealNumber), key: &str) -> bool {
+        let view = self.shared.namespace.view_of(file).filter(|view| view.sealed() == Some(seal));
+        view.and_then(|view| view.object).is_some_and(|object| object.key == key)
+    }
+
+    /// Whether a version was given up, or its retirement may stand in Tier-3 already. Of one that is not known nobody can say so.
+    fn is_going(&self, version: &VersionId) -> bool {
+        let id = CheckpointId { run: version.run.clone(), directory: version.directory.clone() };
+        let number = (version.timeline, version.version);
+        let known = self.ledger.books.get(&id).and_then(|book| book.versions.get(&number));
+        known.is_some_and(|known| known.checkpoint.is_aborted() || self.gc.is_begun(&id, number))
+    }
+
+    /// The manifests of all committed versions that are not being given up.
+    fn standing_manifests(&self) -> impl Iterator<Item = &Manifest> {
+        let books = self.ledger.books.values();
+        let versions = books
+            .flat_map(|book| book.versions.iter().map(move |(number, version)| (book, *number, version)));
+        let standing = versions.filter(move |(book, number, _)| !self.gc.is_begun(&book.id, *number));
+        standing.filter_map(|(.., version)| version.manifest().map(|manifest| &**manifest))
+    }
+
+    /// Forgets what was found of objects that were given up, and of their bytes where nothing else lists those. Costs nothing where nothing was
+    /// found, else a pass over the versions.
+    pub(super) fn forget_found<'a>(&mut self, objects: impl Iterator<Item = (FileId, SealNumber, &'a str)>) {
+        let mut bytes = BTreeSet::new();
+        for (file, seal, key) in objects {
+            self.scrub.bad_objects.remove(&(file, seal, key.to_owned()));
+            let is_found =
+                self.scrub.bad.contains_key(&(file, seal)) || self.shared.losses.why(file, seal).is_some();
+            bytes.extend(is_found.then_some((file, seal)));
+        }
+        if bytes.is_empty() {
+            return;
+        }
+        bytes.retain(|of| !self.is_held(*of));
+        for file in self.standing_manifests().flat_map(|manifest| &manifest.files) {
+            bytes.remove(&(file.file, file.seal));
+        }
+        for (file, seal) in bytes {
+            self.scrub.bad.remove(&(file, seal));
+            self.shared.losses.forget(file, seal);
+        }
+    }
+
+    /// Forgets what was found of the documents of a checkpoint of which no version is committed any more.
+    pub(super) fn forget_documents(&mut self, id: &CheckpointId) {
+        let book = &self.ledger.books[id];
+        if book.committed().is_none() {
+            let path = text(&book.path());
+            self.scrub.unmended.retain(|(of, _)| *of != path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::book::LooseBook;
+    use crate::node::recover::Recovered;
+    use crate::node::run::NodeParts;
+    use crate::node::schedule::{shared_over, tier1};
+    use crate::store::{MemoryStore, Store};
+    use bytes::Bytes;
+    use std::sync::Arc;
+    use tidemark_protocol::id::{FileCounter, Generation, Incarnation};
+    use tidemark_protocol::path::RelPath;
+    use tidemark_protocol::recognise::Rules;
+
+    /// Between the listing and the look: the name is back, or its generations were given up.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_removed_file_counts_for_as_long_as_it_can_be_brought_back() {
+        let (_folder, tier1) = tier1();
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let shared = shared_over(Arc::clone(&store), &tier1, 1);
+        let node =
+            Node::start(NodeParts { shared, rules: Rules::builtin(), recovered: Recovered::default() });
+        let of = (FileId { incarnation: Incarnation(7), counter: FileCounter(1) }, SealNumber(1));
+        let path = RelPath::new("run/log").unwrap();
+        let (bytes, sidecar) = Key::loose(&path, Generation(3));
+        let (key, sidecar) = (bytes.to_string(), sidecar.to_string());
+        assert!(node.is_given_up(of, &key).await, "nothing has been removed there");
+        let removed = path.clone();
+        let remove = move |engine: &mut Engine| {
+            let book = LooseBook { generation: Some(Generation(3)), ..LooseBook::default() };
+            engine.ledger.removed_loose.insert(removed, book);
+        };
+        node.ask(remove).await.unwrap();
+        assert!(node.is_given_up(of, &key).await, "the sidecar goes before the bytes");
+        store.create(&sidecar, Bytes::new()).await.unwrap();
+        assert!(!node.is_given_up(of, &key).await, "`undelete` would bring it back");
+        node.ask(move |engine| engine.ledger.removed_loose.remove(&path)).await.unwrap();
+        assert!(node.is_given_up(of, &key).await, "the name is another file's by now");
+        assert!(node.is_given_up(of, "others/model.bin").await, "nothing lists it");
+        node.stop();
+    }
+}

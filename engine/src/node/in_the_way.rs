@@ -1,0 +1,83 @@
+//! Content of others where the next version of a checkpoint was to be written: how often in a row, and how long the next one waits.
+//!
+//! Owns: the count, the pause. Does not own: what counts as that, and what follows for the version (`advance`), the pauses between two tries
+//! of one attempt (`run::retry_pause`).
+//!
+//! Such an attempt is dead, and its contents are tried again under the next number, with nothing of the attempt's own left to slow that down.
+
+use crate::node::run::retry_pause;
+use std::time::{Duration, Instant};
+
+/// What stood in the way of one checkpoint's versions since one of them reached Tier-3.
+#[derive(Debug, Default)]
+pub(crate) struct InTheWay {
+    in_a_row: u32,
+    /// When the last one was found, and what it was.
+    last: Option<(Instant, String)>,
+}
+
+/// How long the next version waits after so many in a row. Not at all after the first: whoever lost one decision takes the next number at
+/// once, as another coordinator's decision is found as soon as it is met. Then as long as after a failure that may pass.
+fn pause_after(in_a_row: u32, longest: Duration) -> Duration {
+    in_a_row.checked_sub(2).map_or(Duration::ZERO, |tries| retry_pause(tries, longest))
+}
+
+impl InTheWay {
+    /// It was found once more.
+    pub(crate) fn came(&mut self, now: Instant, why: String) {
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        self.last = Some((now, why));
+    }
+
+    /// A version is in Tier-3, or nobody wants one any more.
+    pub(crate) fn ended(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether the next version waits yet. `longest`: the longest pause as it is now.
+    pub(crate) fn waits(&self, longest: Duration, now: Instant) -> bool {
+        let pause = pause_after(self.in_a_row, longest);
+        self.last.as_ref().is_some_and(|(last, _)| now.saturating_duration_since(*last) < pause)
+    }
+
+    /// Whether it was found again after the next number was taken.
+    pub(crate) fn lasts(&self) -> bool {
+        self.in_a_row > 1
+    }
+
+    /// What was found last.
+    pub(crate) fn why(&self) -> Option<&str> {
+        self.last.as_ref().map(|(_, why)| why.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::run::RETRY_LONGEST;
+
+    #[test]
+    fn the_first_costs_no_time_and_each_further_one_twice_as_much_up_to_the_longest_pause() {
+        let pauses: Vec<_> = (0..20).map(|count| pause_after(count, RETRY_LONGEST).as_millis()).collect();
+        assert_eq!(&pauses[..6], &[0, 0, 200, 400, 800, 1600]);
+        assert!(pauses[10..].iter().all(|ms| *ms == RETRY_LONGEST.as_millis()), "{pauses:?}");
+        let urgent = Duration::from_secs(1);
+        assert!((0..20).all(|count| pause_after(count, urgent) <= urgent), "somebody waits");
+    }
+
+    #[test]
+    fn a_version_in_tier_3_ends_the_pause_and_begins_the_count_anew() {
+        let (mut in_the_way, begun) = (InTheWay::default(), Instant::now());
+        let waits =
+            |way: &InTheWay, after_ms| way.waits(RETRY_LONGEST, begun + Duration::from_millis(after_ms));
+        assert!(!waits(&in_the_way, 0) && in_the_way.why().is_none());
+        in_the_way.came(begun, "lost".into());
+        assert!(!waits(&in_the_way, 0) && !in_the_way.lasts(), "the next number is taken at once");
+        in_the_way.came(begun, "lost again".into());
+        assert!(waits(&in_the_way, 199) && !waits(&in_the_way, 200));
+        assert_eq!((in_the_way.why(), in_the_way.lasts()), (Some("lost again"), true));
+        in_the_way.ended();
+        in_the_way.came(begun, "lost".into());
+        assert!(!waits(&in_the_way, 0) && !in_the_way.lasts());
+    }
+}

@@ -1,0 +1,249 @@
+//! Tests of `verify`: what a finding comes to, and which findings count.
+
+use super::*;
+use crate::node::book::{Book, Number, VersionBook};
+use crate::node::jobs::Origin;
+use crate::node::recover::Recovered;
+use crate::node::run::NodeParts;
+use crate::node::schedule::{shared_over, tier1};
+use crate::node::scrub::{BadChunk, HealError, HostFound, Scrubbed, Target, Unseen};
+use crate::store::{MemoryStore, Store};
+use bytes::Bytes;
+use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::format::FORMAT;
+use tidemark_protocol::id::{
+    AttemptId, Epoch, FileCounter, FileId, Incarnation, SealNumber, Step, Timeline, Version,
+};
+use tidemark_protocol::key::{Key, NodeLife, Part, VersionId};
+use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
+use tidemark_protocol::marker::Decision;
+use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
+use tidemark_protocol::recognise::{CheckpointId, Rules};
+use tidemark_protocol::record::{Evidence, Record, RecordFile};
+use tidemark_protocol::report::{ExitCode, Verify};
+
+const FILE: FileId = FileId { incarnation: Incarnation(1), counter: FileCounter(9) };
+
+/// A file of which only this was found.
+fn host(found: HostFound) -> Found {
+    let target = Target {
+        node: 9,
+        file: FILE,
+        seal: SealNumber(1),
+        path: "r/a.pt".into(),
+        size_bytes: 5,
+        crc: Crc64(1),
+        chunks: vec![Crc64(1)].into(),
+        host: true,
+        object: None,
+        more: Vec::new(),
+    };
+    let host = Scrubbed { file: FILE, seal: SealNumber(1), path: "r/a.pt".into(), found };
+    Found { target, bad: None, deep: false, host: Some(host), objects: Vec::new(), peers: Vec::new() }
+}
+
+fn added(found: &Found) -> Verify {
+    let mut verify = Verify::default();
+    add(&mut verify, found);
+    verify
+}
+
+fn bad_chunk() -> BadChunk {
+    BadChunk { path: "r/a.pt".into(), chunk: 0, expected: Crc64(1), found: Crc64(2) }
+}
+
+#[test]
+fn a_host_copy_that_nobody_looked_at_is_neither_good_nor_lost() {
+    let gone = added(&host(HostFound::Unseen(Unseen::Gone)));
+    assert_eq!((gone.copies, gone.unchecked.len(), gone.unrecoverable.len()), (0, 1, 0), "{gone:?}");
+    assert_eq!(gone.exit_code(), ExitCode::Done, "it may have been saved again meanwhile");
+    let unreadable = Unseen::Unreadable(std::io::ErrorKind::OutOfMemory.into());
+    let unreadable = added(&host(HostFound::Unseen(unreadable)));
+    assert_eq!((unreadable.copies, unreadable.unchecked.len()), (0, 1), "{unreadable:?}");
+    assert_eq!(unreadable.exit_code(), ExitCode::Unavailable, "what was asked for was not read");
+}
+
+#[test]
+fn the_other_copies_of_bad_bytes_are_read_and_not_only_asked_for() {
+    let bad = host(HostFound::Bad { bad: bad_chunk(), why: HealError::InUse }).host;
+    assert!(reads_all(false, false, bad.as_ref()));
+    assert!(reads_all(false, true, None), "no copy could be read before");
+    assert!(reads_all(true, false, None));
+    let good = host(HostFound::Good).host;
+    assert!(!reads_all(false, false, good.as_ref()));
+    let healed = host(HostFound::Healed { bad: bad_chunk(), from: Origin::Object }).host;
+    assert!(!reads_all(false, false, healed.as_ref()), "its object was read to heal it");
+}
+
+#[test]
+fn a_repair_says_where_the_good_bytes_came_from() {
+    for (from, word) in [(Origin::Peer, "peer"), (Origin::Object, "object")] {
+        let healed = added(&host(HostFound::Healed { bad: bad_chunk(), from }));
+        assert_eq!((healed.repaired.len(), healed.repaired[0].from.as_str()), (1, word), "{healed:?}");
+    }
+}
+
+#[test]
+fn what_has_no_checksum_is_named_with_its_reason_up_to_a_number() {
+    let unsealed = |count: usize| -> Vec<Unsealed> {
+        let why = why_unsealed(&FileState::Open { writers: 2 }).unwrap();
+        let of =
+            |number| Unsealed { path: format!("r/{number}"), size_bytes: 1, host: true, why: why.clone() };
+        (0..count).map(of).collect()
+    };
+    assert!(not_checked(b"r", Vec::new()).is_empty());
+    let rows = not_checked(b"r", unsealed(UNSEALED_MAX));
+    assert_eq!((rows.len(), rows[0].path.as_str()), (UNSEALED_MAX, "r/0"));
+    assert!(rows[0].what.contains("2 open writers"), "{}", rows[0].what);
+    let rows = not_checked(b"r", unsealed(UNSEALED_MAX + 3));
+    assert_eq!((rows.len(), rows[UNSEALED_MAX].path.as_str()), (UNSEALED_MAX + 1, "r"));
+    assert!(rows[UNSEALED_MAX].what.starts_with("3 more files"), "{}", rows[UNSEALED_MAX].what);
+}
+
+const SEAL: SealNumber = SealNumber(1);
+const NUMBER: Number = (Timeline(0), Version(1));
+
+fn checkpoint_id() -> CheckpointId {
+    let run = RunPath::new(RelPath::new("r").unwrap()).unwrap();
+    CheckpointId { run, directory: CheckpointName::new("step1.pt").unwrap() }
+}
+
+fn version_id() -> VersionId {
+    let CheckpointId { run, directory } = checkpoint_id();
+    VersionId { run, directory, timeline: NUMBER.0, version: NUMBER.1 }
+}
+
+/// A committed version of one file that the tree does not show, as the loop knows it.
+fn committed() -> VersionBook {
+    let path = RelPath::new("r/step1.pt").unwrap();
+    let life = NodeLife { node: "n".parse().unwrap(), incarnation: FILE.incarnation };
+    let crc64nvme = Crc64(tidemark_kernels::crc64(b"bytes"));
+    let entry = RecordFile { path: path.clone(), file: FILE, seal: SEAL, size_bytes: 5, crc64nvme };
+    let record = Record {
+        format: FORMAT,
+        version: version_id(),
+        attempt: AttemptId(5),
+        step: Some(Step(1)),
+        framework: "torch_save".into(),
+        evidence: Evidence::Told,
+        evidence_detail: "a test".into(),
+        epoch: Epoch(1),
+        completed_at_ns: 1,
+        participants: vec![life.clone()],
+        files: vec![entry],
+        partial: false,
+        doubted: false,
+    };
+    let file = ManifestFile {
+        path: path.clone(),
+        key: Key::data(&record.version, Part::from(record.attempt), &path).unwrap().to_string(),
+        size_bytes: 5,
+        crc64nvme,
+        chunks: vec![crc64nvme],
+        encoding: None,
+        etag: None,
+        file: FILE,
+        seal: SEAL,
+        attributes: Attributes::default(),
+    };
+    let prepared = Prepared {
+        format: FORMAT,
+        version: record.version.clone(),
+        attempt: record.attempt,
+        epoch: record.epoch,
+        life,
+        by: None,
+        chunk_bytes: CHUNK_BYTES,
+        files: vec![file],
+        directories: Vec::new(),
+        symlinks: Vec::new(),
+        hard_links: Vec::new(),
+    };
+    let manifest = Manifest::join(&record, &[prepared]).unwrap();
+    let contents = [(path, (FILE, SEAL))].into();
+    let mut version = VersionBook::new(Checkpoint::decided(record, Decision::Commit), contents);
+    version.committed = Some((Arc::new(manifest), Epoch(1)));
+    version
+}
+
+/// A node that knows the version, over a Tier-3 that has none of its bytes.
+fn node(store: &Arc<dyn Store>, tier1: &Arc<crate::tier1::Tier1>) -> Node {
+    let mut book = Book::new(checkpoint_id());
+    book.versions.insert(NUMBER, committed());
+    let mut recovered = Recovered::default();
+    recovered.books.insert(checkpoint_id(), book);
+    // Another life than wrote it.
+    let shared = shared_over(Arc::clone(store), tier1, FILE.incarnation.0 + 1);
+    Node::start(NodeParts { shared, rules: Rules::builtin(), recovered })
+}
+
+/// The one file that there is to look at.
+async fn listed(node: &Node) -> Listed {
+    let mut listed = node.ask(|engine| engine.targets_and_stored(b"")).await.unwrap();
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    listed.remove(0)
+}
+
+async fn look(node: &Node, listed: &Listed) -> Found {
+    let target = listed.target.clone();
+    let objects = node.check_objects(&target, &listed.suspects, true, false).await;
+    Found { target, bad: None, deep: true, host: None, objects, peers: Vec::new() }
+}
+
+/// What a `verify` says of it, and whether the loop remembers anything.
+async fn told(node: &Node, found: Found) -> (Option<Verify>, bool) {
+    let (found, remembers) = node
+        .ask(move |engine| {
+            let found = engine.take_in(found);
+            let is_lost = engine.shared.losses.why(FILE, SEAL).is_some();
+            let is_bad = !engine.scrub.bad_objects.is_empty() || !engine.scrub.unmended.is_empty();
+            (found, is_lost || is_bad)
+        })
+        .await
+        .unwrap();
+    (found.as_ref().map(added), remembers)
+}
+
+/// It is retired between the listing, or the look, and the report.
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_are_missing_because_their_version_was_retired_are_no_finding_and_are_forgotten() {
+    let (_folder, tier1) = tier1();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let node = node(&store, &tier1);
+    let listed = listed(&node).await;
+    let (first, second) = (look(&node, &listed).await, look(&node, &listed).await);
+    let (verify, remembers) = told(&node, first).await;
+    let verify = verify.expect("it stands, and its bytes are missing");
+    assert_eq!((verify.unrecoverable.len(), verify.bad_objects, remembers), (1, 1, true), "{verify:?}");
+
+    let retire = |engine: &mut Engine| {
+        engine.scrub.unmended.push(("r/step1.pt".into(), "its record is not there".into()));
+        engine.forget_version(&checkpoint_id(), NUMBER, "a test");
+    };
+    node.ask(retire).await.unwrap();
+    let (verify, remembers) = told(&node, second).await;
+    assert!(verify.is_none() && !remembers, "it was given up after the look: {verify:?}");
+    let third = look(&node, &listed).await;
+    assert!(matches!(third.objects[0].1, ObjectFound::GivenUp), "it was given up before the look");
+    assert!(told(&node, third).await.0.is_none());
+    assert!(node.ask(|engine| engine.targets_and_stored(b"").is_empty()).await.unwrap());
+    node.stop();
+}
+
+/// The retirement is another coordinator's: this one hears of it from Tier-3 only.
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_of_which_tier_3_says_that_they_were_given_up_are_no_finding_and_are_not_written_again() {
+    let (_folder, tier1) = tier1();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let node = node(&store, &tier1);
+    let listed = listed(&node).await;
+    store.create(&Key::Retired { version: version_id() }.to_string(), Bytes::new()).await.unwrap();
+    let found = look(&node, &listed).await;
+    let (verify, remembers) = told(&node, found).await;
+    assert!(verify.is_none() && !remembers, "{verify:?}");
+    let key = &listed.target.object.as_ref().unwrap().key;
+    assert_eq!(store.head(key).await.unwrap(), None);
+    node.stop();
+}
