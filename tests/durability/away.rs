@@ -1,12 +1,14 @@
 //! Tier-3 is full, gone or refuses: saves go on, the lag is seen, and afterwards everything commits by itself.
 //!
-//! Owns: Tier-3 taken away under a live daemon and given back. Does not own: single doubtful answers (suite s3).
+//! Owns: Tier-3 taken away under a live daemon, or one that takes over, and given back. Does not own: single doubtful answers (suite s3).
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::Value;
 use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
@@ -186,6 +188,28 @@ impl SmallDisk {
         assert!(output.status.success(), "{}", shown(&output));
     }
 
+    /// Takes all that is left.
+    fn fill(&self) {
+        let mut filler = File::create(self.path().join("filler")).unwrap();
+        while filler.write_all(&[7; 4096]).is_ok() {}
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.path().join("filler")).unwrap();
+    }
+
+    /// The daemon may have a file open for writing there just now.
+    fn set_read_only(&self, read_only: bool) {
+        let options = if read_only { "remount,ro" } else { "remount,rw" };
+        let set = || {
+            let mut command = Command::new("mount");
+            let output =
+                process::run(command.args(["-o", options]).arg(self.path()), Duration::from_secs(20));
+            output.status.success().then_some(())
+        };
+        process::until(NOTICE_LIMIT, set).unwrap_or_else(|| panic!("it is not mounted with {options}"));
+    }
+
     fn path(&self) -> &Path {
         self.home.path()
     }
@@ -232,6 +256,103 @@ fn a_tier3_that_fills_up_in_mid_upload_takes_everything_once_there_is_room() {
         assert_eq!(tier3::commits(disk.path(), &path(step)).len(), 1, "{}", path(step));
     }
     assert_all_come_back(daemon, 1..=7);
+}
+
+/// What must be so while a daemon that took over may not write to Tier-3: it saves step 3. `why` is a word of the reason.
+fn assert_serves_meanwhile(daemon: &Daemon, why: &str) {
+    save_steps(daemon, 3..=3);
+    let problem = wait_away(daemon);
+    assert!(problem["what"].as_str().unwrap_or_default().contains(why), "{problem}");
+    let output = daemon.ctl(&["flush", "--wait", "--timeout", "2"]);
+    assert_eq!(output.status.code(), Some(5), "{}", shown(&output));
+    for command in [&["gc"][..], &["rm", "run@1"]] {
+        let output = daemon.ctl(command);
+        assert_eq!(output.status.code(), Some(5), "{command:?}: {}", shown(&output));
+        assert!(!shown(&output).contains("no daemon answers"), "{command:?}: {}", shown(&output));
+    }
+    assert!(daemon.checkpoint(&path(3)).is_some_and(|listed| listed["state"] != "committed"));
+}
+
+/// Steps 1 and 2 are in Tier-3 only; then `spoil` keeps Tier-3 from taking anything, and the daemon is killed.
+fn takes_over_beside_what_can_only_be_read(spoil: impl Fn(&SmallDisk), mend: impl Fn(&SmallDisk), why: &str) {
+    if !machine::can_mount() {
+        return;
+    }
+    let disk = SmallDisk::new("45m");
+    let tier3 = Some(format!("file://{}", disk.path().display()));
+    let mut daemon = Daemon::start(DaemonOptions { tier3, ..options("256MiB", CONFIG) });
+    daemon.assert_passthrough();
+    save_steps(&daemon, 1..=2);
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    let epochs = || tier3::files_below(&disk.path().join(".tidemark/epoch")).len();
+    let raised = epochs();
+    spoil(&disk);
+    let killed = daemon.kill_serving();
+    daemon.wait_for_next(killed);
+    for step in 1..=2 {
+        assert_holds(&daemon, &path(step), &bytes(step), "cold, while Tier-3 can only be read");
+        daemon.wait_committed(&path(step), NOTICE_LIMIT);
+    }
+    assert_serves_meanwhile(&daemon, why);
+    assert_eq!(epochs(), raised, "an epoch was raised in a Tier-3 that takes nothing");
+    mend(&disk);
+    wait_back(&daemon, &(1..=3).map(path).collect::<Vec<_>>());
+    assert!(epochs() > raised, "this daemon commits in an epoch of its own");
+    for step in 1..=3 {
+        assert_eq!(tier3::commits(disk.path(), &path(step)).len(), 1, "{}", path(step));
+    }
+    assert_all_come_back(daemon, 1..=3);
+}
+
+#[test]
+fn a_daemon_that_takes_over_while_tier3_is_full_serves_and_commits_once_there_is_room() {
+    takes_over_beside_what_can_only_be_read(SmallDisk::fill, SmallDisk::make_room, "full");
+}
+
+#[test]
+fn a_daemon_that_takes_over_while_tier3_is_read_only_serves_and_commits_once_it_is_not() {
+    let spoil = |disk: &SmallDisk| disk.set_read_only(true);
+    let mend = |disk: &SmallDisk| disk.set_read_only(false);
+    takes_over_beside_what_can_only_be_read(spoil, mend, "read-only");
+}
+
+/// Commands are answered, saves go on, and who reads what is only in Tier-3 waits for it within a bound.
+#[test]
+fn a_daemon_that_takes_over_while_tier3_is_away_answers_and_goes_on_by_itself() {
+    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
+    save_steps(&daemon, 1..=2);
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    let (here, aside) = (daemon.tier3_dir(), daemon.scratch("aside").join("tier3"));
+    fs::rename(&here, &aside).unwrap();
+    // No directory is made in its place.
+    fs::write(&here, b"").unwrap();
+    let killed = daemon.kill_serving();
+    daemon.wait_for_next(killed);
+    let cold = daemon.mount().join(path(1));
+    let reads = std::thread::spawn(move || fs::read(cold));
+    assert_serves_meanwhile(&daemon, "Tier-3");
+    // At no moment is nothing there.
+    renameat_with(CWD, &aside, CWD, &here, RenameFlags::EXCHANGE).unwrap();
+    wait_back(&daemon, &(1..=3).map(path).collect::<Vec<_>>());
+    assert!(reads.join().unwrap().unwrap() == bytes(1), "a cold read that waited for Tier-3");
+    assert_all_come_back(daemon, 1..=3);
+}
+
+#[test]
+fn a_start_with_empty_memory_says_that_tier3_is_full() {
+    if !machine::can_mount() {
+        return;
+    }
+    let disk = SmallDisk::new("1m");
+    disk.fill();
+    let tier3 = Some(format!("file://{}", disk.path().display()));
+    let refused = Daemon::start_refused(DaemonOptions { tier3, ..options("64MiB", CONFIG) });
+    assert_eq!(refused.status.code(), Some(5), "{}", shown(&refused));
+    assert!(shown(&refused).contains("Tier-3 is full"), "{}", shown(&refused));
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(crate) enum Cause {
     Tree,
     /// A version that is being given up.
     Retirement,
+    /// The right to write there at all, which a daemon takes that goes on with what lies in memory.
+    TakingUp,
 }
 
 /// Everything that Tier-3 did not take yet. At most one entry for each version, checkpoint, loose file and the tree.

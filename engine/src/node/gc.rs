@@ -418,7 +418,7 @@ impl Engine {
     ) -> (u64, Option<String>) {
         self.gc.next = Instant::now();
         let mut left = 0;
-        let mut stuck = self.fenced.clone();
+        let mut stuck = self.writes_nothing();
         for Verdict { id, number, keep, .. } in self.verdicts(wanted.map(|(of, _)| &of.run)) {
             let is_wanted = wanted.is_none_or(|(of, numbers)| *of == id && numbers.contains(&number));
             match keep {

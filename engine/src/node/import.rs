@@ -6,8 +6,9 @@
 use crate::node::answer::checkpoint_ref;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::run_of;
-use crate::node::recover::{above, contents_of, empty_record, record_of};
+use crate::node::recover::{above, contents_of, record_of};
 use crate::node::run::{Engine, Node, error_text};
+use crate::node::stand_in::empty_record;
 use crate::save::commit::{self, CommitError};
 use crate::save::foreign::{self, ForeignCheckpoint, ForeignFile};
 use crate::store::StoreError;
@@ -265,8 +266,8 @@ impl Engine {
     fn may_import(&self, from: &str, checkpoint: &ForeignCheckpoint) -> Result<(), Stays> {
         let refused = |why: String| Err(Stays::Refused(why));
         let id = &checkpoint.candidate.id;
-        if let Some(why) = &self.fenced {
-            return refused(why.clone());
+        if let Some(why) = self.writes_nothing() {
+            return refused(why);
         }
         if !self.may_write() {
             return refused("Tier-3 has not been read by this coordinator yet; try again".to_owned());

@@ -89,6 +89,20 @@ impl Node {
         Ok(Pin { checkpoint: reference, pinned, already })
     }
 
+    /// Refuses what a Tier-3 has to be told that is not taken up yet.
+    async fn needs_tier3(&self) -> Result<(), ApiError> {
+        // What a daemon says that another one fences is in the answers.
+        let waits = |engine: &mut Engine| engine.writes_nothing().filter(|_| engine.fenced.is_none());
+        match self.ask(waits).await.ok_or_else(ending)? {
+            None => Ok(()),
+            Some(why) => {
+                let what = format!("nothing is written to Tier-3 yet: {why}");
+                let action = "repair Tier-3, which is tried again by itself, then say it again";
+                Err(ApiError::new(ErrorCode::Unavailable, what, action))
+            }
+        }
+    }
+
     async fn write_pin(&self, series: &Series, pinned: bool, by: String) -> Result<(), ApiError> {
         let drain = &self.shared().drain;
         let document = PinDocument { format: FORMAT, pinned, by, at_ns: self.shared().now_ns() };
@@ -115,8 +129,11 @@ impl Node {
     /// What retention lets go of; without `dry_run`, when it is gone.
     ///
     /// # Errors
-    /// The daemon is ending. What stays because Tier-3 does not take it is in the answer.
+    /// The daemon is ending, or has not taken Tier-3 up yet. What stays because Tier-3 does not take it is in the answer.
     pub async fn gc(&self, dry_run: bool, tell: impl Fn(Progress)) -> Result<Gc, ApiError> {
+        if !dry_run {
+            self.needs_tier3().await?;
+        }
         let mut rows = self.ask(|engine| engine.gc_rows()).await.ok_or_else(ending)?;
         let all = rows.iter().filter(|row| row.given_up).count() as u64;
         let (mut left, mut trouble) = (all, None);
@@ -133,8 +150,9 @@ impl Node {
     ///
     /// # Errors
     /// There is none, or several are meant, or it has to stay, and why: then nothing was done. Names of a damaged one stay, and why. The
-    /// daemon is ending.
+    /// daemon is ending, or has not taken Tier-3 up yet.
     pub async fn remove(&self, wanted: Wanted, tell: impl Fn(Progress)) -> Result<Removal, ApiError> {
+        self.needs_tier3().await?;
         let forgotten = wanted.clone();
         if let Some(path) =
             self.ask(move |engine| engine.forget_unreadable(&forgotten)).await.ok_or_else(ending)??

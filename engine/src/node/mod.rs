@@ -26,6 +26,7 @@
 //! | `flush`, `pending` | who waits for what to be durable; what is not, and why |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
+//! | `stand_in` | what stands in the place of what cannot be read |
 //! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
 //! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_peers` | looking at bytes at rest, and healing them |
 //! | `damage` | what copies that are known to be bad count for |
@@ -90,6 +91,7 @@ mod schedule;
 mod scrub;
 mod select;
 mod show;
+mod stand_in;
 mod tiers;
 mod tree;
 mod unsaved;
@@ -106,7 +108,7 @@ pub(crate) use decide::{attributes, fate_of, have_ended_well};
 pub use events::Events;
 pub use flush::FlushOutcome;
 pub use jobs::{RestoreError, restore};
-pub use recover::{Names, RecoverError, Recovered, recover};
+pub use recover::{Names, RecoverError, Recovered, look, recover};
 pub(crate) use run::error_text;
 pub use run::{Node, NodeParts, QUESTIONS_MAX};
 pub use scrub::{BadAtOpen, NotVerified, heal_at_open, verify_at_open};

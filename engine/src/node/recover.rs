@@ -7,12 +7,13 @@ use crate::namespace::{AdoptEntry, AdoptKind, Special};
 use crate::node::Shared;
 pub(crate) use crate::node::adopt::{Adopter, adopt_loose};
 use crate::node::adopt::{
-    SYMLINK_MODE, UNKNOWN_BYTES, entry, entry_at, file_kind, link_entry, note, placeholder, placeholders,
+    SYMLINK_MODE, entry, entry_at, file_kind, link_entry, note, placeholder, placeholders,
 };
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::metric;
 use crate::node::removals::Told;
 use crate::node::run::error_text;
+use crate::node::stand_in::{empty_record, stand_in, stand_in_file};
 use crate::restore::locate::{
     self, Catalog, CommittedVersion, FormatProblem, LooseFiles, PassedOver, UndecidedAttempt,
     UnreadableLoose, UnreadableVersion,
@@ -25,16 +26,15 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointEvent, Found};
-use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::{SpecialKind, TreeDocument, VersionMetric};
-use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
+use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef, checkpoint_path};
 use tidemark_protocol::lineage::watermark;
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
 use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::record::{Record, RecordFile};
+use tidemark_protocol::record::Record;
 
 /// What a node knows of checkpoints, and so what it may decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,6 +44,8 @@ pub(crate) enum Knows {
     Nothing,
     /// The names, and not what Tier-3 holds: nothing is written there.
     Names,
+    /// The names, and what is committed in a Tier-3 that does not take anything yet: nothing is written there.
+    Committed,
     All,
 }
 
@@ -101,27 +103,46 @@ pub enum Names {
 /// Reads Tier-3, decides what was left undecided, and tells the namespace what is there.
 ///
 /// Costs a read of every marker and manifest, and memory for the tree. Nothing is fetched.
+///
+/// # Errors
+/// Tier-3 is away, or does not take what is to be decided.
 pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, RecoverError> {
+    let mut recovered = take_up(shared, names, Knows::All).await?;
+    // Nobody waits for it: what it aborts is dead, whenever that happens.
+    let decided = std::mem::take(&mut recovered.decided);
+    tokio::spawn(sweep::sweep(Arc::clone(&shared.drain), decided));
+    Ok(recovered)
+}
+
+/// The same of a Tier-3 that may not be written to yet, beside names that outlived the daemon: what is committed is known, what was left
+/// undecided stays so, and nothing is swept. [`recover`] follows once it may be written to.
+///
+/// # Errors
+/// Tier-3 is away.
+pub async fn look(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
+    take_up(shared, Names::Kept, Knows::Committed).await
+}
+
+async fn take_up(shared: &Arc<Shared>, names: Names, knows: Knows) -> Result<Recovered, RecoverError> {
     let store = &shared.drain.store;
     let mut catalog = locate::read(store).await?;
     let mut passed_over = Vec::new();
     let (tree_number, tree) = locate::newest::<TreeDocument>(store, &Series::Tree, &mut passed_over).await?;
     let loose = locate::loose(store, &mut passed_over).await?;
     let pinned = locate::pins(store, &mut passed_over).await?;
-    let mut recovered = Recovered { knows: Knows::All, names, tree_number, ..Recovered::default() };
+    let mut recovered = Recovered { knows, names, tree_number, ..Recovered::default() };
     let undecided = std::mem::take(&mut catalog.undecided);
     recovered.decided(shared, catalog);
-    for attempt in worth_most(undecided) {
-        recovered.undecided(shared, attempt).await?;
+    if knows == Knows::All {
+        for attempt in worth_most(undecided) {
+            recovered.undecided(shared, attempt).await?;
+        }
     }
     recovered.pins = recovered.pinned(&pinned);
     recovered.passed_over.extend(passed_over.iter().map(say));
     let believed = loose.believed.iter().map(|sidecar| (sidecar.file.path.clone(), sidecar.generation));
     recovered.decided.loose = believed.collect();
     recovered.adopt(shared, names, tree.as_ref(), loose);
-    // Nobody waits for it: what it aborts is dead, whenever that happens.
-    let decided = std::mem::take(&mut recovered.decided);
-    tokio::spawn(sweep::sweep(Arc::clone(&shared.drain), decided));
     Ok(recovered)
 }
 
@@ -644,47 +665,6 @@ pub(crate) fn record_of(manifest: &Manifest) -> Record {
         completed_at_ns: manifest.completed_at_ns,
         participants: manifest.participants.clone(),
         files: manifest.files.iter().map(ManifestFile::entry).collect(),
-        partial: false,
-        doubted: false,
-    }
-}
-
-/// The record of a version of which nothing but the key can be read: one file under the checkpoint's own name.
-fn stand_in(version: &VersionId, shared: &Shared) -> Record {
-    let mut record = empty_record(version, shared);
-    let Ok(path) = RelPath::new(checkpoint_path(&version.run, &version.directory)) else { return record };
-    record.files.push(RecordFile {
-        path,
-        file: stand_in_file(&version.to_string()),
-        seal: SealNumber(1),
-        size_bytes: UNKNOWN_BYTES,
-        crc64nvme: Crc64(0),
-    });
-    record
-}
-
-/// The identity of a file of which nobody knows it, the same for the same words.
-fn stand_in_file(words: &str) -> FileId {
-    let hash = blake3::hash(words.as_bytes());
-    let counter = u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"));
-    // No life of a node has this incarnation.
-    FileId { incarnation: Incarnation(0), counter: FileCounter(counter) }
-}
-
-/// Stands for a version of which only the number matters any more.
-pub(crate) fn empty_record(version: &VersionId, shared: &Shared) -> Record {
-    Record {
-        format: tidemark_protocol::format::FORMAT,
-        version: version.clone(),
-        attempt: tidemark_protocol::id::AttemptId(0),
-        step: None,
-        framework: String::new(),
-        evidence: tidemark_protocol::record::Evidence::Quiescence,
-        evidence_detail: String::new(),
-        epoch: shared.drain.epoch(),
-        completed_at_ns: 0,
-        participants: Vec::new(),
-        files: Vec::new(),
         partial: false,
         doubted: false,
     }

@@ -177,6 +177,13 @@ impl Node {
         let _ = self.ask(|engine| engine.decide_from_now_on(recovered)).await;
     }
 
+    /// Tier-3 is not taken up yet, and this is why. It ends with the [`Recovered`] of one that is.
+    pub async fn tier3_is_not_taken_up(&self, why: String) {
+        let failed = |engine: &mut Engine| engine.tier3_away.failed(Cause::TakingUp, Instant::now(), why);
+        // A loop that has stopped tells nobody.
+        let _ = self.ask(failed).await;
+    }
+
     /// Another node is the coordinator, or is about to be: this one forgets what it knew of checkpoints.
     pub async fn decide_no_more(&self) {
         // A loop that has stopped decides nothing either.
@@ -366,6 +373,9 @@ impl Engine {
         fresh.flushes = std::mem::take(&mut self.flushes);
         fresh.draining = self.draining;
         fresh.grace_until = self.grace_until;
+        if fresh.knows != Knows::All {
+            fresh.tier3_away = std::mem::take(&mut self.tier3_away);
+        }
         *self = fresh;
         self.ledger.refresh(&self.shared.namespace, &[ROOT]);
     }
@@ -373,6 +383,16 @@ impl Engine {
     /// Whether Tier-3 may be written to.
     pub(crate) fn may_write(&self) -> bool {
         self.fenced.is_none() && self.knows == Knows::All
+    }
+
+    /// Why nothing is written to Tier-3, where this node is to decide over it; none where it may be.
+    pub(crate) fn writes_nothing(&self) -> Option<String> {
+        if self.may_write() || self.fenced.is_none() && self.knows == Knows::Nothing {
+            return None;
+        }
+        let away = || self.tier3_trouble().map(|(_, why)| why);
+        let unread = || "Tier-3 has not been read yet".to_owned();
+        Some(self.fenced.clone().or_else(away).unwrap_or_else(unread))
     }
 
     /// Everything that is due, after whatever happened.
@@ -394,7 +414,10 @@ impl Engine {
             self.look_at_visibility(now);
         }
         self.start_seals();
-        self.hear_who_changed_names();
+        // Before Tier-3 is read nothing is decided with it; and what is heard would be forgotten with what is known now.
+        if self.knows == Knows::All {
+            self.hear_who_changed_names();
+        }
         for id in std::mem::take(&mut self.ledger.due) {
             self.look_at(&id);
         }
@@ -523,6 +546,8 @@ impl Engine {
                 self.shared.namespace.accept_cut(node);
             }
             Action::SealAsTheyAre(nodes) => self.seal_as_they_are(&nodes),
+            // What Tier-3 holds of it is not known yet, and it may be all of it.
+            Action::Fetch(_) if self.knows == Knows::Names => {}
             Action::Fetch(node) => self.fetch(node),
             Action::Judge(nodes) => self.judge(nodes),
             // Looked at again with the next tick.
@@ -626,7 +651,7 @@ impl Engine {
             }
             Cause::InTheWay(id) => ledger.books.get(id).is_some_and(Book::is_tried),
             Cause::Loose(path) => ledger.loose.contains_key(path),
-            Cause::Tree | Cause::Retirement => true,
+            Cause::Tree | Cause::Retirement | Cause::TakingUp => true,
         });
     }
 

@@ -219,9 +219,9 @@ impl Node {
         verify.broken.extend(unmended.iter().cloned());
         let below = place.clone();
         let removed = if deep { self.removed_stored(&place, &mut verify).await? } else { Vec::new() };
-        let (mut targets, unsealed, fenced) = self
+        let (mut targets, unsealed, held) = self
             .ask(move |engine| {
-                (engine.targets_and_stored(&below), engine.unsealed(&below), engine.fenced.is_some())
+                (engine.targets_and_stored(&below), engine.unsealed(&below), engine.writes_nothing())
             })
             .await?;
         add_stored(&mut targets, removed);
@@ -233,11 +233,12 @@ impl Node {
         verify.checkpoints =
             u64::try_from(checkpoints.into_iter().flatten().count()).expect("a count fits 64 bits");
         let shared = self.shared();
+        let held = held.as_deref();
         let looked = targets.into_iter().map(|listed| async move {
             let Listed { target, bad, suspects, .. } = listed;
             let host = if target.host { Some(scrub(shared, target.clone()).await) } else { None };
             let deep = reads_all(deep, bad.is_some(), host.as_ref());
-            let objects = self.check_objects(&target, &suspects, deep, fenced).await;
+            let objects = self.check_objects(&target, &suspects, deep, held).await;
             let peers = check_peers(shared, &target, deep).await;
             Found { target, bad, deep, host, objects, peers }
         });
@@ -279,10 +280,11 @@ impl Node {
 
     async fn mend_all_known(&self, place: &[u8]) -> Option<()> {
         let below = place.to_vec();
-        let objects = self.ask(move |engine| engine.known_bad(&below)).await?;
+        let (objects, held) =
+            self.ask(move |engine| (engine.known_bad(&below), engine.writes_nothing())).await?;
         for Listed { target, suspects, .. } in objects {
             let of = (target.file, target.seal);
-            let objects = self.check_objects(&target, &suspects, false, false).await;
+            let objects = self.check_objects(&target, &suspects, false, held.as_deref()).await;
             let away = objects.iter().any(|(_, object)| matches!(object, ObjectFound::Away(_)));
             if objects.iter().any(|(_, object)| object.is_read()) {
                 self.shared().losses.mend(of.0, of.1);
@@ -303,13 +305,13 @@ impl Node {
     }
 
     /// Looks at every object that should hold the bytes, and writes those again that do not. `suspects`: keys that were found bad
-    /// before, of which the size says nothing. Nothing is written of what was given up meanwhile.
+    /// before, of which the size says nothing. `held`: why nothing is written to Tier-3. Nothing is written of what was given up meanwhile.
     async fn check_objects(
         &self,
         target: &Target,
         suspects: &BTreeSet<String>,
         deep: bool,
-        fenced: bool,
+        held: Option<&str>,
     ) -> Vec<(ObjectCopy, ObjectFound)> {
         let mut found = Vec::new();
         for object in target.objects() {
@@ -329,8 +331,8 @@ impl Node {
                 *result = ObjectFound::GivenUp;
                 continue;
             }
-            if fenced {
-                what.push_str("; another coordinator took over, and this node writes nothing to Tier-3");
+            if let Some(why) = held {
+                what.push_str(&format!("; this node writes nothing to Tier-3: {why}"));
                 continue;
             }
             match self.mend(target, object, good.as_ref()).await {

@@ -1,15 +1,15 @@
 //! A store that is opened when it is first needed, and again until it opens: for nodes that must not wait for it.
 //!
-//! Owns: the opening. Does not own: the store.
+//! Owns: the opening, and holding writes back until somebody has the right to them. Does not own: the store, who has that right.
 
 use super::{
-    Created, Damage, Listing, ObjectHead, PartSource, Silence, Store, StoreError, UnfinishedUpload,
-    UploadLimits, Uploaded,
+    Created, Damage, Listing, ObjectHead, Operation, PartSource, Silence, Store, StoreError,
+    UnfinishedUpload, UploadLimits, Uploaded,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::OnceCell;
 
 /// See the module's head.
@@ -17,6 +17,8 @@ use tokio::sync::OnceCell;
 pub struct LaterStore {
     url: String,
     store: OnceCell<Arc<dyn Store>>,
+    /// Why nothing is written; none where writes go through.
+    held: Mutex<Option<String>>,
 }
 
 impl LaterStore {
@@ -25,22 +27,64 @@ impl LaterStore {
     /// # Errors
     /// [`StoreError::Url`].
     pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-        let later = Self { url: url.to_owned(), store: OnceCell::new() };
+        let later = Self { url: url.to_owned(), store: OnceCell::new(), held: Mutex::default() };
         match later.opened().await {
             Err(error @ StoreError::Url { .. }) => Err(error),
             Ok(_) | Err(_) => Ok(Arc::new(later)),
         }
     }
 
-    async fn opened(&self) -> Result<&Arc<dyn Store>, StoreError> {
+    /// The store of a URL, without a look at it. Reads go through; a write is [`StoreError::Unavailable`] for the reason `why` until
+    /// [`Self::let_writes_through`].
+    #[must_use]
+    pub fn held(url: &str, why: &str) -> Arc<Self> {
+        let held = Mutex::new(Some(why.to_owned()));
+        Arc::new(Self { url: url.to_owned(), store: OnceCell::new(), held })
+    }
+
+    /// The store itself, for whoever makes sure of the right to write there.
+    ///
+    /// # Errors
+    /// It cannot be opened now.
+    pub async fn opened(&self) -> Result<&Arc<dyn Store>, StoreError> {
         self.store.get_or_try_init(|| super::open(&self.url)).await
+    }
+
+    /// Writes that are held back say this from now on.
+    pub fn say_why(&self, why: &str) {
+        if let Some(held) = self.holding().as_mut() {
+            why.clone_into(held);
+        }
+    }
+
+    /// The right to write is certain.
+    pub fn let_writes_through(&self) {
+        *self.holding() = None;
+    }
+
+    fn holding(&self) -> MutexGuard<'_, Option<String>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn writable(&self, operation: Operation, key: &str) -> Result<&Arc<dyn Store>, StoreError> {
+        let held = self.holding().clone();
+        match held {
+            None => self.opened().await,
+            Some(why) => Err(StoreError::Unavailable {
+                operation,
+                key: key.to_owned(),
+                store: self.describe(),
+                attempts: 1,
+                source: why.into(),
+            }),
+        }
     }
 }
 
 #[async_trait]
 impl Store for LaterStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, StoreError> {
-        self.opened().await?.create(key, body).await
+        self.writable(Operation::Create, key).await?.create(key, body).await
     }
 
     async fn get(&self, key: &str, limit_bytes: u64) -> Result<Option<Bytes>, StoreError> {
@@ -65,7 +109,7 @@ impl Store for LaterStore {
         source: Arc<dyn PartSource>,
         limits: &UploadLimits,
     ) -> Result<Uploaded, StoreError> {
-        self.opened().await?.upload(key, source, limits).await
+        self.writable(Operation::Upload, key).await?.upload(key, source, limits).await
     }
 
     async fn replace(
@@ -74,11 +118,11 @@ impl Store for LaterStore {
         source: Arc<dyn PartSource>,
         limits: &UploadLimits,
     ) -> Result<Uploaded, StoreError> {
-        self.opened().await?.replace(key, source, limits).await
+        self.writable(Operation::Upload, key).await?.replace(key, source, limits).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.opened().await?.delete(key).await
+        self.writable(Operation::Delete, key).await?.delete(key).await
     }
 
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>, StoreError> {
@@ -86,11 +130,11 @@ impl Store for LaterStore {
     }
 
     async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<(), StoreError> {
-        self.opened().await?.abort_upload(upload).await
+        self.writable(Operation::Delete, &upload.key).await?.abort_upload(upload).await
     }
 
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
-        self.opened().await?.send_damaged_part(key).await
+        self.writable(Operation::Probe, key).await?.send_damaged_part(key).await
     }
 
     fn silence(&self) -> Option<Silence> {
@@ -99,5 +143,40 @@ impl Store for LaterStore {
 
     fn describe(&self) -> String {
         self.store.get().map_or_else(|| super::without_secrets(&self.url), |store| store.describe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn reads_go_through_and_writes_are_held_back_until_they_are_let_through() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let later = LaterStore::held(&format!("file://{}", folder.path().display()), "not yet");
+        let direct = later.opened().await.expect("it is there");
+        direct.create("k", Bytes::from_static(b"1")).await.expect("who has the right writes");
+        assert_eq!(later.get("k", 8).await.expect("read").as_deref(), Some(&b"1"[..]));
+        assert_eq!(later.list("", true).await.expect("listed").keys.len(), 1);
+        later.say_why("it is full");
+        let source: Arc<dyn PartSource> = Arc::new(Bytes::from_static(b"2"));
+        let limits = UploadLimits::default();
+        let refusals = [
+            later.create("l", Bytes::new()).await.map(drop),
+            later.upload("l", Arc::clone(&source), &limits).await.map(drop),
+            later.replace("k", Arc::clone(&source), &limits).await.map(drop),
+            later.delete("k").await,
+            later.send_damaged_part("l").await.map(drop),
+        ];
+        for refused in refusals {
+            let error = refused.expect_err("nothing is written");
+            assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+            assert!(error.to_string().contains("it is full"), "{error}");
+        }
+        assert_eq!(later.get("k", 8).await.expect("read").as_deref(), Some(&b"1"[..]));
+        later.let_writes_through();
+        later.say_why("too late");
+        later.create("l", Bytes::new()).await.expect("it is let through");
+        later.delete("k").await.expect("it is let through");
     }
 }

@@ -315,8 +315,9 @@ impl Candidate {
                     let why = format!("{error:#}");
                     if why != said {
                         tracing::warn!(%why, "Tier-3 is not read yet; nothing is written there");
-                        said = why;
+                        said.clone_from(&why);
                     }
+                    self.daemon.node.tier3_is_not_taken_up(why).await;
                     tokio::time::sleep(TRY_AGAIN).await;
                 }
             }

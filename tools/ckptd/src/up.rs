@@ -13,6 +13,7 @@ use crate::cli::{Failure, Up, node_name, parse_addr};
 use crate::descriptors;
 use crate::drain::drain;
 use crate::ends::{as_usual, before_others, cores, ended, keeper_gone, keeper_pid, unmount};
+use crate::engine;
 use crate::host::DaemonHost;
 use crate::last_end::LastEnd;
 use crate::let_in::let_in;
@@ -22,6 +23,7 @@ use crate::publish::{publish, publish_on};
 use crate::seat;
 use crate::session::{self, Found, Serving};
 use crate::state_dir::StateDir;
+use crate::taking_up::{Claim, Taken, TakingUp, UNANSWERED};
 use crate::tier3::{Opener, Tier3, waited_for};
 use anyhow::Context;
 use std::io::Write;
@@ -34,14 +36,11 @@ use std::time::{Duration, Instant};
 use tidemark_control::api::NodeApi;
 use tidemark_control::lease::EtcdAccess;
 use tidemark_control::server::Server;
-use tidemark_engine::flight::Flight;
-use tidemark_engine::metrics::Metrics;
-use tidemark_engine::namespace::{Caller, Clock};
-use tidemark_engine::node::{Losses, Names, Node, NodeParts, Shared, recover};
-use tidemark_engine::save::drain::Drain;
+use tidemark_engine::namespace::Caller;
+use tidemark_engine::node::{Names, Node, Recovered, Shared, recover};
 use tidemark_engine::settings::{MountMode, Settings};
 use tidemark_engine::step_point::{StepPoint, reach};
-use tidemark_engine::store::UploadLimits;
+use tidemark_engine::store::LaterStore;
 use tidemark_fuse::{Host, KeptMount, ModeChoice, MountSettings, Mounted, SessionSettings};
 use tidemark_keeper::{Answered, Inherited, Keeper, names};
 use tidemark_protocol::id::{NodeName, StartId};
@@ -91,7 +90,7 @@ struct Signals {
 #[derive(Debug)]
 struct Serves {
     base: Base,
-    tier3: Tier3,
+    claim: Claim,
     host: Arc<DaemonHost>,
     shared: Arc<Shared>,
     node: Node,
@@ -208,25 +207,34 @@ impl Start<'_> {
         let base = Base::fresh(self.settings, self.name.as_str(), tier1_bytes)?;
         let host = self.host(&base);
         let peers = self.peers(&base).await?;
-        let (shared, node) = self.engine(&base, Names::Empty, &tier3, peers.as_ref()).await?;
-        Ok(Serves { base, tier3, host, shared, node, peers, mounted: None })
+        let shared = self.shared(&base, &tier3, peers.as_ref())?;
+        let recovered = match self.role {
+            // The coordinator knows what Tier-3 holds.
+            Role::Member(_) | Role::Candidate(_) => Recovered::default(),
+            Role::Alone | Role::Coordinator => {
+                let recovered = waited_for(&self.settings.tier3.url, recover(&shared, Names::Empty)).await;
+                recovered.context("Tier-3 cannot be taken up").map_err(Failure::unavailable)?
+            }
+        };
+        let node = engine::start(&shared, recovered);
+        let claim = Claim::Has(Box::new(tier3.right));
+        Ok(Serves { base, claim, host, shared, node, peers, mounted: None })
     }
 
     async fn tier3(&self) -> Result<Tier3, Failure> {
         match self.role {
-            Role::Alone | Role::Coordinator => Tier3::open(self.opener(self.take_over)).await,
+            Role::Alone | Role::Coordinator => Tier3::open(&self.opener(self.take_over)).await,
             // The coordinator looks at it for all.
             Role::Member(_) | Role::Candidate(_) => Tier3::of_member(self.settings).await,
         }
     }
 
-    fn opener(&self, take_over: bool) -> Opener<'_> {
-        let keeper = keeper_pid(self.keeper);
+    fn opener(&self, take_over: bool) -> Opener {
         Opener {
-            settings: self.settings,
-            state_dir: self.state_dir,
-            name: self.name.as_str(),
-            keeper,
+            settings: self.settings.clone(),
+            state_dir: self.state_dir.clone(),
+            name: self.name.to_string(),
+            keeper: keeper_pid(self.keeper),
             take_over,
         }
     }
@@ -283,13 +291,29 @@ impl Start<'_> {
             as_usual();
         }
         reach(StepPoint::ResumeAfterServing);
-        let tier3 = match self.role {
-            // What it took over at its first start is its own, or another's by now.
-            Role::Alone | Role::Coordinator => Tier3::open_in_the_end(self.opener(false)).await,
-            Role::Member(_) | Role::Candidate(_) => Tier3::of_member(self.settings).await?,
+        let (shared, recovered, claim) = match self.role {
+            Role::Alone | Role::Coordinator => {
+                let store = LaterStore::held(&self.settings.tier3.url, UNANSWERED);
+                let tier3 = Tier3::unknown(Arc::clone(&store) as Arc<_>);
+                let shared = self.shared(&base, &tier3, peers.as_ref())?;
+                // What it took over at its first start is its own, or another's by now.
+                let mut taking_up = TakingUp::begin(store, self.opener(false), Arc::clone(&shared));
+                match taking_up.first().await {
+                    Ok(taken) => {
+                        let Taken { right, recovered } = *taken;
+                        (shared, recovered, Claim::Has(Box::new(right)))
+                    }
+                    Err(known) => (shared, *known, Claim::Later(taking_up)),
+                }
+            }
+            Role::Member(_) | Role::Candidate(_) => {
+                let tier3 = Tier3::of_member(self.settings).await?;
+                let shared = self.shared(&base, &tier3, peers.as_ref())?;
+                (shared, Recovered::default(), Claim::Has(Box::new(tier3.right)))
+            }
         };
-        let (shared, node) = self.engine(&base, Names::Kept, &tier3, peers.as_ref()).await?;
-        Ok(Serves { base, tier3, host, shared, node, peers, mounted })
+        let node = engine::start(&shared, recovered);
+        Ok(Serves { base, claim, host, shared, node, peers, mounted })
     }
 
     async fn take_over(
@@ -326,71 +350,9 @@ impl Start<'_> {
         Arc::new(DaemonHost::new(Arc::clone(&base.namespace), cores(), runtime))
     }
 
-    /// The engine over memory and Tier-3.
-    async fn engine(
-        &self,
-        base: &Base,
-        names: Names,
-        tier3: &Tier3,
-        peers: Option<&Peers>,
-    ) -> Result<(Arc<Shared>, Node), Failure> {
+    fn shared(&self, base: &Base, tier3: &Tier3, peers: Option<&Peers>) -> Result<Arc<Shared>, Failure> {
         let life = NodeLife { node: self.name.clone(), incarnation: base.incarnation };
-        if !life.is_unambiguous() {
-            return Err(Failure::usage(anyhow::anyhow!(
-                "--name {} reads as another node's in a key; choose another",
-                self.name
-            )));
-        }
-        let settings = &self.settings.tier3;
-        let limits = UploadLimits {
-            part_bytes: settings.part_bytes,
-            parts_in_flight: usize::try_from(settings.parts_in_flight).expect("at most 256"),
-        };
-        let metrics = Arc::new(Metrics::new());
-        let store = Arc::clone(&tier3.store);
-        let drain = Drain::new(store, life, tier3.epoch, limits, &tier3.probe, Arc::clone(&metrics))
-            .with_compression(self.settings.compression.clone());
-        let shared = Arc::new(Shared {
-            fetches: Flight::new(usize::try_from(settings.fetches_in_flight).expect("at most 256")),
-            settings: self.settings.clone(),
-            namespace: Arc::clone(&base.namespace),
-            tier1: Arc::clone(&base.tier1),
-            drain: Arc::new(drain),
-            metrics,
-            events: tidemark_engine::node::Events::default(),
-            clock: Clock::system(),
-            sizes: Arc::default(),
-            seal_threads: cores(),
-            coming: Arc::default(),
-            losses: Losses::default(),
-            cluster: OnceLock::new(),
-            replicator: OnceLock::new(),
-            nearby: Default::default(),
-        });
-        if let Some(peers) = peers {
-            assert!(shared.cluster.set(Arc::clone(&peers.cluster)).is_ok(), "it was made above");
-        }
-        let recovered = loop {
-            if matches!(self.role, Role::Member(_) | Role::Candidate(_)) {
-                // The coordinator knows what Tier-3 holds.
-                break tidemark_engine::node::Recovered::default();
-            }
-            match waited_for(&self.settings.tier3.url, recover(&shared, names)).await {
-                Ok(recovered) => break recovered,
-                Err(error) if names == Names::Empty => {
-                    let error = anyhow::Error::from(error).context("Tier-3 cannot be taken up");
-                    return Err(Failure::unavailable(error));
-                }
-                Err(error) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "memory is served, and Tier-3 is tried again");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
-            }
-        };
-        let rules = shared.settings.recognition().expect("the settings were checked when they were read");
-        let parts = NodeParts { shared: Arc::clone(&shared), rules, recovered };
-        Ok((shared, Node::start(parts)))
+        engine::shared(self.settings, life, base, tier3, peers).map_err(Failure::usage)
     }
 
     async fn serve(
@@ -400,7 +362,8 @@ impl Start<'_> {
         mut signals: Signals,
         mut gone: tokio::sync::oneshot::Receiver<()>,
     ) -> Result<bool, Failure> {
-        let Serves { base, tier3, host, shared, node, peers, mounted } = serves;
+        let Serves { base, claim, host, shared, node, peers, mounted } = serves;
+        let peers = peers.map(Arc::new);
         let server = Server::bind(&self.state_dir.socket(), self.http)
             .await
             .context("commands cannot be served")
@@ -453,13 +416,25 @@ impl Start<'_> {
         daemon.last_end.tell(&shared);
         let attributes = Attributes::new(&daemon, tokio::runtime::Handle::current());
         base.namespace.set_xattr_source(Arc::new(attributes));
-        host.begin(Arc::clone(&shared));
         if let Some(peers) = &peers {
             peers.serve(&shared, &daemon);
-            peers.begin(&shared, tier3.epoch, self.version, self.state_dir);
-            if mounted.is_none() {
-                host.join(Arc::clone(&peers.cluster));
+        }
+        let begin = {
+            let (host, shared, peers) = (Arc::clone(&host), Arc::clone(&shared), peers.clone());
+            let (version, state_dir) = (self.version, self.state_dir.clone());
+            move |epoch| {
+                host.begin(Arc::clone(&shared));
+                if let Some(peers) = &peers {
+                    peers.begin(&shared, epoch, version, &state_dir);
+                }
             }
+        };
+        match &claim {
+            Claim::Has(right) => begin(right.epoch),
+            Claim::Later(taking_up) => taking_up.say_why(&daemon.node).await,
+        }
+        if let Some(peers) = peers.as_ref().filter(|_| mounted.is_none()) {
+            host.join(Arc::clone(&peers.cluster));
         }
         publish(&daemon, &host, self.state_dir).await;
         let (end_server, server_ends) = tokio::sync::oneshot::channel::<()>();
@@ -469,12 +444,13 @@ impl Start<'_> {
             let _ = server_ends.await;
         }));
         let (end_lease, lease_ends) = tokio::sync::oneshot::channel::<()>();
-        let mut keeping = match peers.as_ref().and_then(|peers| peers.candidate(&daemon, self.etcd.clone())) {
-            Some(candidate) => tokio::spawn(candidate.run()),
-            None => tokio::spawn(tier3.lease.keep(tier3.alone, Arc::clone(&daemon), async {
-                // An error means that the sender is gone, which is the end, too.
-                let _ = lease_ends.await;
-            })),
+        let candidate = peers.as_ref().and_then(|peers| peers.candidate(&daemon, self.etcd.clone()));
+        let mut keeping = match (candidate, claim) {
+            (Some(candidate), _) => tokio::spawn(candidate.run()),
+            (None, Claim::Has(right)) => tokio::spawn(right.keep(Arc::clone(&daemon), lease_ends)),
+            (None, Claim::Later(taking_up)) => {
+                tokio::spawn(taking_up.follow(Arc::clone(&daemon), Arc::clone(&host), begin, lease_ends))
+            }
         };
         if let Some(peers) = peers.as_ref().filter(|_| began.first) {
             tokio::select! {

@@ -8,6 +8,7 @@ use crate::node::alive::is_alive;
 use crate::node::book::Book;
 use crate::node::decide::{look, run_of};
 use crate::node::flush::covers;
+use crate::node::recover::Knows;
 use crate::node::rescue::{self, Rescue};
 use crate::node::run::Engine;
 use crate::node::visibility::timetable::Subject;
@@ -128,7 +129,8 @@ impl Engine {
 
     /// Trackers whose writers were killed in the middle of them: no checkpoint need be torn for that.
     pub(crate) fn mend_cut_trackers(&mut self, now: Instant) {
-        if self.ledger.cut.is_empty() || self.shields_nothing() {
+        // What is whole in Tier-3 alone may be what it should name.
+        if self.ledger.cut.is_empty() || self.shields_nothing() || self.knows == Knows::Names {
             return;
         }
         // A flush that began since is not kept waiting for the next look.

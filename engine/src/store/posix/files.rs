@@ -298,11 +298,25 @@ pub(super) fn upload(
     staged.finish(root, target, syncs)
 }
 
-/// Finds out whether parts can go past the page cache here.
+/// Finds out whether parts can go past the page cache here. Where nothing can be written now, they do not until the next start: what is
+/// there can be read all the same, and whoever writes hears why not.
 pub(super) fn try_direct(root: &Root, direct: &Direct) -> io::Result<()> {
-    let staged = Staged::new(root, 0, Readers::default())?;
-    direct.try_out(&staged.path, &staged.file);
+    match Staged::new(root, 0, Readers::default()) {
+        Ok(staged) => direct.try_out(&staged.path, &staged.file),
+        Err(error) if takes_nothing(error.kind()) => {
+            tracing::warn!(%error, "the store takes nothing now: it is opened for reading");
+        }
+        Err(error) => return Err(error),
+    }
     Ok(())
+}
+
+/// Whether this is how a file system answers that is full or read-only, and can be read.
+pub(super) fn takes_nothing(kind: io::ErrorKind) -> bool {
+    matches!(
+        kind,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::ReadOnlyFilesystem
+    )
 }
 
 /// Whether a difference between what was written and what the file has is found: what the probe asks.

@@ -488,6 +488,13 @@ mod tests {
         assert!(store.root.path().join("a/d").exists());
     }
 
+    #[test]
+    fn a_directory_that_is_full_or_read_only_can_be_read() {
+        let takes_nothing = |errno| files::takes_nothing(io::Error::from_raw_os_error(errno).kind());
+        assert!([libc::ENOSPC, libc::EDQUOT, libc::EROFS].into_iter().all(takes_nothing));
+        assert!(![libc::EACCES, libc::EIO, libc::ENOENT].into_iter().any(takes_nothing));
+    }
+
     #[tokio::test]
     async fn the_staging_directory_is_no_key() {
         let (_dir, store) = store().await;

@@ -1,0 +1,211 @@
+//! Tier-3 taken up by a daemon that goes on with what lies in memory: it serves, and tries until it succeeds.
+//!
+//! Owns: the tries, and what follows from each for the loop, for cold files and for other nodes. Does not own: what a try is
+//! (`tier3`), reading Tier-3 (the engine), the order of a start (`up`).
+//!
+//! A Tier-3 that can be read and takes nothing, since it is full or read-only, is read meanwhile. Its store lets no write through before
+//! the right to commit is certain.
+
+use crate::api::Daemon;
+use crate::host::DaemonHost;
+use crate::tier3::{Opener, Right, waited_for};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_engine::node::{Names, Node, Recovered, Shared, look, recover};
+use tidemark_engine::store::LaterStore;
+use tidemark_protocol::id::Epoch;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// Between two tries.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// The reason is in the log so often: it names what was tried last, which is another object each time.
+const SAID_EVERY: Duration = Duration::from_secs(10);
+
+/// So long a start waits for Tier-3 before it answers commands without. Nearly always it is there at once, and then nothing has to be
+/// concluded twice.
+const FIRST_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Why nothing is written before the first try has ended.
+pub(crate) const UNANSWERED: &str = "it has not answered since this daemon began";
+
+/// What the loop has not looked at yet: three at most follow each other at once.
+const UNHEARD_MAX: usize = 4;
+
+/// What the tries came to so far.
+#[derive(Debug)]
+enum Told {
+    /// It may not be written to, and why.
+    Away(String),
+    /// What is committed in one that can be read.
+    Committed(Box<Recovered>),
+    Taken(Box<Taken>),
+}
+
+/// The right to commit, and what is to be decided over.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) right: Right,
+    pub(crate) recovered: Recovered,
+}
+
+/// Whether this node may commit to Tier-3 when it begins to serve.
+#[derive(Debug)]
+pub(crate) enum Claim {
+    /// It may, or another node does.
+    Has(Box<Right>),
+    Later(TakingUp),
+}
+
+/// See the module's head. Dropped, it tries no more.
+#[derive(Debug)]
+pub(crate) struct TakingUp {
+    told: mpsc::Receiver<Told>,
+    /// Why it may not be written to, as far as that was told.
+    why: String,
+    /// What is committed was told.
+    is_read: bool,
+    tries: JoinHandle<()>,
+}
+
+/// The task that tries.
+struct Tries {
+    store: Arc<LaterStore>,
+    opener: Opener,
+    shared: Arc<Shared>,
+    tell: mpsc::Sender<Told>,
+    /// When the log was told why the last try failed.
+    said: Option<Instant>,
+    /// What is committed was told.
+    is_read: bool,
+}
+
+impl TakingUp {
+    /// `store` holds writes back, and is the one that `shared` has.
+    pub(crate) fn begin(store: Arc<LaterStore>, opener: Opener, shared: Arc<Shared>) -> Self {
+        let (tell, told) = mpsc::channel(UNHEARD_MAX);
+        let tries = Tries { store, opener, shared, tell, said: None, is_read: false };
+        Self { told, why: UNANSWERED.to_owned(), is_read: false, tries: tokio::spawn(tries.run()) }
+    }
+
+    /// Waits for the first try, for [`FIRST_PATIENCE`] at most.
+    ///
+    /// # Errors
+    /// It has not succeeded: what the loop begins with until [`Self::follow`] says more.
+    pub(crate) async fn first(&mut self) -> Result<Box<Taken>, Box<Recovered>> {
+        let give_up = tokio::time::Instant::now() + FIRST_PATIENCE;
+        while let Ok(Some(told)) = tokio::time::timeout_at(give_up, self.told.recv()).await {
+            match told {
+                Told::Taken(taken) => return Ok(taken),
+                Told::Committed(recovered) => {
+                    self.is_read = true;
+                    return Err(recovered);
+                }
+                // What can be read all the same comes next.
+                Told::Away(why) => self.why = why,
+            }
+        }
+        Err(Box::new(Recovered::names_only()))
+    }
+
+    /// Says in the status of a node that does not have the right why that is so.
+    pub(crate) async fn say_why(&self, node: &Node) {
+        node.tier3_is_not_taken_up(self.why.clone()).await;
+    }
+
+    /// Has the node decide as soon as it has the right, which is held until `ending`. `begin`: what waits for the right besides.
+    pub(crate) async fn follow(
+        mut self,
+        daemon: Arc<Daemon>,
+        host: Arc<DaemonHost>,
+        begin: impl FnOnce(Epoch),
+        mut ending: oneshot::Receiver<()>,
+    ) {
+        if self.is_read {
+            host.begin(Arc::clone(daemon.node.shared()));
+        }
+        let Taken { right, recovered } = tokio::select! {
+            taken = self.until_taken(&daemon.node, &host) => taken,
+            // An error means that the sender is gone, which is the end, too.
+            _ = &mut ending => return,
+        };
+        begin(right.epoch);
+        daemon.node.decide_from_now_on(recovered).await;
+        tracing::info!("Tier-3 is taken up: what waits for it goes there");
+        right.keep(daemon, ending).await;
+    }
+
+    async fn until_taken(&mut self, node: &Node, host: &DaemonHost) -> Taken {
+        loop {
+            match self.told.recv().await.expect("the tries end when they have succeeded") {
+                Told::Away(why) => node.tier3_is_not_taken_up(why).await,
+                Told::Committed(recovered) => {
+                    node.decide_from_now_on(*recovered).await;
+                    host.begin(Arc::clone(node.shared()));
+                }
+                Told::Taken(taken) => return *taken,
+            }
+        }
+    }
+}
+
+impl Drop for TakingUp {
+    fn drop(&mut self) {
+        self.tries.abort();
+    }
+}
+
+impl Tries {
+    async fn run(mut self) {
+        let url = self.opener.settings.tier3.url.clone();
+        let right = loop {
+            match waited_for(&url, self.take()).await {
+                Ok(right) => break right,
+                Err(why) => self.is_away(why).await,
+            }
+        };
+        let recovered = loop {
+            match waited_for(&url, recover(&self.shared, Names::Kept)).await {
+                Ok(recovered) => break recovered,
+                Err(error) => self.is_away(format!("{:#}", anyhow::Error::from(error))).await,
+            }
+        };
+        // A start that ends meanwhile needs neither.
+        let _ = self.tell.send(Told::Taken(Box::new(Taken { right, recovered }))).await;
+    }
+
+    /// From here on writes are of the epoch that was raised.
+    async fn take(&self) -> Result<Right, String> {
+        let store = self.store.opened().await.map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
+        let (probe, right) = self.opener.take(store).await.map_err(|failure| failure.to_string())?;
+        self.shared.drain.learn(&probe);
+        self.shared.drain.set_epoch(right.epoch, true);
+        self.store.let_writes_through();
+        Ok(right)
+    }
+
+    /// Tells why a try failed and, once, what can be read all the same; then pauses.
+    async fn is_away(&mut self, why: String) {
+        if self.said.is_none_or(|at| at.elapsed() >= SAID_EVERY) {
+            tracing::warn!(%why, "memory is served, and Tier-3 is tried again");
+            self.said = Some(Instant::now());
+        }
+        self.store.say_why(&why);
+        // Nobody listens where the start ends, and these tries with it.
+        let _ = self.tell.send(Told::Away(why)).await;
+        if !self.is_read {
+            match look(&self.shared).await {
+                Ok(recovered) => {
+                    self.is_read = true;
+                    tracing::info!("Tier-3 can be read: what is committed there is served");
+                    let _ = self.tell.send(Told::Committed(Box::new(recovered))).await;
+                }
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "nor can it be read");
+                }
+            }
+        }
+        tokio::time::sleep(TRY_AGAIN).await;
+    }
+}
