@@ -26,6 +26,7 @@ mod questions;
 mod recovery;
 mod refusals;
 mod removed;
+mod replaced;
 mod saves;
 mod scavenge;
 mod shield;

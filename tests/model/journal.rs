@@ -1,6 +1,6 @@
 //! A journal that something has damaged: a namespace as it was at some moment, or a clear refusal, and never a panic.
 //!
-//! Owns: the damage, and very many compactions. Does not own: what each call does to a tree (`main`).
+//! Owns: the damage, very many compactions, and what the next daemon knows of who wrote. Does not own: what each call does to a tree (`main`).
 
 use super::{Op, World, folder, tier1};
 use proptest::test_runner::{Config, TestRunner};
@@ -9,15 +9,17 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use tidemark_engine::namespace::{
-    AdoptEntry, AdoptKind, Caller, Namespace, NamespaceError, NamespaceSettings, ObjectCopy, ROOT,
+    AdoptEntry, AdoptKind, Caller, Ended, Namespace, NamespaceError, NamespaceSettings, ObjectCopy, ROOT,
 };
 use tidemark_engine::tier1::Tier1;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::encoding::{Codec, Encoding};
 use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
 use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_tests::machine;
 
 const NAMES: u64 = 60;
 
@@ -278,4 +280,68 @@ fn only_a_rename_before_the_cut_vouches_for_a_file_and_the_next_daemon_knows_whi
     drop(first);
     let next = Namespace::recover(settings, tier1, true, &mut |_| None).unwrap();
     assert_eq!(says(&next), all, "after a takeover");
+}
+
+/// The kernel says once how a process ended, and only to who watched it.
+#[test]
+fn how_a_writer_ended_is_known_to_the_daemons_after_the_one_that_saw_it() {
+    if machine::kernel_release() < (6, 15) {
+        return machine::left_out("the kernel does not say how a process ended");
+    }
+    let ways = [(b"well", "exit 0"), (b"fail", "exit 3"), (b"kill", "kill -9 $$"), (b"gone", "exit 0")];
+    let folder = folder();
+    let tier1 = tier1(folder.path());
+    let mut settings = NamespaceSettings::new(Incarnation(7));
+    settings.journal_bytes = Some(256 << 10);
+    let header = |index: u32, at: usize| {
+        let path = format!("/proc/self/fd/{}/namespace.{index}", tier1.journal_dir().as_raw_fd());
+        u32::from_le_bytes(fs::read(path).unwrap()[at..at + 4].try_into().unwrap())
+    };
+    let caller = |pid| Caller { uid: 1, gid: 1, pid, now_ns: 1, request: 0 };
+    let first = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
+    for (name, end) in ways {
+        let mut shell = Command::new("sh")
+            .args(["-c", &format!("read line; {end}")])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (_, open) = first.create(&caller(shell.id()), ROOT, name, 0o644, 2).unwrap();
+        first.flush(open.fh, &caller(shell.id()), true).unwrap();
+        first.release(open.fh).unwrap();
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+    }
+    let writer = |name: &[u8]| {
+        let view = first.view(first.node_at(name).unwrap()).unwrap();
+        view.writers.first().expect("it was seen").clone()
+    };
+    let writers = ways.map(|(name, _)| writer(name));
+    let ends = |namespace: &Namespace| [0, 1, 2, 3].map(|at: usize| namespace.end(&writers[at]));
+    let format = header(0, 8);
+    first.forget_ended_writers();
+    let seen = ends(&first);
+    let how = [Ended::Well, Ended::Failed, Ended::Killed, Ended::Well];
+    assert_eq!(seen.map(|end| end.map(|end| end.how)), how.map(Some));
+    assert_eq!(header(0, 8), format, "the daemon of before reads it still");
+    drop(first);
+
+    let recover = || Namespace::recover(settings.clone(), Arc::clone(&tier1), true, &mut |_| None).unwrap();
+    let next = recover();
+    assert_eq!(ends(&next), seen, "by the daemon that took over");
+    let gone = next.node_at(b"gone").unwrap();
+    next.unlink(&caller(0), ROOT, b"gone").unwrap();
+    next.forget(gone, 1);
+    // Enough for a snapshot, which takes the place of what the first daemon wrote.
+    for number in 0..1000_u64 {
+        if header(1, 12) == 1 {
+            break;
+        }
+        let value = [&number.to_le_bytes()[..], &[0; 1016]].concat();
+        next.setxattr(ROOT, b"user.n", &value, 0, &caller(0)).unwrap();
+    }
+    assert_eq!(header(1, 12), 1, "a snapshot is complete");
+    drop(next);
+    let last = recover();
+    let left = [seen[0], seen[1], seen[2], None];
+    assert_eq!(ends(&last), left, "after a snapshot, of those whose files are there");
 }

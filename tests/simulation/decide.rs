@@ -247,6 +247,7 @@ impl Catalog {
             content_reason: String::new(),
             committed: false,
             before: Before::Nothing,
+            doubted: false,
             writers: facts.writers.iter().map(writer).collect(),
         }
     }

@@ -14,6 +14,7 @@
 //! Compaction writes a snapshot to the other file in slices, a slice with each call that journals, and every
 //! new record to both meanwhile: since records state what is, the mixture replays to the present state.
 
+use super::ends::Process;
 use super::record::{
     FORMAT_VERSION, FORMAT_VERSION_LEAST, FORMAT_VERSION_MIN, MAX_RECORD_BYTES, MORE, format_of,
 };
@@ -21,6 +22,7 @@ use super::{FsError, Namespace, NamespaceError, NodeId};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use tidemark_protocol::id::Incarnation;
@@ -55,6 +57,8 @@ struct Slot {
 struct Compaction {
     slot: Slot,
     after: NodeId,
+    /// The processes whose end it tells already: at most as many as are remembered.
+    ends: BTreeSet<Process>,
 }
 
 /// The journal's files. Locked before the namespace's state, never after.
@@ -202,7 +206,7 @@ impl Journal {
         let header = Header { complete: false, serial: self.last_serial, ..self.slot.header };
         let slot = Slot { index: 1 - self.slot.index, file, header, end: HEADER_BYTES };
         let written = slot.write_header();
-        self.compaction = Some(Compaction { slot, after: 0 });
+        self.compaction = Some(Compaction { slot, after: 0, ends: BTreeSet::new() });
         written
     }
 
@@ -280,7 +284,9 @@ impl Namespace {
             // Records of changes before this slice go before it, or they would undo what it states.
             journal.records.clear();
             std::mem::swap(&mut state.pending, &mut journal.records);
-            let last = state.encode_slice(compaction.after, SLICE_NODES, &mut slice);
+            let known = self.writers.ends();
+            let ends = (&*known, &mut compaction.ends);
+            let last = state.encode_slice(compaction.after, SLICE_NODES, ends, &mut slice);
             if last.is_none() {
                 state.encode_rest(&mut slice);
             }

@@ -18,6 +18,7 @@ mod catalog;
 mod cold;
 mod copies;
 mod departing;
+mod ends;
 mod error;
 mod facts;
 mod fates;
@@ -57,6 +58,7 @@ pub use begun::{Made, Unwritten};
 pub use catalog::{Moment, NamedNode, Unkept};
 pub use cold::{AdoptEntry, AdoptKind, ColdFile};
 pub use copies::{CopiesUsage, CopyView, Present, WithdrawnCopy};
+pub use ends::End;
 pub use error::FsError;
 pub use facts::{object_copy, object_of};
 pub use fates::FateOf;
@@ -78,13 +80,14 @@ pub use tidemark_protocol::file::FileState;
 pub use tidemark_protocol::residency::ReclaimClass;
 pub use view::FileView;
 pub use withdraw::{Leads, Listed, Withdrawn};
-pub use writer::{End, Ended, Peers, SessionKey, WriterId};
+pub use writer::{Ended, Peers, SessionKey, WriterId};
 pub use xattr::XattrSource;
 
 use crate::courtesy::Courtesy;
 use crate::tier1::{Backing, Tier1};
 use carried::CarriedNames;
 use catalog::Removed;
+use ends::Ends;
 use fates::Fates;
 use file::File;
 use handle::HandleTable;
@@ -325,7 +328,7 @@ impl Namespace {
         );
         let journal =
             Journal::create(tier1.journal_dir(), journal_bytes(&settings, &tier1), settings.incarnation)?;
-        Ok(Self::assemble(settings, tier1, State::new(Tree::new(root)), journal))
+        Ok(Self::assemble(settings, tier1, (State::new(Tree::new(root)), Ends::default()), journal))
     }
 
     /// The namespace that the journal tells of. `backing` finds the backing file of a number; a file whose
@@ -345,23 +348,20 @@ impl Namespace {
         // A peer copy and a file may have one backing file between them, and a number is found only once.
         let mut found: BTreeMap<u64, Option<Arc<Backing>>> = BTreeMap::new();
         let mut once = |number| found.entry(number).or_insert_with(|| backing(number)).clone();
-        let state = replay::rebuild(image, settings.incarnation, session_goes_on, size_bytes, &mut once)?;
-        Ok(Self::assemble(settings, tier1, state, journal))
+        let rebuilt = replay::rebuild(image, settings.incarnation, session_goes_on, size_bytes, &mut once)?;
+        Ok(Self::assemble(settings, tier1, rebuilt, journal))
     }
 
     fn assemble(
         settings: NamespaceSettings,
         tier1: Arc<Tier1>,
-        mut state: State,
+        (mut state, ends): (State, Ends),
         journal: Journal,
     ) -> Arc<Self> {
         state.note_touched();
         let readers = reader::Readers::new(settings.proc_root.clone());
-        let writers = WriterCache::new(settings.proc_root);
-        // The daemon before this one had descriptors of them: who lives still is to be heard of when it ends.
-        state.tree.nodes.values().filter_map(|node| node.file().ok()).for_each(|file| {
-            file.writers.iter().for_each(|writer| writers.watch(writer));
-        });
+        let writers = WriterCache::new(settings.proc_root, ends);
+        writers.watch_all(&state.tree);
         let namespace = Arc::new(Self {
             incarnation: settings.incarnation,
             clock: settings.clock,
@@ -446,12 +446,6 @@ impl Namespace {
         self.look(|state| std::mem::take(&mut state.dirty)).into_iter().collect()
     }
 
-    /// How a process ended; none while it runs, and where nobody knows.
-    #[must_use]
-    pub fn end(&self, writer: &WriterId) -> Option<End> {
-        self.writers.end(writer)
-    }
-
     /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
     #[must_use]
     pub fn peers(&self, writer: &WriterId, before_ns: i64) -> Peers {
@@ -468,11 +462,6 @@ impl Namespace {
     #[must_use]
     pub fn take_removers(&self) -> VecDeque<(FileId, Arc<WriterId>)> {
         self.look(|state| std::mem::take(&mut state.removers))
-    }
-
-    /// Closes the descriptors of writing processes that have ended. Costs one poll of those that are remembered.
-    pub fn forget_ended_writers(&self) {
-        self.writers.forget_ended(self.clock.now_ns());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

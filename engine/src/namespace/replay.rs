@@ -3,6 +3,7 @@
 //! Owns: putting records together and refusing what cannot be. Does not own: their bytes (`record`), the files
 //! (`journal`).
 
+use super::ends::{End, Ends, Process};
 use super::file::File;
 use super::handle::Handle;
 use super::heard::{Heard, Taken};
@@ -42,6 +43,8 @@ struct Raw {
     catalog_of: Option<Epoch>,
     heard: BTreeMap<NodeLife, Taken>,
     away: BTreeMap<NodeLife, Range<NodeId>>,
+    /// In the order in which they were told.
+    ends: Vec<(Process, End)>,
 }
 
 impl Raw {
@@ -114,6 +117,7 @@ impl Raw {
                     }
                 }
             }
+            Record::End(process, end) => self.ends.push((process, end)),
             Record::Freed(node) => {
                 self.next = self.next.max(node + 1);
                 self.nodes.remove(&node);
@@ -170,7 +174,7 @@ impl Raw {
     }
 }
 
-/// Builds the state that `image` tells of. Unless the kernel's session goes on, its handles are gone, and with them the
+/// Builds the state that `image` tells of, and how those ended who wrote its files. Unless the kernel's session goes on, its handles are gone, and with them the
 /// nodes without a name.
 pub(super) fn rebuild(
     image: Image,
@@ -178,7 +182,7 @@ pub(super) fn rebuild(
     session_goes_on: bool,
     journal_bytes: u64,
     backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
-) -> Result<State, NamespaceError> {
+) -> Result<(State, Ends), NamespaceError> {
     let mut raw = Raw::default();
     for (index, bytes) in image.iter().enumerate() {
         let record = decode(bytes);
@@ -254,7 +258,8 @@ pub(super) fn rebuild(
     // The journal holds all this already; what was cut, dropped or lost is written by the next compaction.
     // But a daemon that goes on with the next session must not take up what was of this one.
     state.tree.touched = super::tree::Touched { freed: dropped, ..super::tree::Touched::default() };
-    Ok(state)
+    let ends = Ends::found(raw.ends, &state.tree);
+    Ok((state, ends))
 }
 
 /// Puts entries into their directories.

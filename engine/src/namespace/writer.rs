@@ -3,17 +3,19 @@
 //! Owns: [`WriterId`], [`SessionKey`], reading them from /proc, the bounded cache.
 //! Does not own: what a session means for completeness (the protocol).
 
+use super::ends::{End, Ends, Process};
 use super::pidfd;
 pub use super::pidfd::Ended;
+use super::tree::Tree;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::ClockId;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tidemark_protocol::id::Incarnation;
 
@@ -79,10 +81,8 @@ const SLURM_LAST_STEP: u64 = 0xffff_fff0;
 const MAX_SESSION_BYTES: usize = 200;
 /// Processes remembered, one descriptor each.
 const CACHED: usize = 512;
-/// How long one that ended is asked how: until somebody has waited for it.
+/// How long one that ended is asked how: until somebody has waited for it. What rests on the answer is decided without it then.
 const REAPED_WITHIN: Duration = Duration::from_secs(60);
-/// Ends remembered, the latest: of a copy file by file each file has a process of its own.
-const ENDS: usize = 16 << 10;
 /// A thread id is looked up again after this, should it have been reused in a process that still lives.
 const CACHED_FOR: Duration = Duration::from_secs(60);
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -98,47 +98,6 @@ struct Known {
     ended: Option<(Instant, i64)>,
 }
 
-/// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
-    /// When it was seen, in nanoseconds of CLOCK_REALTIME.
-    pub at_ns: i64,
-    pub how: Ended,
-}
-
-impl End {
-    /// When it was seen, where the process did not end well.
-    #[must_use]
-    pub fn failed_at_ns(self) -> Option<i64> {
-        match self.how {
-            Ended::Well => None,
-            Ended::Failed | Ended::Killed => Some(self.at_ns),
-        }
-    }
-}
-
-/// The ends that were seen, by process.
-#[derive(Debug, Default)]
-struct Ends {
-    known: BTreeMap<(u32, u64), End>,
-    /// The first seen first.
-    order: VecDeque<(u32, u64)>,
-}
-
-impl Ends {
-    fn add(&mut self, process: (u32, u64), end: End) {
-        if self.known.insert(process, end).is_some() {
-            return;
-        }
-        self.order.push_back(process);
-        if self.order.len() > ENDS
-            && let Some(first) = self.order.pop_front()
-        {
-            self.known.remove(&first);
-        }
-    }
-}
-
 /// Remembers threads' processes, so that creating a file does not read /proc each time.
 #[derive(Debug)]
 pub(super) struct WriterCache {
@@ -148,8 +107,15 @@ pub(super) struct WriterCache {
 }
 
 impl WriterCache {
-    pub(super) fn new(proc_root: PathBuf) -> Self {
-        Self { proc_root, known: Mutex::default(), ends: Mutex::default() }
+    /// `ends`: those that the daemon before saw.
+    pub(super) fn new(proc_root: PathBuf, ends: Ends) -> Self {
+        Self { proc_root, known: Mutex::default(), ends: Mutex::new(ends) }
+    }
+
+    /// Watches who wrote a file of the tree and lives still. The daemon before had descriptors of them.
+    pub(super) fn watch_all(&self, tree: &Tree) {
+        let files = tree.nodes.values().filter_map(|node| node.file().ok());
+        files.flat_map(|file| &file.writers).for_each(|writer| self.watch(writer));
     }
 
     pub(super) fn proc_root(&self) -> &Path {
@@ -192,7 +158,10 @@ impl WriterCache {
     }
 
     /// Remembers a process that wrote for the daemon before this one, where it has not gone yet.
-    pub(super) fn watch(&self, writer: &Arc<WriterId>) {
+    fn watch(&self, writer: &Arc<WriterId>) {
+        if self.end(writer).is_some() {
+            return;
+        }
         let mut known = self.known.lock().expect(super::UNPOISONED);
         if writer.home.is_some() || known.len() >= CACHED || known.contains_key(&writer.tgid) {
             return;
@@ -210,8 +179,12 @@ impl WriterCache {
 
     /// How the process was seen to have ended.
     pub(super) fn end(&self, writer: &WriterId) -> Option<End> {
-        let ends = self.ends.lock().expect(super::UNPOISONED);
-        ends.known.get(&writer.process()).copied()
+        self.ends().get(writer.process())
+    }
+
+    /// Locked after the namespace's state, never before.
+    pub(super) fn ends(&self) -> MutexGuard<'_, Ends> {
+        self.ends.lock().expect(super::UNPOISONED)
     }
 
     /// Whether it is remembered still: it lives, or the kernel has not said how it ended.
@@ -220,15 +193,16 @@ impl WriterCache {
         known.values().any(|entry| entry.writer.process() == writer.process())
     }
 
-    /// Lets go of those that have ended, whose descriptors would be held for nobody, once the kernel has said how. Costs one
-    /// poll of them all.
-    pub(super) fn forget_ended(&self, now_ns: i64) {
+    /// Lets go of those that have ended, whose descriptors would be held for nobody, once the kernel has said how; gives the ends that are
+    /// news. Costs one poll of them all.
+    pub(super) fn forget_ended(&self, now_ns: i64) -> Vec<(Process, End)> {
+        let mut news = Vec::new();
         let mut known = self.known.lock().expect(super::UNPOISONED);
         let ended: Vec<u32> = {
             let mut fds: Vec<_> =
                 known.values().map(|entry| PollFd::new(&entry.process, PollFlags::IN)).collect();
             if !matches!(poll(&mut fds, Some(&NO_WAIT)), Ok(1..)) {
-                return;
+                return news;
             }
             known.keys().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(tid, _)| *tid).collect()
         };
@@ -240,13 +214,16 @@ impl WriterCache {
             let how = pidfd::ended(&entry.process).or_else(|| zombie(&self.proc_root, &entry.writer));
             match how {
                 Some(how) => {
-                    let mut ends = self.ends.lock().expect(super::UNPOISONED);
-                    ends.add(entry.writer.process(), End { at_ns, how });
+                    let (process, end) = (entry.writer.process(), End { at_ns, how });
+                    if self.ends().add(process, end) {
+                        news.push((process, end));
+                    }
                     false
                 }
                 None => pidfd::tells() && seen.elapsed() < REAPED_WITHIN,
             }
         });
+        news
     }
 }
 
@@ -482,7 +459,7 @@ mod tests {
 
     #[test]
     fn this_thread_is_identified_and_remembered() {
-        let cache = WriterCache::new("/proc".into());
+        let cache = WriterCache::new("/proc".into(), Ends::default());
         let tid = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
         let first = cache.identify(tid).unwrap();
         assert_eq!(first.tgid, std::process::id());
@@ -492,7 +469,7 @@ mod tests {
 
     #[test]
     fn how_a_process_ended_is_known_before_somebody_waits_for_it() {
-        let cache = WriterCache::new("/proc".into());
+        let cache = WriterCache::new("/proc".into(), Ends::default());
         for (script, how) in [
             ("read line; exit 0", Ended::Well),
             ("read line; exit 3", Ended::Failed),
@@ -518,19 +495,8 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_ends_the_latest_are_known() {
-        let mut ends = Ends::default();
-        for tgid in 0..=u32::try_from(ENDS).unwrap() {
-            ends.add((tgid, 1), End { at_ns: 1, how: Ended::Well });
-            ends.add((tgid, 1), End { at_ns: 1, how: Ended::Well });
-        }
-        assert_eq!((ends.known.len(), ends.order.len()), (ENDS, ENDS));
-        assert!(!ends.known.contains_key(&(0, 1)));
-    }
-
-    #[test]
     fn a_process_that_ended_is_let_go_of_and_others_are_kept() {
-        let cache = WriterCache::new("/proc".into());
+        let cache = WriterCache::new("/proc".into(), Ends::default());
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert_eq!(cache.identify(child.id()).unwrap().tgid, child.id());
         cache.identify(std::process::id()).unwrap();

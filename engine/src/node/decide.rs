@@ -160,7 +160,7 @@ fn look_at(
             Some(held) if Some(*held) == seal_of(view) => Before::Same,
             Some(_) => Before::Other,
         };
-        fact(shared, view, is_committed, before)
+        fact(shared, view, is_committed, before, doubted)
     };
     let file_facts: BTreeMap<_, _> =
         files.iter().map(|(path, view)| ((*path).clone(), fact(path, view))).collect();
@@ -360,9 +360,15 @@ fn removed(ledger: &Ledger, book: &Book) -> BTreeSet<RelPath> {
     had.filter(|path| ledger.file(path).is_none()).cloned().collect()
 }
 
-fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) -> FileFact {
-    let cut = view.is_left_cut();
-    let writers: Vec<Writer> = view.writers.iter().map(|writer| fate(shared, writer, cut)).collect();
+/// `doubted`: of the record that keeps what is there of the checkpoint.
+fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before, doubted: bool) -> FileFact {
+    let (cut, doubted) = (view.is_left_cut(), view.is_left_cut() && doubted);
+    let mut writers: Vec<Writer> = view.writers.iter().map(|writer| fate(shared, writer, cut)).collect();
+    if doubted {
+        // Nobody saw how they ended but that daemon: what it took for torn it recorded as a part, and not as doubted.
+        let unseen = |writer: &&mut Writer| writer.fate == Fate::Killed && writer.failed_at_ns.is_none();
+        writers.iter_mut().filter(unseen).for_each(|writer| writer.fate = Fate::Gone);
+    }
     let ended_well = have_ended_well(writers.iter().map(|writer| writer.fate));
     FileFact {
         // One that belonged to no checkpoint when it was cut may be sealed as it is: that makes it no more whole.
@@ -376,6 +382,7 @@ fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before) 
         content_reason: view.content.as_ref().map(|content| content.reason.clone()).unwrap_or_default(),
         committed,
         before,
+        doubted,
         writers,
     }
 }

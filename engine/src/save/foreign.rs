@@ -137,6 +137,7 @@ pub async fn judge(
             content_reason: String::new(),
             committed: false,
             before: Before::Nothing,
+            doubted: false,
             writers: Vec::new(),
         };
         (file.path.clone(), fact)

@@ -69,7 +69,7 @@ impl Case<'_> {
 
     fn only_adds(&self) -> bool {
         let is_added = |role: Role, fact: &FileFact| {
-            role == Role::Other && (fact.state != FileState::Cut || fact.ended_well())
+            role == Role::Other && (fact.state != FileState::Cut || fact.was_left_well())
         };
         self.is_the_version_before()
             && self.present().all(|(_, role, fact)| fact.before == Before::Same || is_added(role, fact))
@@ -94,7 +94,7 @@ impl Case<'_> {
     fn is_apart(&self, (path, role, fact): (&RelPath, Role, &FileFact)) -> bool {
         let unclosed = match fact.state {
             FileState::Open { .. } | FileState::Mapped => true,
-            FileState::Cut => !fact.vouched && fact.content != Content::Whole && !fact.ended_well(),
+            FileState::Cut => !fact.vouched && fact.content != Content::Whole && !fact.was_left_well(),
             FileState::Closed | FileState::Sealed { .. } => false,
         };
         unclosed && role == Role::Other && fact.before == Before::Nothing && !self.is_listed(path)

@@ -58,6 +58,8 @@ pub struct FileFact {
     pub committed: bool,
     /// Compares these bytes with those that the newest complete version holds under this name.
     pub before: Before,
+    /// It was cut, and what keeps just these bytes in Tier-3 is doubted: whoever recorded that knew of no writer that was killed.
+    pub doubted: bool,
     /// The processes that had it open for writing since it was last sealed.
     pub writers: Vec<Writer>,
 }
@@ -71,6 +73,12 @@ impl FileFact {
     /// All who wrote it are known to have ended with status 0.
     fn ended_well(&self) -> bool {
         !self.writers.is_empty() && self.writers.iter().all(|writer| writer.fate == Fate::Exited)
+    }
+
+    /// A cut file: nobody who wrote it failed or was killed, as far as is known now or was when it was recorded.
+    fn was_left_well(&self) -> bool {
+        let knows_better = |writer: &Writer| !matches!(writer.fate, Fate::Exited | Fate::Gone);
+        self.ended_well() || self.doubted && !self.writers.iter().any(knows_better)
     }
 }
 
@@ -414,6 +422,11 @@ impl Case<'_> {
             );
             return self.doubt(detail);
         }
+        // The daemon asks the kernel for a limited time, and then it counts as gone.
+        if let Some(writer) = self.writers().find(|writer| untold && writer.fate == Fate::Ended) {
+            let process = writer.process.0;
+            return self.wait(&format!("how process {process} ended, which wrote it, is not known yet"));
+        }
         if let Some(detail) = self.history().filter(|_| !untold || self.quiet()) {
             return Verdict::Complete { evidence: Evidence::History, detail };
         }
@@ -547,7 +560,7 @@ impl Case<'_> {
     /// A cut file is torn, unless all who wrote it are known to have ended with status 0: many a program leaves it to its end to close
     /// what it wrote.
     fn cut(&self, index: &Finding) -> Option<Verdict> {
-        let (path, fact) = self.cut_files(index).into_iter().find(|(_, fact)| !fact.ended_well())?;
+        let (path, fact) = self.cut_files(index).into_iter().find(|(_, fact)| !fact.was_left_well())?;
         if fact.writers.iter().any(|writer| writer.fate == Fate::Ended) {
             let why = format!("how the writer of {path} ended is not known yet");
             return Some(Verdict::Open { why, again_at_ns: None });

@@ -32,7 +32,7 @@ impl Case<'_> {
             let Role::Index(kind) = role else { continue };
             let Some(covered) = self.facts.indices.get(*index) else {
                 // Only sealed bytes are read, and nobody seals bytes that a program left unclosed which did not end well.
-                if fact.is_cut() && !fact.ended_well() {
+                if fact.is_cut() && !fact.was_left_well() {
                     let why = format!("{index} was not closed by the program that wrote it");
                     return Finding::Missing(Vec::new(), why);
                 }

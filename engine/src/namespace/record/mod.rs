@@ -12,15 +12,18 @@ mod read;
 pub(super) use read::decode;
 
 use super::attr::Special;
+use super::ends::{End, Ends, Process};
 use super::file::File;
 use super::handle::{Closing, Handle};
 use super::heard::{Taken, Unjournaled};
 use super::node::{Body, Link, Node};
+use super::pidfd::Ended;
 use super::session::{Answer, RequestId, TouchedSession};
 use super::tree::Touched;
 use super::unanswered::Progress;
 use super::writer::WriterId;
 use super::{NodeId, State};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
@@ -78,6 +81,8 @@ pub(super) enum Record {
         name: Vec<u8>,
         value: Option<Vec<u8>>,
     },
+    /// How a process was seen to end.
+    End(Process, End),
     Freed(NodeId),
     Handle(u64, Handle),
     NoHandle(u64),
@@ -147,6 +152,16 @@ const PIPE: u8 = 1;
 const SOCKET: u8 = 2;
 const CHARACTER_DEVICE: u8 = 3;
 const BLOCK_DEVICE: u8 = 4;
+
+/// No node has this number, so that readers of before pass over what an attribute says of it: they know no ends, and lose nothing else.
+const NO_NODE: NodeId = 0;
+/// The attribute of [`NO_NODE`] that says how a process ended.
+const END: &[u8] = b"end";
+/// Its value: number, start, moment, how; each of a fixed size, little-endian.
+const END_BYTES: usize = 4 + 8 + 8 + 1;
+const ENDED_WELL: u8 = 0;
+const ENDED_FAILED: u8 = 1;
+const ENDED_KILLED: u8 = 2;
 
 /// Set in a record's length where more of the same change follow: all of them hold, or none.
 pub(super) const MORE: u32 = 1 << 31;
@@ -366,6 +381,19 @@ impl<'a> Writer<'a> {
         self.end();
     }
 
+    fn ended(&mut self, (tgid, start_time_ticks): Process, end: End) {
+        let how = match end.how {
+            Ended::Well => ENDED_WELL,
+            Ended::Failed => ENDED_FAILED,
+            Ended::Killed => ENDED_KILLED,
+        };
+        let mut value = [how; END_BYTES];
+        value[..4].copy_from_slice(&tgid.to_le_bytes());
+        value[4..12].copy_from_slice(&start_time_ticks.to_le_bytes());
+        value[12..20].copy_from_slice(&end.at_ns.to_le_bytes());
+        self.xattr(NO_NODE, END, Some(&value));
+    }
+
     fn entry(&mut self, link: Link, found: Option<(&[u8], NodeId)>) {
         self.begin(if found.is_some() { ENTRY } else { NO_ENTRY });
         self.u64(link.parent);
@@ -540,8 +568,22 @@ impl State {
         self.pending = out;
     }
 
-    /// Appends records of everything about up to `count` nodes after `after`; returns the last of them.
-    pub(super) fn encode_slice(&self, after: NodeId, count: usize, out: &mut Vec<u8>) -> Option<NodeId> {
+    /// Appends records of how processes ended.
+    pub(super) fn note_ends(&mut self, ends: &[(Process, End)]) {
+        let mut writer = Writer::new(&mut self.pending);
+        ends.iter().for_each(|(process, end)| writer.ended(*process, *end));
+        writer.close();
+    }
+
+    /// Appends records of everything about up to `count` nodes after `after`, and of those `ends` of their writers that were not told yet;
+    /// returns the last of the nodes.
+    pub(super) fn encode_slice(
+        &self,
+        after: NodeId,
+        count: usize,
+        (ends, told): (&Ends, &mut BTreeSet<Process>),
+        out: &mut Vec<u8>,
+    ) -> Option<NodeId> {
         let mut last = None;
         for (id, node) in self.tree.nodes.range(after + 1..).take(count) {
             let mut writer = Writer::new(out);
@@ -550,6 +592,9 @@ impl State {
                 writer.chunks(*id, file);
                 if !file.writers.is_empty() {
                     writer.writers(*id, &file.writers);
+                }
+                for (process, end) in ends.untold(&file.writers, told) {
+                    writer.ended(process, end);
                 }
             }
             for (name, value) in node.xattrs.iter().flat_map(|xattrs| &xattrs.values) {
@@ -584,5 +629,34 @@ impl State {
         }
         writer.heard(&self.heard.snapshot());
         writer.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut writer = Writer::new(&mut out);
+        write(&mut writer);
+        writer.close();
+        out.split_off(4)
+    }
+
+    /// The daemon of before takes the journal back, and knows no ends.
+    #[test]
+    fn an_end_is_an_attribute_of_no_node_to_daemons_that_know_no_ends() {
+        let (process, end) = ((7, 1 << 40), End { at_ns: -3, how: Ended::Killed });
+        let told = record(|writer| writer.ended(process, end));
+        let Some(Record::End(of, how)) = decode(&told) else { panic!("{told:?}") };
+        assert_eq!((of, how), (process, end));
+        assert_eq!((told[0], u64::from(told[1])), (XATTR, NO_NODE));
+        assert_eq!(format_of(&told), FORMAT_VERSION_LEAST);
+        // And so is to this one what a later daemon says of no node.
+        for (name, value) in [(&b"later"[..], &b"?"[..]), (END, b"longer than it was, or of another form")] {
+            let later = record(|writer| writer.xattr(NO_NODE, name, Some(value)));
+            assert!(matches!(decode(&later), Some(Record::Xattr { node: NO_NODE, .. })), "{later:?}");
+        }
     }
 }

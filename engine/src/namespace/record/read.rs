@@ -4,15 +4,18 @@
 
 use super::{
     ANSWER, ATTRIBUTES_SET, AWAY, BACKING_ID, BLOCK_DEVICE, Bytes, CATALOG, CHARACTER_DEVICE, CHUNKS,
-    CHUNKS_PER_RECORD, DIRECTORY, ENCODED_PLANES, ENCODED_ZSTD, ENTRY, FILE, FREED, HANDLE, HEARD, LENGTHS,
-    MAX_CHUNKS, MAX_KEY_BYTES, MAX_OPERATION_BYTES, MAX_RECORD_BYTES, NEXT, NO_ENTRY, NO_HANDLE, OPERATION,
-    OVERWRITTEN, PIPE, PLAIN, PROGRESS, Record, SESSION_ENDED, SOCKET, SPECIAL, SYMLINK, WRITERS, XATTR,
+    CHUNKS_PER_RECORD, DIRECTORY, ENCODED_PLANES, ENCODED_ZSTD, END, ENDED_FAILED, ENDED_KILLED, ENDED_WELL,
+    ENTRY, FILE, FREED, HANDLE, HEARD, LENGTHS, MAX_CHUNKS, MAX_KEY_BYTES, MAX_OPERATION_BYTES,
+    MAX_RECORD_BYTES, NEXT, NO_ENTRY, NO_HANDLE, NO_NODE, OPERATION, OVERWRITTEN, PIPE, PLAIN, PROGRESS,
+    Record, SESSION_ENDED, SOCKET, SPECIAL, SYMLINK, WRITERS, XATTR,
 };
 use crate::namespace::attr::Special;
+use crate::namespace::ends::{End, Process};
 use crate::namespace::file::{File, MAX_WRITERS, ObjectCopy};
 use crate::namespace::handle::{Closing, Handle};
 use crate::namespace::heard::Taken;
 use crate::namespace::node::{Body, Directory, Link, Node};
+use crate::namespace::pidfd::Ended;
 use crate::namespace::session::Answer;
 use crate::namespace::unanswered::Progress;
 use crate::namespace::writer::{SessionKey, WriterId};
@@ -118,7 +121,11 @@ pub(in crate::namespace) fn decode(bytes: &[u8]) -> Option<Record> {
             let (node, present) = (reader.u64()?, reader.u8()? != 0);
             let name = reader.bytes(MAX_NAME_BYTES)?.to_vec();
             let value = reader.bytes(MAX_RECORD_BYTES)?.to_vec();
-            Record::Xattr { node, name, value: present.then_some(value) }
+            // What a later daemon says of no node is passed over like an attribute of a node that is gone.
+            match end(&value).filter(|_| node == NO_NODE && name == END) {
+                Some((process, end)) => Record::End(process, end),
+                None => Record::Xattr { node, name, value: present.then_some(value) },
+            }
         }
         FREED => Record::Freed(reader.u64()?),
         HANDLE => Record::Handle(reader.u64()?, handle(&mut reader)?),
@@ -196,6 +203,20 @@ fn writer(reader: &mut Reader<'_>) -> Option<WriterId> {
         tgid: reader.u32()?,
         start_time_ticks: reader.u64()?,
     })
+}
+
+fn end(value: &[u8]) -> Option<(Process, End)> {
+    let mut reader = Reader(value);
+    let tgid = u32::from_le_bytes(reader.take(4)?.try_into().ok()?);
+    let start_time_ticks = u64::from_le_bytes(reader.take(8)?.try_into().ok()?);
+    let at_ns = reader.i64()?;
+    let how = match reader.u8()? {
+        ENDED_WELL => Ended::Well,
+        ENDED_FAILED => Ended::Failed,
+        ENDED_KILLED => Ended::Killed,
+        _ => return None,
+    };
+    reader.0.is_empty().then_some(((tgid, start_time_ticks), End { at_ns, how }))
 }
 
 fn node(kind: u8, reader: &mut Reader<'_>) -> Option<Record> {

@@ -62,6 +62,27 @@ fn what_was_recorded_as_doubted_stays_in_doubt_where_nothing_more_is_known() {
     assert!(matches!(world.at(99).in_doubt("it was left open"), Verdict::Open { .. }), "it is written again");
 }
 
+/// The daemon that saw its program end may be gone, and what it knew with it. What it recorded is not.
+#[test]
+fn a_recorded_doubt_wins_over_an_end_that_nobody_saw_and_over_no_other() {
+    let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
+    for (fate, recorded, is_torn) in [
+        (Fate::Gone, false, true),
+        (Fate::Gone, true, false),
+        (Fate::Exited, true, false),
+        (Fate::Failed, true, true),
+        (Fate::Killed, true, true),
+    ] {
+        let file = world.file("r/step1.pt");
+        (file.state, file.doubted, file.writers[0].fate) = (FileState::Cut, recorded, fate);
+        let verdict = world.at(99);
+        assert_eq!(matches!(verdict, Verdict::Torn { .. }), is_torn, "{fate:?}, {recorded}: {verdict:?}");
+        assert_eq!(verdict.is_doubt(), !is_torn, "{fate:?}, {recorded}: {verdict:?}");
+    }
+    world.file("r/step1.pt").writers[0].fate = Fate::Ended;
+    assert!(matches!(world.at(99), Verdict::Open { .. }), "the kernel will say it");
+}
+
 /// A thread writes on while its program ends: that every rank wrote says nothing of the bytes of that file.
 #[test]
 fn no_count_and_no_save_that_came_later_proves_a_file_that_was_left_open() {

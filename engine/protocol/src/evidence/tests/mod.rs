@@ -53,6 +53,7 @@ impl World {
                 content_reason: String::new(),
                 committed: false,
                 before: Before::Nothing,
+                doubted: false,
                 writers: vec![writer.clone()],
             };
             (path(name), fact)

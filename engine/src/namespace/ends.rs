@@ -1,0 +1,148 @@
+//! How processes were seen to end, over daemons.
+//!
+//! Owns: [`End`], which ends are remembered, which of them the next daemon is told. Does not own: seeing them (`writer`, `pidfd`), their
+//! records (`record`), what follows from them (the node).
+//!
+//! The kernel says once how a process ended, to whoever watched it. So an end goes to the journal when it is seen, whoever it is of: to
+//! find out whether a file names that process would cost a pass over all files. A snapshot and the next daemon keep those that a file names.
+
+use super::Namespace;
+use super::pidfd::Ended;
+use super::tree::Tree;
+use super::writer::WriterId;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// Ends remembered, the latest: of a copy file by file each file has a process of its own.
+const ENDS_MAX: usize = 16 << 10;
+
+/// A process of this node ([`WriterId::process`]).
+pub(super) type Process = (u32, u64);
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// When it was seen, in nanoseconds of CLOCK_REALTIME.
+    pub at_ns: i64,
+    pub how: Ended,
+}
+
+impl End {
+    /// When it was seen, where the process did not end well.
+    #[must_use]
+    pub fn failed_at_ns(self) -> Option<i64> {
+        match self.how {
+            Ended::Well => None,
+            Ended::Failed | Ended::Killed => Some(self.at_ns),
+        }
+    }
+}
+
+/// The ends that were seen, by process.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    known: BTreeMap<Process, End>,
+    /// The first seen first.
+    order: VecDeque<Process>,
+}
+
+impl Ends {
+    /// Whether it is news. A process ends once, and when that was seen first counts.
+    pub(super) fn add(&mut self, process: Process, end: End) -> bool {
+        if self.known.contains_key(&process) {
+            return false;
+        }
+        self.known.insert(process, end);
+        self.order.push_back(process);
+        if self.order.len() > ENDS_MAX
+            && let Some(first) = self.order.pop_front()
+        {
+            self.known.remove(&first);
+        }
+        true
+    }
+
+    pub(super) fn get(&self, process: Process) -> Option<End> {
+        self.known.get(&process).copied()
+    }
+
+    /// Those of processes that a file of the tree names: nobody asks for others. `told`: in the order in which the journal tells them.
+    pub(super) fn found(told: Vec<(Process, End)>, tree: &Tree) -> Self {
+        let ended: BTreeSet<Process> = told.iter().map(|(process, _)| *process).collect();
+        let files = tree.nodes.values().filter_map(|node| node.file().ok());
+        let writers = files.flat_map(|file| &file.writers).map(|writer| writer.process());
+        let named: BTreeSet<Process> = writers.filter(|process| ended.contains(process)).collect();
+        let mut ends = Self::default();
+        for (process, end) in told {
+            if named.contains(&process) {
+                ends.add(process, end);
+            }
+        }
+        ends
+    }
+
+    /// The ends of `writers` that a snapshot does not have yet; from now on it has them.
+    pub(super) fn untold<'a>(
+        &'a self,
+        writers: &'a [Arc<WriterId>],
+        told: &'a mut BTreeSet<Process>,
+    ) -> impl Iterator<Item = (Process, End)> + 'a {
+        let ended = writers.iter().filter_map(move |writer| {
+            let process = writer.process();
+            Some((process, self.get(process)?))
+        });
+        ended.filter(move |(process, _)| told.insert(*process))
+    }
+}
+
+impl Namespace {
+    /// How a process ended; none while it runs, and where nobody knows.
+    #[must_use]
+    pub fn end(&self, writer: &WriterId) -> Option<End> {
+        self.writers.end(writer)
+    }
+
+    /// Closes the descriptors of writing processes that have ended, and keeps how they did for the next daemon. Costs one poll of those
+    /// that are remembered, and a write of the journal where one has ended.
+    pub fn forget_ended_writers(&self) {
+        let ended = self.writers.forget_ended(self.clock.now_ns());
+        if ended.is_empty() {
+            return;
+        }
+        let noted = self.change(|state| {
+            state.note_ends(&ended);
+            Ok(())
+        });
+        // This daemon knows them all the same, and the snapshot that mends the journal has them.
+        if let Err(error) = noted {
+            tracing::warn!(%error, ends = ended.len(), "the journal did not take how processes ended");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WELL: End = End { at_ns: 1, how: Ended::Well };
+
+    #[test]
+    fn of_very_many_ends_the_latest_are_known() {
+        let mut ends = Ends::default();
+        for tgid in 0..=u32::try_from(ENDS_MAX).unwrap() {
+            assert!(ends.add((tgid, 1), WELL));
+            assert!(!ends.add((tgid, 1), WELL), "it is no news");
+        }
+        assert_eq!((ends.known.len(), ends.order.len()), (ENDS_MAX, ENDS_MAX));
+        assert_eq!(ends.get((0, 1)), None);
+    }
+
+    /// A daemon that takes over finds a process that nobody has waited for, and sees its end later than the one before it.
+    #[test]
+    fn when_an_end_was_seen_first_counts() {
+        let mut ends = Ends::default();
+        ends.add((7, 1), WELL);
+        ends.add((7, 1), End { at_ns: 9, how: Ended::Well });
+        assert_eq!(ends.get((7, 1)), Some(WELL));
+    }
+}
