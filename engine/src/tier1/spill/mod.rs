@@ -143,6 +143,7 @@ impl Spill {
     }
 
     pub(super) fn keep(&self) -> io::Result<KeptSpill> {
+        self.folder.keep();
         Ok(KeptSpill {
             folder: self.folder.path().to_owned(),
             directory: self.folder.directory().try_clone()?,
