@@ -267,6 +267,14 @@ impl Tier1 {
         self.space.spill.get().map(|spill| spill.usage())
     }
 
+    /// The largest file that an empty Tier-1, or an empty spill, could hold.
+    #[must_use]
+    pub fn most_bytes(&self) -> u64 {
+        let budget = lock(&self.space.budget).clone();
+        let spill_bytes = self.space.spill.get().map_or(0, |spill| spill.size_bytes());
+        (budget.size() - budget.journal()).max(spill_bytes)
+    }
+
     #[must_use]
     pub fn has_spill(&self) -> bool {
         self.space.spill.get().is_some()

@@ -187,6 +187,10 @@ impl Spill {
         }
     }
 
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
     pub(super) fn usage(&self) -> SpillUsage {
         self.look_at_growing();
         let sum = *lock(&self.sum);
