@@ -25,7 +25,8 @@ pub(crate) fn errno(error: FsError) -> Errno {
         FsError::NotEmpty => Errno::ENOTEMPTY,
         FsError::NotDirectory => Errno::ENOTDIR,
         FsError::IsDirectory => Errno::EISDIR,
-        FsError::NoSpace => Errno::ENOSPC,
+        // Of the latter nobody waits for room.
+        FsError::NoSpace | FsError::NeverFits => Errno::ENOSPC,
         // It is this process that has too many, which no errno says. ENFILE would send people to the whole system's table
         // (fs.file-max); `status` names the limit that is meant.
         FsError::TooManyOpen => Errno::EMFILE,

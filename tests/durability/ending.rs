@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tidemark_tests::daemon::{Daemon, shown};
+use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
 use tidemark_tests::{machine, process, tier3};
 
 use crate::shield::Rank;
@@ -43,6 +43,40 @@ fn sigterm_commits_what_is_complete_and_exits_0() {
     }
     assert_holds(&daemon, "run/notes.txt", notes, "after SIGTERM");
     daemon.stop();
+}
+
+/// What lies in a folder outlives the process, and nobody would give that memory back.
+#[test]
+fn memory_in_a_folder_goes_with_the_node_s_life_and_stays_over_a_daemon_s_death() {
+    if !machine::can_mount() {
+        return;
+    }
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let lives = || fs::read_dir(memory.path()).unwrap().count();
+    let config = format!("{}[tier1]\ndirectory = \"{}\"\n", short_grace(), memory.path().display());
+    let occupied = tempfile::tempdir().unwrap();
+    fs::write(occupied.path().join("somebody-s"), b"stays").unwrap();
+    let options = options("128MiB", &config);
+    let refused = DaemonOptions { mountpoint: Some(occupied.path().to_owned()), ..options.clone() };
+    let output = Daemon::start_refused(refused);
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert_eq!(lives(), 0, "after a start whose mount was refused: {}", shown(&output));
+
+    let mut daemon = Daemon::start(options);
+    let bytes = noise(41, 9 * MIB);
+    save(&daemon, "run/step1.pt", &bytes);
+    let dead = daemon.kill_serving();
+    daemon.wait_for_next(dead);
+    assert_eq!(lives(), 1, "the next daemon goes on with it");
+    assert_holds(&daemon, "run/step1.pt", &bytes, "in memory");
+    daemon.stop();
+    assert_eq!(lives(), 0, "after a planned stop");
+
+    daemon.start_again();
+    let mut open = File::create(daemon.mount().join("run/step2.pt")).unwrap();
+    open.write_all(&bytes).unwrap();
+    assert_eq!(daemon.stop_with_status().code(), Some(1), "{}", daemon.log_tail());
+    assert_eq!(lives(), 0, "after a stop that not all of it survived");
 }
 
 #[test]

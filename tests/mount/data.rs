@@ -128,6 +128,30 @@ fn fallocate_modes_do_what_they_say() {
     assert_eq!(refused, rustix::io::Errno::OPNOTSUPP);
 }
 
+/// S-truncate: "A length above 64 PiB is EFBIG, and one above all of Tier-1 ENOSPC at once".
+#[test]
+fn a_length_that_no_tier_holds_is_refused_at_once_and_says_nothing_of_room() {
+    for site in Site::both() {
+        let file = File::create(site.path("f")).unwrap();
+        let set = |bytes: u64| file.set_len(bytes).unwrap_err().raw_os_error();
+        let allocate = |bytes| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).unwrap_err();
+        let largest = 64 << 50;
+        for bytes in [largest + 1, i64::MAX as u64] {
+            assert_eq!(set(bytes), Some(libc::EFBIG), "{bytes}");
+            assert_eq!(allocate(bytes), rustix::io::Errno::FBIG, "{bytes}");
+        }
+        assert_eq!(set(largest), Some(libc::ENOSPC));
+        assert_eq!(allocate(largest), rustix::io::Errno::NOSPC);
+        let refusals = site.namespace.refusals();
+        assert_eq!((refusals.count, refusals.last), (0, None));
+        assert_eq!(file.metadata().unwrap().len(), 0);
+        file.write_all_at(b"written", 0).unwrap();
+    }
+    let Some(site) = Site::fallback() else { return };
+    let file = File::create(site.path("f")).unwrap();
+    assert_eq!(file.write_at(b"x", 64 << 50).unwrap_err().raw_os_error(), Some(libc::EFBIG));
+}
+
 /// S-mmap: "a mapping *is* the memory file ... outlives the close of its descriptor".
 #[test]
 fn shared_stores_are_seen_by_reads_and_outlive_the_descriptor() {

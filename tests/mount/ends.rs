@@ -271,6 +271,7 @@ fn a_writer_that_the_daemon_cannot_see_is_believed() {
     let mut asks = server.stdin.take().unwrap();
     writeln!(asks, "f").unwrap();
     assert_eq!(told("state: "), format!("{:?}", FileState::Closed));
+    assert_eq!(told("unseen: "), "1", "and that it was not seen is said");
     drop(asks);
     assert!(server.wait().unwrap().success());
 }
@@ -281,5 +282,6 @@ fn serve_for_a_writer_outside() {
     println!("serves: {}", site.path("").display());
     for name in std::io::stdin().lines() {
         println!("state: {:?}", site.state_after_close(name.unwrap()));
+        println!("unseen: {}", site.namespace.writers_unseen());
     }
 }

@@ -19,6 +19,8 @@ pub enum FsError {
     IsDirectory,
     #[error("Tier-1 or its journal is full and nothing can be reclaimed; free files or raise the budget")]
     NoSpace,
+    #[error("more is asked for than an empty Tier-1, or an empty spill, holds; raise the budget")]
+    NeverFits,
     #[error(
         "the daemon has as many files open as its limit allows; raise LimitNOFILE of its service, or its hard limit"
     )]
@@ -66,7 +68,7 @@ impl FsError {
     pub fn kind(self) -> ErrorKind {
         match self {
             Self::NotFound | Self::Stale | Self::NoAttribute => ErrorKind::NotFound,
-            Self::NoSpace | Self::TooBig => ErrorKind::NoSpace,
+            Self::NoSpace | Self::NeverFits | Self::TooBig => ErrorKind::NoSpace,
             Self::Io => ErrorKind::Corrupt,
             Self::Busy | Self::Running | Self::TooManyOpen => ErrorKind::Unavailable,
             Self::Exists

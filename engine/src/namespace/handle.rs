@@ -324,7 +324,8 @@ impl Namespace {
     /// fallocate(2) on a writable handle. Modes besides 0, KEEP_SIZE, PUNCH_HOLE and ZERO_RANGE are unsupported.
     ///
     /// # Errors
-    /// [`FsError::BadHandle`], [`FsError::Unsupported`], [`FsError::NoSpace`], [`FsError::Invalid`].
+    /// [`FsError::BadHandle`], [`FsError::Unsupported`], [`FsError::NoSpace`], [`FsError::NeverFits`], [`FsError::TooBig`],
+    /// [`FsError::Invalid`].
     pub fn fallocate(
         &self,
         caller: &Caller,
@@ -338,8 +339,13 @@ impl Namespace {
             return Err(FsError::Unsupported);
         }
         let end = offset_bytes.checked_add(len_bytes).ok_or(FsError::TooBig)?;
-        if len_bytes == 0 || i64::try_from(end).is_err() {
+        if len_bytes == 0 {
             return Err(FsError::Invalid);
+        }
+        if mode & PUNCH_HOLE == 0 {
+            self.could_hold(end, len_bytes)?;
+        } else if i64::try_from(end).is_err() {
+            return Err(FsError::TooBig);
         }
         let open = self.handle(fh).filter(|open| open.writable).ok_or(FsError::BadHandle)?;
         self.change(|state| freeze_times(state, open.node))?;

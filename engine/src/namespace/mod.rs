@@ -70,6 +70,7 @@ pub use mirror::Remote;
 pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use open::OpenOutcome;
 pub use outgoing::{OutgoingBody, OutgoingNode, Told};
+pub use record::LARGEST_FILE_BYTES;
 pub use room::{Refusals, RoomWait};
 pub(crate) use seal::JudgeTicket;
 pub use seal::{NotSealable, Reach, SealPin, SealTicket, StandingBytes, Voided};

@@ -118,7 +118,7 @@ impl Namespace {
         };
         let backing = self.new_backing(self.predict(&path))?;
         let writable = flags & ACCESS_MODE != 0;
-        let writer = if writable { self.writers.identify(caller.pid) } else { None };
+        let writer = if writable { self.writers.opens(caller) } else { None };
         let mut backing = Some(backing);
         let made = self.change(|state| {
             state.tree.check_free(parent, name)?;
@@ -178,6 +178,12 @@ impl Namespace {
         Ok(made)
     }
 
+    /// How often a program opened a file for writing that has no number in this process's pid namespace; only rises.
+    #[must_use]
+    pub fn writers_unseen(&self) -> u64 {
+        self.writers.unseen()
+    }
+
     fn open_existing(
         &self,
         caller: &Caller,
@@ -219,7 +225,7 @@ impl Namespace {
             }
             return Ok(opened);
         }
-        let writer = self.writers.identify(caller.pid);
+        let writer = self.writers.opens(caller);
         let kept = if truncates { Spared::First(0) } else { Spared::All };
         let mut patience = Patience::begin(caller.pid, kept);
         let (size_bytes, mut change, old) = loop {

@@ -13,7 +13,8 @@ impl Namespace {
     ///
     /// # Errors
     /// [`FsError::Busy`] for a new size of a file whose bytes are elsewhere: fetch it first ([`Namespace::cold`]);
-    /// [`FsError::Stale`] once where the name is to be looked up again, and nothing has changed; [`FsError::NoSpace`], [`FsError::IsDirectory`], [`FsError::TooBig`].
+    /// [`FsError::Stale`] once where the name is to be looked up again, and nothing has changed; [`FsError::NoSpace`], [`FsError::NeverFits`], [`FsError::IsDirectory`],
+    /// [`FsError::TooBig`].
     pub fn setattr(&self, caller: &Caller, node: NodeId, set: &SetAttr) -> Result<Attr, FsError> {
         if let Some(size_bytes) = set.size {
             self.set_size(caller, node, size_bytes)?;
@@ -53,9 +54,7 @@ impl Namespace {
     }
 
     fn set_size(&self, caller: &Caller, node: NodeId, size_bytes: u64) -> Result<(), FsError> {
-        if i64::try_from(size_bytes).is_err() {
-            return Err(FsError::TooBig);
-        }
+        let could_hold = self.could_hold(size_bytes, size_bytes);
         let mut patience = Patience::begin(caller.pid, Spared::First(size_bytes));
         let (old_bytes, change) = loop {
             let mut state = self.settle(node)?;
@@ -68,6 +67,9 @@ impl Namespace {
                 return Err(FsError::Busy);
             }
             let old_bytes = observe(target, file)?.size_bytes;
+            if size_bytes > old_bytes {
+                could_hold?;
+            }
             let mut change = file.change(old_bytes, Spared::First(size_bytes));
             if file.fate.writers() > 0 && !file.is_held() {
                 change = Change::InPlace;

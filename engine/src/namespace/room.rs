@@ -7,7 +7,7 @@
 //! host copy is being uploaded. A refused create costs a job its checkpoint, so it is worth that moment. Writes and
 //! closes never wait (they do not ask us), and where nothing moves nobody waits for long.
 
-use super::Namespace;
+use super::{FsError, LARGEST_FILE_BYTES, Namespace};
 use crate::tier1::Tier1;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,6 +52,15 @@ impl Namespace {
     /// as [`RoomWait::again`] says so.
     pub fn room_wait(&self) -> RoomWait<'_> {
         RoomWait { room: &self.room, tier1: &self.tier1, until: None }
+    }
+
+    /// Refuses what no waiting brings room for. It says nothing of how full memory is: `to_bytes` is the length that is asked for, and
+    /// `more_bytes` what of it has to be held.
+    pub(super) fn could_hold(&self, to_bytes: u64, more_bytes: u64) -> Result<(), FsError> {
+        if to_bytes > LARGEST_FILE_BYTES {
+            return Err(FsError::TooBig);
+        }
+        if more_bytes > self.tier1.most_bytes() { Err(FsError::NeverFits) } else { Ok(()) }
     }
 
     /// A file that grows has met the end of the memory: the kernel refuses its writer without asking.

@@ -3,6 +3,7 @@
 //! Owns: [`WriterId`], [`SessionKey`], reading them from /proc, the bounded cache.
 //! Does not own: what a session means for completeness (the protocol).
 
+use super::Caller;
 use super::ends::{End, Ends, Process};
 use super::pidfd;
 pub use super::pidfd::Ended;
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tidemark_protocol::id::Incarnation;
@@ -104,12 +106,14 @@ pub(super) struct WriterCache {
     proc_root: PathBuf,
     known: Mutex<BTreeMap<u32, Known>>,
     ends: Mutex<Ends>,
+    /// Times that a program opened a file for writing, and the kernel gave it no number that we know.
+    unseen: AtomicU64,
 }
 
 impl WriterCache {
     /// `ends`: those that the daemon before saw.
     pub(super) fn new(proc_root: PathBuf, ends: Ends) -> Self {
-        Self { proc_root, known: Mutex::default(), ends: Mutex::new(ends) }
+        Self { proc_root, known: Mutex::default(), ends: Mutex::new(ends), unseen: AtomicU64::new(0) }
     }
 
     /// Watches who wrote a file of the tree and lives still. The daemon before had descriptors of them.
@@ -120,6 +124,23 @@ impl WriterCache {
 
     pub(super) fn proc_root(&self) -> &Path {
         &self.proc_root
+    }
+
+    /// The process that opens a file for writing; one that we cannot see is none, and is counted.
+    pub(super) fn opens(&self, caller: &Caller) -> Option<Arc<WriterId>> {
+        // Without a request it is a call of our own.
+        if caller.pid == 0 && caller.request != 0 && self.unseen.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                "a process that this daemon cannot see writes into the mount: how it ends is not known, and few of its saves are \
+                 committed; run ckptd in the host's pid namespace (hostPID: true)"
+            );
+        }
+        self.identify(caller.pid)
+    }
+
+    /// How often [`WriterCache::opens`] saw nobody.
+    pub(super) fn unseen(&self) -> u64 {
+        self.unseen.load(Ordering::Relaxed)
     }
 
     /// The process behind thread `tid`; none for one we cannot see. Costs a poll when it is known, and reading
@@ -465,6 +486,17 @@ mod tests {
         assert_eq!(first.tgid, std::process::id());
         assert!(Arc::ptr_eq(&first, &cache.identify(tid).unwrap()));
         assert!(cache.identify(0).is_none());
+    }
+
+    #[test]
+    fn a_program_that_opens_a_file_and_has_no_number_here_is_counted() {
+        let cache = WriterCache::new("/proc".into());
+        let caller = |pid, request| Caller { uid: 0, gid: 0, pid, now_ns: 1, request };
+        assert!(cache.opens(&caller(std::process::id(), 6)).is_some());
+        assert!(cache.opens(&caller(0, 0)).is_none());
+        assert_eq!(cache.unseen(), 0, "a call of our own is no program");
+        assert!(cache.opens(&caller(0, 7)).is_none() && cache.opens(&caller(0, 8)).is_none());
+        assert_eq!(cache.unseen(), 2);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use tidemark_protocol::evidence::Verdict;
-use tidemark_protocol::report::{Problem, ProblemCode, TierStatus, path_text};
+use tidemark_protocol::report::{Problem, ProblemCode, SEE_WRITERS, TierStatus, path_text};
 
 /// A sentence about the first of many.
 pub(super) fn and_more(first: String, more: usize, of_what: &str) -> String {
@@ -112,6 +112,14 @@ impl Engine {
                 what,
                 "`ckptctl tiers` shows what holds it; wait for the uploads, remove what is not needed, or raise the budget",
             );
+        }
+        let unseen = self.shared.namespace.writers_unseen();
+        if unseen > 0 {
+            let what = format!(
+                "{unseen} times a file was opened for writing by a process that this daemon cannot see (another pid namespace): how such \
+                 processes end is not known, so that their files go to Tier-3 and are committed only by other proof"
+            );
+            add(ProblemCode::WritersUnseen, what, SEE_WRITERS);
         }
         if let Some(what) = self.ledger.unkept.problem() {
             add(ProblemCode::Unnameable, what, "they end with this node's memory: use shorter paths");

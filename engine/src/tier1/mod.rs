@@ -78,13 +78,13 @@ const JOURNAL_MOST_BYTES: u64 = 256 << 20;
 
 /// Tier-1 of one node. Share it by `Arc`; every method may be called from any thread.
 ///
-/// Dropping it stops `tm-run-ahead`, then `tm-ballast`, and waits for both; the mounts, or the folder, go with the last
-/// `Backing`. Until then files work on, without run-ahead and without returning pages to the ballast.
+/// Dropping it stops `tm-run-ahead`, then `tm-ballast`, and waits for both; the mounts, or the folder that no successor was
+/// promised, go with the last `Backing`. Until then files work on, without run-ahead and without returning pages to the ballast.
 #[derive(Debug)]
 pub struct Tier1 {
     space: Arc<Space>,
-    run_ahead: Option<JoinHandle<()>>,
-    worker: Option<JoinHandle<()>>,
+    run_ahead: Mutex<Option<JoinHandle<()>>>,
+    worker: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Clone)]
@@ -213,10 +213,10 @@ impl Tier1 {
             space.next_number.fetch_max(highest + 1, Ordering::Relaxed);
             assert!(space.spill.set(Arc::new(spill)).is_ok(), "nobody else has the space yet");
         }
-        let mut tier1 = Self { space: Arc::clone(&space), run_ahead: None, worker: None };
+        let tier1 = Self { space: Arc::clone(&space), run_ahead: Mutex::default(), worker: Mutex::default() };
         let shared = Arc::clone(&space);
-        tier1.run_ahead = Some(spawn(RUN_AHEAD_NAME, move || shared.run_ahead.run())?);
-        tier1.worker = Some(spawn(WORKER_NAME, move || worker::run(&space))?);
+        *lock(&tier1.run_ahead) = Some(spawn(RUN_AHEAD_NAME, move || shared.run_ahead.run())?);
+        *lock(&tier1.worker) = Some(spawn(WORKER_NAME, move || worker::run(&space))?);
         Ok(Arc::new(tier1))
     }
 
@@ -242,18 +242,37 @@ impl Tier1 {
         Ok(())
     }
 
-    /// The node's life ends in order, and its memory with it: nobody will look for what lies in the spill. A process that
-    /// ends need not come to drop the last of its files.
-    pub fn remove_spill(&self) {
+    /// The node's life ends, and its memory with it: nobody will look for what lies in the folder and in the spill. Both
+    /// threads are stopped and waited for, then the two are removed by name. A process that ends need not come to drop the
+    /// last of its files. What is open works on until it is closed; no file can be made in a folder any more.
+    pub fn end(&self) {
+        self.stop();
         if let Some(spill) = self.space.spill.get() {
             spill.remove();
         }
+        self.space.medium.remove();
+    }
+
+    fn stop(&self) {
+        self.space.run_ahead.stop();
+        join(lock(&self.run_ahead).take());
+        self.space.wake.stop();
+        join(lock(&self.worker).take());
+        self.space.closing.store(true, Ordering::Release);
     }
 
     /// The spill at this moment; none where there is none. A look at each of its files that is open for writing.
     #[must_use]
     pub fn spill_usage(&self) -> Option<SpillUsage> {
         self.space.spill.get().map(|spill| spill.usage())
+    }
+
+    /// The largest file that an empty Tier-1, or an empty spill, could hold.
+    #[must_use]
+    pub fn most_bytes(&self) -> u64 {
+        let budget = lock(&self.space.budget).clone();
+        let spill_bytes = self.space.spill.get().map_or(0, |spill| spill.size_bytes());
+        (budget.size() - budget.journal()).max(spill_bytes)
     }
 
     #[must_use]
@@ -364,11 +383,7 @@ impl Tier1 {
 
 impl Drop for Tier1 {
     fn drop(&mut self) {
-        self.space.run_ahead.stop();
-        join(self.run_ahead.take());
-        self.space.wake.stop();
-        join(self.worker.take());
-        self.space.closing.store(true, Ordering::Release);
+        self.stop();
     }
 }
 

@@ -8,9 +8,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock, open, openat, unlinkat};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock, fstat, lstat, open, openat, unlinkat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use rustix::mount::{fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen};
 
@@ -57,7 +57,7 @@ pub(super) struct Medium {
     pub(super) journal: OwnedFd,
     /// The kernel refuses to pass the size (our own tmpfs); a directory shares its file system with others.
     pub(super) walled: bool,
-    /// Removes the folders again; dropped last.
+    /// Where it is a folder; dropped last.
     folder: Option<Folder>,
 }
 
@@ -103,18 +103,33 @@ impl Medium {
             leases,
             preallocation,
         };
-        let folder = folder.map(|(path, lock)| Folder { path, lock });
+        let folder = folder.map(|(path, lock)| Folder::new(path, lock, true));
         Ok((Self { files, ballast, journal, walled: private, folder }, capabilities))
     }
 
-    /// Duplicates of everything a successor needs.
+    /// Duplicates of everything a successor needs. From now on only [`Medium::remove`] takes a folder away.
     pub(super) fn keep(&self) -> io::Result<KeptMounts> {
         let folder = match &self.folder {
-            Some(folder) => Some((folder.path.clone(), folder.lock.try_clone()?)),
+            Some(folder) => {
+                folder.is_kept.store(true, Ordering::Release);
+                Some((folder.path.clone(), folder.lock.try_clone()?))
+            }
             None => None,
         };
         let (files, ballast) = (self.files.try_clone()?, self.ballast.try_clone()?);
         Ok(KeptMounts { files, ballast, journal: self.journal.try_clone()?, folder, spill: None })
+    }
+
+    /// This is the end of the memory: a folder goes with all that is in it. What is open stays until it is closed.
+    pub(super) fn remove(&self) {
+        if let Some(folder) = &self.folder {
+            folder.remove();
+        }
+    }
+
+    /// Whether its files have no names any more.
+    pub(super) fn is_removed(&self) -> bool {
+        self.folder.as_ref().is_some_and(|folder| folder.is_removed.load(Ordering::Acquire))
     }
 
     fn private(size_bytes: u64, journal_bytes: u64) -> Result<(Self, Capabilities), Tier1Error> {
@@ -245,10 +260,16 @@ fn probe_preallocation(writer: &OwnedFd) -> Capability {
 struct Folder {
     path: PathBuf,
     lock: OwnedFd,
+    /// A successor may go on with it: that this process is done with it is not its end.
+    is_kept: AtomicBool,
+    is_removed: AtomicBool,
 }
 
 const FOLDER_PREFIX: &str = "tier1-";
 static FOLDERS_MADE: AtomicU64 = AtomicU64::new(0);
+
+/// Times that a folder is emptied before it is left: work that ends with the process may make a file beside the first.
+const REMOVE_TRIES: u32 = 8;
 
 impl Folder {
     fn make(base: &Path) -> Result<Self, Tier1Error> {
@@ -262,14 +283,49 @@ impl Folder {
         make_private(&path)?;
         let own = open_directory(&path)?;
         lock(&own, &path, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Self { path, lock: own })
+        Ok(Self::new(path, own, false))
+    }
+
+    fn new(path: PathBuf, lock: OwnedFd, is_kept: bool) -> Self {
+        Self { path, lock, is_kept: AtomicBool::new(is_kept), is_removed: AtomicBool::new(false) }
+    }
+
+    /// Takes it away with all that is in it, once.
+    fn remove(&self) {
+        if self.is_removed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut removed = self.try_remove();
+        for _ in 1..REMOVE_TRIES {
+            if !removed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::DirectoryNotEmpty) {
+                break;
+            }
+            removed = self.try_remove();
+        }
+        if let Err(error) = removed {
+            tracing::warn!(path = %self.path.display(), %error, "tier-1's folder stays behind and holds memory");
+        }
+    }
+
+    /// Only where it is still the one that is locked: what another put at its place is not ours.
+    fn try_remove(&self) -> io::Result<()> {
+        let found = match lstat(&self.path) {
+            Ok(found) => found,
+            Err(rustix::io::Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let ours = fstat(&self.lock)?;
+        if (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino) {
+            return Ok(());
+        }
+        fs::remove_dir_all(&self.path)
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "tier-1's folder stays behind and holds memory");
+        if !*self.is_kept.get_mut() {
+            self.remove();
         }
     }
 }

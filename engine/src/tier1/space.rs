@@ -372,6 +372,9 @@ impl Space {
 
     /// Takes a file that nobody holds any more: unlinked at once, its pages on their way back.
     pub(super) fn retire(&self, number: u64, held_bytes: u64, led_to: u64) {
+        if self.medium.is_removed() {
+            return lock(&self.budget).give_back(User::Files, held_bytes);
+        }
         let read_fd = match self.open_for_reading(number) {
             Ok(read_fd) => read_fd,
             Err(error) => {
@@ -437,6 +440,9 @@ impl Space {
     }
 
     fn unlink(&self, number: u64) {
+        if self.medium.is_removed() {
+            return;
+        }
         if let Err(error) = unlinkat(&self.medium.files, file_name(number), AtFlags::empty()) {
             tracing::warn!(number, %error, "a backing file's name could not be removed");
         }

@@ -280,6 +280,59 @@ fn a_directory_medium_is_held_to_the_budget_and_leaves_nothing_behind() {
     std::fs::remove_dir_all(base.parent().expect("parent")).expect("clean up");
 }
 
+/// A process that ends never drops the last of its files, and a folder outlives it.
+#[test]
+fn an_ended_life_takes_its_folder_away_and_nobody_else_s() {
+    let base = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
+    let medium = MediumChoice::Directory(base.path().to_owned());
+    let settings = Tier1Settings { size_bytes: 64 * MIB, ballast: true, medium };
+    let other = Tier1::open(settings.clone()).expect("open");
+    let tier1 = Tier1::open(settings).expect("open");
+    eventually("the ballast grows", || tier1.usage().ballast_bytes > 0);
+    let (held, dropped) = (tier1.create(None).expect("create"), tier1.create(None).expect("create"));
+    write_all(&held, b"bytes", 0).expect("write");
+    let writer = open_outside(&held);
+    assert_eq!(folders(base.path()).len(), 2);
+    tier1.end();
+    assert_eq!(folders(base.path()).len(), 1, "with the last of it still held");
+    tier1.end();
+    drop((dropped, writer));
+    drop((held, tier1));
+    other.create(None).expect("a neighbour's memory stays");
+    drop(other);
+    assert!(folders(base.path()).is_empty());
+}
+
+#[test]
+fn memory_that_a_successor_may_go_on_with_stays_until_a_life_ends() {
+    let base = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
+    let medium = MediumChoice::Directory(base.path().to_owned());
+    let settings = Tier1Settings { size_bytes: 16 * MIB, ballast: false, medium };
+    let tier1 = Tier1::open(settings.clone()).expect("open");
+    let (first, second) =
+        (tier1.kept_mounts().expect("descriptors"), tier1.kept_mounts().expect("descriptors"));
+    drop(tier1);
+    assert_eq!(folders(base.path()).len(), 1, "a keeper has it");
+    // It could not go on, and the next one is to.
+    drop(Tier1::take_over(settings.clone(), first).expect("take over"));
+    assert_eq!(folders(base.path()).len(), 1, "one that failed took nothing with it");
+    let next = Tier1::take_over(settings, second).expect("take over");
+    let folder = folders(base.path()).remove(0);
+    let away = base.path().join("away");
+    std::fs::rename(&folder, &away).expect("rename");
+    std::fs::create_dir(&folder).expect("somebody else's");
+    next.end();
+    assert!(folder.exists() && away.exists(), "what lies there now is another's");
+}
+
+/// The folders of lives below a directory.
+fn folders(base: &std::path::Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(base).expect("the base").map(|entry| entry.expect("an entry").path());
+    let is_of_a_life =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("tier1-"));
+    entries.filter(is_of_a_life).collect()
+}
+
 #[test]
 fn run_ahead_keeps_ready_space_before_a_writer_it_does_not_hear_of() {
     let tier1 = open(512 * MIB, true);

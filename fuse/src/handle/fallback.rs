@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use tidemark_engine::namespace::{NodeId, OpenFile};
+use tidemark_engine::namespace::{LARGEST_FILE_BYTES, NodeId, OpenFile};
 use tidemark_engine::tier1::{Backing, Mapping};
 
 /// Smaller reads are copied through a buffer: faulting a mapping in costs more than the second copy.
@@ -113,6 +113,9 @@ impl Fallback {
     pub(crate) fn write(&self, fh: u64, offset: u64, data: &[u8], reply: ReplyWrite) {
         let Some(served) = self.served(fh) else { return reply.error(Errno::EBADF) };
         let written = u32::try_from(data.len()).expect("a request is far below 4 GiB");
+        if offset.saturating_add(u64::from(written)) > LARGEST_FILE_BYTES {
+            return reply.error(Errno::EFBIG);
+        }
         // Pages that a reader has cached are old as soon as the bytes are there, and must go before the program goes on.
         let pages = self.pages.get().filter(|_| served.io.cached_opens.load(Ordering::SeqCst) > 0);
         match (write_all(&served.backing, data, offset), pages) {

@@ -3,6 +3,7 @@
 //! Owns: the checks of the machine. Does not own: those of Tier-3 and of a node's standing (`api`), showing them (ckptctl).
 
 use crate::{descriptors, memory};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
 use tidemark_fuse::Mode;
@@ -10,6 +11,9 @@ use tidemark_protocol::report::{Check, CheckVerdict, Doctor};
 
 /// The least that Tier-1 can be made with: what is tried needs one small file.
 const TRIAL_BYTES: u64 = 64 << 20;
+
+/// The inode of the machine's first pid namespace (include/uapi/linux/nsfs.h, `PID_NS_INIT_INO`).
+const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// A check that is good, or a weakness with its remedy.
 pub(crate) fn check(name: &str, ok: bool, what: String, fix: Option<&str>) -> Check {
@@ -36,9 +40,23 @@ pub(crate) fn of_machine(mode: Option<Mode>, reason: String, tier1: &Tier1) -> V
         let fix = Some("see `ckptctl doctor` as root");
         checks.push(check(name, capability.works, capability.reason.clone(), fix));
     }
+    checks.push(pid_namespace(std::fs::metadata("/proc/self/ns/pid").ok().map(|link| link.ino())));
     let (enough, what) = descriptors::check();
     checks.push(check("descriptors", enough, what, Some(descriptors::FIX)));
     checks
+}
+
+/// Which processes this one can see. In a namespace of its own only what comes tells whether jobs run elsewhere: a daemon that meets one has
+/// the problem `writers_unseen`.
+fn pid_namespace(inode: Option<u64>) -> Check {
+    let what = match inode {
+        Some(FIRST_PID_NAMESPACE) => "the machine's own: every process is seen",
+        Some(_) => {
+            "one of its own: only jobs in it and below are seen; for others ckptd needs hostPID: true (Kubernetes) or --pid=host (Docker)"
+        }
+        None => "not known: /proc does not tell",
+    };
+    check("pid_namespace", true, what.to_owned(), None)
 }
 
 /// The same where no daemon runs, with a Tier-1 that is made for it and goes again. Nothing is mounted at a path.
@@ -77,6 +95,14 @@ fn trial(tier1: &Arc<Tier1>) -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pid_namespace_is_the_machine_s_or_is_said_to_see_only_its_own() {
+        let what = |inode| pid_namespace(inode).what;
+        assert!(what(Some(FIRST_PID_NAMESPACE)).contains("every process"));
+        assert!(what(Some(FIRST_PID_NAMESPACE - 1)).contains("hostPID: true"));
+        assert!(what(None).contains("not known"));
+    }
 
     #[test]
     fn a_machine_is_looked_at_without_a_daemon() {

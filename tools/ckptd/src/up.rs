@@ -8,7 +8,7 @@
 
 use crate::api::Daemon;
 use crate::attributes::Attributes;
-use crate::base::Base;
+use crate::base::{Base, OwnMemory};
 use crate::cli::{Failure, Up, node_name, parse_addr};
 use crate::descriptors;
 use crate::drain::drain;
@@ -68,6 +68,7 @@ struct Start<'a> {
     role: Role,
     etcd: Option<EtcdAccess>,
     take_over: bool,
+    memory: OwnMemory,
 }
 
 /// How a start came to serve.
@@ -151,6 +152,7 @@ pub(crate) async fn up(
         etcd: open_etcd(&settings, &role).map_err(Failure::usage)?,
         role,
         take_over: up.take_over,
+        memory: OwnMemory::default(),
     };
     check_certificates(&settings, &start.role, start.name.as_str()).map_err(Failure::usage)?;
     descriptors::raise_limit().map_err(Failure::failed)?;
@@ -204,7 +206,7 @@ impl Start<'_> {
         let tier1_bytes = memory::tier1_bytes(setting).map_err(Failure::usage)?;
         let tier3 = self.tier3().await?;
         seat::look(self.etcd.as_ref()).await?;
-        let base = Base::fresh(self.settings, self.name.as_str(), tier1_bytes)?;
+        let base = Base::fresh(self.settings, self.name.as_str(), tier1_bytes, &self.memory)?;
         let host = self.host(&base);
         let peers = self.peers(&base).await?;
         let shared = self.shared(&base, &tier3, peers.as_ref())?;
@@ -252,7 +254,7 @@ impl Start<'_> {
         let Found { record, mounts, mount, answered } = found;
         let started = Instant::now();
         self.keeper.taking().map_err(Failure::failed)?;
-        let base = Base::take_over(self.settings, &record, mounts, goes_on)?;
+        let base = Base::take_over(self.settings, &record, mounts, goes_on, &self.memory)?;
         let took_ms = started.elapsed().as_millis();
         tracing::info!(took_ms, "took over memory and names");
         take_up_answers(&base, &answered);
@@ -537,7 +539,6 @@ impl Start<'_> {
         if let Err(error) = serving.await {
             tracing::error!(%error, "serving commands panicked");
         }
-        base.tier1.remove_spill();
         drop(listener);
         Ok(durable)
     }
@@ -592,6 +593,7 @@ impl Start<'_> {
 
     /// Nothing is to be kept any more.
     fn say_the_end(&self) {
+        self.memory.let_go();
         if let Err(error) = self
             .keeper
             .stopping()
@@ -635,7 +637,9 @@ impl Start<'_> {
         };
         session::hand_over(self.keeper, &serving)
             .context("the keeper cannot be given what it is to keep")
-            .map_err(Failure::failed)
+            .map_err(Failure::failed)?;
+        self.memory.keep();
+        Ok(())
     }
 }
 

@@ -25,7 +25,7 @@ pub use keeping::{
     Undelete,
 };
 pub use placement::{Placement, PlacementRow, SurvivalRow, WARNINGS_MAX};
-pub use problem::{PROBLEMS_OF_ONE_CODE_MAX, Problem, ProblemCode, exit_code_of, shortened};
+pub use problem::{PROBLEMS_OF_ONE_CODE_MAX, Problem, ProblemCode, SEE_WRITERS, exit_code_of, shortened};
 pub use status::{
     Check, CheckVerdict, Doctor, FuseMode, Loss, Marks, MountStatus, Node, NodeState, ReplicationStatus,
     RunStatus, Status, TierState, TierStatus, Untold,

@@ -89,8 +89,13 @@ problem_codes! {
     NotCommitted, "not_committed", Failed, Stays, "A checkpoint will never be committed as it is.";
     Broken, "broken", Failed, Stays, "A file contradicts its own format: its checkpoint is kept, and not committed.";
     Undecided, "undecided", Failed, Stays, "Whether a checkpoint is whole is not known, and it is left as it is.";
+    WritersUnseen, "writers_unseen", Failed, Stays, "Processes write that the daemon cannot see: nothing is known of how they end.";
     Unnameable, "unnameable", Failed, Stays, "Names that no key of Tier-3 can hold.";
 }
+
+/// The way out of [`ProblemCode::WritersUnseen`].
+pub const SEE_WRITERS: &str = "run ckptd in the host's pid namespace: `hostPID: true` in Kubernetes, `--pid=host` in Docker; what is known to be whole can \
+     be committed with `ckptctl commit`";
 
 impl ProblemCode {
     /// The code of a word; none for one of a newer daemon.

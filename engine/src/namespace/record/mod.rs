@@ -49,6 +49,8 @@ const CHUNKS_PER_RECORD: usize = 8192;
 const MAX_KEY_BYTES: usize = 4096;
 /// Chunks of the largest file believed: 64 PiB at 8 MiB.
 const MAX_CHUNKS: u64 = 1 << 33;
+/// The largest file, 64 PiB: what is read back of a larger one would not be believed.
+pub const LARGEST_FILE_BYTES: u64 = MAX_CHUNKS * tidemark_protocol::layout::CHUNK_BYTES;
 
 /// One record.
 #[derive(Debug)]

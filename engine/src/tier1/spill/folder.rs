@@ -22,11 +22,13 @@ const FOLDER_PREFIX: &str = "tidemark-spill-";
 /// What the files of a folder are called, before their number.
 pub(super) const FILE_PREFIX: &str = "f-";
 
-/// The folder of one node's life. Removed at an orderly end, or when it is dropped.
+/// The folder of one node's life. Removed at an orderly end, or when it is dropped and no successor was promised it.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
     removed: AtomicBool,
+    /// A successor may go on with it: that this process is done with it is not its end.
+    is_kept: AtomicBool,
     /// Its lock too: duplicates share it, also those that the keeper has.
     directory: OwnedFd,
 }
@@ -48,7 +50,7 @@ impl Folder {
         let directory = open_directory(&path).map_err(|source| failed("opening the folder in", source))?;
         flock(&directory, FlockOperation::NonBlockingLockExclusive)
             .map_err(|error| failed("locking the folder in", error.into()))?;
-        let folder = Self { path, removed: AtomicBool::new(false), directory };
+        let folder = Self::new(path, directory, false);
         let (leases, preallocation) = mount::probe(&folder.directory);
         for (what, capability) in [("asking leases in", leases), ("making space ready in", preallocation)] {
             if !capability.works {
@@ -61,7 +63,16 @@ impl Folder {
     /// The folder that a daemon before this one made, with its lock.
     pub(super) fn take_over(path: PathBuf, directory: OwnedFd) -> io::Result<Self> {
         adopt::is_alive(&directory)?;
-        Ok(Self { path, removed: AtomicBool::new(false), directory })
+        Ok(Self::new(path, directory, true))
+    }
+
+    fn new(path: PathBuf, directory: OwnedFd, is_kept: bool) -> Self {
+        Self { path, removed: AtomicBool::new(false), is_kept: AtomicBool::new(is_kept), directory }
+    }
+
+    /// From now on only [`Folder::remove`] takes it away.
+    pub(super) fn keep(&self) {
+        self.is_kept.store(true, Ordering::Release);
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -87,7 +98,9 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        self.remove();
+        if !*self.is_kept.get_mut() {
+            self.remove();
+        }
     }
 }
 

@@ -143,6 +143,7 @@ impl Spill {
     }
 
     pub(super) fn keep(&self) -> io::Result<KeptSpill> {
+        self.folder.keep();
         Ok(KeptSpill {
             folder: self.folder.path().to_owned(),
             directory: self.folder.directory().try_clone()?,
@@ -184,6 +185,10 @@ impl Spill {
             self.unlink(number);
             self.settle(held_bytes, 0);
         }
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size_bytes
     }
 
     pub(super) fn usage(&self) -> SpillUsage {

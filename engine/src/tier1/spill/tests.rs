@@ -112,7 +112,15 @@ fn a_successor_finds_each_file_by_its_number_and_gives_back_the_rest() {
     assert_eq!(&bytes, b"bytes");
     next.adopt_rest();
     assert!(next.usage().used_bytes < 2 * MIB);
+    let last = next.keep().unwrap();
     drop((found, next));
+    assert_eq!(
+        fs::read_dir(disk.path()).unwrap().count(),
+        1,
+        "one that could not go on leaves it to the next"
+    );
+    let (last, _) = Spill::take_over(last).unwrap();
+    last.remove();
     assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 0, "an orderly end leaves nothing");
 }
 

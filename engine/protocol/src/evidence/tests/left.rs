@@ -186,3 +186,27 @@ fn a_rename_of_a_directory_after_its_writer_was_killed_proves_nothing() {
     assert!(matches!(killed_at(Some(2), 2), Verdict::Complete { .. }), "renamed, and then killed");
     assert!(matches!(killed_at(Some(30), 60), Verdict::Complete { .. }), "it did other things first");
 }
+
+/// Processes of another pid namespace: nobody lives, as far as is known, and nobody ended well.
+#[test]
+fn what_unseen_writers_closed_is_kept_when_it_has_settled_and_not_committed() {
+    for names in [&["r/step1.pt"][..], &["r/step-1/a.pt", "r/step-1/b.pt"]] {
+        let files: Vec<_> = names.iter().map(|name| (*name, 1, writer(1, None))).collect();
+        let mut world = World::new(&files);
+        for content in [Content::Unknown, Content::Whole] {
+            for name in names {
+                let file = world.file(name);
+                (file.writers, file.content) = (Vec::new(), content);
+            }
+            assert!(matches!(world.at(2), Verdict::Open { .. }), "{:?}", world.at(2));
+            let settled = world.at(99);
+            assert!(matches!(settled, Verdict::Settled { undecided: false, .. }), "{settled:?}");
+            assert!(settled.kept_from().is_some(), "it goes to Tier-3");
+        }
+    }
+    let mut lacking = dcp();
+    lacking.files.remove(&path("r/step-1/.metadata"));
+    lacking.files.values_mut().for_each(|file| file.writers.clear());
+    let kept = lacking.at(99);
+    assert!(matches!(kept, Verdict::Incomplete { kept_at_ns: Some(_), .. }), "{kept:?}");
+}
