@@ -188,7 +188,7 @@ fn a_removed_version_takes_no_place_from_a_checkpoint_that_is_there() {
             daemon.ctl_json(&["gc", "--dry-run"])
         );
         let retired: Vec<_> =
-            crate::site::events(&daemon).into_iter().filter(|event| event["kind"] == "retired").collect();
+            events(&daemon).into_iter().filter(|event| event["kind"] == "retired").collect();
         let why = |step: u64| {
             let of_step = |event: &&Value| event["path"] == path(step);
             let event = retired.iter().find(of_step).unwrap_or_else(|| panic!("{step}: {retired:#?}"));
@@ -282,8 +282,7 @@ fn what_the_tree_still_needs_is_no_removal() {
     saved(&daemon, 5..=8);
     // Or had gone before.
     daemon.ctl_json(&["gc"]);
-    let gone: Vec<_> =
-        crate::site::events(&daemon).into_iter().filter(|event| event["kind"] == "retired").collect();
+    let gone: Vec<_> = events(&daemon).into_iter().filter(|event| event["kind"] == "retired").collect();
     let names: Vec<_> = gone.iter().map(|event| event["path"].as_str().unwrap()).collect();
     assert_eq!(names, ["run/step2.pt"], "its bytes are under its new name: {gone:#?}");
     for (name, step) in [("run/step1.pt", 1), ("run/best.pt", 1), ("run/kept2.pt", 2), ("run/step8.pt", 8)] {

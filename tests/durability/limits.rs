@@ -89,7 +89,7 @@ fn the_longest_names_and_names_that_are_no_text_come_back() {
         assert_eq!((listed("names"), listed("raw"), listed("keys")), (2, 3, 3), "{when}");
     };
     check(&daemon, "while it serves");
-    assert!(crate::site::problems(&daemon).is_empty(), "{:#?}", crate::site::problems(&daemon));
+    assert!(problems(&daemon).is_empty(), "{:#?}", problems(&daemon));
     daemon.stop();
     daemon.start_again();
     check(&daemon, "with empty memory");

@@ -218,14 +218,14 @@ impl Places {
     }
 
     /// 1 for the newest.
-    fn place_from_end(&self, index: usize) -> u64 {
+    fn place_from_newest(&self, index: usize) -> u64 {
         (self.members.len() - self.members.partition_point(|member| *member < index)) as u64
     }
 }
 
 fn verdict(policy: &Policy, lineage: &[Committed], index: usize, places: &Places, now_ns: i64) -> Keep {
     let version = &lineage[index];
-    let place_from_end = places.place_from_end(index);
+    let place_from_newest = places.place_from_newest(index);
     let kept = |reason: &str| Keep::Kept { reason: reason.to_owned() };
     let retired = |reason: String| {
         let reason = match &version.standing {
@@ -267,7 +267,7 @@ fn verdict(policy: &Policy, lineage: &[Committed], index: usize, places: &Places
     if index >= places.floor {
         return kept("it is one of the newest two of its kind");
     }
-    if policy.keep_last.is_some_and(|last| place_from_end <= last) {
+    if policy.keep_last.is_some_and(|last| place_from_newest <= last) {
         return kept("it is one of the last");
     }
     let every = policy.keep_every_steps.filter(|every| *every > 0);
@@ -291,7 +291,7 @@ fn verdict(policy: &Policy, lineage: &[Committed], index: usize, places: &Places
         }
         Metric::Unsaid | Metric::Number(_) | Metric::NoNumber(_) => String::new(),
     };
-    retired(format!("{place_from_end} from the newest, and no rule keeps it{ignored}"))
+    retired(format!("{place_from_newest} from the newest, and no rule keeps it{ignored}"))
 }
 
 fn firsts_of_periods(policy: &Policy, lineage: &[Committed], members: &[usize]) -> BTreeSet<usize> {

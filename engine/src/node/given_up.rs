@@ -6,13 +6,13 @@
 //! A look takes seconds, and what it looks at was listed before. Bytes that are missing because their version was retired are no loss.
 //! `_RETIRED` stands, and the sidecar of a generation is gone, before the first of its bytes is deleted.
 
-use crate::node::answer::text;
 use crate::node::run::{Engine, Node};
 use std::collections::BTreeSet;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::{Key, PathOrHash, VersionId};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::recognise::CheckpointId;
+use tidemark_protocol::report::path_text;
 
 /// Who counts on an object now, as far as the loop knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,7 +130,7 @@ impl Engine {
     pub(super) fn forget_documents(&mut self, id: &CheckpointId) {
         let book = &self.ledger.books[id];
         if book.committed().is_none() {
-            let path = text(&book.path());
+            let path = path_text(&book.path());
             self.scrub.unmended.retain(|(of, _)| *of != path);
         }
     }

@@ -8,7 +8,6 @@ use crate::api::Daemon;
 use crate::cli::Failure;
 use crate::lease::Lease;
 use crate::state_dir::StateDir;
-use anyhow::Context;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_engine::settings::Settings;
