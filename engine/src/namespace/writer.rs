@@ -490,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_program_that_opens_a_file_and_has_no_number_here_is_counted() {
-        let cache = WriterCache::new("/proc".into());
+        let cache = WriterCache::new("/proc".into(), Ends::default());
         let caller = |pid, request| Caller { uid: 0, gid: 0, pid, now_ns: 1, request };
         assert!(cache.opens(&caller(std::process::id(), 6)).is_some());
         assert!(cache.opens(&caller(0, 0)).is_none());

@@ -5,6 +5,7 @@
 use crate::namespace::FileView;
 use crate::node::book::{Book, VersionBook};
 use crate::node::decide::waits_for;
+use crate::node::recover::Knows;
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -31,6 +32,16 @@ const fn way_out(waits: bool, stored: bool) -> &'static str {
 }
 
 impl Engine {
+    /// Why nothing is written to Tier-3, where this node is to decide over it; none where it may be.
+    pub(crate) fn writes_nothing(&self) -> Option<String> {
+        if self.may_write() || self.fenced.is_none() && self.knows == Knows::Nothing {
+            return None;
+        }
+        let away = || self.tier3_trouble().map(|(_, why)| why);
+        let unread = || "Tier-3 has not been read yet".to_owned();
+        Some(self.fenced.clone().or_else(away).unwrap_or_else(unread))
+    }
+
     /// Since when Tier-3 does not take what it is given, or gives no answer, and why.
     pub(crate) fn tier3_trouble(&self) -> Option<(Instant, String)> {
         let failed = self.tier3_away.longest().map(|(since, why)| (since, why.to_owned()));

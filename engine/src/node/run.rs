@@ -385,16 +385,6 @@ impl Engine {
         self.fenced.is_none() && self.knows == Knows::All
     }
 
-    /// Why nothing is written to Tier-3, where this node is to decide over it; none where it may be.
-    pub(crate) fn writes_nothing(&self) -> Option<String> {
-        if self.may_write() || self.fenced.is_none() && self.knows == Knows::Nothing {
-            return None;
-        }
-        let away = || self.tier3_trouble().map(|(_, why)| why);
-        let unread = || "Tier-3 has not been read yet".to_owned();
-        Some(self.fenced.clone().or_else(away).unwrap_or_else(unread))
-    }
-
     /// Everything that is due, after whatever happened.
     fn step(&mut self, now: Instant) {
         if self.knows == Knows::Nothing || !self.shared.decides() {

@@ -188,7 +188,7 @@ async fn listed(node: &Node) -> Listed {
 
 async fn look(node: &Node, listed: &Listed) -> Found {
     let target = listed.target.clone();
-    let objects = node.check_objects(&target, &listed.suspects, true, false).await;
+    let objects = node.check_objects(&target, &listed.suspects, true, None).await;
     Found { target, bad: None, deep: true, host: None, objects, peers: Vec::new() }
 }
 
