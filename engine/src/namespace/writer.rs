@@ -83,7 +83,7 @@ const SLURM_LAST_STEP: u64 = 0xffff_fff0;
 const MAX_SESSION_BYTES: usize = 200;
 /// Processes remembered, one descriptor each.
 const CACHED: usize = 512;
-/// How long one that ended is asked how: until somebody has waited for it. What rests on the answer is decided without it then.
+/// How long one that ended is asked how: until somebody has waited for it.
 const REAPED_WITHIN: Duration = Duration::from_secs(60);
 /// A thread id is looked up again after this, should it have been reused in a process that still lives.
 const CACHED_FOR: Duration = Duration::from_secs(60);

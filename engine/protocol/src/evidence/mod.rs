@@ -422,11 +422,6 @@ impl Case<'_> {
             );
             return self.doubt(detail);
         }
-        // The daemon asks the kernel for a limited time, and then it counts as gone.
-        if let Some(writer) = self.writers().find(|writer| untold && writer.fate == Fate::Ended) {
-            let process = writer.process.0;
-            return self.wait(&format!("how process {process} ended, which wrote it, is not known yet"));
-        }
         if let Some(detail) = self.history().filter(|_| !untold || self.quiet()) {
             return Verdict::Complete { evidence: Evidence::History, detail };
         }

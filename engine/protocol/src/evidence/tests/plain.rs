@@ -23,34 +23,6 @@ fn one_file_is_whole_when_its_only_writer_closed_it_however_many_ranks_the_job_h
     }
 }
 
-/// Nobody has waited for the process yet, and the daemon may not trace it: an exception would have closed the file, too.
-#[test]
-fn a_file_whose_bytes_say_nothing_waits_for_how_its_writer_ended() {
-    let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
-    world.file("r/step1.pt").writers[0].fate = Fate::Ended;
-    for told in [Told::No, Told::Flush] {
-        world.told = told;
-        assert!(
-            matches!(world.at(99), Verdict::Open { again_at_ns: Some(_), .. }),
-            "{told:?}: {:?}",
-            world.at(99)
-        );
-    }
-    world.told = Told::Commit;
-    assert_eq!(world.evidence(99), Some(Evidence::Told), "a person knows more");
-    world.told = Told::No;
-    world.file("r/step1.pt").content = Content::Whole;
-    assert_eq!(world.evidence(99), Some(Evidence::OneProcess), "its bytes say that it is whole");
-    world.file("r/step1.pt").content = Content::Unknown;
-    for fate in [Fate::Exited, Fate::Gone] {
-        world.file("r/step1.pt").writers[0].fate = fate;
-        assert_eq!(world.evidence(99), Some(Evidence::OneProcess), "{fate:?}: nobody says more");
-    }
-    let writer = &mut world.file("r/step1.pt").writers[0];
-    (writer.fate, writer.failed_at_ns) = (Fate::Failed, Some(2 * SECOND));
-    assert!(matches!(world.at(99), Verdict::Settled { undecided: true, .. }));
-}
-
 /// Flax, TensorFlow and `datasets` count parts from 0, and transformers from 1.
 #[test]
 fn parts_count_from_0_or_from_1() {
