@@ -35,7 +35,7 @@ fn removed(counter: u64) -> FileId {
 }
 
 fn step(epoch: Epoch, number: u64, whole: bool, changes: Vec<Change>) -> Step {
-    Step { mark: Mark { epoch, number, ahead_ns: 0, whole }, changes }
+    Step { mark: Mark { epoch, number, ahead_ns: 0, whole, lots: 0 }, changes }
 }
 
 fn removal(writer: &mut Writer, counter: u64) -> Vec<Change> {

@@ -151,6 +151,7 @@ fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
     // The order of `Catalog::keep`.
     node.namespace.lead_outgoing(true);
     node.namespace.mkdir(&ME, ROOT, b"between", 0o755).unwrap();
+    node.namespace.remember_removed(&[]);
     node.namespace.collect_unkept(true);
     node.namespace.mkdir(&ME, ROOT, b"after", 0o755).unwrap();
     let part = node.namespace.take_unkept(1, usize::MAX);
@@ -160,7 +161,7 @@ fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
     let name = |name: &[u8]| (ROOT, name.to_vec());
     assert_eq!(told, [&name(b"before"), &name(b"between"), &name(b"after")]);
     assert!(rest.all);
-    node.namespace.kept_until(rest.publication);
+    node.namespace.kept_until(rest.publication, rest.loss);
     assert!(!node.namespace.has_untold());
 }
 

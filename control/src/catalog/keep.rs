@@ -3,20 +3,21 @@
 //! Owns: collecting what changed, the order in which it is written, who waits for that. Does not own: requests ([`CatalogLog`] has them
 //! made), the format (`protocol::cluster::kept`), what a successor makes of it (`succeed`).
 //!
-//! One change is under way at a time, and the number in its mark says whether it arrived: a change whose answer was lost is sent again as it was.
+//! One step is under way at a time, and the number in its mark says whether it arrived: a step whose answer was lost is sent again as it was.
+//! What is collected is of one moment, and is kept all or not at all: operations that a node sends again would not fit half of what came of them.
 
 use super::Catalog;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidemark_engine::cluster::state_of;
 use tidemark_engine::namespace::{NamedNode, ROOT as TREE_ROOT, Unkept};
 use tidemark_protocol::cluster::kept::{
-    CatalogNode, Change, KeptCatalog, Mark, Process, ProcessFate, ROOT, VALUE_BYTES_MAX, Writer,
+    self, CatalogNode, Change, KeptCatalog, Mark, Process, ProcessFate, ROOT, VALUE_BYTES_MAX, Writer,
 };
 use tidemark_protocol::cluster::wire::{BATCH_BYTES_MAX, BATCH_ITEMS_MAX};
-use tidemark_protocol::id::Epoch;
+use tidemark_protocol::id::{Epoch, FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
 use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::Notify;
@@ -53,9 +54,9 @@ pub enum StepError {
     /// Nobody who may has written it as it is.
     #[error("the catalog is not as it was left: {0}")]
     Changed(String),
-    /// It takes nothing, and says so: its quota is used up, say.
-    #[error("it refuses them, and this coordinator's memory alone has them: {0}")]
-    Refused(String),
+    /// Its space is used up.
+    #[error("it is full, and this coordinator's memory alone has them: {0}")]
+    Full(String),
     /// Perhaps it was made.
     #[error("it does not answer, and names wait: {0}")]
     Away(String),
@@ -86,6 +87,8 @@ pub(super) struct Keeping {
     trouble: tokio::sync::watch::Sender<Option<String>>,
     /// What Tier-3 holds is in the tree.
     tier3_heard: Notify,
+    /// The mark in etcd is of this coordinator, or etcd is full.
+    announced: tokio::sync::watch::Sender<bool>,
 }
 
 impl Default for Keeping {
@@ -97,6 +100,7 @@ impl Default for Keeping {
             kept: tokio::sync::watch::Sender::new(NOBODY),
             trouble: tokio::sync::watch::Sender::default(),
             tier3_heard: Notify::new(),
+            announced: tokio::sync::watch::Sender::new(false),
         }
     }
 }
@@ -136,9 +140,10 @@ impl Keeping {
 }
 
 /// A part of the catalog that is not kept yet.
+#[derive(Debug)]
 struct Part {
     unkept: Unkept,
-    published: Vec<(NodeLife, u64)>,
+    published: BTreeMap<NodeLife, u64>,
     /// Its number among all parts.
     begun: u64,
 }
@@ -146,7 +151,7 @@ struct Part {
 impl Catalog {
     /// Whether everything that has been done until now is kept, for which this waits within bounds. True where nobody keeps it, or where etcd says
     /// that it takes nothing: names then go on with the coordinator's memory alone, and its problems say so.
-    pub async fn is_kept_by_now(&self) -> bool {
+    pub(super) async fn is_kept_by_now(&self) -> bool {
         let begun = self.keeping.begun.load(Ordering::Acquire);
         let mut kept = self.keeping.kept.subscribe();
         if *kept.borrow() == NOBODY {
@@ -156,6 +161,21 @@ impl Catalog {
         self.cluster.namespace().wake_keeper();
         let waited = tokio::time::timeout(KEPT_WAIT, kept.wait_for(|part| *part > begun)).await;
         matches!(waited, Ok(Ok(_)))
+    }
+
+    /// Resolves once no coordinator before this one can be taken for the last, by whoever reads etcd; or etcd is full.
+    pub async fn announced(&self) {
+        // The sender lives as long as this does.
+        let _ = self.keeping.announced.subscribe().wait_for(|announced| *announced).await;
+    }
+
+    /// The last publication of a life that its node may take for answered.
+    pub(super) fn answered_until(&self, life: &NodeLife, state: &super::State) -> Option<u64> {
+        let taken = state.published.get(life).copied();
+        if *self.keeping.kept.borrow() == NOBODY {
+            return taken;
+        }
+        state.kept.get(life).copied().or(taken)
     }
 
     /// The refusal for who is not answered because etcd is slow.
@@ -173,34 +193,49 @@ impl Catalog {
         self.keeping.trouble.subscribe()
     }
 
-    /// Keeps what changes in `log`, where `before` is kept already, until dropped.
-    pub async fn keep(self: Arc<Self>, log: Arc<dyn CatalogLog>, mut before: Option<KeptCatalog>) {
+    /// Keeps what changes in `log`, where `before` is kept already, until dropped. `is_complete`: the tree has become all of that.
+    pub async fn keep(
+        self: Arc<Self>,
+        log: Arc<dyn CatalogLog>,
+        mut before: Option<KeptCatalog>,
+        is_complete: bool,
+    ) {
         loop {
-            let why = self.keep_after(log.as_ref(), before.take()).await;
+            let why = self.keep_after(log.as_ref(), before.take(), is_complete).await;
             tracing::error!(%why, "the catalog in etcd is written anew");
         }
     }
 
     /// Returns only where all has to be written anew.
-    async fn keep_after(&self, log: &dyn CatalogLog, before: Option<KeptCatalog>) -> String {
+    async fn keep_after(
+        &self,
+        log: &dyn CatalogLog,
+        before: Option<KeptCatalog>,
+        is_complete: bool,
+    ) -> String {
         let namespace = self.cluster.namespace();
+        let own = self.cluster.life.incarnation;
         let mut script = match before {
             Some(before) => {
                 let child = |parent, name: &[u8]| namespace.child_number(parent, name);
-                tokio::task::block_in_place(|| Script::after(before, self.epoch, child))
-            }
-            None => {
-                let mut script = Script::anew(self.epoch);
-                if let Err(why) = self.write(&mut script, log).await {
-                    return why;
-                }
-                // A successor would take a part of the names for all of them.
-                while self.lock().hearing.knows_nothing() {
-                    self.keeping.tier3_heard.notified().await;
-                }
+                let script = tokio::task::block_in_place(|| {
+                    Script::after(before, (self.epoch, own), is_complete, child)
+                });
+                // This may have ended meanwhile.
+                tokio::task::yield_now().await;
                 script
             }
+            None => Script::anew((self.epoch, own)),
         };
+        // Before anything else the mark says who writes, or that nothing of use is there.
+        if let Err(why) = self.write(&mut script, log).await {
+            return why;
+        }
+        self.keeping.announced.send_replace(true);
+        // A successor would take a part of the names for all of them.
+        while self.lock().hearing.knows_nothing() {
+            self.keeping.tier3_heard.notified().await;
+        }
         // In this order: what is done in between is collected, and stays here in case it is not kept.
         self.keeping.kept(if script.is_whole() { 0 } else { NOBODY });
         namespace.lead_outgoing(true);
@@ -211,32 +246,43 @@ impl Catalog {
             state.unkept.insert(self.cluster.life.clone());
         }
         loop {
-            let Part { unkept, published, begun } = self.next_part().await;
-            let (all, publication) = (unkept.all, unkept.publication);
-            script.take(unkept, published, |node| {
-                let (node, names) = node;
-                CatalogNode { id: node.node, names, state: state_of(namespace, node) }
-            });
+            // All that is found until nothing is left is of one moment, that of the last part, and is kept in one step or not at all.
+            let (last, begun) = loop {
+                let Part { mut unkept, published, begun } = self.next_part().await;
+                script.take(&mut unkept, |node| {
+                    let (node, names) = node;
+                    CatalogNode { id: node.node, names, state: state_of(namespace, node) }
+                });
+                if unkept.all {
+                    break ((unkept, published), begun);
+                }
+                // Of a catalog that is none yet a half is as good as none, and is not held here.
+                if !script.is_whole() {
+                    script.plan();
+                    if let Err(why) = self.write(&mut script, log).await {
+                        return why;
+                    }
+                }
+            };
+            let (unkept, published) = last;
+            script.finish(&published);
             if let Err(why) = self.write(&mut script, log).await {
                 return why;
             }
-            if all {
-                namespace.kept_until(publication);
-                if *self.keeping.kept.borrow() == NOBODY {
-                    tracing::info!("the whole catalog is kept in etcd");
-                }
-                self.keeping.kept(begun);
-                if script.is_idle() {
-                    namespace.unkept_changed().await;
-                }
+            namespace.kept_until(unkept.publication, unkept.loss);
+            self.lock().kept.extend(published);
+            if *self.keeping.kept.borrow() == NOBODY {
+                tracing::info!("the whole catalog is kept in etcd");
             }
+            self.keeping.kept(begun);
+            namespace.unkept_changed().await;
         }
     }
 
-    /// Makes all steps that are left, however often each has to be sent. The error says why all has to be written anew.
+    /// Makes all steps that are planned, however often each has to be sent. The error says why all has to be written anew.
     async fn write(&self, script: &mut Script, log: &dyn CatalogLog) -> Result<(), String> {
         while let Some(step) = script.next_step() {
-            match log.step(&step).await {
+            match log.step(step).await {
                 Ok(()) => {
                     self.keeping.trouble(None);
                     script.made();
@@ -248,8 +294,9 @@ impl Catalog {
                     std::future::pending::<()>().await;
                 }
                 Err(error) => {
-                    if matches!(error, StepError::Refused(_)) {
+                    if matches!(error, StepError::Full(_)) {
                         self.keeping.kept(NOBODY);
+                        self.keeping.announced.send_replace(true);
                     }
                     self.keeping.trouble(Some(error.to_string()));
                     tokio::time::sleep(SEND_AGAIN).await;
@@ -264,19 +311,23 @@ impl Catalog {
         let _step = self.keeping.step().await;
         let begun = self.keeping.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let unkept = self.cluster.namespace().take_unkept(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
-        let published = {
+        let mut published = BTreeMap::new();
+        // Only with the last part are all names of a publication there.
+        if unkept.all {
             let mut state = self.lock();
-            // Only with the last part are all names of a publication there.
-            let lives: BTreeSet<NodeLife> =
-                if unkept.all { std::mem::take(&mut state.unkept) } else { BTreeSet::new() };
+            for life in std::mem::take(&mut state.unkept) {
+                if let Some(number) = state.published.get(&life) {
+                    published.insert(life, *number);
+                }
+            }
             // This node's own operations count as published, too: it goes on from there where another coordinates.
-            let is_news = self.keeping.own.swap(unkept.publication, Ordering::Relaxed) != unkept.publication;
-            let own = (unkept.all && (is_news || lives.contains(&self.cluster.life)))
-                .then(|| (self.cluster.life.clone(), unkept.publication));
-            let last =
-                lives.into_iter().filter_map(|life| Some((life.clone(), *state.published.get(&life)?)));
-            last.chain(own).collect()
-        };
+            let own = published.remove(&self.cluster.life);
+            if own.is_some()
+                || self.keeping.own.swap(unkept.publication, Ordering::Relaxed) != unkept.publication
+            {
+                published.insert(self.cluster.life.clone(), unkept.publication);
+            }
+        }
         Part { unkept, published, begun }
     }
 }
@@ -285,16 +336,27 @@ impl Catalog {
 #[derive(Debug)]
 struct Script {
     writer: Writer,
-    /// With the last step that was begun.
+    /// Of the last step that was planned.
     mark: Mark,
-    /// All of the tree has been taken in.
-    complete: bool,
+    /// Its first step has been planned, which says all of it.
+    whole: bool,
+    own: Incarnation,
+    is_complete: bool,
     numbers: Numbers,
     /// What was kept before, and has not been met in the tree.
     before: Option<(BTreeMap<u64, CatalogNode>, BTreeMap<Process, ProcessFate>)>,
-    changes: VecDeque<Change>,
-    /// How many of them are in the step that is under way.
-    under_way: usize,
+    /// The nodes that are there by their numbers in the catalog.
+    there: HashSet<u64>,
+    found: Found,
+    steps: VecDeque<Step>,
+}
+
+/// What was found since the last step was planned; none of what is gone.
+#[derive(Debug, Default)]
+struct Found {
+    nodes: BTreeMap<u64, Option<CatalogNode>>,
+    fates: BTreeMap<Process, Option<ProcessFate>>,
+    removed: Vec<FileId>,
 }
 
 /// The numbers of the tree's nodes in the catalog.
@@ -315,120 +377,209 @@ impl Numbers {
 
 impl Script {
     /// Nothing of the catalog is there, or nothing that is of use.
-    fn anew(epoch: Epoch) -> Self {
-        Self {
+    fn anew((epoch, own): (Epoch, Incarnation)) -> Self {
+        let mut script = Self {
             writer: Writer::default(),
             mark: Mark { epoch, ..Mark::default() },
-            complete: false,
+            whole: false,
+            own,
+            is_complete: true,
             numbers: Numbers { kept: BTreeMap::new(), above: 0 },
             before: None,
-            changes: VecDeque::from([Writer::delete_all()]),
-            under_way: 0,
-        }
+            there: HashSet::new(),
+            found: Found::default(),
+            steps: VecDeque::new(),
+        };
+        script.push(0, vec![Writer::delete_all()]);
+        script
     }
 
-    /// All of it is there as `before` has it; `child`: what a directory of the present tree has.
-    fn after(before: KeptCatalog, epoch: Epoch, child: impl Fn(u64, &[u8]) -> Option<u64>) -> Self {
+    /// All of it is there as `before` has it; `child`: what a directory of the present tree has. Where the tree is not `is_complete`, what it has
+    /// not stays in the catalog.
+    fn after(
+        before: KeptCatalog,
+        (epoch, own): (Epoch, Incarnation),
+        is_complete: bool,
+        child: impl Fn(u64, &[u8]) -> Option<u64>,
+    ) -> Self {
         let kept = before.numbers_in(TREE_ROOT, child);
-        let mark = Mark { epoch, number: 0, ahead_ns: before.ahead_ns, whole: before.mark.whole };
-        Self {
+        let lots = before.lots().to_vec();
+        let mut script = Self {
             writer: Writer::after(&before),
-            mark,
-            complete: false,
+            mark: Mark { epoch, number: 0, ahead_ns: before.ahead_ns, whole: true, lots: before.mark.lots },
+            whole: true,
+            own,
+            is_complete,
             numbers: Numbers { kept, above: before.last_id() },
+            there: before.ids().collect(),
             before: Some(before.into_parts()),
-            changes: VecDeque::new(),
-            under_way: 0,
+            found: Found::default(),
+            steps: VecDeque::new(),
+        };
+        if lots.is_empty() {
+            // What the last coordinator wrote down and did not finish.
+            script.push(0, vec![kept::take_all_down()]);
+        } else {
+            script.push(script.mark.lots, Vec::new());
+            script.make_lots(script.mark.lots, lots);
         }
+        script
     }
 
     fn is_whole(&self) -> bool {
-        self.mark.whole
-    }
-
-    fn is_idle(&self) -> bool {
-        self.changes.is_empty()
+        self.whole
     }
 
     /// Takes a part in; `node`: a node with its numbers in the tree, on this node's clock.
-    fn take(
-        &mut self,
-        unkept: Unkept,
-        published: Vec<(NodeLife, u64)>,
-        node: impl Fn(NamedNode) -> CatalogNode,
-    ) {
+    fn take(&mut self, unkept: &mut Unkept, node: impl Fn(NamedNode) -> CatalogNode) {
         let ahead_ns = self.mark.ahead_ns;
         let catalogs = |at: i64| at.saturating_sub(ahead_ns);
-        for told in unkept.nodes {
+        for told in unkept.nodes.drain(..) {
             let CatalogNode { id, names, state } = node(told);
             let names = names.into_iter().map(|(parent, name)| (self.numbers.of(parent), name)).collect();
             let node = CatalogNode { id: self.numbers.of(id), names, state: state.with_times(catalogs) };
             let before = self.before.as_mut().and_then(|(nodes, _)| nodes.remove(&node.id));
             if before.as_ref() != Some(&node) {
-                self.writer.node(node, &mut self.changes);
+                self.found.nodes.insert(node.id, Some(node));
             }
         }
-        for gone in unkept.gone {
+        for gone in unkept.gone.drain(..) {
             let id = self.numbers.of(gone);
             self.numbers.kept.remove(&gone);
             if let Some((nodes, _)) = &mut self.before {
                 nodes.remove(&id);
             }
-            self.writer.gone(id, &mut self.changes);
+            self.found.nodes.insert(id, None);
         }
-        for fate in unkept.fates {
+        for fate in unkept.fates.drain(..) {
             let fate = ProcessFate { failed_at_ns: fate.failed_at_ns.map(catalogs), ..fate };
             let before = self.before.as_mut().and_then(|(_, fates)| fates.remove(&fate.of()));
             if before != Some(fate) {
-                self.writer.fate(&fate, &mut self.changes);
+                self.found.fates.insert(fate.of(), Some(fate));
             }
         }
-        for process in unkept.forgotten {
-            self.writer.forget_fate(process, &mut self.changes);
+        self.found.fates.extend(unkept.forgotten.drain(..).map(|process| (process, None)));
+        self.found.removed.append(&mut unkept.removed);
+    }
+
+    /// Plans what was found.
+    fn plan(&mut self) {
+        let changes = self.changes();
+        self.push_all(changes, &BTreeMap::new());
+    }
+
+    /// The same where nothing is left, with the publications that are in it: all of it is made, or nothing is.
+    fn finish(&mut self, published: &BTreeMap<NodeLife, u64>) {
+        // What has not been met is not in the tree. Of this node's own processes it does not tell as a coordinator.
+        let (nodes, fates) = self.before.take().unwrap_or_default();
+        if self.is_complete {
+            self.found.nodes.extend(nodes.into_keys().map(|id| (id, None)));
         }
-        for file in unkept.removed {
-            self.writer.removed(file, &mut self.changes);
+        let others = fates.into_keys().filter(|(home, ..)| *home != self.own);
+        self.found.fates.extend(others.map(|process| (process, None)));
+        let changes = self.changes();
+        self.whole = true;
+        self.push_all(changes, published);
+    }
+
+    fn changes(&mut self) -> Vec<Change> {
+        let Found { nodes, fates, removed } = std::mem::take(&mut self.found);
+        let mut changes = Vec::new();
+        for (id, node) in nodes {
+            match node {
+                Some(node) => {
+                    self.there.insert(id);
+                    self.writer.node(node, &mut changes);
+                }
+                // What had no name that counts was never there.
+                None if self.there.remove(&id) => self.writer.gone(id, &mut changes),
+                None => {}
+            }
         }
-        if unkept.all {
-            // What has not been met is not in the tree.
-            let (nodes, fates) = self.before.take().unwrap_or_default();
-            for id in nodes.into_keys() {
-                self.writer.gone(id, &mut self.changes);
+        for (process, fate) in fates {
+            match fate {
+                Some(fate) => self.writer.fate(&fate, &mut changes),
+                None => self.writer.forget_fate(process, &mut changes),
             }
-            for process in fates.into_keys() {
-                self.writer.forget_fate(process, &mut self.changes);
-            }
-            for (life, number) in published {
-                self.writer.published(&life, number, &mut self.changes);
-            }
-            self.complete = true;
         }
+        for file in removed {
+            self.writer.removed(file, &mut changes);
+        }
+        changes
+    }
+
+    fn push_all(&mut self, mut changes: Vec<Change>, published: &BTreeMap<NodeLife, u64>) {
+        for (life, number) in published {
+            self.writer.published(life, *number, &mut changes);
+        }
+        let mut lots = lots_of(changes);
+        let was_whole = self.mark.whole;
+        if lots.len() <= 1 {
+            self.mark.whole |= self.whole;
+            if let Some(lot) = lots.pop() {
+                self.push(0, lot);
+            } else if !was_whole && self.whole {
+                self.push(0, Vec::new());
+            }
+            return;
+        }
+        if !was_whole {
+            let last = lots.pop().unwrap_or_default();
+            for lot in lots {
+                self.push(0, lot);
+            }
+            self.mark.whole |= self.whole;
+            self.push(0, last);
+            return;
+        }
+        let lots: Vec<_> = (0..).zip(lots).collect();
+        let count = u32::try_from(lots.len()).unwrap_or(u32::MAX);
+        for (at, lot) in &lots {
+            // With the last one all of them count.
+            let all = if at + 1 == count { count } else { 0 };
+            self.push(all, vec![kept::write_down(*at, lot)]);
+        }
+        self.make_lots(count, lots);
+    }
+
+    /// Makes what was written down.
+    fn make_lots(&mut self, count: u32, lots: Vec<(u32, Vec<Change>)>) {
+        for (at, mut lot) in lots {
+            lot.push(kept::take_down(at));
+            self.push(if at + 1 == count { 0 } else { count }, lot);
+        }
+    }
+
+    fn push(&mut self, lots: u32, changes: Vec<Change>) {
+        self.mark.number += 1;
+        self.mark.lots = lots;
+        self.steps.push_back(Step { mark: self.mark, changes });
     }
 
     /// The step that is to be made next, or made again; none where nothing is left.
-    fn next_step(&mut self) -> Option<Step> {
-        if self.changes.is_empty() {
-            return None;
-        }
-        if self.under_way == 0 {
-            let mut bytes = 0;
-            let fits = |change: &&Change| {
-                let fits = bytes < CHANGES_BYTES_MAX;
-                bytes += change.bytes();
-                fits
-            };
-            self.under_way = self.changes.iter().take(CHANGES_MAX).take_while(fits).count();
-            self.mark.number += 1;
-        }
-        // Once it is whole it stays so: half a part is as if its publications had not been made.
-        self.mark.whole |= self.complete && self.under_way == self.changes.len();
-        Some(Step { mark: self.mark, changes: self.changes.iter().take(self.under_way).cloned().collect() })
+    fn next_step(&self) -> Option<&Step> {
+        self.steps.front()
     }
 
     fn made(&mut self) {
-        self.changes.drain(..self.under_way);
-        self.under_way = 0;
+        self.steps.pop_front();
     }
+}
+
+/// Changes in lots that an etcd takes.
+fn lots_of(changes: Vec<Change>) -> Vec<Vec<Change>> {
+    let mut lots: Vec<Vec<Change>> = Vec::new();
+    let mut bytes = 0;
+    for change in changes {
+        let is_full = |lot: &Vec<Change>| lot.len() >= CHANGES_MAX || bytes >= CHANGES_BYTES_MAX;
+        if lots.last().is_none_or(is_full) {
+            lots.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += change.bytes();
+        lots.last_mut().expect("one was pushed").push(change);
+    }
+    lots
 }
 
 #[cfg(test)]

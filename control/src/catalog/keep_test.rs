@@ -6,6 +6,9 @@ use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
 use tidemark_protocol::cluster::kept::Entry;
 use tidemark_protocol::id::Incarnation;
 
+/// The first coordinator.
+const BY: (Epoch, Incarnation) = (Epoch(3), Incarnation(7));
+
 const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 1, request: 0 };
 
 /// An etcd, as far as a script sees it.
@@ -19,15 +22,21 @@ struct Etcd {
 
 impl Etcd {
     fn make(&mut self, step: &Step) {
-        assert!(step.changes.len() <= CHANGES_MAX, "{} changes", step.changes.len());
+        assert!(step.changes.len() <= CHANGES_MAX + 1, "{} changes", step.changes.len());
         let bytes: usize = step.changes.iter().map(Change::bytes).sum();
-        assert!(bytes <= CHANGES_BYTES_MAX + VALUE_BYTES_MAX + 1024, "{bytes} bytes");
+        assert!(bytes <= CHANGES_BYTES_MAX + VALUE_BYTES_MAX + (16 << 10), "{bytes} bytes");
         assert_eq!(step.mark.number, self.mark.number * u64::from(step.mark.epoch == self.mark.epoch) + 1);
         self.revision += 1;
         self.steps += 1;
-        for change in &step.changes {
+        for (at, change) in step.changes.iter().enumerate() {
+            // As etcd, which refuses two changes of one key.
+            let is_put_before = |key: &str| {
+                let mut before = step.changes[..at].iter();
+                before.any(|change| matches!(change, Change::Put { key: before, .. } if before == key))
+            };
             match change {
                 Change::Put { key, value } => {
+                    assert!(!is_put_before(key), "{key} is put twice");
                     self.keys.insert(key.clone(), (value.clone(), self.revision));
                 }
                 Change::Delete { from, until } => self.keys.retain(|key, _| !(from..until).contains(&key)),
@@ -40,8 +49,7 @@ impl Etcd {
     fn make_all(&mut self, script: &mut Script) -> usize {
         let before = self.steps;
         while let Some(step) = script.next_step() {
-            assert_eq!(script.next_step(), Some(step.clone()), "sent again it is the same");
-            self.make(&step);
+            self.make(step);
             script.made();
         }
         self.steps - before
@@ -73,16 +81,19 @@ fn life(at: u64) -> NodeLife {
     NodeLife { node: format!("n{at}").parse().unwrap(), incarnation: Incarnation(at) }
 }
 
-/// One part of `most` nodes; true for the last.
+/// One part of `most` nodes; true for the last. What was found is planned as [`Catalog::keep_after`] does.
 fn take(script: &mut Script, of: &Namespace, most: usize, published: &[(NodeLife, u64)]) -> bool {
-    let unkept = of.take_unkept(most, usize::MAX);
-    let all = unkept.all;
-    let published = if all { published.to_vec() } else { Vec::new() };
-    script.take(unkept, published, |(node, names)| {
+    let mut unkept = of.take_unkept(most, usize::MAX);
+    script.take(&mut unkept, |(node, names)| {
         let id = node.node;
         CatalogNode { id, names, state: state_of(of, node) }
     });
-    all
+    if unkept.all {
+        script.finish(&published.iter().cloned().collect());
+    } else if !script.is_whole() {
+        script.plan();
+    }
+    unkept.all
 }
 
 fn child(of: &Namespace) -> impl Fn(u64, &[u8]) -> Option<u64> {
@@ -116,16 +127,16 @@ fn a_tree_is_whole_with_its_last_step_and_so_are_the_publications_in_it() {
     for number in 0..4 * CHANGES_MAX {
         file(&catalog, run, &format!("f{number:04}"));
     }
-    let (mut script, mut etcd) = (Script::anew(Epoch(3)), Etcd::default());
+    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
     etcd.keys.insert("catalog/node/left by another version".to_owned(), (vec![9], 0));
+    catalog.remember_removed(&[]);
     catalog.collect_unkept(true);
     let published = [(life(2), 5)];
     assert!(!take(&mut script, &catalog, CHANGES_MAX + 5, &published));
-    assert_eq!(etcd.make_all(&mut script), 2);
+    assert_eq!(etcd.make_all(&mut script), 3, "all of before goes first");
     assert!(etcd.load().is_none(), "half a tree is none");
     assert!(take(&mut script, &catalog, usize::MAX, &published));
-    let first = script.next_step().expect("it has more than one");
-    etcd.make(&first);
+    etcd.make(script.next_step().expect("it has more than one"));
     script.made();
     assert!(etcd.load().is_none());
     etcd.make_all(&mut script);
@@ -143,7 +154,7 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     for name in &names {
         catalog.symlink(&ME, run, name.as_bytes(), b"x").unwrap();
     }
-    let (mut script, mut etcd) = (Script::anew(Epoch(3)), Etcd::default());
+    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
     catalog.remember_removed(&[]);
     catalog.collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
@@ -156,10 +167,11 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     let moment = other.moment_before();
     let kept = etcd.load().expect("it is whole");
     other.become_catalog(&kept.directories(i64::MAX), moment);
-    let mut script = Script::after(kept, Epoch(4), child(&other));
+    let mut script = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
+    other.remember_removed(&[]);
     other.collect_unkept(false);
     assert!(take(&mut script, &other, usize::MAX, &[(life(2), 5), (life(8), 1)]));
-    assert_eq!(etcd.make_all(&mut script), 1);
+    assert_eq!(etcd.make_all(&mut script), 2, "who writes now, and what differs");
     assert!(etcd.mark.whole && etcd.mark.epoch == Epoch(4));
     let changed = etcd.keys.iter().filter(|(key, value)| before.get(*key) != Some(value)).count();
     assert!(changed <= 4, "its own file, two lives: {changed} keys changed");
@@ -180,13 +192,13 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
 }
 
 #[test]
-fn what_is_gone_from_the_tree_since_goes_from_the_keys_and_half_a_part_changes_no_publication() {
+fn what_is_gone_from_the_tree_since_goes_from_the_keys() {
     let (catalog, _folder) = namespace(7);
     let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
     for number in 0..3 * CHANGES_MAX {
         file(&catalog, run, &format!("f{number:04}"));
     }
-    let (mut script, mut etcd) = (Script::anew(Epoch(3)), Etcd::default());
+    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
     catalog.remember_removed(&[]);
     catalog.collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
@@ -195,14 +207,10 @@ fn what_is_gone_from_the_tree_since_goes_from_the_keys_and_half_a_part_changes_n
     for number in 0..2 * CHANGES_MAX {
         catalog.unlink(&ME, run, format!("f{number:04}").as_bytes()).unwrap();
     }
-    let mut script = Script::after(etcd.load().expect("whole"), Epoch(4), child(&catalog));
+    let mut script =
+        Script::after(etcd.load().expect("whole"), (Epoch(4), Incarnation(7)), true, child(&catalog));
     catalog.collect_unkept(false);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 6)]));
-    let first = script.next_step().expect("many files went");
-    etcd.make(&first);
-    script.made();
-    let half = etcd.load().expect("it stays whole");
-    assert_eq!(half.published(), &BTreeMap::from([(life(2), 5)]));
     etcd.make_all(&mut script);
     let kept = etcd.load().expect("whole");
     assert_eq!((kept_paths(&kept), kept.published()), (tree(&catalog), &BTreeMap::from([(life(2), 6)])));
@@ -218,7 +226,8 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
         OutgoingBody::File(view) => view.opened_ns,
         other => panic!("{other:?}"),
     };
-    let (mut script, mut etcd) = (Script::anew(Epoch(3)), Etcd::default());
+    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
+    catalog.remember_removed(&[]);
     catalog.collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[]));
     etcd.make_all(&mut script);
@@ -228,10 +237,11 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
     kept.ahead_ns = AHEAD_NS;
     other.become_catalog(&kept.directories(i64::MAX), other.moment_before());
     assert_eq!(opened(&other), opened(&catalog) + AHEAD_NS);
-    let mut script = Script::after(kept, Epoch(4), child(&other));
+    let mut script = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
     other.rename(&ME, (TREE_ROOT, b"f"), (TREE_ROOT, b"g"), 0).unwrap();
     other.rename(&ME, (TREE_ROOT, b"g"), (TREE_ROOT, b"f"), 0).unwrap();
     other.mkdir(&ME, TREE_ROOT, b"new", 0o755).unwrap();
+    other.remember_removed(&[]);
     other.collect_unkept(false);
     assert!(take(&mut script, &other, usize::MAX, &[]));
     etcd.make_all(&mut script);
@@ -241,4 +251,52 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
     kept.ahead_ns = kept.mark.ahead_ns - AHEAD_NS;
     last.become_catalog(&kept.directories(i64::MAX), last.moment_before());
     assert_eq!(opened(&last), opened(&catalog));
+}
+
+/// Goal: wherever a coordinator is lost while it writes, its successor reads the tree of before or of after, with the publications of that.
+#[test]
+fn what_was_done_at_once_is_kept_all_or_not_at_all() {
+    const FILES: usize = 3 * CHANGES_MAX;
+    let (catalog, _folder) = namespace(7);
+    let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
+    let name = |number: usize| format!("f{number:04}").into_bytes();
+    for number in 0..FILES {
+        catalog.symlink(&ME, run, &name(number), b"x").unwrap();
+    }
+    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
+    catalog.remember_removed(&[]);
+    catalog.collect_unkept(true);
+    assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
+    etcd.make_all(&mut script);
+    let before = tree(&catalog);
+    // `mkdir moved; mv run/* moved/; rmdir run`: the new directory has the highest number.
+    let moved = catalog.mkdir(&ME, TREE_ROOT, b"moved", 0o755).unwrap().node;
+    for number in 0..FILES {
+        catalog.rename(&ME, (run, &name(number)), (moved, &name(number)), 0).unwrap();
+    }
+    catalog.rmdir(&ME, TREE_ROOT, b"run").unwrap();
+    assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 6)]));
+    let after = tree(&catalog);
+    let mut seen = BTreeMap::new();
+    while let Some(step) = script.next_step() {
+        etcd.make(step);
+        script.made();
+        let kept = etcd.load().expect("it stays whole");
+        let published = kept.published()[&life(2)];
+        assert_eq!(kept_paths(&kept), if published == 5 { before.clone() } else { after.clone() });
+        *seen.entry(published).or_insert(0) += 1;
+        // Its successor makes what was written down, and writes what differs.
+        let (other, _folder) = namespace(8);
+        assert!(other.become_catalog(&kept.directories(i64::MAX), other.moment_before()));
+        let found = tree(&other);
+        let mut next = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
+        other.remember_removed(&[]);
+        other.collect_unkept(false);
+        assert!(take(&mut next, &other, usize::MAX, &[]));
+        let mut copy = Etcd { keys: etcd.keys.clone(), ..etcd };
+        copy.make_all(&mut next);
+        assert_eq!(kept_paths(&copy.load().expect("whole")), found);
+        assert!(!copy.keys.keys().any(|key| key.contains("/lot/")), "{:?}", copy.keys.keys());
+    }
+    assert!(seen[&5] >= 2 && seen[&6] >= 2, "{seen:?}");
 }

@@ -206,6 +206,7 @@ impl Catalog {
         if state.published.get(from).is_some_and(|last| *last > publication) {
             state.published.remove(from);
             state.answers.remove(from);
+            state.kept.remove(from);
             self.cluster.namespace().forget_publications(from);
         }
         // What it believed to have alone it asked another coordinator for, or a start before this one.
@@ -216,7 +217,7 @@ impl Catalog {
         alone.truncate(BATCH_ITEMS_MAX);
         alone.retain(|path| !state.hearing.missed(&node, path) && state.leases.made(&node, path));
         let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
-        let published = state.published.get(from).copied();
+        let published = self.answered_until(from, &state);
         // A node that was given up has to say what became of it.
         let states = state.hearing.asks_states(from) || was_given_up;
         self.cluster.namespace().is_back(from);

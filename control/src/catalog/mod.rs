@@ -103,6 +103,8 @@ struct State {
     published: BTreeMap<NodeLife, u64>,
     /// What the last publication of each life came to: who sends it again gets the same answer.
     answers: BTreeMap<NodeLife, Published>,
+    /// The last publication of each life that is kept.
+    kept: BTreeMap<NodeLife, u64>,
     /// Lives of which the last publication is not kept.
     unkept: BTreeSet<NodeLife>,
     hearing: Hearing,
@@ -131,6 +133,7 @@ impl Catalog {
             told: Told::default(),
             published,
             answers: BTreeMap::new(),
+            kept: BTreeMap::new(),
             unkept: BTreeSet::new(),
             hearing,
             unclaimed: BTreeMap::new(),

@@ -114,7 +114,8 @@ impl Catalog {
         };
         namespace.remember_removed(&removed);
         let catalog = Self::start(cluster, epoch, presence, terms, (published, hearing));
-        if matches!(before, Before::Own(Some(_)) | Before::Kept(_)) {
+        if let Before::Own(Some(kept)) | Before::Kept(kept) = before {
+            catalog.lock().kept = kept.published().clone();
             catalog.keeping.begin();
         }
         catalog

@@ -129,6 +129,10 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
         return Ok(());
     }
     let mut turn = cluster.publisher.turn.lock().await;
+    // It may have become the coordinator meanwhile.
+    if cluster.is_coordinator() {
+        return Ok(());
+    }
     if !*cluster.publisher.compared.read().await {
         return Err(Away::New);
     }

@@ -31,6 +31,8 @@ pub struct Unkept {
     pub all: bool,
     /// The last publication that this node's own operations in the tree count as, where nothing is left.
     pub publication: u64,
+    /// Operations that were not collected until then, and of which the tree has what came.
+    pub loss: Option<u64>,
 }
 
 /// A moment of this node's tree, to tell what was made since.
@@ -179,12 +181,18 @@ impl Namespace {
     /// From now on changes are collected for [`Namespace::take_unkept`]; first of all everything that is there. `anew`: nothing of it is kept,
     /// so that the files that were removed before count, too.
     pub fn collect_unkept(&self, anew: bool) {
-        self.look(|state| {
-            state.unkept = Some(state.tree.nodes.keys().copied().collect());
-            if let Some(removed) = state.removed.as_mut().filter(|_| anew) {
+        let is_catalog = self.look(|state| {
+            // Another tree may be the catalog by now.
+            let Some(removed) = &mut state.removed else { return false };
+            if anew {
                 removed.unkept.clone_from(&removed.order);
             }
+            state.unkept = Some(state.tree.nodes.keys().copied().collect());
+            true
         });
+        if !is_catalog {
+            return;
+        }
         self.fates.lock().expect(super::UNPOISONED).collect_unkept();
     }
 
@@ -230,6 +238,7 @@ impl Namespace {
             // In one hold: what is told of the tree is what came of these operations.
             if told.all {
                 told.publication = state.publish_to_keeper();
+                told.loss = state.outgoing.as_ref().and_then(|outgoing| outgoing.unanswered.lost());
             }
             Ok(())
         });
@@ -270,8 +279,9 @@ impl Namespace {
     }
 
     /// Brings the tree to what the last coordinator's was: `directories` with what is in them, parents first. What was done here after
-    /// `told` that coordinator did not know, and it stays.
-    pub fn become_catalog(&self, directories: &[(Vec<u8>, Vec<NodeState>)], told: Moment) {
+    /// `told` that coordinator did not know, and it stays. False where not all of it could be carried out, or journaled.
+    pub fn become_catalog(&self, directories: &[(Vec<u8>, Vec<NodeState>)], told: Moment) -> bool {
+        let mut is_complete = true;
         for (path, found) in directories {
             let settled = if path == HIDDEN {
                 // What else this node hides, copies above all, is no other's.
@@ -282,13 +292,15 @@ impl Namespace {
             match settled {
                 Ok(()) => {}
                 // Removed here since, with all that was in it.
-                Err(FsError::NotFound) => {}
+                Err(FsError::NotFound) if is_complete => {}
                 Err(error) => {
+                    is_complete = false;
                     let path = String::from_utf8_lossy(path);
                     tracing::error!(%path, %error, "a directory of the catalog cannot be made here");
                 }
             }
         }
+        is_complete
     }
 }
 

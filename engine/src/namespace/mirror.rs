@@ -167,8 +167,10 @@ impl Namespace {
         let now_ns = self.clock.now_ns();
         let name_of = |state: &NodeState| state.path.rsplit(|b| *b == b'/').next().unwrap_or(&[]).to_vec();
         let names: BTreeSet<Vec<u8>> = found.iter().map(name_of).collect();
+        // What of one lot cannot be carried out, or journaled, does not keep the others from it.
+        let mut settled = Ok(());
         for states in found.chunks(SETTLED_AT_ONCE) {
-            self.change(|state| {
+            let result = self.change(|state| {
                 state.mute();
                 let parent = state.tree.resolve(directory)?;
                 for told in states {
@@ -178,8 +180,10 @@ impl Namespace {
                     }
                 }
                 Ok(())
-            })?;
+            });
+            settled = settled.and(result);
         }
+        settled?;
         self.change(|state| {
             state.mute();
             let parent = state.tree.resolve(directory)?;

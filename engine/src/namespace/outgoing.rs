@@ -298,12 +298,13 @@ impl Namespace {
     }
 
     /// What came of this node's operations up to its publication of that number is kept elsewhere, and all that came before.
-    pub fn kept_until(&self, publication: u64) {
+    /// `loss`: the last operations of them that were not collected.
+    pub fn kept_until(&self, publication: u64, loss: Option<u64>) {
         self.with_unanswered(|unanswered| {
             if unanswered.publication() == publication {
                 unanswered.answered();
             }
-            if let Some(loss) = unanswered.lost() {
+            if let Some(loss) = loss {
                 unanswered.make_up(loss);
             }
         });

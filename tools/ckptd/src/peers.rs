@@ -272,6 +272,7 @@ impl Peers {
             daemon: Arc::clone(daemon),
             presence: self.presence(shared, daemon.version),
             terms: terms(&shared.settings),
+            settling: Arc::default(),
         })
     }
 }

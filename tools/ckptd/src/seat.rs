@@ -26,6 +26,7 @@ use tidemark_protocol::cluster::kept::KeptCatalog;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::membership::MemberList;
 use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
 
 /// How often the lease is looked at by who does not have it.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -52,6 +53,8 @@ pub(crate) struct Candidate {
     pub(crate) presence: Arc<Presence>,
     /// What the settings say of members.
     pub(crate) terms: Terms,
+    /// Held while this node's tree becomes a catalog, which nothing breaks off.
+    pub(crate) settling: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Whether a node tries to take a seat that has been free for so long. `is_ending`: it would leave the seat again as soon as it has drained, and
@@ -171,15 +174,18 @@ impl Candidate {
             }
         };
         let (keeping, kept) = oneshot::channel();
-        let log = Arc::new(EtcdCatalog::new(self.etcd.clone(), epoch));
-        let reign = async {
-            let catalog = self.kept(&log, epoch).await;
-            self.reign(epoch, (stored, catalog), log, keeping).await
-        };
+        // Apart, since it works for seconds on a large catalog, and the lease is to be renewed meanwhile.
+        let mut reign = JoinSet::new();
+        reign.spawn(self.clone().reign(epoch, stored, keeping));
         let why = tokio::select! {
             why = keep(lease, kept) => why,
-            never = reign => match never {},
+            Some(ended) = reign.join_next() => match ended {
+                Ok(never) => match never {},
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
+            },
         };
+        reign.shutdown().await;
+        drop(self.settling.lock().await);
         self.cluster.sit(Seat::Unknown);
         self.daemon.troubles.catalog_is(None);
         self.daemon.node.decide_no_more().await;
@@ -239,14 +245,10 @@ impl Candidate {
     }
 
     /// Takes the seat, and does what a coordinator does until dropped.
-    async fn reign(
-        &self,
-        epoch: Epoch,
-        (stored, kept): (MemberList, Option<KeptCatalog>),
-        log: Arc<EtcdCatalog>,
-        keeping: Keeping,
-    ) -> std::convert::Infallible {
+    async fn reign(self, epoch: Epoch, stored: MemberList, keeping: Keeping) -> std::convert::Infallible {
         let began = Instant::now();
+        let log = Arc::new(EtcdCatalog::new(self.etcd.clone(), epoch));
+        let kept = self.kept(&log, epoch).await;
         let cluster = &self.cluster;
         let tree = Arc::clone(cluster.namespace());
         cluster.saw_epoch(epoch);
@@ -256,20 +258,22 @@ impl Candidate {
             Before::Own(_) | Before::Nothing => None,
         };
         let told = cluster.told_until(kept_until);
-        let taking = Arc::clone(&tree);
-        let before = tokio::task::spawn_blocking(move || {
+        let (taking, settling) = (Arc::clone(&tree), Arc::clone(&self.settling).lock_owned().await);
+        let taken = tokio::task::spawn_blocking(move || {
+            let _settling = settling;
             let now_ns = taking.now_ns();
+            let mut is_complete = true;
             match &before {
                 Before::Own(Some(kept)) => taking.take_process_fates(&kept.fates(now_ns)),
                 Before::Kept(kept) => {
                     taking.take_process_fates(&kept.fates(now_ns));
-                    taking.become_catalog(&kept.directories(now_ns), told);
+                    is_complete = taking.become_catalog(&kept.directories(now_ns), told);
                 }
                 Before::Own(None) | Before::Nothing => {}
             }
-            before
+            (before, is_complete)
         });
-        let before = before.await.expect("taking a catalog up does not panic");
+        let (before, is_complete) = taken.await.expect("taking a catalog up does not panic");
         let knows = !matches!(before, Before::Nothing);
         let shared = self.daemon.node.shared();
         shared.drain.set_epoch(epoch, false);
@@ -289,9 +293,9 @@ impl Candidate {
             self.daemon.node.decide_from_now_on(Recovered::names_only()).await;
         }
         tracing::info!(took_ms = began.elapsed().as_millis(), "the seat is taken");
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut tasks = JoinSet::new();
         tasks.spawn(Arc::clone(&catalog).watch());
-        tasks.spawn(Arc::clone(&catalog).keep(log, before.into_kept()));
+        tasks.spawn(Arc::clone(&catalog).keep(log, before.into_kept(), is_complete));
         tasks.spawn(tell_trouble(Arc::clone(&catalog), Arc::clone(&self.daemon)));
         tasks.spawn(Arc::clone(&catalog).tell_removed());
         tasks.spawn(self.clone().take_tier3_up(catalog, if knows { Names::Kept } else { Names::Empty }));
@@ -301,7 +305,7 @@ impl Candidate {
     /// Reads Tier-3, however often it takes, and decides over checkpoints from then on.
     async fn take_tier3_up(self, catalog: Arc<Catalog>, names: Names) {
         // Tier-3 is to know of no later coordinator than etcd does, see `kept`.
-        catalog.is_kept_by_now().await;
+        catalog.announced().await;
         let mut said = String::new();
         loop {
             match self.read_tier3(&catalog, names).await {

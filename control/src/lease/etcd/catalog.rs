@@ -21,7 +21,8 @@ use tidemark_protocol::id::Epoch;
 const PAGE_KEYS: usize = 16_384;
 
 /// A page of that many usual keys has some 8 MiB. Of longer ones fewer are asked for.
-const PAGE: Limits = Limits { within: Duration::from_secs(10), answer_bytes_max: 32 << 20 };
+const PAGE: Limits =
+    Limits { within: Duration::from_secs(10), answer_bytes_max: 32 << 20, patience: Duration::from_secs(5) };
 
 /// Why the catalog is not read.
 #[derive(Debug, thiserror::Error)]
@@ -162,7 +163,7 @@ impl CatalogLog for EtcdCatalog {
                 let mut found = found.iter().map(Option::as_ref);
                 self.judge(step, found.next().flatten(), found.next().flatten())
             }
-            Err(error) if error.is_for_good() => Err(StepError::Refused(with_source(&error))),
+            Err(error) if error.is_full() => Err(StepError::Full(with_source(&error))),
             Err(error) => Err(StepError::Away(with_source(&error))),
         }
     }

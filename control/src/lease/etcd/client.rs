@@ -126,10 +126,13 @@ pub(super) struct Page {
 pub(super) struct Limits {
     pub(super) within: Duration,
     pub(super) answer_bytes_max: usize,
+    /// On a connection that was kept; then another one is opened.
+    pub(super) patience: Duration,
 }
 
-/// Of all requests but those for pages.
-const SHORT: Limits = Limits { within: CALL_TIMEOUT, answer_bytes_max: ANSWER_BYTES_MAX };
+/// Of all requests but those for pages. Whoever renews the lease has time for a second connection.
+const SHORT: Limits =
+    Limits { within: CALL_TIMEOUT, answer_bytes_max: ANSWER_BYTES_MAX, patience: Duration::from_millis(300) };
 
 /// One etcd, by its endpoints. Keeps one connection between requests.
 #[derive(Debug)]
@@ -265,10 +268,10 @@ impl EtcdClient {
         request: &Value,
         limits: Limits,
     ) -> Result<T, EtcdError> {
-        let Limits { within, answer_bytes_max } = limits;
+        let Limits { within, answer_bytes_max, patience } = limits;
         let give_up = Instant::now() + within;
         let body = Bytes::from(request.to_string());
-        let question = |token| Question { path, body: body.clone(), token, answer_bytes_max };
+        let question = |token| Question { path, body: body.clone(), token, answer_bytes_max, patience };
         let Some(login) = &self.access.login else {
             return match self.ask(question(None), give_up).await {
                 Err(EtcdError::TokenOver { endpoint, status, words }) => {
@@ -303,9 +306,9 @@ impl EtcdClient {
                 let password = login.password().await?;
                 let request = json!({"name": login.user, "password": password.reveal()});
                 let body = Bytes::from(request.to_string());
-                let answer_bytes_max = ANSWER_BYTES_MAX;
-                let question =
-                    Question { path: "/v3/auth/authenticate", body, token: None, answer_bytes_max };
+                let Limits { answer_bytes_max, patience, .. } = SHORT;
+                let path = "/v3/auth/authenticate";
+                let question = Question { path, body, token: None, answer_bytes_max, patience };
                 let session = match self.ask(question, give_up).await.and_then(parsed::<Authenticated>) {
                     Ok(Authenticated { token }) => Session::Token(token),
                     Err(EtcdError::Refused { words, .. })
@@ -366,19 +369,20 @@ impl EtcdClient {
 impl EtcdClient {
     /// Asks on the connection that waits, or on another one. Cancel safe.
     async fn ask_endpoint(&self, endpoint: &str, question: Question) -> Result<Bytes, EtcdError> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let idle = idle.filter(|idle| idle.is_to(endpoint));
-        if let Some(mut connection) = idle {
-            match connection.ask(question.clone()).await {
-                // It was closed while it waited: etcd has been started again. A request that was taken all the same does nothing a second time.
-                Err(EtcdError::Broken { .. }) => {}
-                answered => return self.leave(connection, answered),
-            }
-        }
         let tls = match &self.access.tls {
             Some(tls) => Some(tls.config().await),
             None => None,
         };
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let idle = idle.filter(|idle| idle.is_to(endpoint, tls.as_ref()));
+        if let Some(mut connection) = idle {
+            // It may have been closed while it waited, by an etcd that was started again; or lead nowhere, of which nobody tells. A request that was
+            // taken all the same does nothing a second time.
+            match timeout(question.patience, connection.ask(question.clone())).await {
+                Ok(Err(EtcdError::Broken { .. })) | Err(_) => {}
+                Ok(answered) => return self.leave(connection, answered),
+            }
+        }
         let mut connection = Connection::open(endpoint, tls).await?;
         let answered = connection.ask(question).await;
         self.leave(connection, answered)

@@ -62,20 +62,9 @@ impl EtcdError {
         }
     }
 
-    /// Whether the same request will be refused until a person does something: its quota is used up, say, or a right is missing.
-    pub(super) fn is_for_good(&self) -> bool {
-        match self {
-            Self::Refused { .. } | Self::WrongPassword { .. } | Self::Password(_) | Self::Garbled { .. } => {
-                true
-            }
-            Self::Away { words, .. } => words.contains(NO_SPACE),
-            Self::Connect { .. }
-            | Self::Tls { .. }
-            | Self::Silent { .. }
-            | Self::Broken { .. }
-            | Self::TokenOver { .. }
-            | Self::TooLong { .. } => false,
-        }
+    /// Whether it takes nothing that is to be stored, and does all else.
+    pub(super) fn is_full(&self) -> bool {
+        matches!(self, Self::Away { words, .. } | Self::Refused { words, .. } if words.contains(NO_SPACE))
     }
 
     /// Whether another member of the etcd may answer where this one has not.

@@ -12,6 +12,7 @@ use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -29,6 +30,8 @@ pub(super) struct Question {
     pub(super) token: Option<HeaderValue>,
     /// A longer answer is an error.
     pub(super) answer_bytes_max: usize,
+    /// How long a connection that was kept is waited for.
+    pub(super) patience: Duration,
 }
 
 /// A connection to an endpoint. Closed when dropped.
@@ -36,6 +39,8 @@ pub(super) struct Question {
 pub(super) struct Connection {
     endpoint: String,
     over: &'static str,
+    /// With which certificates.
+    tls: Option<Arc<ClientConfig>>,
     sender: SendRequest<Full<Bytes>>,
     task: JoinHandle<Result<(), hyper::Error>>,
 }
@@ -54,15 +59,17 @@ impl Connection {
         let stream = TcpStream::connect(endpoint).await.map_err(failed)?;
         // A request is one write, and waits for no other.
         stream.set_nodelay(true).map_err(failed)?;
-        match tls {
-            None => Self::over(endpoint, over, stream).await,
+        let mut connection = match tls.clone() {
+            None => Self::over(endpoint, over, stream).await?,
             Some(config) => {
                 let name =
                     server_name(endpoint).expect("a place with TLS has hosts that a certificate can name");
                 let stream = TlsConnector::from(config).connect(name, stream).await.map_err(failed)?;
-                Self::over(endpoint, over, stream).await
+                Self::over(endpoint, over, stream).await?
             }
-        }
+        };
+        connection.tls = tls;
+        Ok(connection)
     }
 
     async fn over(
@@ -74,14 +81,20 @@ impl Connection {
         match hyper::client::conn::http1::handshake(TokioIo::new(stream)).await {
             Ok((sender, connection)) => {
                 let task = tokio::spawn(connection);
-                Ok(Self { endpoint, over, sender, task })
+                Ok(Self { endpoint, over, tls: None, sender, task })
             }
             Err(source) => Err(EtcdError::of_connection(endpoint, over, source)),
         }
     }
 
-    pub(super) fn is_to(&self, endpoint: &str) -> bool {
-        self.endpoint == endpoint && !self.sender.is_closed()
+    /// Whether it is of use for a request to `endpoint` with these certificates.
+    pub(super) fn is_to(&self, endpoint: &str, tls: Option<&Arc<ClientConfig>>) -> bool {
+        let same = match (&self.tls, tls) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        same && self.endpoint == endpoint && !self.sender.is_closed()
     }
 
     /// Returns the answer where its status is 200. After an error, or where this is dropped before the answer, the connection is of no use.

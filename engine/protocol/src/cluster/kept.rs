@@ -4,7 +4,8 @@
 //! and when (control's catalog), what a tree becomes of it (the engine's namespace).
 //!
 //! Told are states and not operations: what is told twice comes to the same. A node has one key, so that a directory that is renamed is one
-//! change. Times are by the *catalog's clock*: that of its first coordinator, which the later ones know by their distance to it.
+//! change. Changes that belong together and are too many for one transaction are written down first, each lot under a key of its own; the mark
+//! says when all of them are there, and from then on whoever reads counts them as made. Times are by the *catalog's clock*: that of its first coordinator, which the later ones know by their distance to it.
 
 use super::wire::{NodeKind, NodeState, WireFate};
 use crate::id::{Epoch, FileId, Incarnation};
@@ -48,6 +49,8 @@ pub struct Mark {
     pub ahead_ns: i64,
     /// All of the tree is there.
     pub whole: bool,
+    /// So many lots of changes were written down, and all that are still there count as made; 0: none do.
+    pub lots: u32,
 }
 
 /// A node of the catalog.
@@ -83,7 +86,7 @@ impl ProcessFate {
 }
 
 /// Something to be done to the keys. Of several in one transaction no two touch one key.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
     Put {
         key: String,
@@ -167,6 +170,28 @@ fn node_key(id: u64) -> String {
 
 fn pieces_key(id: u64, number: u64) -> String {
     format!("{ALL}piece/{id:016x}/{number:016x}")
+}
+
+fn lot_key(at: u32) -> String {
+    format!("{ALL}lot/{at:08x}")
+}
+
+/// Writes a lot of changes down.
+#[must_use]
+pub fn write_down(at: u32, changes: &[Change]) -> Change {
+    Change::Put { key: lot_key(at), value: encode(&changes) }
+}
+
+/// Takes a lot away that was made.
+#[must_use]
+pub fn take_down(at: u32) -> Change {
+    Change::delete_one(lot_key(at))
+}
+
+/// Takes all lots away: they were not finished.
+#[must_use]
+pub fn take_all_down() -> Change {
+    Change::Delete { from: lot_key(0), until: lot_key(u32::MAX) }
 }
 
 fn life_key(life: &NodeLife) -> String {
@@ -287,6 +312,8 @@ pub struct KeptCatalog {
     removed: Vec<(u64, FileId)>,
     in_pieces: BTreeSet<u64>,
     pieces: u64,
+    /// Lots that count as made, and are to be made.
+    lots: Vec<(u32, Vec<Change>)>,
 }
 
 impl KeptCatalog {
@@ -296,9 +323,19 @@ impl KeptCatalog {
     /// See [`KeptError`]. Entries of a later version are passed over.
     pub fn read(mark: Mark, entries: impl IntoIterator<Item = Entry>) -> Result<Self, KeptError> {
         let mut kept = Self { mark, ..Self::default() };
+        let mut entries: BTreeMap<_, _> =
+            entries.into_iter().map(|entry| (entry.key, (entry.value, entry.revision))).collect();
+        for at in 0..mark.lots {
+            let Some((value, revision)) = entries.remove(&lot_key(at)) else { continue };
+            let changes: Vec<Change> = decode(&lot_key(at), &value)?;
+            for change in &changes {
+                make(change, revision, &mut entries);
+            }
+            kept.lots.push((at, changes));
+        }
         let mut pieces = BTreeMap::new();
         let mut in_pieces = Vec::new();
-        for Entry { key, value, revision } in entries {
+        for (key, (value, revision)) in entries {
             let Some((kind, _)) = key.strip_prefix(ALL).and_then(|rest| rest.split_once('/')) else {
                 continue;
             };
@@ -390,6 +427,17 @@ impl KeptCatalog {
         self.nodes.keys().next_back().copied().unwrap_or(ROOT).max(ROOT)
     }
 
+    /// The numbers of all nodes.
+    pub fn ids(&self) -> impl Iterator<Item = u64> {
+        self.nodes.keys().copied()
+    }
+
+    /// The lots that count as made, and are to be made, in order.
+    #[must_use]
+    pub fn lots(&self) -> &[(u32, Vec<Change>)] {
+        &self.lots
+    }
+
     /// Gives up all but the nodes and the processes, to compare them with a tree.
     #[must_use]
     pub fn into_parts(self) -> (BTreeMap<u64, CatalogNode>, BTreeMap<Process, ProcessFate>) {
@@ -454,6 +502,22 @@ impl KeptCatalog {
             }
         }
         numbers
+    }
+}
+
+/// Makes a change of entries that have been read.
+fn make(change: &Change, revision: u64, entries: &mut BTreeMap<String, (Vec<u8>, u64)>) {
+    match change {
+        Change::Put { key, value } => {
+            entries.insert(key.clone(), (value.clone(), revision));
+        }
+        Change::Delete { from, until } if from < until => {
+            let keys: Vec<_> = entries.range::<String, _>(from..until).map(|(key, _)| key.clone()).collect();
+            for key in keys {
+                entries.remove(&key);
+            }
+        }
+        Change::Delete { .. } => {}
     }
 }
 

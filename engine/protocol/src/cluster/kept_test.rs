@@ -37,12 +37,16 @@ impl Keys {
     }
 
     fn read(&self) -> KeptCatalog {
+        self.read_with(0)
+    }
+
+    fn read_with(&self, lots: u32) -> KeptCatalog {
         let entries = self.entries.iter().map(|(key, (value, revision))| Entry {
             key: key.clone(),
             value: value.clone(),
             revision: *revision,
         });
-        KeptCatalog::read(Mark::default(), entries).expect("it is what was written")
+        KeptCatalog::read(Mark { lots, ..Mark::default() }, entries).expect("it is what was written")
     }
 
     fn write(&mut self, write: impl FnOnce(&mut Vec<Change>)) {
@@ -129,6 +133,34 @@ fn of_two_nodes_with_one_name_the_later_one_has_it() {
     let directories = kept.directories(i64::MAX);
     let [(_, found)] = directories.as_slice() else { panic!("{directories:?}") };
     assert!(matches!(found.as_slice(), [NodeState { kind: NodeKind::Symlink { .. }, .. }]), "{found:?}");
+}
+
+#[test]
+fn lots_count_once_the_mark_says_that_all_are_there_and_then_until_they_are_made() {
+    let (mut keys, mut writer) = (Keys::default(), Writer::default());
+    keys.write(|to| {
+        writer.node(node(2, ROOT, "a", NodeKind::Directory), to);
+        writer.node(link(3, 2, "below"), to);
+    });
+    // `mkdir b; mv a/below b; rmdir a`.
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    writer.node(link(3, 4, "below"), &mut first);
+    writer.node(node(4, ROOT, "b", NodeKind::Directory), &mut second);
+    writer.gone(2, &mut second);
+    keys.transact(&[write_down(0, &first)]);
+    keys.transact(&[write_down(1, &second)]);
+    assert_eq!(paths(&keys.read_with(0)), ["a", "a/below"]);
+    let kept = keys.read_with(2);
+    assert_eq!(paths(&kept), ["b", "b/below"]);
+    assert_eq!(kept.lots(), [(0, first.clone()), (1, second.clone())]);
+    keys.transact(&[first, vec![take_down(0)]].concat());
+    let kept = keys.read_with(2);
+    assert_eq!((paths(&kept), kept.lots().len()), (vec!["b".to_owned(), "b/below".to_owned()], 1));
+    keys.transact(&[second, vec![take_down(1)]].concat());
+    assert_eq!(paths(&keys.read_with(0)), ["b", "b/below"]);
+    keys.transact(&[write_down(0, &[]), write_down(1, &[])]);
+    keys.transact(&[take_all_down()]);
+    assert_eq!(keys.entries.len(), 2);
 }
 
 #[test]
@@ -241,7 +273,9 @@ fn the_format_is_what_it_was() {
     writer.removed(file_id(3), &mut changes);
     let life = NodeLife { node: "n2".parse().unwrap(), incarnation: Incarnation(8) };
     writer.published(&life, 4, &mut changes);
-    let mark = Mark { epoch: Epoch(300), number: 2, ahead_ns: -1, whole: true };
+    let mark = Mark { epoch: Epoch(300), number: 2, ahead_ns: -1, whole: true, lots: 5 };
+    let lot = write_down(1, &changes[..1]);
+    changes.push(lot);
     let mut text = format!("{}\n", hex(&mark_bytes(&mark)));
     for change in &changes {
         let Change::Put { key, value } = change else { panic!("{change:?}") };
@@ -273,11 +307,11 @@ proptest! {
     fn garbage_is_refused_and_never_panics(
         values in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..60), 5),
     ) {
-        for (kind, value) in ["node/0000000000000002", "node/x", "life/a/1", "fate/1", "removed/1"].iter().zip(&values) {
+        for (kind, value) in ["node/0000000000000002", "lot/00000000", "life/a/1", "fate/1", "removed/1"].iter().zip(&values) {
             for first in [None, Some(FORMAT)] {
                 let value = first.into_iter().chain(value.iter().copied()).collect();
                 let entry = Entry { key: format!("{ALL}{kind}"), value, revision: 1 };
-                if let Ok(kept) = KeptCatalog::read(Mark::default(), [entry]) {
+                if let Ok(kept) = KeptCatalog::read(Mark { lots: 1, ..Mark::default() }, [entry]) {
                     let _ = (kept.directories(0), kept.removed(), kept.numbers_in(1, |_, _| Some(1)));
                     let _ = Writer::after(&kept);
                 }
