@@ -8,6 +8,7 @@
 //! `_RETIRED` stands, and the sidecar of a generation is gone, before the first of its bytes is deleted.
 
 use crate::node::run::{Engine, Node};
+use crate::restore::locate::read_retired;
 use std::collections::BTreeSet;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::{Key, PathOrHash, VersionId};
@@ -71,10 +72,9 @@ impl Node {
         if is_given_up { Fate::GivenUp } else { Fate::Counts }
     }
 
-    /// Whether a version's retirement stands in Tier-3. An unknown answer is none.
+    /// Whether a version's retirement stands in Tier-3. An unknown answer is none, and so is one that is no document of it.
     pub(super) async fn is_retired(&self, version: &VersionId) -> bool {
-        let key = Key::Retired { version: version.clone() }.to_string();
-        matches!(self.shared().drain.store.head(&key).await, Ok(Some(_)))
+        matches!(read_retired(&self.shared().drain.store, version, None).await, Ok(Ok(_)))
     }
 }
 

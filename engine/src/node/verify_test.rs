@@ -12,14 +12,14 @@ use crate::store::{MemoryStore, Store};
 use bytes::Bytes;
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::format::FORMAT;
+use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::id::{
     AttemptId, Epoch, FileCounter, FileId, Incarnation, SealNumber, Step, Timeline, Version,
 };
 use tidemark_protocol::key::{Key, NodeLife, Part, VersionId};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
-use tidemark_protocol::marker::Decision;
+use tidemark_protocol::marker::{Decision, Retired};
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
@@ -240,12 +240,44 @@ async fn bytes_of_which_tier_3_says_that_they_were_given_up_are_no_finding_and_a
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let node = node(&store, &tier1);
     let listed = listed(&node).await;
-    store.create(&Key::Retired { version: version_id() }.to_string(), Bytes::new()).await.unwrap();
+    store.create(&Key::Retired { version: version_id() }.to_string(), retirement()).await.unwrap();
     let found = look(&node, &listed).await;
     let (verify, remembers) = told(&node, found).await;
     assert!(verify.is_none() && !remembers, "{verify:?}");
     let key = &listed.target.object.as_ref().unwrap().key;
     assert_eq!(store.head(key).await.unwrap(), None);
+    node.stop();
+}
+
+/// The document that gives the version up.
+fn retirement() -> Bytes {
+    let version = committed();
+    let manifest = version.manifest().unwrap();
+    let retired = Retired {
+        format: FORMAT,
+        version: version_id(),
+        attempt: manifest.attempt,
+        manifest_hash: manifest.encode_named().unwrap().1,
+        epoch: Epoch(1),
+        reason: "a test".into(),
+        retired_at_ns: 1,
+    };
+    retired.encode().unwrap().into()
+}
+
+/// A proxy that wants a password answers with a page: that gives nothing up.
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_are_a_finding_where_no_document_says_that_they_were_given_up() {
+    let (_folder, tier1) = tier1();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let node = node(&store, &tier1);
+    let listed = listed(&node).await;
+    let page = Bytes::from_static(b"<html>login</html>");
+    store.create(&Key::Retired { version: version_id() }.to_string(), page).await.unwrap();
+    let found = look(&node, &listed).await;
+    let (verify, remembers) = told(&node, found).await;
+    let verify = verify.expect("the version stands, and its bytes are missing");
+    assert_eq!((verify.unrecoverable.len(), verify.bad_objects, remembers), (1, 1, true), "{verify:?}");
     node.stop();
 }
 
@@ -275,7 +307,7 @@ async fn bytes_that_the_tree_shows_are_missed_though_another_coordinator_gave_th
     let (_folder, tier1) = tier1();
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let (node, (file, seal)) = showing(&store, &tier1);
-    store.create(&Key::Retired { version: version_id() }.to_string(), Bytes::new()).await.unwrap();
+    store.create(&Key::Retired { version: version_id() }.to_string(), retirement()).await.unwrap();
     let first = listed(&node).await;
     let key = first.target.object.as_ref().unwrap().key.clone();
     let mut found = look(&node, &first).await;
