@@ -182,6 +182,17 @@ pub struct Retired {
     pub retired_at_ns: i64,
 }
 
+impl Retired {
+    /// Whether this retirement lies where the key says, and gives up the manifest with this hash where one is named.
+    ///
+    /// # Errors
+    /// `Flaw::Mismatch` when it is another version's, or another manifest's.
+    pub fn check(&self, key_version: &VersionId, manifest: Option<&ContentHash>) -> Result<(), Flaw> {
+        expect_same("version", &self.version, key_version)?;
+        manifest.map_or(Ok(()), |hash| expect_same("manifest_hash", &self.manifest_hash, hash))
+    }
+}
+
 impl Document for Retired {
     const WHAT: &'static str = "a retirement (_RETIRED)";
     const MAX_BYTES: usize = MAX_MARKER_BYTES;

@@ -527,6 +527,17 @@ impl Node {
 }
 
 impl Engine {
+    /// Goes on with what people said to the loop `before`, which did not know what Tier-3 holds. Each word is compared with what the tree holds
+    /// whenever it is used.
+    pub(crate) fn keep_words(&mut self, before: &mut Self) {
+        self.flushes = std::mem::take(&mut before.flushes);
+        for (id, book) in &mut before.ledger.books {
+            let Some(told_of) = book.told_of.take() else { continue };
+            let book = self.ledger.books.entry(id.clone()).or_insert_with(|| Book::new(id.clone()));
+            book.told_of = Some(told_of);
+        }
+    }
+
     fn refs(&self, paths: &[String]) -> Vec<CheckpointRef> {
         let books = self.ledger.books.values();
         books

@@ -1,8 +1,17 @@
 //! Tests of `flush`: whose word holds, and how many are kept.
 
 use super::{FlushOutcome, Flushes, Waiter, Waits, covers};
+use crate::node::book::Book;
+use crate::node::recover::Recovered;
+use crate::node::run::{Engine, Node, NodeParts};
+use crate::node::schedule::{shared_over, tier1};
+use crate::store::MemoryStore;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::Told;
+use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
+use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
+use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::report::PendingReason;
 use tokio::sync::oneshot;
 
@@ -71,4 +80,39 @@ fn a_place_covers_itself_and_what_is_below_it_only() {
     assert!(covers(b"r/a", b"r/a/b"));
     assert!(!covers(b"r/a", b"r/ab"));
     assert!(!covers(b"r/a", b"r"));
+}
+
+/// Tier-3 is taken up some time after the mount serves: until then nothing is decided with what is said and found.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_said_and_found_before_tier_3_is_taken_up_is_known_after_it() {
+    let (_folder, tier1) = tier1();
+    let shared = shared_over(Arc::new(MemoryStore::new()), &tier1, 1);
+    let recovered = Recovered::default();
+    let node = Node::start(NodeParts { shared, rules: Rules::builtin(), recovered });
+    let run = RunPath::new(RelPath::new("r").unwrap()).unwrap();
+    let id = CheckpointId { run, directory: CheckpointName::new("step1.pt").unwrap() };
+    let of = (FileId { incarnation: Incarnation(1), counter: FileCounter(9) }, SealNumber(1));
+    let words = |engine: &mut Engine, id: &CheckpointId| {
+        let told_of = engine.ledger.books.get(id).and_then(|book| book.told_of.clone());
+        (told_of, engine.flushes.waiting.len(), engine.scrub.bad.clone(), engine.scrub.unmended.clone())
+    };
+    let (said_of, asked_of) = (id.clone(), id);
+    let said = move |engine: &mut Engine| {
+        let mut book = Book::new(said_of.clone());
+        book.told_of = Some([(RelPath::new("r/step1.pt").unwrap(), of)].into());
+        engine.ledger.books.insert(said_of.clone(), book);
+        engine.flushes.waiting.push(waiter("r", Waits::Nobody, 10));
+        engine.scrub.bad.insert(of, "its host copy is bad".into());
+        engine.scrub.unmended.push(("r/step1.pt".into(), "its record is not there".into()));
+        let before = words(engine, &said_of);
+        // What Tier-3 holds says nothing of it.
+        engine.decide_from_now_on(Recovered::default());
+        (before, words(engine, &said_of))
+    };
+    let (before, after) = node.ask(said).await.unwrap();
+    assert!(before.0.is_some(), "{before:?}");
+    assert_eq!(before, after);
+    let later = node.ask(move |engine| words(engine, &asked_of).0).await.unwrap();
+    assert_eq!(later, before.0, "the loop has turned");
+    node.stop();
 }

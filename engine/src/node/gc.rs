@@ -51,6 +51,8 @@ pub(crate) struct Gc {
     /// Versions that somebody reads without the tree; each for as long as that one keeps its end.
     held: Vec<((CheckpointId, Number), Weak<()>)>,
     running: bool,
+    /// The retirement that runs is the first try of its version: none before it can have reached Tier-3.
+    first_try: bool,
     next: Instant,
     rest_until: Instant,
 }
@@ -77,6 +79,7 @@ impl Gc {
             waiting: BTreeMap::new(),
             held: Vec::new(),
             running: false,
+            first_try: false,
             next: now + LOOK_EVERY,
             rest_until: now,
         }
@@ -85,6 +88,12 @@ impl Gc {
     /// Something happened that may let a version go.
     pub(crate) fn has_news(&mut self) {
         self.next = self.next.min(self.rest_until);
+    }
+
+    /// A retirement is about to be written.
+    fn begin(&mut self, of: (CheckpointId, Number)) {
+        self.running = true;
+        self.first_try = self.begun.insert(of);
     }
 
     fn failed(&mut self, of: (CheckpointId, Number), why: String, longest: Duration, now: Instant) {
@@ -341,8 +350,7 @@ impl Engine {
 
     fn give_up(&mut self, id: CheckpointId, number: Number, leave: Retirement) {
         let Some(manifest) = self.version(&id, number).manifest().map(Arc::clone) else { return };
-        self.gc.running = true;
-        self.gc.begun.insert((id.clone(), number));
+        self.gc.begin((id.clone(), number));
         self.jobs.spawn(jobs::retire(Arc::clone(&self.shared), id, number, manifest, leave));
     }
 
@@ -377,6 +385,10 @@ impl Engine {
                 tracing::warn!(run = %id.run, checkpoint = %id.directory, %why, "a version is not given up yet");
                 if matches!(error.kind(), crate::error::ErrorKind::Fenced) {
                     self.fenced = Some(why.clone());
+                }
+                // No document gives it up: the version stands, with all its bytes.
+                if self.gc.first_try && matches!(error, CommitError::NotRetired { .. }) {
+                    self.gc.begun.remove(&of);
                 }
                 self.tier3_away.failed(Cause::Retirement, now, why.clone());
                 let longest = self.retry_longest();
@@ -467,8 +479,16 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::recover::Recovered;
+    use crate::node::run::{Node, NodeParts};
+    use crate::node::schedule::{shared_over, tier1};
+    use crate::restore::locate::FormatProblem;
+    use crate::store::MemoryStore;
     use tidemark_protocol::id::{Timeline, Version};
+    use tidemark_protocol::key::VersionId;
     use tidemark_protocol::path::{CheckpointName, RelPath};
+    use tidemark_protocol::recognise::Rules;
+    use tidemark_protocol::retention::Policy;
 
     fn of(version: u64) -> (CheckpointId, Number) {
         let run = RunPath::new(RelPath::new("run").unwrap()).unwrap();
@@ -479,6 +499,58 @@ mod tests {
     fn found(version: u64, shown: bool) -> Verdict {
         let (id, number) = of(version);
         Verdict { id, number, shown, keep: Keep::Kept { reason: String::new() } }
+    }
+
+    fn version_id() -> VersionId {
+        let (CheckpointId { run, directory }, (timeline, version)) = of(1);
+        VersionId { run, directory, timeline, version }
+    }
+
+    /// Leave to retire it: two newer ones are committed, and only the last is to be kept.
+    fn leave() -> Retirement {
+        let at = |completed_at_ns| Committed {
+            version: version_id(),
+            step: None,
+            completed_at_ns,
+            verified: true,
+            pinned: false,
+            held: false,
+            standing: Standing::Shown,
+            wished: false,
+            metric: Metric::Unsaid,
+        };
+        let policy = Policy { keep_last: Some(1), ..Policy::default() };
+        match retain(&policy, &[at(1), at(2), at(3)], 4).swap_remove(0) {
+            Keep::Retired(leave) => leave,
+            Keep::Kept { reason } => panic!("{reason}"),
+        }
+    }
+
+    /// Whether it counts as begun after a try that ended so.
+    fn is_begun_after(engine: &mut Engine, error: CommitError) -> bool {
+        let (id, number) = of(1);
+        engine.gc.begin((id.clone(), number));
+        engine.retired(&id, number, &leave(), Err(error), Instant::now());
+        engine.gc.is_begun(&id, number)
+    }
+
+    /// A page of a proxy is read for the retirement, before and after one that may have reached Tier-3.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_version_that_no_document_gives_up_stands_unless_an_earlier_try_may_have_given_it_up() {
+        let (_folder, tier1) = tier1();
+        let shared = shared_over(Arc::new(MemoryStore::new()), &tier1, 1);
+        let recovered = Recovered::default();
+        let node = Node::start(NodeParts { shared, rules: Rules::builtin(), recovered });
+        let tries = |engine: &mut Engine| {
+            let page = || {
+                let source = Box::new(FormatProblem::Missing);
+                CommitError::NotRetired { version: version_id(), source }
+            };
+            let unknown = CommitError::Unknown { version: version_id(), tries: 1 };
+            [page(), page(), unknown, page()].map(|error| is_begun_after(engine, error))
+        };
+        assert_eq!(node.ask(tries).await.unwrap(), [false, false, true, true]);
+        node.stop();
     }
 
     #[test]

@@ -3,10 +3,12 @@
 //! Owns: who lists an object now, and forgetting what was found of objects that were given up. Does not own: giving up (`gc`,
 //! `generations`), the looks (`verify`, `scrub`).
 //!
-//! A look takes seconds, and what it looks at was listed before. Bytes that are missing because their version was retired are no loss.
+//! A look takes seconds, and what it looks at was listed before. Bytes that are missing because their version was retired are no loss, unless
+//! a name of this tree means them: another coordinator gave them up without knowing of that name.
 //! `_RETIRED` stands, and the sidecar of a generation is gone, before the first of its bytes is deleted.
 
 use crate::node::run::{Engine, Node};
+use crate::restore::locate::read_retired;
 use std::collections::BTreeSet;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::{Key, PathOrHash, VersionId};
@@ -24,16 +26,40 @@ pub(super) enum Counts {
     No,
 }
 
+/// What bytes that are bad or missing come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// They count.
+    Counts,
+    /// Another coordinator gave their version up, though a name of this tree means these bytes. They are missed, and not written again:
+    /// that retirement may be deleting them.
+    Missed {
+        /// The tree shows them by this very object.
+        is_noted: bool,
+    },
+    /// They count for nothing any more.
+    GivenUp,
+}
+
 impl Node {
-    /// Whether an object counts for nothing any more. Costs one request where the loop does not know: Tier-3 says what another coordinator gave
+    /// What became of an object that is bad or missing. Costs one request where the loop does not know: Tier-3 says what another coordinator gave
     /// up, too. An unknown answer is none.
-    pub(super) async fn is_given_up(&self, of: (FileId, SealNumber), key: &str) -> bool {
+    pub(super) async fn fate(&self, of: (FileId, SealNumber), key: &str) -> Fate {
         let asked = key.to_owned();
+        let known = move |engine: &mut Engine| {
+            (engine.counts(of, &asked), engine.is_held(of), engine.is_noted(of, &asked))
+        };
         // A loop that has stopped notes nothing either.
-        let Some(counts) = self.ask(move |engine| engine.counts(of, &asked)).await else { return true };
-        match (counts, key.parse::<Key>()) {
+        let Some((counts, is_held, is_noted)) = self.ask(known).await else { return Fate::GivenUp };
+        let is_given_up = match (counts, key.parse::<Key>()) {
             (Counts::No, _) => true,
-            (_, Ok(Key::Data { version, .. })) => self.is_retired(&version).await,
+            (_, Ok(Key::Data { version, .. })) => {
+                let is_retired = self.is_retired(&version).await;
+                if is_retired && is_held {
+                    return Fate::Missed { is_noted };
+                }
+                is_retired
+            }
             (
                 Counts::WhileDescribed,
                 Ok(Key::Loose { path, generation } | Key::LooseParts { path, generation }),
@@ -42,13 +68,13 @@ impl Node {
                 matches!(self.shared().drain.store.head(&sidecar).await, Ok(None))
             }
             (Counts::Yes | Counts::WhileDescribed, _) => false,
-        }
+        };
+        if is_given_up { Fate::GivenUp } else { Fate::Counts }
     }
 
-    /// Whether a version's retirement stands in Tier-3. An unknown answer is none.
+    /// Whether a version's retirement stands in Tier-3. An unknown answer is none, and so is one that is no document of it.
     pub(super) async fn is_retired(&self, version: &VersionId) -> bool {
-        let key = Key::Retired { version: version.clone() }.to_string();
-        matches!(self.shared().drain.store.head(&key).await, Ok(Some(_)))
+        matches!(read_retired(&self.shared().drain.store, version, None).await, Ok(Ok(_)))
     }
 }
 
@@ -162,19 +188,19 @@ mod tests {
         let path = RelPath::new("run/log").unwrap();
         let (bytes, sidecar) = Key::loose(&path, Generation(3));
         let (key, sidecar) = (bytes.to_string(), sidecar.to_string());
-        assert!(node.is_given_up(of, &key).await, "nothing has been removed there");
+        assert_eq!(node.fate(of, &key).await, Fate::GivenUp, "nothing has been removed there");
         let removed = path.clone();
         let remove = move |engine: &mut Engine| {
             let book = LooseBook { generation: Some(Generation(3)), ..LooseBook::default() };
             engine.ledger.removed_loose.insert(removed, book);
         };
         node.ask(remove).await.unwrap();
-        assert!(node.is_given_up(of, &key).await, "the sidecar goes before the bytes");
+        assert_eq!(node.fate(of, &key).await, Fate::GivenUp, "the sidecar goes before the bytes");
         store.create(&sidecar, Bytes::new()).await.unwrap();
-        assert!(!node.is_given_up(of, &key).await, "`undelete` would bring it back");
+        assert_eq!(node.fate(of, &key).await, Fate::Counts, "`undelete` would bring it back");
         node.ask(move |engine| engine.ledger.removed_loose.remove(&path)).await.unwrap();
-        assert!(node.is_given_up(of, &key).await, "the name is another file's by now");
-        assert!(node.is_given_up(of, "others/model.bin").await, "nothing lists it");
+        assert_eq!(node.fate(of, &key).await, Fate::GivenUp, "the name is another file's by now");
+        assert_eq!(node.fate(of, "others/model.bin").await, Fate::GivenUp, "nothing lists it");
         node.stop();
     }
 }

@@ -202,6 +202,7 @@ impl Recovered {
             // has an attempt, which a later start may be able to read and decide.
             if let Ok(
                 Key::Committed { version }
+                | Key::Retired { version }
                 | Key::Manifest { version, .. }
                 | Key::Record { version, .. }
                 | Key::Prepared { version, .. },

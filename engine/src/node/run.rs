@@ -370,7 +370,9 @@ impl Engine {
         fresh.seals_in_flight = self.seals_in_flight;
         fresh.judging = std::mem::take(&mut self.judging);
         fresh.fetching = std::mem::take(&mut self.fetching);
-        fresh.flushes = std::mem::take(&mut self.flushes);
+        fresh.keep_words(self);
+        // It is about bytes in memory and in Tier-3, and says nothing of what is committed there.
+        std::mem::swap(&mut fresh.scrub, &mut self.scrub);
         fresh.draining = self.draining;
         fresh.grace_until = self.grace_until;
         if fresh.knows != Knows::All {

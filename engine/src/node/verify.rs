@@ -5,7 +5,7 @@
 
 use crate::namespace::{FileState, ObjectCopy, SealPin};
 use crate::node::answer::Listed;
-use crate::node::given_up::Counts;
+use crate::node::given_up::{Counts, Fate};
 use crate::node::run::{Engine, Node, error_text};
 use crate::node::scrub::{HostFound, Scrubbed, Target, Unseen, scrub};
 use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers, from_a_peer};
@@ -305,7 +305,8 @@ impl Node {
     }
 
     /// Looks at every object that should hold the bytes, and writes those again that do not. `suspects`: keys that were found bad
-    /// before, of which the size says nothing. `held`: why nothing is written to Tier-3. Nothing is written of what was given up meanwhile.
+    /// before, of which the size says nothing. `held`: why nothing is written to Tier-3. Nothing is written of what was given up meanwhile;
+    /// it is bad all the same where the tree shows it.
     async fn check_objects(
         &self,
         target: &Target,
@@ -327,9 +328,17 @@ impl Node {
         let good = good.map(|(object, _)| object.clone());
         for (object, result) in &mut found {
             let ObjectFound::Bad(what) = result else { continue };
-            if self.is_given_up((target.file, target.seal), &object.key).await {
-                *result = ObjectFound::GivenUp;
-                continue;
+            match self.fate((target.file, target.seal), &object.key).await {
+                Fate::Counts => {}
+                Fate::Missed { is_noted } if is_noted || good.is_none() => {
+                    what.push_str("; its version was given up by another coordinator");
+                    continue;
+                }
+                // Another object stands for the bytes.
+                Fate::Missed { .. } | Fate::GivenUp => {
+                    *result = ObjectFound::GivenUp;
+                    continue;
+                }
             }
             if let Some(why) = held {
                 what.push_str(&format!("; this node writes nothing to Tier-3: {why}"));
@@ -503,13 +512,17 @@ impl Engine {
     }
 
     /// What counts yet of what was found of a file: retention, a person or the job may have given up objects of it, or all of it, since it
-    /// was listed.
-    fn what_counts(&self, mut found: Found) -> Option<Found> {
+    /// was listed. What was found earlier of the others is forgotten.
+    fn what_counts(&mut self, mut found: Found) -> Option<Found> {
         let of = (found.target.file, found.target.seal);
         let listed = found.objects.len();
-        found.objects.retain(|(object, result)| {
+        let (objects, given_up) = found.objects.into_iter().partition::<Vec<_>, _>(|(object, result)| {
             !matches!(result, ObjectFound::GivenUp) && self.counts(of, &object.key) != Counts::No
         });
+        found.objects = objects;
+        for (object, _) in given_up {
+            self.scrub.bad_objects.remove(&(of.0, of.1, object.key));
+        }
         if !found.objects.is_empty() {
             return Some(found);
         }

@@ -1,6 +1,7 @@
 //! Tests of `verify`: what a finding comes to, and which findings count.
 
 use super::*;
+use crate::namespace::{Caller, ROOT};
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::jobs::Origin;
 use crate::node::recover::Recovered;
@@ -11,14 +12,14 @@ use crate::store::{MemoryStore, Store};
 use bytes::Bytes;
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::format::FORMAT;
+use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::id::{
     AttemptId, Epoch, FileCounter, FileId, Incarnation, SealNumber, Step, Timeline, Version,
 };
 use tidemark_protocol::key::{Key, NodeLife, Part, VersionId};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
-use tidemark_protocol::marker::Decision;
+use tidemark_protocol::marker::{Decision, Retired};
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
@@ -239,11 +240,91 @@ async fn bytes_of_which_tier_3_says_that_they_were_given_up_are_no_finding_and_a
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let node = node(&store, &tier1);
     let listed = listed(&node).await;
-    store.create(&Key::Retired { version: version_id() }.to_string(), Bytes::new()).await.unwrap();
+    store.create(&Key::Retired { version: version_id() }.to_string(), retirement()).await.unwrap();
     let found = look(&node, &listed).await;
     let (verify, remembers) = told(&node, found).await;
     assert!(verify.is_none() && !remembers, "{verify:?}");
     let key = &listed.target.object.as_ref().unwrap().key;
     assert_eq!(store.head(key).await.unwrap(), None);
+    node.stop();
+}
+
+/// The document that gives the version up.
+fn retirement() -> Bytes {
+    let version = committed();
+    let manifest = version.manifest().unwrap();
+    let retired = Retired {
+        format: FORMAT,
+        version: version_id(),
+        attempt: manifest.attempt,
+        manifest_hash: manifest.encode_named().unwrap().1,
+        epoch: Epoch(1),
+        reason: "a test".into(),
+        retired_at_ns: 1,
+    };
+    retired.encode().unwrap().into()
+}
+
+/// A proxy that wants a password answers with a page: that gives nothing up.
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_are_a_finding_where_no_document_says_that_they_were_given_up() {
+    let (_folder, tier1) = tier1();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let node = node(&store, &tier1);
+    let listed = listed(&node).await;
+    let page = Bytes::from_static(b"<html>login</html>");
+    store.create(&Key::Retired { version: version_id() }.to_string(), page).await.unwrap();
+    let found = look(&node, &listed).await;
+    let (verify, remembers) = told(&node, found).await;
+    let verify = verify.expect("the version stands, and its bytes are missing");
+    assert_eq!((verify.unrecoverable.len(), verify.bad_objects, remembers), (1, 1, true), "{verify:?}");
+    node.stop();
+}
+
+/// A node whose tree shows one file by the object of the version; and the file's bytes. It knows of the version from its name only.
+fn showing(store: &Arc<dyn Store>, tier1: &Arc<crate::tier1::Tier1>) -> (Node, (FileId, SealNumber)) {
+    const O_RDWR: i32 = 2;
+    let shared = shared_over(Arc::clone(store), tier1, FILE.incarnation.0 + 1);
+    let namespace = &shared.namespace;
+    let caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 0, request: 0 };
+    let (_, open) = namespace.create(&caller, ROOT, b"step1.pt", 0o644, O_RDWR).unwrap();
+    assert_eq!(open.backing.write_at(b"bytes", 0).unwrap(), 5);
+    namespace.flush(open.fh, &caller, false).unwrap();
+    namespace.release(open.fh).unwrap();
+    let ticket = namespace.begin_seal(open.node).unwrap();
+    let sums = crate::save::seal::hash(b"bytes", 1);
+    namespace.finish_seal(&ticket, sums.crc, sums.chunks).unwrap();
+    let version = committed();
+    let object = ObjectCopy::of(&version.manifest().unwrap().files[0]);
+    assert!(namespace.note_object(ticket.file, ticket.seal, object));
+    let node = Node::start(NodeParts { shared, rules: Rules::builtin(), recovered: Recovered::default() });
+    (node, (ticket.file, ticket.seal))
+}
+
+/// Two coordinators: the other one retired what this one's tree shows. The objects were gone before the look.
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_the_tree_shows_are_missed_though_another_coordinator_gave_them_up() {
+    let (_folder, tier1) = tier1();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let (node, (file, seal)) = showing(&store, &tier1);
+    store.create(&Key::Retired { version: version_id() }.to_string(), retirement()).await.unwrap();
+    let first = listed(&node).await;
+    let key = first.target.object.as_ref().unwrap().key.clone();
+    let mut found = look(&node, &first).await;
+    let path = first.target.path.clone();
+    found.host = Some(Scrubbed { file, seal, path, found: HostFound::Good });
+    let (verify, remembers) = told(&node, found).await;
+    let verify = verify.expect("the tree shows it");
+    assert_eq!((verify.bad_objects, verify.unchecked.len(), remembers), (1, 1, true), "{verify:?}");
+    assert!(verify.unchecked[0].what.contains("given up by another coordinator"), "{verify:?}");
+    assert!(!node.shared().namespace.has_object(file, seal), "the host copy is the only one, and stays");
+
+    // No name leads to the object any more, and the host copy was not looked at.
+    let second = listed(&node).await;
+    let (verify, _) = told(&node, look(&node, &second).await).await;
+    let verify = verify.expect("the tree shows it");
+    assert_eq!((verify.bad_objects, verify.unrecoverable.len()), (1, 1), "{verify:?}");
+    assert!(node.shared().losses.why(file, seal).is_some(), "it is lost");
+    assert_eq!(store.head(&key).await.unwrap(), None, "it is not written again");
     node.stop();
 }

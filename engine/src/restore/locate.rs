@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::documents::{LooseSidecar, PinDocument};
 use tidemark_protocol::format::{Document, FormatError, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
-use tidemark_protocol::id::{AttemptId, Generation};
+use tidemark_protocol::id::{AttemptId, ContentHash, Generation};
 use tidemark_protocol::key::{Key, PathOrHash, Series, VersionId};
 use tidemark_protocol::manifest::{Manifest, Prepared, ValidatedManifest};
-use tidemark_protocol::marker::{Decision, Marker};
+use tidemark_protocol::marker::{Decision, Marker, Retired};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::record::Record;
 
@@ -94,8 +94,8 @@ pub enum FormatProblem {
     Nameless(#[source] Box<Self>),
 }
 
-/// Reads the whole of Tier-3's markers. Costs one listing for each directory (data objects are never listed) and two
-/// reads for each committed version.
+/// Reads the whole of Tier-3's markers. Costs one listing for each directory (data objects are never listed), two
+/// reads for each committed version and one for each that was given up.
 ///
 /// Errors: the store is away. An object that cannot be believed is no error: it is passed over, and said.
 pub async fn read(store: &Arc<dyn Store>) -> Result<Catalog, StoreError> {
@@ -103,8 +103,9 @@ pub async fn read(store: &Arc<dyn Store>) -> Result<Catalog, StoreError> {
     let mut catalog = Catalog::default();
     let mut looked = stream::iter(found.into_values().map(|version| look(store, version)))
         .buffer_unordered(READS_IN_FLIGHT);
-    while let Some(outcome) = looked.try_next().await? {
+    while let Some((outcome, not_believed)) = looked.try_next().await? {
         catalog.add(outcome);
+        catalog.passed_over.extend(not_believed);
     }
     // Reads finish in any order; what is decided from a catalog must not depend on it.
     catalog.committed.sort_by(|a, b| a.marker.version.cmp(&b.marker.version));
@@ -122,7 +123,9 @@ pub async fn read_version(store: &Arc<dyn Store>, version: &VersionId) -> Result
     sort_out(&mut found, &prefix, store.list(&prefix, true).await?);
     let mut catalog = Catalog::default();
     for version in found.into_values() {
-        catalog.add(look(store, version).await?);
+        let (outcome, not_believed) = look(store, version).await?;
+        catalog.add(outcome);
+        catalog.passed_over.extend(not_believed);
     }
     Ok(catalog)
 }
@@ -234,17 +237,38 @@ enum Looked {
     Unreadable(Box<UnreadableVersion>, PassedOver),
 }
 
-async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError> {
-    let version = found.version.expect("every entry was made with a version");
+/// Looks at one version. With it comes what stands in the place of its retirement, where that is not believed: the version stands then.
+async fn look(store: &Arc<dyn Store>, mut found: Found) -> Result<(Looked, Option<PassedOver>), StoreError> {
+    let version = found.version.take().expect("every entry was made with a version");
     let has_remains = !found.attempts.is_empty();
+    let mut not_believed = None;
     if found.retired {
-        return Ok(Looked::Retired(DeadVersion { version, has_remains }));
+        match read_retired(store, &version, None).await? {
+            Ok(_) => return Ok((Looked::Retired(DeadVersion { version, has_remains }), None)),
+            Err(why) => {
+                let key = Key::Retired { version: version.clone() }.to_string();
+                not_believed = Some(PassedOver { key, why });
+            }
+        }
     }
-    if !found.committed {
-        return undecided(store, &found.attempts).await;
+    if found.committed {
+        return Ok((decided(store, version, &found.attempts).await?, not_believed));
     }
+    // Only what was committed is ever retired: its attempts are none that nobody decided, and they are not swept.
+    if let Some(passed) = not_believed {
+        return Ok((unreadable(store, version, &found.attempts, None, passed).await?, None));
+    }
+    Ok((undecided(store, &found.attempts).await?, None))
+}
+
+/// A version whose marker stands.
+async fn decided(
+    store: &Arc<dyn Store>,
+    version: VersionId,
+    attempts: &[String],
+) -> Result<Looked, StoreError> {
+    let has_remains = !attempts.is_empty();
     let key = Key::Committed { version: version.clone() }.to_string();
-    let attempts = &found.attempts;
     let marker: Marker = match document(store, &key).await? {
         Ok(marker) => marker,
         // Gone since it was listed: whoever removed it left nothing to believe.
@@ -268,7 +292,7 @@ async fn look(store: &Arc<dyn Store>, found: Found) -> Result<Looked, StoreError
     let bytes = match bounded(store, &manifest_key, MAX_DOCUMENT_BYTES).await? {
         Ok(bytes) => bytes,
         // Given up since its directory was listed: the retirement comes before the first delete.
-        Err(FormatProblem::Missing) if is_retired(store, &version).await? => {
+        Err(FormatProblem::Missing) if read_retired(store, &version, None).await?.is_ok() => {
             return Ok(Looked::Retired(DeadVersion { version, has_remains }));
         }
         Err(why) => return pass(manifest_key, why).await,
@@ -312,8 +336,20 @@ async fn unreadable(
     Ok(Looked::Unreadable(Box::new(UnreadableVersion { version, record, why }), passed))
 }
 
-async fn is_retired(store: &Arc<dyn Store>, version: &VersionId) -> Result<bool, StoreError> {
-    Ok(store.head(&Key::Retired { version: version.clone() }.to_string()).await?.is_some())
+/// Reads the retirement of a version, of the `manifest` with that hash where one is named. That something has its key says nothing: a page of a
+/// proxy, or a document of another version, gives nothing up. The inner result says why it is not believed; `Missing` where there is none.
+///
+/// Errors: the store is away.
+pub async fn read_retired(
+    store: &Arc<dyn Store>,
+    version: &VersionId,
+    manifest: Option<&ContentHash>,
+) -> Result<Result<Retired, FormatProblem>, StoreError> {
+    let read = document::<Retired>(store, &Key::Retired { version: version.clone() }.to_string()).await?;
+    Ok(read.and_then(|retired| {
+        retired.check(version, manifest).map_err(FormatProblem::Flaw)?;
+        Ok(retired)
+    }))
 }
 
 async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked, StoreError> {

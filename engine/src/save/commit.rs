@@ -7,6 +7,7 @@
 use crate::error::ErrorKind;
 use crate::namespace::SealPin;
 use crate::node::Shared;
+use crate::restore::locate::{FormatProblem, read_retired};
 use crate::save::drain::{Drain, Raised, Stored};
 use crate::save::encode;
 use crate::save::share::{Share, ShareError};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::BoundaryDocument;
 use tidemark_protocol::format::{Document, FORMAT, Flaw, FormatError, MAX_MARKER_BYTES};
-use tidemark_protocol::id::{AttemptId, Epoch, Step};
+use tidemark_protocol::id::{AttemptId, ContentHash, Epoch, Step};
 use tidemark_protocol::key::{Key, Label, NodeLife, Part, Series, VersionId, VersionRef};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::{
@@ -109,13 +110,20 @@ pub enum CommitError {
     Unknown { version: VersionId, tries: u32 },
     #[error("the marker of {version} cannot be read")]
     Marker { version: VersionId, source: FormatError },
+    #[error("what stands for the retirement of {version} (_RETIRED) is not believed")]
+    NotRetired { version: VersionId, source: Box<FormatProblem> },
 }
 
 impl CommitError {
     /// Whether something stands in the place of a document, or was answered for it, that says nothing: nobody decided anything by that.
     #[must_use]
     pub fn is_no_document(&self) -> bool {
-        matches!(self, Self::Marker { .. } | Self::Write { source: StoreError::NoDocument { .. }, .. })
+        matches!(
+            self,
+            Self::Marker { .. }
+                | Self::NotRetired { .. }
+                | Self::Write { source: StoreError::NoDocument { .. }, .. }
+        )
     }
 
     #[must_use]
@@ -136,7 +144,7 @@ impl CommitError {
             Self::Format { .. } | Self::Join { .. } => ErrorKind::Invalid,
             Self::Fenced { .. } => ErrorKind::Fenced,
             Self::Unknown { .. } => ErrorKind::Unavailable,
-            Self::Marker { .. } => ErrorKind::Corrupt,
+            Self::Marker { .. } | Self::NotRetired { .. } => ErrorKind::Corrupt,
         }
     }
 }
@@ -477,8 +485,11 @@ pub async fn retire(
     let bytes =
         retired.encode().map_err(|source| CommitError::Format { version: version.clone(), source })?;
     match write(drain, "the retirement", &version, &key, &bytes).await {
+        Ok(()) => {}
         // Another one retired it first, with its own words: the rest is the same.
-        Ok(()) | Err(CommitError::Taken { .. }) => {}
+        Err(error) if matches!(error, CommitError::Taken { .. }) || error.is_no_document() => {
+            check_retired(drain, &version, Some(&hash)).await?;
+        }
         Err(error) => return Err(error),
     }
     reach(StepPoint::RetireAfterMarker);
@@ -491,8 +502,24 @@ pub async fn retire(
 /// is named twice says the same, and looking would read every boundary there is.
 pub async fn resume_retirement(drain: &Arc<Drain>, version: &VersionId) -> Result<(), CommitError> {
     let marker = read_marker(drain, version).await?;
+    let hash = marker.as_ref().and_then(|marker| marker.manifest_hash);
+    check_retired(drain, version, hash.as_ref()).await?;
     move_boundary(drain, version, marker.and_then(|marker| marker.step)).await?;
     clear(drain, version).await
+}
+
+/// Makes sure that a document of ours gives the version up, and the manifest with this hash. What cannot be read gives nothing up.
+async fn check_retired(
+    drain: &Drain,
+    version: &VersionId,
+    manifest: Option<&ContentHash>,
+) -> Result<(), CommitError> {
+    let read = read_retired(&drain.store, version, manifest).await.map_err(|source| CommitError::Write {
+        what: "the retirement",
+        version: version.clone(),
+        source,
+    })?;
+    read.map(drop).map_err(|why| CommitError::NotRetired { version: version.clone(), source: Box::new(why) })
 }
 
 /// Removes everything below a version but its markers: data first, then what describes it. The version must be decided

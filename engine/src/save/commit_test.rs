@@ -8,7 +8,7 @@ use crate::metrics::Metrics;
 use crate::node::error_text;
 use crate::restore::locate;
 use crate::save::again::{AgainError, check_wanted, write_marker_again};
-use crate::save::commit::{Attempt, CommitError, abort, decide, read_marker, retire};
+use crate::save::commit::{Attempt, CommitError, abort, decide, read_marker, resume_retirement, retire};
 use crate::save::drain::Drain;
 use crate::store::{
     Effect, Fault, FaultyStore, MemoryStore, Operation, Probe, Store, UploadLimits, raise_epoch,
@@ -18,11 +18,13 @@ use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::id::{
-    AttemptId, Epoch, FileCounter, FileId, Generation, Incarnation, SealNumber, Step, Timeline, Version,
+    AttemptId, ContentHash, Epoch, FileCounter, FileId, Generation, Incarnation, SealNumber, Step, Timeline,
+    Version,
 };
 use tidemark_protocol::key::{Key, NodeLife, Part, VersionId};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile, Prepared};
+use tidemark_protocol::marker::Retired;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
 use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, Standing, retain};
@@ -198,6 +200,77 @@ async fn nothing_is_deleted_where_no_document_says_that_the_version_is_retired()
     store.delete(&key).await.unwrap();
     retire(&drain, &found.manifest, &leave(&found.manifest), 10).await.unwrap();
     assert!(store.head(&data).await.unwrap().is_none());
+}
+
+/// A retirement of the version, with the hash of that manifest.
+fn retirement(manifest: &Manifest) -> Retired {
+    Retired {
+        format: FORMAT,
+        version: manifest.version.clone(),
+        attempt: manifest.attempt,
+        manifest_hash: manifest.encode_named().unwrap().1,
+        epoch: Epoch(1),
+        reason: "a test".into(),
+        retired_at_ns: 1,
+    }
+}
+
+/// A daemon starts over it: what it reads, and the sweep that it would go on with.
+#[tokio::test]
+async fn a_start_believes_no_retirement_that_is_no_document_of_the_version() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let drain = drain(Arc::clone(&store), 1);
+    commit(&drain, 5).await.unwrap();
+    let manifest = locate::read(&store).await.unwrap().committed.remove(0).manifest;
+    let data = manifest.files[0].key.clone();
+    store.create(&data, Bytes::new()).await.unwrap();
+    let key = Key::Retired { version: version() }.to_string();
+    let ours = retirement(&manifest);
+    let elsewhere = VersionId { version: Version(9), ..version() };
+    let of_another = Retired { version: elsewhere, ..ours.clone() }.encode().unwrap();
+    for body in [page(), Bytes::new(), Bytes::from_static(b"{}"), of_another.into()] {
+        store.create(&key, body.clone()).await.unwrap();
+        let catalog = locate::read(&store).await.unwrap();
+        assert_eq!((catalog.committed.len(), catalog.retired.len()), (1, 0), "{body:?}");
+        let passed: Vec<_> = catalog.passed_over.iter().map(|passed| passed.key.as_str()).collect();
+        assert_eq!(passed, [key.as_str()], "it is said");
+        let one = locate::read_version(&store, &version()).await.unwrap();
+        assert_eq!((one.committed.len(), one.retired.len(), one.passed_over.len()), (1, 0, 1), "{body:?}");
+        let resumed = resume_retirement(&drain, &version()).await.unwrap_err();
+        assert!(matches!(resumed, CommitError::NotRetired { .. }), "{resumed:?}");
+        let retired = retire(&drain, &manifest, &leave(&manifest), 9).await.unwrap_err();
+        assert!(matches!(retired, CommitError::NotRetired { .. }), "{retired:?}");
+        assert!(store.head(&data).await.unwrap().is_some(), "its data stays");
+        store.delete(&key).await.unwrap();
+    }
+    // A document of this version that gives up another manifest: only the marker can tell.
+    let of_other = Retired { manifest_hash: ContentHash([7; 32]), ..ours.clone() }.encode().unwrap();
+    store.create(&key, of_other.into()).await.unwrap();
+    let resumed = resume_retirement(&drain, &version()).await.unwrap_err();
+    assert!(matches!(resumed, CommitError::NotRetired { .. }), "{resumed:?}");
+    assert!(store.head(&data).await.unwrap().is_some(), "its data stays");
+    store.delete(&key).await.unwrap();
+
+    store.create(&key, ours.encode().unwrap().into()).await.unwrap();
+    let catalog = locate::read(&store).await.unwrap();
+    assert_eq!((catalog.committed.len(), catalog.retired.len(), catalog.passed_over.len()), (0, 1, 0));
+    resume_retirement(&drain, &version()).await.unwrap();
+    assert!(store.head(&data).await.unwrap().is_none());
+}
+
+/// Its marker is gone as well: nobody can say that the version was never committed.
+#[tokio::test]
+async fn a_version_without_marker_is_not_decided_anew_where_something_stands_for_its_retirement() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let drain = drain(Arc::clone(&store), 1);
+    let mut attempt = Attempt::new(record(5), Vec::new(), None);
+    attempt.prepare(&drain).await.unwrap();
+    assert_eq!(locate::read(&store).await.unwrap().undecided.len(), 1);
+    store.create(&Key::Retired { version: version() }.to_string(), page()).await.unwrap();
+    let catalog = locate::read(&store).await.unwrap();
+    assert_eq!((catalog.undecided.len(), catalog.retired.len(), catalog.aborted.len()), (0, 0, 0));
+    assert_eq!((catalog.unreadable.len(), catalog.passed_over.len()), (1, 1));
+    assert!(catalog.unreadable[0].record.is_some(), "which files it had");
 }
 
 #[tokio::test]
