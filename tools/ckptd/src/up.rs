@@ -634,12 +634,11 @@ impl Start<'_> {
             http: &daemon.http,
             mounted,
             mounts: &mounts,
+            memory: &self.memory,
         };
         session::hand_over(self.keeper, &serving)
             .context("the keeper cannot be given what it is to keep")
-            .map_err(Failure::failed)?;
-        self.memory.keep();
-        Ok(())
+            .map_err(Failure::failed)
     }
 }
 
