@@ -15,7 +15,7 @@ use tidemark_engine::node::{Names, Node, Recovered, Shared, look, recover};
 use tidemark_engine::store::LaterStore;
 use tidemark_protocol::id::Epoch;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
 /// Between two tries.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
@@ -137,8 +137,8 @@ impl TakingUp {
     }
 
     async fn until_taken(&mut self, node: &Node, host: &DaemonHost) -> Taken {
-        loop {
-            match self.told.recv().await.expect("the tries end when they have succeeded") {
+        while let Some(told) = self.told.recv().await {
+            match told {
                 Told::Away(why) => node.tier3_is_not_taken_up(why).await,
                 Told::Committed(recovered) => {
                     node.decide_from_now_on(*recovered).await;
@@ -146,6 +146,12 @@ impl TakingUp {
                 }
                 Told::Taken(taken) => return *taken,
             }
+        }
+        // They end without success only where they panic, which this task is to end with: nobody else would commit.
+        match (&mut self.tries).await.map_err(JoinError::try_into_panic) {
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            // The runtime ends, and this task with it.
+            Ok(()) | Err(Err(_)) => std::future::pending().await,
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::drain::drain;
 use crate::ends::{as_usual, before_others, cores, ended, keeper_gone, keeper_pid, unmount};
 use crate::engine;
 use crate::host::DaemonHost;
+use crate::keeping::Keeping;
 use crate::last_end::LastEnd;
 use crate::let_in::let_in;
 use crate::memory;
@@ -49,9 +50,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How often this process looks after what others may take away from it, and gives its keeper a life sign.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-
-/// How long the end waits for Tier-3 to take that this daemon is gone.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a start is given.
 #[derive(Debug)]
@@ -448,10 +446,10 @@ impl Start<'_> {
         let (end_lease, lease_ends) = tokio::sync::oneshot::channel::<()>();
         let candidate = peers.as_ref().and_then(|peers| peers.candidate(&daemon, self.etcd.clone()));
         let mut keeping = match (candidate, claim) {
-            (Some(candidate), _) => tokio::spawn(candidate.run()),
-            (None, Claim::Has(right)) => tokio::spawn(right.keep(Arc::clone(&daemon), lease_ends)),
+            (Some(candidate), _) => Keeping::of(candidate.run()),
+            (None, Claim::Has(right)) => Keeping::of(right.keep(Arc::clone(&daemon), lease_ends)),
             (None, Claim::Later(taking_up)) => {
-                tokio::spawn(taking_up.follow(Arc::clone(&daemon), Arc::clone(&host), begin, lease_ends))
+                Keeping::of(taking_up.follow(Arc::clone(&daemon), Arc::clone(&host), begin, lease_ends))
             }
         };
         if let Some(peers) = peers.as_ref().filter(|_| began.first) {
@@ -507,6 +505,7 @@ impl Start<'_> {
                 daemon.troubles.mount_is_gone();
                 tracing::warn!("the mount was taken away from outside: what was saved is drained, then this daemon ends");
             }
+            failure = keeping.failed() => return Err(self.leave(&mounted, failure)),
             never = &mut watching => match never {},
         }
 
@@ -517,6 +516,7 @@ impl Start<'_> {
                 tracing::warn!("a second SIGTERM: ending at once");
                 false
             }
+            failure = keeping.failed() => return Err(self.leave(&mounted, failure)),
             never = &mut watching => match never {},
         };
         // However the drain ended: what is closed from now on would be lost, and no program is to believe otherwise.
@@ -530,9 +530,7 @@ impl Start<'_> {
         daemon.node.stop();
         // Its receiver is gone where the lease was lost, or is a candidate's, which ends by itself.
         let _ = end_lease.send(());
-        if tokio::time::timeout(RELEASE_PATIENCE, &mut keeping).await.is_err() {
-            keeping.abort();
-        }
+        keeping.end().await;
         publishing.abort();
         // The receiver is gone only when the server has ended by itself.
         let _ = end_server.send(());
@@ -602,6 +600,14 @@ impl Start<'_> {
         {
             tracing::warn!(%error, "the keeper does not hear that this is the end");
         }
+    }
+
+    /// This process ends, and the next daemon goes on with the mount, which is taken away with the last reference to it.
+    fn leave(&self, mounted: &Arc<Mounted>, failure: Failure) -> Failure {
+        if !matches!(self.keeper, Keeper::Nobody) {
+            std::mem::forget(Arc::clone(mounted));
+        }
+        failure
     }
 
     async fn mount(&self, base: &Base, host: &Arc<DaemonHost>) -> Result<Mounted, Failure> {
