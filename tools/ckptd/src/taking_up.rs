@@ -6,6 +6,7 @@
 //! A Tier-3 that can be read and takes nothing, since it is full or read-only, is read meanwhile. Its store lets no write through before
 //! the right to commit is certain.
 
+use crate::alone::Sign;
 use crate::api::Daemon;
 use crate::host::DaemonHost;
 use crate::tier3::{Opener, Right, waited_for};
@@ -67,6 +68,8 @@ pub(crate) struct TakingUp {
     /// What is committed was told.
     is_read: bool,
     tries: JoinHandle<()>,
+    /// What the tries have taken, if they have.
+    sign: Sign,
 }
 
 /// The task that tries.
@@ -85,8 +88,9 @@ impl TakingUp {
     /// `store` holds writes back, and is the one that `shared` has.
     pub(crate) fn begin(store: Arc<LaterStore>, opener: Opener, shared: Arc<Shared>) -> Self {
         let (tell, told) = mpsc::channel(UNHEARD_MAX);
+        let sign = opener.sign.clone();
         let tries = Tries { store, opener, shared, tell, said: None, is_read: false };
-        Self { told, why: UNANSWERED.to_owned(), is_read: false, tries: tokio::spawn(tries.run()) }
+        Self { told, why: UNANSWERED.to_owned(), is_read: false, tries: tokio::spawn(tries.run()), sign }
     }
 
     /// Waits for the first try, for [`FIRST_PATIENCE`] at most.
@@ -128,7 +132,12 @@ impl TakingUp {
         let Taken { right, recovered } = tokio::select! {
             taken = self.until_taken(&daemon.node, &host) => taken,
             // An error means that the sender is gone, which is the end, too.
-            _ = &mut ending => return,
+            _ = &mut ending => {
+                // The right may have been taken while Tier-3 is still being read. From here on they take nothing more.
+                self.tries.abort();
+                let _ = (&mut self.tries).await;
+                return self.sign.give_back().await;
+            }
         };
         begin(right.epoch);
         daemon.node.decide_from_now_on(recovered).await;

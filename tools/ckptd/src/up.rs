@@ -6,6 +6,7 @@
 //! A first start looks at Tier-3 first: when it is away nothing has been mounted and no memory has been touched. A start
 //! over a live mount serves first: programs wait for it, and what they wait for is in memory.
 
+use crate::alone::Sign;
 use crate::api::Daemon;
 use crate::attributes::Attributes;
 use crate::base::{Base, OwnMemory};
@@ -67,6 +68,7 @@ struct Start<'a> {
     etcd: Option<EtcdAccess>,
     take_over: bool,
     memory: OwnMemory,
+    sign: Sign,
 }
 
 /// How a start came to serve.
@@ -151,6 +153,7 @@ pub(crate) async fn up(
         role,
         take_over: up.take_over,
         memory: OwnMemory::default(),
+        sign: Sign::default(),
     };
     check_certificates(&settings, &start.role, start.name.as_str()).map_err(Failure::usage)?;
     descriptors::raise_limit().map_err(Failure::failed)?;
@@ -162,6 +165,7 @@ pub(crate) async fn up(
                 () = signals.told_to_end(&mut gone) => {
                     tracing::warn!("told to end before it served: nothing was mounted");
                     start.say_the_end();
+                    start.sign.give_back().await;
                     return Ok(true);
                 }
             };
@@ -189,6 +193,7 @@ pub(crate) async fn up(
                     "told to end, and Tier-3 did not answer: what was not there is lost"
                 );
                 start.say_the_end();
+                start.sign.give_back().await;
                 return Ok(false);
             };
             let told = told.load(Ordering::Acquire);
@@ -236,6 +241,7 @@ impl Start<'_> {
             name: self.name.to_string(),
             keeper: keeper_pid(self.keeper),
             take_over,
+            sign: self.sign.clone(),
         }
     }
 
@@ -458,6 +464,7 @@ impl Start<'_> {
                 () = signals.told_to_end(&mut gone) => {
                     tracing::warn!("told to end before a coordinator let this node in: nothing was mounted");
                     self.say_the_end();
+                    self.sign.give_back().await;
                     return Ok(true);
                 }
             }
