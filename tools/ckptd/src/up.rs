@@ -25,7 +25,7 @@ use crate::publish::{publish, publish_on};
 use crate::seat;
 use crate::session::{self, Found, Serving};
 use crate::state_dir::StateDir;
-use crate::taking_up::{Claim, Taken, TakingUp, UNANSWERED};
+use crate::taking_up::{BEGUN, Claim, Taken, TakingUp};
 use crate::tier3::{Opener, Tier3, waited_for};
 use anyhow::Context;
 use std::io::Write;
@@ -299,7 +299,7 @@ impl Start<'_> {
         reach(StepPoint::ResumeAfterServing);
         let (shared, recovered, claim) = match self.role {
             Role::Alone | Role::Coordinator => {
-                let store = LaterStore::held(&self.settings.tier3.url, UNANSWERED);
+                let store = LaterStore::held(&self.settings.tier3.url, BEGUN);
                 let tier3 = Tier3::unknown(Arc::clone(&store) as Arc<_>);
                 let shared = self.shared(&base, &tier3, peers.as_ref())?;
                 // What it took over at its first start is its own, or another's by now.
