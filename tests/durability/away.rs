@@ -342,6 +342,37 @@ fn a_daemon_that_takes_over_while_tier3_is_away_answers_and_goes_on_by_itself() 
     assert_all_come_back(daemon, 1..=3);
 }
 
+/// The right to commit takes longer than a start waits for it: nothing has failed, and what is committed is read meanwhile.
+#[test]
+fn a_daemon_that_takes_over_while_tier3_is_slow_says_nothing_of_it_and_serves_what_is_committed() {
+    let server = S3Server::start(S3Options::default()).expect("a server");
+    let tier3 = Some(server.url("p"));
+    let Some(mut daemon) = start(DaemonOptions { tier3, env: server.env(), ..options("256MiB", CONFIG) })
+    else {
+        return;
+    };
+    save_steps(&daemon, 1..=1);
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    let (operation, effect) = (S3Operation::PutObject, FaultEffect::HeldUntilLifted);
+    let key_contains = ".tidemark/epoch/".to_owned();
+    let raised = server.faults.add(Fault { operation, key_contains, nth: None, effect });
+    let killed = daemon.kill_serving();
+    daemon.wait_for_next(killed);
+    assert!(!has_problem(&daemon, "tier3_away"), "{:#?}", problems(&daemon));
+    let gc = daemon.ctl(&["gc"]);
+    assert_eq!(gc.status.code(), Some(5), "{}", shown(&gc));
+    assert!(shown(&gc).contains("is being read") && !shown(&gc).contains("repair"), "{}", shown(&gc));
+    assert_holds(&daemon, &path(1), &bytes(1), "cold, while the right is waited for");
+    assert!(!has_problem(&daemon, "tier3_away"), "{:#?}", problems(&daemon));
+    assert!(server.faults.fired(raised) > 0, "the right was not waited for");
+    server.faults.lift();
+    save_steps(&daemon, 2..=2);
+    wait_back(&daemon, &[path(1), path(2)]);
+    assert_all_come_back(daemon, 1..=2);
+}
+
 #[test]
 fn a_start_with_empty_memory_says_that_tier3_is_full() {
     if !machine::can_mount() {

@@ -129,6 +129,14 @@ fn a_path_that_is_no_text_is_written_as_one_and_commands_take_both() {
         let expected = if text == "x%FF/step1.pt" { "x%25FF/step1.pt" } else { text };
         assert_eq!(show(OsStr::new(text)).as_deref(), Some(expected), "as it is written");
     }
+    // A copied answer changes nothing where it is the name of another.
+    for command in ["rm", "pin", "unpin", "undelete", "commit"] {
+        let output = daemon.ctl(&[command, "x%FF/step1.pt"]);
+        assert_eq!(output.status.code(), Some(2), "{command}: {}", shown(&output));
+        let text = shown(&output);
+        assert!(text.contains("x%25FF/step1.pt") && text.contains("\\xFF"), "{command}: {text}");
+    }
+    assert_eq!(daemon.ctl_json(&["pin", "x%25FF/step1.pt"])["checkpoint"]["path"], "x%25FF/step1.pt");
     for words in [&["flush", "--wait"][..], &["why"], &["verify"]] {
         let output = daemon.ctl(&[words, &["r%FE/step1.pt"]].concat());
         assert_eq!(output.status.code(), Some(0), "{words:?}: {}", shown(&output));

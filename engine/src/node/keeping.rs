@@ -36,6 +36,16 @@ fn away(error: &StoreError) -> ApiError {
     ApiError::new(ErrorCode::Unavailable, what, "`ckptctl status` shows since when")
 }
 
+/// What has to be told to a Tier-3 that nothing is written to yet, for the reason `why`. `is_away`: it failed; else it is only being taken up.
+fn nothing_is_written(why: &str, is_away: bool) -> ApiError {
+    let action = if is_away {
+        "repair Tier-3, which is tried again by itself, then say it again"
+    } else {
+        "say it again when Tier-3 has been read; `ckptctl status` says if it is away"
+    };
+    ApiError::new(ErrorCode::Unavailable, format!("nothing is written to Tier-3 yet: {why}"), action)
+}
+
 /// Why a checkpoint is not removed whose names were to go; none where none of them is left.
 fn names_stay(path: &[u8], withdrawn: Result<usize, FsError>, left: usize) -> Option<ApiError> {
     let path = path_text(path);
@@ -92,15 +102,11 @@ impl Node {
     /// Refuses what a Tier-3 has to be told that is not taken up yet.
     async fn needs_tier3(&self) -> Result<(), ApiError> {
         // What a daemon says that another one fences is in the answers.
-        let waits = |engine: &mut Engine| engine.writes_nothing().filter(|_| engine.fenced.is_none());
-        match self.ask(waits).await.ok_or_else(ending)? {
-            None => Ok(()),
-            Some(why) => {
-                let what = format!("nothing is written to Tier-3 yet: {why}");
-                let action = "repair Tier-3, which is tried again by itself, then say it again";
-                Err(ApiError::new(ErrorCode::Unavailable, what, action))
-            }
-        }
+        let waits = |engine: &mut Engine| {
+            let why = engine.writes_nothing().filter(|_| engine.fenced.is_none())?;
+            Some(nothing_is_written(&why, engine.tier3_trouble().is_some()))
+        };
+        self.ask(waits).await.ok_or_else(ending)?.map_or(Ok(()), Err)
     }
 
     async fn write_pin(&self, series: &Series, pinned: bool, by: String) -> Result<(), ApiError> {
@@ -336,6 +342,16 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_tier3_that_failed_is_to_be_repaired() {
+        for (is_away, word) in [(true, "repair Tier-3"), (false, "has been read")] {
+            let refusal = nothing_is_written("why", is_away);
+            assert_eq!(refusal.code, ErrorCode::Unavailable);
+            assert!(refusal.what.contains("why") && refusal.action.contains(word), "{refusal:?}");
+            assert_eq!(refusal.action.contains("repair"), is_away, "{refusal:?}");
+        }
+    }
 
     #[test]
     fn a_checkpoint_is_not_removed_while_a_name_of_it_stays() {

@@ -38,7 +38,7 @@ impl Engine {
             return None;
         }
         let away = || self.tier3_trouble().map(|(_, why)| why);
-        let unread = || "Tier-3 has not been read yet".to_owned();
+        let unread = || "Tier-3 is being read, and the right to commit there is not certain yet".to_owned();
         Some(self.fenced.clone().or_else(away).unwrap_or_else(unread))
     }
 

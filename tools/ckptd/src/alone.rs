@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_control::lease::{LeaseError, LeaseTimes, StoreLease, Turn};
 use tidemark_engine::store::Store;
+use tokio::sync::Mutex;
 
 /// The folder of the signs of life, relative to the store's URL.
 const FOLDER: &str = ".tidemark/alone/";
@@ -28,6 +29,9 @@ pub(crate) const SIGN_EVERY: Duration = Duration::from_secs(7);
 
 /// Between two looks at a holder that may be dead.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long an end waits for Tier-3 to take that this daemon is gone.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A process, told apart from a later one of the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,10 +120,33 @@ fn runs(process: Process) -> bool {
     start_ticks(process.pid) == Some(process.start_ticks)
 }
 
-/// This daemon's sign of life.
+/// The sign of life that this process gave last, where it has taken a Tier-3 and not given it back. Whoever ends a start has it besides
+/// [`Alone`], which may be dropped in the middle of one.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sign(Arc<Mutex<Option<StoreLease>>>);
+
+impl Sign {
+    /// This process ends in order: nobody needs to wait. Costs one request, and 2 s at most.
+    pub(crate) async fn give_back(&self) {
+        let release = async {
+            let Some(mut lease) = self.0.lock().await.take() else { return };
+            if let Err(error) = lease.release().await {
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "the next daemon waits for this one"
+                );
+            }
+        };
+        if tokio::time::timeout(RELEASE_PATIENCE, release).await.is_err() {
+            tracing::debug!("Tier-3 does not take that this daemon is gone");
+        }
+    }
+}
+
+/// A Tier-3 that this daemon has for itself.
 #[derive(Debug)]
 pub(crate) struct Alone {
-    lease: StoreLease,
+    sign: Sign,
 }
 
 impl Alone {
@@ -130,6 +157,7 @@ impl Alone {
         keeper: Option<u32>,
         state_dir: &StateDir,
         take_over: bool,
+        sign: &Sign,
     ) -> Result<Self, Failure> {
         let ours = Holder::of_this_process(node, keeper, state_dir).map_err(Failure::failed)?;
         let text = serde_json::to_string(&ours).expect("a holder is written as JSON");
@@ -146,7 +174,10 @@ impl Alone {
             let turn = lease.try_acquire_from(Instant::now(), |holder| life(holder) == Life::Gone).await;
             let turn = turn.context("Tier-3 cannot be used").map_err(Failure::unavailable)?;
             let (holder, wait) = match turn {
-                Turn::Ours(_) => return Ok(Self { lease }),
+                Turn::Ours(_) => {
+                    *sign.0.lock().await = Some(lease);
+                    return Ok(Self { sign: sign.clone() });
+                }
                 Turn::Theirs { holder, wait, .. } => (holder, wait),
             };
             // Each sign of life begins the wait anew.
@@ -170,7 +201,9 @@ impl Alone {
 
     /// Gives a sign of life. Errors, for good: another daemon has taken this Tier-3, whose words say so.
     pub(crate) async fn renew(&mut self) -> Result<(), String> {
-        match self.lease.renew(Instant::now()).await {
+        let mut sign = self.sign.0.lock().await;
+        let Some(lease) = sign.as_mut() else { return Ok(()) };
+        match lease.renew(Instant::now()).await {
             Err(LeaseError::Lost { holder, .. }) => {
                 Err(format!("{} took this Tier-3 over; stop one of the two", shown(&holder)))
             }
@@ -184,10 +217,8 @@ impl Alone {
     }
 
     /// Ends in order: nobody needs to wait.
-    pub(crate) async fn release(mut self) {
-        if let Err(error) = self.lease.release().await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "the next daemon waits for this one");
-        }
+    pub(crate) async fn release(self) {
+        self.sign.give_back().await;
     }
 }
 
@@ -209,6 +240,7 @@ fn refusal(holder: &str, store: &str) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemark_engine::store::MemoryStore;
 
     const DAEMON: Process = Process { pid: 7, start_ticks: 70 };
     const KEEPER: Process = Process { pid: 6, start_ticks: 60 };
@@ -243,6 +275,25 @@ mod tests {
         assert_eq!(holder().life(&Holder { lock: (1, 2), ..contained }, |_| true), Life::Gone);
         let elsewhere = Holder { boot: "b1".into(), lock: (1, 2), ..ours };
         assert_eq!(holder().life(&elsewhere, |_| false), Life::Unknown, "numbers of another machine");
+    }
+
+    #[tokio::test]
+    async fn a_start_that_is_told_to_end_gives_back_what_it_took_and_nobody_elsewhere_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let state_dir = StateDir::take(&folder.path().join("state"), None).unwrap();
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let sign = Sign::default();
+        let alone = Alone::take(&store, "a", None, &state_dir, false, &sign).await.unwrap();
+        // As with the future of a start that reads Tier-3.
+        drop(alone);
+        let mut elsewhere = StoreLease::in_folder(FOLDER, Arc::clone(&store), "b".to_owned(), 2, TIMES);
+        let now = Instant::now();
+        assert!(matches!(elsewhere.try_acquire(now).await.unwrap(), Turn::Theirs { .. }));
+        sign.give_back().await;
+        assert!(matches!(elsewhere.try_acquire(now).await.unwrap(), Turn::Ours(_)));
+        // Once: what another has by now stays with it.
+        sign.give_back().await;
+        elsewhere.renew(now).await.unwrap();
     }
 
     #[test]

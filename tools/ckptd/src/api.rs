@@ -470,7 +470,7 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Commit(request)).await;
         }
-        let path = self.led(&request.place, LastLink::Followed).await?;
+        let path = self.led_to_change(&request.place, LastLink::Followed).await?;
         let what = path_text(&path);
         self.node.commit(path).await.ok_or_else(stopped)?.ok_or_else(|| not_found(&what))
     }
@@ -486,7 +486,7 @@ impl NodeApi for Daemon {
         if self.decides() == Decides::Elsewhere {
             return self.forward(Command::Pin(request)).await;
         }
-        let wanted = self.wanted(&request.checkpoint, LastLink::Followed).await?;
+        let wanted = self.wanted_to_change(&request.checkpoint, LastLink::Followed).await?;
         self.node.pin(wanted, request.pinned, request.by).await
     }
 
@@ -503,7 +503,7 @@ impl NodeApi for Daemon {
             return self.forward(Command::Undelete(request)).await;
         }
         // The name that it had: what has it now, a link or not, is in its way.
-        self.node.undelete(self.wanted(&request.checkpoint, LastLink::Kept).await?).await
+        self.node.undelete(self.wanted_to_change(&request.checkpoint, LastLink::Kept).await?).await
     }
 
     async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError> {

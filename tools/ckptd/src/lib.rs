@@ -13,6 +13,7 @@ mod ends;
 mod engine;
 mod forward;
 mod host;
+mod keeping;
 mod known;
 mod last_end;
 mod lease;

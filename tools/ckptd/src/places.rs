@@ -6,6 +6,7 @@
 //! Links are followed where a command is answered, so that on several nodes the coordinator's tree decides.
 
 use crate::api::{Daemon, stopped};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use tidemark_engine::namespace::LastLink;
 use tidemark_engine::node::Wanted;
@@ -33,6 +34,14 @@ pub(crate) fn known(place: Vec<u8>, is_known: Option<bool>) -> Result<Vec<u8>, A
     if is_known.ok_or_else(stopped)? { Ok(place) } else { Err(nothing_at(&place)) }
 }
 
+/// A place that leads to `typed` as a name, and to `written` as the text that answers write for it.
+fn means_two(place: &Place, typed: &[u8], written: &[u8]) -> ApiError {
+    let (place, written) = (OsStr::from_bytes(place.as_bytes()), OsStr::from_bytes(written));
+    let what = format!("{place:?} is a name itself, and how answers write {written:?}");
+    let action = format!("write {:?} for the first, and the name itself for the second", path_text(typed));
+    ApiError::new(ErrorCode::Usage, what, action)
+}
+
 /// A selector as a person types it.
 pub(crate) fn described(selector: &Selector) -> String {
     let text = |place: &Place| path_text(place.as_bytes());
@@ -54,17 +63,35 @@ impl Daemon {
     pub(crate) async fn led(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
         let typed = self.follow(place, last);
         let Some(unescaped) = place.unescaped() else { return typed };
-        if let Ok(path) = &typed
-            && self.node.is_meant(path.clone()).await.ok_or_else(stopped)?
-        {
-            return typed;
-        }
-        if let Ok(path) = self.follow(&unescaped, last)
-            && self.node.is_meant(path.clone()).await.ok_or_else(stopped)?
-        {
+        if let Some(path) = self.meant(place, last).await? {
             return Ok(path);
         }
-        typed
+        self.meant(&unescaped, last).await?.map_or(typed, Ok)
+    }
+
+    /// The same for a command that changes something: a place that was copied from an answer must not change another one whose name is that
+    /// text.
+    ///
+    /// # Errors
+    /// Usage, where the place means something both as it was typed and as answers write paths; as [`Daemon::led`].
+    pub(crate) async fn led_to_change(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
+        self.means_one(place, last).await?;
+        self.led(place, last).await
+    }
+
+    async fn means_one(&self, place: &Place, last: LastLink) -> Result<(), ApiError> {
+        let Some(unescaped) = place.unescaped() else { return Ok(()) };
+        match (self.meant(place, last).await?, self.meant(&unescaped, last).await?) {
+            (Some(typed), Some(written)) if typed != written => Err(means_two(place, &typed, &written)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where a place leads, if that means something.
+    async fn meant(&self, place: &Place, last: LastLink) -> Result<Option<Vec<u8>>, ApiError> {
+        let Ok(path) = self.follow(place, last) else { return Ok(None) };
+        let is_meant = self.node.is_meant(path.clone()).await.ok_or_else(stopped)?;
+        Ok(is_meant.then_some(path))
     }
 
     fn follow(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
@@ -94,12 +121,31 @@ impl Daemon {
         })
     }
 
+    /// The same for a command that changes something.
+    ///
+    /// # Errors
+    /// As [`Daemon::led_to_change`].
+    pub(crate) async fn wanted_to_change(
+        &self,
+        selector: &Selector,
+        last: LastLink,
+    ) -> Result<Wanted, ApiError> {
+        match selector {
+            Selector::LatestOf(run) | Selector::StepOf(run, _) => {
+                self.means_one(run, LastLink::Followed).await?;
+            }
+            Selector::At(place) => self.means_one(place, last).await?,
+            Selector::Latest | Selector::Step(_) => {}
+        }
+        self.wanted(selector, last).await
+    }
+
     /// What is to be removed for good. A link is never taken for what it leads to: somebody who removes a link means the link.
     ///
     /// # Errors
-    /// It is a link; as [`Daemon::led`].
+    /// It is a link; as [`Daemon::led_to_change`].
     pub(crate) async fn wanted_to_remove(&self, selector: &Selector) -> Result<Wanted, ApiError> {
-        let wanted = self.wanted(selector, LastLink::Kept).await?;
+        let wanted = self.wanted_to_change(selector, LastLink::Kept).await?;
         if let Wanted::Path(path) = &wanted
             && let Some(target) = self.node.shared().namespace.link_at(path)
         {
@@ -125,5 +171,19 @@ impl Daemon {
                 found.ok_or_else(|| not_found(&described(selector)))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_means_two_names_both_and_how_each_is_written() {
+        let place = Place::relative(b"run/a%25").unwrap();
+        let refusal = means_two(&place, b"run/a%25", b"run/a%");
+        assert_eq!(refusal.code, ErrorCode::Usage);
+        assert!(refusal.what.contains("\"run/a%25\"") && refusal.what.contains("\"run/a%\""), "{refusal}");
+        assert!(refusal.action.contains("\"run/a%2525\""), "{refusal}");
     }
 }

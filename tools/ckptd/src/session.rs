@@ -4,6 +4,7 @@
 //!
 //! The record is handed over last: without it, what else is found is of a start that never came to serve.
 
+use crate::base::OwnMemory;
 use anyhow::{Context, bail};
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
@@ -106,9 +107,11 @@ pub(crate) struct Serving<'a> {
     pub(crate) http: &'a str,
     pub(crate) mounted: &'a tidemark_fuse::Mounted,
     pub(crate) mounts: &'a KeptMounts,
+    /// Memory that the next daemon goes on with as soon as the keeper has the record.
+    pub(crate) memory: &'a OwnMemory,
 }
 
-/// Hands everything over.
+/// Hands everything over. Memory is kept from the record on, however this ends: the keeper may have that although nobody heard so.
 pub(crate) fn hand_over(keeper: &Keeper, serving: &Serving<'_>) -> anyhow::Result<()> {
     let mounts = serving.mounts;
     keeper.put(names::FILES, mounts.files.as_fd())?;
@@ -145,6 +148,8 @@ pub(crate) fn hand_over(keeper: &Keeper, serving: &Serving<'_>) -> anyhow::Resul
             init_answer: mount.init.answer.clone(),
         }),
     };
+    // Before the record: a next daemon that finds one whole finds the memory, too.
+    serving.memory.keep();
     put(keeper, &record)?;
     keeper.mounted(&mount.path)?;
     Ok(())

@@ -3,19 +3,21 @@
 //! Owns: the tries, and what follows from each for the loop, for cold files and for other nodes. Does not own: what a try is
 //! (`tier3`), reading Tier-3 (the engine), the order of a start (`up`).
 //!
-//! A Tier-3 that can be read and takes nothing, since it is full or read-only, is read meanwhile. Its store lets no write through before
-//! the right to commit is certain.
+//! A Tier-3 that can be read is read meanwhile: where it takes nothing, since it is full or read-only, and where the right to commit takes
+//! long. Its store lets no write through before that right is certain.
 
+use crate::alone::Sign;
 use crate::api::Daemon;
 use crate::host::DaemonHost;
 use crate::tier3::{Opener, Right, waited_for};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemark_engine::node::{Names, Node, Recovered, Shared, look, recover};
 use tidemark_engine::store::LaterStore;
 use tidemark_protocol::id::Epoch;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
 /// Between two tries.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
@@ -28,7 +30,12 @@ const SAID_EVERY: Duration = Duration::from_secs(10);
 const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Why nothing is written before the first try has ended.
-pub(crate) const UNANSWERED: &str = "it has not answered since this daemon began";
+pub(crate) const BEGUN: &str = "it is being read, and the right to commit there is not certain yet";
+
+/// A Tier-3 that has neither given the right nor been read for so long is told as away, although nothing has failed. One that is healthy
+/// gives it sooner: another's lease is waited for 30 s, its signs of life for 25 s. By then opens of cold files fail, too.
+const SILENT_AFTER: Duration = Duration::from_secs(60);
+const UNANSWERED: &str = "it has not answered since this daemon began";
 
 /// What the loop has not looked at yet: three at most follow each other at once.
 const UNHEARD_MAX: usize = 4;
@@ -62,11 +69,13 @@ pub(crate) enum Claim {
 #[derive(Debug)]
 pub(crate) struct TakingUp {
     told: mpsc::Receiver<Told>,
-    /// Why it may not be written to, as far as that was told.
-    why: String,
+    /// Why it may not be written to. None: no try has failed.
+    why: Option<String>,
     /// What is committed was told.
     is_read: bool,
     tries: JoinHandle<()>,
+    /// What the tries have taken, if they have.
+    sign: Sign,
 }
 
 /// The task that tries.
@@ -78,15 +87,16 @@ struct Tries {
     /// When the log was told why the last try failed.
     said: Option<Instant>,
     /// What is committed was told.
-    is_read: bool,
+    is_read: AtomicBool,
 }
 
 impl TakingUp {
     /// `store` holds writes back, and is the one that `shared` has.
     pub(crate) fn begin(store: Arc<LaterStore>, opener: Opener, shared: Arc<Shared>) -> Self {
         let (tell, told) = mpsc::channel(UNHEARD_MAX);
-        let tries = Tries { store, opener, shared, tell, said: None, is_read: false };
-        Self { told, why: UNANSWERED.to_owned(), is_read: false, tries: tokio::spawn(tries.run()) }
+        let sign = opener.sign.clone();
+        let tries = Tries { store, opener, shared, tell, said: None, is_read: AtomicBool::new(false) };
+        Self { told, why: None, is_read: false, tries: tokio::spawn(tries.run()), sign }
     }
 
     /// Waits for the first try, for [`FIRST_PATIENCE`] at most.
@@ -103,15 +113,17 @@ impl TakingUp {
                     return Err(recovered);
                 }
                 // What can be read all the same comes next.
-                Told::Away(why) => self.why = why,
+                Told::Away(why) => self.why = Some(why),
             }
         }
         Err(Box::new(Recovered::names_only()))
     }
 
-    /// Says in the status of a node that does not have the right why that is so.
+    /// Says in the status of a node why it does not have the right, where a try has failed.
     pub(crate) async fn say_why(&self, node: &Node) {
-        node.tier3_is_not_taken_up(self.why.clone()).await;
+        if let Some(why) = &self.why {
+            node.tier3_is_not_taken_up(why.clone()).await;
+        }
     }
 
     /// Has the node decide as soon as it has the right, which is held until `ending`. `begin`: what waits for the right besides.
@@ -128,7 +140,12 @@ impl TakingUp {
         let Taken { right, recovered } = tokio::select! {
             taken = self.until_taken(&daemon.node, &host) => taken,
             // An error means that the sender is gone, which is the end, too.
-            _ = &mut ending => return,
+            _ = &mut ending => {
+                // The right may have been taken while Tier-3 is still being read. From here on they take nothing more.
+                self.tries.abort();
+                let _ = (&mut self.tries).await;
+                return self.sign.give_back().await;
+            }
         };
         begin(right.epoch);
         daemon.node.decide_from_now_on(recovered).await;
@@ -137,8 +154,8 @@ impl TakingUp {
     }
 
     async fn until_taken(&mut self, node: &Node, host: &DaemonHost) -> Taken {
-        loop {
-            match self.told.recv().await.expect("the tries end when they have succeeded") {
+        while let Some(told) = self.told.recv().await {
+            match told {
                 Told::Away(why) => node.tier3_is_not_taken_up(why).await,
                 Told::Committed(recovered) => {
                     node.decide_from_now_on(*recovered).await;
@@ -146,6 +163,12 @@ impl TakingUp {
                 }
                 Told::Taken(taken) => return *taken,
             }
+        }
+        // They end without success only where they panic, which this task is to end with: nobody else would commit.
+        match (&mut self.tries).await.map_err(JoinError::try_into_panic) {
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            // The runtime ends, and this task with it.
+            Ok(()) | Err(Err(_)) => std::future::pending().await,
         }
     }
 }
@@ -160,7 +183,7 @@ impl Tries {
     async fn run(mut self) {
         let url = self.opener.settings.tier3.url.clone();
         let right = loop {
-            match waited_for(&url, self.take()).await {
+            match waited_for(&url, self.beside_a_look(self.take())).await {
                 Ok(right) => break right,
                 Err(why) => self.is_away(why).await,
             }
@@ -173,6 +196,28 @@ impl Tries {
         };
         // A start that ends meanwhile needs neither.
         let _ = self.tell.send(Told::Taken(Box::new(Taken { right, recovered }))).await;
+    }
+
+    /// Waits for `take`. Where a start does not wait that long, what is committed is read and told meanwhile, once.
+    async fn beside_a_look<T>(&self, take: impl Future<Output = T>) -> T {
+        let mut take = std::pin::pin!(take);
+        if let Ok(done) = tokio::time::timeout(FIRST_PATIENCE, take.as_mut()).await {
+            return done;
+        }
+        if !self.is_read.load(Ordering::Acquire) {
+            let mut looks = std::pin::pin!(self.look());
+            let mut is_told = false;
+            loop {
+                tokio::select! {
+                    biased;
+                    done = take.as_mut() => return done,
+                    () = looks.as_mut() => break,
+                    () = tokio::time::sleep(SILENT_AFTER), if !is_told => is_told = true,
+                }
+                self.tell_away(UNANSWERED.to_owned()).await;
+            }
+        }
+        take.await
     }
 
     /// From here on writes are of the epoch that was raised.
@@ -191,21 +236,30 @@ impl Tries {
             tracing::warn!(%why, "memory is served, and Tier-3 is tried again");
             self.said = Some(Instant::now());
         }
+        self.tell_away(why).await;
+        if !self.is_read.load(Ordering::Acquire) {
+            self.look().await;
+        }
+        tokio::time::sleep(TRY_AGAIN).await;
+    }
+
+    async fn tell_away(&self, why: String) {
         self.store.say_why(&why);
         // Nobody listens where the start ends, and these tries with it.
         let _ = self.tell.send(Told::Away(why)).await;
-        if !self.is_read {
-            match look(&self.shared).await {
-                Ok(recovered) => {
-                    self.is_read = true;
-                    tracing::info!("Tier-3 can be read: what is committed there is served");
-                    let _ = self.tell.send(Told::Committed(Box::new(recovered))).await;
-                }
-                Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "nor can it be read");
-                }
+    }
+
+    /// Reads what is committed, and tells it where it can be read.
+    async fn look(&self) {
+        match look(&self.shared).await {
+            Ok(recovered) => {
+                tracing::info!("Tier-3 can be read: what is committed there is served");
+                let _ = self.tell.send(Told::Committed(Box::new(recovered))).await;
+                self.is_read.store(true, Ordering::Release);
+            }
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "it cannot be read");
             }
         }
-        tokio::time::sleep(TRY_AGAIN).await;
     }
 }

@@ -3,7 +3,7 @@
 //! Owns: the order of opening, probing and fencing, and what each failure means for the exit code. Does not own: stores
 //! (engine), leases (`lease`), a daemon that serves before it has the right (`taking_up`).
 
-use crate::alone::Alone;
+use crate::alone::{Alone, Sign};
 use crate::api::Daemon;
 use crate::cli::Failure;
 use crate::lease::Lease;
@@ -45,6 +45,8 @@ pub(crate) struct Opener {
     pub(crate) keeper: Option<u32>,
     /// A daemon that holds this Tier-3 is superseded.
     pub(crate) take_over: bool,
+    /// What it takes besides: whoever ends it gives that back.
+    pub(crate) sign: Sign,
 }
 
 /// Says what is waited for where `work` takes long, and again and again.
@@ -99,13 +101,13 @@ impl Tier3 {
 impl Opener {
     /// Probes an open store, and takes the right to commit there. Nothing of this node is there before it has the right.
     pub(crate) async fn take(&self, store: &Arc<dyn Store>) -> Result<(Probe, Right), Failure> {
-        let Self { settings, state_dir, name, keeper, take_over } = self;
+        let Self { settings, state_dir, name, keeper, take_over, sign } = self;
         let probe = store::probe(store.as_ref()).await.map_err(unusable)?;
         // A lease in Tier-3 says by itself who has it.
         let alone = if settings.node.lease.as_deref() == Some("tier3") {
             None
         } else {
-            Some(Alone::take(store, name, *keeper, state_dir, *take_over).await?)
+            Some(Alone::take(store, name, *keeper, state_dir, *take_over, sign).await?)
         };
         let lease = Lease::take(settings, state_dir, store, name).await.map_err(Failure::unavailable)?;
         let epoch = lease.epoch();

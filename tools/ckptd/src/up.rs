@@ -6,6 +6,7 @@
 //! A first start looks at Tier-3 first: when it is away nothing has been mounted and no memory has been touched. A start
 //! over a live mount serves first: programs wait for it, and what they wait for is in memory.
 
+use crate::alone::Sign;
 use crate::api::Daemon;
 use crate::attributes::Attributes;
 use crate::base::{Base, OwnMemory};
@@ -15,6 +16,7 @@ use crate::drain::drain;
 use crate::ends::{as_usual, before_others, cores, ended, keeper_gone, keeper_pid, unmount};
 use crate::engine;
 use crate::host::DaemonHost;
+use crate::keeping::Keeping;
 use crate::last_end::LastEnd;
 use crate::let_in::let_in;
 use crate::memory;
@@ -23,7 +25,7 @@ use crate::publish::{publish, publish_on};
 use crate::seat;
 use crate::session::{self, Found, Serving};
 use crate::state_dir::StateDir;
-use crate::taking_up::{Claim, Taken, TakingUp, UNANSWERED};
+use crate::taking_up::{BEGUN, Claim, Taken, TakingUp};
 use crate::tier3::{Opener, Tier3, waited_for};
 use anyhow::Context;
 use std::io::Write;
@@ -50,9 +52,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// How often this process looks after what others may take away from it, and gives its keeper a life sign.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
-/// How long the end waits for Tier-3 to take that this daemon is gone.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
-
 /// What a start is given.
 #[derive(Debug)]
 struct Start<'a> {
@@ -69,6 +68,7 @@ struct Start<'a> {
     etcd: Option<EtcdAccess>,
     take_over: bool,
     memory: OwnMemory,
+    sign: Sign,
 }
 
 /// How a start came to serve.
@@ -153,6 +153,7 @@ pub(crate) async fn up(
         role,
         take_over: up.take_over,
         memory: OwnMemory::default(),
+        sign: Sign::default(),
     };
     check_certificates(&settings, &start.role, start.name.as_str()).map_err(Failure::usage)?;
     descriptors::raise_limit().map_err(Failure::failed)?;
@@ -164,6 +165,7 @@ pub(crate) async fn up(
                 () = signals.told_to_end(&mut gone) => {
                     tracing::warn!("told to end before it served: nothing was mounted");
                     start.say_the_end();
+                    start.sign.give_back().await;
                     return Ok(true);
                 }
             };
@@ -191,6 +193,7 @@ pub(crate) async fn up(
                     "told to end, and Tier-3 did not answer: what was not there is lost"
                 );
                 start.say_the_end();
+                start.sign.give_back().await;
                 return Ok(false);
             };
             let told = told.load(Ordering::Acquire);
@@ -238,6 +241,7 @@ impl Start<'_> {
             name: self.name.to_string(),
             keeper: keeper_pid(self.keeper),
             take_over,
+            sign: self.sign.clone(),
         }
     }
 
@@ -295,7 +299,7 @@ impl Start<'_> {
         reach(StepPoint::ResumeAfterServing);
         let (shared, recovered, claim) = match self.role {
             Role::Alone | Role::Coordinator => {
-                let store = LaterStore::held(&self.settings.tier3.url, UNANSWERED);
+                let store = LaterStore::held(&self.settings.tier3.url, BEGUN);
                 let tier3 = Tier3::unknown(Arc::clone(&store) as Arc<_>);
                 let shared = self.shared(&base, &tier3, peers.as_ref())?;
                 // What it took over at its first start is its own, or another's by now.
@@ -448,10 +452,10 @@ impl Start<'_> {
         let (end_lease, lease_ends) = tokio::sync::oneshot::channel::<()>();
         let candidate = peers.as_ref().and_then(|peers| peers.candidate(&daemon, self.etcd.clone()));
         let mut keeping = match (candidate, claim) {
-            (Some(candidate), _) => tokio::spawn(candidate.run()),
-            (None, Claim::Has(right)) => tokio::spawn(right.keep(Arc::clone(&daemon), lease_ends)),
+            (Some(candidate), _) => Keeping::of(candidate.run()),
+            (None, Claim::Has(right)) => Keeping::of(right.keep(Arc::clone(&daemon), lease_ends)),
             (None, Claim::Later(taking_up)) => {
-                tokio::spawn(taking_up.follow(Arc::clone(&daemon), Arc::clone(&host), begin, lease_ends))
+                Keeping::of(taking_up.follow(Arc::clone(&daemon), Arc::clone(&host), begin, lease_ends))
             }
         };
         if let Some(peers) = peers.as_ref().filter(|_| began.first) {
@@ -460,6 +464,7 @@ impl Start<'_> {
                 () = signals.told_to_end(&mut gone) => {
                     tracing::warn!("told to end before a coordinator let this node in: nothing was mounted");
                     self.say_the_end();
+                    self.sign.give_back().await;
                     return Ok(true);
                 }
             }
@@ -507,6 +512,7 @@ impl Start<'_> {
                 daemon.troubles.mount_is_gone();
                 tracing::warn!("the mount was taken away from outside: what was saved is drained, then this daemon ends");
             }
+            failure = keeping.failed() => return Err(self.leave(&mounted, failure)),
             never = &mut watching => match never {},
         }
 
@@ -517,6 +523,7 @@ impl Start<'_> {
                 tracing::warn!("a second SIGTERM: ending at once");
                 false
             }
+            failure = keeping.failed() => return Err(self.leave(&mounted, failure)),
             never = &mut watching => match never {},
         };
         // However the drain ended: what is closed from now on would be lost, and no program is to believe otherwise.
@@ -530,9 +537,7 @@ impl Start<'_> {
         daemon.node.stop();
         // Its receiver is gone where the lease was lost, or is a candidate's, which ends by itself.
         let _ = end_lease.send(());
-        if tokio::time::timeout(RELEASE_PATIENCE, &mut keeping).await.is_err() {
-            keeping.abort();
-        }
+        keeping.end().await;
         publishing.abort();
         // The receiver is gone only when the server has ended by itself.
         let _ = end_server.send(());
@@ -604,6 +609,14 @@ impl Start<'_> {
         }
     }
 
+    /// This process ends, and the next daemon goes on with the mount, which is taken away with the last reference to it.
+    fn leave(&self, mounted: &Arc<Mounted>, failure: Failure) -> Failure {
+        if !matches!(self.keeper, Keeper::Nobody) {
+            std::mem::forget(Arc::clone(mounted));
+        }
+        failure
+    }
+
     async fn mount(&self, base: &Base, host: &Arc<DaemonHost>) -> Result<Mounted, Failure> {
         let wanted = MountSettings {
             mountpoint: self.mountpoint.to_owned(),
@@ -634,12 +647,11 @@ impl Start<'_> {
             http: &daemon.http,
             mounted,
             mounts: &mounts,
+            memory: &self.memory,
         };
         session::hand_over(self.keeper, &serving)
             .context("the keeper cannot be given what it is to keep")
-            .map_err(Failure::failed)?;
-        self.memory.keep();
-        Ok(())
+            .map_err(Failure::failed)
     }
 }
 

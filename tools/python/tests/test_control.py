@@ -59,6 +59,19 @@ def test_a_path_is_read_as_the_daemon_writes_it() -> None:
     assert _control._path("run/100%25/a%FF.pt") == os.fsdecode(b"run/100%/a\xff.pt")
 
 
+def test_a_checkpoint_is_found_by_the_texts_of_newer_and_older_daemons() -> None:
+    def found(name: str, *texts: str, there: tuple[str, ...] = ()) -> str | None:
+        entry = _control._entry_of(name, [{"path": text} for text in texts], there.__contains__)
+        return None if entry is None else entry["path"]
+
+    assert found("run/a%41", "run/aA", "run/a%2541") == "run/a%2541"
+    assert found("run/a%41", "run/aA", "run/a%41") == "run/a%41"
+    assert found("run/100%", "run/100%") == "run/100%"
+    assert found("run/a%25", "run/a%25") == "run/a%25"
+    # It is another's, which a newer daemon writes so.
+    assert found("run/a%25", "run/a%25", there=("run/a%",)) is None
+
+
 def test_the_mount_table_is_read_with_its_escapes() -> None:
     line = "47 27 0:43 / /a\\040b rw,nosuid - fuse.tidemark tidemark rw,user_id=0"
     assert _mount._parse(line) == (os.makedev(0, 43), "/", "/a b")

@@ -40,7 +40,8 @@ use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
 /// Text for people and JSON from the bytes of a path, as [`RelPath`](crate::path::RelPath) is written: two paths never have the same
-/// text, and whoever types it means the path (see [`Place::unescaped`](crate::selector::Place::unescaped)).
+/// text. Commands take it for the path (see [`Place::unescaped`](crate::selector::Place::unescaped)), unless another path has that text as
+/// its name: those that only read then take that one, and those that change something refuse.
 #[must_use]
 pub fn path_text(path: &[u8]) -> String {
     crate::path::escape(path)

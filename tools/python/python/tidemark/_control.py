@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -123,7 +124,8 @@ def status(path: str | os.PathLike[str]) -> Status:
     copies = _attribute(path, "copies") or ""
     found = None
     if name is not None:
-        found = next((listed for listed in _listed(mount) if listed.path == name), None)
+        entry = _entry_of(name, _entries(mount), lambda other: os.path.lexists(os.path.join(mount, other)))
+        found = None if entry is None else _checkpoint(mount, entry, name)
     return Status(
         path=path,
         mount=mount,
@@ -181,10 +183,27 @@ def _attribute(path: str, name: str) -> str | None:
 
 
 def _listed(mount: str) -> list[Checkpoint]:
+    return [_checkpoint(mount, entry, _path(entry["path"])) for entry in _entries(mount)]
+
+
+def _entries(mount: str) -> list[dict[str, Any]]:
     with open(os.path.join(mount, _CONTROL, _CHECKPOINTS), "rb") as file:
         content = file.read()
     # A daemon that has just begun has an empty file.
-    return [_checkpoint(mount, entry) for entry in json.loads(content or b"[]")]
+    entries: list[dict[str, Any]] = json.loads(content or b"[]")
+    return entries
+
+
+def _entry_of(name: str, entries: list[dict[str, Any]], is_there: Callable[[str], bool]) -> dict[str, Any] | None:
+    """The entry of the checkpoint with the path ``name``.
+
+    An older daemon writes ``%`` in paths as it is. Its text is taken only where no other file has the path that a newer one means by
+    it: what is committed of another checkpoint says nothing of this one.
+    """
+    for entry in entries:
+        if _path(entry["path"]) == name:
+            return entry
+    return next((entry for entry in entries if entry["path"] == name and not is_there(_path(name))), None)
 
 
 def _path(text: str) -> str:
@@ -192,11 +211,11 @@ def _path(text: str) -> str:
     return unquote(text, "utf-8", "surrogateescape")
 
 
-def _checkpoint(mount: str, entry: dict[str, Any]) -> Checkpoint:
+def _checkpoint(mount: str, entry: dict[str, Any], path: str) -> Checkpoint:
     copies = entry["copies"]
     return Checkpoint(
         mount=mount,
-        path=_path(entry["path"]),
+        path=path,
         run=entry["run"],
         step=entry["step"],
         timeline=entry["timeline"],
