@@ -535,6 +535,8 @@ fn what_was_made_keeps_its_name(before_it_is_back: impl Fn(&Cluster)) {
     let [first, other, away] = [0, 1, 2].map(|node| cluster.mount(node).join("run"));
     fs::create_dir(&away).expect("the node answers");
     fs::write(away.join("early"), b"early").expect("the node answers");
+    // Whoever looks has it told.
+    assert_eq!(fs::read(first.join("early")).expect("the node answers"), b"early");
     let cuts = [0, 1].map(|node| cluster.nodes[node].host().partition(cluster.nodes[2].host()));
     let stands = |wanted: &str| {
         let found = process::until(LIMIT, || {
