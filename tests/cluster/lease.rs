@@ -199,7 +199,7 @@ async fn while_etcd_is_stopped_the_holder_decides_to_the_end_of_its_term_and_no_
             }
         }
     };
-    etcd.signal(Signal::STOP);
+    etcd.stop();
     let error = lease.renew(Instant::now()).await.expect_err("etcd is stopped");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     // Asked of moments, and not looked at while they pass: a busy machine looks late.

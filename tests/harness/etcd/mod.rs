@@ -5,7 +5,7 @@
 
 pub mod guard;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -143,6 +143,14 @@ impl Etcd {
 
     pub fn signal(&self, signal: Signal) {
         process::signal(self.child.id(), signal);
+    }
+
+    /// SIGSTOP, once it holds: a signal takes effect a moment after it was sent.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let stopped = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")).then_some(());
+        process::until(ANSWER_LIMIT, stopped).expect("etcd stops");
     }
 
     /// SIGKILL, and a new process on the same ports and data.

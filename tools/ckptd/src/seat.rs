@@ -383,56 +383,67 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
     let mut members: Option<(Arc<Catalog>, watch::Receiver<u64>)> = None;
     let mut store_at = tokio::time::Instant::now();
     loop {
-        let waits = members.is_none();
-        let doubting = members.as_ref().map(|(catalog, _)| Arc::clone(catalog));
-        let doubted = async {
-            match doubting {
-                Some(catalog) => catalog.doubted().await,
-                None => std::future::pending().await,
-            }
-        };
-        let changed = async {
-            match &mut members {
-                Some((_, members)) => {
-                    tokio::time::sleep_until(store_at).await;
-                    members.changed().await.is_ok()
+        let until = lease.until();
+        let turn = async {
+            let waits = members.is_none();
+            let doubting = members.as_ref().map(|(catalog, _)| Arc::clone(catalog));
+            let doubted = async {
+                match doubting {
+                    Some(catalog) => catalog.doubted().await,
+                    None => std::future::pending().await,
                 }
-                None => std::future::pending().await,
-            }
-        };
-        let result = tokio::select! {
-            _ = renewal.tick() => lease.renew(Instant::now()).await.map(drop),
-            // A node that follows another is no proof; etcd is.
-            () = doubted => {
-                let renewed = lease.renew(Instant::now()).await.map(drop);
-                // Such a node may come again and again. A lease that is lost is left at once.
-                if lease.epoch(Instant::now()).is_some() {
-                    tokio::time::sleep(DOUBT_PAUSE).await;
-                }
-                renewed
-            }
-            Ok(catalog) = &mut coming, if waits => {
-                let mut stored = catalog.watch_stored();
-                stored.mark_changed();
-                members = Some((catalog, stored));
-                Ok(())
-            }
-            true = changed => {
-                let (catalog, stored) = members.as_mut().expect("it changed");
-                stored.mark_unchanged();
-                let list = serde_json::to_vec(&catalog.stored()).expect("a list is written as JSON");
-                let written = lease.write_members(&list).await;
-                match &written {
-                    // It does not become smaller by itself.
-                    Ok(()) | Err(LeaseError::MembersTooLarge { .. }) => {}
-                    // There may be no next change for long, and a successor begins with what is stored.
-                    Err(_) => {
-                        stored.mark_changed();
-                        store_at = tokio::time::Instant::now() + STORE_AGAIN;
+            };
+            let changed = async {
+                match &mut members {
+                    Some((_, members)) => {
+                        tokio::time::sleep_until(store_at).await;
+                        members.changed().await.is_ok()
                     }
+                    None => std::future::pending().await,
                 }
-                written
+            };
+            tokio::select! {
+                _ = renewal.tick() => lease.renew(Instant::now()).await.map(drop),
+                // A node that follows another is no proof; etcd is.
+                () = doubted => {
+                    let renewed = lease.renew(Instant::now()).await.map(drop);
+                    // Such a node may come again and again. A lease that is lost is left at once.
+                    if lease.epoch(Instant::now()).is_some() {
+                        tokio::time::sleep(DOUBT_PAUSE).await;
+                    }
+                    renewed
+                }
+                Ok(catalog) = &mut coming, if waits => {
+                    let mut stored = catalog.watch_stored();
+                    stored.mark_changed();
+                    members = Some((catalog, stored));
+                    Ok(())
+                }
+                true = changed => {
+                    let (catalog, stored) = members.as_mut().expect("it changed");
+                    stored.mark_unchanged();
+                    let list = serde_json::to_vec(&catalog.stored()).expect("a list is written as JSON");
+                    let written = lease.write_members(&list).await;
+                    match &written {
+                        // It does not become smaller by itself.
+                        Ok(()) | Err(LeaseError::MembersTooLarge { .. }) => {}
+                        // There may be no next change for long, and a successor begins with what is stored.
+                        Err(_) => {
+                            stored.mark_changed();
+                            store_at = tokio::time::Instant::now() + STORE_AGAIN;
+                        }
+                    }
+                    written
+                }
             }
+        };
+        // A request that is under way does not make the term longer.
+        let result = match until {
+            Some(until) => match tokio::time::timeout_at(until.into(), turn).await {
+                Ok(result) => result,
+                Err(_) => return "etcd did not answer before the term was over".to_owned(),
+            },
+            None => return "the term is over".to_owned(),
         };
         if let Err(error) = result {
             tracing::warn!(

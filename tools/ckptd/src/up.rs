@@ -550,7 +550,7 @@ impl Start<'_> {
 
     /// Looks after what may be taken away from under a daemon, and says that its loop turns; also while it drains.
     async fn watch(&self, daemon: &Daemon, mounted: &Arc<Mounted>) -> std::convert::Infallible {
-        let mut answered = 0;
+        let (mut answered, mut missed) = (0, false);
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
             // One of the two is enough: a loop that looks at very many files for long holds no program up.
@@ -563,7 +563,9 @@ impl Start<'_> {
             let (state_dir, looked_at) = (self.state_dir.clone(), Arc::clone(mounted));
             let looks = tokio::task::spawn_blocking(move || (looked_at.is_there(), state_dir.is_there()));
             let (mount_there, state_dir_there) = looks.await.expect("looking does not panic");
-            if !mount_there && daemon.troubles.mount_is_gone() {
+            // The table of mounts changes while it is read, and one look may miss ours.
+            let missed_before = std::mem::replace(&mut missed, !mount_there);
+            if missed && missed_before && daemon.troubles.mount_is_gone() {
                 let path = mounted.path().display();
                 tracing::error!(%path, "the mount is not at its place any more; what is open below it goes on");
             }

@@ -80,6 +80,12 @@ impl EtcdLease {
         self.held.filter(|held| now < held.until).map(|held| held.epoch)
     }
 
+    /// When the term ends, as far as it is renewed; none where it is not held.
+    #[must_use]
+    pub fn until(&self) -> Option<Instant> {
+        self.held.map(|held| held.until)
+    }
+
     /// Who has the lease, and which epoch that is; none while nobody has. Costs a read.
     pub async fn holder(&self) -> Result<Option<(String, Epoch)>, LeaseError> {
         let key = self.client.place().key(LEASE_KEY);
