@@ -6,6 +6,7 @@ use crate::{pattern, start};
 use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use tidemark_tests::daemon::is_mounted;
@@ -31,6 +32,27 @@ fn a_handle_closed_while_the_daemon_is_away_is_closed_and_not_cut() {
         assert_eq!(daemon.checkpoint("run/step1.pt").expect("it is listed")["state"], "committed");
         assert!(fs::read(&path).unwrap() == bytes);
     }
+}
+
+/// Goal: the address of commands that somebody took while no daemon served costs no mount. Method: the keeper stands still meanwhile.
+#[test]
+fn an_address_that_somebody_took_costs_no_mount() {
+    let Some(daemon) = start("256MiB") else { return };
+    let path = daemon.mount().join("file");
+    let open = File::create(&path).unwrap();
+    process::signal(daemon.keeper_pid(), Signal::STOP);
+    let dead = daemon.kill_serving();
+    let http = &daemon.ready().http;
+    let taken = process::until(LIMIT, || TcpListener::bind(http).ok())
+        .expect("the daemon is dead, and its address free");
+    process::signal(daemon.keeper_pid(), Signal::CONT);
+    daemon.wait_for_next(dead);
+    assert!(daemon.log().contains("another port is taken"), "{}", daemon.log_tail());
+    drop(taken);
+    open.write_all_at(b"goes on", 0).unwrap();
+    drop(open);
+    assert_eq!(fs::read(&path).unwrap(), b"goes on");
+    assert_eq!(daemon.ctl_json(&["status"])["problems"], serde_json::json!([]));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! Owns: putting their answers together. Does not own: the answers of the loop (engine), transport (control).
 
+use crate::cli::Failure;
 use crate::descriptors;
 use crate::doctor::{check, of_machine};
 use crate::forward::{Command, Decides};
@@ -13,6 +14,7 @@ use crate::told::{LastTold, line_of};
 use crate::troubles::Troubles;
 use async_trait::async_trait;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -21,6 +23,7 @@ use tidemark_control::api::{
     ListRequest, NodeApi, PinRequest, PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest,
     ShowRequest, UndeleteRequest, VerifyRequest, WhyRequest,
 };
+use tidemark_control::server::Server;
 use tidemark_engine::cluster::{Authority, Seat};
 use tidemark_engine::namespace::{HIDDEN, LastLink};
 use tidemark_engine::node::{Identity, Node};
@@ -571,5 +574,17 @@ impl NodeApi for Daemon {
 
     fn concerns(&self) -> Vec<String> {
         self.told.problems(Instant::now()).iter().map(line_of).collect()
+    }
+}
+/// Binds where commands come. An address that somebody took while no daemon served costs no mount: unless this daemon is the `first`, another
+/// port is taken then.
+pub(crate) async fn bind(socket: &Path, http: SocketAddr, first: bool) -> Result<Server, Failure> {
+    let failed = |error| Failure::failed(anyhow::Error::new(error).context("commands cannot be served"));
+    match Server::bind(socket, http).await {
+        Err(error) if !first => {
+            tracing::warn!(%http, %error, "another port is taken, and status says which");
+            Server::bind(socket, SocketAddr::new(http.ip(), 0)).await.map_err(failed)
+        }
+        server => server.map_err(failed),
     }
 }

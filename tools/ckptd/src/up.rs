@@ -37,7 +37,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemark_control::api::NodeApi;
 use tidemark_control::lease::EtcdAccess;
-use tidemark_control::server::Server;
 use tidemark_engine::namespace::Caller;
 use tidemark_engine::node::{Names, Node, Recovered, Shared, recover};
 use tidemark_engine::settings::{MountMode, Settings};
@@ -197,7 +196,14 @@ pub(crate) async fn up(
                 return Ok(false);
             };
             let told = told.load(Ordering::Acquire);
-            start.serve(serves, Began { first: false, told_to_end: told }, signals, gone).await
+            let taken = serves.mounted.clone();
+            let began = Began { first: false, told_to_end: told };
+            let served = start.serve(serves, began, signals, gone).await;
+            // Whatever this daemon fails at, the mount stays for the next one.
+            served.map_err(|failure| match &taken {
+                Some(taken) => start.leave(taken, failure),
+                None => failure,
+            })
         }
     }
 }
@@ -370,10 +376,7 @@ impl Start<'_> {
     ) -> Result<bool, Failure> {
         let Serves { base, claim, host, shared, node, peers, mounted } = serves;
         let peers = peers.map(Arc::new);
-        let server = Server::bind(&self.state_dir.socket(), self.http)
-            .await
-            .context("commands cannot be served")
-            .map_err(Failure::failed)?;
+        let server = crate::api::bind(&self.state_dir.socket(), self.http, began.first).await?;
         // A node that is alone keeps its address, too, so that nobody else is taken for it.
         let (listener, listen) = match &peers {
             Some(peers) => (None, peers.local_address()),
