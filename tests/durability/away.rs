@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -61,6 +61,18 @@ fn save_steps(daemon: &Daemon, steps: std::ops::RangeInclusive<u64>) {
     for step in steps {
         save(daemon, &path(step), &bytes(step));
     }
+}
+
+/// A daemon with two steps that only Tier-3 has, whose directory was moved: where it belongs, and where it is.
+fn cold_with_tier3_aside() -> Option<(Daemon, [PathBuf; 2])> {
+    let mut daemon = start(options("256MiB", CONFIG))?;
+    save_steps(&daemon, 1..=2);
+    daemon.flush();
+    daemon.stop();
+    daemon.start_again();
+    let (here, aside) = (daemon.tier3_dir(), daemon.scratch("aside").join("tier3"));
+    fs::rename(&here, &aside).unwrap();
+    Some((daemon, [here, aside]))
 }
 
 fn assert_all_come_back(mut daemon: Daemon, steps: std::ops::RangeInclusive<u64>) {
@@ -130,13 +142,7 @@ fn a_page_of_others_in_place_of_tier3_is_away_and_decides_nothing() {
 /// Read cold, verified and asked for while Tier-3 is away: nothing of it is lost for that.
 #[test]
 fn a_directory_that_is_away_is_not_taken_for_lost_checkpoints() {
-    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
-    save_steps(&daemon, 1..=2);
-    daemon.flush();
-    daemon.stop();
-    daemon.start_again();
-    let (here, aside) = (daemon.tier3_dir(), daemon.scratch("aside").join("tier3"));
-    fs::rename(&here, &aside).unwrap();
+    let Some((daemon, [here, aside])) = cold_with_tier3_aside() else { return };
     // As after `mv`, and as a mount point looks whose file system is gone.
     for moment in ["missing", "empty"] {
         if moment == "empty" {
@@ -321,13 +327,7 @@ fn a_daemon_that_takes_over_while_tier3_is_read_only_serves_and_commits_once_it_
 /// Commands are answered, saves go on, and who reads what is only in Tier-3 waits for it within a bound.
 #[test]
 fn a_daemon_that_takes_over_while_tier3_is_away_answers_and_goes_on_by_itself() {
-    let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
-    save_steps(&daemon, 1..=2);
-    daemon.flush();
-    daemon.stop();
-    daemon.start_again();
-    let (here, aside) = (daemon.tier3_dir(), daemon.scratch("aside").join("tier3"));
-    fs::rename(&here, &aside).unwrap();
+    let Some((daemon, [here, aside])) = cold_with_tier3_aside() else { return };
     // No directory is made in its place.
     fs::write(&here, b"").unwrap();
     let killed = daemon.kill_serving();

@@ -3,8 +3,8 @@
 //! Owns: collecting what changed, the order in which it is written, who waits for that. Does not own: requests ([`CatalogLog`] has them
 //! made), the format (`protocol::cluster::kept`), what a successor makes of it (`succeed`).
 //!
-//! One step is under way at a time, and the number in its mark says whether it arrived: a step whose answer was lost is sent again as it was.
-//! What is collected is of one moment, and is kept all or not at all: operations that a node sends again would not fit half of what came of them.
+//! The steps are made one after the other. The number in a step's mark says whether it arrived, so a step whose answer was lost is sent again.
+//! A batch shows the tree at one moment, and is kept all or not at all: operations that a node sends again would not fit half of what came of them.
 
 use super::Catalog;
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -85,7 +85,7 @@ pub(super) struct Keeping {
     kept: tokio::sync::watch::Sender<u64>,
     /// Why the last step was not made; none where it was.
     trouble: tokio::sync::watch::Sender<Option<String>>,
-    /// What Tier-3 holds is in the tree.
+    /// Wakes the keeper once the names of Tier-3 are in the tree.
     tier3_heard: Notify,
     /// The mark in etcd is of this coordinator, or etcd is full.
     announced: tokio::sync::watch::Sender<bool>,
@@ -221,7 +221,7 @@ impl Catalog {
                 let script = tokio::task::block_in_place(|| {
                     Script::after(before, (self.epoch, own), is_complete, child)
                 });
-                // This may have ended meanwhile.
+                // The seat may have been lost meanwhile, and then nothing goes on from here.
                 tokio::task::yield_now().await;
                 script
             }
@@ -256,7 +256,7 @@ impl Catalog {
                 if unkept.all {
                     break ((unkept, published), begun);
                 }
-                // Of a catalog that is none yet a half is as good as none, and is not held here.
+                // Nobody reads a catalog that is not whole, so its parts need not wait here for each other.
                 if !script.is_whole() {
                     script.plan();
                     if let Err(why) = self.write(&mut script, log).await {
@@ -320,7 +320,7 @@ impl Catalog {
                     published.insert(life, *number);
                 }
             }
-            // This node's own operations count as published, too: it goes on from there where another coordinates.
+            // The coordinator's own operations count as published, too: its node goes on from there where another coordinates.
             let own = published.remove(&self.cluster.life);
             if own.is_some()
                 || self.keeping.own.swap(unkept.publication, Ordering::Relaxed) != unkept.publication
@@ -332,18 +332,20 @@ impl Catalog {
     }
 }
 
-/// What is to be written, in steps.
+/// The steps that are to be made, and what the next ones are planned from.
 #[derive(Debug)]
 struct Script {
     writer: Writer,
-    /// Of the last step that was planned.
+    /// The mark of the last step that was planned.
     mark: Mark,
-    /// Its first step has been planned, which says all of it.
+    /// All of the tree has been planned.
     whole: bool,
+    /// The life of this node.
     own: Incarnation,
+    /// The tree has all that `before` had when it was taken up.
     is_complete: bool,
     numbers: Numbers,
-    /// What was kept before, and has not been met in the tree.
+    /// Nodes and fates of the catalog before that the tree has not shown yet.
     before: Option<(BTreeMap<u64, CatalogNode>, BTreeMap<Process, ProcessFate>)>,
     /// The nodes that are there by their numbers in the catalog.
     there: HashSet<u64>,
@@ -351,7 +353,7 @@ struct Script {
     steps: VecDeque<Step>,
 }
 
-/// What was found since the last step was planned; none of what is gone.
+/// The changes since the last step was planned. None: it is gone.
 #[derive(Debug, Default)]
 struct Found {
     nodes: BTreeMap<u64, Option<CatalogNode>>,
@@ -362,7 +364,7 @@ struct Found {
 /// The numbers of the tree's nodes in the catalog.
 #[derive(Debug)]
 struct Numbers {
-    /// Those that were there before.
+    /// The nodes that were in the catalog before.
     kept: BTreeMap<u64, u64>,
     /// All others are by this much higher than in the tree.
     above: u64,
@@ -417,7 +419,7 @@ impl Script {
             steps: VecDeque::new(),
         };
         if lots.is_empty() {
-            // What the last coordinator wrote down and did not finish.
+            // Lots that the last coordinator wrote down and did not finish count for nothing.
             script.push(0, vec![kept::take_all_down()]);
         } else {
             script.push(script.mark.lots, Vec::new());
@@ -470,7 +472,7 @@ impl Script {
 
     /// The same where nothing is left, with the publications that are in it: all of it is made, or nothing is.
     fn finish(&mut self, published: &BTreeMap<NodeLife, u64>) {
-        // What has not been met is not in the tree. Of this node's own processes it does not tell as a coordinator.
+        // Nodes that the tree has not shown are gone. The fates of this node's own processes stay: a coordinator does not tell them.
         let (nodes, fates) = self.before.take().unwrap_or_default();
         if self.is_complete {
             self.found.nodes.extend(nodes.into_keys().map(|id| (id, None)));
@@ -491,7 +493,7 @@ impl Script {
                     self.there.insert(id);
                     self.writer.node(node, &mut changes);
                 }
-                // What had no name that counts was never there.
+                // A node without a name that counts was never written.
                 None if self.there.remove(&id) => self.writer.gone(id, &mut changes),
                 None => {}
             }

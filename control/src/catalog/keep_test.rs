@@ -1,4 +1,4 @@
-//! What is written of a tree: once, in steps that an etcd takes, and never less than is there.
+//! A tree is written once, in steps that an etcd takes, and never less of it than is there.
 
 use super::*;
 use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody};
@@ -81,7 +81,7 @@ fn life(at: u64) -> NodeLife {
     NodeLife { node: format!("n{at}").parse().unwrap(), incarnation: Incarnation(at) }
 }
 
-/// One part of `most` nodes; true for the last. What was found is planned as [`Catalog::keep_after`] does.
+/// Takes a part of `most` nodes, and plans its changes as [`Catalog::keep_after`] does; true for the last part.
 fn take(script: &mut Script, of: &Namespace, most: usize, published: &[(NodeLife, u64)]) -> bool {
     let mut unkept = of.take_unkept(most, usize::MAX);
     script.take(&mut unkept, |(node, names)| {
@@ -150,7 +150,7 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     let (catalog, _folder) = namespace(7);
     let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
     let names: Vec<String> = (0..300).map(|number| format!("f{number:04}")).collect();
-    // Of a file that the lost one wrote its memory is gone, and that differs.
+    // Links and not files: the memory that a file of the lost node was in is gone, and that differs.
     for name in &names {
         catalog.symlink(&ME, run, name.as_bytes(), b"x").unwrap();
     }
@@ -178,7 +178,7 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     let after = etcd.load().expect("it is whole");
     assert_eq!(kept_paths(&after), tree(&other));
 
-    // What is done there from now on is done to the keys of before.
+    // Changes from now on are made to the keys of before.
     let run = other.node_at(b"run").unwrap();
     other.rename(&ME, (TREE_ROOT, b"run"), (TREE_ROOT, b"moved"), 0).unwrap();
     other.unlink(&ME, run, b"f0007").unwrap();

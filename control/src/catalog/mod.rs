@@ -101,7 +101,7 @@ struct State {
     told: Told,
     /// The last publication of each life.
     published: BTreeMap<NodeLife, u64>,
-    /// What the last publication of each life came to: who sends it again gets the same answer.
+    /// The answer to the last publication of each life, for a node that sends it again.
     answers: BTreeMap<NodeLife, Published>,
     /// The last publication of each life that is kept.
     kept: BTreeMap<NodeLife, u64>,

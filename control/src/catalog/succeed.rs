@@ -52,7 +52,7 @@ impl Before {
 }
 
 impl Before {
-    /// What etcd keeps of it.
+    /// The part of it that etcd keeps.
     #[must_use]
     pub fn into_kept(self) -> Option<KeptCatalog> {
         match self {

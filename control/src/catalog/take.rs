@@ -41,7 +41,7 @@ impl Catalog {
         publication: &Publication,
     ) -> Result<Published, Refusal> {
         let published = {
-            // What is kept of names and of numbers of publications must belong together.
+            // The names and the numbers of publications that are kept must belong together.
             let _step = self.keeping.step().await;
             self.take_now(from, publication)
         };

@@ -219,7 +219,7 @@ pub struct Cluster {
     led: AtomicBool,
     /// Who told of the members last, and in which epoch: that node decided then.
     commander: Mutex<Option<(Epoch, String)>>,
-    /// This node's clock minus that of the coordinator of an epoch, the least that was seen (`protocol::cluster::clocks` says why).
+    /// The least difference seen between this node's clock and that of the coordinator of an epoch (`protocol::cluster::clocks` says why).
     ahead_ns: Mutex<Option<(Epoch, i64)>>,
 }
 
@@ -444,7 +444,7 @@ impl Cluster {
         *ahead = Some((epoch, least));
     }
 
-    /// This node's clock minus that of the coordinator of that epoch, in nanoseconds, as far as it was heard.
+    /// How many nanoseconds this node's clock is ahead of that of the coordinator of that epoch, as far as it was heard.
     #[must_use]
     pub fn ahead_of_coordinator(&self, epoch: Epoch) -> Option<i64> {
         let ahead = *self.ahead_ns.lock().unwrap_or_else(PoisonError::into_inner);

@@ -129,7 +129,7 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
         return Ok(());
     }
     let mut turn = cluster.publisher.turn.lock().await;
-    // It may have become the coordinator meanwhile.
+    // This node may have become the coordinator meanwhile.
     if cluster.is_coordinator() {
         return Ok(());
     }

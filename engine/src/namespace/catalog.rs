@@ -1,4 +1,4 @@
-//! This tree as the catalog: what changed since it was kept elsewhere, and becoming the catalog from what is kept.
+//! The tree as the catalog: collecting what is not kept elsewhere yet, and becoming the catalog from what is kept.
 //!
 //! Owns: which nodes, fates and removals are not kept yet, bringing this tree to what the last coordinator's was. Does not own: keeping
 //! (control's catalog), the format (`protocol::cluster::kept`), what members are told (`outgoing`).
@@ -16,7 +16,7 @@ use tidemark_protocol::id::{FileId, Incarnation};
 /// A node with the directories that have it, and what it is called there.
 pub type NamedNode = (OutgoingNode, Vec<(NodeId, Vec<u8>)>);
 
-/// What is not kept yet, taken to be kept.
+/// Changes that are not kept elsewhere yet, taken to be kept.
 #[derive(Debug, Default)]
 pub struct Unkept {
     pub nodes: Vec<NamedNode>,
@@ -54,7 +54,7 @@ pub(super) struct Removed {
     order: VecDeque<FileId>,
     /// Of which the nodes that have them have not been told.
     untold: BTreeSet<FileId>,
-    /// Those that are not kept elsewhere, in the same order.
+    /// The removed files that are not kept elsewhere yet, in the same order.
     unkept: VecDeque<FileId>,
 }
 

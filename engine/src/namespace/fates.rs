@@ -16,9 +16,9 @@ const FATES_MAX: usize = 1 << 18;
 #[derive(Debug, Default)]
 pub(super) struct Fates {
     pub(super) known: BTreeMap<Process, FateOf>,
-    /// Those that are not kept elsewhere; none where nobody keeps them.
+    /// Processes whose fate is not kept elsewhere yet; none where nobody keeps it.
     pub(super) unkept: Option<BTreeSet<Process>>,
-    /// Those that are kept elsewhere, perhaps, and not known here any more.
+    /// Processes whose fate may be kept elsewhere, and is not known here any more.
     pub(super) forgotten: BTreeSet<Process>,
 }
 

@@ -167,7 +167,7 @@ impl Namespace {
         let now_ns = self.clock.now_ns();
         let name_of = |state: &NodeState| state.path.rsplit(|b| *b == b'/').next().unwrap_or(&[]).to_vec();
         let names: BTreeSet<Vec<u8>> = found.iter().map(name_of).collect();
-        // What of one lot cannot be carried out, or journaled, does not keep the others from it.
+        // A lot that cannot be carried out, or journaled, does not stop the others.
         let mut settled = Ok(());
         for states in found.chunks(SETTLED_AT_ONCE) {
             let result = self.change(|state| {

@@ -297,7 +297,7 @@ impl Namespace {
         self.with_unanswered(|unanswered| unanswered.make_up(loss));
     }
 
-    /// What came of this node's operations up to its publication of that number is kept elsewhere, and all that came before.
+    /// The tree is kept elsewhere as this node's operations up to its publication of that number left it.
     /// `loss`: the last operations of them that were not collected.
     pub fn kept_until(&self, publication: u64, loss: Option<u64>) {
         self.with_unanswered(|unanswered| {
@@ -617,7 +617,7 @@ impl State {
         self.outgoing_under(id, self.path_in_sight(id)?)
     }
 
-    /// What is kept in one go with the present tree counts as a publication of this node; gives its number.
+    /// Operations that are kept in one go with the present tree count as a publication of this node; gives its number.
     pub(super) fn publish_to_keeper(&mut self) -> u64 {
         let Some(outgoing) = &mut self.outgoing else { return 0 };
         if outgoing.audience == Audience::Keeper && !outgoing.unanswered.has_all_sent() {

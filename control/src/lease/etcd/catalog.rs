@@ -104,7 +104,7 @@ impl EtcdCatalog {
         }
     }
 
-    /// What is to be made of a step that found other revisions than it compared with.
+    /// Judges a step that found other revisions than it compared with.
     fn judge(&self, step: &Step, lease: Option<&Found>, mark: Option<&Found>) -> Result<(), StepError> {
         let holder = lease.map_or(0, |lease| lease.create_revision);
         if holder != self.epoch.0 {
@@ -116,7 +116,7 @@ impl EtcdCatalog {
         };
         self.mark_revision.store(found.mod_revision, Ordering::Release);
         match read_mark(&found.value) {
-            // It was made, and its answer was lost.
+            // The step was made, and its answer was lost.
             Ok(mark) if mark == step.mark => Ok(()),
             Ok(Mark { epoch, number, .. }) => Err(StepError::Changed(format!(
                 "change {number} of epoch {epoch} is there, where the one before {} was left",

@@ -82,7 +82,7 @@ impl Is<'_> {
     }
 }
 
-/// What a transaction does where its comparisons hold.
+/// An operation of a transaction whose comparisons hold.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Do<'a> {
     /// A key, its value, and the lease on which it hangs, 0 for none.
@@ -102,12 +102,12 @@ impl Do<'_> {
     }
 }
 
-/// What came of a transaction of several comparisons.
+/// The result of a transaction of several comparisons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Came {
     /// All held; this is the revision of what was done.
     Done { revision: u64 },
-    /// One did not; this is what their keys are, in the same order.
+    /// At least one did not; here are all their keys, in the same order.
     Differs { found: Vec<Option<Found>> },
 }
 
@@ -130,7 +130,7 @@ pub(super) struct Limits {
     pub(super) patience: Duration,
 }
 
-/// Of all requests but those for pages. Whoever renews the lease has time for a second connection.
+/// The limits of all requests but those for pages. They leave whoever renews the lease time for a second connection.
 const SHORT: Limits =
     Limits { within: CALL_TIMEOUT, answer_bytes_max: ANSWER_BYTES_MAX, patience: Duration::from_millis(300) };
 
@@ -376,8 +376,8 @@ impl EtcdClient {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
         let idle = idle.filter(|idle| idle.is_to(endpoint, tls.as_ref()));
         if let Some(mut connection) = idle {
-            // It may have been closed while it waited, by an etcd that was started again; or lead nowhere, of which nobody tells. A request that was
-            // taken all the same does nothing a second time.
+            // An etcd that was started again has closed it; a network that broke has told nobody. A request that was taken all the same does nothing a
+            // second time.
             match timeout(question.patience, connection.ask(question.clone())).await {
                 Ok(Err(EtcdError::Broken { .. })) | Err(_) => {}
                 Ok(answered) => return self.leave(connection, answered),

@@ -38,14 +38,14 @@ pub const MARK: &str = "catalog";
 pub const ALL: &str = "catalog/";
 pub const ALL_END: &str = "catalog0";
 
-/// What is written with each change: a coordinator that does not know whether a change arrived sees it by that.
+/// A coordinator writes it with each step, and sees by it whether a step arrived whose answer was lost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// Of the coordinator that wrote it.
+    /// The epoch of the coordinator that wrote it.
     pub epoch: Epoch,
-    /// Counts that coordinator's changes, from 1 on.
+    /// Counts the steps of that coordinator, from 1 on.
     pub number: u64,
-    /// That coordinator's clock minus the catalog's, in nanoseconds.
+    /// The clock of that coordinator minus the catalog's, in nanoseconds.
     pub ahead_ns: i64,
     /// All of the tree is there.
     pub whole: bool,
@@ -67,7 +67,7 @@ pub struct CatalogNode {
 /// A process: the life of its node, its number there, and when it started.
 pub type Process = (Incarnation, u32, u64);
 
-/// What became of a process, and when it was seen to have failed.
+/// How a process ended, and when it was seen to have failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessFate {
     /// The life of its node.
@@ -278,12 +278,12 @@ impl Writer {
         to.extend([Change::Put { key: life_key(life), value: encode(&(life, number)) }]);
     }
 
-    /// What became of a process.
+    /// Writes how a process ended.
     pub fn fate(&self, fate: &ProcessFate, to: &mut impl Extend<Change>) {
         to.extend([Change::Put { key: fate_key(fate.of()), value: encode(fate) }]);
     }
 
-    /// What became of a process is known no longer.
+    /// Forgets how a process ended.
     pub fn forget_fate(&self, process: Process, to: &mut impl Extend<Change>) {
         to.extend([Change::delete_one(fate_key(process))]);
     }
@@ -380,7 +380,7 @@ impl KeptCatalog {
             kept.in_pieces.insert(id);
             kept.pieces = kept.pieces.max(number);
         }
-        // Of what was begun and not finished nobody reads the pieces; the next of its node take them away.
+        // Nobody reads the pieces of a write that was not finished; the next pieces of its node take them away.
         for key in pieces.keys() {
             let mut parts = key[ALL.len()..].split('/').skip(1).map(|part| u64::from_str_radix(part, 16));
             if let (Some(Ok(id)), Some(Ok(number))) = (parts.next(), parts.next()) {
@@ -413,7 +413,7 @@ impl KeptCatalog {
         at_ns.saturating_add(self.ahead_ns).min(now_ns)
     }
 
-    /// What became of processes, on this node's clock.
+    /// How processes ended, by this node's clock.
     #[must_use]
     pub fn fates(&self, now_ns: i64) -> Vec<ProcessFate> {
         let read = |at| self.time(at, now_ns);
@@ -444,7 +444,7 @@ impl KeptCatalog {
         (self.nodes.into_iter().map(|(id, (node, _))| (id, node)).collect(), self.fates)
     }
 
-    /// What is in each directory. Of two nodes with one name, as a change that is half there leaves them, the later one has it.
+    /// The names in each directory. If two nodes have one name, the one that was put later keeps it.
     fn children(&self) -> BTreeMap<u64, BTreeMap<&[u8], &CatalogNode>> {
         let mut children: BTreeMap<u64, BTreeMap<&[u8], (&CatalogNode, u64)>> = BTreeMap::new();
         for (node, revision) in self.nodes.values() {

@@ -13,7 +13,7 @@ struct Keys {
 }
 
 impl Keys {
-    /// One transaction. Like etcd it refuses two changes of one key.
+    /// Makes a transaction. Like etcd it refuses two changes of one key.
     fn transact(&mut self, changes: &[Change]) {
         self.revision += 1;
         for (at, change) in changes.iter().enumerate() {
