@@ -137,6 +137,8 @@ pub struct Member {
     pub beat: Option<Beat>,
     /// It has joined this coordinator.
     has_come: bool,
+    /// The coordinator of before: its lease has run out, so that nobody had heard it for a term when this one began.
+    lost_its_seat: bool,
     /// On the clock that stands still while the coordinator does.
     heard_ms: u64,
     /// The longer of the last two intervals that it was told: it may not have heard the last.
@@ -161,6 +163,9 @@ pub struct Listed {
 pub struct MemberList {
     /// Of the coordinator that wrote it.
     pub epoch: Epoch,
+    /// That coordinator; none in a list of a build that did not say it, and of a coordinator that is no node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coordinator: Option<NodeName>,
     /// At most [`MEMBERS_MAX`] are read.
     pub members: Vec<Listed>,
 }
@@ -184,7 +189,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// A term with the members that were stored, each awaited for [`RESTORE_MS`]. `epoch` is the lease's.
+    /// A term with the members that were stored, each awaited for [`RESTORE_MS`]; the coordinator of before until others have come that can be
+    /// asked about it. `epoch` is the lease's.
     #[must_use]
     pub fn new(
         epoch: Epoch,
@@ -195,9 +201,11 @@ impl Membership {
         now_ms: u64,
     ) -> Self {
         let interval_ms = interval_ms(stored.members.len());
+        let last = stored.coordinator;
         let member = |listed: Listed| {
             let Listed { life, address, labels } = listed;
             let member = Member {
+                lost_its_seat: last.as_ref() == Some(&life.node),
                 life,
                 address,
                 labels,
@@ -261,7 +269,11 @@ impl Membership {
             address: member.address.clone(),
             labels: member.labels.clone(),
         };
-        MemberList { epoch: self.epoch, members: self.members.values().map(listed).collect() }
+        MemberList {
+            epoch: self.epoch,
+            coordinator: self.is_embedded.then(|| self.coordinator.clone()),
+            members: self.members.values().map(listed).collect(),
+        }
     }
 
     /// Who is placed: every member. One that is gone keeps its place until it is gone for good.
@@ -374,6 +386,7 @@ impl Membership {
                 standing: Standing::Alive,
                 beat: None,
                 has_come: true,
+                lost_its_seat: false,
                 heard_ms: now_ms,
                 interval_ms,
                 told_interval_ms: interval_ms,
@@ -476,10 +489,12 @@ impl Membership {
         if now_ms < self.withheld_until_ms {
             return;
         }
-        let two_alone = self.is_embedded && self.members.len() == 2;
         let patience = self.patience;
-        let due =
-            |member: &Member| Some((member.life.node.clone(), member.due(now_ms, patience, two_alone)?));
+        let present = Present {
+            two_alone: self.is_embedded && self.members.len() == 2,
+            others: self.members.values().any(|member| self.can_answer(member)),
+        };
+        let due = |member: &Member| Some((member.life.node.clone(), member.due(now_ms, patience, present)?));
         // A member of before may have the coordinator's own name and another address.
         let judged =
             self.members.values().filter(|member| !self.is_own(&member.life.node) || !member.has_come);
@@ -517,15 +532,17 @@ impl Membership {
         }
     }
 
+    /// Whether it can be asked about another one.
+    fn can_answer(&self, member: &Member) -> bool {
+        matches!(member.standing, Standing::Alive) && !self.is_own(&member.life.node)
+    }
+
     /// Asks the next members by name that are alive.
     fn ask(&mut self, about: &NodeName, now_ms: u64, todo: &mut Vec<Command>) -> Option<Inquiry> {
         let life = self.members.get(about)?.life.clone();
         let after = self.members.range((Bound::Excluded(about.clone()), Bound::Unbounded));
         let before = self.members.range(..about.clone());
-        let can_answer = |node: &&NodeName, member: &Member| {
-            matches!(member.standing, Standing::Alive) && !self.is_own(node) && *node != about
-        };
-        let able = after.chain(before).filter(|(node, member)| can_answer(node, member));
+        let able = after.chain(before).filter(|(node, member)| *node != about && self.can_answer(member));
         let asked: Vec<NodeName> = able.map(|(node, _)| node.clone()).take(NEIGHBOURS).collect();
         if asked.is_empty() {
             return None;
@@ -544,6 +561,15 @@ impl Membership {
         todo.push(Command::Place);
         Some(())
     }
+}
+
+/// Who is there beside a member.
+#[derive(Debug, Clone, Copy)]
+struct Present {
+    /// The coordinator and it are all that there is.
+    two_alone: bool,
+    /// Somebody can be asked about it.
+    others: bool,
 }
 
 /// What is due for a member.
@@ -597,10 +623,14 @@ impl Member {
         now_ms.saturating_sub(self.heard_ms) / self.interval_ms.max(1)
     }
 
-    fn due(&self, now_ms: u64, patience: Patience, two_alone: bool) -> Option<Due> {
+    fn due(&self, now_ms: u64, patience: Patience, present: Present) -> Option<Due> {
         let silent_ms = now_ms.saturating_sub(self.heard_ms);
         let beats = self.missed(now_ms);
         match &self.standing {
+            // It was silent for a term already, which is longer than a node has that is alive.
+            Standing::Awaited if self.lost_its_seat && present.others && beats >= SUSPECT_BEATS => {
+                Some(Due::Suspect(Suspicion::LostItsSeat { waited_ms: silent_ms }))
+            }
             Standing::Awaited => (silent_ms >= RESTORE_MS)
                 .then_some(Due::Suspect(Suspicion::NeverCame { waited_ms: silent_ms })),
             Standing::Alive => {
@@ -611,7 +641,7 @@ impl Member {
                     return Some(Due::Gone(proof));
                 }
                 let nobody = inquiry.unheard.is_empty() && now_ms >= inquiry.until_ms && beats >= ALONE_BEATS;
-                nobody.then_some(Due::Gone(Proof::Silence { beats, silent_ms, two_alone }))
+                nobody.then_some(Due::Gone(Proof::Silence { beats, silent_ms, two_alone: present.two_alone }))
             }
             Standing::CutOff { since_ms, confirmed_ms, inquiry, .. } => {
                 let for_ms = now_ms.saturating_sub(*since_ms);

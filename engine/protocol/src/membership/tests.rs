@@ -392,19 +392,44 @@ fn a_new_coordinator_waits_for_the_members_of_before() {
     }
     assert_eq!(unreported(&cluster), ["a", "d"]);
     assert!(cluster.told().is_empty(), "they were members before");
-    for _ in 0..RESTORE_MS / TICK_MS {
-        cluster.now_ms += TICK_MS;
-        cluster.beat_of(life("c", 1, 1), Epoch(9)).unwrap();
-        cluster.step(Event::Tick).unwrap();
-    }
-    let told = cluster.told();
-    assert_eq!(told.len(), 2, "{told:?}");
-    let why = format!("has not joined this coordinator for {RESTORE_MS} ms");
-    assert!(told[0].contains(&why), "{told:?}");
+    let pass = |cluster: &mut Cluster, ms: u64| {
+        for _ in 0..ms / TICK_MS {
+            cluster.now_ms += TICK_MS;
+            cluster.beat_of(life("c", 1, 1), Epoch(9)).unwrap();
+            cluster.step(Event::Tick).unwrap();
+        }
+        cluster.told()
+    };
+    // Whoever was the coordinator is asked about as soon as somebody can be.
+    let told = pass(&mut cluster, SUSPECT_BEATS * BEAT_MS);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("node a is suspect: it was the coordinator"), "{told:?}");
     cluster.answer(false);
     cluster.pass(TICK_MS, "");
     assert!(matches!(cluster.standing("a"), Standing::Gone { .. }));
+    assert_eq!(unreported(&cluster), ["d"]);
+    cluster.told();
+    let told = pass(&mut cluster, RESTORE_MS - SUSPECT_BEATS * BEAT_MS - TICK_MS);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("node d is suspect: it was a member"), "{told:?}");
+    cluster.answer(false);
+    cluster.pass(TICK_MS, "");
     assert!(unreported(&cluster).is_empty());
+}
+
+#[test]
+fn a_coordinator_of_before_that_nobody_can_be_asked_about_has_the_time_of_every_member() {
+    let stored = Cluster::of("a b c").membership.list();
+    assert_eq!(stored.coordinator, Some(name("a")));
+    let mut cluster = Cluster::of("");
+    cluster.membership =
+        Membership::new(Epoch(9), name("b"), true, stored, Patience::default(), cluster.now_ms);
+    cluster.pass(RESTORE_MS - TICK_MS, "");
+    assert_eq!(cluster.told(), [""; 0], "b alone hears nobody, and knows nothing of why");
+    cluster.pass(TICK_MS, "");
+    let told = cluster.told();
+    assert_eq!(told.len(), 3, "{told:?}");
+    assert!(told.iter().all(|said| said.contains("has not joined this coordinator")), "{told:?}");
 }
 
 #[test]
@@ -435,7 +460,7 @@ fn a_coordinator_that_lost_its_memory_is_a_member_at_once_and_another_of_its_nam
         cluster.lives.insert(name(node), life(node, 1, 1));
         cluster.step(join(&life(node, 1, 1))).unwrap();
     }
-    for _ in 0..RESTORE_MS / TICK_MS {
+    for _ in 0..SUSPECT_BEATS * BEAT_MS / TICK_MS {
         cluster.now_ms += TICK_MS;
         for node in ["b", "c"] {
             cluster.beat_of(life(node, 1, 1), Epoch(9)).unwrap();

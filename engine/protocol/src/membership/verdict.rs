@@ -77,6 +77,10 @@ pub enum Suspicion {
     NeverCame {
         waited_ms: u64,
     },
+    /// It was the coordinator, let its lease run out, and has not come to this one.
+    LostItsSeat {
+        waited_ms: u64,
+    },
 }
 
 /// How sure it is that a node is gone.
@@ -140,6 +144,10 @@ impl fmt::Display for Change {
             Verdict::Suspect(Suspicion::NeverCame { waited_ms }) => write!(
                 f,
                 "node {node} is suspect: it was a member, and has not joined this coordinator for {waited_ms} ms"
+            ),
+            Verdict::Suspect(Suspicion::LostItsSeat { waited_ms }) => write!(
+                f,
+                "node {node} is suspect: it was the coordinator, its lease ran out, and it has not joined this one for {waited_ms} ms"
             ),
             Verdict::CutOff { heard_by } => {
                 write!(
