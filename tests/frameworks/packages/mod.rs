@@ -20,10 +20,10 @@ mod slow_rank;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use life::{Ending, Killed, Life, MISSES_MAX, Moment, Pace, Steps};
+use std::thread::sleep;
 use std::time::Duration;
 
+use life::{Ending, Killed, Life, MISSES_MAX, Moment, Pace, Steps};
 use tidemark_tests::campaign::dice::Dice;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::machine;
@@ -36,6 +36,9 @@ const KILLS: u64 = 3;
 /// kills one row of a family as often as it can, and each other row once, in a save, with the node's memory lost after it.
 const KILLS_OF_A_SIBLING: u64 = 1;
 const KILLS_LONG: u64 = 20;
+/// Until a job starts again. A launcher takes seconds, and a fork none: a life could load what is about to go out of its sight, which
+/// SEMANTICS (S-torn) says takes up to two seconds and takes a quarter of one here.
+const STARTS_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// Of as many kills one is between two saves, the others inside of one.
 const BETWEEN_ONE_IN: u64 = 3;
 /// A life ends at its first or second save; what else there is is room for moments that were missed.
@@ -191,6 +194,7 @@ fn comes_back(package: &Package) {
         let (found, killed) = life.killed(first + dice.within(0..2), moment, pace, &mut dice, passes);
         assert_same(package, seed, &found, &truth);
         told.kills.push(killed);
+        sleep(STARTS_AGAIN_AFTER);
         if kill == kills / 2 {
             lose_memory(&mut daemon);
         }

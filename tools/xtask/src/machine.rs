@@ -51,9 +51,14 @@ pub(crate) fn has_cargo_command(name: &str) -> bool {
     shell::works(Command::new("cargo").args([name, "--version"]))
 }
 
+/// How many threads can run at once.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 /// The processor, memory and kernel, for the head of a report.
 pub(crate) fn describe() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = processors();
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let memory_kib = read("/proc/meminfo").split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
     let processor = read("/proc/cpuinfo")

@@ -278,10 +278,7 @@ impl Run<'_> {
                 "--status-level",
                 "pass",
             ]);
-            if daemons {
-                command.args(["--test-threads", suites::DAEMON_TESTS_AT_ONCE]);
-            }
-            command.args(selection);
+            command.args(["--test-threads", &suites::tests_at_once(daemons).to_string()]).args(selection);
         } else {
             command
                 .args(["test", "--profile", "ci", "--workspace", "--locked", "--no-fail-fast"])

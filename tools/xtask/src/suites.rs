@@ -4,7 +4,7 @@
 //! It owns the tables. The suites themselves are test targets of `tidemark-tests`; a target that is not in the
 //! table, or a row without a target, fails the run.
 
-use crate::machine::Need;
+use crate::machine::{self, Need};
 use crate::prepare::Tool;
 
 /// Something that `--only` can name.
@@ -50,15 +50,18 @@ const MOUNT: &[Need] = &[Need::Root, Need::Fuse];
 
 /// As many as the group `daemons` in `.config/nextest.toml` has places. These tests mostly wait, so the number of
 /// processors does not matter.
-pub(crate) const DAEMON_TESTS_AT_ONCE: &str = "4";
+const DAEMON_TESTS_AT_ONCE: usize = 4;
+
+/// Of the tests beside the code some wait too, for threads and for time.
+const TESTS_AT_ONCE_MIN: usize = 4;
 
 /// Suites that run in one go, so that one computes while another waits, and share a row: those without daemons; those that look
-/// at one node; those that kill; those that train. What asserts a time still runs alone (`.config/nextest.toml`), and so does the guest, an emulated machine that has
-/// use for all processors.
+/// at one node; those that kill, which mostly wait, and the guest, which computes; those that train. What asserts a time still
+/// runs alone (`.config/nextest.toml`).
 const TOGETHER: &[&[&str]] = &[
     &["model", "conformance", "simulation", "s3"],
     &["mount", "posix", "durability", "crash", "restart"],
-    &["survive", "campaign", "cluster"],
+    &["guest", "survive", "campaign", "cluster"],
     &["frameworks", "wheel"],
 ];
 
@@ -205,6 +208,11 @@ pub(crate) fn rounds(wanted: impl Fn(&Suite) -> bool) -> Vec<Vec<&'static Suite>
         }
     }
     rounds
+}
+
+/// How many tests run at once.
+pub(crate) fn tests_at_once(daemons: bool) -> usize {
+    if daemons { DAEMON_TESTS_AT_ONCE } else { machine::processors().max(TESTS_AT_ONCE_MIN) }
 }
 
 /// The name of a round's row.
