@@ -68,6 +68,8 @@ pub enum Peers {
 const ENVIRONMENT_BYTES: u64 = 256 << 10;
 /// include/linux/sched.h.
 const PF_KTHREAD: u64 = 0x0020_0000;
+/// The same: it has begun to end, and has no memory any more while its files are being closed.
+const PF_EXITING: u64 = 0x4;
 /// USER_HZ of Linux on every architecture that we run on.
 const TICKS_PER_SECOND: u64 = 100;
 /// Ranks that a node's launcher starts begin within this of each other.
@@ -261,13 +263,15 @@ pub(super) fn peers(proc_root: &Path, writer: &WriterId, before_ns: i64) -> Peer
     for entry in processes.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         // One that ended meanwhile is none.
-        let Some(stat) = Stat::read(proc_root, pid) else { continue };
-        if stat.ended || stat.kernel || !launched.contains(&stat.start_time_ticks) {
+        let lives = || Stat::read(proc_root, pid).filter(|stat| !stat.ended && !stat.ends);
+        let Some(stat) = lives() else { continue };
+        if stat.kernel || !launched.contains(&stat.start_time_ticks) {
             continue;
         }
         let Some(found) = identify(proc_root, pid) else { continue };
         if !found.environment_seen {
-            unknown = Some(pid);
+            // An environment is gone before its process is, for as long as that waits for us to take the last of its files.
+            unknown = lives().map(|_| pid).or(unknown);
         } else if found.session == writer.session && (found.rank.is_some() || writer.rank.is_none()) {
             // What launched them may carry the name too, but no rank.
             return Peers::Some { process: pid };
@@ -386,6 +390,8 @@ fn thread_group(proc_root: &Path, tid: u32) -> Option<u32> {
 struct Stat {
     /// A zombie, or less.
     ended: bool,
+    /// It is on its way there, and runs none of its program any more. How it ends may not be known yet.
+    ends: bool,
     /// A thread of the kernel, which has no environment.
     kernel: bool,
     session: i64,
@@ -402,10 +408,11 @@ impl Stat {
         let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
         let field = |number: usize| rest.split_ascii_whitespace().nth(number - 3);
         let ended = matches!(field(3)?, "Z" | "X");
-        let kernel = field(9)?.parse::<u64>().ok()? & PF_KTHREAD != 0;
+        let flags = field(9)?.parse::<u64>().ok()?;
         Some(Self {
             ended,
-            kernel,
+            ends: flags & PF_EXITING != 0,
+            kernel: flags & PF_KTHREAD != 0,
             session: field(6)?.parse().ok()?,
             start_time_ticks: field(22)?.parse().ok()?,
             exit_code: field(52).and_then(|code| code.parse().ok()),
@@ -424,6 +431,15 @@ mod tests {
         let stat = format!("{pid} ({command}) S 1 7 70 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0");
         std::fs::write(folder.join("stat"), stat).unwrap();
         std::fs::write(folder.join("environ"), environment.join("\0")).unwrap();
+    }
+
+    /// A process whose memory is gone, with such flags.
+    fn without_environment(root: &Path, pid: u32, flags: u64) {
+        process(root, pid, "rank", &[]);
+        let folder = root.join(pid.to_string());
+        let stat = format!("{pid} (rank) R 1 7 70 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0");
+        std::fs::write(folder.join("stat"), stat).unwrap();
+        std::fs::remove_file(folder.join("environ")).unwrap();
     }
 
     fn session_of(environment: &[&str]) -> WriterId {
@@ -467,6 +483,23 @@ mod tests {
         assert_eq!(with(&mpi), (Some(3), Some(8)), "mpirun in the script");
         assert_eq!(ranked(&["PMI_RANK=0", "PMI_SIZE=2"]), (Some(0), Some(2)));
         assert_eq!(ranked(&["SLURM_NTASKS=4", "SLURM_STEP_ID=0"]), (None, None), "a size without a rank");
+    }
+
+    #[test]
+    fn a_rank_that_is_being_closed_down_is_nobody_to_wait_for_and_one_that_cannot_be_read_is() {
+        let root = tempfile::tempdir().unwrap();
+        let job = ["MASTER_ADDR=h", "MASTER_PORT=29500", "RANK=0", "WORLD_SIZE=2"];
+        process(root.path(), 71, "rank", &job);
+        let writer = identify(root.path(), 71).unwrap();
+        let now = rustix::time::clock_gettime(ClockId::Realtime);
+        let peers = || peers(root.path(), &writer, now.tv_sec.saturating_mul(1_000_000_000));
+        assert_eq!(peers(), Peers::Some { process: 71 });
+        without_environment(root.path(), 71, PF_EXITING);
+        assert_eq!(peers(), Peers::None);
+        without_environment(root.path(), 72, 0);
+        assert_eq!(peers(), Peers::Unknown { process: 72 });
+        without_environment(root.path(), 72, PF_KTHREAD);
+        assert_eq!(peers(), Peers::None);
     }
 
     #[test]
