@@ -1,4 +1,5 @@
-//! Arithmetic over large buffers: CRC-64/NVME, whole files at memory speed; chunks made smaller, and themselves again.
+//! Arithmetic over large buffers: CRC-64/NVME, whole files at memory speed; chunks made smaller, and themselves again;
+//! optimizer steps applied again.
 //!
 //! Owns: what is computed over bytes, a plain reference for its meaning, and fast back ends that agree with
 //! it bit for bit. Does not own: checksums as values (the protocol crate has their text form and how two of
@@ -9,6 +10,8 @@
 //! chunk that is none.
 
 mod checksum;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod encoding;
 
 pub use checksum::backend::Backend;

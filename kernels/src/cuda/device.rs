@@ -1,0 +1,213 @@
+//! A device of this machine: its primary context, a stream that yields to training, and the modules compiled for it.
+//!
+//! Owns: opening a device once per process, and the cache of modules per device; unsafe code is allowed here. Does not own:
+//! any kernel or launch.
+//!
+//! The context is the primary one, which torch uses too: memory and streams of both are each other's.
+
+use super::compile::{Source, compile};
+use super::error::CudaError;
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result, sys};
+use cudarc::nvrtc::Ptx;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Whether the driver's library can be loaded here. Asked once per process.
+#[must_use]
+pub fn driver_is_here() -> bool {
+    static HERE: OnceLock<bool> = OnceLock::new();
+    *HERE.get_or_init(|| {
+        // SAFETY: loading the driver's library runs its initialisers, which have no preconditions.
+        unsafe { sys::is_culib_present() }
+    })
+}
+
+/// How many devices the driver sees; 0 without a driver.
+#[must_use]
+pub fn devices() -> usize {
+    if !driver_is_here() {
+        return 0;
+    }
+    CudaContext::device_count().ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+}
+
+/// One CUDA device. There is one of these per ordinal and process, held until the process ends.
+pub struct Device {
+    context: Arc<CudaContext>,
+    background: Arc<CudaStream>,
+    arch: String,
+    name: String,
+    modules: Mutex<HashMap<&'static str, Arc<CudaModule>>>,
+}
+
+impl Device {
+    /// The device of this ordinal, counted from 0 as torch counts. The first call per device waits for the work that the
+    /// device has, once, because it makes a stream.
+    ///
+    /// # Errors
+    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], or the driver's own error.
+    pub fn open(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        static OPENED: OnceLock<Mutex<HashMap<usize, Arc<Device>>>> = OnceLock::new();
+        if !driver_is_here() {
+            return Err(CudaError::NoDriver);
+        }
+        let mut opened = OPENED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = opened.get(&ordinal) {
+            return Ok(Arc::clone(device));
+        }
+        let count = match CudaContext::device_count() {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
+            counted => counted.map_err(CudaError::while_("counting devices"))?,
+        };
+        let devices = usize::try_from(count).unwrap_or(0);
+        if ordinal >= devices {
+            return Err(CudaError::NoDevice { ordinal, devices });
+        }
+        let caller = Entered::remember();
+        let device = Self::make(ordinal);
+        drop(caller);
+        let device = Arc::new(device?);
+        opened.insert(ordinal, Arc::clone(&device));
+        Ok(device)
+    }
+
+    fn make(ordinal: usize) -> Result<Self, CudaError> {
+        let context =
+            CudaContext::new(ordinal).map_err(CudaError::while_("opening the device's primary context"))?;
+        let (major, minor) =
+            context.compute_capability().map_err(CudaError::while_("asking for the compute capability"))?;
+        let name = context.name().map_err(CudaError::while_("asking for the device's name"))?;
+        let (least, _) = result::stream::get_priority_range()
+            .map_err(CudaError::while_("asking for stream priorities"))?;
+        let background = context
+            .new_stream_with_priority(least)
+            .map_err(CudaError::while_("making a low-priority stream"))?;
+        Ok(Self { context, background, arch: format!("sm_{major}{minor}"), name, modules: Mutex::default() })
+    }
+
+    /// The context, for allocations and copies. Calls that make it current leave it so: hold [`Self::enter`]'s guard around
+    /// them on a thread that others' CUDA code shares.
+    #[must_use]
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// A stream of the lowest priority that does not wait for the default stream: work that yields to training.
+    #[must_use]
+    pub fn background(&self) -> &Arc<CudaStream> {
+        &self.background
+    }
+
+    /// The architecture that modules are compiled for, such as `sm_90`.
+    #[must_use]
+    pub fn arch(&self) -> &str {
+        &self.arch
+    }
+
+    /// The device's name, as the driver has it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes the context current on this thread; what was current before is again when the guard goes.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn enter(&self) -> Result<Entered, CudaError> {
+        let entered = Entered::remember();
+        self.context.bind_to_thread().map_err(CudaError::while_("making the device current"))?;
+        Ok(entered)
+    }
+
+    /// Another owner's stream (torch: `torch.cuda.current_stream().cuda_stream`; 0 is the default stream), for launches in
+    /// its order. It is not destroyed here.
+    ///
+    /// # Safety
+    /// `stream` is 0 or a `cudaStream_t` of this device that lives until the work put on it, and every buffer allocated on
+    /// the result, is gone.
+    #[must_use]
+    pub unsafe fn borrow_stream(&self, stream: u64) -> Arc<CudaStream> {
+        let stream = std::ptr::with_exposed_provenance_mut(usize::try_from(stream).unwrap_or(0));
+        // SAFETY: the caller's promise is the one that is asked for.
+        unsafe { self.context.wrap_borrowed_stream(stream) }
+    }
+
+    /// A function of `source`, which is compiled at its first use on this device and kept until the process ends.
+    ///
+    /// # Errors
+    /// [`CudaError::NoCompiler`], [`CudaError::Compile`], or the driver's error where it does not load the module or finds no
+    /// such function in it.
+    pub fn function(&self, source: Source, function: &str) -> Result<CudaFunction, CudaError> {
+        let _entered = self.enter()?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.get(source.name) {
+            Some(module) => Arc::clone(module),
+            None => {
+                let code = compile(source, &self.arch)?;
+                let loaded = self.context.load_module(Ptx::from_binary(code));
+                let module = loaded.map_err(CudaError::while_("loading a compiled module"))?;
+                modules.insert(source.name, Arc::clone(&module));
+                module
+            }
+        };
+        module.load_function(function).map_err(CudaError::while_("looking a kernel up"))
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("name", &self.name).field("arch", &self.arch).finish_non_exhaustive()
+    }
+}
+
+/// The context that was current on this thread; it is again when this goes. torch reads its current device from there.
+#[derive(Debug)]
+pub struct Entered {
+    /// Raw, so that this cannot leave its thread.
+    before: Option<sys::CUcontext>,
+}
+
+impl Entered {
+    fn remember() -> Self {
+        Self { before: result::ctx::get_current().ok().flatten() }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current when this was made; its owner keeps primary contexts for the life of the process.
+            let _ = unsafe { result::ctx::set_current(before) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_opens_or_the_error_names_what_is_missing() {
+        match Device::open(0) {
+            Ok(device) => {
+                eprintln!("device 0: {} ({})", device.name(), device.arch());
+                let again = Device::open(0).expect("it opened a moment ago");
+                assert!(Arc::ptr_eq(&device, &again));
+            }
+            Err(CudaError::NoDriver) => assert!(!driver_is_here()),
+            Err(why) => eprintln!("no device: {why}"),
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_an_error_and_no_panic() {
+        let why = Device::open(usize::MAX).expect_err("nobody has so many");
+        assert!(!why.to_string().is_empty());
+        assert!(
+            matches!(why, CudaError::NoDriver | CudaError::NoDevice { .. } | CudaError::Driver { .. }),
+            "{why:?}"
+        );
+    }
+}

@@ -1,0 +1,13 @@
+//! What all device code shares: the device, its compiler, its errors.
+//!
+//! Owns: opening a device by its ordinal, compiling sources for it, and saying what is missing. Does not own: any kernel
+//! (they lie in `<topic>/cuda/`). The cargo feature `cuda` brings it; libraries are found at run time, and without them
+//! everything here answers with a [`CudaError`].
+
+pub(crate) mod compile;
+mod device;
+mod error;
+
+pub use compile::{Source, compile, compiler_is_here};
+pub use device::{Device, Entered, devices, driver_is_here};
+pub use error::CudaError;
