@@ -6,13 +6,17 @@
 //! them combine), files, or what is done when a checksum differs. Depends on no other crate of the
 //! workspace.
 //!
-//! Nothing here allocates by a length that a caller did not hand in as bytes, and nothing fails but reading an encoded
-//! chunk that is none.
+//! Nothing here allocates by a length that a caller did not hand in. What fails is reading an encoded chunk that is none,
+//! optimizer steps that do not fit their state, and a device that is not there; each with an error of its own.
 
 mod checksum;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod encoding;
+pub mod replay;
+
+/// The 16-bit floats of gradients and of weight copies.
+pub use half::{bf16, f16};
 
 pub use checksum::backend::Backend;
 pub use checksum::chunks::{THREADS_MAX, hash_chunks};

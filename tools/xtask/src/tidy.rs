@@ -38,6 +38,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("fuse/src/handle/mod.rs", "owning a descriptor that the kernel handed out"),
     ("kernels/src/checksum", "SIMD"),
     ("kernels/src/cuda", "calls of CUDA's driver and compiler"),
+    ("kernels/src/replay/cpu/dispatch.rs", "SIMD"),
     ("kernels/src/replay/cuda", "launches of device code"),
     ("tools/python/src/mapping.rs", "a mapping of the file, stores past the cache, a handler of SIGBUS"),
     ("tools/python/src/copy.rs", "the memory of tensors, and descriptors that Python owns"),
