@@ -1,0 +1,101 @@
+//! Why a gradient is not compressed, or not added: what does not fit, and both numbers.
+//!
+//! Owns: the error of every back end's checks. Does not own: what a missing device says (`crate::cuda`).
+
+use std::fmt;
+
+/// A setting, a length, a value or an index does not fit. Nothing was changed, but for [`Self::Residual`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum CompressError {
+    /// The part to keep is not above 0 and at most 1.
+    Ratio {
+        /// What it is.
+        found: f64,
+    },
+    /// A setting is 0 or too large.
+    Setting {
+        /// Its name.
+        name: &'static str,
+        /// What it is.
+        found: usize,
+        /// The most it may be.
+        most: usize,
+    },
+    /// A slice has another length than it should.
+    Length {
+        /// Which one.
+        what: &'static str,
+        /// Its elements.
+        found: usize,
+        /// What they should be.
+        expected: usize,
+    },
+    /// The gradient has a NaN or an infinity: its step was none (see the module's text).
+    NotFinite {
+        /// The first such element, from 0.
+        index: usize,
+    },
+    /// The gradient is finite, and its sum with the residual is not. The residual may have changed, and is of no more use: fill
+    /// it with zeros.
+    Residual {
+        /// The first such element, from 0.
+        index: usize,
+    },
+    /// Indices of a sparse chunk are not strictly ascending, or not within their chunk.
+    Index {
+        /// Which chunk, from 0.
+        chunk: usize,
+        /// Which entry of the chunk, from 0.
+        entry: usize,
+        /// The index there.
+        found: i32,
+        /// The least it may be: one more than the index before.
+        least: i64,
+        /// The chunk's elements: it must be below.
+        elements: usize,
+    },
+    /// A sparse chunk does not begin where the one before it ends.
+    Begin {
+        /// Which chunk, from 0.
+        chunk: usize,
+        /// The element that it says it begins with.
+        found: u64,
+        /// The element that it should begin with.
+        expected: u64,
+    },
+}
+
+impl fmt::Display for CompressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Ratio { found } => write!(f, "the ratio is {found}; it may be above 0 and at most 1"),
+            Self::Setting { name, found, most } => write!(f, "{name} is {found}; it may be 1 to {most}"),
+            Self::Length { what, found, expected } => {
+                write!(f, "{what} has {found} elements and should have {expected}")
+            }
+            Self::NotFinite { index } => {
+                write!(
+                    f,
+                    "the gradient's element {index} is not finite: a step with such a gradient is skipped"
+                )
+            }
+            Self::Residual { index } => {
+                write!(
+                    f,
+                    "the residual's element {index} is not finite or too large: fill the residual with zeros"
+                )
+            }
+            Self::Index { chunk, entry, found, least, elements } => {
+                write!(
+                    f,
+                    "index {found} at entry {entry} of chunk {chunk} is not from {least} to below {elements}"
+                )
+            }
+            Self::Begin { chunk, found, expected } => {
+                write!(f, "chunk {chunk} begins at element {found} and should at {expected}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CompressError {}
