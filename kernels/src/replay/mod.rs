@@ -13,6 +13,8 @@
 
 mod check;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 pub mod reference;
 mod step;

@@ -38,7 +38,7 @@ pub fn update(factors: &Factors, [weight, exp_avg, exp_avg_sq]: [f32; 3], gradie
     let nearer = if factors.from_gradient { gradient } else { exp_avg };
     let exp_avg = nearer + factors.mix * (gradient - exp_avg);
     let exp_avg_sq = exp_avg_sq * factors.beta2 + factors.fresh2 * gradient * gradient;
-    let denominator = exp_avg_sq.sqrt() / factors.correction + factors.eps;
+    let denominator = exp_avg_sq.sqrt() * factors.correction + factors.eps;
     let weight = weight + factors.stride * exp_avg / denominator;
     [weight, exp_avg, exp_avg_sq]
 }

@@ -35,7 +35,7 @@ fn elements<const COUPLED: bool, const FROM_GRADIENT: bool>(
         let nearer = if FROM_GRADIENT { gradient } else { *exp_avg };
         let first = nearer + factors.mix * (gradient - *exp_avg);
         let second = *exp_avg_sq * factors.beta2 + factors.fresh2 * gradient * gradient;
-        let denominator = second.sqrt() / factors.correction + factors.eps;
+        let denominator = second.sqrt() * factors.correction + factors.eps;
         *weight = shrunk + factors.stride * first / denominator;
         *exp_avg = first;
         *exp_avg_sq = second;
