@@ -24,13 +24,23 @@ pub struct Source {
     pub text: &'static str,
 }
 
-/// Whether NVRTC's library can be loaded here. Asked once per process.
+/// Most bytes of machine code, or of the compiler's words, that are taken from NVRTC: far more than a kernel has.
+const OUTPUT_BYTES_MAX: usize = 64 << 20;
+
+/// Whether NVRTC's library can be loaded here, and is NVRTC: a library of its name without its functions (some packages have
+/// one to link against) is none. Asked once per process.
 #[must_use]
 pub fn compiler_is_here() -> bool {
     static HERE: OnceLock<bool> = OnceLock::new();
     *HERE.get_or_init(|| {
         // SAFETY: loading NVRTC runs its initialisers, which have no preconditions.
-        unsafe { sys::is_culib_present() }
+        let present = unsafe { sys::is_culib_present() };
+        present && {
+            // SAFETY: as above; it was found a moment ago.
+            let library = unsafe { sys::culib() };
+            // SAFETY: the symbol is looked for, and not used.
+            unsafe { library.get::<*const ()>(b"nvrtcVersion\0") }.is_ok()
+        }
     })
 }
 
@@ -56,7 +66,7 @@ pub fn compile(source: Source, arch: &str) -> Result<Vec<u8>, CudaError> {
     // SAFETY: the program was created above and is destroyed only when `program` goes.
     let compiled = unsafe { result::compile_program(program.0, &options) };
     compiled.map_err(|why| refused(format!("{why}: {}", program.log())))?;
-    program.machine_code().map_err(|why| refused(why.to_string()))
+    program.machine_code().map_err(refused)
 }
 
 /// A program of NVRTC, destroyed with its owner.
@@ -64,26 +74,32 @@ struct Program(sys::nvrtcProgram);
 
 impl Program {
     fn log(&self) -> String {
-        // SAFETY: the program lives as long as `self`.
-        let log = unsafe { result::get_program_log(self.0) };
-        let bytes: Vec<u8> = log
-            .unwrap_or_default()
-            .into_iter()
-            .flat_map(|byte| byte.to_ne_bytes())
-            .take_while(|&byte| byte != 0)
-            .collect();
-        String::from_utf8_lossy(&bytes).trim().to_owned()
+        let mut bytes = 0usize;
+        // SAFETY: the program lives as long as `self`, and the size is written to a variable of ours.
+        let sized = unsafe { sys::nvrtcGetProgramLogSize(self.0, &raw mut bytes) };
+        if sized.result().is_err() || bytes > OUTPUT_BYTES_MAX {
+            return String::new();
+        }
+        let mut log = vec![0u8; bytes];
+        // SAFETY: the buffer has the bytes that NVRTC asked for.
+        let copied = unsafe { sys::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast()) };
+        let log =
+            if copied.result().is_ok() { log.split(|&byte| byte == 0).next().unwrap_or(&[]) } else { &[] };
+        String::from_utf8_lossy(log).trim().to_owned()
     }
 
-    fn machine_code(&self) -> Result<Vec<u8>, result::NvrtcError> {
+    fn machine_code(&self) -> Result<Vec<u8>, String> {
         let mut bytes = 0usize;
         // SAFETY: the program lives as long as `self`, and the size is written to a variable of ours.
         let sized = unsafe { sys::nvrtcGetCUBINSize(self.0, &raw mut bytes) };
-        sized.result()?;
+        sized.result().map_err(|why| why.to_string())?;
+        if bytes > OUTPUT_BYTES_MAX {
+            return Err(format!("its machine code has {bytes} bytes, more than {OUTPUT_BYTES_MAX}"));
+        }
         let mut code = vec![0u8; bytes];
         // SAFETY: the buffer has the bytes that NVRTC asked for.
         let copied = unsafe { sys::nvrtcGetCUBIN(self.0, code.as_mut_ptr().cast()) };
-        copied.result()?;
+        copied.result().map_err(|why| why.to_string())?;
         Ok(code)
     }
 }

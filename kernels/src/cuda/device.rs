@@ -13,13 +13,19 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Whether the driver's library can be loaded here. Asked once per process.
+/// Whether the driver's library can be loaded here, and has a driver's functions. Asked once per process.
 #[must_use]
 pub fn driver_is_here() -> bool {
     static HERE: OnceLock<bool> = OnceLock::new();
     *HERE.get_or_init(|| {
         // SAFETY: loading the driver's library runs its initialisers, which have no preconditions.
-        unsafe { sys::is_culib_present() }
+        let present = unsafe { sys::is_culib_present() };
+        present && {
+            // SAFETY: as above; it was found a moment ago.
+            let library = unsafe { sys::culib() };
+            // SAFETY: the symbol is looked for, and not used.
+            unsafe { library.get::<*const ()>(b"cuDevicePrimaryCtxRetain\0") }.is_ok()
+        }
     })
 }
 

@@ -8,8 +8,8 @@
 //! ZeRO partition, an FSDP shard. Groups with other hyperparameters are other calls.
 //!
 //! Against torch's for-loop (`torch.optim`, `foreach=False, fused=False`): the order of operations is torch's, but torch's
-//! CPU kernels fuse some products and sums into one rounding and ours never do. The tests hold N steps to
-//! [`TORCH_ULPS_PER_STEP`]·N.
+//! CPU kernels contract some products and sums into one rounding and ours never do, and one division per step is a
+//! multiplication here ([`Factors::correction`]). The tests hold N steps to N·[`TORCH_ULPS_PER_STEP`].
 
 mod check;
 mod cpu;

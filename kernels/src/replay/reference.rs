@@ -44,6 +44,9 @@ pub fn update(factors: &Factors, [weight, exp_avg, exp_avg_sq]: [f32; 3], gradie
 }
 
 /// What `gradient` has for element `at`.
+///
+/// # Panics
+/// When it has no such element, or is none that [`replay`] takes.
 #[must_use]
 pub fn value(gradient: &Gradient<'_>, at: usize) -> f32 {
     match *gradient {
@@ -53,9 +56,8 @@ pub fn value(gradient: &Gradient<'_>, at: usize) -> f32 {
         Gradient::Int8 { values, scales, block } => f32::from(values[at]) * scales[at / block],
         Gradient::Sparse { chunk_elements, chunks } => {
             let chunk = chunks[at / chunk_elements];
-            let within = at % chunk_elements;
-            let entry = chunk.indices.iter().position(|&index| usize::try_from(index) == Ok(within));
-            entry.map_or(0.0, |entry| chunk.values[entry].to_f32())
+            let within = i32::try_from(at % chunk_elements).expect("a chunk has at most 2^31 elements");
+            chunk.indices.binary_search(&within).map_or(0.0, |entry| chunk.values[entry].to_f32())
         }
     }
 }

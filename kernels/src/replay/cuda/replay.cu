@@ -56,7 +56,9 @@ static __device__ __forceinline__ float scale_of(const Step &step, u64 at) {
     return ((const float *)step.beside)[block];
 }
 
-static __device__ __forceinline__ void update(const Step &step, float &weight, float &exp_avg, float &exp_avg_sq, float gradient) {
+static __device__ __forceinline__ void update(
+    const Step &step, float &weight, float &exp_avg, float &exp_avg_sq, float gradient
+) {
     gradient = __fmul_rn(gradient, step.gradient);
     weight = __fmul_rn(weight, step.shrink);
     if (step.coupled != 0.0f) gradient = __fadd_rn(gradient, __fmul_rn(step.coupled, weight));
@@ -200,14 +202,18 @@ static __device__ __forceinline__ void replay(
 extern "C" __global__ void __launch_bounds__(THREADS) replay_wide(
     u64 weights, u64 exp_avg, u64 exp_avg_sq, u64 copy, u32 copy_kind, u64 steps, u32 count, u32 elements
 ) {
-    replay<true>((float *)weights, (float *)exp_avg, (float *)exp_avg_sq, (u16 *)copy, copy_kind, (const Step *)steps, count, elements);
+    replay<true>(
+        (float *)weights, (float *)exp_avg, (float *)exp_avg_sq, (u16 *)copy, copy_kind, (const Step *)steps, count, elements
+    );
 }
 
 // Any addresses that are aligned for one element.
 extern "C" __global__ void __launch_bounds__(THREADS) replay_narrow(
     u64 weights, u64 exp_avg, u64 exp_avg_sq, u64 copy, u32 copy_kind, u64 steps, u32 count, u32 elements
 ) {
-    replay<false>((float *)weights, (float *)exp_avg, (float *)exp_avg_sq, (u16 *)copy, copy_kind, (const Step *)steps, count, elements);
+    replay<false>(
+        (float *)weights, (float *)exp_avg, (float *)exp_avg_sq, (u16 *)copy, copy_kind, (const Step *)steps, count, elements
+    );
 }
 
 // Fills the tables of all sparse steps: blockIdx.y is the step, and each thread searches one tile's beginning.

@@ -43,6 +43,10 @@ fn a_device_agrees_with_the_reference_bit_for_bit() {
     }
     device_agrees(&device, 300_001, 6, 11, false);
     device_agrees(&device, 2000, 100, 12, false);
+    // More tiles than blocks are launched.
+    for seed in 300..304 {
+        device_agrees(&device, 5_000_003, 5, seed, false);
+    }
 }
 
 /// torch's views may begin anywhere: one element further, nothing can be loaded by four.

@@ -126,7 +126,9 @@ impl OwnedGradient {
             1 => Self::Bf16((0..elements).map(|_| bf16::from_f32(value(random))).collect()),
             2 => Self::F16((0..elements).map(|_| f16::from_f32(value(random))).collect()),
             3 => {
-                let chunk_elements = 1 + random.below(700);
+                // Many chunks, or one that may end beyond the range.
+                let whole = elements.max(1) + random.below(2);
+                let chunk_elements = if random.below(2) == 0 { 1 + random.below(700) } else { whole };
                 let mut chunks = Vec::new();
                 for begin in (0..elements).step_by(chunk_elements) {
                     let mut indices: Vec<i32> = Vec::new();
