@@ -45,7 +45,7 @@ impl Compressed {
     }
 }
 
-fn setting(name: &'static str, found: usize, most: usize) -> Result<(), CompressError> {
+pub(super) fn setting(name: &'static str, found: usize, most: usize) -> Result<(), CompressError> {
     if (1..=most).contains(&found) { Ok(()) } else { Err(CompressError::Setting { name, found, most }) }
 }
 

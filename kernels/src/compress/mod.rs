@@ -20,6 +20,8 @@
 
 mod check;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 pub mod reference;
 mod sample;

@@ -2,7 +2,7 @@
 //!
 //! Owns: the settings' ranges and defaults. Does not own: what they do.
 
-use super::CompressError;
+use super::{CompressError, check::setting};
 
 /// The part of a large tensor's elements that is kept. (TierCheck, section 3.2: k = 0.01.)
 pub const RATIO_DEFAULT: f64 = 0.01;
@@ -52,8 +52,8 @@ impl Settings {
         if !(ratio > 0.0 && ratio <= 1.0) {
             return Err(CompressError::Ratio { found: ratio });
         }
-        within("block", block, BLOCK_MAX)?;
-        within("sample", sample, SAMPLE_MAX)?;
+        setting("block", block, BLOCK_MAX)?;
+        setting("sample", sample, SAMPLE_MAX)?;
         Ok(Self { ratio, block, sample, ..Self::default() })
     }
 
@@ -68,8 +68,21 @@ impl Settings {
     /// # Errors
     /// [`CompressError::Setting`] for a size out of its range.
     pub fn with_chunk_elements(self, elements: usize) -> Result<Self, CompressError> {
-        within("chunk_elements", elements, CHUNK_ELEMENTS_MAX)?;
+        setting("chunk_elements", elements, CHUNK_ELEMENTS_MAX)?;
         Ok(Self { chunk_elements: elements, ..self })
+    }
+
+    /// Room that a sparse result of `len` elements does not outgrow, unless many elements have the same magnitude: twice what
+    /// is to be kept, 1,024 more for samples that are small, and never more than `len`.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a guess, which `min` bounds"
+    )]
+    pub fn capacity(&self, len: usize) -> usize {
+        ((2.0 * self.ratio * len as f64).ceil() as usize).saturating_add(1024).min(len)
     }
 
     /// The part of a large tensor's elements to keep.
@@ -101,8 +114,4 @@ impl Settings {
     pub fn is_dense(&self, len: usize) -> bool {
         len < self.dense_below
     }
-}
-
-fn within(name: &'static str, found: usize, most: usize) -> Result<(), CompressError> {
-    if (1..=most).contains(&found) { Ok(()) } else { Err(CompressError::Setting { name, found, most }) }
 }

@@ -1,0 +1,357 @@
+//! The launches, on one stream.
+//!
+//! Owns: grids, arguments and the status that comes back; unsafe code is allowed here. Does not own: the checks (`mod`).
+
+use super::super::sample::Sample;
+use super::super::{CompressError, LEAST_KEPT_BITS, SCALE_MAX, Settings, check};
+use super::{DeviceCompressError, DeviceInt8, DeviceSparse, DeviceTensor, DeviceValues, SOURCE};
+use crate::cuda::{CudaError, Device};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg};
+use std::sync::Arc;
+
+/// Elements per warp of `count` and `fill`, as in compress.cu.
+const TILE: usize = 1024;
+/// Threads per block: whole warps.
+const THREADS: u32 = 256;
+/// Tiles per block of threads: a warp has 32.
+const TILES_PER_BLOCK: u32 = THREADS / 32;
+/// Threads of the kernels that are one block: as many as a block can have, as the memory of `scan` has room for.
+const THREADS_OF_ONE_BLOCK: u32 = 1024;
+/// Most blocks of the kernels whose blocks go on until all is done: more than can run at once on any device.
+const BLOCKS_MAX: usize = 1 << 13;
+/// As in compress.cu: no index.
+const NONE: u64 = u64::MAX;
+
+/// As in compress.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Status {
+    not_finite: u64,
+    bad_sum: u64,
+    kept: u64,
+    capacity: u64,
+    threshold: u64,
+}
+
+/// As in compress.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tensor {
+    values: u64,
+    residual: u64,
+    len: u64,
+    kind: u64,
+}
+
+// SAFETY: `repr(C)` with the fields of `Status` in compress.cu, all of 64 bits.
+unsafe impl DeviceRepr for Status {}
+// SAFETY: `repr(C)` with the fields of `Tensor` in compress.cu, addresses and numbers of 64 bits.
+unsafe impl DeviceRepr for Tensor {}
+
+impl Tensor {
+    fn of(tensor: &DeviceTensor) -> Self {
+        let (values, kind) = match tensor.values {
+            DeviceValues::F32(values) => (values, 0),
+            DeviceValues::Bf16(values) => (values, 1),
+            DeviceValues::F16(values) => (values, 2),
+        };
+        Self { values, residual: tensor.residual.unwrap_or(0), len: tensor.elements as u64, kind }
+    }
+}
+
+/// An argument of a kernel: by its size, an address or a number.
+enum Arg {
+    Tensor(Tensor),
+    Long(u64),
+    Int(u32),
+    Float(f32),
+}
+
+/// A chunk of a tensor, and its tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub(super) begin: usize,
+    pub(super) elements: usize,
+    /// How many tiles the chunks before have.
+    pub(super) tiles_before: usize,
+    pub(super) tiles: usize,
+}
+
+/// The chunks of a tensor, in order.
+pub(super) fn chunks(len: usize, chunk_elements: usize) -> Vec<Chunk> {
+    let mut tiles_before = 0;
+    (0..len.div_ceil(chunk_elements))
+        .map(|number| {
+            let (begin, elements) = check::chunk_range(len, chunk_elements, number);
+            let chunk = Chunk { begin, elements, tiles_before, tiles: elements.div_ceil(TILE) };
+            tiles_before += chunk.tiles;
+            chunk
+        })
+        .collect()
+}
+
+/// One device and one of its streams.
+pub(super) struct Launcher<'a> {
+    pub(super) device: &'a Device,
+    pub(super) stream: &'a Arc<CudaStream>,
+}
+
+impl Launcher<'_> {
+    /// # Safety
+    /// As [`Device::compress_sparse_at`]; addresses are checked, and there is at least one element.
+    pub(super) unsafe fn sparse(
+        &self,
+        tensor: &DeviceTensor,
+        settings: &Settings,
+        seed: u64,
+        out: &DeviceSparse,
+    ) -> Result<Vec<usize>, DeviceCompressError> {
+        let of = Tensor::of(tensor);
+        let sample = Sample::of(tensor.elements, settings, seed);
+        let chunks = chunks(tensor.elements, settings.chunk_elements());
+        let tiles = chunks.last().map_or(0, |chunk| chunk.tiles_before + chunk.tiles);
+        let status = self.status(out.capacity)?;
+        let magnitudes: CudaSlice<u32> = self.zeros(sample.count)?;
+        let counts: CudaSlice<u64> = self.zeros(tiles)?;
+        let ends: CudaSlice<u64> = self.zeros(chunks.len())?;
+        let [status_at, counts_at, ends_at] =
+            [self.address(&status), self.address(&counts), self.address(&ends)];
+        let magnitudes_at = self.address(&magnitudes);
+        let (count, rank) = (int(sample.count), int(sample.count - sample.keep));
+
+        let args = [
+            Arg::Tensor(of),
+            long(sample.stride),
+            Arg::Int(count),
+            Arg::Long(seed),
+            Arg::Long(magnitudes_at),
+        ];
+        // SAFETY: the arguments are those of `sample`, which reads the tensor below `len` and writes `count` magnitudes.
+        unsafe { self.launch("sample", count.div_ceil(THREADS), THREADS, &args) }?;
+        let args = [
+            Arg::Long(magnitudes_at),
+            Arg::Int(count),
+            Arg::Int(rank),
+            Arg::Int(LEAST_KEPT_BITS),
+            Arg::Long(status_at),
+        ];
+        // SAFETY: the arguments are those of `threshold`, which reads `count` magnitudes and writes the status.
+        unsafe { self.launch("threshold", 1, THREADS_OF_ONE_BLOCK, &args) }?;
+        for chunk in &chunks {
+            let args = chunk.args(of, counts_at, [Arg::Long(status_at)]);
+            // SAFETY: the arguments are those of `count`, which reads the chunk's elements, all below `len`, and writes its
+            // tiles' counts and the status.
+            unsafe { self.launch("count", chunk.blocks(), THREADS, &args) }?;
+        }
+        for (number, chunk) in (0u64..).zip(&chunks) {
+            let args = [
+                Arg::Long(chunk.counts(counts_at)),
+                Arg::Int(int(chunk.tiles)),
+                Arg::Long(ends_at + 8 * number),
+                Arg::Long(status_at),
+            ];
+            // SAFETY: the arguments are those of `scan`, which reads and writes the chunk's counts, its end and the status.
+            unsafe { self.launch("scan", 1, THREADS_OF_ONE_BLOCK, &args) }?;
+        }
+        for chunk in &chunks {
+            let more = [Arg::Long(out.indices), Arg::Long(out.values), Arg::Long(status_at)];
+            let args = chunk.args(of, counts_at, more);
+            // SAFETY: the arguments are those of `fill`, which reads the chunk's elements and writes their residual, and writes
+            // results only where the status says that all of them have room.
+            unsafe { self.launch("fill", chunk.blocks(), THREADS, &args) }?;
+        }
+        let ends = self.stream.clone_dtoh(&ends).map_err(CudaError::while_("copying chunks' ends"))?;
+        self.finish(&status)?;
+        let mut before = 0;
+        Ok(ends.into_iter().map(|end| usize_of(end - std::mem::replace(&mut before, end))).collect())
+    }
+
+    /// # Safety
+    /// As [`Device::compress_int8_at`]; addresses and the block are checked, and there is at least one element.
+    pub(super) unsafe fn int8(
+        &self,
+        tensor: &DeviceTensor,
+        out: &DeviceInt8,
+    ) -> Result<(), DeviceCompressError> {
+        let of = Tensor::of(tensor);
+        let status = self.status(0)?;
+        let status_at = self.address(&status);
+        let threads = usize::try_from(THREADS).unwrap_or(usize::MAX);
+        let args = [Arg::Tensor(of), Arg::Long(status_at)];
+        // SAFETY: the arguments are those of `check`, which reads the tensor below `len` and writes the status.
+        unsafe { self.launch("check", grid(tensor.elements.div_ceil(threads)), THREADS, &args) }?;
+        let args = [
+            Arg::Tensor(of),
+            Arg::Int(int(out.block)),
+            Arg::Float(SCALE_MAX),
+            Arg::Long(out.values),
+            Arg::Long(out.scales),
+            Arg::Long(status_at),
+        ];
+        let blocks = grid(tensor.elements.div_ceil(out.block));
+        // SAFETY: the arguments are those of `int8`, which reads the tensor below `len` and writes as many values and residuals,
+        // and a scale per started block.
+        unsafe { self.launch("int8", blocks, THREADS, &args) }?;
+        self.finish(&status)
+    }
+
+    /// # Safety
+    /// As [`Device::accumulate_sparse_at`]; addresses and lengths are checked.
+    pub(super) unsafe fn add_sparse(
+        &self,
+        of: &DeviceSparse,
+        scale: f32,
+        dense: u64,
+        elements: usize,
+    ) -> Result<(), DeviceCompressError> {
+        let threads = usize::try_from(THREADS).unwrap_or(usize::MAX);
+        let args = [
+            Arg::Long(dense),
+            Arg::Int(int(elements)),
+            Arg::Long(of.indices),
+            Arg::Long(of.values),
+            long(of.capacity),
+            Arg::Float(scale),
+        ];
+        // SAFETY: the arguments are those of `add_sparse`, which reads as many entries as there are and writes below `elements`.
+        Ok(unsafe { self.launch("add_sparse", grid(of.capacity.div_ceil(threads)), THREADS, &args) }?)
+    }
+
+    /// # Safety
+    /// As [`Device::accumulate_int8_at`]; addresses and the block are checked.
+    pub(super) unsafe fn add_int8(
+        &self,
+        of: &DeviceInt8,
+        scale: f32,
+        dense: u64,
+        elements: usize,
+    ) -> Result<(), DeviceCompressError> {
+        let args = [
+            Arg::Long(dense),
+            long(elements),
+            Arg::Int(int(of.block)),
+            Arg::Long(of.values),
+            Arg::Long(of.scales),
+            Arg::Float(scale),
+        ];
+        // SAFETY: the arguments are those of `add_int8`, which reads `elements` values and their blocks' scales and writes below
+        // `elements`.
+        Ok(unsafe { self.launch("add_int8", grid(elements.div_ceil(of.block)), THREADS, &args) }?)
+    }
+
+    /// # Safety
+    /// The arguments are those of the kernel, in number, order and size, and describe memory that it may use as it does.
+    unsafe fn launch(
+        &self,
+        name: &'static str,
+        blocks: u32,
+        threads: u32,
+        args: &[Arg],
+    ) -> Result<(), CudaError> {
+        let function = self.device.function(SOURCE, name)?;
+        let mut launch = self.stream.launch_builder(&function);
+        for arg in args {
+            match arg {
+                Arg::Tensor(tensor) => launch.arg(tensor),
+                Arg::Long(long) => launch.arg(long),
+                Arg::Int(int) => launch.arg(int),
+                Arg::Float(float) => launch.arg(float),
+            };
+        }
+        let config =
+            LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the caller's promise.
+        let launched = unsafe { launch.launch(config) };
+        launched.map(|_| ()).map_err(CudaError::while_("launching compression"))
+    }
+
+    fn status(&self, capacity: usize) -> Result<CudaSlice<Status>, CudaError> {
+        let status = Status {
+            not_finite: NONE,
+            bad_sum: NONE,
+            kept: 0,
+            capacity: capacity as u64,
+            threshold: u64::from(LEAST_KEPT_BITS),
+        };
+        self.stream
+            .clone_htod(&[status])
+            .map_err(CudaError::while_("copying compression's status to the device"))
+    }
+
+    /// Waits for the stream, and says what the status says.
+    fn finish(&self, status: &CudaSlice<Status>) -> Result<(), DeviceCompressError> {
+        let found =
+            self.stream.clone_dtoh(status).map_err(CudaError::while_("copying compression's status"))?;
+        self.stream.synchronize().map_err(CudaError::while_("waiting for compression"))?;
+        found.first().map_or(Ok(()), Status::refused)
+    }
+
+    fn zeros<T: DeviceRepr + cudarc::driver::ValidAsZeroBits>(
+        &self,
+        elements: usize,
+    ) -> Result<CudaSlice<T>, CudaError> {
+        self.stream.alloc_zeros(elements).map_err(CudaError::while_("allocating compression's tables"))
+    }
+
+    /// All work on it is put on the one stream that it was allocated on, so that nothing else need be ordered.
+    fn address<T>(&self, slice: &CudaSlice<T>) -> u64 {
+        slice.device_ptr(self.stream).0
+    }
+}
+
+impl Status {
+    fn refused(&self) -> Result<(), DeviceCompressError> {
+        if self.not_finite != NONE {
+            return Err(CompressError::NotFinite { index: usize_of(self.not_finite) }.into());
+        }
+        if self.bad_sum != NONE {
+            return Err(CompressError::Residual { index: usize_of(self.bad_sum) }.into());
+        }
+        if self.kept > self.capacity {
+            let (found, capacity) = (usize_of(self.kept), usize_of(self.capacity));
+            return Err(DeviceCompressError::Capacity { found, capacity });
+        }
+        Ok(())
+    }
+}
+
+impl Chunk {
+    /// The address of its counts.
+    fn counts(&self, counts: u64) -> u64 {
+        counts + 8 * self.tiles_before as u64
+    }
+
+    fn blocks(&self) -> u32 {
+        int(self.tiles).div_ceil(TILES_PER_BLOCK)
+    }
+
+    /// The arguments that `count` and `fill` share, and `more`.
+    fn args<const MORE: usize>(&self, of: Tensor, counts: u64, more: [Arg; MORE]) -> Vec<Arg> {
+        let counts = Arg::Long(self.counts(counts));
+        let shared = [
+            Arg::Tensor(of),
+            long(self.begin),
+            Arg::Int(int(self.elements)),
+            Arg::Int(int(self.tiles)),
+            counts,
+        ];
+        shared.into_iter().chain(more).collect()
+    }
+}
+
+fn long(value: usize) -> Arg {
+    Arg::Long(value as u64)
+}
+
+/// Counts within a chunk, a block or a sample, which their limits keep below 2³¹.
+fn int(value: usize) -> u32 {
+    u32::try_from(value).expect("within a chunk, a block or a sample")
+}
+
+fn grid(blocks: usize) -> u32 {
+    int(blocks.min(BLOCKS_MAX))
+}
+
+fn usize_of(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
