@@ -18,7 +18,7 @@ typedef unsigned long long u64;
 #define NONE 0xffffffffffffffffull
 #define INFINITY_BITS 0x7f800000u
 #define F16_MAX 65504.0f
-#define INT8_MAX 127.0f
+#define QUANTISED_MAX 127.0f
 #define ALL_LANES 0xffffffffu
 
 // As in launch.rs. The first two are the least index, or NONE.
@@ -290,7 +290,7 @@ extern "C" __global__ void int8(Tensor of, u32 block, float scale_max, signed ch
         }
         // Before the next block's are written.
         __syncthreads();
-        float scale = fminf(__fdiv_rn(__uint_as_float(largest), INT8_MAX), scale_max);
+        float scale = fminf(__fdiv_rn(__uint_as_float(largest), QUANTISED_MAX), scale_max);
         if (threadIdx.x == 0) {
             scales[number] = scale;
         }
@@ -299,7 +299,7 @@ extern "C" __global__ void int8(Tensor of, u32 block, float scale_max, signed ch
             float sum = with_residual(of, begin + i, load(of, begin + i));
             int value = 0;
             if (scale != 0.0f) {
-                value = __float2int_rn(fminf(fmaxf(__fdiv_rn(sum, scale), -INT8_MAX), INT8_MAX));
+                value = __float2int_rn(fminf(fmaxf(__fdiv_rn(sum, scale), -QUANTISED_MAX), QUANTISED_MAX));
             }
             quantised[begin + i] = (signed char)value;
             if (of.residual != 0) {
