@@ -131,6 +131,7 @@ pub(crate) fn build(workspace: &Workspace, smoke: bool) -> Result<PathBuf> {
     command
         .args(["build", "--profile", profile, "--locked", "--workspace", "--bench", TARGET])
         .args(PROGRAMS.iter().flat_map(|program| ["--bin", program]))
+        .args(cargo::FEATURES.iter().filter(|_| smoke))
         .args(["--message-format", "json-render-diagnostics"])
         .current_dir(&workspace.root)
         .stderr(Stdio::inherit());

@@ -4,7 +4,7 @@
 //! is up to date, and the thread that installs while other checks run. It never touches the Rust toolchain.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -47,6 +47,8 @@ pub(crate) enum Tool {
     Wheel,
     /// A virtual environment with moto, an S3 server that others wrote.
     PythonWithMoto,
+    /// NVIDIA's run-time compiler: device code compiles without a device.
+    Nvrtc,
 }
 
 /// Tools that are being installed, one after the other, while the checks before the suites run: installing waits for
@@ -114,6 +116,7 @@ fn install(tool: Tool, workspace: &Workspace) -> Result<()> {
             wheel(workspace)
         }
         Tool::PythonWithMoto => python(&WITH_MOTO, workspace),
+        Tool::Nvrtc => python(&WITH_NVRTC, workspace),
     }
 }
 
@@ -253,6 +256,14 @@ const WITH_MOTO: Environment = Environment {
     check: "import moto.server, moto.s3.urls; print(moto.__version__)",
 };
 
+const WITH_NVRTC: Environment = Environment {
+    name: "nvrtc-venv",
+    requirements: "kernels/requirements.txt",
+    from_source: None,
+    stubs: None,
+    check: "import nvidia",
+};
+
 const WITH_WHEEL: Environment = Environment {
     name: "wheel-venv",
     requirements: "tools/python/requirements.txt",
@@ -260,6 +271,12 @@ const WITH_WHEEL: Environment = Environment {
     stubs: None,
     check: "import maturin, pytest",
 };
+
+/// Where the library of [`Tool::Nvrtc`] lies.
+pub(crate) fn nvrtc_folder(workspace: &Workspace) -> Result<PathBuf> {
+    let interpreter = workspace.tools_dir().join(WITH_NVRTC.name).join("bin/python");
+    Ok(Path::new(packages(&interpreter)?.trim()).join("nvidia/cu13/lib"))
+}
 
 /// Builds the wheel as README of `tools/python` says, and installs it beside what the environment with torch has.
 fn wheel(workspace: &Workspace) -> Result<()> {

@@ -13,10 +13,10 @@ use anyhow::{Context, Result, bail};
 use crate::build_times::BuildTimes;
 use crate::count::{self, Count};
 use crate::machine::{self, has_cargo_command};
-use crate::prepare::Installing;
+use crate::prepare::{self, Installing, Tool};
 use crate::shell::{Ran, say, watch, watch_some};
 use crate::spent::{Spent, Stopwatch};
-use crate::suites::{self, BENCH, SUITES, Suite};
+use crate::suites::{self, BENCH, SUITES, Suite, UNIT};
 use crate::summary::{Outcome, Row, Summary};
 use crate::test_times;
 use crate::workspace::Workspace;
@@ -69,7 +69,8 @@ pub(crate) fn test(options: &TestOptions) -> Result<bool> {
     let nextest = has_cargo_command("nextest");
     say(&format!("machine: {}", machine::describe()));
     let suites = SUITES.iter().filter(|suite| options.wants(suite.name) && suite.lacking().is_none());
-    let tools = suites.flat_map(|suite| suite.tools).copied().collect();
+    let unit = options.wants(UNIT).then_some(&Tool::Nvrtc);
+    let tools = unit.into_iter().chain(suites.flat_map(|suite| suite.tools)).copied().collect();
     let installing = Installing::start(tools, Arc::clone(&workspace));
     let mut run = Run { workspace, options, nextest, installing, summary: Summary::default() };
     run.all()?;
@@ -113,8 +114,8 @@ impl Run<'_> {
         if self.needs_build() && !self.build()? {
             return Ok(());
         }
-        if self.wants("unit") {
-            self.tests("unit", &[], &self.unit_arguments(), false)?;
+        if self.wants(UNIT) {
+            self.unit()?;
         }
         if self.wants("doc") {
             self.doc()?;
@@ -182,11 +183,20 @@ impl Run<'_> {
         if let Some(why) = cargo::lacks_lints() {
             self.left_out("clippy", why.to_owned());
         }
-        let ran = self.watch("build", cargo::linting().args(arguments))?;
+        let ran = self.watch("build", cargo::linting().args(arguments).args(cargo::FEATURES))?;
         let members = &self.workspace;
         self.summary.built = BuildTimes::read(&members.target_dir, began, |name| members.has_member(name));
         self.row("build", single(ran.success), ran.spent, "");
         Ok(ran.success)
+    }
+
+    /// The tests beside the code. Those of device code need its compiler.
+    fn unit(&mut self) -> Result<()> {
+        if let Some(why) = self.lacking(&[Tool::Nvrtc])? {
+            self.row(UNIT, single(false), Spent::default(), &why);
+            return Ok(());
+        }
+        self.tests(UNIT, &[], &self.unit_arguments(), false)
     }
 
     fn unit_arguments(&self) -> Vec<String> {
@@ -206,7 +216,7 @@ impl Run<'_> {
 
     fn doc(&mut self) -> Result<()> {
         let arguments = ["test", "--profile", "ci", "--workspace", "--doc", "--locked"];
-        let ran = self.watch("doc", cargo::linting().args(arguments))?;
+        let ran = self.watch("doc", cargo::linting().args(arguments).args(cargo::FEATURES))?;
         let count = count::tests(&ran.output);
         // A workspace without examples has nothing to fail.
         let count =
@@ -230,15 +240,20 @@ impl Run<'_> {
             );
             return Ok(false);
         }
-        let stopwatch = Stopwatch::start();
-        let lacking = self.installing.wait(suite.tools)?.map(str::to_owned);
-        self.summary.waited += stopwatch.read();
-        if let Some(why) = lacking {
+        if let Some(why) = self.lacking(suite.tools)? {
             // The machine could run the suite, so this is a failure and not something left out.
             self.row(suite.name, single(false), Spent::default(), &why);
             return Ok(false);
         }
         Ok(true)
+    }
+
+    /// Waits for what is being installed; why one of these tools is not there.
+    fn lacking(&mut self, tools: &[Tool]) -> Result<Option<String>> {
+        let stopwatch = Stopwatch::start();
+        let lacking = self.installing.wait(tools)?.map(str::to_owned);
+        self.summary.waited += stopwatch.read();
+        Ok(lacking)
     }
 
     /// Runs suites in one go.
@@ -278,16 +293,21 @@ impl Run<'_> {
                 "--status-level",
                 "pass",
             ]);
-            command.args(["--test-threads", &suites::tests_at_once(daemons).to_string()]).args(selection);
+            command.args(["--test-threads", &suites::tests_at_once(daemons).to_string()]);
+            command.args(cargo::FEATURES).args(selection);
         } else {
             command
                 .args(["test", "--profile", "ci", "--workspace", "--locked", "--no-fail-fast"])
+                .args(cargo::FEATURES)
                 .args(selection);
             if daemons {
                 command.args(["--", "--test-threads=1"]);
             }
         }
         command.env("TIDEMARK_BIN_DIR", self.workspace.bin_dir()).env("TIDEMARK_REQUIRED", "1");
+        if name == UNIT {
+            command.env("LD_LIBRARY_PATH", prepare::nvrtc_folder(&self.workspace)?);
+        }
         if self.options.long {
             command.env("TIDEMARK_LONG", "1").env("PROPTEST_CASES", "4096");
         }

@@ -44,7 +44,7 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
         bail!("this machine cannot run it: {why}");
     }
     let build = ["build", "--profile", "ci", "--workspace", "--all-targets", "--locked"];
-    if !watch(cargo::linting().args(build).current_dir(&workspace.root))?.success {
+    if !watch(cargo::linting().args(build).args(cargo::FEATURES).current_dir(&workspace.root))?.success {
         return Ok(false);
     }
     let folder = workspace.root.join("target").join("campaign");
@@ -57,18 +57,9 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     let mut command = cargo::linting();
     // Not nextest, which would end it as a test that hangs.
     command
-        .args([
-            "test",
-            "--profile",
-            "ci",
-            "--workspace",
-            "--locked",
-            "--test",
-            SUITE,
-            "--",
-            TEST,
-            "--nocapture",
-        ])
+        .args(["test", "--profile", "ci", "--workspace", "--locked"])
+        .args(cargo::FEATURES)
+        .args(["--test", SUITE, "--", TEST, "--nocapture"])
         .current_dir(&workspace.root)
         .env("TIDEMARK_BIN_DIR", workspace.bin_dir())
         .env("TIDEMARK_REQUIRED", "1")

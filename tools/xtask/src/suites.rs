@@ -15,6 +15,9 @@ pub(crate) struct Asked {
     pub(crate) share_s: u64,
 }
 
+/// The check that runs the tests beside the code.
+pub(crate) const UNIT: &str = "unit";
+
 /// Checks that come before the suites.
 const CHECKS: &[Asked] = &[
     Asked { name: "tidy", question: "do the files keep to the house style?", share_s: 5 },
@@ -23,7 +26,7 @@ const CHECKS: &[Asked] = &[
     Asked { name: "fmt", question: "is the code formatted?", share_s: 10 },
     // With empty caches what the suites need is installed beside it.
     Asked { name: "build", question: "does everything build, without a warning of clippy's?", share_s: 440 },
-    Asked { name: "unit", question: "do the tests beside the code pass?", share_s: 60 },
+    Asked { name: UNIT, question: "do the tests beside the code pass?", share_s: 60 },
     Asked { name: "doc", question: "do the examples in the documentation work?", share_s: 15 },
 ];
 
