@@ -7,6 +7,7 @@
 
 use super::compile::{Source, compile};
 use super::error::CudaError;
+use super::scratch::Scratch;
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
@@ -45,6 +46,7 @@ pub struct Device {
     arch: String,
     name: String,
     modules: Mutex<HashMap<&'static str, Arc<CudaModule>>>,
+    tables: Mutex<Scratch>,
 }
 
 impl Device {
@@ -89,7 +91,8 @@ impl Device {
         let background = context
             .new_stream_with_priority(least)
             .map_err(CudaError::while_("making a low-priority stream"))?;
-        Ok(Self { context, background, arch: format!("sm_{major}{minor}"), name, modules: Mutex::default() })
+        let arch = format!("sm_{major}{minor}");
+        Ok(Self { context, background, arch, name, modules: Mutex::default(), tables: Mutex::default() })
     }
 
     /// The context, for allocations and copies. Calls that make it current leave it so: hold [`Self::enter`]'s guard around
@@ -115,6 +118,11 @@ impl Device {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The memory that [`Self::scratch`] lends.
+    pub(super) fn tables(&self) -> &Mutex<Scratch> {
+        &self.tables
     }
 
     /// Makes the context current on this thread; what was current before is again when the guard goes.

@@ -7,6 +7,7 @@
 pub(crate) mod compile;
 mod device;
 mod error;
+mod scratch;
 
 pub use compile::{Source, compile, compiler_is_here};
 pub use device::{Device, Entered, devices, driver_is_here};

@@ -15,6 +15,8 @@ typedef unsigned long long u64;
 #define TILE 1024u
 // Elements that a lane loads before it uses them, so that loads overlap. TILE is a multiple of 32 * AHEAD.
 #define AHEAD 8u
+// Tables of counts in threshold.
+#define COPIES 8u
 #define NONE 0xffffffffffffffffull
 #define INFINITY_BITS 0x7f800000u
 #define F16_MAX 65504.0f
@@ -88,34 +90,61 @@ extern "C" __global__ void sample(Tensor of, u64 stride, u32 count, u64 seed, u3
     magnitudes[stratum] = magnitude(with_residual(of, place, load(of, place)));
 }
 
-// The magnitude at `rank` from below, from 0 to count - 1, and at least `least`: one block, a byte of the answer per round.
+// The magnitude at `rank` from below, from 0 to count - 1, and at least `least`: one block of 1024 threads, a byte of the answer
+// per round. Warps count apart, some together: most magnitudes have one of few exponents, and would wait for each other.
 extern "C" __global__ void threshold(const u32 *magnitudes, u32 count, u32 rank, u32 least, Status *status) {
-    __shared__ u32 of_byte[256];
+    __shared__ u32 of_byte[COPIES][256];
     __shared__ u32 prefix, left;
+    u32 lane = threadIdx.x % 32, copy = threadIdx.x / 32 % COPIES;
     if (threadIdx.x == 0) {
         prefix = 0;
         left = rank;
     }
     for (int shift = 24; shift >= 0; shift -= 8) {
-        for (u32 byte = threadIdx.x; byte < 256; byte += blockDim.x) {
-            of_byte[byte] = 0;
+        for (u32 i = threadIdx.x; i < COPIES * 256; i += blockDim.x) {
+            of_byte[i / 256][i % 256] = 0;
         }
         __syncthreads();
         for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
             u32 bits = magnitudes[i];
             // 64 bits: in the first round everything is shifted out.
             if ((u64)bits >> (shift + 8) == (u64)prefix >> (shift + 8)) {
-                atomicAdd(&of_byte[(bits >> shift) & 255u], 1u);
+                atomicAdd(&of_byte[copy][(bits >> shift) & 255u], 1u);
             }
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            u32 byte = 0;
-            while (byte < 255 && left >= of_byte[byte]) {
-                left -= of_byte[byte];
-                byte += 1;
+        for (u32 byte = threadIdx.x; byte < 256; byte += blockDim.x) {
+            u32 sum = 0;
+            for (u32 of = 0; of < COPIES; of += 1) {
+                sum += of_byte[of][byte];
             }
-            prefix |= byte << shift;
+            of_byte[0][byte] = sum;
+        }
+        __syncthreads();
+        // One warp looks for the byte, each lane among eight.
+        if (threadIdx.x < 32) {
+            u32 own = 0;
+            for (u32 byte = 8 * lane; byte < 8 * lane + 8; byte += 1) {
+                own += of_byte[0][byte];
+            }
+            u32 until = own;
+            for (u32 step = 1; step < 32; step *= 2) {
+                u32 before = __shfl_up_sync(ALL_LANES, until, step);
+                until += lane >= step ? before : 0;
+            }
+            u32 rest = left;
+            // All lanes have read it; one of them writes it.
+            __syncwarp();
+            if (until > rest && until - own <= rest) {
+                rest -= until - own;
+                u32 byte = 8 * lane;
+                while (rest >= of_byte[0][byte]) {
+                    rest -= of_byte[0][byte];
+                    byte += 1;
+                }
+                left = rest;
+                prefix |= byte << shift;
+            }
         }
         __syncthreads();
     }
@@ -164,33 +193,53 @@ extern "C" __global__ void count(Tensor of, u64 begin, u32 elements, u32 tiles, 
     }
 }
 
-// Counts of one chunk become the places where output begins, after the chunks before: one block of at most 1024 threads.
+// Counts of one chunk become the places where output begins, after the chunks before: one block of 1024 threads, whose warps
+// have ranges of their own, side by side for each load.
 extern "C" __global__ void scan(u64 *counts, u32 tiles, u64 *chunk_end, Status *status) {
-    __shared__ u64 sums[1024];
-    u32 each = (tiles + blockDim.x - 1) / blockDim.x;
-    u32 from = threadIdx.x * each < tiles ? threadIdx.x * each : tiles;
+    __shared__ u64 sums[32];
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    u32 each = (tiles + warps - 1) / warps;
+    u32 from = warp * each < tiles ? warp * each : tiles;
     u32 to = tiles - from < each ? tiles : from + each;
     u64 sum = 0;
-    for (u32 i = from; i < to; i += 1) {
+#pragma unroll 8
+    for (u32 i = from + lane; i < to; i += 32) {
         sum += counts[i];
     }
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    for (u32 step = 1; step < blockDim.x; step *= 2) {
-        u64 before = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
-        __syncthreads();
-        sums[threadIdx.x] += before;
-        __syncthreads();
+    for (u32 step = 16; step > 0; step /= 2) {
+        sum += __shfl_xor_sync(ALL_LANES, sum, step);
     }
-    u64 chunk_begin = status->kept;
-    u64 at = chunk_begin + sums[threadIdx.x] - sum;
-    for (u32 i = from; i < to; i += 1) {
-        u64 tile = counts[i];
-        counts[i] = at;
-        at += tile;
+    if (lane == 0) {
+        sums[warp] = sum;
     }
-    // All threads have read where the chunk begins.
+    u64 at = status->kept;
+    // All threads have read where the chunk begins, and all sums are there.
     __syncthreads();
+    for (u32 before = 0; before < warp; before += 1) {
+        at += sums[before];
+    }
+    for (u32 row = from; row < to; row += 32 * AHEAD) {
+        u64 tile[AHEAD];
+#pragma unroll
+        for (u32 ahead = 0; ahead < AHEAD; ahead += 1) {
+            u32 i = row + 32 * ahead + lane;
+            tile[ahead] = i < to ? counts[i] : 0;
+        }
+#pragma unroll
+        for (u32 ahead = 0; ahead < AHEAD; ahead += 1) {
+            u32 i = row + 32 * ahead + lane;
+            u64 until = tile[ahead];
+            for (u32 step = 1; step < 32; step *= 2) {
+                u64 left = __shfl_up_sync(ALL_LANES, until, step);
+                until += lane >= step ? left : 0;
+            }
+            if (i < to) {
+                counts[i] = at + until - tile[ahead];
+            }
+            at += __shfl_sync(ALL_LANES, until, 31);
+        }
+    }
+    // The last warp's range ends last, also where it has none.
     if (threadIdx.x == blockDim.x - 1) {
         status->kept = at;
         *chunk_end = at;

@@ -6,7 +6,7 @@ use super::super::sample::Sample;
 use super::super::{CompressError, LEAST_KEPT_BITS, SCALE_MAX, Settings, check};
 use super::{DeviceCompressError, DeviceInt8, DeviceSparse, DeviceTensor, DeviceValues, SOURCE};
 use crate::cuda::{CudaError, Device};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, result};
 use std::sync::Arc;
 
 /// Elements per warp of `count` and `fill`, as in compress.cu.
@@ -21,6 +21,8 @@ const THREADS_OF_ONE_BLOCK: u32 = 1024;
 const BLOCKS_MAX: usize = 1 << 13;
 /// As in compress.cu: no index.
 const NONE: u64 = u64::MAX;
+/// What the status takes in the tables, in 64-bit words; the ends of the chunks come after it.
+const STATUS_WORDS: usize = size_of::<Status>() / 8;
 
 /// As in compress.cu.
 #[repr(C)]
@@ -43,8 +45,6 @@ pub(super) struct Tensor {
     kind: u64,
 }
 
-// SAFETY: `repr(C)` with the fields of `Status` in compress.cu, all of 64 bits.
-unsafe impl DeviceRepr for Status {}
 // SAFETY: `repr(C)` with the fields of `Tensor` in compress.cu, addresses and numbers of 64 bits.
 unsafe impl DeviceRepr for Tensor {}
 
@@ -110,13 +110,15 @@ impl Launcher<'_> {
         let sample = Sample::of(tensor.elements, settings, seed);
         let chunks = chunks(tensor.elements, settings.chunk_elements());
         let tiles = chunks.last().map_or(0, |chunk| chunk.tiles_before + chunk.tiles);
-        let status = self.status(out.capacity)?;
-        let magnitudes: CudaSlice<u32> = self.zeros(sample.count)?;
-        let counts: CudaSlice<u64> = self.zeros(tiles)?;
-        let ends: CudaSlice<u64> = self.zeros(chunks.len())?;
-        let [status_at, counts_at, ends_at] =
-            [self.address(&status), self.address(&counts), self.address(&ends)];
-        let magnitudes_at = self.address(&magnitudes);
+        let tables = Tables::of(chunks.len(), tiles, sample.count);
+        let scratch = self.device.scratch(tables.bytes)?;
+        let begun = Status::begun(out.capacity);
+        let _done = Done(self.stream);
+        let status_at = scratch.address();
+        let [ends_at, counts_at, magnitudes_at] =
+            [tables.ends, tables.counts, tables.magnitudes].map(|offset| status_at + offset as u64);
+        // SAFETY: the tables are ours until `scratch` goes, and have room for the status, which lives longer than `_done`.
+        unsafe { self.begin(&begun, status_at) }?;
         let (count, rank) = (int(sample.count), int(sample.count - sample.keep));
 
         let args = [
@@ -160,8 +162,8 @@ impl Launcher<'_> {
             // results only where the status says that all of them have room.
             unsafe { self.launch("fill", chunk.blocks(), THREADS, &args) }?;
         }
-        let ends = self.stream.clone_dtoh(&ends).map_err(CudaError::while_("copying chunks' ends"))?;
-        self.finish(&status)?;
+        // SAFETY: the status and the ends lie there.
+        let ends = unsafe { self.finish(status_at, chunks.len()) }?;
         let mut before = 0;
         Ok(ends.into_iter().map(|end| usize_of(end - std::mem::replace(&mut before, end))).collect())
     }
@@ -174,8 +176,12 @@ impl Launcher<'_> {
         out: &DeviceInt8,
     ) -> Result<(), DeviceCompressError> {
         let of = Tensor::of(tensor);
-        let status = self.status(0)?;
-        let status_at = self.address(&status);
+        let scratch = self.device.scratch(8 * STATUS_WORDS)?;
+        let begun = Status::begun(0);
+        let _done = Done(self.stream);
+        let status_at = scratch.address();
+        // SAFETY: the tables are ours until `scratch` goes, and have room for the status, which lives longer than `_done`.
+        unsafe { self.begin(&begun, status_at) }?;
         let threads = usize::try_from(THREADS).unwrap_or(usize::MAX);
         let args = [Arg::Tensor(of), Arg::Long(status_at)];
         // SAFETY: the arguments are those of `check`, which reads the tensor below `len` and writes the status.
@@ -192,7 +198,8 @@ impl Launcher<'_> {
         // SAFETY: the arguments are those of `int8`, which reads the tensor below `len` and writes as many values and residuals,
         // and a scale per started block.
         unsafe { self.launch("int8", blocks, THREADS, &args) }?;
-        self.finish(&status)
+        // SAFETY: the status lies there.
+        unsafe { self.finish(status_at, 0) }.map(drop)
     }
 
     /// # Safety
@@ -265,41 +272,84 @@ impl Launcher<'_> {
         launched.map(|_| ()).map_err(CudaError::while_("launching compression"))
     }
 
-    fn status(&self, capacity: usize) -> Result<CudaSlice<Status>, CudaError> {
-        let status = Status {
+    /// Puts a status where kernels find it.
+    ///
+    /// # Safety
+    /// `at` has room for it. It lives until the stream has been waited for.
+    unsafe fn begin(&self, status: &Status, at: u64) -> Result<(), CudaError> {
+        // SAFETY: the caller's promises.
+        let copied =
+            unsafe { result::memcpy_htod_async(at, std::slice::from_ref(status), self.stream.cu_stream()) };
+        copied.map_err(CudaError::while_("copying compression's status to the device"))
+    }
+
+    /// Waits for the stream, says what the status says, and gives the ends of `chunks` chunks.
+    ///
+    /// # Safety
+    /// The status is at `at`, and the ends come after it.
+    unsafe fn finish(&self, at: u64, chunks: usize) -> Result<Vec<u64>, DeviceCompressError> {
+        let mut words = vec![0u64; STATUS_WORDS + chunks];
+        // SAFETY: the caller's promise; the words live until the stream has been waited for, here.
+        let copied = unsafe { result::memcpy_dtoh_async(&mut words, at, self.stream.cu_stream()) };
+        let waited = self.stream.synchronize();
+        copied.map_err(CudaError::while_("copying compression's status"))?;
+        waited.map_err(CudaError::while_("waiting for compression"))?;
+        let ends = words.split_off(STATUS_WORDS);
+        Status::read(&words).refused()?;
+        Ok(ends)
+    }
+}
+
+/// Waits for a stream when it goes, also after an error: what others get next is still in use before.
+struct Done<'a>(&'a CudaStream);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        // A stream that fails is told about by the call that meets it.
+        let _ = self.0.synchronize();
+    }
+}
+
+/// Where the tables of one call lie, in bytes from their beginning, which is the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tables {
+    /// One u64 per chunk.
+    pub(super) ends: usize,
+    /// One u64 per tile.
+    pub(super) counts: usize,
+    /// One u32 per element of the sample.
+    pub(super) magnitudes: usize,
+    /// All.
+    pub(super) bytes: usize,
+}
+
+impl Tables {
+    pub(super) fn of(chunks: usize, tiles: usize, sample: usize) -> Self {
+        let ends = 8 * STATUS_WORDS;
+        let counts = ends + 8 * chunks;
+        let magnitudes = counts + 8 * tiles;
+        Self { ends, counts, magnitudes, bytes: magnitudes + 4 * sample }
+    }
+}
+
+impl Status {
+    fn begun(capacity: usize) -> Self {
+        Self {
             not_finite: NONE,
             bad_sum: NONE,
             kept: 0,
             capacity: capacity as u64,
             threshold: u64::from(LEAST_KEPT_BITS),
-        };
-        self.stream
-            .clone_htod(&[status])
-            .map_err(CudaError::while_("copying compression's status to the device"))
+        }
     }
 
-    /// Waits for the stream, and says what the status says.
-    fn finish(&self, status: &CudaSlice<Status>) -> Result<(), DeviceCompressError> {
-        let found =
-            self.stream.clone_dtoh(status).map_err(CudaError::while_("copying compression's status"))?;
-        self.stream.synchronize().map_err(CudaError::while_("waiting for compression"))?;
-        found.first().map_or(Ok(()), Status::refused)
+    /// From its words, in the order of its fields.
+    fn read(words: &[u64]) -> Self {
+        let word = |place: usize| words.get(place).copied().unwrap_or(NONE);
+        let [not_finite, bad_sum, kept, capacity, threshold] = [0, 1, 2, 3, 4].map(word);
+        Self { not_finite, bad_sum, kept, capacity, threshold }
     }
 
-    fn zeros<T: DeviceRepr + cudarc::driver::ValidAsZeroBits>(
-        &self,
-        elements: usize,
-    ) -> Result<CudaSlice<T>, CudaError> {
-        self.stream.alloc_zeros(elements).map_err(CudaError::while_("allocating compression's tables"))
-    }
-
-    /// All work on it is put on the one stream that it was allocated on, so that nothing else need be ordered.
-    fn address<T>(&self, slice: &CudaSlice<T>) -> u64 {
-        slice.device_ptr(self.stream).0
-    }
-}
-
-impl Status {
     fn refused(&self) -> Result<(), DeviceCompressError> {
         if self.not_finite != NONE {
             return Err(CompressError::NotFinite { index: usize_of(self.not_finite) }.into());

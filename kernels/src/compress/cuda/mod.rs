@@ -3,7 +3,8 @@
 //! Owns: tensors by addresses, their checks, and the entries for them; unsafe code is allowed here. Does not own: the
 //! arithmetic (compress.cu), the launches (`launch`), or the device (`crate::cuda`).
 //!
-//! Device memory beside the caller's: 8 bytes per started 1,024 elements of each chunk, 8 per chunk, and the sample.
+//! Device memory beside the caller's: 8 bytes per started 1,024 elements of each chunk, 8 per chunk, and the sample. It is kept,
+//! one for all calls on a device, which wait for each other.
 
 mod host;
 mod launch;
