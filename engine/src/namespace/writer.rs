@@ -390,7 +390,7 @@ fn thread_group(proc_root: &Path, tid: u32) -> Option<u32> {
 struct Stat {
     /// A zombie, or less.
     ended: bool,
-    /// It is on its way there, and runs none of its program any more. How it ends may not be known yet.
+    /// Being closed down: none of its program runs any more, and how it ends may not be known yet.
     ends: bool,
     /// A thread of the kernel, which has no environment.
     kernel: bool,

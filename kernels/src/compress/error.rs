@@ -9,14 +9,14 @@ use std::fmt;
 pub enum CompressError {
     /// The part to keep is not above 0 and at most 1.
     Ratio {
-        /// What it is.
+        /// The ratio found.
         found: f64,
     },
     /// A setting is 0 or too large.
     Setting {
         /// Its name.
         name: &'static str,
-        /// What it is.
+        /// The value found.
         found: usize,
         /// The most it may be.
         most: usize,
@@ -27,7 +27,7 @@ pub enum CompressError {
         what: &'static str,
         /// Its elements.
         found: usize,
-        /// What they should be.
+        /// The length that fits.
         expected: usize,
     },
     /// The gradient has a NaN or an infinity: its step was none (see the module's text).

@@ -1,4 +1,4 @@
-//! What compression is, one element at a time.
+//! The meaning of compression, one element at a time.
 //!
 //! Owns: the meaning; every back end must agree with it bit for bit. Does not own: speed.
 

@@ -1,4 +1,4 @@
-//! How gradients are compressed, checked once.
+//! The settings of compression, checked once.
 //!
 //! Owns: the settings' ranges and defaults. Does not own: what they do.
 
@@ -20,7 +20,7 @@ pub const DENSE_BELOW: usize = 100_000;
 /// Most elements per chunk of a sparse tensor: indices are of type `i32`. (TierCheck, section 3.2.)
 pub const CHUNK_ELEMENTS_MAX: usize = 0x7fff_ffff;
 
-/// How gradients are compressed. [`Settings::default`] is TierCheck's way.
+/// The settings of compression. [`Settings::default`] is TierCheck's way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
     ratio: f64,

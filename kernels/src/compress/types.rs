@@ -76,7 +76,7 @@ pub enum Compressed {
     },
 }
 
-/// What is kept of one chunk of a sparse gradient.
+/// The kept part of one chunk of a sparse gradient.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SparseChunk {
     /// The element of the tensor that the chunk begins with.

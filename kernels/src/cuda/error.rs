@@ -24,7 +24,7 @@ pub enum CudaError {
     Compile {
         /// The module's name.
         module: &'static str,
-        /// What it was compiled for, such as `sm_90`.
+        /// The architecture that it was compiled for, such as `sm_90`.
         arch: String,
         /// The compiler's own words.
         log: String,

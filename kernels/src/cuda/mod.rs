@@ -1,4 +1,4 @@
-//! What all device code shares: the device, its compiler, its errors.
+//! Shared by all device code: the device, its compiler, its errors.
 //!
 //! Owns: opening a device by its ordinal, compiling sources for it, and saying what is missing. Does not own: any kernel
 //! (they lie in `<topic>/cuda/`). The cargo feature `cuda` brings it; libraries are found at run time, and without them

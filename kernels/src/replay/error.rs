@@ -24,7 +24,7 @@ pub enum ReplayError {
         what: &'static str,
         /// Its length.
         found: usize,
-        /// What it should be.
+        /// The length that fits.
         expected: usize,
     },
     /// A size that a gradient names (a chunk's, a block's) is 0 or too large.
@@ -33,7 +33,7 @@ pub enum ReplayError {
         step: usize,
         /// Which size.
         what: &'static str,
-        /// What it is, in elements.
+        /// The size found, in elements.
         found: usize,
         /// The most it may be.
         most: usize,

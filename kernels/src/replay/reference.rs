@@ -1,4 +1,4 @@
-//! What a step does to one element, and what replaying is: one element at a time.
+//! The meaning of a step, and of replaying steps, one element at a time.
 //!
 //! Owns: the meaning; every back end agrees with it bit for bit (a NaN may have other bits: it stays a NaN). Does not own:
 //! speed.
@@ -43,7 +43,7 @@ pub fn update(factors: &Factors, [weight, exp_avg, exp_avg_sq]: [f32; 3], gradie
     [weight, exp_avg, exp_avg_sq]
 }
 
-/// What `gradient` has for element `at`.
+/// The value of `gradient` for element `at`.
 ///
 /// # Panics
 /// When it has no such element, or is none that [`replay`] takes.

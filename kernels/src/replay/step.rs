@@ -16,7 +16,7 @@ pub struct Step {
     pub beta1: f64,
     /// Decay of the second moment: from 0, below 1.
     pub beta2: f64,
-    /// What is added to the denominator, finite and not negative.
+    /// The addend of the denominator, finite and not negative.
     pub eps: f64,
     /// Weight decay, finite and not negative.
     pub weight_decay: f64,
@@ -24,7 +24,7 @@ pub struct Step {
     pub decay: Decay,
     /// Climb the gradient instead of going down.
     pub maximize: bool,
-    /// What the gradient is multiplied by first: 1 / loss scale × clipping coefficient. Finite.
+    /// The first factor of the gradient: 1 / loss scale × clipping coefficient. Finite.
     pub gradient_scale: f64,
     /// The loss scaler skipped this step: it changes nothing, and the step after it has its number.
     pub skipped: bool,
@@ -125,7 +125,7 @@ impl Step {
     }
 }
 
-/// What a step multiplies, adds and divides by, for every element alike. `reference::update` says how.
+/// The numbers that a step multiplies, adds and divides by, for every element alike. `reference::update` says how.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors {
     /// The gradient's factor: its scale, negative where the step climbs.
@@ -144,7 +144,7 @@ pub struct Factors {
     /// 1 / √(1 - beta2ᵗ). torch's loop divides by the root on the CPU and multiplies by this on CUDA; so do we everywhere: a
     /// division per element is a third of the time of a step whose state is in the cache.
     pub correction: f32,
-    /// What is added to the denominator.
+    /// The addend of the denominator.
     pub eps: f32,
     /// -lr / (1 - beta1ᵗ).
     pub stride: f32,

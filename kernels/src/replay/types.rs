@@ -73,7 +73,7 @@ pub struct SparseChunk<'a> {
 /// A step and its gradient.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientStep<'a> {
-    /// What is done with the gradient.
+    /// The use of the gradient.
     pub step: Step,
     /// The gradient. A skipped step's is not looked at.
     pub gradient: Gradient<'a>,

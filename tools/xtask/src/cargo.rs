@@ -11,7 +11,7 @@ use crate::machine::has_cargo_command;
 /// `cargo clippy -- -D warnings`, as it hands that to the driver.
 const WARNINGS_ARE_ERRORS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
 
-/// What is built and tested beside the default: device code too, which is found out at run time to have no device.
+/// Features that are built and tested beside the default ones: device code compiles and is checked without a device.
 pub(crate) const FEATURES: [&str; 2] = ["--features", "tidemark-kernels/cuda"];
 
 /// Why nothing is linted; none where everything is.

@@ -563,7 +563,7 @@ impl Membership {
     }
 }
 
-/// Who is there beside a member.
+/// The nodes beside a member, as far as a verdict needs them.
 #[derive(Debug, Clone, Copy)]
 struct Present {
     /// The coordinator and it are all that there is.
@@ -627,7 +627,7 @@ impl Member {
         let silent_ms = now_ms.saturating_sub(self.heard_ms);
         let beats = self.missed(now_ms);
         match &self.standing {
-            // It was silent for a term already, which is longer than a node has that is alive.
+            // A whole term of silence has passed already, which is longer than a living node's may last.
             Standing::Awaited if self.lost_its_seat && present.others && beats >= SUSPECT_BEATS => {
                 Some(Due::Suspect(Suspicion::LostItsSeat { waited_ms: silent_ms }))
             }

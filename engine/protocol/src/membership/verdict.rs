@@ -77,7 +77,7 @@ pub enum Suspicion {
     NeverCame {
         waited_ms: u64,
     },
-    /// It was the coordinator, let its lease run out, and has not come to this one.
+    /// The coordinator of before let its lease run out, and has not come to this one.
     LostItsSeat {
         waited_ms: u64,
     },

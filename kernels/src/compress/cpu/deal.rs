@@ -6,7 +6,7 @@ use crate::replay::THREADS_MAX;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// What `work` makes of each piece, in the order of the pieces. A piece is taken when its thread is free: threads that are
+/// The results of `work` for the pieces, in the order of the pieces. A piece is taken when its thread is free: threads that are
 /// slower take fewer. Where the system refuses a thread, the others do its work.
 pub(super) fn deal<T: Send, R: Send>(pieces: Vec<T>, threads: usize, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let helpers = threads.clamp(1, THREADS_MAX).min(pieces.len().max(1)) - 1;

@@ -54,7 +54,7 @@ for_each_backend!(
     piece::finite
 );
 for_each_backend!(
-    /// What is kept of a sparse piece.
+    /// The kept part of a sparse piece.
     sparse(of: SparsePiece<'_>) -> Found,
     piece::sparse
 );

@@ -25,7 +25,7 @@ pub(super) struct SparsePiece<'a> {
     pub(super) threshold: u32,
 }
 
-/// What is kept of a piece.
+/// The kept part of a piece.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) indices: Vec<i32>,
@@ -116,7 +116,7 @@ fn add(values: Values<'_>, residual: &mut [f32]) {
     }
 }
 
-/// What is kept of a sparse piece; the residual, if any, becomes the rest.
+/// The kept part of a sparse piece; the residual, if any, becomes the rest.
 #[inline(always)]
 pub(super) fn sparse(piece: SparsePiece<'_>) -> Found {
     let SparsePiece { values, mut residual, begin, threshold } = piece;

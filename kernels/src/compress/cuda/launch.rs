@@ -21,7 +21,7 @@ const THREADS_OF_ONE_BLOCK: u32 = 1024;
 const BLOCKS_MAX: usize = 1 << 13;
 /// As in compress.cu: no index.
 const NONE: u64 = u64::MAX;
-/// What the status takes in the tables, in 64-bit words; the ends of the chunks come after it.
+/// The status's size in the tables, in 64-bit words; the ends of the chunks come after it.
 const STATUS_WORDS: usize = size_of::<Status>() / 8;
 
 /// As in compress.cu.

@@ -81,7 +81,7 @@ pub enum DeviceCompressError {
         what: &'static str,
         /// The address.
         address: u64,
-        /// What it should be a multiple of, in bytes.
+        /// The multiple that it should be, in bytes.
         multiple: u64,
     },
     /// The device, its driver or its compiler. What was to be written is worth nothing.

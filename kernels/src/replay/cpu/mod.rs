@@ -35,7 +35,7 @@ pub enum CpuBackend {
     Avx512,
     /// AVX2: x86-64-v3.
     Avx2,
-    /// What the target has for certain: SSE2, or NEON on AArch64.
+    /// The target's own, present for certain: SSE2, or NEON on AArch64.
     Portable,
 }
 
@@ -130,7 +130,7 @@ pub fn replay(state: &mut State<'_>, steps: &[GradientStep<'_>], threads: usize)
     CpuBackend::fastest().replay(state, steps, threads)
 }
 
-/// What no thread has taken yet.
+/// The pieces that no thread has taken yet.
 struct Pieces<'a> {
     rest: State<'a>,
     /// The element of the range that `rest` begins with.

@@ -1,4 +1,4 @@
-//! What a launch is told about each step: addresses for its part of the range, and the factors.
+//! A launch's view of each step: addresses for its part of the range, and the factors.
 //!
 //! Owns: the address arithmetic, the cuts of a range into launches, and the layout that replay.cu reads. Does not own: any
 //! call of the driver.

@@ -114,7 +114,7 @@ pub struct DeviceSparseChunk {
 /// A step and its gradient. A skipped step's gradient is not looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceGradientStep<'a> {
-    /// What is done with the gradient.
+    /// The use of the gradient.
     pub step: Step,
     /// The gradient.
     pub gradient: DeviceGradient<'a>,
@@ -131,7 +131,7 @@ pub enum DeviceReplayError {
         what: &'static str,
         /// The address.
         address: u64,
-        /// What it should be a multiple of, in bytes.
+        /// The multiple that it should be, in bytes.
         multiple: u64,
     },
     /// The device, its driver or its compiler. The state may be changed in part: it is worth nothing.

@@ -1,4 +1,4 @@
-//! What does not fit is an error that names both values, and nothing has changed.
+//! Parts that do not fit are an error that names both values, and nothing has changed.
 //!
 //! Owns: one case per check. Does not own: what is accepted.
 

@@ -29,7 +29,7 @@ fn a_new_coordinator_waits_for_the_members_of_before() {
         }
         cluster.told()
     };
-    // Whoever was the coordinator is asked about as soon as somebody can be.
+    // The coordinator of before is asked about as soon as somebody can be.
     let told = pass(&mut cluster, SUSPECT_BEATS * BEAT_MS);
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("node a is suspect: it was the coordinator"), "{told:?}");
