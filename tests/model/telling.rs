@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody, ROOT};
 use tidemark_engine::tier1::Tier1;
-use tidemark_protocol::cluster::wire::{NameOperation, NodeAttributes};
+use tidemark_protocol::cluster::wire::{NameOperation, NodeAttributes, NodeKind, NodeState};
 use tidemark_protocol::id::{Epoch, FileCounter, FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
 
@@ -211,4 +211,24 @@ fn what_was_made_while_a_life_was_away_outlives_the_daemon() {
     node.namespace.becomes_catalog_of(Some(Epoch(5)), &BTreeMap::new(), false);
     node.take_over();
     assert_eq!(node.namespace.made_while_away(&life), None, "another tree was the catalog");
+}
+
+/// Goal: a node that still has the link of before tells how it stands, and the link that another node made of the name stays. That this name
+/// was lost is known to nobody any more: the node has told everything.
+#[test]
+fn how_a_link_of_before_stands_wins_no_name_back() {
+    let node = Node::new();
+    node.namespace.symlink(&ME, ROOT, b"link", b"stays").unwrap();
+    let stands = |target: &[u8], mtime_ns| NodeState {
+        path: b"link".to_vec(),
+        attributes_ns: 0,
+        other_names: None,
+        attributes: NodeAttributes { mode: 0o777, mtime_ns, ..NodeAttributes::default() },
+        kind: NodeKind::Symlink { target: target.to_vec() },
+    };
+    for (target, mtime_ns) in [(b"late".as_slice(), 5), (b"stays".as_slice(), 6)] {
+        node.namespace.take_states(&[stands(target, mtime_ns)], Incarnation(8), false);
+        let found = node.namespace.outgoing_at(b"link").expect("it has a name");
+        assert!(matches!(&found.body, OutgoingBody::Symlink(target) if target == b"stays"), "{found:?}");
+    }
 }

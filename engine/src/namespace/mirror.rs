@@ -259,7 +259,10 @@ impl State {
                 self.node_of(facts.file, own).is_some_and(|node| self.is_reachable(node))
             }
             NodeKind::Directory => there().is_some_and(Node::is_directory),
-            NodeKind::Symlink { .. } => there().is_some_and(|node| matches!(node.body, Body::Symlink(_))),
+            // Another target is another link: a name that was lost to one is not won back by telling how the old one stands.
+            NodeKind::Symlink { target } => {
+                there().is_some_and(|node| matches!(&node.body, Body::Symlink(here) if **here == target[..]))
+            }
         }
     }
 
