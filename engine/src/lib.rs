@@ -3,6 +3,7 @@
 //! save: create → write → seal → replicate → upload → commit → reclaim. restore: locate → fetch → verify → serve.
 
 pub mod allowance;
+pub mod chunk;
 pub mod cluster;
 mod courtesy;
 pub mod descriptors;

@@ -14,7 +14,8 @@ use tidemark_content::Verdict;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Caller, Clock, FsError, Namespace, NamespaceSettings, OpenOutcome};
 use tidemark_engine::node::{Events, Names, Node, NodeParts, Shared, recover};
-use tidemark_engine::restore::locate;
+use tidemark_engine::restore::peer::Nearby;
+use tidemark_engine::restore::{Restorer, locate};
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::Settings;
 use tidemark_engine::store::{
@@ -154,17 +155,18 @@ impl Site {
         settings.save.settle_s = SETTLE_S;
         settings.content.judge = self.judges;
         let (epoch, limits) = (Epoch(self.epoch), UploadLimits::default());
+        let namespace = Namespace::new(NamespaceSettings::new(incarnation), Arc::clone(&self.tier1)).unwrap();
+        let drain = Arc::new(Drain::new(store, life, epoch, limits, &probe, Arc::clone(&metrics)));
+        let (named, store) = (Arc::clone(&namespace), Arc::clone(&drain.store));
+        let restorer = Restorer::new(named, store, Arc::clone(&metrics), 2, Nearby::alone());
         Arc::new(Shared {
-            fetches: tidemark_engine::flight::Flight::new(2),
-            coming: Default::default(),
-            losses: Default::default(),
+            restorer,
             cluster: Default::default(),
             replicator: Default::default(),
-            nearby: Default::default(),
             settings,
-            namespace: Namespace::new(NamespaceSettings::new(incarnation), Arc::clone(&self.tier1)).unwrap(),
+            namespace,
             tier1: Arc::clone(&self.tier1),
-            drain: Arc::new(Drain::new(store, life, epoch, limits, &probe, Arc::clone(&metrics))),
+            drain,
             metrics,
             events: Events::default(),
             clock: Clock::system(),

@@ -12,7 +12,8 @@ use tidemark_engine::error::ErrorKind;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::{Clock, Namespace, NamespaceSettings};
 use tidemark_engine::node::{Events, Names, RecoverError, Shared, recover};
-use tidemark_engine::restore::locate;
+use tidemark_engine::restore::peer::Nearby;
+use tidemark_engine::restore::{Restorer, locate};
 use tidemark_engine::save::commit::{self, Attempt, CommitError};
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::save::loose::{self, LooseError};
@@ -262,15 +263,15 @@ fn shared(drain: &Arc<Drain>) -> Arc<Shared> {
     let tier1 = save::tier1(&folder, 16 << 20);
     let metrics = Arc::new(Metrics::new());
     let settings = NamespaceSettings::new(Incarnation(8));
+    let namespace = Namespace::new(settings, Arc::clone(&tier1)).expect("a namespace");
+    let (named, store) = (Arc::clone(&namespace), Arc::clone(&drain.store));
+    let restorer = Restorer::new(named, store, Arc::clone(&metrics), 1, Nearby::alone());
     Arc::new(Shared {
-        fetches: tidemark_engine::flight::Flight::new(1),
-        coming: Default::default(),
-        losses: Default::default(),
+        restorer,
         cluster: Default::default(),
         replicator: Default::default(),
-        nearby: Default::default(),
         settings: Settings::default(),
-        namespace: Namespace::new(settings, Arc::clone(&tier1)).expect("a namespace"),
+        namespace,
         tier1,
         drain: Arc::clone(drain),
         metrics,

@@ -10,6 +10,7 @@ pub mod coordinator;
 pub mod key;
 pub mod message;
 pub mod node;
+pub mod refusal;
 pub mod rules;
 pub mod state;
 pub mod store;

@@ -4,7 +4,8 @@
 //! reorder messages.
 
 use crate::key::{Name, Place};
-use crate::state::{Call, Refusal};
+use crate::refusal::Refusal;
+use crate::state::Call;
 use crate::value::{Entry, Inode, Target};
 use tidemark_protocol::id::{Epoch, FileId, Incarnation};
 

@@ -3,7 +3,7 @@
 //! Owns: the types, their encoding, and what a fresh tree consists of. Does not own: the changes to them (`state`).
 
 use crate::key::{Key, ROOT};
-use crate::state::Refusal;
+use crate::refusal::Refusal;
 use serde::{Deserialize, Serialize};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::{Epoch, FileId, Incarnation, SealNumber};
@@ -182,6 +182,9 @@ pub fn empty_tree(era: u64) -> Vec<(Key, Value)> {
         (Key::Inode(ROOT), Value::Inode(root)),
     ]
 }
+
+/// A key's new value; none removes the key.
+pub type Change = (Key, Option<Value>);
 
 #[cfg(test)]
 mod tests {

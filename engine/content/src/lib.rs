@@ -8,6 +8,7 @@
 //! Every file is taken for hostile. A reader keeps to [`Limits`], allocates nothing by a length that it has not compared with the
 //! file's, and calls itself nowhere. No verdict says that all names of a checkpoint are there.
 
+mod archive;
 mod gguf;
 mod hdf5;
 mod keras;
@@ -180,7 +181,7 @@ type Read = Result<String, Stop>;
 /// The format that the first bytes show, and what its reader says.
 fn recognised(source: &mut Source<'_>, head: &[u8]) -> (Option<Format>, Read) {
     if head.starts_with(zip::LOCAL) {
-        return zip::read(source);
+        return archive::read(source);
     }
     let (format, reader): (_, fn(&mut Source<'_>, &[u8]) -> Read) = if head.starts_with(hdf5::SIGNATURE) {
         (Format::Hdf5, |source, _| hdf5::read(source, 0, source.size_bytes()))

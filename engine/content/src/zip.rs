@@ -1,15 +1,14 @@
 //! Zip archives: the end record, the directory, and that each entry has its place.
 //!
-//! Owns: what all archives have in common, and which kind one is. Does not own: what members mean (`torch_zip`, `npy`, `keras`).
+//! Owns: what all archives have in common. Does not own: which kind one is (`archive`), what members mean (`torch_zip`, `npy`, `keras`).
 //! Source: PKWARE's APPNOTE 6.3.10. Nothing is decompressed.
 
 use crate::source::{Source, Stop, Window};
-use crate::{Format, Read, keras, npy, torch_zip};
 use memchr::memmem::FinderRev;
 
 /// A member's own header. Whatever begins with one is an archive, or was to become one.
 pub(crate) const LOCAL: &[u8] = b"PK\x03\x04";
-const LOCAL_BYTES: usize = 30;
+pub(crate) const LOCAL_BYTES: usize = 30;
 const CENTRAL: [u8; 4] = *b"PK\x01\x02";
 const CENTRAL_BYTES: usize = 46;
 const END: [u8; 4] = *b"PK\x05\x06";
@@ -26,8 +25,6 @@ const FOLLOWED_BYTES: u64 = 32 << 20;
 const LOOK_BYTES: usize = 1 << 20;
 /// The most entries of one archive: a torch zip has one for each storage.
 const MAX_ENTRIES: usize = 1 << 18;
-/// The kind is told from the first name; longer names are none that is known.
-const MAX_FIRST_NAME_BYTES: usize = 1024;
 
 /// One entry of the directory.
 #[derive(Debug, Clone, Copy)]
@@ -60,46 +57,8 @@ pub(crate) struct Directory {
     pub(crate) entries: u64,
 }
 
-/// Reads whatever begins as an archive.
-pub(crate) fn read(source: &mut Source<'_>) -> (Option<Format>, Read) {
-    let format = kind(source).unwrap_or(Format::Zip);
-    let read = open(source).and_then(|directory| match format {
-        Format::TorchZip => torch_zip::read(source, directory),
-        Format::Npz => npy::read_archive(source, directory),
-        Format::Keras => keras::read(source, directory),
-        _ => {
-            members(source, directory, &mut |_, _, _| Ok(()))?;
-            Err(Stop::unknown(format!(
-                "its directory of {} entries is in order; what they must be is not known here",
-                directory.entries
-            )))
-        }
-    });
-    (Some(format), read.map_err(|stop| stop.early_is_broken("the archive")))
-}
-
-/// The kind by the first member, which is there also when the archive has no end.
-fn kind(source: &mut Source<'_>) -> Option<Format> {
-    let header: [u8; LOCAL_BYTES] = source.array(0).ok()?;
-    let (name_bytes, extra_bytes) = (u16_at(&header, 26), u16_at(&header, 28));
-    let mut name = [0; MAX_FIRST_NAME_BYTES];
-    let name = name.get_mut(..usize::from(name_bytes))?;
-    source.read(LOCAL_BYTES as u64, name).ok()?;
-    let padding = extra_bytes >= 4
-        && source.array(LOCAL_BYTES as u64 + u64::from(name_bytes)).is_ok_and(|id: [u8; 2]| id == *b"FB");
-    if padding || torch_zip::is_member(name) {
-        Some(Format::TorchZip)
-    } else if name.ends_with(b".npy") {
-        Some(Format::Npz)
-    } else if keras::is_member(name) {
-        Some(Format::Keras)
-    } else {
-        None
-    }
-}
-
 /// Finds the end record, and the directory that it names.
-fn open(source: &mut Source<'_>) -> Result<Directory, Stop> {
+pub(crate) fn open(source: &mut Source<'_>) -> Result<Directory, Stop> {
     let size_bytes = source.size_bytes();
     let tail_at = size_bytes.saturating_sub(TAIL_BYTES);
     let mut tail = vec![0; usize::try_from(size_bytes - tail_at).unwrap_or_default()];

@@ -5,7 +5,7 @@
 use crate::format::{Document, FORMAT_PARTS, Flaw, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
 use crate::id::{Epoch, FileId, Generation, SealNumber, Step, Timeline, Version};
 use crate::key::{Key, NodeLife, VersionId, VersionRef};
-use crate::loose::PARTS_MAX;
+use crate::loose::{Left, LoosePart, PARTS_MAX};
 use crate::manifest::{Attributes, Base64, Directory, HardLink, ManifestFile, Symlink, check_file};
 use crate::path::{RelPath, RunPath};
 use serde::{Deserialize, Serialize};
@@ -36,35 +36,6 @@ pub struct LooseSidecar {
     pub parts: Vec<LoosePart>,
     #[serde(flatten)]
     pub file: ManifestFile,
-}
-
-/// How the writers of a loose file had left it when it was read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Left {
-    #[default]
-    Closed,
-    /// They were killed, or ended without closing it.
-    Cut,
-    /// Somebody could write it.
-    Open,
-    /// A word of a newer daemon.
-    #[serde(other)]
-    Unknown,
-}
-
-impl Left {
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        *self == Self::Closed
-    }
-}
-
-/// The first `bytes` bytes of the object of a generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LoosePart {
-    pub generation: Generation,
-    pub bytes: u64,
 }
 
 impl Document for LooseSidecar {

@@ -3,12 +3,14 @@
 //! Owns: the layout of section 1 of `engine/design/0003-tier3-format.md`. Does not own: what the objects contain
 //! (`marker`, `record`, `manifest`, `documents`), the prefix of the store's URL (the engine's store).
 
+use crate::escape::{
+    COMMITTED, OURS, RETIRED, escape_in_attempt, escape_loose, is_our_name, looks_like_version, unescape,
+};
 use crate::id::{
     AttemptId, ContentHash, Generation, Incarnation, NodeName, Step, Timeline, Version, hex_u64,
 };
 use crate::path::{
     CheckpointName, MAX_CHECKPOINT_KEY_BYTES, MAX_COMPONENT_BYTES, MAX_RUN_KEY_BYTES, RelPath, RunPath,
-    escape, push_escaped, unescape,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -24,10 +26,6 @@ const _: () = assert!(
     "every marker of every version has a key"
 );
 
-/// Our own directory, at the top of the prefix and inside every attempt.
-const OURS: &str = ".tidemark";
-const COMMITTED: &str = "_COMMITTED";
-const RETIRED: &str = "_RETIRED";
 /// Digits of a numbered key: as many as 2^64 has, so that order by name is order by number.
 const NUMBER_DIGITS: usize = 20;
 
@@ -538,50 +536,6 @@ fn escape_path(path: &RelPath, component: fn(&[u8]) -> String) -> String {
 
 fn unescape_path(text: &str) -> Option<RelPath> {
     RelPath::new(unescape(text)?).ok()
-}
-
-/// A component of a run or checkpoint name. Our own names and the forms that end it are escaped by their first
-/// byte; so is `_`, which stands for the mount's root, and `.`, which no store keeps as a component.
-pub(crate) fn escape_above_version(component: &[u8]) -> String {
-    let text = escape(component);
-    let reserved = is_our_name(&text)
-        || text == "_"
-        || text == "."
-        || text.starts_with("a-")
-        || looks_like_version(&text);
-    if reserved { escape_first(&text) } else { text }
-}
-
-/// A component inside an attempt: framework files keep their names, so that a plain copy of the attempt loads.
-fn escape_in_attempt(component: &[u8]) -> String {
-    let text = escape(component);
-    if is_our_name(&text) { escape_first(&text) } else { text }
-}
-
-/// A component of a loose path: on a POSIX store `x/g-1` would be a file and a directory at once.
-fn escape_loose(component: &[u8]) -> String {
-    let text = escape(component);
-    if is_our_name(&text) || text.starts_with("g-") { escape_first(&text) } else { text }
-}
-
-fn is_our_name(text: &str) -> bool {
-    matches!(text, OURS | COMMITTED | RETIRED)
-}
-
-/// Wider than what we write: any `v<digits>.<digits>`, so that numbers past 2^64 confuse nothing either.
-fn looks_like_version(text: &str) -> bool {
-    text.strip_prefix('v').is_some_and(|rest| {
-        rest.contains('.') && !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit() || b == b'.')
-    })
-}
-
-/// Only called with a text that begins with an ASCII character.
-fn escape_first(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len() + 2);
-    let (first, rest) = text.split_at(1);
-    push_escaped(&mut escaped, first.as_bytes());
-    escaped.push_str(rest);
-    escaped
 }
 
 /// Whether an object of others may be named by a manifest: it lies where no key of ours ever is. What is given up or swept is

@@ -6,9 +6,9 @@
 //! A log has no "whole": its bytes are wanted as they are, most of all after a crash. So one that settles goes as soon as it has,
 //! and one that never does, because it stays open or is appended to again and again, goes now and then.
 
-use crate::documents::{Left, LoosePart};
 use crate::id::Generation;
 use crate::retention::Policy;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 const SECOND_NS: i64 = 1_000_000_000;
@@ -24,6 +24,35 @@ const SHARE: i64 = 4;
 
 /// Objects that the bytes of a file may lie in: each is a request when it is read, and an object that stays.
 pub const PARTS_MAX: usize = 64;
+
+/// How the writers of a loose file had left it when it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Left {
+    #[default]
+    Closed,
+    /// They were killed, or ended without closing it.
+    Cut,
+    /// Somebody could write it.
+    Open,
+    /// A word of a newer daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl Left {
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        *self == Self::Closed
+    }
+}
+
+/// The first `bytes` bytes of the object of a generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoosePart {
+    pub generation: Generation,
+    pub bytes: u64,
+}
 
 /// A file below this is sent whole each time: to say what it shares would cost about as much.
 pub const SHARED_FROM_BYTES: u64 = 16 << 10;

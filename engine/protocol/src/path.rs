@@ -1,8 +1,9 @@
 //! Paths as the mount gives them, which are bytes, and their reversible text.
 //!
-//! Owns: relative paths, run directories and checkpoint names, and how bytes that text cannot hold are escaped.
-//! Does not own: what a key makes of them (`key`), the tree itself (the engine's namespace).
+//! Owns: relative paths, run directories and checkpoint names. Does not own: how bytes that text cannot hold are escaped (`escape`),
+//! what a key makes of them (`key`), the tree itself (the engine's namespace).
 
+use crate::escape::{escape, escape_above_version, unescape};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 use std::fmt;
@@ -153,7 +154,7 @@ impl RunPath {
     /// When the path is too long to be part of a key.
     pub fn new(path: RelPath) -> Result<Self, PathProblem> {
         for component in path.components() {
-            let bytes = crate::key::escape_above_version(component).len();
+            let bytes = escape_above_version(component).len();
             if bytes > MAX_COMPONENT_BYTES {
                 return Err(PathProblem::KeyTooLong { bytes, limit: MAX_COMPONENT_BYTES });
             }
@@ -216,51 +217,6 @@ impl CheckpointName {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RawText(pub Vec<u8>);
 
-/// Writes `bytes` as text that [`unescape`] reads back: bytes outside UTF-8, control characters and `%` as `%XX`.
-#[must_use]
-pub fn escape(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for chunk in bytes.utf8_chunks() {
-        for character in chunk.valid().chars() {
-            if character == '%' || character.is_control() {
-                let mut buffer = [0; 4];
-                push_escaped(&mut text, character.encode_utf8(&mut buffer).as_bytes());
-            } else {
-                text.push(character);
-            }
-        }
-        push_escaped(&mut text, chunk.invalid());
-    }
-    text
-}
-
-/// Appends each byte as `%XX`.
-pub(crate) fn push_escaped(text: &mut String, bytes: &[u8]) {
-    const DIGITS: [char; 16] =
-        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
-    for byte in bytes {
-        text.push('%');
-        text.push(DIGITS[usize::from(byte >> 4)]);
-        text.push(DIGITS[usize::from(byte & 15)]);
-    }
-}
-
-/// The bytes of an escaped text, whichever bytes were escaped. Capitals only; `None` for a broken escape.
-#[must_use]
-pub fn unescape(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'A'..=b'F' => Some(byte - b'A' + 10),
-        _ => None,
-    };
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(if byte == b'%' { digit(rest.next()?)? << 4 | digit(rest.next()?)? } else { byte });
-    }
-    Some(bytes)
-}
-
 /// The bytes of a text that must be exactly what [`escape`] writes, so that one path has one text.
 fn unescape_exactly(text: &str) -> Result<Vec<u8>, PathProblem> {
     let bytes = unescape(text).ok_or(PathProblem::Escape)?;
@@ -317,7 +273,7 @@ impl fmt::Display for RunPath {
             if index > 0 {
                 f.write_str("/")?;
             }
-            f.write_str(&crate::key::escape_above_version(component))?;
+            f.write_str(&escape_above_version(component))?;
         }
         Ok(())
     }
@@ -325,7 +281,7 @@ impl fmt::Display for RunPath {
 
 impl fmt::Display for CheckpointName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::key::escape_above_version(&self.0))
+        f.write_str(&escape_above_version(&self.0))
     }
 }
 

@@ -54,7 +54,7 @@ proptest! {
     #[test]
     fn what_answers_write_of_a_place_is_that_place(bytes in prop::collection::vec(any::<u8>(), 0..24)) {
         if let Ok(place) = Place::relative(&bytes) {
-            let text = crate::path::escape(place.as_bytes());
+            let text = crate::escape::escape(place.as_bytes());
             let typed = Place::relative(text.as_bytes()).unwrap();
             prop_assert_eq!(typed.unescaped().unwrap_or(typed), place);
         }

@@ -7,9 +7,8 @@
 //! is whole. Nothing may happen while a process of the session that wrote it may live: it could be about to write the rest.
 
 use crate::path::CheckpointName;
-use crate::recognise::CheckpointId;
+use crate::recognise::{CheckpointId, TrackerHolds};
 use crate::removal::Actor;
-use serde::{Deserialize, Serialize};
 
 /// What is known of the processes of one session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,16 +71,6 @@ pub fn decide_unwritten(maker: Actor, session: impl FnOnce() -> Session) -> Unwr
             session => Unwritten::Waits { process: session.living() },
         },
     }
-}
-
-/// How a tracker names a checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TrackerHolds {
-    /// The name of its directory (DeepSpeed's `latest`).
-    Name,
-    /// Its step in decimal (Megatron's `latest_checkpointed_iteration.txt`).
-    Step,
 }
 
 /// The most bytes of a tracker that are read: a name has 255.

@@ -2,10 +2,10 @@
 //!
 //! Owns: the translation, and what became of the processes that wrote. Does not own: the message (protocol), the tree.
 
+use crate::namespace::fate_of;
 use crate::namespace::{FileView, Namespace, OutgoingBody, OutgoingNode, WriterId, object_of};
-use crate::node::{fate_of, have_ended_well};
 use tidemark_protocol::cluster::wire::{FileFacts, NodeKind, NodeState, WireFate, WriterFact};
-use tidemark_protocol::evidence::Fate;
+use tidemark_protocol::evidence::{Fate, have_ended_well};
 
 /// A node as others are told of it. Reads /proc for each process that wrote it.
 #[must_use]

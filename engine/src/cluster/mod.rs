@@ -11,6 +11,7 @@
 //! | `aside` | files of this node that lost their names to others |
 //! | `copies` | which copies are kept here, and who keeps which |
 //! | `pace` | telling nodes that a checkpoint is complete, or that somebody waits |
+//! | `participants` | asking other nodes for their parts of a commit |
 //! | `tagged` | one link for all that is asked |
 //! | `witness` | whether this node hears one that the coordinator does not |
 //! | `whereabouts` | where a file's bytes can be had |
@@ -25,6 +26,7 @@ mod facts;
 mod member;
 mod names;
 mod pace;
+mod participants;
 mod publisher;
 mod service;
 mod tagged;
@@ -39,8 +41,8 @@ pub use service::{Inbox, NodeService};
 pub use tagged::Tagged;
 pub use whereabouts::Near;
 
+use crate::error::error_text;
 use crate::namespace::{Moment, Namespace, NodeId};
-use crate::node::error_text;
 use bytes::Bytes;
 use calls::Calls;
 use copies::Holders;

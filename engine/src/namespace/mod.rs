@@ -9,6 +9,7 @@
 //! file from the pool, a copy, ftruncate, /proc, the journal's write, dropping a backing file) happens outside,
 //! with the file marked busy where its bytes are about to change. See `engine/design/0004-namespace.md`.
 
+mod alive;
 mod aside;
 mod attr;
 mod attributes;
@@ -36,6 +37,7 @@ mod node;
 mod open;
 mod outgoing;
 mod pidfd;
+mod process;
 mod reader;
 mod reclaim;
 mod record;
@@ -53,6 +55,7 @@ mod withdraw;
 mod writer;
 mod xattr;
 
+pub(crate) use alive::{ask_anew, fate_of, is_alive, is_running};
 pub use attr::{Attr, Kind, SetAttr, SetTime, Special, Ttl};
 pub use begun::{Made, Unwritten};
 pub use catalog::{Moment, NamedNode, Unkept};

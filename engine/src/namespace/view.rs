@@ -12,6 +12,8 @@ use super::{Namespace, NodeId, State};
 use std::ops::Bound;
 use tidemark_content::Judgement;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::manifest::{Attributes, Base64};
+use tidemark_protocol::path::RawText;
 
 /// A file as it is now. Paths are relative to the mount, in bytes, without a leading slash.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,6 +64,18 @@ pub struct FileView {
 }
 
 impl FileView {
+    /// What Tier-3 keeps beside the bytes.
+    pub(crate) fn attributes(&self) -> Attributes {
+        let xattrs = self.xattrs.iter().map(|(name, value)| (RawText(name.clone()), Base64(value.clone())));
+        Attributes {
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            mtime_ns: self.mtime_ns,
+            xattrs: xattrs.collect(),
+        }
+    }
+
     /// The number of the present seal; none while the file is not sealed.
     #[must_use]
     pub fn sealed(&self) -> Option<SealNumber> {

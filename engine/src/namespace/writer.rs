@@ -7,14 +7,13 @@ use super::Caller;
 use super::ends::{End, Ends, Process};
 use super::pidfd;
 pub use super::pidfd::Ended;
+use super::process::{STAT_BYTES, Stat, read};
 use super::tree::Tree;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::ClockId;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
@@ -66,16 +65,10 @@ pub enum Peers {
 
 /// Bytes read of a process's environment. Linux allows megabytes, launchers use a few KiB.
 const ENVIRONMENT_BYTES: u64 = 256 << 10;
-/// include/linux/sched.h.
-const PF_KTHREAD: u64 = 0x0020_0000;
-/// The same: it has begun to end, and has no memory any more while its files are being closed.
-const PF_EXITING: u64 = 0x4;
 /// USER_HZ of Linux on every architecture that we run on.
 const TICKS_PER_SECOND: u64 = 100;
 /// Ranks that a node's launcher starts begin within this of each other.
 const LAUNCH_TICKS: u64 = 60 * TICKS_PER_SECOND;
-/// Bytes read of stat and status, which are under 2 KiB.
-const STAT_BYTES: u64 = 16 << 10;
 /// What launchers call the number of ranks and a rank: torchrun, Open MPI, and those that speak PMI (MPICH, Intel MPI).
 const SIZES: [&str; 3] = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
 const RANKS: [&str; 3] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"];
@@ -367,12 +360,6 @@ fn bounded(key: String) -> String {
     format!("{}~{hash}", &key[..cut])
 }
 
-fn read(path: &Path, limit_bytes: u64) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(limit_bytes).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
-}
-
 /// The process of a thread and when it started, which names it for good ([`WriterId::process`]). Costs two files of /proc.
 pub(super) fn process_of(proc_root: &Path, tid: u32) -> Option<(u32, u64)> {
     let tgid = thread_group(proc_root, tid)?;
@@ -385,43 +372,9 @@ fn thread_group(proc_root: &Path, tid: u32) -> Option<u32> {
     std::str::from_utf8(line).ok()?.trim().parse().ok()
 }
 
-/// What we need of /proc/<pid>/stat (proc(5)).
-#[derive(Debug)]
-struct Stat {
-    /// A zombie, or less.
-    ended: bool,
-    /// Being closed down: none of its program runs any more, and how it ends may not be known yet.
-    ends: bool,
-    /// A thread of the kernel, which has no environment.
-    kernel: bool,
-    session: i64,
-    start_time_ticks: u64,
-    /// Field 52, as wait(2) gives it.
-    exit_code: Option<i32>,
-}
-
-impl Stat {
-    fn read(proc_root: &Path, pid: u32) -> Option<Self> {
-        let stat = read(&proc_root.join(pid.to_string()).join("stat"), STAT_BYTES)?;
-        // The command's name stands in parentheses and may hold anything, parentheses too; fields 3… follow.
-        let end = stat.iter().rposition(|byte| *byte == b')')?;
-        let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
-        let field = |number: usize| rest.split_ascii_whitespace().nth(number - 3);
-        let ended = matches!(field(3)?, "Z" | "X");
-        let flags = field(9)?.parse::<u64>().ok()?;
-        Some(Self {
-            ended,
-            ends: flags & PF_EXITING != 0,
-            kernel: flags & PF_KTHREAD != 0,
-            session: field(6)?.parse().ok()?,
-            start_time_ticks: field(22)?.parse().ok()?,
-            exit_code: field(52).and_then(|code| code.parse().ok()),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::process::{PF_EXITING, PF_KTHREAD};
     use super::*;
 
     fn process(root: &Path, pid: u32, command: &str, environment: &[&str]) {

@@ -3,14 +3,14 @@
 //! Owns: which attempts run, who waits for what, what a commit tells the namespace. Does not own: which step follows
 //! which (`protocol::checkpoint`), the order of versions (`protocol::lineage`), the jobs' bodies (`jobs`).
 
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, error_text};
 use crate::namespace::ObjectCopy;
 use crate::node::away::Cause;
 use crate::node::backlog::lags;
 use crate::node::book::{Number, VersionBook, reference};
 use crate::node::decide::{Plan, run_of};
 use crate::node::jobs;
-use crate::node::run::{Engine, RETRY_LONGEST, error_text, retry_pause};
+use crate::node::run::{Engine, RETRY_LONGEST, retry_pause};
 use crate::save::commit::{Attempt, CommitError};
 use crate::save::upload::UploadError;
 use std::collections::BTreeMap;

@@ -470,9 +470,9 @@ impl Engine {
         let in_tree = self.files_at(place).filter_map(|(path, view, checkpoint)| {
             let target = target(path.to_string(), view)?;
             let bad = self.scrub.bad.get(&(target.file, target.seal)).cloned();
-            let bad = bad.or_else(|| self.shared.losses.refusal(target.file, target.seal));
+            let bad = bad.or_else(|| self.shared.restorer.losses.refusal(target.file, target.seal));
             // The presence of its object says nothing: an open has just read it.
-            let bad = bad.or_else(|| self.shared.losses.why(target.file, target.seal));
+            let bad = bad.or_else(|| self.shared.restorer.losses.why(target.file, target.seal));
             Some(Listed { target, checkpoint, bad, suspects: BTreeSet::new() })
         });
         in_tree.chain(self.lost_targets(place)).collect()
@@ -522,7 +522,7 @@ impl Engine {
                 match stored.entry(of) {
                     Entry::Occupied(known) => known.into_mut().target.add_object(object),
                     Entry::Vacant(free) => {
-                        let bad = self.shared.losses.why(file.file, file.seal);
+                        let bad = self.shared.restorer.losses.why(file.file, file.seal);
                         let target = stored_target(file, object);
                         let suspects = BTreeSet::new();
                         free.insert(Listed { target, checkpoint: Some(path.clone()), bad, suspects });

@@ -3,9 +3,8 @@
 //! Owns: the facts a verdict needs, and what follows from it. Does not own: the verdict (protocol), carrying it out
 //! (`run`). Nothing is changed here: a decision is a value.
 
-use crate::namespace::{End, Ended, FileState, FileView, Namespace, NodeId, WriterId};
+use crate::namespace::{FileState, FileView, NodeId, WriterId, fate_of};
 use crate::node::Shared;
-use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
 use crate::node::indices::{known_indices, not_readable, read_index, to_read};
 use crate::node::ledger::{Contents, Ledger, contents};
@@ -15,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_content::{Format, Judgement};
 use tidemark_protocol::checkpoint::Checkpoint;
-use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::evidence::{
-    Before, Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, believed, judge,
+    Before, Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, believed,
+    have_ended_well, judge,
 };
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, FileId, SealNumber};
@@ -387,41 +386,6 @@ fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before, 
     }
 }
 
-/// All who wrote a file are known to have ended with status 0: who renames it then says that it is whole (`curl URL >part && mv part
-/// model.bin`). Of what a killed program left a rename says nothing.
-pub(crate) fn have_ended_well(fates: impl Iterator<Item = Fate>) -> bool {
-    let mut fates = fates.peekable();
-    fates.peek().is_some() && fates.all(|fate| fate == Fate::Exited)
-}
-
-/// What became of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.
-pub(crate) fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (Fate, Option<i64>) {
-    if let Some((fate, failed_at_ns)) = namespace.fate_elsewhere(writer) {
-        let fate = match fate {
-            WireFate::Alive => Fate::Alive,
-            WireFate::Exited => Fate::Exited,
-            WireFate::Killed => Fate::Killed,
-            WireFate::Gone if cut => Fate::Killed,
-            WireFate::Gone => Fate::Gone,
-        };
-        return (fate, failed_at_ns);
-    }
-    let end = namespace.end(writer);
-    let failed_at_ns = end.and_then(End::failed_at_ns);
-    let fate = match end {
-        _ if is_alive(namespace, writer) => Fate::Alive,
-        Some(end) => match end.how {
-            Ended::Well => Fate::Exited,
-            Ended::Failed if !cut => Fate::Failed,
-            Ended::Failed | Ended::Killed => Fate::Killed,
-        },
-        None if namespace.is_end_awaited(writer) => Fate::Ended,
-        None if cut => Fate::Killed,
-        None => Fate::Gone,
-    };
-    (fate, failed_at_ns)
-}
-
 fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
     let (fate, failed_at_ns) = fate_of(&shared.namespace, writer, cut);
     Writer {
@@ -530,7 +494,7 @@ pub(crate) fn start(
         }
         if view.remote.as_ref().is_some_and(|remote| remote.host) && !shared.is_gone(view.file.incarnation) {
             let file =
-                AttemptFile { entry, attributes: attributes(view), chunks: Arc::clone(chunks), pin: None };
+                AttemptFile { entry, attributes: view.attributes(), chunks: Arc::clone(chunks), pin: None };
             match shares.iter_mut().find(|share| share.life == life) {
                 Some(share) => share.files.push(file),
                 None => shares.push(Share::new(life, vec![file], Vec::new())),
@@ -542,7 +506,7 @@ pub(crate) fn start(
         };
         attempt_files.push(AttemptFile {
             entry,
-            attributes: attributes(view),
+            attributes: view.attributes(),
             chunks: Arc::clone(chunks),
             pin: Some(Arc::new(pin)),
         });
@@ -587,17 +551,6 @@ pub(crate) fn run_of<'ledger, 'run>(
     run: &'run RunPath,
 ) -> impl Iterator<Item = &'ledger Checkpoint> + Clone + use<'ledger, 'run> {
     ledger.books.values().filter(move |book| book.id.run == *run).flat_map(Book::checkpoints)
-}
-
-pub(crate) fn attributes(view: &FileView) -> Attributes {
-    let xattrs = view.xattrs.iter().map(|(name, value)| (RawText(name.clone()), Base64(value.clone())));
-    Attributes {
-        mode: view.mode,
-        uid: view.uid,
-        gid: view.gid,
-        mtime_ns: view.mtime_ns,
-        xattrs: xattrs.collect(),
-    }
 }
 
 /// The directories that hold the checkpoint's files, the checkpoint's own included where it is one.

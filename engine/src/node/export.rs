@@ -3,12 +3,12 @@
 //! Owns: choosing it, the hold on it, what the tree has of it that versions do not record, how an error reads. Does not own: the writing
 //! (`restore::export`).
 
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, error_text};
 use crate::namespace::TreeSnapshot;
 use crate::node::Shared;
 use crate::node::answer::{checkpoint_ref, unreadable};
 use crate::node::book::Number;
-use crate::node::run::{Engine, Node, error_text};
+use crate::node::run::{Engine, Node};
 use crate::node::select::Wanted;
 use crate::node::tree::attributes_of;
 use crate::restore::export::{ExportError, export};
@@ -111,7 +111,7 @@ impl Node {
             tell(Progress { done_bytes, total_bytes, done_files, total_files, now: Some(path.to_string()) });
         };
         let (manifest, left_out) = with_tree_now(self.shared(), &held).await;
-        let exported = export(self.shared(), &manifest, target.clone(), tell).await;
+        let exported = export(&self.shared().restorer, &manifest, target.clone(), tell).await;
         let mut exported = exported.map_err(|error| refusal(&error))?;
         exported.left_out.extend(left_out);
         Ok(Export {

@@ -4,7 +4,7 @@
 //! (protocol).
 
 use crate::namespace::{FileState, FileView, torn_path};
-use crate::node::alive::{ask_anew, is_alive};
+use crate::namespace::{ask_anew, is_alive};
 use crate::node::book::Book;
 use crate::node::decide;
 use crate::node::loose::Lack;

@@ -7,6 +7,7 @@
 //! go when nothing in the tree leads to them any more. A daemon that dies in between finds a version without names, and does not know
 //! who took them.
 
+use crate::error::error_text;
 use crate::namespace::{Leads, Listed};
 use crate::node::answer::checkpoint_ref;
 use crate::node::away::Cause;
@@ -15,7 +16,7 @@ use crate::node::decide::is_covered;
 use crate::node::jobs;
 use crate::node::ledger::contents;
 use crate::node::recover::above;
-use crate::node::run::{Engine, error_text, retry_pause};
+use crate::node::run::{Engine, retry_pause};
 use crate::save::commit::CommitError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};

@@ -6,13 +6,14 @@
 //! A path is looked at when it has collected some generations, when a removal of it stands in Tier-3, after a start, and when a
 //! person asks. What a look finds is not remembered: Tier-3 says it again.
 
+use crate::error::error_text;
 use crate::namespace::Listed;
 use crate::node::Shared;
 use crate::node::book::{LooseBook, LooseStage};
 use crate::node::jobs::Done;
 use crate::node::keeping::ending;
 use crate::node::recover::adopt_loose;
-use crate::node::run::{Engine, Node, error_text, retry_pause};
+use crate::node::run::{Engine, Node, retry_pause};
 use crate::node::select::Wanted;
 use crate::save::generations::{self, Generations as Found, GiveUpError};
 use crate::save::loose::LooseStored;

@@ -135,8 +135,8 @@ impl Engine {
         let mut bytes = BTreeSet::new();
         for (file, seal, key) in objects {
             self.scrub.bad_objects.remove(&(file, seal, key.to_owned()));
-            let is_found =
-                self.scrub.bad.contains_key(&(file, seal)) || self.shared.losses.why(file, seal).is_some();
+            let is_found = self.scrub.bad.contains_key(&(file, seal))
+                || self.shared.restorer.losses.why(file, seal).is_some();
             bytes.extend(is_found.then_some((file, seal)));
         }
         if bytes.is_empty() {
@@ -148,7 +148,7 @@ impl Engine {
         }
         for (file, seal) in bytes {
             self.scrub.bad.remove(&(file, seal));
-            self.shared.losses.forget(file, seal);
+            self.shared.restorer.losses.forget(file, seal);
         }
     }
 

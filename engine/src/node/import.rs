@@ -3,11 +3,12 @@
 //! Owns: which may be imported under which names, their numbers and stamps, the tree's names. Does not own: what is there and what
 //! it holds (`save::foreign`), the record and the marker (`save::commit`).
 
+use crate::error::error_text;
 use crate::node::answer::checkpoint_ref;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::run_of;
 use crate::node::recover::{above, contents_of, record_of};
-use crate::node::run::{Engine, Node, error_text};
+use crate::node::run::{Engine, Node};
 use crate::node::stand_in::empty_record;
 use crate::save::commit::{self, CommitError};
 use crate::save::foreign::{self, ForeignCheckpoint, ForeignFile};
@@ -147,7 +148,7 @@ impl Node {
         };
         let mut sums = Vec::with_capacity(checkpoint.files.len());
         for file in &checkpoint.files {
-            match foreign::sums(store, &file.object, &shared.fetches, &tell).await {
+            match foreign::sums(store, &file.object, &shared.restorer.fetches, &tell).await {
                 Ok(chunks) => sums.push(chunks),
                 Err(StoreError::NotFound { .. } | StoreError::Range { .. } | StoreError::Damaged { .. }) => {
                     return Ok(Err(changed(file)));

@@ -2,11 +2,12 @@
 //!
 //! Owns: carrying those out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
 
+use crate::error::error_text;
 use crate::namespace::{FsError, Listed};
 use crate::node::answer::{checkpoint_ref, unreadable};
 use crate::node::book::{Book, Number};
 use crate::node::recover::above;
-use crate::node::run::{Engine, Node, error_text};
+use crate::node::run::{Engine, Node};
 use crate::node::select::{Wanted, has_commit, is_run, several_at_step};
 use crate::restore::locate;
 use crate::store::{Created, StoreError};

@@ -6,21 +6,22 @@
 //! Such a file has no "whole". One whose writer was killed is sealed as it is, and marked. One that is open or mapped is read as
 //! it stands, under a number that no seal has.
 
+use crate::error::error_text;
+use crate::namespace::is_alive;
 use crate::namespace::{FileState, FileView, NodeId, ObjectCopy, Reach};
 use crate::node::Shared;
-use crate::node::alive::is_alive;
 use crate::node::away::Cause;
 use crate::node::book::{LooseBook, LooseStage, Read};
-use crate::node::decide::{attributes, settle_ns};
+use crate::node::decide::settle_ns;
 use crate::node::jobs;
 use crate::node::ledger::Ledger;
-use crate::node::run::{Engine, TICK, error_text, retry_pause};
+use crate::node::run::{Engine, TICK, retry_pause};
 use crate::save::loose::{LooseBytes, LooseError, LooseStored, LooseUpload};
 use crate::save::upload::UploadError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_protocol::documents::Left;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::loose::Left;
 use tidemark_protocol::loose::{Facts, Next, next};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{EventLevel, PendingReason};
@@ -201,7 +202,7 @@ fn upload_of(
         seal,
         bytes,
         left,
-        attributes: attributes(view),
+        attributes: view.attributes(),
         session: view.writers.first().map(|writer| writer.session.0.clone()),
         closed_at_ns: view.closed_ns,
         earlier: book.stored.clone(),
@@ -448,7 +449,7 @@ impl Engine {
                     self.note_loose_object(&path, of, object);
                 }
                 self.collects(&path, generation);
-                let shows = self.shared.namespace.view_of(of.0).map(|view| attributes(&view));
+                let shows = self.shared.namespace.view_of(of.0).map(|view| view.attributes());
                 if shows.is_some_and(|shows| shows != sent) {
                     self.tree_tells_more();
                 }

@@ -12,7 +12,6 @@
 //! | `due` | who is looked at now, who later |
 //! | `decide` | what a book should do next |
 //! | `indices` | which indices can be read |
-//! | `alive` | whether a process lives that wrote |
 //! | `unsaved`, `links` | which directories and links Tier-3 does not know yet |
 //! | `run` | the loop, and which jobs it starts |
 //! | `advance` | versions: what the rules say is done |
@@ -23,6 +22,7 @@
 //! | `jobs` | the bodies of jobs |
 //! | `away` | what Tier-3 does not take |
 //! | `full` | tiers that fail saves |
+//! | `pressure` | room in Tier-1 for writers whose size nobody knows |
 //! | `flush`, `pending` | who waits for what to be durable; what is not, and why |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `recover` | from what Tier-3 holds to a tree |
@@ -47,7 +47,6 @@
 
 mod adopt;
 mod advance;
-mod alive;
 mod answer;
 mod apply;
 mod attributes;
@@ -78,6 +77,7 @@ mod names;
 mod pace;
 mod pending;
 mod prefetch;
+mod pressure;
 mod problems;
 mod proof;
 mod recover;
@@ -104,24 +104,21 @@ mod why;
 
 pub use advance::ATTEMPTS_IN_FLIGHT_MAX;
 pub use answer::{Identity, Standing};
-pub(crate) use decide::{attributes, fate_of, have_ended_well};
 pub use events::Events;
 pub use flush::FlushOutcome;
-pub use jobs::{RestoreError, restore};
 pub use recover::{Names, RecoverError, Recovered, look, recover};
-pub(crate) use run::error_text;
 pub use run::{Node, NodeParts, QUESTIONS_MAX};
 pub use scrub::{BadAtOpen, NotVerified, heal_at_open, verify_at_open};
 pub use select::Wanted;
-pub use visibility::Losses;
 
 use crate::cluster::Cluster;
-use crate::flight::Flight;
 use crate::metrics::Metrics;
 use crate::namespace::{Clock, FileView, Namespace};
 use crate::replicate::Replicator;
+use crate::restore::Restorer;
 use crate::save::drain::Drain;
 use crate::save::predict::Sizes;
+use crate::save::share::{Means, Participants};
 use crate::settings::Settings;
 use crate::tier1::Tier1;
 use std::sync::{Arc, OnceLock};
@@ -141,18 +138,12 @@ pub struct Shared {
     pub sizes: Arc<Sizes>,
     /// Threads that hash one file.
     pub seal_threads: usize,
-    /// Chunks of cold files on their way.
-    pub fetches: Arc<Flight>,
-    /// Cold files on their way.
-    pub coming: Arc<crate::restore::coming::Coming>,
-    /// Files that cannot be read whole any more.
-    pub losses: Losses,
+    /// What brings cold files back.
+    pub restorer: Restorer,
     /// The other nodes, where this one is told of them.
     pub cluster: OnceLock<Arc<Cluster>>,
     /// Who sees to copies of this node's files, where there are other nodes.
     pub replicator: OnceLock<Arc<Replicator>>,
-    /// Other nodes' memory; none of it while nobody has said so.
-    pub nearby: crate::restore::peer::Nearby,
 }
 
 impl Shared {
@@ -184,6 +175,16 @@ impl Shared {
     /// Whether this node decides over checkpoints: it is alone, or the coordinator.
     pub fn decides(&self) -> bool {
         self.cluster.get().is_none_or(|cluster| cluster.is_coordinator())
+    }
+
+    /// What phase 1 of an attempt is done with.
+    pub(crate) fn means(&self) -> Means<'_> {
+        Means {
+            drain: &self.drain,
+            namespace: &self.namespace,
+            restorer: &self.restorer,
+            others: self.cluster.get().map(|cluster| cluster.as_ref() as &dyn Participants),
+        }
     }
 
     pub(crate) fn now_ns(&self) -> i64 {

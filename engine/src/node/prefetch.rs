@@ -3,12 +3,13 @@
 //! Owns: which files are fetched, what is done about room, the sum of what came of it. Does not own: fetching one file
 //! (`jobs`), which copies may give way for it (the namespace: never what is not committed).
 
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, error_text};
 use crate::namespace::NodeId;
 use crate::node::Shared;
-use crate::node::jobs::{RestoreError, restore_at_once};
-use crate::node::run::{Node, error_text};
+
+use crate::node::run::Node;
 use crate::node::verify::Unsealed;
+use crate::restore::RestoreError;
 use futures::stream::{self, StreamExt};
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,7 +154,7 @@ async fn fetch_one(shared: &Shared, file: &Wanted) -> Came {
         // An empty file has nothing to fetch.
         return Came::Here;
     }
-    match restore_at_once(shared, file.path.clone(), cold).await {
+    match shared.restorer.restore_at_once(file.path.clone(), cold).await {
         Ok(()) => {
             shared.namespace.hold_prefetched(file.node, HOLD);
             Came::Fetched

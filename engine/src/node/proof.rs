@@ -3,9 +3,10 @@
 //! Owns: which documents are read and written again, and which invariant a finding breaks. Does not own: the invariants (protocol), the
 //! bytes of files (`verify`).
 
+use crate::error::error_text;
 use crate::node::book::VersionBook;
 use crate::node::recover::record_of;
-use crate::node::run::{Engine, Node, error_text};
+use crate::node::run::{Engine, Node};
 use crate::save::again::{AgainError, write_document_again, write_marker_again};
 use crate::save::commit::read_marker;
 use crate::store::StoreError;

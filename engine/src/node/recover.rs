@@ -3,6 +3,7 @@
 //! Owns: which version of a checkpoint the tree shows, and what becomes of attempts that nobody decided. Does not
 //! own: reading Tier-3 (`restore::locate`), the markers (`save::commit`).
 
+use crate::error::error_text;
 use crate::namespace::{AdoptEntry, AdoptKind, Special};
 use crate::node::Shared;
 pub(crate) use crate::node::adopt::{Adopter, adopt_loose};
@@ -12,7 +13,6 @@ use crate::node::adopt::{
 use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook, reference};
 use crate::node::metric;
 use crate::node::removals::Told;
-use crate::node::run::error_text;
 use crate::node::stand_in::{empty_record, stand_in, stand_in_file};
 use crate::restore::locate::{
     self, Catalog, CommittedVersion, FormatProblem, LooseFiles, PassedOver, UndecidedAttempt,
@@ -386,7 +386,7 @@ impl Recovered {
                 record
                     .files
                     .iter()
-                    .for_each(|entry| shared.losses.refuse(entry.file, entry.seal, why.clone()));
+                    .for_each(|entry| shared.restorer.losses.refuse(entry.file, entry.seal, why.clone()));
             } else {
                 unshown.push((id, number));
             }
@@ -419,7 +419,7 @@ impl Recovered {
         if names == Names::Kept && !stands() {
             return false;
         }
-        shared.losses.refuse(of.0, of.1, why.clone());
+        shared.restorer.losses.refuse(of.0, of.1, why.clone());
         let unshown = names == Names::Empty && !adopter.adopt(placeholder(path, of, &attributes));
         let used = self.loose_numbers.get(path).copied().unwrap_or(*generation).max(*generation);
         let book = LooseBook {

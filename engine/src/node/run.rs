@@ -20,7 +20,7 @@ use crate::node::recover::{Knows, NotBelieved, Recovered};
 use crate::node::scrub::Scrub;
 use crate::node::tree::TreeState;
 use crate::node::visibility::Visibility;
-use crate::node::{Shared, decide, rescue};
+use crate::node::{Shared, decide, pressure, rescue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -140,7 +140,7 @@ impl Node {
         let reclaimer = (Arc::clone(&shared), Arc::clone(&stop));
         std::thread::Builder::new()
             .name("reclaim".to_owned())
-            .spawn(move || crate::save::reclaim::run(&reclaimer.0, &reclaimer.1))
+            .spawn(move || pressure::run(&reclaimer.0, &reclaimer.1))
             .expect("a thread can be started when the daemon starts");
         let engine = Engine::new(Arc::clone(&shared), rules, recovered);
         tokio::spawn(run(engine, dirtied, asked, Arc::clone(&stop)));
@@ -680,16 +680,4 @@ impl Engine {
 pub(crate) fn retry_pause(tries: u32, longest: Duration) -> Duration {
     // Ten doublings are beyond the longest pause already.
     (RETRY_FIRST * 2_u32.saturating_pow(tries.min(10))).min(longest)
-}
-
-/// An error with its causes in one line.
-pub(crate) fn error_text(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

@@ -3,12 +3,14 @@
 //! Owns: which file is next, the pace, checking one file, replacing a bad host copy. Does not own: copies in Tier-3
 //! (`verify` reads those).
 
+use crate::error::error_text;
 use crate::namespace::{FileState, FsError, Namespace, NodeId, ObjectCopy, SealPin};
 use crate::node::Shared;
 use crate::node::book::Book;
 use crate::node::flush::covers;
-use crate::node::jobs::{Done, Origin, RestoreError, fetched};
-use crate::node::run::{Engine, error_text};
+use crate::node::jobs::Done;
+use crate::node::run::Engine;
+use crate::restore::{Origin, RestoreError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -430,7 +432,7 @@ fn check_or_doubt(
 
 fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> Result<(), Mismatch> {
     let mapping = pin.backing.map().map_err(Mismatch::Unreadable)?;
-    let sums = crate::save::seal::hash(&mapping, threads);
+    let sums = crate::chunk::hash(&mapping, threads);
     let bad =
         |chunk, expected, found| Mismatch::Bad(BadChunk { path: path.to_owned(), chunk, expected, found });
     let mut pairs = (0..).zip(sums.chunks.iter().zip(chunks.iter()));
@@ -552,7 +554,7 @@ async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError
         checksums: Some((target.crc, Arc::clone(&target.chunks))),
         object: target.object.clone(),
     };
-    let (backing, from) = match fetched(shared, &target.path, &cold).await {
+    let (backing, from) = match shared.restorer.fetched(&target.path, &cold).await {
         Ok(fetched) => fetched,
         Err(error) => return Err(not_replaced(&shared.namespace, target, error)),
     };
@@ -584,8 +586,9 @@ fn not_replaced(namespace: &Namespace, target: &Target, error: RestoreError) -> 
 mod tests {
     use super::{AGAIN_AFTER, BadChunk, HealError, HostFound, Unseen, look_again};
     use crate::namespace::FsError;
-    use crate::node::jobs::{Origin, RestoreError};
+
     use crate::restore::fetch::FetchError;
+    use crate::restore::{Origin, RestoreError};
     use std::time::Instant;
     use tidemark_protocol::checksum::Crc64;
 

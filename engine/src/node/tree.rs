@@ -7,6 +7,7 @@
 //! The document is made by comparing: what the tree holds at one moment against what Tier-3 holds by itself. So it does not
 //! matter how a difference came about, or whether the daemon that is asked saw it happen.
 
+use crate::error::error_text;
 use crate::namespace::{SnapshotFile, SnapshotNode, TreeSnapshot};
 use crate::node::Shared;
 use crate::node::away::Cause;
@@ -16,7 +17,7 @@ use crate::node::jobs::Done;
 use crate::node::recover::{Knows, above, manifest_of, shown};
 use crate::node::removals::{Told, ToldOfOne};
 use crate::node::replaced::Replacing;
-use crate::node::run::{Engine, error_text};
+use crate::node::run::Engine;
 use crate::node::unsaved::Unsaved;
 use crate::node::visibility::Undecided;
 use crate::save::loose::{self, LooseError};

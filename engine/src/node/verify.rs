@@ -3,15 +3,16 @@
 //! Owns: what is checked, writing bad objects again, and the sum of what was found. Does not own: healing a host copy (`scrub`),
 //! reading another node's (`verify_peers`), the write itself (`save::again`), whether what was found counts yet (`given_up`).
 
+use crate::chunk::decode;
+use crate::error::error_text;
 use crate::namespace::{FileState, ObjectCopy, SealPin};
 use crate::node::answer::Listed;
 use crate::node::given_up::{Counts, Fate};
-use crate::node::run::{Engine, Node, error_text};
+use crate::node::run::{Engine, Node};
 use crate::node::scrub::{HostFound, Scrubbed, Target, Unseen, scrub};
 use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers, from_a_peer};
 use crate::node::verify_removed::add_stored;
-use crate::restore::decode;
-use crate::restore::fetch::{FetchPlan, fetch};
+use crate::restore::fetch::FetchPlan;
 use crate::save::again::write_again;
 use crate::save::upload::SealedBytes;
 use crate::store::StoreError;
@@ -287,7 +288,7 @@ impl Node {
             let objects = self.check_objects(&target, &suspects, false, held.as_deref()).await;
             let away = objects.iter().any(|(_, object)| matches!(object, ObjectFound::Away(_)));
             if objects.iter().any(|(_, object)| object.is_read()) {
-                self.shared().losses.mend(of.0, of.1);
+                self.shared().restorer.losses.mend(of.0, of.1);
             }
             let found = Found { target, bad: None, deep: false, host: None, objects, peers: Vec::new() };
             let noted = self.ask(move |engine| {
@@ -425,10 +426,8 @@ impl Node {
             chunks: Arc::clone(&target.chunks),
             layout: good.layout(),
         };
-        let (store, metrics) = (Arc::clone(&shared.drain.store), Arc::clone(&shared.metrics));
-        fetch(store, plan, Arc::clone(&landing), Arc::clone(&shared.fetches), metrics)
-            .await
-            .map_err(|error| error_text(&error))?;
+        let fetched = shared.restorer.fetch(plan, Arc::clone(&landing)).await;
+        fetched.map_err(|error| error_text(&error))?;
         Ok(SealPin::of_landing(landing, target.size_bytes))
     }
 
@@ -501,9 +500,11 @@ impl Engine {
         let found = self.what_counts(found)?;
         let (file, seal) = (found.target.file, found.target.seal);
         match lost(&found) {
-            Some(lost) => self.shared.losses.note(file, seal, format!("{}: {}", lost.path, lost.what)),
+            Some(lost) => {
+                self.shared.restorer.losses.note(file, seal, format!("{}: {}", lost.path, lost.what))
+            }
             None if found.objects.iter().any(|(_, object)| object.is_read()) => {
-                self.shared.losses.mend(file, seal);
+                self.shared.restorer.losses.mend(file, seal);
             }
             None => {}
         }

@@ -5,11 +5,12 @@
 //!
 //! No key is written twice: the next generation of the file, or the next number of the tree, takes the place of what is bad.
 
+use crate::error::error_text;
 use crate::namespace::FileState;
 use crate::node::book::LooseStage;
 use crate::node::flush::{FlushOutcome, Waits, covers};
 use crate::node::recover::Knows;
-use crate::node::run::{Engine, Node, error_text};
+use crate::node::run::{Engine, Node};
 use crate::restore::locate::{FormatProblem, document};
 use crate::store::StoreError;
 use futures::stream::{self, StreamExt};

@@ -5,10 +5,9 @@
 //!
 //! Only bytes that came from there say what a node has: one may acknowledge a copy and not have it.
 
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, error_text};
 use crate::namespace::ColdFile;
 use crate::node::Shared;
-use crate::node::run::error_text;
 use crate::node::scrub::Target;
 use crate::restore::peer::{PeerPlan, Suppliers, fetch_from_peers};
 use crate::tier1::Backing;
@@ -32,7 +31,9 @@ pub(super) enum PeerProblem {
 /// The copies that other nodes should have of a file, as far as this node knows; the coordinator knows all. With `deep` each is read,
 /// which costs its bytes on the network and that much memory for a moment.
 pub(super) async fn check_peers(shared: &Arc<Shared>, target: &Target, deep: bool) -> Vec<PeerCopy> {
-    let (Some(cluster), Some(near)) = (shared.cluster.get(), shared.nearby.get()) else { return Vec::new() };
+    let (Some(cluster), Some(near)) = (shared.cluster.get(), shared.restorer.nearby.get()) else {
+        return Vec::new();
+    };
     let mut found = Vec::new();
     for keeper in cluster.keepers(target.file, target.seal) {
         let node = keeper.node.clone();
@@ -44,7 +45,7 @@ pub(super) async fn check_peers(shared: &Arc<Shared>, target: &Target, deep: boo
 
 /// The verified bytes of a file from the first node that has a good copy.
 pub(super) async fn from_a_peer(shared: &Arc<Shared>, target: &Target) -> Option<(String, Arc<Backing>)> {
-    let (cluster, near) = (shared.cluster.get()?, shared.nearby.get()?);
+    let (cluster, near) = (shared.cluster.get()?, shared.restorer.nearby.get()?);
     for keeper in cluster.keepers(target.file, target.seal) {
         let node = keeper.node.clone();
         if let Ok(landing) = read(shared, target, keeper, near).await {

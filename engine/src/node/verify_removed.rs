@@ -2,11 +2,12 @@
 //!
 //! Owns: which of them, and what their sidecars say. Does not own: which generation comes back (`protocol::loose`), the bytes (`verify`).
 
+use crate::error::error_text;
 use crate::namespace::ObjectCopy;
 use crate::node::answer::{Listed, stored_target};
 use crate::node::flush::covers;
 use crate::node::recover::Knows;
-use crate::node::run::{Engine, Node, error_text};
+use crate::node::run::{Engine, Node};
 use crate::restore::locate::FormatProblem;
 use crate::save::generations::{self, GiveUpError};
 use futures::stream::{self, StreamExt};

@@ -3,11 +3,11 @@
 use super::*;
 use crate::namespace::{Caller, ROOT};
 use crate::node::book::{Book, Number, VersionBook};
-use crate::node::jobs::Origin;
 use crate::node::recover::Recovered;
 use crate::node::run::NodeParts;
 use crate::node::schedule::{shared_over, tier1};
 use crate::node::scrub::{BadChunk, HealError, HostFound, Scrubbed, Target, Unseen};
+use crate::restore::Origin;
 use crate::store::{MemoryStore, Store};
 use bytes::Bytes;
 use tidemark_protocol::checkpoint::Checkpoint;
@@ -198,7 +198,7 @@ async fn told(node: &Node, found: Found) -> (Option<Verify>, bool) {
     let (found, remembers) = node
         .ask(move |engine| {
             let found = engine.take_in(found);
-            let is_lost = engine.shared.losses.why(FILE, SEAL).is_some();
+            let is_lost = engine.shared.restorer.losses.why(FILE, SEAL).is_some();
             let is_bad = !engine.scrub.bad_objects.is_empty() || !engine.scrub.unmended.is_empty();
             (found, is_lost || is_bad)
         })
@@ -292,7 +292,7 @@ fn showing(store: &Arc<dyn Store>, tier1: &Arc<crate::tier1::Tier1>) -> (Node, (
     namespace.flush(open.fh, &caller, false).unwrap();
     namespace.release(open.fh).unwrap();
     let ticket = namespace.begin_seal(open.node).unwrap();
-    let sums = crate::save::seal::hash(b"bytes", 1);
+    let sums = crate::chunk::hash(b"bytes", 1);
     namespace.finish_seal(&ticket, sums.crc, sums.chunks).unwrap();
     let version = committed();
     let object = ObjectCopy::of(&version.manifest().unwrap().files[0]);
@@ -324,7 +324,7 @@ async fn bytes_that_the_tree_shows_are_missed_though_another_coordinator_gave_th
     let (verify, _) = told(&node, look(&node, &second).await).await;
     let verify = verify.expect("the tree shows it");
     assert_eq!((verify.bad_objects, verify.unrecoverable.len()), (1, 1), "{verify:?}");
-    assert!(node.shared().losses.why(file, seal).is_some(), "it is lost");
+    assert!(node.shared().restorer.losses.why(file, seal).is_some(), "it is lost");
     assert_eq!(store.head(&key).await.unwrap(), None, "it is not written again");
     node.stop();
 }

@@ -2,9 +2,10 @@
 //!
 //! Owns: putting the answer together. Does not own: the facts (`decide`), the conclusions (`protocol::evidence`, `visibility`).
 
+use crate::namespace::fate_of;
 use crate::namespace::{FileView, path_of_torn};
 use crate::node::book::Book;
-use crate::node::decide::{self, fate_of};
+use crate::node::decide;
 use crate::node::run::{Engine, Node};
 use std::collections::BTreeMap;
 use tidemark_protocol::evidence::Fate;

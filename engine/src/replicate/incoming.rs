@@ -3,8 +3,8 @@
 //! Owns: its memory, who may write into it, carrying out what the landing says. Does not own: the rules (`protocol::replication`), which
 //! files are coming in (`receive`).
 
-use super::bytes::{Sink, Touched, blocking, sums};
-use super::receive::Here;
+use super::here::Here;
+use crate::chunk::bytes::{Sink, Touched, blocking, sums};
 use crate::error::ErrorKind;
 use crate::tier1::{Backing, Growing, Tier1Error};
 use std::sync::{Arc, Weak};

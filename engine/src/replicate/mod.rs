@@ -13,14 +13,14 @@
 //! | `outgoing` | one question or one push, carried out |
 //! | `pace` | how fast |
 //! | `receive` | what this node answers, and the files that are coming in |
+//! | `here` | what these use; whether a copy is good |
 //! | `incoming` | one file that is coming in: its memory, its hashes |
 //! | `serve` | sealed bytes read by others |
-//! | `bytes` | descriptors for the link, and chunks read back to be verified |
 //!
 //! The rules are `protocol::replication`'s. Does not own: who the partners are, which versions are replicated (both follow from what is
 //! acknowledged), reading from peers (`restore::peer`). See `engine/design/0017-replication.md`.
 
-pub(crate) mod bytes;
+mod here;
 mod incoming;
 mod outgoing;
 mod pace;

@@ -2,11 +2,11 @@
 //!
 //! Owns: what a question says of the file, reading and hashing what is sent. Does not own: what comes next (`send`), how fast (`pace`).
 
-use super::bytes::{Source, blocking, chunk_bytes, sums};
 use super::pace::Paced;
+use crate::chunk::bytes::{Source, blocking, chunk_bytes, read_all, sums};
+use crate::error::error_text;
 use crate::metrics::Metrics;
 use crate::namespace::{FileState, FileView, Namespace, SealPin};
-use crate::node::error_text;
 use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl Outgoing {
                 let size_bytes = copy.size_bytes;
                 // Its bytes are in the question, past the link's own pace: a save may have 100,000 such files.
                 self.pace.take(size_bytes).await;
-                let read = blocking(move || crate::save::small::read(&pin.backing, size_bytes)).await;
+                let read = blocking(move || read_all(&pin.backing, size_bytes)).await;
                 let bytes = read.map_err(|error| format!("its own bytes cannot be read: {error}"))?;
                 if Crc64(tidemark_kernels::crc64(&bytes)) != copy.crc {
                     return Err("its own bytes are not what was sealed; the scrub will say more".to_owned());

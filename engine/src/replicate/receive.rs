@@ -3,25 +3,21 @@
 //! Owns: requests, the files that are coming in and how many. Does not own: one such file (`incoming`), reading by others (`serve`), the
 //! copies that are kept (`namespace::copies`).
 
-use super::bytes::{blocking, write_all};
+use super::here::Here;
 use super::incoming::Incoming;
 use super::serve::Pulls;
+use crate::chunk::bytes::{blocking, sums, write_all};
 use crate::error::ErrorKind;
 use crate::metrics::Metrics;
-use crate::namespace::{Namespace, SealPin, WithdrawnCopy};
+use crate::namespace::{Namespace, WithdrawnCopy};
 use crate::restore::coming::Coming;
-use crate::save::seal;
 use crate::tier1::Tier1;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::file::Seal;
 use tidemark_protocol::id::{ContentHash, FileId, SealNumber};
-use tidemark_protocol::replication::{
-    Answer, Holder, LandingEvent, Request, SMALL_BYTES, SealedCopy, decode, encode,
-};
+use tidemark_protocol::replication::{Answer, Holder, LandingEvent, Request, SealedCopy, decode, encode};
 use tidemark_transport::{Address, Link, LinkErrorKind, Peer, Refusal};
 
 /// Files that come in at once, from all homes: each has memory and a descriptor.
@@ -47,18 +43,6 @@ pub struct ReceiverParts {
     pub verify_threads: usize,
 }
 
-/// What all parts of the receiver use.
-pub(super) struct Here {
-    pub(super) namespace: Arc<Namespace>,
-    pub(super) tier1: Arc<Tier1>,
-    pub(super) metrics: Arc<Metrics>,
-    pub(super) holder: Holder,
-    pub(super) coming: Arc<Coming>,
-    verify_threads: usize,
-    link: OnceLock<Arc<dyn Link>>,
-    began: Instant,
-}
-
 type Site = Arc<tokio::sync::Mutex<Incoming>>;
 
 /// Answers what others ask about copies. Called from the node's service; every method may be called from any task.
@@ -70,72 +54,9 @@ pub struct Receiver {
     withdrawn_by: OnceLock<WithdrawnBy>,
 }
 
-impl std::fmt::Debug for Here {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Here").field("holder", &self.holder).finish_non_exhaustive()
-    }
-}
-
 impl std::fmt::Debug for Receiver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Receiver").field("here", &self.here).finish_non_exhaustive()
-    }
-}
-
-impl Here {
-    pub(super) fn now(&self) -> Duration {
-        Instant::now().saturating_duration_since(self.began)
-    }
-
-    pub(super) fn link(&self) -> &Arc<dyn Link> {
-        self.link.get().expect("requests come over the link, so it is there")
-    }
-
-    /// Whether there is such a copy, good, or a file that looks the same.
-    pub(super) async fn found(
-        self: &Arc<Self>,
-        file: FileId,
-        seal: SealNumber,
-        size_bytes: u64,
-        crc: Crc64,
-    ) -> LandingEvent {
-        let copy = self.good_copy(file, seal).await.is_some_and(|copy| copy == (size_bytes, crc));
-        let namespace = Arc::clone(&self.namespace);
-        let alike = !copy
-            && size_bytes > SMALL_BYTES
-            && blocking(move || namespace.sealed_alike(file, size_bytes, crc).is_some()).await;
-        LandingEvent::Found { copy, alike }
-    }
-
-    /// Size and checksum of a copy that may be counted on: one that lay here while no daemon looked after it is looked at first.
-    async fn good_copy(self: &Arc<Self>, file: FileId, seal: SealNumber) -> Option<(u64, Crc64)> {
-        let copy = self.namespace.copy(file, seal)?;
-        if copy.unverified {
-            let pin = self.namespace.pin_copy(file, seal)?;
-            if !self.is_good(pin, copy.sealed.clone()).await {
-                self.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
-                self.namespace.lose_copy(file, seal, "it was bad when it was looked at after a restart");
-                return None;
-            }
-            self.namespace.verified(copy.own, seal);
-        }
-        Some((copy.sealed.size_bytes, copy.sealed.crc))
-    }
-
-    /// Looks at every byte.
-    pub(super) async fn is_good(&self, pin: SealPin, sealed: Seal) -> bool {
-        let threads = self.verify_threads;
-        blocking(move || match pin.backing.map() {
-            Ok(mapping) => {
-                mapping.len() as u64 == sealed.size_bytes
-                    && seal::hash(&mapping, threads).chunks == sealed.chunks
-            }
-            Err(error) => {
-                tracing::error!(%error, "a sealed file cannot be mapped to be looked at");
-                false
-            }
-        })
-        .await
     }
 }
 
@@ -256,8 +177,7 @@ impl Receiver {
                 }
             };
             let kept = backing.and_then(|backing| {
-                let whole =
-                    write_all(&backing, &bytes).and_then(|()| super::bytes::sums(&backing, &[0], size_bytes));
+                let whole = write_all(&backing, &bytes).and_then(|()| sums(&backing, &[0], size_bytes));
                 let lying =
                     whole.map_err(|error| tracing::error!(%error, "a peer's copy cannot be written"))?;
                 if !lying.iter().map(|(_, sum)| sum).eq(&copy.chunks) {

@@ -2,8 +2,8 @@
 //!
 //! Owns: what is lent to whom, and taking it back. Does not own: moving the bytes (the link), which node is asked (`restore::peer`).
 
-use super::bytes::Source;
-use super::receive::Here;
+use super::here::Here;
+use crate::chunk::bytes::Source;
 use crate::namespace::{FileState, SealPin};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

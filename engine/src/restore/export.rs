@@ -8,8 +8,8 @@
 
 use crate::error::ErrorKind;
 use crate::namespace::{Namespace, SealPin};
-use crate::node::Shared;
-use crate::restore::fetch::{FetchError, FetchPlan, fetch};
+use crate::restore::Restorer;
+use crate::restore::fetch::{FetchError, FetchPlan};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, RenameFlags, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags};
 use rustix::io::Errno;
@@ -84,7 +84,7 @@ fn failed<'a>(what: &'static str, path: &'a Path) -> impl Fn(io::Error) -> Expor
 /// Costs a read of every byte and `FILES_IN_FLIGHT` times the chunks in flight of memory. Dropping the future leaves nothing
 /// but what a write that is under way may still make below the hidden name, which is then said in the log.
 pub async fn export(
-    shared: &Arc<Shared>,
+    restorer: &Restorer,
     manifest: &Arc<Manifest>,
     target: PathBuf,
     tell: impl Fn(u64, u64, &RelPath),
@@ -94,9 +94,9 @@ pub async fn export(
     let draft = blocking(move || Draft::make(&plan.0, &plan.1, plan.2)).await?;
     let mut exported = Exported::default();
     let files = (0..manifest.files.len()).map(|index| {
-        let (shared, manifest) = (Arc::clone(shared), Arc::clone(manifest));
+        let manifest = Arc::clone(manifest);
         let path = draft.path.join(places.of_file(&manifest.files[index].path));
-        async move { write_file(&shared, &manifest.files[index], path).await.map(|written| (index, written)) }
+        async move { write_file(restorer, &manifest.files[index], path).await.map(|written| (index, written)) }
     });
     let mut running = stream::iter(files).buffer_unordered(FILES_IN_FLIGHT);
     while let Some((index, (left_out, host))) = running.try_next().await? {
@@ -284,7 +284,7 @@ fn below(path: &Path, found: &mut Vec<PathBuf>) -> Result<(), ExportError> {
 /// One file: from this node's memory where that copy verifies, else from Tier-3. Gives what was left out of its attributes,
 /// and whether memory had it.
 async fn write_file(
-    shared: &Arc<Shared>,
+    restorer: &Restorer,
     file: &ManifestFile,
     path: PathBuf,
 ) -> Result<(BTreeSet<String>, bool), ExportError> {
@@ -296,7 +296,7 @@ async fn write_file(
     });
     let target = target.await?;
     let chunks: Arc<[Crc64]> = file.chunks.clone().into();
-    let pin = pinned(&shared.namespace, file);
+    let pin = pinned(&restorer.namespace, file);
     let host = match pin {
         Some(pin) => {
             let (target, chunks) = (Arc::clone(&target), Arc::clone(&chunks));
@@ -312,8 +312,7 @@ async fn write_file(
             chunks,
             layout: ObjectLayout::new(file.size_bytes, file.encoding.as_ref()),
         };
-        let (store, metrics) = (Arc::clone(&shared.drain.store), Arc::clone(&shared.metrics));
-        fetch(store, plan, Arc::clone(&target), Arc::clone(&shared.fetches), metrics).await?;
+        restorer.fetch(plan, Arc::clone(&target)).await?;
     }
     let attributes = file.attributes.clone();
     let left_out = blocking(move || {

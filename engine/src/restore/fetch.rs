@@ -3,7 +3,7 @@
 //! Owns: the second try of a bad or failed chunk. Does not own: chunks in flight (`flight`),
 //! which copy is asked (locate), who waits (the mount), whether the file becomes hot (the namespace).
 
-use super::decode;
+use crate::chunk::decode;
 use crate::error::ErrorKind;
 use crate::flight::Flight;
 use crate::metrics::Metrics;

@@ -14,9 +14,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use tidemark_protocol::documents::{LoosePart, LooseSidecar};
+use tidemark_protocol::documents::LooseSidecar;
 use tidemark_protocol::key::{Key, PathOrHash};
 use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_protocol::loose::LoosePart;
 
 /// Files whose parts are remembered: those that are read at once, one request each otherwise.
 const REMEMBERED: usize = 256;

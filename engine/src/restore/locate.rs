@@ -3,7 +3,7 @@
 //! Owns: which keys are read and in what order, what is passed over and why. Does not own: what is done with it
 //! (`node::recover`), the keys themselves (protocol).
 
-use crate::node::error_text;
+use crate::error::error_text;
 use crate::store::{Listing, Store, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,11 +1,11 @@
 //! Brings one file's bytes from other nodes' memory into Tier-1, each chunk verified where it landed.
 //!
 //! Owns: asking several nodes at once, and what is done about one that has bad bytes. Does not own: who has which copy
-//! ([`Suppliers`]), what the others answer (`replicate::serve`), what is tried after that (`node::jobs`).
+//! ([`Suppliers`]), what the others answer (`replicate::serve`), what is tried after that (`restorer`).
 
+use crate::chunk::bytes::{Sink, Touched, blocking, chunk_bytes, landed_sums};
 use crate::metrics::Metrics;
 use crate::namespace::ColdFile;
-use crate::replicate::bytes::{Sink, Touched, blocking, chunk_bytes, landed_sums};
 use crate::tier1::{Backing, Growing};
 use futures::stream::{FuturesUnordered, StreamExt};
 use std::collections::BTreeSet;
@@ -58,21 +58,43 @@ pub trait Suppliers: Send + Sync + fmt::Debug {
 }
 
 /// Other nodes' memory, once somebody says where it is.
-#[derive(Debug, Default)]
-pub struct Nearby(OnceLock<Arc<dyn Suppliers>>);
+#[derive(Debug)]
+pub struct Nearby {
+    /// No other node is ever asked.
+    alone: bool,
+    suppliers: OnceLock<Arc<dyn Suppliers>>,
+}
 
 impl Nearby {
+    /// Of a node that has no others beside it.
+    #[must_use]
+    pub fn alone() -> Self {
+        Self { alone: true, suppliers: OnceLock::new() }
+    }
+
+    /// Of a node of several, before it has heard of them.
+    #[must_use]
+    pub fn expected() -> Self {
+        Self { alone: false, suppliers: OnceLock::new() }
+    }
+
+    /// Whether no other node can come back with a file.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
     /// From now on these are asked before Tier-3. Once.
     ///
     /// # Panics
     /// The second time.
     pub fn ask(&self, suppliers: Arc<dyn Suppliers>) {
-        assert!(self.0.set(suppliers).is_ok(), "there is one cluster");
+        assert!(!self.alone && self.suppliers.set(suppliers).is_ok(), "there is one cluster");
     }
 
     #[must_use]
     pub fn get(&self) -> Option<&Arc<dyn Suppliers>> {
-        self.0.get()
+        self.suppliers.get()
     }
 }
 

@@ -6,11 +6,10 @@
 
 use crate::error::ErrorKind;
 use crate::namespace::SealPin;
-use crate::node::Shared;
 use crate::restore::locate::{FormatProblem, read_retired};
 use crate::save::drain::{Drain, Raised, Stored};
 use crate::save::encode;
-use crate::save::share::{Share, ShareError};
+use crate::save::share::{Means, Share, ShareError};
 use crate::save::upload::{SealedBytes, UploadError};
 use crate::step_point::{StepPoint, reach};
 use crate::store::{StoreError, current_epoch};
@@ -237,15 +236,15 @@ impl Attempt {
     }
 
     /// The same where other nodes have some of the files.
-    pub async fn prepare_over_nodes(&mut self, shared: &Shared) -> Result<(), CommitError> {
-        let drain = &shared.drain;
+    pub async fn prepare_over_nodes(&mut self, means: Means<'_>) -> Result<(), CommitError> {
+        let drain = means.drain;
         if self.shares.is_empty() {
             return self.prepare(drain).await;
         }
         self.write_record(drain).await?;
         let (record, mut shares) = (self.record.clone(), std::mem::take(&mut self.shares));
         let (own, others) = {
-            let others = shares.iter_mut().map(|share| share.prepare(&record, shared));
+            let others = shares.iter_mut().map(|share| share.prepare(&record, means));
             futures::join!(self.prepare_own(drain), futures::future::join_all(others))
         };
         self.shares = shares;

@@ -4,8 +4,8 @@
 //! makes a second decision. Method: real documents, an in-memory store, faults as data.
 
 use crate::error::ErrorKind;
+use crate::error::error_text;
 use crate::metrics::Metrics;
-use crate::node::error_text;
 use crate::restore::locate;
 use crate::save::again::{AgainError, check_wanted, write_marker_again};
 use crate::save::commit::{Attempt, CommitError, abort, decide, read_marker, resume_retirement, retire};

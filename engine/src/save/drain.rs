@@ -5,7 +5,7 @@
 use crate::flight::Flight;
 use crate::metrics::Metrics;
 use crate::restore::joined::JoinedStore;
-use crate::save::encode::Coders;
+use crate::save::coders::Coders;
 use crate::save::pace::Pace;
 use crate::settings::CompressionSettings;
 use crate::store::{Created, Operation, Probe, Store, StoreError, UploadLimits, pause, raise_epoch};

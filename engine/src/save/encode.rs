@@ -1,16 +1,16 @@
 //! Makes the chunks of a sealed file smaller on their way to Tier-3, where its run asks for it.
 //!
-//! Owns: which files are encoded, the two passes over one, what is kept between them, how many cores that takes. Does not
-//! own: the bytes of an encoded chunk (the kernels crate), sending them (`upload`, the store), reading them back
-//! (`restore::decode`).
+//! Owns: which files are encoded, the two passes over one, what is kept between them. Does not own: how many cores that takes
+//! (`coders`), the bytes of an encoded chunk (the kernels crate), sending them (`upload`, the store), reading them back
+//! (`chunk::decode`).
 //!
 //! A store is told an object's size before its first byte. So a first pass encodes every chunk to learn its length, and a
-//! second makes what is sent. What the first made is kept as far as [`KEPT_CHUNKS`] go; of a file that fits, each chunk is
+//! second makes what is sent. What the first made is kept as far as there is room for it (`coders`); of a file that fits, each chunk is
 //! encoded once. No chunk leaves before it has been decoded again and has the checksum that was sealed: what is committed
 //! can be read.
 
+use crate::chunk::decode;
 use crate::flight::Place;
-use crate::restore::decode;
 use crate::save::drain::Drain;
 use crate::save::upload::{self, SealedBytes, UploadError, check_chunk};
 use crate::store::{PartSource, Readers};
@@ -19,23 +19,14 @@ use bytes::{Bytes, BytesMut};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex};
-use tidemark_kernels::encoding::{self as kernel, Encoder};
+use std::sync::{Arc, Mutex};
+use tidemark_kernels::encoding as kernel;
 use tidemark_protocol::encoding::{Codec, Encoding, ObjectLayout};
 use tidemark_protocol::layout::chunk_count;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// A smaller file is not encoded: what it saves is less than what its request costs.
 const ENCODED_FILE_BYTES_MIN: u64 = 64 << 10;
-
-/// Encoded chunks kept from the first pass, over all files: 128 MiB at most, since none is longer than its chunk.
-const KEPT_CHUNKS: usize = 16;
-
-/// One of so many cores encodes; the others are the training's, whose data is loaded and decoded on them.
-const CORES_PER_ENCODER: usize = 2;
-
-/// More would outrun any network, and each of the files in flight has as many threads waiting for one.
-const ENCODERS_MAX: usize = 8;
 
 /// What became of one upload.
 #[derive(Debug)]
@@ -267,66 +258,5 @@ struct Part {
 impl AsRef<[u8]> for Part {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
-    }
-}
-
-/// The encoders of a drain: as many as cores may be taken from the training. Who needs one waits for it.
-#[derive(Debug)]
-pub(crate) struct Coders {
-    most: usize,
-    kept: Arc<Semaphore>,
-    state: Mutex<Idle>,
-    given_back: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Idle {
-    made: usize,
-    encoders: Vec<Encoder>,
-}
-
-impl Coders {
-    /// None is made before one is needed.
-    pub(crate) fn new() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
-        Self {
-            most: (cores / CORES_PER_ENCODER).clamp(1, ENCODERS_MAX),
-            kept: Arc::new(Semaphore::new(KEPT_CHUNKS)),
-            state: Mutex::default(),
-            given_back: Condvar::new(),
-        }
-    }
-
-    /// Runs `f` with one of the encoders. Blocks until one is free: for the blocking pool only.
-    fn with<R>(&self, f: impl FnOnce(&mut Encoder) -> io::Result<R>) -> io::Result<R> {
-        let mut idle = self.state.lock().expect("counting does not panic");
-        let encoder = loop {
-            if let Some(encoder) = idle.encoders.pop() {
-                break encoder;
-            }
-            if idle.made < self.most {
-                let encoder = Encoder::new()?;
-                idle.made += 1;
-                break encoder;
-            }
-            idle = self.given_back.wait(idle).expect("counting does not panic");
-        };
-        drop(idle);
-        let mut lent = Lent { coders: self, encoder: Some(encoder) };
-        f(lent.encoder.as_mut().expect("it goes back when this is dropped"))
-    }
-}
-
-/// An encoder that goes back however its use ends.
-struct Lent<'a> {
-    coders: &'a Coders,
-    encoder: Option<Encoder>,
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        let mut idle = self.coders.state.lock().expect("counting does not panic");
-        idle.encoders.extend(self.encoder.take());
-        self.coders.given_back.notify_one();
     }
 }

@@ -1,8 +1,10 @@
 //! The way of a checkpoint from closed files to a commit marker.
 //!
-//! create → write → **seal → upload → commit → reclaim**. The first two happen in the namespace and in Tier-1.
+//! create → write → seal → **upload → commit** → reclaim. The first two happen in the namespace and in Tier-1; the node loop has files
+//! hashed, and sees to it that copies give way.
 
 pub mod again;
+pub(crate) mod coders;
 pub mod commit;
 #[cfg(test)]
 mod commit_test;
@@ -15,8 +17,6 @@ pub mod loose;
 pub mod pace;
 pub mod predict;
 pub(crate) mod reading;
-pub mod reclaim;
-pub mod seal;
 pub mod share;
 pub(crate) mod small;
 pub mod sweep;

@@ -7,16 +7,17 @@
 //! does the coordinator fetch its files, from whoever keeps copies, and upload them under a key part of its own.
 
 use super::commit::{Attempt, AttemptFile, CommitError};
-use crate::cluster::{Away, Cluster, address_of};
-use crate::namespace::{Namespace, SealPin};
-use crate::node::{RestoreError, Shared, attributes, restore};
+use crate::error::error_text;
+use crate::namespace::{FileState, Namespace, SealPin};
+use crate::restore::{RestoreError, Restorer};
 use crate::save::drain::Drain;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tidemark_protocol::cluster::wire::{self, Prepare, Preparing, ToNode};
+use tidemark_protocol::cluster::wire::{self, Prepare, Preparing};
 use tidemark_protocol::format::{Document, FormatError};
-use tidemark_protocol::id::AttemptId;
+use tidemark_protocol::id::{AttemptId, Epoch, Incarnation};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::manifest::{HardLink, Prepared};
 use tidemark_protocol::path::RelPath;
@@ -25,8 +26,34 @@ use tidemark_protocol::record::Record;
 /// Between two questions of how far a node is.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
-/// A node that does not answer within this is asked again with the next try of the attempt.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// The other nodes, as far as phase 1 needs them.
+#[async_trait::async_trait]
+pub trait Participants: Send + Sync + fmt::Debug {
+    /// The epoch that this node coordinates in.
+    fn epoch(&self) -> Epoch;
+
+    /// Whether a life of a node is known, and not known to be over.
+    fn is_present(&self, life: Incarnation) -> bool;
+
+    /// Asks a node that is present for its part; `Working` is asked again.
+    ///
+    /// # Errors
+    /// It was not heard in time; it is asked again with the next try of the attempt.
+    async fn prepare(&self, life: Incarnation, prepare: Prepare) -> Result<Preparing, Unheard>;
+}
+
+/// Why a node was not heard about its part.
+pub type Unheard = Box<dyn std::error::Error + Send + Sync>;
+
+/// What this node does its own part with, and that of a node that is lost.
+#[derive(Debug, Clone, Copy)]
+pub struct Means<'a> {
+    pub drain: &'a Arc<Drain>,
+    pub namespace: &'a Namespace,
+    pub restorer: &'a Restorer,
+    /// None while there are no other nodes.
+    pub others: Option<&'a dyn Participants>,
+}
 
 /// Attempts that this node remembers to have done its part of: those in flight, and some whose answers were lost.
 const REMEMBERED_MAX: usize = 64;
@@ -47,7 +74,7 @@ pub struct Share {
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     #[error("{life} was not heard about its part; it is asked again")]
-    Away { life: NodeLife, source: Away },
+    Away { life: NodeLife, source: Unheard },
     #[error("{life} could not do its part: {why}")]
     Failed { life: NodeLife, why: String },
     #[error(
@@ -78,36 +105,27 @@ impl Share {
     }
 
     /// Sees to it that the files are in Tier-3 and that a marker says so.
-    pub(super) async fn prepare(&mut self, record: &Record, shared: &Shared) -> Result<(), CommitError> {
+    pub(super) async fn prepare(&mut self, record: &Record, means: Means<'_>) -> Result<(), CommitError> {
         if self.prepared.is_some() {
             return Ok(());
         }
-        let member = shared.cluster.get().and_then(|cluster| {
-            let member = cluster.member_of(self.life.incarnation).filter(|member| !member.gone)?;
-            Some((Arc::clone(cluster), member))
-        });
-        match member {
-            Some((cluster, member)) if self.instead.is_none() => {
-                self.ask(record, &cluster, &address_of(&member)).await.map_err(CommitError::from)
+        match means.others.filter(|others| others.is_present(self.life.incarnation)) {
+            Some(others) if self.instead.is_none() => {
+                self.ask(record, others).await.map_err(CommitError::from)
             }
             // Begun in its place, it is finished in its place: no two write one key.
-            _ => self.stand_in(record, shared).await,
+            _ => self.stand_in(record, means).await,
         }
     }
 
-    async fn ask(
-        &mut self,
-        record: &Record,
-        cluster: &Cluster,
-        node: &tidemark_transport::Address,
-    ) -> Result<(), ShareError> {
+    async fn ask(&mut self, record: &Record, others: &dyn Participants) -> Result<(), ShareError> {
         let life = self.life.clone();
         let text = record.encode().map_err(|source| ShareError::Garbled { life: life.clone(), source })?;
         let index = |path: &RelPath| record.files.iter().position(|file| file.path == *path);
         let files = self.files.iter().filter_map(|file| u32::try_from(index(&file.entry.path)?).ok());
         let links = self.hard_links.iter();
         let prepare = Prepare {
-            epoch: cluster.epoch(),
+            epoch: others.epoch(),
             record: String::from_utf8_lossy(&text).into_owned(),
             life: life.clone(),
             by: None,
@@ -116,9 +134,8 @@ impl Share {
                 .map(|link| (link.path.as_bytes().to_vec(), link.to.as_bytes().to_vec()))
                 .collect(),
         };
-        let message = ToNode::Prepare(Box::new(prepare));
         loop {
-            let answer = cluster.ask_node::<Preparing>(node, &message, DEADLINE).await;
+            let answer = others.prepare(life.incarnation, prepare.clone()).await;
             match answer.map_err(|source| ShareError::Away { life: life.clone(), source })? {
                 Preparing::Working { .. } => tokio::time::sleep(ASK_EVERY).await,
                 Preparing::Done { prepared } => {
@@ -136,7 +153,7 @@ impl Share {
         }
     }
 
-    async fn stand_in(&mut self, record: &Record, shared: &Shared) -> Result<(), CommitError> {
+    async fn stand_in(&mut self, record: &Record, means: Means<'_>) -> Result<(), CommitError> {
         let life = self.life.clone();
         if self.instead.is_none() {
             let mut files = Vec::with_capacity(self.files.len());
@@ -145,7 +162,7 @@ impl Share {
                     entry: file.entry.clone(),
                     attributes: file.attributes.clone(),
                     chunks: Arc::clone(&file.chunks),
-                    pin: Some(pin_of(shared, &life, file).await?),
+                    pin: Some(pin_of(means, &life, file).await?),
                 });
             }
             let mut instead = Attempt::of_participant(record.clone(), files);
@@ -154,24 +171,24 @@ impl Share {
             self.instead = Some(Box::new(instead));
         }
         let instead = self.instead.as_mut().expect("it was made above");
-        Box::pin(instead.prepare_own(&shared.drain)).await?;
+        Box::pin(instead.prepare_own(means.drain)).await?;
         self.prepared = instead.own_marker().cloned();
         Ok(())
     }
 }
 
 /// The bytes of a file that its node has lost, here.
-async fn pin_of(shared: &Shared, life: &NodeLife, file: &AttemptFile) -> Result<Arc<SealPin>, ShareError> {
+async fn pin_of(means: Means<'_>, life: &NodeLife, file: &AttemptFile) -> Result<Arc<SealPin>, ShareError> {
     let (id, seal) = (file.entry.file, file.entry.seal);
     let path = || file.entry.path.to_string();
-    if let Some(cold) = shared.namespace.cold_file(id) {
-        restore(shared, path(), cold).await.map_err(|source| ShareError::Lost {
+    if let Some(cold) = means.namespace.cold_file(id) {
+        means.restorer.restore(path(), cold).await.map_err(|source| ShareError::Lost {
             life: life.clone(),
             path: path(),
             source,
         })?;
     }
-    let pin = shared.namespace.pin_seal(id, seal);
+    let pin = means.namespace.pin_seal(id, seal);
     pin.map(Arc::new).ok_or_else(|| ShareError::Changed { life: life.clone(), path: path() })
 }
 
@@ -253,7 +270,7 @@ impl Participation {
                 (Ok(()), Some(Ok(text))) => {
                     Preparing::Done { prepared: String::from_utf8_lossy(&text).into_owned() }
                 }
-                (Err(error), _) => Preparing::Failed { why: crate::node::error_text(&error) },
+                (Err(error), _) => Preparing::Failed { why: error_text(&error) },
                 (Ok(()), _) => Preparing::Failed { why: "the marker cannot be told".to_owned() },
             };
             *part.attempt.lock().unwrap_or_else(PoisonError::into_inner) = Some(attempt);
@@ -272,9 +289,9 @@ fn begin(prepare: &Prepare, record: Record, namespace: &Namespace) -> Result<Att
         let missing = || entry.path.as_bytes().to_vec();
         let pin = namespace.pin_seal(entry.file, entry.seal).ok_or_else(missing)?;
         let view = namespace.view_of(entry.file).ok_or_else(missing)?;
-        let crate::namespace::FileState::Sealed { chunks, .. } = &view.state else { return Err(missing()) };
+        let FileState::Sealed { chunks, .. } = &view.state else { return Err(missing()) };
         let chunks = Arc::clone(chunks);
-        files.push(AttemptFile { attributes: attributes(&view), chunks, pin: Some(Arc::new(pin)), entry });
+        files.push(AttemptFile { attributes: view.attributes(), chunks, pin: Some(Arc::new(pin)), entry });
     }
     let mut attempt = Attempt::of_participant(record, files);
     for (path, to) in &prepare.hard_links {

@@ -5,11 +5,10 @@
 //! A large file holds permits for its parts, whose number bounds memory, and is mapped. Neither pays for 4 KiB: 100,000 of
 //! them would wait for each other eight at a time, while the store's file system could make many durable at once.
 
+use crate::chunk::bytes::read_all;
 use crate::save::drain::Drain;
 use crate::save::upload::{SealedBytes, UploadError, arrived};
-use crate::tier1::Backing;
 use bytes::Bytes;
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 use tidemark_protocol::checksum::Crc64;
@@ -28,7 +27,7 @@ pub(crate) async fn upload(
     assert!(size_bytes <= SMALL_BYTES, "{size_bytes} bytes are not small");
     drain.paced(size_bytes).await;
     let begun = Instant::now();
-    let bytes = read(&file.pin.backing, size_bytes)
+    let bytes = read_all(&file.pin.backing, size_bytes)
         .map_err(|source| UploadError::Read { path: file.path.clone(), source })?;
     // A small file is one chunk, or none when it is empty.
     if let (Some(&expected), found) = (file.chunks.first(), Crc64(tidemark_kernels::crc64(&bytes)))
@@ -40,12 +39,4 @@ pub(crate) async fn upload(
     let source = Arc::new((Bytes::from(bytes), file.pin.readers));
     let uploaded = drain.store.upload(key, source, &drain.limits).await.map_err(failed)?;
     arrived(drain, key, (&file.path, &ObjectLayout::plain(size_bytes), &file.chunks), begun, uploaded).await
-}
-
-/// All bytes of a small file at rest. A copy out of memory keeps a core for microseconds only; mapping so few would cost
-/// every core an interrupt when the map goes.
-pub(crate) fn read(backing: &Backing, size_bytes: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; usize::try_from(size_bytes).map_err(io::Error::other)?];
-    backing.read_exact_at(&mut bytes, 0)?;
-    Ok(bytes)
 }

@@ -3,10 +3,10 @@
 //! Owns: reading and checking parts, how many are on their way, the read-back where the store checks nothing.
 //! Does not own: keys (protocol), markers (commit), retry of a whole attempt (the node loop).
 
+use crate::chunk::decode;
 use crate::error::ErrorKind;
 use crate::flight::Place;
 use crate::namespace::SealPin;
-use crate::restore::decode;
 use crate::save::drain::Drain;
 use crate::store::{PartSource, Readers, StoreError, UploadLimits, Uploaded};
 use crate::tier1::Mapping;

@@ -7,10 +7,11 @@ use crate::ends::cores;
 use crate::peers::Peers;
 use crate::tier3::Tier3;
 use std::sync::{Arc, OnceLock};
-use tidemark_engine::flight::Flight;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::namespace::Clock;
-use tidemark_engine::node::{Losses, Node, NodeParts, Recovered, Shared};
+use tidemark_engine::node::{Node, NodeParts, Recovered, Shared};
+use tidemark_engine::restore::Restorer;
+use tidemark_engine::restore::peer::Nearby;
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::Settings;
 use tidemark_engine::store::UploadLimits;
@@ -41,8 +42,10 @@ pub(crate) fn shared(
     let store = Arc::clone(&tier3.store);
     let drain = Drain::new(store, life, tier3.right.epoch, limits, &tier3.probe, Arc::clone(&metrics))
         .with_compression(settings.compression.clone());
+    let nearby = if peers.is_some() { Nearby::expected() } else { Nearby::alone() };
+    let (namespace, store) = (Arc::clone(&base.namespace), Arc::clone(&drain.store));
+    let restorer = Restorer::new(namespace, store, Arc::clone(&metrics), fetches, nearby);
     let shared = Arc::new(Shared {
-        fetches: Flight::new(fetches),
         settings: settings.clone(),
         namespace: Arc::clone(&base.namespace),
         tier1: Arc::clone(&base.tier1),
@@ -52,11 +55,9 @@ pub(crate) fn shared(
         clock: Clock::system(),
         sizes: Arc::default(),
         seal_threads: cores(),
-        coming: Arc::default(),
-        losses: Losses::default(),
         cluster: OnceLock::new(),
         replicator: OnceLock::new(),
-        nearby: Default::default(),
+        restorer,
     });
     if let Some(peers) = peers {
         assert!(shared.cluster.set(Arc::clone(&peers.cluster)).is_ok(), "it was made above");

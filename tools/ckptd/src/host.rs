@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tidemark_engine::cluster::Cluster;
 use tidemark_engine::namespace::{ColdFile, FsError, Namespace, NodeId};
-use tidemark_engine::node::{NotVerified, Shared, heal_at_open, restore, verify_at_open};
+use tidemark_engine::node::{NotVerified, Shared, heal_at_open, verify_at_open};
 use tidemark_fuse::Host;
 use tidemark_protocol::report::path_text;
 
@@ -75,7 +75,7 @@ impl Host for DaemonHost {
         let engine = self.engine()?;
         let path = engine.namespace.path_of(cold.node);
         let path = path.map_or_else(|| cold.file.to_string(), |path| path_text(&path));
-        self.runtime.block_on(restore(&engine, path.clone(), cold)).map_err(|error| {
+        self.runtime.block_on(engine.restorer.restore(path.clone(), cold)).map_err(|error| {
             tracing::error!(%path, error = &error as &dyn std::error::Error, "a file could not be served");
             error.errno()
         })

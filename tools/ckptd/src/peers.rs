@@ -178,7 +178,7 @@ impl Peers {
             tier1: Arc::clone(&shared.tier1),
             metrics: Arc::clone(&shared.metrics),
             holder: Holder(life.incarnation),
-            coming: Arc::clone(&shared.coming),
+            coming: Arc::clone(&shared.restorer.coming),
             verify_threads: shared.seal_threads,
         });
         receiver.use_link(Arc::clone(&link));
@@ -205,7 +205,7 @@ impl Peers {
             told.withdrawn_by(node, file, seal, why)
         }));
         assert!(shared.replicator.set(Arc::clone(&replicator)).is_ok(), "a node serves once");
-        shared.nearby.ask(Near::new(Arc::clone(&self.cluster), link));
+        shared.restorer.nearby.ask(Near::new(Arc::clone(&self.cluster), link));
         tokio::spawn(follow_partners(Arc::clone(&self.cluster), partners));
         tokio::spawn(tell_copies(Arc::clone(&self.cluster)));
         tokio::spawn(keep_house(Arc::clone(&self.cluster), Arc::clone(&receiver)));

@@ -2,6 +2,7 @@
 //!
 //! Owns: what waits, what is under way, what each node is answered. Does not own: the content of a transaction (`state`).
 
+use super::looks::CALL_WAITS_MAX;
 use super::members::Membership;
 use super::{Command, Coordinator, Lane, Phase, Why};
 use crate::key::Key;
@@ -14,9 +15,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_protocol::id::{Incarnation, NodeName};
-
-/// The longest wait of a call or a look-up for another node; then it is EIO. A waiting call holds its directory's lock on its node.
-pub const CALL_WAITS_MAX: Duration = Duration::from_secs(5);
 
 /// Changes of members in one transaction: at most two keys each, 32 of a sweep.
 const MEMBERSHIP_AT_ONCE_MAX: usize = 8;

@@ -3,18 +3,21 @@
 //! Owns: which lives have to publish before an answer, the read that shows the election, the answers. Does not own: what a node
 //! answers by itself (`node`).
 
-use super::append::CALL_WAITS_MAX;
 use super::{Command, Coordinator, Lane, Phase, Why};
 use crate::key::{Key, Place};
 use crate::message::{Found, ToNode};
+use crate::refusal::Refusal;
 use crate::rules::{Rule, Rules};
-use crate::state::{Refusal, State};
+use crate::state::State;
 use crate::store::{Request, Response, Stored};
 use crate::value::{Kind, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_protocol::id::{Incarnation, NodeName};
+
+/// The longest wait of a call or a look-up for another node; then it is EIO. A waiting call holds its directory's lock on its node.
+pub const CALL_WAITS_MAX: Duration = Duration::from_secs(5);
 
 /// Look-ups of one node at a time: more than a node has threads. Others are dropped, and sent again by their node.
 pub const LOOKS_PER_NODE_MAX: usize = 1024;

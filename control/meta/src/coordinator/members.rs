@@ -7,7 +7,7 @@ use crate::key::Key;
 use crate::message::ToNode;
 use crate::rules::{Rule, Rules};
 use crate::state::State;
-use crate::store::Change;
+use crate::value::Change;
 use crate::value::{Member, Published, Standing, Value};
 use tidemark_protocol::id::{Incarnation, NodeName};
 use tidemark_protocol::key::NodeLife;

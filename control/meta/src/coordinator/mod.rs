@@ -12,8 +12,8 @@ mod looks;
 mod members;
 mod role;
 
-pub use append::CALL_WAITS_MAX;
 pub use copy::{FOLLOW_TRANSACTIONS, PAGE_KEYS};
+pub use looks::CALL_WAITS_MAX;
 pub use looks::LOOKS_PER_NODE_MAX;
 pub use members::SWEPT_AT_ONCE_MAX;
 

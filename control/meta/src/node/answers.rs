@@ -4,8 +4,9 @@
 
 use super::{Answer, Directory, Held, Node, Notice, Output, Queued, Standing};
 use crate::message::{Done, Found, Outcome, Stamp, ToCoordinator, ToNode};
+use crate::refusal::Refusal;
 use crate::rules::Rule;
-use crate::state::{Call, Refusal};
+use crate::state::Call;
 use crate::value::{Inode, Kind};
 use std::sync::Arc;
 use tidemark_protocol::id::FileId;

@@ -6,8 +6,9 @@
 use super::{Answer, Directory, Held, Look, Looking, Node};
 use crate::key::Place;
 use crate::message::Found;
+use crate::refusal::Refusal;
 use crate::rules::Rule;
-use crate::state::{Call, Refusal};
+use crate::state::Call;
 use crate::value::{Entry, Inode, Kind, Target};
 use std::collections::BTreeMap;
 use std::sync::Arc;

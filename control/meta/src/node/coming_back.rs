@@ -5,8 +5,9 @@
 
 use super::{Node, Notice, Output, Queued, Standing};
 use crate::message::Found;
+use crate::refusal::Refusal;
 use crate::rules::Rule;
-use crate::state::{Call, Refusal};
+use crate::state::Call;
 use tidemark_protocol::id::Incarnation;
 
 impl Node {

@@ -11,8 +11,9 @@ mod coming_back;
 
 use crate::key::{Name, Place};
 use crate::message::{Done, Found, Stamp, ToCoordinator};
+use crate::refusal::Refusal;
 use crate::rules::Rules;
-use crate::state::{Call, Refusal};
+use crate::state::Call;
 use crate::value::{Entry, Inode};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 
 use super::State;
 use crate::key::{Key, Place};
-use crate::store::Change;
+use crate::value::Change;
 use crate::value::{Entry, Inode, Value};
 use std::collections::BTreeMap;
 use tidemark_protocol::id::FileId;

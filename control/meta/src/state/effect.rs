@@ -2,11 +2,12 @@
 //!
 //! Owns: the meaning of each call. Does not own: the order of calls and the chain of a node's numbers (`plan`).
 
+use super::Call;
 use super::draft::Draft;
-use super::{Call, Refusal};
 use crate::key::{Key, Place, ROOT};
+use crate::refusal::Refusal;
 use crate::rules::{Rule, Rules};
-use crate::store::Change;
+use crate::value::Change;
 use crate::value::{Entry, Inode, Kind, Member, Standing, Target, Value};
 use std::collections::BTreeSet;
 use tidemark_protocol::id::{FileId, Incarnation, NodeName};

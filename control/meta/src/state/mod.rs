@@ -8,12 +8,12 @@ mod draft;
 mod effect;
 mod plan;
 
-pub use call::{Call, Refusal};
+pub use call::Call;
 pub use effect::{Need, Waits};
 pub use plan::{Batch, Plan, TAKEN_AT_ONCE_MAX, TRANSACTION_BYTES_MAX, TRANSACTION_KEYS_MAX, Wait, plan};
 
 use crate::key::{Key, Name, Place};
-use crate::store::Change;
+use crate::value::Change;
 use crate::value::{Entry, Inode, Member, Published, Standing, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemark_protocol::id::{FileId, Incarnation, NodeName};

@@ -5,10 +5,12 @@
 
 use super::draft::Draft;
 use super::effect::{Caller, effect};
-use super::{Call, Need, Refusal, State, Waits};
+use super::{Call, Need, State, Waits};
 use crate::key::Key;
+use crate::refusal::Refusal;
 use crate::rules::{Rule, Rules};
-use crate::store::{Change, Compare, Revision, Transaction};
+use crate::store::{Compare, Revision, Transaction};
+use crate::value::Change;
 use crate::value::Value;
 use std::collections::BTreeSet;
 use tidemark_protocol::id::{Incarnation, NodeName};

@@ -2,8 +2,9 @@
 //!
 //! Owns: revisions, history, compaction, faults. Does not own: durability; a restart begins empty.
 
-use super::{Change, Compare, Request, Response, Revision, Store, Stored, Transaction};
+use super::{Compare, Request, Response, Revision, Store, Stored, Transaction};
 use crate::key::Key;
+use crate::value::Change;
 use crate::value::Value;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;

@@ -11,7 +11,7 @@ mod memory;
 pub use memory::{Backup, Fault, Memory};
 
 use crate::key::Key;
-use crate::value::{Role, Value};
+use crate::value::{Change, Role, Value};
 use std::fmt;
 
 /// A point in the store's history.
@@ -23,9 +23,6 @@ impl fmt::Display for Revision {
         write!(f, "{}", self.0)
     }
 }
-
-/// A key's new value; none removes the key.
-pub type Change = (Key, Option<Value>);
 
 /// A condition of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -5,9 +5,7 @@
 //!
 //! Whoever may write to the mount writes these, and a daemon reads them: nothing of an index costs more than its bound.
 
-use super::{dcp_metadata, megatron_integrity, safetensors_index};
 use crate::path::{PathProblem, RelPath};
-use crate::recognise::IndexKind;
 use std::collections::BTreeMap;
 
 /// The most bytes of an index that are read.
@@ -42,21 +40,6 @@ pub enum IndexError {
     Empty,
     #[error("the index names more than {MAX_INDEX_FILES} files")]
     Files,
-}
-
-/// Reads a framework's index.
-///
-/// # Errors
-/// [`IndexError`]; such an index proves nothing, and the checkpoint waits for other evidence.
-pub fn parse_index(kind: IndexKind, bytes: &[u8]) -> Result<Covered, IndexError> {
-    if bytes.len() > MAX_INDEX_BYTES {
-        return Err(IndexError::TooLarge { bytes: bytes.len() });
-    }
-    match kind {
-        IndexKind::Dcp => dcp_metadata::parse(bytes),
-        IndexKind::Safetensors => safetensors_index::parse(bytes),
-        IndexKind::Megatron => megatron_integrity::parse(bytes),
-    }
 }
 
 /// The files that an index in JSON names; each is noted when it is read, and nothing else of the index is kept.

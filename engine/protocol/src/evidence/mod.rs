@@ -13,15 +13,17 @@ mod index;
 mod megatron_integrity;
 mod names;
 mod over;
+mod read_index;
 mod safetensors_index;
 mod writer;
 
 pub use crate::recognise::PARTS;
 pub use apart::judge;
 pub use filled::believed;
-pub use index::{Covered, IndexError, MAX_INDEX_BYTES, MAX_INDEX_FILES, parse_index};
+pub use index::{Covered, IndexError, MAX_INDEX_BYTES, MAX_INDEX_FILES};
 pub use over::Before;
-pub use writer::{Fate, Writer};
+pub use read_index::parse_index;
+pub use writer::{Fate, Writer, have_ended_well};
 
 use crate::file::FileState;
 use crate::path::RelPath;

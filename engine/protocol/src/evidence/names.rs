@@ -159,7 +159,7 @@ impl Case<'_> {
             let missing = missing_parts(present, *of);
             if !missing.is_empty() {
                 let why =
-                    format!("{} of {of} parts of {} are there", present.len(), crate::path::escape(stem));
+                    format!("{} of {of} parts of {} are there", present.len(), crate::escape::escape(stem));
                 return Finding::Missing(missing, why);
             }
         }
@@ -215,7 +215,7 @@ impl Case<'_> {
             }
         }
         all_of(families.iter().map(|(name, files)| {
-            let name = crate::path::escape(name);
+            let name = crate::escape::escape(name);
             if usize::try_from(size).is_ok_and(|size| files.len() >= size) {
                 return self.of_this_save(files, size, format!("all {size} ranks wrote their {name}"));
             }

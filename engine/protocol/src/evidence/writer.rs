@@ -39,3 +39,11 @@ pub enum Fate {
     /// Gone, nobody saw how.
     Gone,
 }
+
+/// All who wrote a file are known to have ended with status 0: who renames it then says that it is whole (`curl URL >part && mv part
+/// model.bin`). Of what a killed program left a rename says nothing.
+#[must_use]
+pub fn have_ended_well(fates: impl Iterator<Item = Fate>) -> bool {
+    let mut fates = fates.peekable();
+    fates.peek().is_some() && fates.all(|fate| fate == Fate::Exited)
+}

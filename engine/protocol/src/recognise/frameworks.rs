@@ -5,8 +5,7 @@
 //!
 //! The order matters where a directory fits several: a framework that saves through another one stands before it.
 
-use super::rules::{IndexKind, MarkerBy, RuleSpec};
-use crate::shield::TrackerHolds;
+use super::spec::{IndexKind, MarkerBy, RuleSpec, TrackerHolds};
 
 const STEP_DIRECTORY: &str = r"(?i-u)^(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch|ep|ba)[-_=]?(?<step>\d+)[-_,.]?)+(?:ckpt)?$";
 /// Also under the name that it has while torch_checkpointing writes it.

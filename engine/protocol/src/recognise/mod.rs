@@ -10,12 +10,14 @@
 mod frameworks;
 mod rules;
 mod series;
+mod spec;
 
 pub(crate) use rules::Rule;
-pub use rules::{IndexKind, MarkerBy, RuleError, RuleSpec, Rules};
+pub use rules::{RuleError, Rules};
 pub(crate) use series::is_called_whole;
 pub(crate) use series::masked_digits;
 pub use series::{may_stand_in, series};
+pub use spec::{IndexKind, MarkerBy, RuleSpec, TrackerHolds};
 
 use crate::id::Step;
 use crate::path::{CheckpointName, RelPath, RunPath};

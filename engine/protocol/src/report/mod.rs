@@ -44,7 +44,7 @@ use std::ops::RangeInclusive;
 /// its name: those that only read then take that one, and those that change something refuse.
 #[must_use]
 pub fn path_text(path: &[u8]) -> String {
-    crate::path::escape(path)
+    crate::escape::escape(path)
 }
 
 /// Characters of the Unicode categories Cf, Zl and Zp, which are not seen themselves and change how others are: the direction of a text,

@@ -9,15 +9,17 @@ use super::chaos::Rng;
 use super::tally::Seen;
 use super::wire::{Call, Wire};
 use super::world::World;
+use crate::chunk::{self, SealSums};
 use crate::error::ErrorKind;
 use crate::metrics::Metrics;
 use crate::namespace::{Caller, Clock, Namespace, NamespaceSettings, ROOT, SealPin};
 use crate::node::book::{Book, Number, VersionBook, reference};
 use crate::node::recover::NotBelieved;
 use crate::node::{Events, Names, Recovered, Shared, recover};
+use crate::restore::Restorer;
+use crate::restore::peer::Nearby;
 use crate::save::commit::{self, Attempt, AttemptFile, CommitError};
 use crate::save::drain::Drain;
-use crate::save::seal::{self, SealSums};
 use crate::settings::Settings;
 use crate::store::{Probe, Store, UploadLimits, raise_epoch};
 use crate::tier1::Tier1;
@@ -229,7 +231,7 @@ impl Life {
         namespace.flush(file.fh, &caller, false).unwrap();
         namespace.release(file.fh).unwrap();
         let ticket = namespace.begin_seal(namespace.node_at(name.as_bytes()).unwrap()).unwrap();
-        let SealSums { crc, chunks } = seal::hash(bytes, 1);
+        let SealSums { crc, chunks } = chunk::hash(bytes, 1);
         namespace.finish_seal(&ticket, crc, Arc::clone(&chunks)).unwrap();
         let (file, seal): (FileId, SealNumber) = (ticket.file, ticket.seal);
         let pin: SealPin = namespace.pin_seal(file, seal).unwrap();
@@ -495,17 +497,18 @@ pub(in crate::node) fn shared(store: Arc<dyn Store>, tier1: &Arc<Tier1>, start: 
     let names =
         NamespaceSettings { journal_bytes: Some(JOURNAL_BYTES), ..NamespaceSettings::new(incarnation) };
     let limits = UploadLimits::default();
+    let namespace = Namespace::new(names, Arc::clone(tier1)).unwrap();
+    let drain = Arc::new(Drain::new(store, life, Epoch(start), limits, &probe, Arc::clone(&metrics)));
+    let (named, store) = (Arc::clone(&namespace), Arc::clone(&drain.store));
+    let restorer = Restorer::new(named, store, Arc::clone(&metrics), 1, Nearby::alone());
     Arc::new(Shared {
-        fetches: crate::flight::Flight::new(1),
-        coming: Default::default(),
-        losses: Default::default(),
-        nearby: Default::default(),
+        restorer,
         cluster: Default::default(),
         replicator: Default::default(),
         settings: Settings::default(),
-        namespace: Namespace::new(names, Arc::clone(tier1)).unwrap(),
+        namespace,
         tier1: Arc::clone(tier1),
-        drain: Arc::new(Drain::new(store, life, Epoch(start), limits, &probe, Arc::clone(&metrics))),
+        drain,
         metrics,
         events: Events::default(),
         clock: Clock::system(),

@@ -16,7 +16,6 @@ use crate::node::problems::and_more;
 use crate::node::run::Engine;
 use crate::node::scrub::target;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::lineage;
@@ -25,78 +24,14 @@ use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::Record;
 use tidemark_protocol::report::{EventLevel, path_text};
 
-/// Files remembered. Of more the rest is found again when it is opened.
-const LOSSES_MAX: usize = 10_000;
-
-/// Files of which no copy is good, and why.
-#[derive(Debug, Default)]
-pub struct Losses(Mutex<Known>);
-
-#[derive(Debug, Default)]
-struct Known {
-    why: BTreeMap<(FileId, SealNumber), String>,
-    /// Files of versions whose commit cannot be read: names in the tree, so that a job sees that there was something.
-    refused: BTreeMap<(FileId, SealNumber), String>,
-    news: bool,
-    /// Some of them were read whole since.
-    good_news: bool,
-}
-
-impl Losses {
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn note(&self, file: FileId, seal: SealNumber, why: String) {
-        let mut known = self.lock();
-        if known.why.len() < LOSSES_MAX {
-            known.news |= known.why.insert((file, seal), why).is_none();
-        }
-    }
-
-    /// From now on an open of these bytes fails with that reason.
-    pub(crate) fn refuse(&self, file: FileId, seal: SealNumber, why: String) {
-        self.lock().refused.insert((file, seal), why);
-    }
-
-    /// Why an open of these bytes fails before any copy is asked.
-    pub(crate) fn refusal(&self, file: FileId, seal: SealNumber) -> Option<String> {
-        self.lock().refused.get(&(file, seal)).cloned()
-    }
-
-    /// Why no copy is good; none for all that is known.
-    pub(crate) fn why(&self, file: FileId, seal: SealNumber) -> Option<String> {
-        self.lock().why.get(&(file, seal)).cloned()
-    }
-
-    /// It was read whole after all.
-    pub(crate) fn mend(&self, file: FileId, seal: SealNumber) {
-        let mut known = self.lock();
-        known.good_news |= known.why.remove(&(file, seal)).is_some();
-    }
-
-    /// Its bytes were given up: that no copy is good means nothing.
-    pub(crate) fn forget(&self, file: FileId, seal: SealNumber) {
-        self.lock().why.remove(&(file, seal));
-    }
-
-    fn take_news(&self) -> bool {
-        std::mem::take(&mut self.lock().news)
-    }
-
-    fn take_good_news(&self) -> bool {
-        std::mem::take(&mut self.lock().good_news)
-    }
-}
-
 impl Shared {
     /// Why a version cannot be read whole; none for all that is known. Costs nothing while nothing is lost.
     pub(crate) fn why_lost(&self, record: &Record) -> Option<String> {
-        let known = self.losses.lock();
-        if known.why.is_empty() {
+        let losses = &self.restorer.losses;
+        if losses.is_empty() {
             return None;
         }
-        record.files.iter().find_map(|file| known.why.get(&(file.file, file.seal)).cloned())
+        record.files.iter().find_map(|file| losses.why(file.file, file.seal))
     }
 }
 
@@ -149,14 +84,14 @@ impl Engine {
     /// Files outside checkpoints of which no copy is good, in a sentence: there may be thousands. Costs a pass over such files where
     /// something is lost.
     pub(crate) fn lost_loose(&self) -> Option<String> {
-        let known = self.shared.losses.lock();
-        if known.why.is_empty() && known.refused.is_empty() {
+        let losses = &self.shared.restorer.losses;
+        if losses.is_empty() {
             return None;
         }
         let mut lost = self.ledger.loose.keys().filter_map(|path| {
             let view = self.ledger.file(path)?;
-            let of = (view.file, view.sealed()?);
-            Some((path, known.refused.get(&of).or_else(|| known.why.get(&of))?))
+            let (file, seal) = (view.file, view.sealed()?);
+            Some((path, losses.refusal(file, seal).or_else(|| losses.why(file, seal))?))
         });
         let (path, why) = lost.next()?;
         Some(and_more(format!("{path} cannot be read: {why}"), lost.count(), "files outside checkpoints"))
@@ -190,7 +125,7 @@ impl Engine {
 
     /// Takes out of sight what was found to be lost since the last time.
     pub(crate) fn hide_lost(&mut self) {
-        if self.shields_nothing() || !self.shared.losses.take_news() {
+        if self.shields_nothing() || !self.shared.restorer.losses.take_news() {
             return;
         }
         let lost = |book: &Book| {
@@ -214,7 +149,7 @@ impl Engine {
     /// Puts back what went out of sight as lost, and of which no file is known to be lost any more. Where something else has the name by now,
     /// it stays where it is. Costs nothing but where a file was read whole that was lost.
     pub(crate) fn show_found(&mut self) {
-        if !self.shared.losses.take_good_news() {
+        if !self.shared.restorer.losses.take_good_news() {
             return;
         }
         let out_of_sight = &self.visibility.out_of_sight;
@@ -263,7 +198,7 @@ impl Engine {
         let listed = |view: FileView| {
             let (path, checkpoint) = paths.get(&view.file)?;
             let target = target(path.to_string(), &view)?;
-            let bad = self.shared.losses.why(target.file, target.seal);
+            let bad = self.shared.restorer.losses.why(target.file, target.seal);
             Some(Listed { target, checkpoint: Some(checkpoint.clone()), bad, suspects: BTreeSet::new() })
         };
         self.shared.namespace.torn_files().into_iter().filter_map(listed).collect()

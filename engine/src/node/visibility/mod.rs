@@ -24,10 +24,8 @@ mod torn;
 mod tracker;
 mod unwritten;
 
-pub use lost::Losses;
-
+use crate::namespace::is_running;
 use crate::namespace::{NodeId, WriterId};
-use crate::node::alive::is_running;
 use crate::node::book::Number;
 use crate::node::run::Engine;
 use on_its_way::OnItsWay;

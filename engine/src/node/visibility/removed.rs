@@ -8,8 +8,8 @@
 //! written too; about those of the dead they wait for the decision. An end puts nothing back itself. It leaves out what one removed whose next
 //! save it cuts off.
 
+use crate::namespace::is_alive;
 use crate::namespace::{Ended, FileState, FileView, WriterId, torn_path};
-use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::run::Engine;
 use crate::node::visibility::DECIDED_WITHIN;

@@ -5,8 +5,8 @@
 //!
 //! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
 
+use crate::namespace::is_alive;
 use crate::namespace::{FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
-use crate::node::alive::is_alive;
 use crate::node::book::{Book, Number};
 use crate::node::decide::verdict_text;
 use crate::node::recover::{Adopter, Knows, Wishes, adopt_files};

@@ -3,8 +3,8 @@
 //! Owns: which checkpoint a tracker may name, and when; that it waits for what may become whole. Does not own: what a tracker
 //! says (`protocol::shield`), which checkpoints go out of sight (`torn`, `kept`).
 
+use crate::namespace::is_alive;
 use crate::namespace::{FileState, FileView};
-use crate::node::alive::is_alive;
 use crate::node::book::Book;
 use crate::node::decide::{look, run_of};
 use crate::node::flush::covers;
@@ -19,10 +19,11 @@ use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::recognise::TrackerHolds;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, PARTS, Rules, may_stand_in};
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::report::{EventLevel, Pending, path_text};
-use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Session, Tracker, TrackerHolds};
+use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES, Named, Session, Tracker};
 
 /// How much longer than the settle time a tracker waits for what is not proven whole, before it names an older one: by then it
 /// is, or nobody can say. A flush, which waits for no settle time, waits so long for a tracker.

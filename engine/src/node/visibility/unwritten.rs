@@ -9,8 +9,8 @@
 //! leaves what is there. Until it is decided, Tier-3 has neither the directory nor what came before the weights: after the loss of the
 //! node a job would find those, and nobody would know any more who had made them. So it is decided while the daemon ends, too.
 
+use crate::namespace::is_alive;
 use crate::namespace::{self, Made, NodeId};
-use crate::node::alive::is_alive;
 use crate::node::decide::settle_ns;
 use crate::node::rescue::IDLE_NS;
 use crate::node::run::Engine;

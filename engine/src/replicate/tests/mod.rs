@@ -3,8 +3,8 @@
 
 mod pace;
 
-use super::bytes::write_all;
 use super::*;
+use crate::chunk::bytes::write_all;
 use crate::metrics::Metrics;
 use crate::namespace::{
     Caller, FileState, Namespace, NamespaceSettings, NodeId, ObjectCopy, OpenFile, OpenOutcome, ROOT,
@@ -135,7 +135,7 @@ impl Node {
     /// What the node loop does with a closed file.
     fn seal(&self, node: NodeId) -> (FileId, SealNumber) {
         let ticket = self.namespace.begin_seal(node).unwrap();
-        let sums = crate::save::seal::hash(&ticket.backing.map().unwrap(), 1);
+        let sums = crate::chunk::hash(&ticket.backing.map().unwrap(), 1);
         self.namespace.finish_seal(&ticket, sums.crc, sums.chunks).unwrap();
         (ticket.file, ticket.seal)
     }

@@ -7,9 +7,8 @@
 //! wrong. Nothing is copied on the way to the device, so there is no copy to compare, as `compare` does for the others.
 
 use super::buffers::{BUFFER_BYTES, Buffers};
-use super::files::open_object_with;
 use super::ring::Ring;
-use super::root::Inside;
+use super::root::{Inside, open_object_with};
 use bytes::Bytes;
 use rustix::fs::{OFlags, fcntl_setfl};
 use std::fs::{File, OpenOptions};

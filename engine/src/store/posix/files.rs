@@ -6,7 +6,7 @@
 use super::compare::write_compared;
 use super::direct::{DIRECT_LEAST_BYTES, Direct};
 use super::names::{STAGING, path_of};
-use super::root::{Inside, Root, is_mark};
+use super::root::{Root, is_absent, is_mark, open_object};
 use super::sync::DirectorySyncs;
 use crate::store::Readers;
 use bytes::Bytes;
@@ -323,28 +323,6 @@ pub(super) fn takes_nothing(kind: io::ErrorKind) -> bool {
 pub(super) fn finds_damage(root: &Root) -> io::Result<bool> {
     let staged = Staged::new(root, 0, Readers::default())?;
     super::compare::finds_damage(&staged.file)
-}
-
-/// Opens an object for reading. A directory, a socket and the like are refused before a read could hang on them.
-pub(super) fn open_object(inside: &Inside<'_>, path: &Path) -> io::Result<File> {
-    open_object_with(inside, path, OFlags::empty())
-}
-
-/// The same with further flags. Nonblocking.
-pub(super) fn open_object_with(inside: &Inside<'_>, path: &Path, flags: OFlags) -> io::Result<File> {
-    let file = File::from(inside.open(path, OFlags::RDONLY | OFlags::NONBLOCK | flags)?);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(
-            io::ErrorKind::IsADirectory,
-            "a directory or special file, not an object",
-        ));
-    }
-    Ok(file)
-}
-
-/// Whether the error says that there is no such object.
-pub(super) fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Removes the object, durably, and the directories that it leaves empty.

@@ -188,7 +188,7 @@ impl Store for PosixStore {
         let read = self
             .io(move |root| {
                 let inside = root.enter()?;
-                let Some(file) = inside.found(files::open_object(&inside, &path))? else { return Ok(None) };
+                let Some(file) = inside.found(root::open_object(&inside, &path))? else { return Ok(None) };
                 let size_bytes = file.metadata()?.len();
                 if size_bytes > limit_bytes {
                     return Ok(Some(Err(size_bytes)));
@@ -222,7 +222,7 @@ impl Store for PosixStore {
                 if let Some(bytes) = direct.read(&inside, &path, &wanted) {
                     return Ok(Some(Ok(bytes)));
                 }
-                let Some(file) = inside.found(files::open_object(&inside, &path))? else { return Ok(None) };
+                let Some(file) = inside.found(root::open_object(&inside, &path))? else { return Ok(None) };
                 let size_bytes = file.metadata()?.len();
                 if wanted.start > wanted.end || wanted.end > size_bytes {
                     return Ok(Some(Err(size_bytes)));

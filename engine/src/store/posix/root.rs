@@ -11,7 +11,6 @@
 //! No symbolic link below the directory is followed, whoever made it: the daemon may read and write more than who put the link there.
 //! The directory itself may be one, or lie below some.
 
-use super::files::is_absent;
 use super::names::STAGING;
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
@@ -213,6 +212,28 @@ impl Inside<'_> {
 /// Whether an entry of the staging directory is a mark, which no sweep removes.
 pub(super) fn is_mark(name: &std::ffi::OsStr) -> bool {
     name.as_encoded_bytes().starts_with(MARK.as_bytes())
+}
+
+/// Opens an object for reading. A directory, a socket and the like are refused before a read could hang on them.
+pub(super) fn open_object(inside: &Inside<'_>, path: &Path) -> io::Result<File> {
+    open_object_with(inside, path, OFlags::empty())
+}
+
+/// The same with further flags. Nonblocking.
+pub(super) fn open_object_with(inside: &Inside<'_>, path: &Path, flags: OFlags) -> io::Result<File> {
+    let file = File::from(inside.open(path, OFlags::RDONLY | OFlags::NONBLOCK | flags)?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::IsADirectory,
+            "a directory or special file, not an object",
+        ));
+    }
+    Ok(file)
+}
+
+/// Whether the error says that there is no such object.
+pub(super) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ fn lacking(marks: Marks, size_bytes: u64, available_bytes: u64, growing: bool) -
 }
 
 /// Runs until `stop`. Host copies are a cache, and one that leaves no room for the next save is worth less than that save. Costs one short lock for each look; evicts only what has a recorded copy in Tier-3.
-pub fn run(shared: &Shared, stop: &AtomicBool) {
+pub(crate) fn run(shared: &Shared, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         let usage = shared.tier1.usage();
         let growing = usage.growing_files > 0;

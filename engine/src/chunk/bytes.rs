@@ -128,6 +128,14 @@ pub(crate) fn landed_sums(
     Ok(lying.map(|(chunk, bytes)| (chunk, Crc64(tidemark_kernels::crc64(bytes)))).collect())
 }
 
+/// All bytes of a small file at rest. A copy out of memory keeps a core for microseconds only; mapping so few would cost
+/// every core an interrupt when the map goes.
+pub(crate) fn read_all(backing: &Backing, size_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(size_bytes).map_err(io::Error::other)?];
+    backing.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
 /// Writes all of it.
 pub(crate) fn write_all(backing: &Backing, mut bytes: &[u8]) -> io::Result<()> {
     let mut at = 0;

@@ -1,15 +1,16 @@
-//! Whether a process lives that wrote, made or removed something.
+//! Whether a process lives that wrote, made or removed something, and what became of it.
 //!
-//! Owns: asking /proc, and how long an answer counts. Does not own: how a process ended (`namespace`), what follows (`decide`,
-//! `visibility`).
+//! Owns: how long an answer of /proc counts. Does not own: how a process ended (`ends`), what other nodes say of theirs (`fates`), what
+//! follows (the node loop).
 
-use crate::namespace::{Namespace, WriterId};
+use super::process::Stat;
+use super::{End, Ended, Namespace, WriterId};
 use std::cell::Cell;
-use std::fs::File;
-use std::io::Read;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemark_protocol::cluster::wire::WireFate;
+use tidemark_protocol::evidence::Fate;
 
 /// Whether the very process still runs: same number, same start.
 pub(crate) fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
@@ -17,6 +18,34 @@ pub(crate) fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
         return fate == WireFate::Alive;
     }
     running_since(writer.tgid) == Some(writer.start_time_ticks)
+}
+
+/// What became of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.
+pub(crate) fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (Fate, Option<i64>) {
+    if let Some((fate, failed_at_ns)) = namespace.fate_elsewhere(writer) {
+        let fate = match fate {
+            WireFate::Alive => Fate::Alive,
+            WireFate::Exited => Fate::Exited,
+            WireFate::Killed => Fate::Killed,
+            WireFate::Gone if cut => Fate::Killed,
+            WireFate::Gone => Fate::Gone,
+        };
+        return (fate, failed_at_ns);
+    }
+    let end = namespace.end(writer);
+    let failed_at_ns = end.and_then(End::failed_at_ns);
+    let fate = match end {
+        _ if is_alive(namespace, writer) => Fate::Alive,
+        Some(end) => match end.how {
+            Ended::Well => Fate::Exited,
+            Ended::Failed if !cut => Fate::Failed,
+            Ended::Failed | Ended::Killed => Fate::Killed,
+        },
+        None if namespace.is_end_awaited(writer) => Fate::Ended,
+        None if cut => Fate::Killed,
+        None => Fate::Gone,
+    };
+    (fate, failed_at_ns)
 }
 
 /// Whether a process of that number runs.
@@ -40,7 +69,8 @@ fn running_since(process: u32) -> Option<u64> {
     {
         return since;
     }
-    let since = stat_of(process).and_then(|stat| start_of_running(&stat));
+    let runs = |stat: &Stat| !stat.ended && !stat.ends;
+    let since = Stat::read(Path::new("/proc"), process).filter(runs).map(|stat| stat.start_time_ticks);
     LAST.set(Some((process, round, now, since)));
     since
 }
@@ -56,45 +86,9 @@ static ROUND: AtomicU64 = AtomicU64::new(0);
 /// Less than a tick of the loop: what is decided once an end is known comes no turn later.
 const ANSWER_COUNTS_FOR: Duration = Duration::from_millis(5);
 
-/// The longest line of `/proc/PID/stat` that is of use: its 52 fields have at most 20 digits each, and the command 64 bytes.
-const STAT_BYTES: usize = 2048;
-
-fn stat_of(process: u32) -> Option<String> {
-    let mut line = [0; STAT_BYTES];
-    let read = File::open(format!("/proc/{process}/stat")).and_then(|mut file| file.read(&mut line)).ok()?;
-    Some(String::from_utf8_lossy(&line[..read]).into_owned())
-}
-
-fn start_of_running(stat: &str) -> Option<u64> {
-    // The command in parentheses may hold anything; what follows the last one is plain.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next();
-    // Field 9 of the whole is the 7th after the command, and field 22 the 20th; the state was the first of them.
-    let flags: u64 = fields.nth(5)?.parse().ok()?;
-    let start = fields.nth(12)?.parse().ok()?;
-    let ends = flags & PF_EXITING != 0 || matches!(state, Some("Z" | "X"));
-    (!ends).then_some(start)
-}
-
-/// include/linux/sched.h. Freeing a trainer's memory takes up to seconds, and it runs nothing of its own any more.
-const PF_EXITING: u64 = 0x4;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_process_that_frees_what_it_had_lives_no_more() {
-        let line = |state: &str, flags: u64| {
-            format!("7 (a) (b) {state} 1 7 7 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0")
-        };
-        assert_eq!(start_of_running(&line("S", 0x40_0000)), Some(4711));
-        assert_eq!(start_of_running(&line("D", 0x40_0004)), None, "it was killed, and ends");
-        assert_eq!(start_of_running(&line("Z", 0x40_000c)), None, "nobody waited for it");
-        let own = stat_of(std::process::id()).unwrap();
-        assert!(start_of_running(&own).is_some(), "{own}");
-    }
 
     #[test]
     fn an_answer_counts_until_somebody_asks_anew() {

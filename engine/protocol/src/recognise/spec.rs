@@ -1,0 +1,88 @@
+//! What is said of a framework's names, by us or in the configuration.
+//!
+//! Owns: the words of a rule. Does not own: the rules that we know (`frameworks`), what follows from one (`rules`).
+
+use serde::{Deserialize, Serialize};
+
+/// One framework's names. Patterns are regular expressions over bytes, matched against one component; they are
+/// searched for, so anchor them with `^` and `$`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RuleSpec {
+    /// What `ls` shows as the framework.
+    pub name: String,
+    /// The name of a directory that is one checkpoint with all that lies below; its group `step` is the step.
+    /// Without it, the checkpoint is what lies directly in a directory with a file of the signature.
+    pub directory: Option<String>,
+    /// The name that the directory above must have.
+    pub parent: Option<String>,
+    /// A file that shows that the rule applies.
+    pub signature: Option<String>,
+    /// The signature counts only directly in the directory, not deeper.
+    pub on_top: bool,
+    /// Files that hold state; the group `rank` is the rank.
+    pub shard: Option<String>,
+    /// The file that lists what the checkpoint needs, and its format.
+    pub index: Option<String>,
+    pub index_kind: Option<IndexKind>,
+    /// The file that is written last; without it the checkpoint is not complete.
+    pub marker: Option<String>,
+    /// What the marker proves.
+    pub marker_by: MarkerBy,
+    /// The file that each rank writes last; the group `rank` is the rank.
+    pub rank_marker: Option<String>,
+    /// A file that each rank writes: as many as the job has ranks. The group `rank` is the rank.
+    pub each_rank: Option<String>,
+    /// Its index and what each rank writes say the same inside another framework's directory.
+    pub anywhere: bool,
+    /// The directory gets its name by rename when all ranks are done.
+    pub renamed: bool,
+    /// The directory's name while it is written; then it is not complete.
+    pub in_flight: Option<String>,
+    /// A name beside the directory for as long as that is written; the group `name` is the directory's.
+    pub unfinished: Option<String>,
+    /// Files may follow the evidence: the settle time keeps them in the same version.
+    pub more_follows: bool,
+    /// A file that is a checkpoint by itself (or one rank's part of one, where its name carries a rank).
+    pub single: Option<String>,
+    /// Names that `signature`, `single` and `shard` do not mean, though they fit.
+    pub except: Option<String>,
+    /// Names of files that are still being written.
+    pub temporary: Option<String>,
+    /// The file beside the checkpoints that names the one to come back to, and how.
+    pub tracker: Option<String>,
+    pub tracker_holds: Option<TrackerHolds>,
+}
+
+/// The format of an index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IndexKind {
+    /// The pickled `.metadata` of torch.distributed.checkpoint.
+    Dcp,
+    /// `*.safetensors.index.json`.
+    Safetensors,
+    /// `integrity.json` of Megatron-LM.
+    Megatron,
+}
+
+/// Who writes a marker, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MarkerBy {
+    /// After a barrier over all ranks: it proves that all is there.
+    #[default]
+    Barrier,
+    /// One rank, when its own part is done: nothing is complete without it, and it proves nothing.
+    OneRank,
+}
+
+/// How a tracker names a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrackerHolds {
+    /// The name of its directory (DeepSpeed's `latest`).
+    Name,
+    /// Its step in decimal (Megatron's `latest_checkpointed_iteration.txt`).
+    Step,
+}

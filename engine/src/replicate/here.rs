@@ -1,0 +1,93 @@
+//! What all parts of the receiver use.
+//!
+//! Owns: whether a copy that lies here may be counted on. Does not own: requests (`receive`), what comes in (`incoming`), who reads
+//! (`serve`).
+
+use crate::chunk;
+use crate::chunk::bytes::blocking;
+use crate::metrics::Metrics;
+use crate::namespace::{Namespace, SealPin};
+use crate::restore::coming::Coming;
+use crate::tier1::Tier1;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::file::Seal;
+use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::replication::{Holder, LandingEvent, SMALL_BYTES};
+use tidemark_transport::Link;
+
+/// What all parts of the receiver use.
+pub(super) struct Here {
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) tier1: Arc<Tier1>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) holder: Holder,
+    pub(super) coming: Arc<Coming>,
+    pub(super) verify_threads: usize,
+    pub(super) link: OnceLock<Arc<dyn Link>>,
+    pub(super) began: Instant,
+}
+
+impl std::fmt::Debug for Here {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Here").field("holder", &self.holder).finish_non_exhaustive()
+    }
+}
+
+impl Here {
+    pub(super) fn now(&self) -> Duration {
+        Instant::now().saturating_duration_since(self.began)
+    }
+
+    pub(super) fn link(&self) -> &Arc<dyn Link> {
+        self.link.get().expect("requests come over the link, so it is there")
+    }
+
+    /// Whether there is such a copy, good, or a file that looks the same.
+    pub(super) async fn found(
+        self: &Arc<Self>,
+        file: FileId,
+        seal: SealNumber,
+        size_bytes: u64,
+        crc: Crc64,
+    ) -> LandingEvent {
+        let copy = self.good_copy(file, seal).await.is_some_and(|copy| copy == (size_bytes, crc));
+        let namespace = Arc::clone(&self.namespace);
+        let alike = !copy
+            && size_bytes > SMALL_BYTES
+            && blocking(move || namespace.sealed_alike(file, size_bytes, crc).is_some()).await;
+        LandingEvent::Found { copy, alike }
+    }
+
+    /// Size and checksum of a copy that may be counted on: one that lay here while no daemon looked after it is looked at first.
+    pub(super) async fn good_copy(self: &Arc<Self>, file: FileId, seal: SealNumber) -> Option<(u64, Crc64)> {
+        let copy = self.namespace.copy(file, seal)?;
+        if copy.unverified {
+            let pin = self.namespace.pin_copy(file, seal)?;
+            if !self.is_good(pin, copy.sealed.clone()).await {
+                self.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
+                self.namespace.lose_copy(file, seal, "it was bad when it was looked at after a restart");
+                return None;
+            }
+            self.namespace.verified(copy.own, seal);
+        }
+        Some((copy.sealed.size_bytes, copy.sealed.crc))
+    }
+
+    /// Looks at every byte.
+    pub(super) async fn is_good(&self, pin: SealPin, sealed: Seal) -> bool {
+        let threads = self.verify_threads;
+        blocking(move || match pin.backing.map() {
+            Ok(mapping) => {
+                mapping.len() as u64 == sealed.size_bytes
+                    && chunk::hash(&mapping, threads).chunks == sealed.chunks
+            }
+            Err(error) => {
+                tracing::error!(%error, "a sealed file cannot be mapped to be looked at");
+                false
+            }
+        })
+        .await
+    }
+}
