@@ -23,8 +23,9 @@ use tidemark_protocol::membership::interval_ms;
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_transport::Address;
 
-/// Names matter here, not bytes.
-const TIER1_BYTES: u64 = 512 << 20;
+/// Names matter here, not bytes; a 32nd of it is the journal, which holds all names of all rounds.
+const TIER1_BYTES: u64 = 2 << 30;
+const SMOKE_TIER1_BYTES: u64 = 512 << 20;
 /// Nothing becomes a checkpoint while names are timed, so that nothing is decided or uploaded.
 const CONFIG: &str = "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
@@ -74,16 +75,20 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
 
 /// Three nodes, and one that is alone with as many writers.
 fn names(bench: &Bench) -> anyhow::Result<()> {
-    let files = if bench.options.smoke { SMOKE_FILES } else { FILES_PER_CHECKPOINT };
+    let (files, tier1_bytes) = if bench.options.smoke {
+        (SMOKE_FILES, SMOKE_TIER1_BYTES)
+    } else {
+        (FILES_PER_CHECKPOINT, TIER1_BYTES)
+    };
     let (mut ours, mut alone) = (Seen::default(), Seen::default());
     {
         let network = nodes::network(&NODES)?;
         let hosts = NODES.map(|name| network.host(name));
-        let nodes = Nodes::start(&hosts, TIER1_BYTES, CONFIG)?;
+        let nodes = Nodes::start(&hosts, tier1_bytes, CONFIG)?;
         nodes.wait_for_partner(2)?;
         let mounts = [0, 1, 2].map(|node| nodes.mount(node).to_owned());
         let options =
-            tidemark_benches::options::Options { tier1_bytes: Some(TIER1_BYTES), ..bench.options.clone() };
+            tidemark_benches::options::Options { tier1_bytes: Some(tier1_bytes), ..bench.options.clone() };
         let one = Mount::start(&options, Some(CONFIG))?;
         let same = [0; 3].map(|_| one.path().to_owned());
         for round in 0..=bench.options.rounds {
@@ -193,7 +198,7 @@ fn many(bench: &Bench) -> anyhow::Result<()> {
         if smoke { (&SMOKE_SIMULATED[..], SMOKE_BEATS_FOR) } else { (&SIMULATED[..], BEATS_FOR) };
     let flags = ["--name", "coordinator", "--insecure"].map(str::to_owned).to_vec();
     let options = DaemonOptions {
-        tier1: TIER1_BYTES.to_string(),
+        tier1: SMOKE_TIER1_BYTES.to_string(),
         config: Some(CONFIG.to_owned()),
         flags,
         ..DaemonOptions::default()

@@ -11,13 +11,16 @@ use tidemark_benches::{Bench, Mount, python};
 /// The state that is saved: two billion bytes in a full run.
 const FULL_BYTES: u64 = 2_000_000_000;
 
+/// All rounds save under one name. If every version were kept, ten rounds would take 60 GB of disk.
+const CONFIG: &str = "[retention]\nkeep_last = 2\n";
+
 pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     // Also what the daemon's Tier-1 is sized by: one of 12 GiB, the states that Python holds and the file in /dev/shm leave a
     // machine of 24 GiB little that is free, and loads take fresh memory.
     let size_bytes = bench.options.size_bytes.min(FULL_BYTES);
     bench.options.size_bytes = size_bytes;
     bench.say(&format!("state: {size_bytes} bytes"))?;
-    let mount = Mount::open(&bench.options)?;
+    let mount = Mount::open_with(&bench.options, Some(CONFIG))?;
     let arguments = [
         mount.path().display().to_string(),
         bench.options.baseline.display().to_string(),

@@ -60,9 +60,17 @@ impl Mount {
     /// # Errors
     /// The daemon cannot be found or is not ready in time.
     pub fn open(options: &Options) -> anyhow::Result<Self> {
+        Self::open_with(options, None)
+    }
+
+    /// The same; a fresh daemon has `config` (TOML) beside the flags.
+    ///
+    /// # Errors
+    /// As [`Mount::open`].
+    pub fn open_with(options: &Options, config: Option<&str>) -> anyhow::Result<Self> {
         match &options.path {
             Some(path) => Ok(Self { path: path.clone(), daemon: None }),
-            None => Self::start(options, None),
+            None => Self::start(options, config),
         }
     }
 
