@@ -1,16 +1,7 @@
-//! How people and programs talk to a node, and who may coordinate.
+//! Who coordinates, and what the coordinator knows.
 //!
-//! ```text
-//! ckptctl ─ client ── unix socket, HTTP/1.1 + JSON ── server ─ NodeApi ─ the daemon
-//! Prometheus, probes ── TCP, read-only ──────────────┘
-//! ```
-//!
-//! Owns: paths, requests, the framing of long answers, bounds on what is taken in; the coordinator's lease. Does not
-//! own: what is answered (the daemon implements [`api::NodeApi`]), the shape of answers
-//! (`tidemark_protocol::report`), drawing them (`ckptctl`), what a coordinator decides (the engine).
+//! Owns: the catalog of all nodes' names, members and copies; the coordinator's lease. Does not own: the commands (`tidemark-api`), what is
+//! decided over checkpoints (the engine).
 
-pub mod api;
 pub mod catalog;
-pub mod client;
 pub mod lease;
-pub mod server;

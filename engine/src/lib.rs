@@ -2,21 +2,13 @@
 //!
 //! save: create → write → seal → replicate → upload → commit → reclaim. restore: locate → fetch → verify → serve.
 
-pub mod allowance;
 pub mod chunk;
 pub mod cluster;
-mod courtesy;
-pub mod descriptors;
-pub mod error;
 pub mod flight;
 pub mod metrics;
-pub mod namespace;
 pub mod node;
-pub mod priority;
 pub mod replicate;
 pub mod restore;
 pub mod save;
 pub mod settings;
 pub mod step_point;
-pub mod store;
-pub mod tier1;

@@ -5,10 +5,10 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use tidemark_engine::namespace::{ColdFile, FsError, Namespace, NamespaceSettings, NodeId};
-use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
 use tidemark_fuse::{Host, ModeChoice, MountSettings, mount};
+use tidemark_namespace::{ColdFile, FsError, Namespace, NamespaceSettings, NodeId};
 use tidemark_protocol::id::Incarnation;
+use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
 struct NothingCold;
 

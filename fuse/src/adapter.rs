@@ -31,8 +31,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tidemark_engine::namespace::{Caller, FsError, Namespace, OpenOutcome, SetAttr};
 use tidemark_keeper::closed_by;
+use tidemark_namespace::{Caller, FsError, Namespace, OpenOutcome, SetAttr};
 
 /// Largest file system block number statfs is asked in.
 const STATFS_BLOCK_BYTES: u32 = 4096;

@@ -9,7 +9,7 @@
 
 use fuser::{FileAttr, FileType, INodeNo};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tidemark_engine::namespace::{Attr, Kind, Special, Ttl};
+use tidemark_namespace::{Attr, Kind, Special, Ttl};
 
 /// How long the kernel may believe an entry or attributes that only this mount changes. The kernel itself drops
 /// them on every change made through it; this bounds how long one made by the daemon (a hidden torn

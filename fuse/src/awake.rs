@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use tidemark_engine::allowance::Allowance;
+use tidemark_tier1::allowance::Allowance;
 
 const DEVICE: &str = "/dev/cpu_dma_latency";
 const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";

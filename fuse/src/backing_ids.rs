@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
-use tidemark_engine::namespace::Namespace;
+use tidemark_namespace::Namespace;
 
 /// A daemon that dies between registering an id and journaling it, or between journaling that it is given back and doing
 /// so, leaves an id that nobody knows and that keeps a file's pages alive. The kernel counts ids up (`idr_alloc_cyclic`,

@@ -25,7 +25,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use tidemark_engine::namespace::{Attr, Caller, ColdFile, FsError, NodeId, OpenFile, OpenOutcome, SetAttr};
+use tidemark_namespace::{Attr, Caller, ColdFile, FsError, NodeId, OpenFile, OpenOutcome, SetAttr};
 
 /// Files that are fetched at once. Each fetch is parallel in itself; this is for many small files.
 const FETCH_THREADS: usize = 16;

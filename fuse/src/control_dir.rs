@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
-use tidemark_engine::namespace::Namespace;
+use tidemark_namespace::Namespace;
 
 /// The directory's name in the root.
 pub(crate) const NAME: &[u8] = b".tidemark";
@@ -207,7 +207,7 @@ impl ControlDir {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemark_engine::namespace::{ColdFile, FsError, NodeId};
+    use tidemark_namespace::{ColdFile, FsError, NodeId};
 
     struct Clock(AtomicU64);
 

@@ -9,7 +9,7 @@ use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr, Request, TimeOrNow};
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use tidemark_engine::namespace::{Caller, FsError, RequestId, SetTime};
+use tidemark_namespace::{Caller, FsError, RequestId, SetTime};
 
 pub(crate) fn caller(request: &Request) -> Caller {
     Caller {

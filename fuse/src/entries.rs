@@ -10,7 +10,7 @@ use fuser::{FileAttr, FileHandle, FileType, Generation, INodeNo, ReplyDirectory,
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
-use tidemark_engine::namespace::FsError;
+use tidemark_namespace::FsError;
 
 /// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
 const COOKIE_SELF: u64 = 1;

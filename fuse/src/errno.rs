@@ -6,8 +6,8 @@
 
 use fuser::Errno;
 use std::io;
-use tidemark_engine::namespace::FsError;
-use tidemark_engine::tier1::is_descriptor_limit;
+use tidemark_namespace::FsError;
+use tidemark_tier1::is_descriptor_limit;
 
 /// The errno of a read or a write of a backing file that failed here. A budget that has no room says so without a number of its own.
 pub(crate) fn io_errno(error: io::Error) -> Errno {

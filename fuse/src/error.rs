@@ -5,7 +5,7 @@
 use crate::holders::Holder;
 use std::io;
 use std::path::PathBuf;
-use tidemark_engine::error::ErrorKind;
+use tidemark_protocol::error::ErrorKind;
 
 /// Each variant names the step that failed, the path, and what to do.
 #[derive(Debug, thiserror::Error)]

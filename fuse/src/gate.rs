@@ -9,7 +9,7 @@ use crate::cold::Workers;
 use crate::shared::Shared;
 use std::sync::Arc;
 use tidemark_engine::cluster::{Access, Cluster, Guard};
-use tidemark_engine::namespace::{FsError, NodeId};
+use tidemark_namespace::{FsError, NodeId};
 
 /// What a call is about to do.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use tidemark_engine::cluster::Cluster;
-use tidemark_engine::namespace::{ColdFile, FsError, NodeId};
+use tidemark_namespace::{ColdFile, FsError, NodeId};
 
 /// Answers for the daemon. All methods may be called from several threads at once.
 pub trait Host: Send + Sync + 'static {

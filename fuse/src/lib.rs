@@ -1,7 +1,7 @@
 //! The mount: Tier-1's files under a path, through FUSE.
 //!
 //! Owns: the kernel's protocol, how the bytes of an open file travel, the mountpoint, the control directory.
-//! Does not own: what a call means (`tidemark_engine::namespace`), memory (`tidemark_engine::tier1`).
+//! Does not own: what a call means (`tidemark_namespace`), memory (`tidemark_tier1`).
 //! What each call promises is in `SEMANTICS.md`.
 //!
 //! Three things are kept apart so that a later daemon can take a mount over ([`take_over`]): the descriptor of

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use tidemark_engine::namespace::FsError;
+use tidemark_namespace::FsError;
 
 /// The open directories of one mount.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use crate::cold::{Job, Workers};
 use crate::gate::{self, Wanted};
 use crate::shared::Shared;
 use fuser::{ReplyEmpty, ReplyEntry};
-use tidemark_engine::namespace::{Caller, Looked, NodeId, RENAME_EXCHANGE, Special};
 use tidemark_engine::step_point::{StepPoint, reach};
+use tidemark_namespace::{Caller, Looked, NodeId, RENAME_EXCHANGE, Special};
 
 /// A directory and a name in it.
 pub(crate) type Place = (NodeId, Vec<u8>);

@@ -4,7 +4,7 @@
 //! from (fuser starts them, and leaves no place to do this).
 
 use std::cell::Cell;
-use tidemark_engine::priority;
+use tidemark_tier1::priority;
 
 thread_local! {
     static ASKED: Cell<bool> = const { Cell::new(false) };

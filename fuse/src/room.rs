@@ -11,7 +11,7 @@ use crate::gate::{self, Call, Leave};
 use crate::shared::Shared;
 use fuser::{ReplyCreate, ReplyOpen};
 use std::time::Duration;
-use tidemark_engine::namespace::{Attr, FsError, OpenFile, RequestId};
+use tidemark_namespace::{Attr, FsError, OpenFile, RequestId};
 
 /// The longest pause before other nodes are asked for leave anew. Where room is awaited for seconds, eight ranks ask 32 times a second.
 const ASK_AGAIN_MAX: Duration = Duration::from_millis(250);

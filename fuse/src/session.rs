@@ -28,8 +28,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
-use tidemark_engine::namespace::Namespace;
-use tidemark_engine::tier1::Tier1;
+use tidemark_namespace::Namespace;
+use tidemark_tier1::Tier1;
 
 /// Threads that answer requests. Metadata requests take microseconds, and each thread costs a buffer of 16 MiB of
 /// address space; in FALLBACK two are the least that let one write be received while another is copied.

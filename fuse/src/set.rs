@@ -6,7 +6,7 @@ use crate::cold::{Job, Workers};
 use crate::gate::{self, Leave, Wanted};
 use crate::shared::Shared;
 use fuser::{ReplyAttr, ReplyEmpty};
-use tidemark_engine::namespace::{Caller, FsError, Namespace, NodeId, SetAttr};
+use tidemark_namespace::{Caller, FsError, Namespace, NodeId, SetAttr};
 
 /// A size is set by a worker, as it may have to wait. `writes`: the caller has the file open for writing, so has had leave.
 pub(crate) fn setattr(

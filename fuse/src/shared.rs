@@ -17,7 +17,7 @@ use crate::promptly;
 use fuser::{Generation, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, Request};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tidemark_engine::namespace::{Answer, Attr, DirEntry, FsError, Namespace, NodeId, OpenFile, RequestId};
+use tidemark_namespace::{Answer, Attr, DirEntry, FsError, Namespace, NodeId, OpenFile, RequestId};
 
 /// What the session threads and the restore threads share.
 pub(crate) struct Shared {

@@ -6,10 +6,10 @@ use bytes::Bytes;
 use futures::future::join_all;
 use std::sync::Arc;
 use tempfile::TempDir;
-use tidemark_engine::store::{
+use tidemark_protocol::id::Epoch;
+use tidemark_store::{
     Created, MemoryStore, Store, StoreError, StoreSettings, UploadLimits, open_with, probe, raise_epoch,
 };
-use tidemark_protocol::id::Epoch;
 use tidemark_tests::cloud::{Cloud, CloudServer};
 use tidemark_tests::s3::{S3Options, S3Server};
 
@@ -270,7 +270,7 @@ async fn uploads_in_parts_keep_every_byte(store: &dyn Store) {
 /// Gives two parts and then an error.
 struct Breaks;
 
-impl tidemark_engine::store::PartSource for Breaks {
+impl tidemark_store::PartSource for Breaks {
     fn size_bytes(&self) -> u64 {
         40
     }

@@ -11,15 +11,15 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use tidemark_engine::namespace::{
+use tidemark_namespace::{
     AdoptEntry, AdoptKind, Caller, Ended, Namespace, NamespaceError, NamespaceSettings, ObjectCopy, ROOT,
 };
-use tidemark_engine::tier1::Tier1;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::encoding::{Codec, Encoding};
 use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_tests::machine;
+use tidemark_tier1::Tier1;
 
 const NAMES: u64 = 60;
 

@@ -15,13 +15,13 @@ use proptest::prelude::*;
 use reference::{Content, Id, ROOT, Reference};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidemark_engine::namespace::{
+use tidemark_namespace::{
     Attr, Caller, FileState, FsError, Kind, Looked, Namespace, NamespaceSettings, NotSealable, ObjectCopy,
     OpenFile, OpenOutcome, RENAME_EXCHANGE, RENAME_NOREPLACE, SealPin, SetAttr, SetTime, Special,
 };
-use tidemark_engine::tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::Incarnation;
+use tidemark_tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 
 /// Far in the future: where the kernel's clock shows in an mtime, it shows as the time of the open.
 const EPOCH_NS: i64 = 4_000_000_000_000_000_000;

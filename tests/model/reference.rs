@@ -3,7 +3,7 @@
 //! Owns: the one definition of correctness of the model suite. Does not own: running it against the namespace.
 
 use std::collections::BTreeMap;
-use tidemark_engine::namespace::{FsError, Special};
+use tidemark_namespace::{FsError, Special};
 
 /// A node's place in `Reference::nodes`.
 pub(crate) type Id = usize;

@@ -5,8 +5,8 @@
 use super::{Content, O_RDONLY, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemark_engine::namespace::{Namespace, OpenOutcome};
-use tidemark_engine::tier1::Backing;
+use tidemark_namespace::{Namespace, OpenOutcome};
+use tidemark_tier1::Backing;
 
 impl World {
     /// The daemon dies; the kernel's session goes on, and its successor has every handle as it was.

@@ -6,7 +6,7 @@ use super::{folder, tier1};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, RENAME_EXCHANGE};
+use tidemark_namespace::{Caller, Namespace, NamespaceSettings, RENAME_EXCHANGE};
 use tidemark_protocol::id::Incarnation;
 
 /// Several times what is looked at in one hold of the lock.

@@ -5,11 +5,11 @@
 use super::{folder, tier1};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody, ROOT};
-use tidemark_engine::tier1::Tier1;
+use tidemark_namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody, ROOT};
 use tidemark_protocol::cluster::wire::{NameOperation, NodeAttributes, NodeKind, NodeState};
 use tidemark_protocol::id::{Epoch, FileCounter, FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
+use tidemark_tier1::Tier1;
 
 const ME: Caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: 0 };
 /// So small that some hundred changes are written anew.

@@ -12,16 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemark_content::Verdict;
 use tidemark_engine::metrics::Metrics;
-use tidemark_engine::namespace::{Caller, Clock, FsError, Namespace, NamespaceSettings, OpenOutcome};
 use tidemark_engine::node::{Events, Names, Node, NodeParts, Shared, recover};
 use tidemark_engine::restore::peer::Nearby;
 use tidemark_engine::restore::{Restorer, locate};
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::Settings;
-use tidemark_engine::store::{
-    Effect, Fault, FaultyStore, MemoryStore, Operation, Probe, Store, UploadLimits, raise_epoch,
-};
-use tidemark_engine::tier1::Tier1;
+use tidemark_namespace::{Caller, Clock, FsError, Namespace, NamespaceSettings, OpenOutcome};
 use tidemark_protocol::format::Document;
 use tidemark_protocol::id::{Epoch, Incarnation};
 use tidemark_protocol::invariants;
@@ -30,6 +26,10 @@ use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::marker::Marker;
 use tidemark_protocol::recognise::Rules;
 use tidemark_protocol::record::Record;
+use tidemark_store::{
+    Effect, Fault, FaultyStore, MemoryStore, Operation, Probe, Store, UploadLimits, raise_epoch,
+};
+use tidemark_tier1::Tier1;
 
 /// Longer than anything here takes; a flush that needs it is a failure.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);

@@ -4,7 +4,7 @@ use crate::site::Site;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use tidemark_engine::namespace::FileState;
+use tidemark_namespace::FileState;
 
 pub(crate) fn shell(site: &Site, script: &str) {
     let status = Command::new("sh").arg("-c").arg(script).current_dir(site.path("")).status().unwrap();

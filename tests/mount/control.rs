@@ -73,10 +73,10 @@ fn a_second_mount_at_the_same_place_is_refused() {
     let Some(site) = Site::usual() else { return };
     fs::write(site.path("precious"), b"x").unwrap();
     let at = site.mounted.path().to_owned();
-    let tier1 = tidemark_engine::tier1::Tier1::open(tidemark_engine::tier1::Tier1Settings {
+    let tier1 = tidemark_tier1::Tier1::open(tidemark_tier1::Tier1Settings {
         size_bytes: 64 << 20,
         ballast: false,
-        medium: tidemark_engine::tier1::MediumChoice::Auto,
+        medium: tidemark_tier1::MediumChoice::Auto,
     })
     .unwrap();
     let error = tidemark_fuse::mount(
@@ -105,10 +105,10 @@ fn a_dead_mount_is_removed_first() {
     rustix::mount::mount("crashed", &at, "fuse", flags, options.as_c_str()).unwrap();
     drop(device);
     assert_eq!(fs::metadata(&at).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
-    let tier1 = tidemark_engine::tier1::Tier1::open(tidemark_engine::tier1::Tier1Settings {
+    let tier1 = tidemark_tier1::Tier1::open(tidemark_tier1::Tier1Settings {
         size_bytes: 64 << 20,
         ballast: false,
-        medium: tidemark_engine::tier1::MediumChoice::Auto,
+        medium: tidemark_tier1::MediumChoice::Auto,
     })
     .unwrap();
     let mounted = tidemark_fuse::mount(

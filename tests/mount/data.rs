@@ -36,7 +36,7 @@ fn requests_are_answered_by_threads_that_run_soon() {
     fs::write(site.path("f"), b"bytes").unwrap();
     let usual = slice_ns(0);
     let soon = std::thread::spawn(|| {
-        tidemark_engine::priority::run_soon().unwrap();
+        tidemark_tier1::priority::run_soon().unwrap();
         slice_ns(0)
     });
     let soon = soon.join().unwrap();

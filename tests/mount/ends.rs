@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use tidemark_engine::namespace::FileState;
+use tidemark_namespace::FileState;
 use tidemark_tests::cgroup::Cgroup;
 use tidemark_tests::process;
 

@@ -5,8 +5,8 @@ use crate::site::{Site, kernel, pattern};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
-use tidemark_engine::namespace::FileState;
 use tidemark_fuse::Opcode;
+use tidemark_namespace::FileState;
 
 #[test]
 fn fallback_serves_every_byte_itself() {

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemark_engine::namespace::FileState;
+use tidemark_namespace::FileState;
 
 /// S-rename: "atomic for files, symlinks and directories, empty or not, over an existing name or not".
 #[test]

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tidemark_engine::namespace::{FileState, NotSealable};
+use tidemark_namespace::{FileState, NotSealable};
 
 /// S-trunc: "O_TRUNC of a *sealed* file gives a new file under the same names and the same inode number, and every file
 /// that was open before, and every mapping, keeps the old bytes".

@@ -8,12 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tidemark_engine::namespace::{
-    ColdFile, FileState, FileView, FsError, Namespace, NamespaceSettings, NodeId,
-};
-use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
 use tidemark_fuse::{Host, Mode, ModeChoice, MountError, MountSettings, Mounted, mount};
+use tidemark_namespace::{ColdFile, FileState, FileView, FsError, Namespace, NamespaceSettings, NodeId};
 use tidemark_protocol::id::Incarnation;
+use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
 /// Set: tests of what both paths promise run in FALLBACK. The guest suite sets it.
 const FALLBACK_ENV: &str = "TIDEMARK_MOUNT_FALLBACK";

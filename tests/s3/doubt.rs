@@ -6,8 +6,8 @@ use super::{fault, start};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_engine::error::ErrorKind;
-use tidemark_engine::store::{Created, Store, StoreError, UploadLimits, probe};
+use tidemark_protocol::error::ErrorKind;
+use tidemark_store::{Created, Store, StoreError, UploadLimits, probe};
 use tidemark_tests::s3::{FaultEffect, S3Operation, S3Options};
 
 const ON_WRITES: [FaultEffect; 7] = [

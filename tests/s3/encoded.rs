@@ -6,7 +6,6 @@
 use super::save::{self, Content, Sealer};
 use super::{fault, settings, start};
 use std::sync::Arc;
-use tidemark_engine::error::ErrorKind;
 use tidemark_engine::flight::Flight;
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::restore::fetch::{FetchPlan, fetch};
@@ -15,9 +14,10 @@ use tidemark_engine::save::commit::{self, CommitError};
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::save::upload::UploadError;
 use tidemark_engine::settings::{CodecChoice, CompressionSettings};
-use tidemark_engine::store::{Store, open_with};
 use tidemark_protocol::encoding::{Codec, ObjectLayout};
+use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::manifest::ManifestFile;
+use tidemark_store::{Store, open_with};
 use tidemark_tests::s3::{FaultEffect, S3Operation, S3Options, S3Server};
 
 const ROOM_BYTES: u64 = 64 << 20;

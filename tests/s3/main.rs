@@ -16,7 +16,7 @@ mod unfinished;
 
 use std::sync::Arc;
 use std::time::Duration;
-use tidemark_engine::store::{RetryPolicy, Store, StoreSettings, open_with};
+use tidemark_store::{RetryPolicy, Store, StoreSettings, open_with};
 use tidemark_tests::s3::{Fault, FaultEffect, S3Operation, S3Options, S3Server};
 
 /// Times short enough for a test, and still long against a loaded machine.

@@ -8,13 +8,11 @@ use super::{S3Options, settings_of};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_engine::error::ErrorKind;
 use tidemark_engine::restore::locate;
 use tidemark_engine::save::commit::CommitError;
 use tidemark_engine::save::upload::UploadError;
-use tidemark_engine::store::{
-    Effect, Fault, FaultyStore, Operation, Probe, Store, UploadLimits, open_with, probe,
-};
+use tidemark_protocol::error::ErrorKind;
+use tidemark_store::{Effect, Fault, FaultyStore, Operation, Probe, Store, UploadLimits, open_with, probe};
 use tidemark_tests::moto::Moto;
 use tidemark_tests::s3::{Faults, Served, env};
 use tidemark_tests::{audit, machine};

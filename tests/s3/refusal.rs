@@ -5,8 +5,8 @@
 use super::{settings, start};
 use bytes::Bytes;
 use std::time::{Duration, Instant};
-use tidemark_engine::error::ErrorKind;
-use tidemark_engine::store::{StoreError, StoreSettings, open_with, probe};
+use tidemark_protocol::error::ErrorKind;
+use tidemark_store::{StoreError, StoreSettings, open_with, probe};
 use tidemark_tests::s3::{S3Operation, S3Options, S3Server};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,7 @@
 
 use super::start;
 use std::time::Duration;
-use tidemark_engine::store::StoreError;
+use tidemark_store::StoreError;
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_tests::s3::{S3Options, S3Server};
 use tidemark_tests::{machine, process};

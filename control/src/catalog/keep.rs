@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidemark_engine::cluster::state_of;
-use tidemark_engine::namespace::{NamedNode, ROOT as TREE_ROOT, Unkept};
+use tidemark_namespace::{NamedNode, ROOT as TREE_ROOT, Unkept};
 use tidemark_protocol::cluster::kept::{
     self, CatalogNode, Change, KeptCatalog, Mark, Process, ProcessFate, ROOT, VALUE_BYTES_MAX, Writer,
 };

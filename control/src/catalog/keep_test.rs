@@ -1,10 +1,10 @@
 //! A tree is written once, in steps that an etcd takes, and never less of it than is there.
 
 use super::*;
-use tidemark_engine::namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody};
-use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
+use tidemark_namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody};
 use tidemark_protocol::cluster::kept::Entry;
 use tidemark_protocol::id::Incarnation;
+use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
 /// The first coordinator.
 const BY: (Epoch, Incarnation) = (Epoch(3), Incarnation(7));

@@ -5,7 +5,7 @@
 use super::{Catalog, NODE_DEADLINE};
 use std::sync::atomic::Ordering;
 use tidemark_engine::cluster::state_of;
-use tidemark_engine::namespace::{OutgoingBody, OutgoingNode};
+use tidemark_namespace::{OutgoingBody, OutgoingNode};
 use tidemark_protocol::cluster::leases::Verdict;
 use tidemark_protocol::cluster::members::Standing;
 use tidemark_protocol::cluster::wire::{Answer, Intent, Leave, Look, Looked, NodeState, ToNode};

@@ -28,7 +28,7 @@ pub enum Before {
     /// This node had it, and its tree still is the catalog; or, of a coordinator that is fixed and begins with empty memory, is all that Tier-3
     /// had of it. What etcd keeps says besides which files were removed.
     Own(Option<KeptCatalog>),
-    /// Etcd kept it; this node's tree has become the same ([`tidemark_engine::namespace::Namespace::become_catalog`]).
+    /// Etcd kept it; this node's tree has become the same ([`tidemark_namespace::Namespace::become_catalog`]).
     Kept(KeptCatalog),
     /// Nothing: there was no coordinator, or etcd does not have all of it.
     Nothing,

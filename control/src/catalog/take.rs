@@ -5,7 +5,7 @@
 use super::{Catalog, State};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use tidemark_engine::namespace::OutgoingBody;
+use tidemark_namespace::OutgoingBody;
 use tidemark_protocol::cluster::leases::Verdict;
 use tidemark_protocol::cluster::wire::{Copies, NameOperation, NodeKind, NodeState, Publication, Published};
 use tidemark_protocol::id::SealNumber;

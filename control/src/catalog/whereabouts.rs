@@ -5,7 +5,7 @@
 use super::{Catalog, NODE_DEADLINE};
 use std::time::{Duration, Instant};
 use tidemark_engine::cluster::state_of;
-use tidemark_engine::namespace::OutgoingBody;
+use tidemark_namespace::OutgoingBody;
 use tidemark_protocol::cluster::wire::{FileFacts, Member, NodeKind, Whereabouts};
 use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, NodeName, SealNumber};

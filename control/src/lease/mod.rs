@@ -1,7 +1,7 @@
 //! Who may be the coordinator: one holder at a time, and a number that only rises.
 //!
 //! Owns: [`FileLease`] for one machine, [`StoreLease`] for a Tier-3 that several nodes share, [`EtcdLease`] for an etcd,
-//! their epochs. Does not own: the epoch in Tier-3 that fences writes (`tidemark_engine::store::raise_epoch`, given again here), nor what a
+//! their epochs. Does not own: the epoch in Tier-3 that fences writes (`tidemark_store::raise_epoch`, given again here), nor what a
 //! coordinator does with its term.
 //!
 //! A lease bounds availability, never safety: an old holder that does not know yet that it lost is harmless, because
@@ -17,14 +17,14 @@ pub use etcd::{
 };
 pub use file::FileLease;
 pub use store::StoreLease;
-pub use tidemark_engine::store::{current_epoch, raise_epoch};
+pub use tidemark_store::{current_epoch, raise_epoch};
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
-use tidemark_engine::error::ErrorKind;
-use tidemark_engine::store::StoreError;
+use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::id::Epoch;
+use tidemark_store::StoreError;
 
 /// How long a term lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

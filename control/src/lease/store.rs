@@ -12,9 +12,9 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
-use tidemark_engine::store::{Created, Store, StoreError};
 use tidemark_protocol::format::{check_seal, seal};
 use tidemark_protocol::id::Epoch;
+use tidemark_store::{Created, Store, StoreError};
 
 /// The folder of the lease's objects, relative to the store's URL.
 const LEASE_FOLDER: &str = ".tidemark/lease/";
@@ -281,7 +281,7 @@ fn parse(folder: &str, key: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use tidemark_engine::store::{Effect, Fault, FaultyStore, MemoryStore, Operation};
+    use tidemark_store::{Effect, Fault, FaultyStore, MemoryStore, Operation};
 
     fn candidate(store: &Arc<dyn Store>, name: &str, nonce: u64) -> StoreLease {
         StoreLease::new(Arc::clone(store), name.to_owned(), nonce, LeaseTimes::default())
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(b.try_acquire(start + 10 * SECOND).await.expect("b"), Turn::Ours(Epoch(3)));
         let error = a.renew(start + 10 * SECOND).await.expect_err("lost");
         assert!(matches!(error, LeaseError::Lost { ours: Epoch(1), theirs: Epoch(3), .. }), "{error}");
-        assert_eq!(error.kind(), tidemark_engine::error::ErrorKind::Fenced);
+        assert_eq!(error.kind(), tidemark_protocol::error::ErrorKind::Fenced);
     }
 
     #[tokio::test]

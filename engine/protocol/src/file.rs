@@ -229,6 +229,17 @@ impl FileFate {
     }
 }
 
+/// Who besides the daemon's user may read an object, where the store is a directory. Nobody may write one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Readers {
+    /// The file's group.
+    pub gid: u32,
+    /// Its members may.
+    pub group: bool,
+    /// All that are not in the group may.
+    pub others: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ pub mod checksum;
 pub mod cluster;
 pub mod documents;
 pub mod encoding;
+pub mod error;
 pub mod escape;
 pub mod evidence;
 pub mod file;

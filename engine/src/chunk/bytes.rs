@@ -2,7 +2,6 @@
 //!
 //! Owns: the descriptors, which chunks bytes landed in, hashing chunks of a backing file. Does not own: what a wrong chunk means.
 
-use crate::tier1::Backing;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -11,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_tier1::Backing;
 use tidemark_transport::{BytesSink, BytesSource};
 
 /// Bytes read at a time to be hashed: they are still in the core's cache when the hash comes to them.

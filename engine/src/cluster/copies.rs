@@ -4,10 +4,10 @@
 //! receiving (`replicate`).
 
 use super::{ANSWER_DEADLINE, Cluster, address_of};
-use crate::namespace::{CopyView, ObjectCopy, OutgoingBody, ReclaimClass, object_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tidemark_namespace::{CopyView, ObjectCopy, OutgoingBody, ReclaimClass, object_of};
 use tidemark_protocol::cluster::wire::{
     BATCH_ITEMS_MAX, Copies, FileFacts, Member, NodeAttributes, NodeKind, NodeState, ToCoordinator, ToNode,
     WireState,

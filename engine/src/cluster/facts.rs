@@ -2,8 +2,8 @@
 //!
 //! Owns: the translation, and what became of the processes that wrote. Does not own: the message (protocol), the tree.
 
-use crate::namespace::fate_of;
-use crate::namespace::{FileView, Namespace, OutgoingBody, OutgoingNode, WriterId, object_of};
+use tidemark_namespace::fate_of;
+use tidemark_namespace::{FileView, Namespace, OutgoingBody, OutgoingNode, WriterId, object_of};
 use tidemark_protocol::cluster::wire::{FileFacts, NodeKind, NodeState, WireFate, WriterFact};
 use tidemark_protocol::evidence::{Fate, have_ended_well};
 
@@ -25,7 +25,7 @@ pub fn state_of(namespace: &Namespace, node: OutgoingNode) -> NodeState {
 }
 
 fn facts(namespace: &Namespace, view: &FileView) -> FileFacts {
-    let cut = matches!(view.state, crate::namespace::FileState::Cut);
+    let cut = matches!(view.state, tidemark_namespace::FileState::Cut);
     let fates = view.writers.iter().map(|writer| fate_of(namespace, writer, cut).0);
     FileFacts {
         file: view.file,

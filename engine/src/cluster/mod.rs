@@ -41,8 +41,6 @@ pub use service::{Inbox, NodeService};
 pub use tagged::Tagged;
 pub use whereabouts::Near;
 
-use crate::error::error_text;
-use crate::namespace::{Moment, Namespace, NodeId};
 use bytes::Bytes;
 use calls::Calls;
 use copies::Holders;
@@ -52,10 +50,12 @@ use serde::de::DeserializeOwned;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
+use tidemark_namespace::{Moment, Namespace, NodeId};
 use tidemark_protocol::cluster::members::Missed;
 use tidemark_protocol::cluster::wire::{
     self, Member, Members, MembersChange, ToCoordinator, ToNode, WireError,
 };
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::{Epoch, Incarnation, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{Coordinator, Life, View};

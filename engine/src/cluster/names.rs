@@ -8,10 +8,10 @@
 //! published before another node may look.
 
 use super::{ANSWER_DEADLINE, Away, Cluster};
-use crate::namespace::{FsError, Namespace, NodeId};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tidemark_namespace::{FsError, Namespace, NodeId};
 use tidemark_protocol::cluster::wire::{
     Answer, BATCH_ITEMS_MAX, Intent, Leave, Look, Looked, NodeState, ToCoordinator,
 };

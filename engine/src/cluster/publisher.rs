@@ -5,10 +5,10 @@
 
 use super::facts::{state_of, writer_fact};
 use super::{ANSWER_DEADLINE, Away, Cluster};
-use crate::namespace::{FileState, Moment, OutgoingBody, OutgoingNode, Told, WriterId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
+use tidemark_namespace::{FileState, Moment, OutgoingBody, OutgoingNode, Told, WriterId};
 use tidemark_protocol::cluster::wire::{
     BATCH_BYTES_MAX, BATCH_ITEMS_MAX, Joined, NameOperation, NodeState, Publication, Published,
     ToCoordinator, WireFate, WriterFact,

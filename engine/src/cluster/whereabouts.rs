@@ -4,11 +4,11 @@
 
 use super::names::MISS_WAIT;
 use super::{ANSWER_DEADLINE, Away, Cluster, address_of};
-use crate::namespace::{ColdFile, NodeId};
 use crate::restore::peer::Suppliers;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tidemark_namespace::{ColdFile, NodeId};
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState, ToCoordinator, Whereabouts};
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_transport::{Address, Link};

@@ -2,9 +2,9 @@
 //!
 //! Owns: what a document's entry becomes in the namespace. Does not own: which of them the tree shows (`recover`).
 
-use crate::namespace::{AdoptEntry, AdoptKind, FsError, NodeId, ObjectCopy};
 use crate::node::Shared;
 use std::collections::BTreeMap;
+use tidemark_namespace::{AdoptEntry, AdoptKind, FsError, NodeId, ObjectCopy};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::LooseSidecar;
 use tidemark_protocol::id::{FileId, SealNumber};
@@ -114,7 +114,7 @@ impl<'a> Adopter<'a> {
 /// Puts a loose file into the tree, as a cold file that may give way once it is not cold any more.
 pub(crate) fn adopt_loose(shared: &Shared, sidecar: &LooseSidecar) {
     adopt(shared, &entry(&sidecar.file.path, file_kind(&sidecar.file), &sidecar.file.attributes));
-    shared.namespace.set_reclaim(sidecar.file.file, crate::namespace::ReclaimClass::Loose);
+    shared.namespace.set_reclaim(sidecar.file.file, tidemark_namespace::ReclaimClass::Loose);
 }
 
 pub(super) fn entry(path: &RelPath, kind: AdoptKind, attributes: &Attributes) -> AdoptEntry {

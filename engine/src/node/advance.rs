@@ -3,8 +3,6 @@
 //! Owns: which attempts run, who waits for what, what a commit tells the namespace. Does not own: which step follows
 //! which (`protocol::checkpoint`), the order of versions (`protocol::lineage`), the jobs' bodies (`jobs`).
 
-use crate::error::{ErrorKind, error_text};
-use crate::namespace::ObjectCopy;
 use crate::node::away::Cause;
 use crate::node::backlog::lags;
 use crate::node::book::{Number, VersionBook, reference};
@@ -16,7 +14,9 @@ use crate::save::upload::UploadError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
+use tidemark_namespace::ObjectCopy;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointCommand, CheckpointEvent};
+use tidemark_protocol::error::{ErrorKind, error_text};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::invariants;
 use tidemark_protocol::key::VersionRef;

@@ -7,13 +7,13 @@ use crate::node::ledger::Contents;
 use crate::node::recover::Recovered;
 use crate::node::run::NodeParts;
 use crate::node::schedule::{shared_over, tier1};
-use crate::store::{MemoryStore, Operation, StoreError};
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, Epoch, Incarnation, Step, Timeline, Version};
 use tidemark_protocol::key::{NodeLife, VersionId};
 use tidemark_protocol::path::{CheckpointName, RelPath};
 use tidemark_protocol::recognise::Rules;
 use tidemark_protocol::record::{Evidence, Record};
+use tidemark_store::{MemoryStore, Operation, StoreError};
 
 const ONE: Number = (Timeline(0), Version(1));
 const TWO: Number = (Timeline(0), Version(2));

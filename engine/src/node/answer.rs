@@ -2,7 +2,6 @@
 //!
 //! Owns: filling those shapes. Does not own: the shapes (protocol), what only the daemon knows (mount, addresses).
 
-use crate::namespace::{FileState, FileView, ObjectCopy, path_of_torn, torn_path};
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::flush::covers;
@@ -14,6 +13,7 @@ use crate::node::select::is_inside;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
+use tidemark_namespace::{FileState, FileView, ObjectCopy, path_of_torn, torn_path};
 use tidemark_protocol::checkpoint;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::{FileId, SealNumber, Timeline, Version};

@@ -3,10 +3,10 @@
 //! Owns: what seals and fetches come to. Does not own: starting jobs (`run`), versions of checkpoints (`advance`), loose files
 //! (`loose`).
 
-use crate::namespace::SealTicket;
 use crate::node::jobs::{Done, Hashed};
 use crate::node::run::Engine;
 use std::time::Instant;
+use tidemark_namespace::SealTicket;
 
 impl Engine {
     pub(crate) fn apply(&mut self, done: Done) {

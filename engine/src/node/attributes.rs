@@ -3,10 +3,10 @@
 //! Owns: the names and what each says. Does not own: the answers of `ls` (`answer`), that they are not listed
 //! (namespace), who waits for them (the daemon).
 
-use crate::namespace::{FileState, FileView, NodeId};
 use crate::node::run::{Engine, Node};
 use crate::replicate::Replicator;
 use std::sync::Arc;
+use tidemark_namespace::{FileState, FileView, NodeId};
 
 const PREFIX: &[u8] = b"user.tidemark.";
 

@@ -3,7 +3,6 @@
 //! Owns: what the loop keeps for each version and each loose file. Does not own: the states of a version (protocol),
 //! what moves it (`decide`, `advance`), the files themselves (the namespace).
 
-use crate::namespace::{NodeId, Reach};
 use crate::node::Shared;
 use crate::node::decide::is_covered;
 use crate::node::in_the_way::InTheWay;
@@ -14,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::{NodeId, Reach};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Covered, Told, Verdict};
 use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Timeline, Version};

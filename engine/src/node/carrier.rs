@@ -7,8 +7,8 @@
 //! with it all names of the file would be gone.
 
 use super::Ledger;
-use crate::namespace::{NodeId, TreeSnapshot};
 use std::collections::HashMap;
+use tidemark_namespace::{NodeId, TreeSnapshot};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
@@ -123,7 +123,7 @@ pub(super) fn leftovers<'a>(rules: &'a Rules, candidate: &'a Candidate) -> impl 
 mod tests {
     use super::super::tests::{regroup_all, view};
     use super::*;
-    use crate::namespace::{SnapshotFile, SnapshotHardLink, SnapshotNode, torn_path};
+    use tidemark_namespace::{SnapshotFile, SnapshotHardLink, SnapshotNode, torn_path};
     use tidemark_protocol::id::{Generation, SealNumber};
 
     const CHECKPOINT: [(NodeId, &str); 2] =

@@ -2,7 +2,7 @@
 //!
 //! Owns: the counts. Does not own: the names (`ledger`).
 
-use crate::namespace::FileView;
+use tidemark_namespace::FileView;
 
 /// How many names have which copies, counted as they come and go: `status` is written five times a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

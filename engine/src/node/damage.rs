@@ -3,13 +3,13 @@
 //! Owns: which copies those are, of a version and of a file; what a flush names for it. Does not own: finding them, writing them again
 //! (`scrub`, `verify`), what is said of each as a problem (`problems`).
 
-use crate::namespace::FileView;
 use crate::node::answer::Listed;
 use crate::node::book::VersionBook;
 use crate::node::flush::covers;
 use crate::node::run::Engine;
 use crate::node::scrub::Scrub;
 use std::collections::BTreeSet;
+use tidemark_namespace::FileView;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::VersionId;
 use tidemark_protocol::path::RunPath;

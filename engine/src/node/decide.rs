@@ -3,7 +3,6 @@
 //! Owns: the facts a verdict needs, and what follows from it. Does not own: the verdict (protocol), carrying it out
 //! (`run`). Nothing is changed here: a decision is a value.
 
-use crate::namespace::{FileState, FileView, NodeId, WriterId, fate_of};
 use crate::node::Shared;
 use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
 use crate::node::indices::{known_indices, not_readable, read_index, to_read};
@@ -13,6 +12,7 @@ use crate::save::share::Share;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_content::{Format, Judgement};
+use tidemark_namespace::{FileState, FileView, NodeId, WriterId, fate_of};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{
     Before, Covered, Facts, Fate, FileFact, IndexError, Older, Told, Verdict, Writer, believed,

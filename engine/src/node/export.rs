@@ -3,8 +3,6 @@
 //! Owns: choosing it, the hold on it, what the tree has of it that versions do not record, how an error reads. Does not own: the writing
 //! (`restore::export`).
 
-use crate::error::{ErrorKind, error_text};
-use crate::namespace::TreeSnapshot;
 use crate::node::Shared;
 use crate::node::answer::{checkpoint_ref, unreadable};
 use crate::node::book::Number;
@@ -15,6 +13,8 @@ use crate::restore::export::{ExportError, export};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use tidemark_namespace::TreeSnapshot;
+use tidemark_protocol::error::{ErrorKind, error_text};
 use tidemark_protocol::format::Document;
 use tidemark_protocol::id::{Timeline, Version};
 use tidemark_protocol::manifest::{Directory, Manifest, Symlink};

@@ -3,8 +3,6 @@
 //! Owns: the waiting. Does not own: what is pending of a checkpoint (`pending`), uploading (`run`) or what counts as complete
 //! (protocol).
 
-use crate::namespace::{FileState, FileView, torn_path};
-use crate::namespace::{ask_anew, is_alive};
 use crate::node::book::Book;
 use crate::node::decide;
 use crate::node::loose::Lack;
@@ -14,6 +12,8 @@ use crate::node::select::is_inside;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::{FileState, FileView, torn_path};
+use tidemark_namespace::{ask_anew, is_alive};
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::Shape;

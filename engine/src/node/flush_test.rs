@@ -5,7 +5,6 @@ use crate::node::book::Book;
 use crate::node::recover::Recovered;
 use crate::node::run::{Engine, Node, NodeParts};
 use crate::node::schedule::{shared_over, tier1};
-use crate::store::MemoryStore;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_protocol::evidence::Told;
@@ -13,6 +12,7 @@ use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::report::PendingReason;
+use tidemark_store::MemoryStore;
 use tokio::sync::oneshot;
 
 fn waiter(place: &str, waits: Waits, began_ns: i64) -> Waiter {

@@ -8,9 +8,9 @@
 //! With passthrough the kernel refuses a write without asking the daemon. So a tier counts as full by what is free in it, and not only by
 //! the calls that were refused.
 
-use crate::namespace::{KeptBy, Place, Refusals};
 use crate::node::run::Engine;
 use std::time::{Duration, Instant};
+use tidemark_namespace::{KeptBy, Place, Refusals};
 use tidemark_protocol::report::{EventLevel, ProblemCode, TierStatus};
 use tidemark_protocol::size::Shown;
 

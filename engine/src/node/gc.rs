@@ -7,8 +7,6 @@
 //! go when nothing in the tree leads to them any more. A daemon that dies in between finds a version without names, and does not know
 //! who took them.
 
-use crate::error::error_text;
-use crate::namespace::{Leads, Listed};
 use crate::node::answer::checkpoint_ref;
 use crate::node::away::Cause;
 use crate::node::book::{Book, Number, VersionBook};
@@ -21,6 +19,8 @@ use crate::save::commit::CommitError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use tidemark_namespace::{Leads, Listed};
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::Manifest;
@@ -384,7 +384,7 @@ impl Engine {
             Err(error) => {
                 let why = error_text(&error);
                 tracing::warn!(run = %id.run, checkpoint = %id.directory, %why, "a version is not given up yet");
-                if matches!(error.kind(), crate::error::ErrorKind::Fenced) {
+                if matches!(error.kind(), tidemark_protocol::error::ErrorKind::Fenced) {
                     self.fenced = Some(why.clone());
                 }
                 // No document gives it up: the version stands, with all its bytes.
@@ -484,12 +484,12 @@ mod tests {
     use crate::node::run::{Node, NodeParts};
     use crate::node::schedule::{shared_over, tier1};
     use crate::restore::locate::FormatProblem;
-    use crate::store::MemoryStore;
     use tidemark_protocol::id::{Timeline, Version};
     use tidemark_protocol::key::VersionId;
     use tidemark_protocol::path::{CheckpointName, RelPath};
     use tidemark_protocol::recognise::Rules;
     use tidemark_protocol::retention::Policy;
+    use tidemark_store::MemoryStore;
 
     fn of(version: u64) -> (CheckpointId, Number) {
         let run = RunPath::new(RelPath::new("run").unwrap()).unwrap();

@@ -6,8 +6,6 @@
 //! A path is looked at when it has collected some generations, when a removal of it stands in Tier-3, after a start, and when a
 //! person asks. What a look finds is not remembered: Tier-3 says it again.
 
-use crate::error::error_text;
-use crate::namespace::Listed;
 use crate::node::Shared;
 use crate::node::book::{LooseBook, LooseStage};
 use crate::node::jobs::Done;
@@ -20,7 +18,9 @@ use crate::save::loose::LooseStored;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::Listed;
 use tidemark_protocol::documents::LooseSidecar;
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::{FileId, Generation, SealNumber, Timeline, Version};
 use tidemark_protocol::loose;
 use tidemark_protocol::path::{RelPath, RunPath};

@@ -169,12 +169,12 @@ mod tests {
     use crate::node::recover::Recovered;
     use crate::node::run::NodeParts;
     use crate::node::schedule::{shared_over, tier1};
-    use crate::store::{MemoryStore, Store};
     use bytes::Bytes;
     use std::sync::Arc;
     use tidemark_protocol::id::{FileCounter, Generation, Incarnation};
     use tidemark_protocol::path::RelPath;
     use tidemark_protocol::recognise::Rules;
+    use tidemark_store::{MemoryStore, Store};
 
     /// Between the listing and the look: the name is back, or its generations were given up.
     #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,6 @@
 //! Owns: which may be imported under which names, their numbers and stamps, the tree's names. Does not own: what is there and what
 //! it holds (`save::foreign`), the record and the marker (`save::commit`).
 
-use crate::error::error_text;
 use crate::node::answer::checkpoint_ref;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::run_of;
@@ -12,11 +11,11 @@ use crate::node::run::{Engine, Node};
 use crate::node::stand_in::empty_record;
 use crate::save::commit::{self, CommitError};
 use crate::save::foreign::{self, ForeignCheckpoint, ForeignFile};
-use crate::store::StoreError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, FileCounter, FileId, Incarnation, SealNumber};
 use tidemark_protocol::key::{NodeLife, VersionId, VersionRef};
@@ -30,6 +29,7 @@ use tidemark_protocol::record::{Evidence, Record};
 use tidemark_protocol::report::{
     ApiError, ErrorCode, EventLevel, Import, ImportOutcome, ImportRow, Progress, path_text,
 };
+use tidemark_store::StoreError;
 
 /// What imported names show, since their objects have no such attributes.
 const FILE_MODE: u32 = 0o644;

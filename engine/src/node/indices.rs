@@ -3,7 +3,6 @@
 //! Owns: reading one, and what makes one readable that is not sealed. Does not own: what an index proves (protocol), carrying an action out
 //! (`run`).
 
-use crate::namespace::{FileState, FileView};
 use crate::node::Shared;
 use crate::node::book::{Book, ParsedIndex};
 use crate::node::decide::{Action, left_cut};
@@ -11,6 +10,7 @@ use crate::node::ledger::Ledger;
 use crate::node::pending::left_unclosed;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidemark_namespace::{FileState, FileView};
 use tidemark_protocol::evidence::{Covered, IndexError, Verdict, parse_index};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::IndexKind;

@@ -6,7 +6,6 @@
 
 use crate::chunk::bytes::read_all;
 use crate::chunk::{self, SealSums};
-use crate::namespace::{ColdFile, JudgeTicket, Namespace, NodeId, SealTicket};
 use crate::node::Shared;
 use crate::node::book::Number;
 use crate::node::generations::Sifted;
@@ -22,6 +21,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_content::Judgement;
+use tidemark_namespace::{ColdFile, JudgeTicket, Namespace, NodeId, SealTicket};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::recognise::CheckpointId;
@@ -136,7 +136,7 @@ pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done 
 pub(crate) async fn judge(tickets: Vec<JudgeTicket>) -> Done {
     let joined = tokio::task::spawn_blocking(move || {
         let judge = |ticket: JudgeTicket| {
-            let content = content::of(&*ticket.backing, ticket.size_bytes);
+            let content = content::of(&content::InMemory(&ticket.backing), ticket.size_bytes);
             (ticket, content)
         };
         Done::Judged(tickets.into_iter().map(judge).collect())

@@ -2,18 +2,17 @@
 //!
 //! Owns: carrying those out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
 
-use crate::error::error_text;
-use crate::namespace::{FsError, Listed};
 use crate::node::answer::{checkpoint_ref, unreadable};
 use crate::node::book::{Book, Number};
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
 use crate::node::select::{Wanted, has_commit, is_run, several_at_step};
 use crate::restore::locate;
-use crate::store::{Created, StoreError};
 use std::collections::BTreeSet;
 use std::time::Duration;
+use tidemark_namespace::{FsError, Listed};
 use tidemark_protocol::documents::PinDocument;
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::key::{Key, Series, VersionId};
 use tidemark_protocol::path::RelPath;
@@ -22,6 +21,7 @@ use tidemark_protocol::recovery::Sight;
 use tidemark_protocol::report::{
     ApiError, CheckpointRef, ErrorCode, EventLevel, Gc, Pin, Progress, Removal, Undelete, path_text,
 };
+use tidemark_store::{Created, StoreError};
 
 /// Between two looks at how far a removal is.
 const ASK_EVERY: Duration = Duration::from_millis(50);

@@ -10,13 +10,13 @@ mod carrier;
 #[path = "unkept.rs"]
 mod unkept;
 
-use crate::namespace::{FileState, FileView, Namespace, NodeId, ROOT, is_hidden};
 use crate::node::book::{Book, LooseBook};
 use crate::node::copies::CopyCounts;
 use crate::node::due::Due;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::{FileState, FileView, Namespace, NodeId, ROOT, is_hidden};
 use tidemark_protocol::evidence::History;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::path::{RelPath, RunPath};
@@ -504,9 +504,9 @@ pub(crate) fn contents<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::namespace::ReclaimClass;
     use crate::node::book::LooseStage;
     use proptest::prelude::*;
+    use tidemark_namespace::ReclaimClass;
     use tidemark_protocol::checksum::Crc64;
     use tidemark_protocol::id::{FileCounter, Incarnation};
 

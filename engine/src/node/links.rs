@@ -6,11 +6,11 @@
 //! A job follows `last.ckpt` as it follows a tracker. So Tier-3 hears of a link no sooner than of the checkpoint that it names, and until
 //! then it keeps what the link named before: after the loss of the node that one is there.
 
-use crate::namespace::{SnapshotNode, Special, TreeSnapshot};
 use crate::node::book::Book;
 use crate::node::run::Engine;
 use crate::node::tree::attributes_of;
 use std::collections::BTreeMap;
+use tidemark_namespace::{SnapshotNode, Special, TreeSnapshot};
 use tidemark_protocol::documents::{SpecialFile, SpecialKind};
 use tidemark_protocol::manifest::Symlink;
 use tidemark_protocol::path::{RawText, RelPath};

@@ -6,9 +6,6 @@
 //! Such a file has no "whole". One whose writer was killed is sealed as it is, and marked. One that is open or mapped is read as
 //! it stands, under a number that no seal has.
 
-use crate::error::error_text;
-use crate::namespace::is_alive;
-use crate::namespace::{FileState, FileView, NodeId, ObjectCopy, Reach};
 use crate::node::Shared;
 use crate::node::away::Cause;
 use crate::node::book::{LooseBook, LooseStage, Read};
@@ -20,6 +17,9 @@ use crate::save::loose::{LooseBytes, LooseError, LooseStored, LooseUpload};
 use crate::save::upload::UploadError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::is_alive;
+use tidemark_namespace::{FileState, FileView, NodeId, ObjectCopy, Reach};
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::loose::Left;
 use tidemark_protocol::loose::{Facts, Next, next};

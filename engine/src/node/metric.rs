@@ -6,13 +6,13 @@
 //! An evaluation ends long after the save that it is about, when the manifest is fixed. So the loop takes a value down while
 //! the tree shows the version, and the tree's document keeps it.
 
-use crate::namespace::{Caller, FsError, Namespace};
 use crate::node::Shared;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::ledger::contents;
 use crate::node::run::Engine;
 use std::collections::BTreeMap;
+use tidemark_namespace::{Caller, FsError, Namespace};
 use tidemark_protocol::documents::VersionMetric;
 use tidemark_protocol::manifest::{Attributes, Base64, Manifest};
 use tidemark_protocol::path::{RawText, RelPath};

@@ -113,17 +113,17 @@ pub use select::Wanted;
 
 use crate::cluster::Cluster;
 use crate::metrics::Metrics;
-use crate::namespace::{Clock, FileView, Namespace};
 use crate::replicate::Replicator;
 use crate::restore::Restorer;
 use crate::save::drain::Drain;
 use crate::save::predict::Sizes;
 use crate::save::share::{Means, Participants};
 use crate::settings::Settings;
-use crate::tier1::Tier1;
 use std::sync::{Arc, OnceLock};
+use tidemark_namespace::{Clock, FileView, Namespace};
 use tidemark_protocol::id::{FileId, Incarnation, SealNumber};
 use tidemark_protocol::key::NodeLife;
+use tidemark_tier1::Tier1;
 
 /// What the loop, its jobs and those who ask all use; each part takes care of its own threads.
 #[derive(Debug)]

@@ -3,13 +3,13 @@
 //! Owns: that nodes which answer for such names alone look again. Does not own: why names go and come (`gc`, `keeping`, `visibility`),
 //! the names (`namespace`), who answers for which (the coordinator).
 
-use crate::namespace::{FsError, Listed};
 use crate::node::Shared;
 use std::collections::BTreeSet;
+use tidemark_namespace::{FsError, Listed};
 use tidemark_protocol::path::RelPath;
 
 impl Shared {
-    /// As [`crate::namespace::Namespace::withdraw`].
+    /// As [`tidemark_namespace::Namespace::withdraw`].
     pub(crate) fn withdraw(&self, files: &[Listed<'_>], directories: &[RelPath]) -> Result<usize, FsError> {
         let gone = self.namespace.withdraw(files, directories);
         // Also where it failed: some names are gone then.
@@ -17,21 +17,21 @@ impl Shared {
         gone
     }
 
-    /// As [`crate::namespace::Namespace::hide`].
+    /// As [`tidemark_namespace::Namespace::hide`].
     pub(crate) fn hide(&self, path: &RelPath) -> Result<(), FsError> {
         self.namespace.hide(path)?;
         self.changed_names([path]);
         Ok(())
     }
 
-    /// As [`crate::namespace::Namespace::show_again`].
+    /// As [`tidemark_namespace::Namespace::show_again`].
     pub(crate) fn show_again(&self, path: &RelPath) -> Result<(), FsError> {
         self.namespace.show_again(path)?;
         self.changed_names([path]);
         Ok(())
     }
 
-    /// As [`crate::namespace::Namespace::replace`].
+    /// As [`tidemark_namespace::Namespace::replace`].
     pub(crate) fn replace(&self, path: &RelPath, bytes: &[u8]) -> Result<(), FsError> {
         self.namespace.replace(path, bytes)?;
         self.changed_names([path]);

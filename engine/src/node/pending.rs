@@ -3,13 +3,13 @@
 //! Owns: the reason that people are told, and whether waiting may bring it. Does not own: the waiting (`flush`), the upload (`run`), what
 //! counts as complete (protocol).
 
-use crate::namespace::{FileState, FileView};
 use crate::node::book::Book;
 use crate::node::decide;
 use crate::node::ledger::{Contents, contents};
 use crate::node::rescue::{self, Rescue};
 use crate::node::run::Engine;
 use std::sync::Arc;
+use tidemark_namespace::{FileState, FileView};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{Pending, PendingReason, path_text};

@@ -3,9 +3,9 @@
 //! Owns: which files are fetched, what is done about room, the sum of what came of it. Does not own: fetching one file
 //! (`jobs`), which copies may give way for it (the namespace: never what is not committed).
 
-use crate::error::{ErrorKind, error_text};
-use crate::namespace::NodeId;
 use crate::node::Shared;
+use tidemark_namespace::NodeId;
+use tidemark_protocol::error::{ErrorKind, error_text};
 
 use crate::node::run::Node;
 use crate::node::verify::Unsealed;

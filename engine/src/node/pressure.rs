@@ -6,12 +6,12 @@
 //! A passthrough write asks nobody before it takes a page, so room must be there before it is needed. This is a thread
 //! and not a part of the loop: a writer at memory speed fills a small Tier-1 within one of the loop's ticks.
 
-use crate::namespace::Place;
 use crate::node::Shared;
-use crate::tier1::Usage;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tidemark_namespace::Place;
 use tidemark_protocol::report::Marks;
+use tidemark_tier1::Usage;
 
 /// Between two looks while some file grows. At 10 GB/s a writer takes 20 MB in this time.
 const LOOK_GROWING: Duration = Duration::from_millis(2);

@@ -2,13 +2,13 @@
 //!
 //! Owns: which problems there are, and their words. Does not own: the codes (`protocol::report`), what only the daemon knows.
 
-use crate::namespace::FileView;
 use crate::node::book::{Book, VersionBook};
 use crate::node::decide::waits_for;
 use crate::node::recover::Knows;
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
+use tidemark_namespace::FileView;
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::report::{Problem, ProblemCode, SEE_WRITERS, TierStatus, path_text};
 

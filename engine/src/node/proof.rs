@@ -3,16 +3,15 @@
 //! Owns: which documents are read and written again, and which invariant a finding breaks. Does not own: the invariants (protocol), the
 //! bytes of files (`verify`).
 
-use crate::error::error_text;
 use crate::node::book::VersionBook;
 use crate::node::recover::record_of;
 use crate::node::run::{Engine, Node};
 use crate::save::again::{AgainError, write_document_again, write_marker_again};
 use crate::save::commit::read_marker;
-use crate::store::StoreError;
 use futures::stream::{self, StreamExt};
 use std::sync::Arc;
 use tidemark_protocol::checkpoint::Checkpoint;
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::format::{Document, FormatError, MAX_DOCUMENT_BYTES};
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::invariants;
@@ -21,6 +20,7 @@ use tidemark_protocol::manifest::{Manifest, ValidatedManifest};
 use tidemark_protocol::marker::Marker;
 use tidemark_protocol::record::Record;
 use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify, path_text};
+use tidemark_store::StoreError;
 
 /// Versions looked at at once: each is three small reads, one after the other.
 const VERSIONS_IN_FLIGHT: usize = 8;
@@ -149,7 +149,7 @@ impl Node {
         let broken = |what| Problem::Broken { invariant: stands, what };
         let marker = match read_marker(&self.shared().drain, version).await {
             Ok(marker) => marker,
-            Err(error) if error.kind() == crate::error::ErrorKind::Corrupt => {
+            Err(error) if error.kind() == tidemark_protocol::error::ErrorKind::Corrupt => {
                 return Err(broken(error_text(&error)));
             }
             Err(error) => return Err(Problem::Away(error_text(&error))),

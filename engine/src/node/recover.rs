@@ -3,8 +3,6 @@
 //! Owns: which version of a checkpoint the tree shows, and what becomes of attempts that nobody decided. Does not
 //! own: reading Tier-3 (`restore::locate`), the markers (`save::commit`).
 
-use crate::error::error_text;
-use crate::namespace::{AdoptEntry, AdoptKind, Special};
 use crate::node::Shared;
 pub(crate) use crate::node::adopt::{Adopter, adopt_loose};
 use crate::node::adopt::{
@@ -21,12 +19,13 @@ use crate::restore::locate::{
 use crate::save::commit::{self, Attempt, CommitError};
 use crate::save::loose::LooseStored;
 use crate::save::sweep::{self, Decided};
-use crate::store::StoreError;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use tidemark_namespace::{AdoptEntry, AdoptKind, Special};
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointEvent, Found};
 use tidemark_protocol::documents::{SpecialKind, TreeDocument, VersionMetric};
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series, VersionId, VersionRef, checkpoint_path};
 use tidemark_protocol::lineage::watermark;
@@ -35,6 +34,7 @@ use tidemark_protocol::marker::Decision;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::Record;
+use tidemark_store::StoreError;
 
 /// What a node knows of checkpoints, and so what it may decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -481,7 +481,7 @@ impl Recovered {
                 Names::Empty if was_removed => {}
                 Names::Empty => unshown = !adopter.adopt(wishes.entry(&sidecar.file)),
             }
-            shared.namespace.set_reclaim(of.0, crate::namespace::ReclaimClass::Loose);
+            shared.namespace.set_reclaim(of.0, tidemark_namespace::ReclaimClass::Loose);
             let book = LooseBook {
                 stage: LooseStage::Uploaded { of },
                 described: Some(sidecar.generation),

@@ -10,7 +10,6 @@
 //! A checkpoint that can never be whole as it is gets a version that says so, and a restart takes it up as settled. Cut files are sealed
 //! as they are for it: a job must not begin at step 0 because the first save of its run, which was torn, was gone.
 
-use crate::namespace::{FileState, FileView, NodeId};
 use crate::node::Shared;
 use crate::node::book::{Book, VersionBook, is_damage};
 use crate::node::decide::{self, Action, Plan, is_covered};
@@ -19,6 +18,7 @@ use crate::node::run::Engine;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::{FileState, FileView, NodeId};
 use tidemark_protocol::evidence::{PARTS, Told, Verdict};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{CheckpointId, Shape};

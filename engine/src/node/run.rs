@@ -3,7 +3,6 @@
 //! Owns: what the loop waits for, which seals, fetches and loose uploads run. Does not own: decisions about a checkpoint
 //! (`decide`, protocol), its versions' jobs (`advance`), the jobs' bodies (`jobs`).
 
-use crate::namespace::{NodeId, NotSealable, ROOT, SealTicket};
 use crate::node::away::{Away, Cause};
 use crate::node::backlog::Backlog;
 use crate::node::book::{Book, is_damage};
@@ -25,6 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tidemark_namespace::{NodeId, NotSealable, ROOT, SealTicket};
 use tidemark_protocol::checkpoint::CheckpointEvent;
 use tidemark_protocol::evidence::{History, masked_names};
 use tidemark_protocol::layout::CHUNK_BYTES;

@@ -3,8 +3,6 @@
 //! Owns: which file is next, the pace, checking one file, replacing a bad host copy. Does not own: copies in Tier-3
 //! (`verify` reads those).
 
-use crate::error::error_text;
-use crate::namespace::{FileState, FsError, Namespace, NodeId, ObjectCopy, SealPin};
 use crate::node::Shared;
 use crate::node::book::Book;
 use crate::node::flush::covers;
@@ -14,7 +12,9 @@ use crate::restore::{Origin, RestoreError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::{FileState, FsError, Namespace, NodeId, ObjectCopy, SealPin};
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::report::{BrokenInvariant, EventLevel, path_text};
 
@@ -339,7 +339,7 @@ impl Engine {
 }
 
 /// What there is to check of a file; `None` when it is not sealed.
-pub(crate) fn target(path: String, view: &crate::namespace::FileView) -> Option<Target> {
+pub(crate) fn target(path: String, view: &tidemark_namespace::FileView) -> Option<Target> {
     let FileState::Sealed { seal, size_bytes, crc, chunks } = &view.state else { return None };
     Some(Target {
         node: view.node,
@@ -356,7 +356,7 @@ pub(crate) fn target(path: String, view: &crate::namespace::FileView) -> Option<
 }
 
 /// What there is to check of another node's file that is kept here.
-fn copy_target(copy: crate::namespace::CopyView) -> Target {
+fn copy_target(copy: tidemark_namespace::CopyView) -> Target {
     Target {
         node: copy.node,
         file: copy.own,
@@ -546,7 +546,7 @@ async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError
     if shared.namespace.view_of_node(target.node).is_some_and(|view| view.opens > 0) {
         return Err(HealError::InUse);
     }
-    let cold = crate::namespace::ColdFile {
+    let cold = tidemark_namespace::ColdFile {
         node: target.node,
         file: target.file,
         seal: target.seal,
@@ -585,7 +585,7 @@ fn not_replaced(namespace: &Namespace, target: &Target, error: RestoreError) -> 
 #[cfg(test)]
 mod tests {
     use super::{AGAIN_AFTER, BadChunk, HealError, HostFound, Unseen, look_again};
-    use crate::namespace::FsError;
+    use tidemark_namespace::FsError;
 
     use crate::restore::fetch::FetchError;
     use crate::restore::{Origin, RestoreError};

@@ -2,7 +2,6 @@
 //!
 //! Owns: putting the answer together. Does not own: finding the checkpoint, and its row (`answer`).
 
-use crate::namespace::FileState;
 use crate::node::answer::{Identity, is_of};
 use crate::node::book::{Book, VersionBook};
 use crate::node::decide;
@@ -10,6 +9,7 @@ use crate::node::run::{Engine, Node};
 use crate::node::select::Wanted;
 use std::collections::BTreeSet;
 use std::time::Instant;
+use tidemark_namespace::FileState;
 use tidemark_protocol::key::{Key, checkpoint_path};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;

@@ -3,11 +3,11 @@
 //! Owns: [`TierStatus`] of memory, the spill and Tier-3. Does not own: the numbers (each tier has its own).
 
 use super::run::Engine;
-use crate::namespace::Place;
-use crate::tier1::SpillUsage;
 use std::collections::BTreeMap;
+use tidemark_namespace::Place;
 use tidemark_protocol::report::{Marks, TierState, TierStatus};
 use tidemark_protocol::size::Shown;
+use tidemark_tier1::SpillUsage;
 
 /// A tier with less than this to give calls itself full: many a shard is larger.
 const FULL_BYTES: u64 = 64 << 20;

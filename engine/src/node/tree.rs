@@ -7,8 +7,6 @@
 //! The document is made by comparing: what the tree holds at one moment against what Tier-3 holds by itself. So it does not
 //! matter how a difference came about, or whether the daemon that is asked saw it happen.
 
-use crate::error::error_text;
-use crate::namespace::{SnapshotFile, SnapshotNode, TreeSnapshot};
 use crate::node::Shared;
 use crate::node::away::Cause;
 use crate::node::book::{Book, LooseStage, Number, VersionBook};
@@ -24,7 +22,9 @@ use crate::save::loose::{self, LooseError};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::{SnapshotFile, SnapshotNode, TreeSnapshot};
 use tidemark_protocol::documents::{FileAttributes, RemovedFile, RemovedLoose, TreeDocument};
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::VersionId;

@@ -25,7 +25,7 @@ fn tree(files: &[(&str, (FileId, SealNumber))], links: &[(&str, &str)]) -> TreeS
         generation: Generation(1),
         size_bytes: 1,
     };
-    let link = |(path, to): &(&str, &str)| crate::namespace::SnapshotHardLink {
+    let link = |(path, to): &(&str, &str)| tidemark_namespace::SnapshotHardLink {
         path: path.as_bytes().to_vec(),
         to: to.as_bytes().to_vec(),
     };

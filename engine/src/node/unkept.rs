@@ -4,10 +4,10 @@
 //! files (`ledger`) and at the rest of the tree (`tree`).
 
 use super::Ledger;
-use crate::namespace::{FileView, NodeId, TreeSnapshot, is_hidden};
 use crate::node::flush::covers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidemark_namespace::{FileView, NodeId, TreeSnapshot, is_hidden};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{Pending, PendingReason, path_text};
 
@@ -131,7 +131,7 @@ impl Ledger {
 mod tests {
     use super::super::tests::view;
     use super::*;
-    use crate::namespace::SnapshotNode;
+    use tidemark_namespace::SnapshotNode;
     use tidemark_protocol::path::MAX_PATH_BYTES;
     use tidemark_protocol::recognise::Rules;
 

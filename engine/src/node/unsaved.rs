@@ -2,9 +2,9 @@
 //!
 //! Owns: which those are. Does not own: when the tree is told (`tree`), which of them were only begun (`visibility`).
 
-use crate::namespace::TreeSnapshot;
 use crate::node::book::{Book, LooseBook, LooseStage};
 use std::collections::{BTreeMap, BTreeSet};
+use tidemark_namespace::TreeSnapshot;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::Shape;
 

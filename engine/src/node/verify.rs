@@ -4,8 +4,6 @@
 //! reading another node's (`verify_peers`), the write itself (`save::again`), whether what was found counts yet (`given_up`).
 
 use crate::chunk::decode;
-use crate::error::error_text;
-use crate::namespace::{FileState, ObjectCopy, SealPin};
 use crate::node::answer::Listed;
 use crate::node::given_up::{Counts, Fate};
 use crate::node::run::{Engine, Node};
@@ -15,13 +13,15 @@ use crate::node::verify_removed::add_stored;
 use crate::restore::fetch::FetchPlan;
 use crate::save::again::write_again;
 use crate::save::upload::SealedBytes;
-use crate::store::StoreError;
 use futures::stream::{self, StreamExt};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
+use tidemark_namespace::{FileState, ObjectCopy, SealPin};
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::report::{EventLevel, Progress, Unrecoverable, Verify, VerifyRepair, path_text};
+use tidemark_store::StoreError;
 
 /// Files checked at once: one hashes while another waits for Tier-3.
 const FILES_IN_FLIGHT: usize = 4;

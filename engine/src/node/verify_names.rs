@@ -5,23 +5,23 @@
 //!
 //! No key is written twice: the next generation of the file, or the next number of the tree, takes the place of what is bad.
 
-use crate::error::error_text;
-use crate::namespace::FileState;
 use crate::node::book::LooseStage;
 use crate::node::flush::{FlushOutcome, Waits, covers};
 use crate::node::recover::Knows;
 use crate::node::run::{Engine, Node};
 use crate::restore::locate::{FormatProblem, document};
-use crate::store::StoreError;
 use futures::stream::{self, StreamExt};
 use std::time::{Duration, Instant};
+use tidemark_namespace::FileState;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::evidence::Told;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
+use tidemark_store::StoreError;
 use tokio::sync::oneshot;
 
 /// Sidecars read at once: hides the round trip.

@@ -5,14 +5,14 @@
 //!
 //! Only bytes that came from there say what a node has: one may acknowledge a copy and not have it.
 
-use crate::error::{ErrorKind, error_text};
-use crate::namespace::ColdFile;
 use crate::node::Shared;
 use crate::node::scrub::Target;
 use crate::restore::peer::{PeerPlan, Suppliers, fetch_from_peers};
-use crate::tier1::Backing;
 use std::sync::{Arc, Mutex, PoisonError};
+use tidemark_namespace::ColdFile;
+use tidemark_protocol::error::{ErrorKind, error_text};
 use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_tier1::Backing;
 use tidemark_transport::{Address, Link};
 
 /// What was found of one node's copy.

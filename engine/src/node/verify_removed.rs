@@ -2,8 +2,6 @@
 //!
 //! Owns: which of them, and what their sidecars say. Does not own: which generation comes back (`protocol::loose`), the bytes (`verify`).
 
-use crate::error::error_text;
-use crate::namespace::ObjectCopy;
 use crate::node::answer::{Listed, stored_target};
 use crate::node::flush::covers;
 use crate::node::recover::Knows;
@@ -12,6 +10,8 @@ use crate::restore::locate::FormatProblem;
 use crate::save::generations::{self, GiveUpError};
 use futures::stream::{self, StreamExt};
 use std::collections::{BTreeMap, BTreeSet};
+use tidemark_namespace::ObjectCopy;
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::Generation;
 use tidemark_protocol::loose;
 use tidemark_protocol::path::RelPath;

@@ -1,15 +1,14 @@
 //! Tests of `verify`: what a finding comes to, and which findings count.
 
 use super::*;
-use crate::namespace::{Caller, ROOT};
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::recover::Recovered;
 use crate::node::run::NodeParts;
 use crate::node::schedule::{shared_over, tier1};
 use crate::node::scrub::{BadChunk, HealError, HostFound, Scrubbed, Target, Unseen};
 use crate::restore::Origin;
-use crate::store::{MemoryStore, Store};
 use bytes::Bytes;
+use tidemark_namespace::{Caller, ROOT};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::format::{Document, FORMAT};
@@ -24,6 +23,7 @@ use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
 use tidemark_protocol::report::{ExitCode, Verify};
+use tidemark_store::{MemoryStore, Store};
 
 const FILE: FileId = FileId { incarnation: Incarnation(1), counter: FileCounter(9) };
 
@@ -170,7 +170,7 @@ fn committed() -> VersionBook {
 }
 
 /// A node that knows the version, over a Tier-3 that has none of its bytes.
-fn node(store: &Arc<dyn Store>, tier1: &Arc<crate::tier1::Tier1>) -> Node {
+fn node(store: &Arc<dyn Store>, tier1: &Arc<tidemark_tier1::Tier1>) -> Node {
     let mut book = Book::new(checkpoint_id());
     book.versions.insert(NUMBER, committed());
     let mut recovered = Recovered::default();
@@ -282,7 +282,7 @@ async fn bytes_are_a_finding_where_no_document_says_that_they_were_given_up() {
 }
 
 /// A node whose tree shows one file by the object of the version; and the file's bytes. It knows of the version from its name only.
-fn showing(store: &Arc<dyn Store>, tier1: &Arc<crate::tier1::Tier1>) -> (Node, (FileId, SealNumber)) {
+fn showing(store: &Arc<dyn Store>, tier1: &Arc<tidemark_tier1::Tier1>) -> (Node, (FileId, SealNumber)) {
     const O_RDWR: i32 = 2;
     let shared = shared_over(Arc::clone(store), tier1, FILE.incarnation.0 + 1);
     let namespace = &shared.namespace;

@@ -2,12 +2,12 @@
 //!
 //! Owns: putting the answer together. Does not own: the facts (`decide`), the conclusions (`protocol::evidence`, `visibility`).
 
-use crate::namespace::fate_of;
-use crate::namespace::{FileView, path_of_torn};
 use crate::node::book::Book;
 use crate::node::decide;
 use crate::node::run::{Engine, Node};
 use std::collections::BTreeMap;
+use tidemark_namespace::fate_of;
+use tidemark_namespace::{FileView, path_of_torn};
 use tidemark_protocol::evidence::Fate;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{CheckpointState, Why, WhyFile, WhyWriter, path_text};

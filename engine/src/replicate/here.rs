@@ -6,15 +6,15 @@
 use crate::chunk;
 use crate::chunk::bytes::blocking;
 use crate::metrics::Metrics;
-use crate::namespace::{Namespace, SealPin};
 use crate::restore::coming::Coming;
-use crate::tier1::Tier1;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use tidemark_namespace::{Namespace, SealPin};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::Seal;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::replication::{Holder, LandingEvent, SMALL_BYTES};
+use tidemark_tier1::Tier1;
 use tidemark_transport::Link;
 
 /// What all parts of the receiver use.

@@ -5,12 +5,12 @@
 
 use super::here::Here;
 use crate::chunk::bytes::{Sink, Touched, blocking, sums};
-use crate::error::ErrorKind;
-use crate::tier1::{Backing, Growing, Tier1Error};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::replication::{Answer, BulkToken, Landing, LandingCommand, LandingEvent, SealedCopy};
+use tidemark_tier1::{Backing, Growing, Tier1Error};
 use tidemark_transport::{Grant, Token};
 
 /// How long the end of a push that has been confirmed is waited for before it is called cut: its connection's task lets go of

@@ -4,14 +4,14 @@
 
 use super::pace::Paced;
 use crate::chunk::bytes::{Source, blocking, chunk_bytes, read_all, sums};
-use crate::error::error_text;
 use crate::metrics::Metrics;
-use crate::namespace::{FileState, FileView, Namespace, SealPin};
 use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemark_namespace::{FileState, FileView, Namespace, SealPin};
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::file::Seal;
 use tidemark_protocol::id::{ContentHash, FileId, SealNumber};
 use tidemark_protocol::replication::{

@@ -2,9 +2,9 @@
 //!
 //! Owns: which is next. Does not own: how many are under way (`send`), the order (`protocol::replication::next_to_send`).
 
-use crate::namespace::NodeId;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
+use tidemark_namespace::NodeId;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::replication::{BulkToken, Priority, SenderCommand, Waiting, next_to_send};
 

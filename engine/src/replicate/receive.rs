@@ -7,17 +7,17 @@ use super::here::Here;
 use super::incoming::Incoming;
 use super::serve::Pulls;
 use crate::chunk::bytes::{blocking, sums, write_all};
-use crate::error::ErrorKind;
 use crate::metrics::Metrics;
-use crate::namespace::{Namespace, WithdrawnCopy};
 use crate::restore::coming::Coming;
-use crate::tier1::Tier1;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use tidemark_namespace::{Namespace, WithdrawnCopy};
+use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::id::{ContentHash, FileId, SealNumber};
 use tidemark_protocol::replication::{Answer, Holder, LandingEvent, Request, SealedCopy, decode, encode};
+use tidemark_tier1::Tier1;
 use tidemark_transport::{Address, Link, LinkErrorKind, Peer, Refusal};
 
 /// Files that come in at once, from all homes: each has memory and a descriptor.

@@ -4,10 +4,10 @@
 
 use super::here::Here;
 use crate::chunk::bytes::Source;
-use crate::namespace::{FileState, SealPin};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tidemark_namespace::{FileState, SealPin};
 use tidemark_protocol::file::Seal;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::replication::{Answer, BulkToken};

@@ -1,6 +1,6 @@
 //! Bytes that are being brought into this node's memory.
 //!
-//! Owns: which, for as long as somebody brings them. Does not own: bringing them (`node::jobs`), who waits for them
+//! Owns: which, for as long as somebody brings them. Does not own: bringing them (`restorer`), who waits for them
 //! (`replicate::serve`).
 
 use std::collections::BTreeMap;

@@ -6,8 +6,6 @@
 //! The daemon writes and not the client: a version that the tree does not show any more has no name on the mount, and every
 //! byte is checked against its manifest here, host copies too.
 
-use crate::error::ErrorKind;
-use crate::namespace::{Namespace, SealPin};
 use crate::restore::Restorer;
 use crate::restore::fetch::{FetchError, FetchPlan};
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -21,8 +19,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tidemark_namespace::{Namespace, SealPin};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::encoding::ObjectLayout;
+use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::key::{VersionId, checkpoint_path};
 use tidemark_protocol::layout::{chunk_count, chunk_range};
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile};

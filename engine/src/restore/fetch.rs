@@ -4,17 +4,17 @@
 //! which copy is asked (locate), who waits (the mount), whether the file becomes hot (the namespace).
 
 use crate::chunk::decode;
-use crate::error::ErrorKind;
 use crate::flight::Flight;
 use crate::metrics::Metrics;
-use crate::store::{Store, StoreError};
-use crate::tier1::Backing;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::sync::Arc;
 use tidemark_kernels::encoding::DecodeError;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::encoding::ObjectLayout;
+use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::layout::chunk_count;
+use tidemark_store::{Store, StoreError};
+use tidemark_tier1::Backing;
 
 /// How often one chunk is asked for. A flipped bit on the wire is gone the second time; one at rest is not, and a
 /// third try would only delay the next copy.

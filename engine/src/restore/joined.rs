@@ -4,20 +4,22 @@
 //! read, which every reader does by the file's checksums; anything that is written.
 
 use super::locate::{self, FormatProblem};
-use crate::store::{
-    Created, Damage, Listing, ObjectHead, Operation, PartSource, Readers, Silence, Store, StoreError,
-    UnfinishedUpload, UploadLimits, Uploaded,
-};
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tidemark_protocol::documents::LooseSidecar;
+use tidemark_protocol::file::Readers;
 use tidemark_protocol::key::{Key, PathOrHash};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::loose::LoosePart;
+use tidemark_store::{
+    Created, Damage, Listing, ObjectHead, Operation, PartSource, Silence, Store, StoreError,
+    UnfinishedUpload, UploadLimits, Uploaded,
+};
 
 /// Files whose parts are remembered: those that are read at once, one request each otherwise.
 const REMEMBERED: usize = 256;
@@ -143,6 +145,10 @@ impl Store for JoinedStore {
     }
 
     /// Of a file in several objects: as many bytes as are there of it, up to the first that is too short.
+    async fn pause(&self, length: Duration) {
+        self.store.pause(length).await;
+    }
+
     async fn head(&self, key: &str) -> Result<Option<ObjectHead>, StoreError> {
         let parts = match self.parts(Operation::Head, key).await {
             Ok(None) => return self.store.head(key).await,

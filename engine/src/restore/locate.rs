@@ -3,12 +3,11 @@
 //! Owns: which keys are read and in what order, what is passed over and why. Does not own: what is done with it
 //! (`node::recover`), the keys themselves (protocol).
 
-use crate::error::error_text;
-use crate::store::{Listing, Store, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::documents::{LooseSidecar, PinDocument};
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::format::{Document, FormatError, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
 use tidemark_protocol::id::{AttemptId, ContentHash, Generation};
 use tidemark_protocol::key::{Key, PathOrHash, Series, VersionId};
@@ -16,6 +15,7 @@ use tidemark_protocol::manifest::{Manifest, Prepared, ValidatedManifest};
 use tidemark_protocol::marker::{Decision, Marker, Retired};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::record::Record;
+use tidemark_store::{Listing, Store, StoreError};
 
 /// Listings and small reads on their way at once: hides the round trip of an object store without being a burst.
 const READS_IN_FLIGHT: usize = 16;

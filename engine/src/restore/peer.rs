@@ -5,8 +5,6 @@
 
 use crate::chunk::bytes::{Sink, Touched, blocking, chunk_bytes, landed_sums};
 use crate::metrics::Metrics;
-use crate::namespace::ColdFile;
-use crate::tier1::{Backing, Growing};
 use futures::stream::{FuturesUnordered, StreamExt};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,10 +12,12 @@ use std::panic;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use tidemark_namespace::ColdFile;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::layout::chunk_count;
 use tidemark_protocol::replication::{Answer, BulkToken, Request, decode, encode};
+use tidemark_tier1::{Backing, Growing};
 use tidemark_transport::{Address, Link, Token};
 use tokio::task::JoinSet;
 

@@ -7,16 +7,16 @@ use super::coming::Coming;
 use super::fetch::{FetchError, FetchPlan, Landing, fetch};
 use super::losses::Losses;
 use super::peer::{Nearby, PeerError, PeerPlan, fetch_from_peers};
-use crate::error::{ErrorKind, error_text};
 use crate::flight::Flight;
 use crate::metrics::Metrics;
-use crate::namespace::{ColdFile, FsError, Namespace, RoomWait};
-use crate::store::{Store, StoreError};
-use crate::tier1::{Backing, Tier1Error};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
+use tidemark_namespace::{ColdFile, FsError, Namespace, RoomWait};
+use tidemark_protocol::error::{ErrorKind, error_text};
 use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_store::{Store, StoreError};
+use tidemark_tier1::{Backing, Tier1Error};
 use tidemark_transport::Address;
 
 /// Rounds of asking other nodes for one file, each with those left out that failed, before Tier-3 is read.

@@ -7,19 +7,19 @@
 //! leaves, and an encoded object is written only where this build encodes each chunk to the length that the manifest says. Only a record
 //! may differ: it says the evidence that its manifest has, which may have come later.
 
-use crate::error::ErrorKind;
-use crate::namespace::ObjectCopy;
 use crate::save::commit::{CommitError, check_epoch, create_marker, read_marker};
 use crate::save::drain::Drain;
 use crate::save::encode;
 use crate::save::upload::{self, SealedBytes, UploadError};
-use crate::store::{StoreError, UploadLimits};
 use bytes::Bytes;
 use std::sync::Arc;
+use tidemark_namespace::ObjectCopy;
+use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::format::{Document, FormatError};
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::{Key, VersionId};
 use tidemark_protocol::marker::{Decision, Marker};
+use tidemark_store::{StoreError, UploadLimits};
 
 /// Why an object stays as it is.
 #[derive(Debug, thiserror::Error)]

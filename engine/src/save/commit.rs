@@ -4,20 +4,19 @@
 //! step. Does not own: when a version is complete (protocol), uploading bytes (`upload`), when to try again (the node
 //! loop). The format and the argument by cases: `engine/design/0003-tier3-format.md`.
 
-use crate::error::ErrorKind;
-use crate::namespace::SealPin;
 use crate::restore::locate::{FormatProblem, read_retired};
 use crate::save::drain::{Drain, Raised, Stored};
 use crate::save::encode;
 use crate::save::share::{Means, Share, ShareError};
 use crate::save::upload::{SealedBytes, UploadError};
 use crate::step_point::{StepPoint, reach};
-use crate::store::{StoreError, current_epoch};
 use futures::stream::{self, StreamExt};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidemark_namespace::SealPin;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::BoundaryDocument;
+use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::format::{Document, FORMAT, Flaw, FormatError, MAX_MARKER_BYTES};
 use tidemark_protocol::id::{AttemptId, ContentHash, Epoch, Step};
 use tidemark_protocol::key::{Key, Label, NodeLife, Part, Series, VersionId, VersionRef};
@@ -29,6 +28,7 @@ use tidemark_protocol::marker::{Decision, Marker, MarkerOutcome, Retired, doubt}
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
 use tidemark_protocol::retention::Retirement;
+use tidemark_store::{StoreError, current_epoch};
 
 /// Files of one attempt on their way at once. Many small files hide each other's round trips; the parts of large
 /// ones are bounded by the drain.

@@ -3,19 +3,16 @@
 //! Goal: whatever answer is lost, a version is committed as a whole or not at all, and a second coordinator never
 //! makes a second decision. Method: real documents, an in-memory store, faults as data.
 
-use crate::error::ErrorKind;
-use crate::error::error_text;
 use crate::metrics::Metrics;
 use crate::restore::locate;
 use crate::save::again::{AgainError, check_wanted, write_marker_again};
 use crate::save::commit::{Attempt, CommitError, abort, decide, read_marker, resume_retirement, retire};
 use crate::save::drain::Drain;
-use crate::store::{
-    Effect, Fault, FaultyStore, MemoryStore, Operation, Probe, Store, UploadLimits, raise_epoch,
-};
 use bytes::Bytes;
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::error::ErrorKind;
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::id::{
     AttemptId, ContentHash, Epoch, FileCounter, FileId, Generation, Incarnation, SealNumber, Step, Timeline,
@@ -28,6 +25,9 @@ use tidemark_protocol::marker::Retired;
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
 use tidemark_protocol::retention::{Committed, Keep, Metric, Policy, Retirement, Standing, retain};
+use tidemark_store::{
+    Effect, Fault, FaultyStore, MemoryStore, Operation, Probe, Store, UploadLimits, raise_epoch,
+};
 
 fn life() -> NodeLife {
     NodeLife { node: "n1".parse().unwrap(), incarnation: Incarnation(7) }

@@ -3,16 +3,19 @@
 //! Owns: their clock and limits, and that nothing of theirs stops a seal. Does not own: the readers (`tidemark-content`), what follows
 //! from a verdict.
 
-use crate::tier1::Backing;
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use tidemark_content::{Bytes, Judgement, Limits, judge};
+use tidemark_tier1::Backing;
 
-impl Bytes for Backing {
+/// A backing file, as the readers take it.
+pub(crate) struct InMemory<'a>(pub(crate) &'a Backing);
+
+impl Bytes for InMemory<'_> {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.read_exact_at(into, offset)
+        self.0.read_exact_at(into, offset)
     }
 }
 

@@ -8,7 +8,6 @@ use crate::restore::joined::JoinedStore;
 use crate::save::coders::Coders;
 use crate::save::pace::Pace;
 use crate::settings::CompressionSettings;
-use crate::store::{Created, Operation, Probe, Store, StoreError, UploadLimits, pause, raise_epoch};
 use bytes::Bytes;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,6 +17,7 @@ use tidemark_protocol::format::is_document;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::RunPath;
+use tidemark_store::{Created, Operation, Probe, Store, StoreError, UploadLimits, raise_epoch};
 use tokio::sync::Semaphore;
 
 /// How often a doubtful create of one of our own objects is asked again before the job gives up and the loop
@@ -223,7 +223,7 @@ impl Drain {
                     if doubts == DOUBTS_MAX {
                         return Err(error);
                     }
-                    pause(length).await;
+                    self.store.pause(length).await;
                     length *= 2;
                 }
                 Err(error) => return Err(error),

@@ -13,8 +13,6 @@ use crate::chunk::decode;
 use crate::flight::Place;
 use crate::save::drain::Drain;
 use crate::save::upload::{self, SealedBytes, UploadError, check_chunk};
-use crate::store::{PartSource, Readers};
-use crate::tier1::Mapping;
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::io;
@@ -22,7 +20,10 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use tidemark_kernels::encoding as kernel;
 use tidemark_protocol::encoding::{Codec, Encoding, ObjectLayout};
+use tidemark_protocol::file::Readers;
 use tidemark_protocol::layout::chunk_count;
+use tidemark_store::PartSource;
+use tidemark_tier1::Mapping;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// A smaller file is not encoded: what it saves is less than what its request costs.

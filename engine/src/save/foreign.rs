@@ -8,7 +8,6 @@
 //! later is found out, and nothing of it is served.
 
 use crate::flight::Flight;
-use crate::store::{Listing, ObjectHead, Store, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,6 +23,7 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, Rules};
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::visibility::Content;
+use tidemark_store::{Listing, ObjectHead, Store, StoreError};
 
 /// Indices read of one checkpoint; it has one or two.
 const INDICES_MAX: usize = 64;
@@ -235,8 +235,8 @@ pub fn directories(checkpoint: &ForeignCheckpoint) -> BTreeSet<RelPath> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::MemoryStore;
     use bytes::Bytes;
+    use tidemark_store::MemoryStore;
 
     async fn store(objects: &[(&str, &[u8])]) -> Arc<dyn Store> {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());

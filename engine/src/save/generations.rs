@@ -6,7 +6,6 @@
 use crate::restore::locate::{self, FormatProblem};
 use crate::save::drain::{Drain, Raised};
 use crate::save::loose::LooseStored;
-use crate::store::{StoreError, current_epoch};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use tidemark_protocol::id::{Epoch, Generation};
 use tidemark_protocol::key::Key;
 use tidemark_protocol::loose::Held;
 use tidemark_protocol::path::RelPath;
+use tidemark_store::{StoreError, current_epoch};
 
 /// Sidecars read at once: hides the round trip.
 const READS_IN_FLIGHT: usize = 16;

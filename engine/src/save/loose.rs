@@ -3,20 +3,19 @@
 //! Owns: bytes before sidecar, what a file shares with an earlier generation of it, and the numbered tree documents. Does not
 //! own: when a loose file has settled, or what the tree holds (the node loop); how parts are chosen (`protocol::loose`).
 
-use crate::error::ErrorKind;
-use crate::namespace::SealPin;
 use crate::save::drain::{Drain, Stored};
 use crate::save::reading::{self, Reading};
 use crate::save::small;
 use crate::save::upload::{self, SealedBytes, UploadError};
 use crate::step_point::{StepPoint, reach};
-use crate::store::{Readers, StoreError};
-use crate::tier1::Backing;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use tidemark_namespace::SealPin;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
+use tidemark_protocol::error::ErrorKind;
+use tidemark_protocol::file::Readers;
 use tidemark_protocol::format::{Document, FORMAT, FORMAT_PARTS, FormatError};
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::key::{Key, Series};
@@ -25,6 +24,8 @@ use tidemark_protocol::loose::{Left, LoosePart};
 use tidemark_protocol::loose::{SHARED_FROM_BYTES, shared};
 use tidemark_protocol::manifest::{Attributes, ManifestFile};
 use tidemark_protocol::path::RelPath;
+use tidemark_store::StoreError;
+use tidemark_tier1::Backing;
 
 /// One loose file to bring to Tier-3.
 #[derive(Debug)]

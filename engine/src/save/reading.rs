@@ -10,8 +10,6 @@ use crate::flight::Place;
 use crate::save::drain::Drain;
 use crate::save::small::SMALL_BYTES;
 use crate::save::upload::{InFlight, UploadError};
-use crate::store::{PartSource, Readers, StoreError, UploadLimits};
-use crate::tier1::Backing;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +17,10 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::file::Readers;
 use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_store::{PartSource, StoreError, UploadLimits};
+use tidemark_tier1::Backing;
 
 /// Parts of one such file on their way at once: each is a copy outside the memory of Tier-1.
 const PARTS_IN_FLIGHT: usize = 2;

@@ -7,15 +7,15 @@
 //! does the coordinator fetch its files, from whoever keeps copies, and upload them under a key part of its own.
 
 use super::commit::{Attempt, AttemptFile, CommitError};
-use crate::error::error_text;
-use crate::namespace::{FileState, Namespace, SealPin};
 use crate::restore::{RestoreError, Restorer};
 use crate::save::drain::Drain;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tidemark_namespace::{FileState, Namespace, SealPin};
 use tidemark_protocol::cluster::wire::{self, Prepare, Preparing};
+use tidemark_protocol::error::error_text;
 use tidemark_protocol::format::{Document, FormatError};
 use tidemark_protocol::id::{AttemptId, Epoch, Incarnation};
 use tidemark_protocol::key::NodeLife;

@@ -4,21 +4,22 @@
 //! Does not own: keys (protocol), markers (commit), retry of a whole attempt (the node loop).
 
 use crate::chunk::decode;
-use crate::error::ErrorKind;
 use crate::flight::Place;
-use crate::namespace::SealPin;
 use crate::save::drain::Drain;
-use crate::store::{PartSource, Readers, StoreError, UploadLimits, Uploaded};
-use crate::tier1::Mapping;
 use bytes::Bytes;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use tidemark_kernels::encoding::DecodeError;
+use tidemark_namespace::SealPin;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::encoding::ObjectLayout;
+use tidemark_protocol::error::ErrorKind;
+use tidemark_protocol::file::Readers;
 use tidemark_protocol::layout::CHUNK_BYTES;
+use tidemark_store::{PartSource, StoreError, UploadLimits, Uploaded};
+use tidemark_tier1::Mapping;
 
 /// One sealed file on its way; the pin keeps its bytes as they are.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use tidemark_engine::namespace::{LARGEST_FILE_BYTES, NodeId, OpenFile};
-use tidemark_engine::tier1::{Backing, Mapping};
+use tidemark_namespace::{LARGEST_FILE_BYTES, NodeId, OpenFile};
+use tidemark_tier1::{Backing, Mapping};
 
 /// Smaller reads are copied through a buffer: faulting a mapping in costs more than the second copy.
 const MAP_MIN_BYTES: u64 = 64 * 1024;

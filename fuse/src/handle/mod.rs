@@ -13,8 +13,8 @@ use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, Notifier, Reply
 use rustix::fs::MemfdFlags;
 use std::io;
 use std::time::Duration;
-use tidemark_engine::namespace::{FsError, Namespace, OpenFile};
-use tidemark_engine::tier1::is_descriptor_limit;
+use tidemark_namespace::{FsError, Namespace, OpenFile};
+use tidemark_tier1::is_descriptor_limit;
 
 /// The data path of one mount.
 #[derive(Debug)]

@@ -11,7 +11,7 @@
 use fuser::{Errno, INodeNo, Notifier, ReplyWrite};
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use tidemark_engine::namespace::NodeId;
+use tidemark_namespace::NodeId;
 
 /// Writes that wait: each is a program in write(2), of a file that another has open for reading. About 1 MiB of queue.
 const QUEUE_MAX: usize = 16_384;

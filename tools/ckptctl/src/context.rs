@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use tidemark_control::client::{Client, ClientError};
+use tidemark_api::client::{Client, ClientError};
 use tidemark_protocol::report::ExitCode;
 use tidemark_protocol::selector::{Place, PlaceError, Selector, SelectorError, Typed};
 use tidemark_transport::certs::CertError;

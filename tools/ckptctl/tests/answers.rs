@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails like the test")]
 
-#[path = "../../../control/tests/fake/mod.rs"]
+#[path = "../../../control/api/tests/fake/mod.rs"]
 mod fake;
 
 use fake::FakeNode;
@@ -14,8 +14,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tidemark_control::api::NodeApi;
-use tidemark_control::server::Server;
+use tidemark_api::NodeApi;
+use tidemark_api::server::Server;
 
 /// A fake node that is served by a runtime of its own, so that the test may block on the binary.
 struct Served {

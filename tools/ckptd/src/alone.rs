@@ -16,7 +16,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_control::lease::{LeaseError, LeaseTimes, StoreLease, Turn};
-use tidemark_engine::store::Store;
+use tidemark_store::Store;
 use tokio::sync::Mutex;
 
 /// The folder of the signs of life, relative to the store's URL.
@@ -240,7 +240,7 @@ fn refusal(holder: &str, store: &str) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemark_engine::store::MemoryStore;
+    use tidemark_store::MemoryStore;
 
     const DAEMON: Process = Process { pid: 7, start_ticks: 70 };
     const KEEPER: Process = Process { pid: 6, start_ticks: 60 };

@@ -18,16 +18,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tidemark_control::api::{
+use tidemark_api::server::Server;
+use tidemark_api::{
     CommitRequest, EventSink, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
     ListRequest, NodeApi, PinRequest, PrefetchRequest, ProgressSink, RecoverRequest, RemoveRequest,
     ShowRequest, UndeleteRequest, VerifyRequest, WhyRequest,
 };
-use tidemark_control::server::Server;
 use tidemark_engine::cluster::{Authority, Seat};
-use tidemark_engine::namespace::{HIDDEN, LastLink};
 use tidemark_engine::node::{Identity, Node};
 use tidemark_fuse::{Mode, Mounted};
+use tidemark_namespace::{HIDDEN, LastLink};
 use tidemark_protocol::cluster::wire::Standing;
 use tidemark_protocol::id::{Incarnation, StartId};
 use tidemark_protocol::key::is_foreign;

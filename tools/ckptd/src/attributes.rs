@@ -5,7 +5,7 @@
 use crate::api::Daemon;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tidemark_engine::namespace::{FsError, NodeId, XattrSource};
+use tidemark_namespace::{FsError, NodeId, XattrSource};
 
 /// The loop answers between two of its events, within milliseconds; a program must not wait for one that hangs.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);

@@ -8,10 +8,10 @@ use crate::session::{Found, Record};
 use anyhow::Context;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use tidemark_engine::namespace::{Namespace, NamespaceSettings};
 use tidemark_engine::settings::Settings;
-use tidemark_engine::tier1::{KeptMounts, MediumChoice, SpillPlace, Tier1, Tier1Settings};
+use tidemark_namespace::{Namespace, NamespaceSettings};
 use tidemark_protocol::id::Incarnation;
+use tidemark_tier1::{KeptMounts, MediumChoice, SpillPlace, Tier1, Tier1Settings};
 
 /// Tier-1 and the tree in it.
 #[derive(Debug)]

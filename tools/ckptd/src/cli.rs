@@ -323,7 +323,7 @@ fn serve_kept(build: Build, up: &Up, settings: Settings, inherited: Inherited) -
 
 /// What the daemon does in the background is done beside the job, whose own threads need not wait for it once they wake.
 fn give_way() {
-    if let Err(error) = tidemark_engine::priority::give_way() {
+    if let Err(error) = tidemark_tier1::priority::give_way() {
         tracing::debug!(%error, "work in the background is done at the usual priority");
     }
 }

@@ -4,8 +4,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::Duration;
-use tidemark_engine::descriptors::last_refusal;
 use tidemark_protocol::report::{Problem, ProblemCode};
+use tidemark_tier1::descriptors::last_refusal;
 
 /// Asked for first; needs CAP_SYS_RESOURCE, and is the most that Linux allows by default (`fs.nr_open`).
 const WANTED: u64 = 1 << 20;

@@ -5,9 +5,9 @@
 use crate::{descriptors, memory};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use tidemark_engine::tier1::{MediumChoice, Tier1, Tier1Settings};
 use tidemark_fuse::Mode;
 use tidemark_protocol::report::{Check, CheckVerdict, Doctor};
+use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
 /// The least that Tier-1 can be made with: what is tried needs one small file.
 const TRIAL_BYTES: u64 = 64 << 20;

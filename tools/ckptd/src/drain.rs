@@ -9,9 +9,9 @@
 use crate::api::Daemon;
 use std::time::Duration;
 use tidemark_engine::cluster::Away;
-use tidemark_engine::namespace::FileState;
 use tidemark_engine::node::Shared;
 use tidemark_engine::settings::Settings;
+use tidemark_namespace::FileState;
 use tidemark_protocol::report::path_text;
 use tokio::sync::watch;
 use tokio::time::Instant;

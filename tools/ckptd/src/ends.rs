@@ -5,9 +5,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemark_engine::priority;
 use tidemark_fuse::Mounted;
 use tidemark_keeper::Keeper;
+use tidemark_tier1::priority;
 
 /// What this thread does now is waited for by every program that uses the mount, on machines whose CPUs are full.
 /// False where this process may not ask for that.

@@ -8,14 +8,14 @@ use crate::peers::Peers;
 use crate::tier3::Tier3;
 use std::sync::{Arc, OnceLock};
 use tidemark_engine::metrics::Metrics;
-use tidemark_engine::namespace::Clock;
 use tidemark_engine::node::{Node, NodeParts, Recovered, Shared};
 use tidemark_engine::restore::Restorer;
 use tidemark_engine::restore::peer::Nearby;
 use tidemark_engine::save::drain::Drain;
 use tidemark_engine::settings::Settings;
-use tidemark_engine::store::UploadLimits;
+use tidemark_namespace::Clock;
 use tidemark_protocol::key::NodeLife;
+use tidemark_store::UploadLimits;
 
 /// What the loop, its jobs and those who ask use.
 ///

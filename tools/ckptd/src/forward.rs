@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
-use tidemark_control::api::{
+use tidemark_api::{
     CommitRequest, FlushRequest, ListRequest, NodeApi, PinRequest, ProgressSink, REQUEST_BYTES_MAX,
     RecoverRequest, ShowRequest, UndeleteRequest, WhyRequest,
 };

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tidemark_engine::cluster::Cluster;
-use tidemark_engine::namespace::{ColdFile, FsError, Namespace, NodeId};
 use tidemark_engine::node::{NotVerified, Shared, heal_at_open, verify_at_open};
 use tidemark_fuse::Host;
+use tidemark_namespace::{ColdFile, FsError, Namespace, NodeId};
 use tidemark_protocol::report::path_text;
 
 /// What needs Tier-3 waits so long for it after a mount was taken over; then it is as away as for everybody else.

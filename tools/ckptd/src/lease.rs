@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemark_control::lease::{FileLease, LeaseTimes, StoreLease, Turn};
 use tidemark_engine::settings::Settings;
-use tidemark_engine::store::{Store, current_epoch};
 use tidemark_protocol::id::Epoch;
+use tidemark_store::{Store, current_epoch};
 
 /// How long a new holder waits for the lease in Tier-3 before it says who has it.
 const LEASE_PATIENCE: Duration = Duration::from_secs(30);

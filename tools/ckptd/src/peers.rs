@@ -19,17 +19,17 @@ use tidemark_control::lease::{EtcdAccess, EtcdPlace};
 use tidemark_engine::cluster::{
     Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
 };
-use tidemark_engine::namespace::{Namespace, object_copy};
 use tidemark_engine::node::Shared;
 use tidemark_engine::replicate::{Receiver, ReceiverParts, Replicator, ReplicatorParts};
 use tidemark_engine::save::share::Participations;
 use tidemark_engine::settings::Settings;
-use tidemark_engine::tier1::Tier1;
+use tidemark_namespace::{Namespace, object_copy};
 use tidemark_protocol::cluster::wire::{Object, Prepare, Preparing};
 use tidemark_protocol::id::{Epoch, FileId, Incarnation, SealNumber, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::label::Labels;
 use tidemark_protocol::replication::{Holder, Priority};
+use tidemark_tier1::Tier1;
 use tidemark_transport::certs::Certs;
 use tidemark_transport::tcp::{self, Security};
 use tidemark_transport::{Address, Identity, Peer, Refusal, Tcp};

@@ -8,8 +8,8 @@
 use crate::api::{Daemon, stopped};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use tidemark_engine::namespace::LastLink;
 use tidemark_engine::node::Wanted;
+use tidemark_namespace::LastLink;
 use tidemark_protocol::report::{ApiError, ErrorCode, path_text};
 use tidemark_protocol::selector::{Place, Selector};
 

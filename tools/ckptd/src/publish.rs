@@ -84,7 +84,7 @@ pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &Stat
     host.publish("status", text_of(status.state, &status.problems).into_bytes());
     host.publish("status.json", json);
     host.publish("latest", latest.unwrap_or_default());
-    if let Ok(rows) = daemon.own_list(tidemark_control::api::ListRequest::default()).await {
+    if let Ok(rows) = daemon.own_list(tidemark_api::ListRequest::default()).await {
         host.publish("checkpoints.json", serde_json::to_vec_pretty(&rows).expect("rows are written as JSON"));
     }
     daemon.published.end(number);

@@ -4,9 +4,9 @@
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tidemark_engine::namespace::FileState;
 use tidemark_engine::node::Shared;
 use tidemark_engine::replicate::Replicator;
+use tidemark_namespace::FileState;
 use tidemark_protocol::cluster::wire::{Member, Members, Standing};
 use tidemark_protocol::report::{Problem, ProblemCode, ReplicationStatus};
 

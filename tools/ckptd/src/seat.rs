@@ -21,10 +21,10 @@ use tidemark_control::lease::{
 use tidemark_engine::cluster::{Cluster, Presence, Seat};
 use tidemark_engine::node::{Names, Recovered, recover};
 use tidemark_engine::save::drain::Raised;
-use tidemark_engine::store::probe;
 use tidemark_protocol::cluster::kept::KeptCatalog;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::membership::MemberList;
+use tidemark_store::probe;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 

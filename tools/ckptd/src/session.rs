@@ -14,10 +14,10 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
-use tidemark_engine::tier1::{KeptMounts, KeptSpill};
 use tidemark_fuse::{InitExchange, KeptMount, Mode, MountRecord};
 use tidemark_keeper::{Answered, Keeper, names};
 use tidemark_protocol::id::Incarnation;
+use tidemark_tier1::{KeptMounts, KeptSpill};
 
 /// Raised when a field changes its meaning. A daemon refuses a newer record than it knows, and an upgrade is rolled back.
 const RECORD_VERSION: u32 = 2;

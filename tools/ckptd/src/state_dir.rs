@@ -16,7 +16,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tidemark_control::api::{KEEPER_FILE_NAME, SOCKET_NAME, STATUS_FILE_NAME};
+use tidemark_api::{KEEPER_FILE_NAME, SOCKET_NAME, STATUS_FILE_NAME};
 use tidemark_protocol::membership::MemberList;
 
 /// How long a daemon may take to leave that was killed: its memory goes first, its locks after.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemark_engine::node::{Names, Node, Recovered, Shared, look, recover};
-use tidemark_engine::store::LaterStore;
 use tidemark_protocol::id::Epoch;
+use tidemark_store::LaterStore;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinHandle};
 

@@ -11,8 +11,8 @@ use crate::state_dir::StateDir;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_engine::settings::Settings;
-use tidemark_engine::store::{self, LaterStore, Operation, Probe, Store, StoreError, raise_epoch};
 use tidemark_protocol::id::Epoch;
+use tidemark_store::{LaterStore, Operation, Probe, Store, StoreError, raise_epoch};
 use tokio::sync::oneshot;
 
 /// A Tier-3 that has not answered for so long is named as what a start waits for, and then again and again.
@@ -77,7 +77,7 @@ impl Tier3 {
     }
 
     async fn open_now(opener: &Opener) -> Result<Self, Failure> {
-        let store = store::open(&opener.settings.tier3.url).await.map_err(|error| match error {
+        let store = tidemark_store::open(&opener.settings.tier3.url).await.map_err(|error| match error {
             StoreError::Url { .. } => Failure::usage(error),
             error => unusable(error),
         })?;
@@ -102,7 +102,7 @@ impl Opener {
     /// Probes an open store, and takes the right to commit there. Nothing of this node is there before it has the right.
     pub(crate) async fn take(&self, store: &Arc<dyn Store>) -> Result<(Probe, Right), Failure> {
         let Self { settings, state_dir, name, keeper, take_over, sign } = self;
-        let probe = store::probe(store.as_ref()).await.map_err(unusable)?;
+        let probe = tidemark_store::probe(store.as_ref()).await.map_err(unusable)?;
         // A lease in Tier-3 says by itself who has it.
         let alone = if settings.node.lease.as_deref() == Some("tier3") {
             None

@@ -35,17 +35,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use tidemark_control::api::NodeApi;
+use tidemark_api::NodeApi;
 use tidemark_control::lease::EtcdAccess;
-use tidemark_engine::namespace::Caller;
 use tidemark_engine::node::{Names, Node, Recovered, Shared, recover};
 use tidemark_engine::settings::{MountMode, Settings};
 use tidemark_engine::step_point::{StepPoint, reach};
-use tidemark_engine::store::LaterStore;
 use tidemark_fuse::{Host, KeptMount, ModeChoice, MountSettings, Mounted, SessionSettings};
 use tidemark_keeper::{Answered, Inherited, Keeper, names};
+use tidemark_namespace::Caller;
 use tidemark_protocol::id::{NodeName, StartId};
 use tidemark_protocol::key::NodeLife;
+use tidemark_store::LaterStore;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How often this process looks after what others may take away from it, and gives its keeper a life sign.

@@ -5,8 +5,8 @@ use crate::lease::etcd::http::ANSWER_BYTES_MAX;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex};
-use tidemark_engine::error::ErrorKind;
 use tidemark_engine::settings::EtcdSettings;
+use tidemark_protocol::error::ErrorKind;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 

@@ -5,7 +5,7 @@
 use std::error::Error as _;
 use std::io;
 use std::path::PathBuf;
-use tidemark_engine::error::ErrorKind;
+use tidemark_protocol::error::ErrorKind;
 
 /// The most characters of an etcd's words that an error repeats.
 const WORDS_MAX: usize = 200;

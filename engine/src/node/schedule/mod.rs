@@ -24,7 +24,6 @@ mod tally;
 mod wire;
 mod world;
 
-use crate::tier1::{MediumChoice, Tier1, Tier1Settings};
 use chaos::{Chaos, Rng};
 use futures::future;
 pub(in crate::node) use life::shared as shared_over;
@@ -34,6 +33,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tally::{Seen, Tally};
+use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 use world::World;
 
 /// How many schedules are run, and with `TIDEMARK_LONG`.

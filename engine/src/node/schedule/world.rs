@@ -9,10 +9,10 @@ use super::audit::Audit;
 use super::chaos::Chaos;
 use super::tally::{Seen, Tally};
 use super::wire::{Answer, Bucket, Call};
-use crate::store::StoreError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tidemark_store::StoreError;
 use tokio::sync::oneshot;
 
 /// A start that waits for longer than this while nobody waits for the store will wait for ever.

@@ -6,7 +6,6 @@
 //!
 //! The next daemon knows nothing of it: it finds out again, at the first open.
 
-use crate::namespace::{FileView, FsError, torn_path};
 use crate::node::Shared;
 use crate::node::answer::Listed;
 use crate::node::book::{Book, Number, VersionBook};
@@ -16,6 +15,7 @@ use crate::node::problems::and_more;
 use crate::node::run::Engine;
 use crate::node::scrub::target;
 use std::collections::{BTreeMap, BTreeSet};
+use tidemark_namespace::{FileView, FsError, torn_path};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::lineage;

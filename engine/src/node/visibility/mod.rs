@@ -24,8 +24,6 @@ mod torn;
 mod tracker;
 mod unwritten;
 
-use crate::namespace::is_running;
-use crate::namespace::{NodeId, WriterId};
 use crate::node::book::Number;
 use crate::node::run::Engine;
 use on_its_way::OnItsWay;
@@ -34,6 +32,8 @@ pub(crate) use removed::Undecided;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::is_running;
+use tidemark_namespace::{NodeId, WriterId};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId};

@@ -6,11 +6,11 @@
 //!
 //! Nothing of it outlives the daemon.
 
-use crate::namespace::{FsError, Listed};
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::ledger::contents;
 use crate::node::run::Engine;
+use tidemark_namespace::{FsError, Listed};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::recognise::{CheckpointId, Shape};

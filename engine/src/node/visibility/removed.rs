@@ -8,8 +8,6 @@
 //! written too; about those of the dead they wait for the decision. An end puts nothing back itself. It leaves out what one removed whose next
 //! save it cuts off.
 
-use crate::namespace::is_alive;
-use crate::namespace::{Ended, FileState, FileView, WriterId, torn_path};
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::run::Engine;
 use crate::node::visibility::DECIDED_WITHIN;
@@ -18,6 +16,8 @@ use crate::node::visibility::tracker::is_of_run;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
+use tidemark_namespace::is_alive;
+use tidemark_namespace::{Ended, FileState, FileView, WriterId, torn_path};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;

@@ -5,9 +5,9 @@
 //! Most questions read /proc of the whole machine, so each is asked once a second. A job may be started again in a second, too: the end
 //! of a process that was waited for is worth a look at once.
 
-use crate::namespace::NodeId;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use tidemark_namespace::NodeId;
 use tidemark_protocol::recognise::CheckpointId;
 
 /// Between two looks at the same thing.

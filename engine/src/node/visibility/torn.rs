@@ -5,8 +5,6 @@
 //!
 //! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
 
-use crate::namespace::is_alive;
-use crate::namespace::{FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
 use crate::node::book::{Book, Number};
 use crate::node::decide::verdict_text;
 use crate::node::recover::{Adopter, Knows, Wishes, adopt_files};
@@ -16,6 +14,8 @@ use crate::node::visibility::timetable::Subject;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
+use tidemark_namespace::is_alive;
+use tidemark_namespace::{FileView, FsError, Peers, SessionKey, WriterId, path_of_torn};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::{RelPath, RunPath};

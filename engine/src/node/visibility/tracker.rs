@@ -3,8 +3,6 @@
 //! Owns: which checkpoint a tracker may name, and when; that it waits for what may become whole. Does not own: what a tracker
 //! says (`protocol::shield`), which checkpoints go out of sight (`torn`, `kept`).
 
-use crate::namespace::is_alive;
-use crate::namespace::{FileState, FileView};
 use crate::node::book::Book;
 use crate::node::decide::{look, run_of};
 use crate::node::flush::covers;
@@ -15,6 +13,8 @@ use crate::node::visibility::timetable::Subject;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemark_namespace::is_alive;
+use tidemark_namespace::{FileState, FileView};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Told, Verdict};
 use tidemark_protocol::lineage;

@@ -9,8 +9,6 @@
 //! leaves what is there. Until it is decided, Tier-3 has neither the directory nor what came before the weights: after the loss of the
 //! node a job would find those, and nobody would know any more who had made them. So it is decided while the daemon ends, too.
 
-use crate::namespace::is_alive;
-use crate::namespace::{self, Made, NodeId};
 use crate::node::decide::settle_ns;
 use crate::node::rescue::IDLE_NS;
 use crate::node::run::Engine;
@@ -18,6 +16,7 @@ use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
 use std::time::Instant;
+use tidemark_namespace::{Made, NodeId, is_alive};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::Rules;
 use tidemark_protocol::removal::Actor;
@@ -73,7 +72,12 @@ impl Engine {
 
     /// See [`Self::why_beginning_waits`]. As of any checkpoint, what nothing was added to for long is taken as it is, and sooner where a
     /// flush waits.
-    fn why_undecided(&self, begun: &Begun, found: &namespace::Unwritten, now: Instant) -> Option<String> {
+    fn why_undecided(
+        &self,
+        begun: &Begun,
+        found: &tidemark_namespace::Unwritten,
+        now: Instant,
+    ) -> Option<String> {
         let idle_ns = if self.flushes.is_empty() { IDLE_NS } else { settle_ns(&self.shared) };
         let quiet = self.shared.now_ns().saturating_sub(found.closed_ns) >= idle_ns;
         let process = begun.made.maker.tgid;
@@ -104,21 +108,23 @@ impl Engine {
     pub(crate) fn is_anything_begun(&self, gap_ns: i64) -> bool {
         let now_ns = self.shared.now_ns();
         self.visibility.made.iter().any(|(node, Begun { made, .. })| {
-            let is_new =
-                |found: namespace::Unwritten| now_ns.saturating_sub(found.closed_ns.max(made.at_ns)) < gap_ns;
+            let is_new = |found: tidemark_namespace::Unwritten| {
+                now_ns.saturating_sub(found.closed_ns.max(made.at_ns)) < gap_ns
+            };
             self.begun_at(*node).is_some_and(is_new) && is_alive(&self.shared.namespace, &made.maker)
         })
     }
 
-    fn unwritten(&self, directory: u64) -> Option<namespace::Unwritten> {
+    fn unwritten(&self, directory: u64) -> Option<tidemark_namespace::Unwritten> {
         let rules = self.ledger.rules();
         self.shared.namespace.unwritten(directory, |path| rules.is_temporary(path), Rules::is_foreword)
     }
 
     /// The same of a directory with the name of a checkpoint.
-    fn begun_at(&self, directory: NodeId) -> Option<namespace::Unwritten> {
-        let is_named =
-            |found: &namespace::Unwritten| self.ledger.rules().named_by_directory(&found.directories[0]);
+    fn begun_at(&self, directory: NodeId) -> Option<tidemark_namespace::Unwritten> {
+        let is_named = |found: &tidemark_namespace::Unwritten| {
+            self.ledger.rules().named_by_directory(&found.directories[0])
+        };
         self.unwritten(directory).filter(|found| is_named(found).is_some())
     }
 

@@ -6,22 +6,22 @@ mod pace;
 use super::*;
 use crate::chunk::bytes::write_all;
 use crate::metrics::Metrics;
-use crate::namespace::{
-    Caller, FileState, Namespace, NamespaceSettings, NodeId, ObjectCopy, OpenFile, OpenOutcome, ROOT,
-    ReclaimClass,
-};
 use crate::restore::coming::Coming;
 use crate::restore::peer::{PeerError, PeerPlan, Suppliers, fetch_from_peers};
-use crate::tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 use ::bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tidemark_namespace::{
+    Caller, FileState, Namespace, NamespaceSettings, NodeId, ObjectCopy, OpenFile, OpenOutcome, ROOT,
+    ReclaimClass,
+};
 use tidemark_protocol::id::{FileId, Incarnation, SealNumber};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::replication::{Holder, Priority};
+use tidemark_tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 use tidemark_transport::faulty::{Fault, Operation, What, When};
 use tidemark_transport::{Address, Faulty, Identity, Link, Network, Peer, Refusal, Service};
 use tokio::sync::watch;
@@ -668,9 +668,9 @@ async fn a_cold_file_is_hot_at_once_where_its_copy_lies() {
     let FileState::Sealed { crc, chunks, size_bytes, .. } = home.namespace.view(node).unwrap().state else {
         panic!()
     };
-    let entry = crate::namespace::AdoptEntry {
+    let entry = tidemark_namespace::AdoptEntry {
         path: b"step1.pt".to_vec(),
-        kind: crate::namespace::AdoptKind::File { file, seal, size_bytes, crc, chunks, object: None },
+        kind: tidemark_namespace::AdoptKind::File { file, seal, size_bytes, crc, chunks, object: None },
         mode: 0o644,
         uid: 0,
         gid: 0,

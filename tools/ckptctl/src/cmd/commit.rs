@@ -4,7 +4,7 @@ use crate::context::{Context, Failure};
 use crate::text::clean;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::CommitRequest;
+use tidemark_api::CommitRequest;
 use tidemark_protocol::report::{Commit, ExitCode};
 
 /// Say that the checkpoint at PATH is whole, so that it can be committed

@@ -5,7 +5,7 @@ use crate::table::{self, Tone};
 use crate::text::{self, clean};
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
-use tidemark_control::client::ClientError;
+use tidemark_api::client::ClientError;
 use tidemark_protocol::report::{Check, CheckVerdict, Doctor, ExitCode, ProblemCode};
 
 /// Try what Tidemark needs from this machine, and say how to mend it

@@ -4,7 +4,7 @@ use crate::args::Format;
 use crate::context::{Context, Failure};
 use crate::text::{self, clean};
 use std::io::{self, Write};
-use tidemark_control::api::EventsRequest;
+use tidemark_api::EventsRequest;
 use tidemark_protocol::report::{Event, EventLevel, ExitCode};
 
 /// Show what happened on this node, oldest first

@@ -6,7 +6,7 @@ use crate::text::{self, clean};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use tidemark_control::api::ExportRequest;
+use tidemark_api::ExportRequest;
 use tidemark_protocol::report::{ExitCode, Export};
 use tidemark_protocol::selector::VersionNumber;
 use tidemark_protocol::size::Shown;

@@ -5,7 +5,7 @@ use crate::progress::Bar;
 use crate::text::{self, clean};
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::FlushRequest;
+use tidemark_api::FlushRequest;
 use tidemark_protocol::report::{ExitCode, Flush};
 use tidemark_protocol::size::Shown;
 

@@ -5,7 +5,7 @@ use crate::progress::Bar;
 use crate::table::{self, Tone};
 use crate::text;
 use std::io::{self, Write};
-use tidemark_control::api::GcRequest;
+use tidemark_api::GcRequest;
 use tidemark_protocol::report::{ExitCode, Gc};
 use tidemark_protocol::size::Shown;
 

@@ -6,7 +6,7 @@ use crate::table::{self, Tone};
 use crate::text::clean;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::ImportRequest;
+use tidemark_api::ImportRequest;
 use tidemark_protocol::report::{ExitCode, Import, ImportOutcome};
 
 /// Adopt checkpoints that are in Tier-3 and that Tidemark did not write

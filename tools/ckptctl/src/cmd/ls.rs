@@ -5,7 +5,7 @@ use crate::table::{self, Tone};
 use crate::text;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::ListRequest;
+use tidemark_api::ListRequest;
 use tidemark_protocol::report::{Checkpoint, CheckpointState, ExitCode};
 
 /// List checkpoints, their states and where their copies are

@@ -4,7 +4,7 @@ use crate::context::{Context, Failure};
 use crate::text::clean;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::PinRequest;
+use tidemark_api::PinRequest;
 use tidemark_protocol::report::{ExitCode, Pin};
 
 /// Keep the newest committed version of a checkpoint, whatever retention says

@@ -5,7 +5,7 @@ use crate::progress::Bar;
 use crate::text::clean;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::PrefetchRequest;
+use tidemark_api::PrefetchRequest;
 use tidemark_protocol::report::{ExitCode, Prefetch};
 use tidemark_protocol::size::Shown;
 

@@ -5,7 +5,7 @@ use crate::table::{self, Tone};
 use crate::text;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::RecoverRequest;
+use tidemark_api::RecoverRequest;
 use tidemark_protocol::recovery::Standpoint;
 use tidemark_protocol::report::{ExitCode, Recovery};
 

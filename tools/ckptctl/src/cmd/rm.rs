@@ -5,7 +5,7 @@ use crate::progress::Bar;
 use crate::text::{because, clean};
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::RemoveRequest;
+use tidemark_api::RemoveRequest;
 use tidemark_protocol::report::{ExitCode, Removal};
 
 /// Remove a committed checkpoint, from the mount and from Tier-3

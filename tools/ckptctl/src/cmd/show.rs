@@ -5,7 +5,7 @@ use crate::table;
 use crate::text::{self, clean};
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::ShowRequest;
+use tidemark_api::ShowRequest;
 use tidemark_protocol::report::{ExitCode, File, Show};
 use tidemark_protocol::size::Shown;
 

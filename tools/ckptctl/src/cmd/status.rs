@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::Duration;
-use tidemark_control::api::{KEEPER_FILE_NAME, LOCK_FILE_NAME, STATUS_FILE_NAME};
-use tidemark_control::client::ClientError;
+use tidemark_api::client::ClientError;
+use tidemark_api::{KEEPER_FILE_NAME, LOCK_FILE_NAME, STATUS_FILE_NAME};
 use tidemark_protocol::report::{
     CheckpointRef, ExitCode, Loss, NodeState, Problem, ProblemCode, ReplicationStatus, RunStatus, Status,
     exit_code_of,

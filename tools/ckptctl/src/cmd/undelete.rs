@@ -4,7 +4,7 @@ use crate::context::{Context, Failure};
 use crate::text::clean;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::UndeleteRequest;
+use tidemark_api::UndeleteRequest;
 use tidemark_protocol::report::{ExitCode, Undelete};
 
 /// Bring a checkpoint back that was removed from the mount, or was torn and went out of sight

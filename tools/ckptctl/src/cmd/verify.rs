@@ -5,7 +5,7 @@ use crate::progress::Bar;
 use crate::text::clean;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::VerifyRequest;
+use tidemark_api::VerifyRequest;
 use tidemark_protocol::report::{ExitCode, Verify};
 use tidemark_protocol::size::Shown;
 

@@ -5,7 +5,7 @@ use crate::table::{self, bytes, number, text};
 use crate::text::clean;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemark_control::api::WhyRequest;
+use tidemark_api::WhyRequest;
 use tidemark_protocol::report::{ExitCode, Why};
 
 /// Say what was concluded about a path, and from which facts

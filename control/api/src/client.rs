@@ -1,0 +1,435 @@
+//! Talks to the daemon of this machine over its unix socket.
+//!
+//! Owns: connections (one for each command), time-outs, bounds on answers, errors that say what to do. Does not own:
+//! showing anything.
+
+use crate::{
+    CommitRequest, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest, KEEPALIVE,
+    KEEPER_FILE_NAME, LOCK_NAME, ListRequest, PinRequest, PrefetchRequest, RecoverRequest, RemoveRequest,
+    SOCKET_NAME, ShowRequest, UndeleteRequest, VerifyRequest, WhyRequest, path,
+};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use serde::{Serialize, de::DeserializeOwned};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tidemark_protocol::report::{
+    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Export, Flush, Gc, Import, Node, Pin, Placement,
+    Prefetch, Progress, Recovery, Removal, Show, Status, StreamLine, TierStatus, Undelete, Verify, Why,
+};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// A listening daemon accepts in microseconds; its queue may be full for a moment.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A daemon that died is back in some tens of milliseconds, and answers commands when it has read Tier-3's markers.
+const RESTART_PATIENCE: Duration = Duration::from_secs(10);
+const RESTART_POLL: Duration = Duration::from_millis(20);
+/// From the request to the first byte of the answer, and between the bytes of one. Doctor runs its checks in it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// A stream speaks at least every [`KEEPALIVE`]; five missed mean that nobody is there.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(KEEPALIVE.as_secs() * 5);
+/// `show --files` of 100,000 files is about 50 MB.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+
+/// A daemon, by its socket. Holds no connection.
+#[derive(Debug, Clone)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// The daemon whose state directory this is.
+    #[must_use]
+    pub fn of_state_dir(state_dir: &Path) -> Self {
+        Self { socket: state_dir.join(SOCKET_NAME) }
+    }
+
+    pub async fn status(&self) -> Result<Status, ClientError> {
+        self.get(path::STATUS).await
+    }
+
+    pub async fn tiers(&self) -> Result<Vec<TierStatus>, ClientError> {
+        self.get(path::TIERS).await
+    }
+
+    pub async fn nodes(&self) -> Result<Vec<Node>, ClientError> {
+        self.get(path::NODES).await
+    }
+
+    pub async fn placement(&self) -> Result<Placement, ClientError> {
+        self.get(path::PLACEMENT).await
+    }
+
+    pub async fn doctor(&self) -> Result<Doctor, ClientError> {
+        self.get(path::DOCTOR).await
+    }
+
+    pub async fn list(&self, request: &ListRequest) -> Result<Vec<Checkpoint>, ClientError> {
+        self.post(path::LIST, request).await
+    }
+
+    pub async fn show(&self, request: &ShowRequest) -> Result<Show, ClientError> {
+        self.post(path::SHOW, request).await
+    }
+
+    pub async fn why(&self, request: &WhyRequest) -> Result<Why, ClientError> {
+        self.post(path::WHY, request).await
+    }
+
+    pub async fn commit(&self, request: &CommitRequest) -> Result<Commit, ClientError> {
+        self.post(path::COMMIT, request).await
+    }
+
+    pub async fn pin(&self, request: &PinRequest) -> Result<Pin, ClientError> {
+        self.post(path::PIN, request).await
+    }
+
+    pub async fn undelete(&self, request: &UndeleteRequest) -> Result<Undelete, ClientError> {
+        self.post(path::UNDELETE, request).await
+    }
+
+    pub async fn recover(&self, request: &RecoverRequest) -> Result<Recovery, ClientError> {
+        self.post(path::RECOVER, request).await
+    }
+
+    /// Dropping the future ends the waiting, not what is being given up.
+    pub async fn gc(&self, request: &GcRequest, progress: impl FnMut(Progress)) -> Result<Gc, ClientError> {
+        self.work(path::GC, request, progress).await
+    }
+
+    /// As [`Client::gc`].
+    pub async fn remove(
+        &self,
+        request: &RemoveRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Removal, ClientError> {
+        self.work(path::REMOVE, request, progress).await
+    }
+
+    /// Dropping the future cancels the work, and nothing of it is left.
+    pub async fn export(
+        &self,
+        request: &ExportRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Export, ClientError> {
+        self.work(path::EXPORT, request, progress).await
+    }
+
+    /// Dropping the future ends it after the checkpoint in hand.
+    pub async fn import(
+        &self,
+        request: &ImportRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Import, ClientError> {
+        self.work(path::IMPORT, request, progress).await
+    }
+
+    /// Dropping the future cancels the work.
+    pub async fn verify(
+        &self,
+        request: &VerifyRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Verify, ClientError> {
+        self.work(path::VERIFY, request, progress).await
+    }
+
+    /// Dropping the future stops it where it waits for the end.
+    pub async fn prefetch(
+        &self,
+        request: &PrefetchRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Prefetch, ClientError> {
+        self.work(path::PREFETCH, request, progress).await
+    }
+
+    /// Dropping the future ends the waiting, not the uploads that are queued.
+    pub async fn flush(
+        &self,
+        request: &FlushRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Flush, ClientError> {
+        self.work(path::FLUSH, request, progress).await
+    }
+
+    /// Calls `each` with every event until there are no more, or it says stop by answering false.
+    pub async fn events(
+        &self,
+        request: EventsRequest,
+        mut each: impl FnMut(Event) -> bool,
+    ) -> Result<(), ClientError> {
+        let mut lines = self.stream(path::EVENTS, &request).await?;
+        loop {
+            match lines.next::<Option<Event>>().await? {
+                StreamLine::Result(Some(event)) => {
+                    if !each(event) {
+                        return Ok(());
+                    }
+                }
+                StreamLine::Result(None) => return Ok(()),
+                StreamLine::Error(error) => return Err(ClientError::Answer(error)),
+                StreamLine::Progress(_) => {}
+            }
+        }
+    }
+
+    /// The Prometheus text.
+    pub async fn metrics_text(&self) -> Result<String, ClientError> {
+        let response = self.send(Method::GET, path::METRICS, Bytes::new()).await?;
+        let body = self.whole(response).await?;
+        Ok(String::from_utf8_lossy(&body).into_owned())
+    }
+
+    /// Whether the mount serves; the text is the daemon's reason when not.
+    pub async fn healthy(&self) -> Result<Result<(), String>, ClientError> {
+        let response = self.send(Method::GET, path::HEALTHZ, Bytes::new()).await?;
+        let healthy = response.status() == StatusCode::OK;
+        let body = self.whole(response).await?;
+        Ok(if healthy { Ok(()) } else { Err(String::from_utf8_lossy(&body).trim().to_owned()) })
+    }
+
+    async fn work<Q: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &Q,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<T, ClientError> {
+        let mut lines = self.stream(path, request).await?;
+        loop {
+            match lines.next::<T>().await? {
+                StreamLine::Progress(now) => progress(now),
+                StreamLine::Result(result) => return Ok(result),
+                StreamLine::Error(error) => return Err(ClientError::Answer(error)),
+            }
+        }
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
+        self.read(response).await
+    }
+
+    async fn post<Q: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &Q,
+    ) -> Result<T, ClientError> {
+        let response = self.send(Method::POST, path, body_of(request)).await?;
+        self.read(response).await
+    }
+
+    async fn stream<Q: Serialize>(&self, path: &str, request: &Q) -> Result<Lines<'_>, ClientError> {
+        let response = self.send(Method::POST, path, body_of(request)).await?;
+        if response.status().is_success() {
+            Ok(Lines { client: self, body: response.into_body(), buffer: BytesMut::new(), searched: 0 })
+        } else {
+            Err(self.refusal(response).await)
+        }
+    }
+
+    async fn read<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T, ClientError> {
+        if !response.status().is_success() {
+            return Err(self.refusal(response).await);
+        }
+        let body = self.whole(response).await?;
+        serde_json::from_slice(&body).map_err(|source| self.garbled(source))
+    }
+
+    /// The error that an answer with an error status carries.
+    async fn refusal(&self, response: Response<Incoming>) -> ClientError {
+        let status = response.status();
+        match self.whole(response).await {
+            Ok(body) => match serde_json::from_slice(&body) {
+                Ok(error) => ClientError::Answer(error),
+                Err(_) => ClientError::Refused { socket: self.socket.clone(), status: status.as_u16() },
+            },
+            Err(error) => error,
+        }
+    }
+
+    async fn whole(&self, response: Response<Incoming>) -> Result<Bytes, ClientError> {
+        let mut body = response.into_body();
+        let mut whole = BytesMut::new();
+        while let Some(data) = self.frame(&mut body, ANSWER_TIMEOUT).await? {
+            if whole.len() + data.len() > ANSWER_BYTES_MAX {
+                return Err(self.too_large());
+            }
+            whole.extend_from_slice(&data);
+        }
+        Ok(whole.freeze())
+    }
+
+    /// The next bytes of a body; None at its end.
+    async fn frame(&self, body: &mut Incoming, limit: Duration) -> Result<Option<Bytes>, ClientError> {
+        loop {
+            match timeout(limit, body.frame()).await {
+                Err(_) => return Err(self.silent(limit)),
+                Ok(None) => return Ok(None),
+                Ok(Some(Err(source))) => return Err(self.broken(source)),
+                // Trailers carry nothing of ours.
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, ClientError> {
+        let stream = self.connect().await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|source| self.broken(source))?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "node")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .expect("a fixed path and fixed headers make a request");
+        // The connection's task ends when the sender and the body are dropped; its errors reach us through them.
+        tokio::spawn(connection);
+        timeout(ANSWER_TIMEOUT, sender.send_request(request))
+            .await
+            .map_err(|_| self.silent(ANSWER_TIMEOUT))?
+            .map_err(|source| self.broken(source))
+    }
+
+    /// Connects. A daemon that was killed is started again by its keeper, and is waited for.
+    async fn connect(&self) -> Result<UnixStream, ClientError> {
+        let give_up = tokio::time::Instant::now() + RESTART_PATIENCE;
+        loop {
+            let connected = timeout(CONNECT_TIMEOUT, UnixStream::connect(&self.socket)).await;
+            let source = match connected.map_err(|_| self.silent(CONNECT_TIMEOUT))? {
+                Ok(stream) => return Ok(stream),
+                Err(source) => source,
+            };
+            if source.kind() == io::ErrorKind::PermissionDenied {
+                return Err(ClientError::Denied { socket: self.socket.clone(), source });
+            }
+            if !self.is_restarting() || tokio::time::Instant::now() >= give_up {
+                return Err(ClientError::NoDaemon { socket: self.socket.clone(), source });
+            }
+            tokio::time::sleep(RESTART_POLL).await;
+        }
+    }
+
+    /// Somebody holds the state directory's lock, and does not say that its daemons die again and again.
+    fn is_restarting(&self) -> bool {
+        let Some(state_dir) = self.socket.parent() else { return false };
+        let Ok(lock) = std::fs::File::open(state_dir.join(LOCK_NAME)) else { return false };
+        let held = lock.try_lock_shared().is_err();
+        held && !state_dir.join(KEEPER_FILE_NAME).exists()
+    }
+
+    fn broken(&self, source: hyper::Error) -> ClientError {
+        ClientError::Broken { socket: self.socket.clone(), source }
+    }
+
+    fn silent(&self, limit: Duration) -> ClientError {
+        ClientError::Silent { socket: self.socket.clone(), limit_s: limit.as_secs() }
+    }
+
+    fn garbled(&self, source: serde_json::Error) -> ClientError {
+        ClientError::Garbled { socket: self.socket.clone(), source }
+    }
+
+    fn too_large(&self) -> ClientError {
+        ClientError::TooLarge { socket: self.socket.clone(), max_bytes: ANSWER_BYTES_MAX }
+    }
+}
+
+fn body_of<Q: Serialize>(request: &Q) -> Bytes {
+    serde_json::to_vec(request)
+        .expect("requests have text keys and no map that can fail to be written")
+        .into()
+}
+
+/// The lines of a streamed answer.
+struct Lines<'a> {
+    client: &'a Client,
+    body: Incoming,
+    buffer: BytesMut,
+    /// How much of the buffer is known to have no line end.
+    searched: usize,
+}
+
+impl Lines<'_> {
+    async fn next<T: DeserializeOwned>(&mut self) -> Result<StreamLine<T>, ClientError> {
+        loop {
+            if let Some(end) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(self.searched + end + 1);
+                self.searched = 0;
+                if line.len() > 1 {
+                    return serde_json::from_slice(&line).map_err(|source| self.client.garbled(source));
+                }
+                continue;
+            }
+            self.searched = self.buffer.len();
+            let data = self.client.frame(&mut self.body, SILENCE_TIMEOUT).await?;
+            let data = data.ok_or_else(|| ClientError::CutOff { socket: self.client.socket.clone() })?;
+            if self.buffer.len() + data.len() > ANSWER_BYTES_MAX {
+                return Err(self.client.too_large());
+            }
+            self.buffer.extend_from_slice(&data);
+        }
+    }
+}
+
+/// Why there is no answer, or which one it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error(
+        "no daemon answers at {}: is `ckptd up` running? use --state-dir if it has another one", socket.display()
+    )]
+    NoDaemon { socket: PathBuf, source: io::Error },
+    #[error("{} may not be opened by this user; run ckptctl as the daemon's user (root)", socket.display())]
+    Denied { socket: PathBuf, source: io::Error },
+    #[error(
+        "the daemon at {} has been silent for {limit_s} s; look at its log, and try again", socket.display()
+    )]
+    Silent { socket: PathBuf, limit_s: u64 },
+    #[error("the connection to the daemon at {} broke; run the command again", socket.display())]
+    Broken { socket: PathBuf, source: hyper::Error },
+    #[error("the daemon at {} ended before the answer did; run the command again", socket.display())]
+    CutOff { socket: PathBuf },
+    #[error(
+        "the answer of the daemon at {} cannot be read; use a ckptctl of the daemon's version", socket.display()
+    )]
+    Garbled { socket: PathBuf, source: serde_json::Error },
+    #[error("the daemon at {} refused with HTTP status {status} and no reason", socket.display())]
+    Refused { socket: PathBuf, status: u16 },
+    #[error(
+        "the answer of the daemon at {} is larger than {max_bytes} bytes; ask for less", socket.display()
+    )]
+    TooLarge { socket: PathBuf, max_bytes: usize },
+    #[error(transparent)]
+    Answer(ApiError),
+}
+
+impl ClientError {
+    /// What a command that meets it exits with.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::NoDaemon { .. } | Self::Silent { .. } | Self::Broken { .. } | Self::CutOff { .. } => {
+                ExitCode::Unavailable
+            }
+            Self::Denied { .. } | Self::Garbled { .. } | Self::Refused { .. } | Self::TooLarge { .. } => {
+                ExitCode::Failed
+            }
+            Self::Answer(error) => error.code.into(),
+        }
+    }
+
+    /// Whether no daemon could be spoken to, so that what it left behind is the best there is.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        self.exit_code() == ExitCode::Unavailable && !matches!(self, Self::Answer(_))
+    }
+}

@@ -1,0 +1,303 @@
+//! The commands of a node: one method, one path and one request type each.
+//!
+//! ```text
+//! ckptctl ─ client ── unix socket, HTTP/1.1 + JSON ── server ─ NodeApi ─ the daemon
+//! Prometheus, probes ── TCP, read-only ──────────────┘
+//! ```
+//!
+//! Owns: the names and the bounds that both ends keep, the framing of long answers. Does not own: what is answered (the daemon implements
+//! [`NodeApi`]), the answers' shapes (`protocol::report`), drawing them (`ckptctl`).
+//!
+//! Commands without arguments are GET; commands with arguments are POST with a JSON body of their request type. An
+//! error is an HTTP status above 399 with an [`ApiError`] as its body. Long work answers `application/x-ndjson`: one
+//! [`report::StreamLine`] a line, an empty line where there is nothing to say for [`KEEPALIVE`], the result last.
+//! `curl --unix-socket ckptd.sock http://node/v1/status` works.
+
+pub mod client;
+pub mod server;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tidemark_protocol::report::{
+    ApiError, Checkpoint, Commit, Doctor, ErrorCode, Event, Export, Flush, Gc, Import, Node, Pin, Placement,
+    Prefetch, Progress, Recovery, Removal, Show, Status, TierStatus, Undelete, Verify, Why,
+};
+use tidemark_protocol::selector::{Place, Selector, VersionNumber};
+use tokio::sync::mpsc;
+
+/// The socket's name in the state directory.
+pub const SOCKET_NAME: &str = "ckptd.sock";
+/// Held by the node's first process while it lives, in the state directory.
+pub const LOCK_NAME: &str = "lock";
+/// What the keeper says while its daemons die again and again, in the state directory.
+pub const KEEPER_FILE_NAME: &str = "keeper.json";
+/// Held by whoever keeps the daemon's memory: the daemon, and its keeper.
+pub const LOCK_FILE_NAME: &str = "lock";
+/// The last known status, in the state directory.
+pub const STATUS_FILE_NAME: &str = "status.json";
+
+/// The longest request body: a selector of 4095 bytes written as a list of numbers is 16 KiB.
+pub const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// How long a stream of lines stays silent before it says that it is alive.
+pub const KEEPALIVE: Duration = Duration::from_secs(2);
+
+/// Where each command is.
+pub mod path {
+    pub const STATUS: &str = "/v1/status";
+    pub const LIST: &str = "/v1/list";
+    pub const SHOW: &str = "/v1/show";
+    pub const WHY: &str = "/v1/why";
+    pub const TIERS: &str = "/v1/tiers";
+    pub const NODES: &str = "/v1/nodes";
+    pub const PLACEMENT: &str = "/v1/placement";
+    pub const DOCTOR: &str = "/v1/doctor";
+    pub const VERIFY: &str = "/v1/verify";
+    pub const PREFETCH: &str = "/v1/prefetch";
+    pub const FLUSH: &str = "/v1/flush";
+    pub const COMMIT: &str = "/v1/commit";
+    pub const EVENTS: &str = "/v1/events";
+    pub const GC: &str = "/v1/gc";
+    pub const PIN: &str = "/v1/pin";
+    pub const REMOVE: &str = "/v1/remove";
+    pub const UNDELETE: &str = "/v1/undelete";
+    pub const EXPORT: &str = "/v1/export";
+    pub const IMPORT: &str = "/v1/import";
+    pub const RECOVER: &str = "/v1/recover";
+    /// Also on TCP: Prometheus text.
+    pub const METRICS: &str = "/metrics";
+    /// Also on TCP: 200 `ok`, or 503 with the reason.
+    pub const HEALTHZ: &str = "/healthz";
+    /// On TCP: the same answer as [`STATUS`].
+    pub const STATUS_HTTP: &str = "/status";
+}
+
+/// `ls`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListRequest {
+    /// Only what is at or below it, or the checkpoint in which it lies.
+    pub place: Place,
+    /// Loose files too, and versions that newer ones replaced.
+    pub all: bool,
+}
+
+/// `show`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShowRequest {
+    pub checkpoint: Selector,
+    /// List its files too.
+    pub files: bool,
+}
+
+/// `why`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WhyRequest {
+    /// A checkpoint, or a file of one, or a file outside any.
+    pub place: Place,
+}
+
+/// `verify`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VerifyRequest {
+    /// None: everything this node knows.
+    pub checkpoint: Option<Selector>,
+    /// Read the copies in Tier-3 too, which costs their transfer.
+    pub deep: bool,
+}
+
+/// `prefetch`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefetchRequest {
+    pub checkpoint: Selector,
+    /// Answer when all that fits is here, instead of when it is known what is to be done.
+    pub wait: bool,
+}
+
+/// `flush`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlushRequest {
+    /// Limits the flush to paths at or below it, or to the checkpoint in which it lies.
+    pub place: Place,
+    /// Answer when all are committed, instead of with what is pending.
+    pub wait: bool,
+    /// How long to wait; None: until done.
+    pub timeout_s: Option<u64>,
+}
+
+/// `commit`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommitRequest {
+    pub place: Place,
+}
+
+/// `gc`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GcRequest {
+    /// Only say what would go.
+    pub dry_run: bool,
+}
+
+/// `pin` and `unpin`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PinRequest {
+    pub checkpoint: Selector,
+    pub pinned: bool,
+    /// Who says so, for whoever reads it later.
+    pub by: String,
+}
+
+/// `rm`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveRequest {
+    pub checkpoint: Selector,
+}
+
+/// `undelete`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UndeleteRequest {
+    pub checkpoint: Selector,
+}
+
+/// `export`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExportRequest {
+    pub checkpoint: Selector,
+    /// None: the newest committed.
+    pub version: Option<VersionNumber>,
+    /// Absolute, on the daemon's machine; it must not be there.
+    pub directory: String,
+}
+
+/// `import`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportRequest {
+    /// Below the URL of Tier-3, relative to it or with it.
+    pub from: String,
+    /// None: the last part of `from`, in the mount's root.
+    pub to: Option<Place>,
+}
+
+/// `recover --plan`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecoverRequest {
+    /// Only the checkpoints at or below it, or the one in which it lies.
+    pub place: Place,
+}
+
+/// `events`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EventsRequest {
+    /// Only events with a greater number; all where this daemon has not reached it, since each counts from 1.
+    pub since: u64,
+    /// Go on as they happen, until the client hangs up.
+    pub follow: bool,
+}
+
+/// What a node answers. The daemon implements it; a fake one in the tests does too.
+///
+/// The future of a method is dropped when its client hangs up or the server ends: that is how long work is
+/// cancelled, so a method must hold nothing across an await that dropping leaves broken, and must own its helpers
+/// such that they end with it. Methods are called concurrently, at most `server::REQUESTS_MAX` at once.
+#[async_trait]
+pub trait NodeApi: Send + Sync + 'static {
+    /// Cheap: called for each probe and by each command that takes a path.
+    async fn status(&self) -> Result<Status, ApiError>;
+    /// In order of run, timeline, step, version. Empty is not an error.
+    async fn list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError>;
+    async fn show(&self, request: ShowRequest) -> Result<Show, ApiError>;
+    async fn why(&self, request: WhyRequest) -> Result<Why, ApiError>;
+    async fn tiers(&self) -> Result<Vec<TierStatus>, ApiError>;
+    async fn nodes(&self) -> Result<Vec<Node>, ApiError>;
+    /// Not found on a node that is alone.
+    async fn placement(&self) -> Result<Placement, ApiError>;
+    async fn doctor(&self) -> Result<Doctor, ApiError>;
+    async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError>;
+    async fn prefetch(&self, request: PrefetchRequest, progress: ProgressSink) -> Result<Prefetch, ApiError>;
+    async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError>;
+    async fn commit(&self, request: CommitRequest) -> Result<Commit, ApiError>;
+    async fn gc(&self, request: GcRequest, progress: ProgressSink) -> Result<Gc, ApiError>;
+    async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError>;
+    async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError>;
+    async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError>;
+    /// Dropping it leaves nothing at the directory.
+    async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError>;
+    /// Dropping it leaves what was imported; one that is not committed yet may still be, by the next start.
+    async fn import(&self, request: ImportRequest, progress: ProgressSink) -> Result<Import, ApiError>;
+    /// Changes nothing.
+    async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError>;
+    /// Sends what `request` asks for, oldest first; with `follow` it returns only on an error or when dropped.
+    async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError>;
+    /// Everything in the Prometheus (OpenMetrics) text format, with its final `# EOF`.
+    fn metrics_text(&self) -> String;
+    /// Whether the mount serves; the error says why not.
+    fn healthy(&self) -> Result<(), String>;
+
+    /// What is wrong although the mount serves, a line each: the rest of what `/healthz` says.
+    fn concerns(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// Where long work tells how far it is. Telling never waits: a client that reads slowly misses some.
+#[derive(Debug, Clone)]
+pub struct ProgressSink(mpsc::Sender<Progress>);
+
+impl ProgressSink {
+    /// Progress lines that wait for a slow client; beyond them newer ones are dropped until it reads.
+    const QUEUE_MAX: usize = 4;
+
+    /// The sink and where its lines come out.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::Receiver<Progress>) {
+        let (sender, receiver) = mpsc::channel(Self::QUEUE_MAX);
+        (Self(sender), receiver)
+    }
+
+    /// Tells how far the work is.
+    pub fn tell(&self, progress: Progress) {
+        // A full or closed queue loses a picture of the middle of the work, never its result.
+        let _ = self.0.try_send(progress);
+    }
+}
+
+/// Where events go.
+#[derive(Debug, Clone)]
+pub struct EventSink(mpsc::Sender<Event>);
+
+impl EventSink {
+    /// Events that wait for a slow client before the sender waits too.
+    const QUEUE_MAX: usize = 64;
+
+    /// The sink and where its events come out.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::Receiver<Event>) {
+        let (sender, receiver) = mpsc::channel(Self::QUEUE_MAX);
+        (Self(sender), receiver)
+    }
+
+    /// Sends one, waiting while the client is slow.
+    ///
+    /// # Errors
+    /// When nobody listens any more, which ends the command.
+    pub async fn send(&self, event: Event) -> Result<(), ApiError> {
+        self.0
+            .send(event)
+            .await
+            .map_err(|_| ApiError::new(ErrorCode::Unavailable, "nobody listens to the events any more", ""))
+    }
+}

@@ -1,0 +1,238 @@
+//! Which path calls which command.
+//!
+//! Owns: the routes, the bounds on requests, the HTTP status of each error. Does not own: streams (`stream`).
+
+use super::connections::Holding;
+use super::stream::{self, Ending};
+use super::{HTTP_REQUESTS_MAX, REQUESTS_MAX};
+use crate::{EventSink, NodeApi, ProgressSink, REQUEST_BYTES_MAX, path};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::{Serialize, de::DeserializeOwned};
+use std::sync::Arc;
+use tidemark_protocol::report::{ApiError, ErrorCode};
+use tokio::sync::Semaphore;
+
+/// What Prometheus wants to hear about the text it gets.
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+type Node = Arc<dyn NodeApi>;
+
+/// What the handlers of the unix socket share.
+#[derive(Clone)]
+struct Shared {
+    node: Node,
+    ending: Ending,
+}
+
+/// Every command, for the unix socket.
+pub(super) fn commands(node: Node, ending: Ending) -> Router {
+    let health = Router::new()
+        .route(path::METRICS, get(metrics))
+        .route(path::HEALTHZ, get(healthz))
+        .with_state(Arc::clone(&node));
+    let shared = Shared { node, ending };
+    let routes = Router::new()
+        .route(path::STATUS, get(|State(s): State<Shared>| async move { answer(s.node.status().await) }))
+        .route(path::TIERS, get(|State(s): State<Shared>| async move { answer(s.node.tiers().await) }))
+        .route(path::NODES, get(|State(s): State<Shared>| async move { answer(s.node.nodes().await) }))
+        .route(
+            path::PLACEMENT,
+            get(|State(s): State<Shared>| async move { answer(s.node.placement().await) }),
+        )
+        .route(path::DOCTOR, get(|State(s): State<Shared>| async move { answer(s.node.doctor().await) }))
+        .route(path::LIST, post(list))
+        .route(path::SHOW, post(show))
+        .route(path::WHY, post(why))
+        .route(path::COMMIT, post(commit))
+        .route(path::PIN, post(pin))
+        .route(path::UNDELETE, post(undelete))
+        .route(path::RECOVER, post(recover))
+        .route(path::GC, post(gc))
+        .route(path::REMOVE, post(remove))
+        .route(path::EXPORT, post(export))
+        .route(path::IMPORT, post(import))
+        .route(path::VERIFY, post(verify))
+        .route(path::PREFETCH, post(prefetch))
+        .route(path::FLUSH, post(flush))
+        .route(path::EVENTS, post(events))
+        .with_state(shared);
+    let unknown = ("this daemon has no such command", "use a ckptctl of the daemon's version");
+    bounded(routes.merge(health), REQUESTS_MAX, unknown)
+}
+
+/// What anybody on this machine may read, for TCP. Nothing here changes anything.
+pub(super) fn health(node: Node) -> Router {
+    let routes = Router::new()
+        .route(path::METRICS, get(metrics))
+        .route(path::HEALTHZ, get(healthz))
+        .route(path::STATUS_HTTP, get(|State(node): State<Node>| async move { answer(node.status().await) }))
+        .with_state(node);
+    bounded(routes, HTTP_REQUESTS_MAX, ("there is nothing at this path", "GET /healthz, /metrics or /status"))
+}
+
+/// `unknown`: what is said of a path that there is not, and what to do.
+fn bounded(routes: Router, requests_max: usize, unknown: (&'static str, &'static str)) -> Router {
+    let permits = Arc::new(Semaphore::new(requests_max));
+    let (what, action) = unknown;
+    routes
+        .fallback(move || async move { error(&ApiError::new(ErrorCode::NotFound, what, action)) })
+        .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
+        .layer(middleware::from_fn_with_state(permits, admit))
+}
+
+/// Lets a request in when fewer than the bound are at work, and counts it until its answer's last byte is gone.
+async fn admit(State(permits): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    let Ok(permit) = permits.try_acquire_owned() else {
+        let what = "the daemon is answering as many requests as it takes at once";
+        return error(&ApiError::new(
+            ErrorCode::Unavailable,
+            what,
+            "try again, or end a command that follows events",
+        ));
+    };
+    next.run(request).await.map(|body| Body::new(Holding::new(body, permit)))
+}
+
+async fn list(State(shared): State<Shared>, body: Bytes) -> Response {
+    ask(&body, async |request| shared.node.list(request).await).await
+}
+
+async fn show(State(shared): State<Shared>, body: Bytes) -> Response {
+    ask(&body, async |request| shared.node.show(request).await).await
+}
+
+async fn why(State(shared): State<Shared>, body: Bytes) -> Response {
+    ask(&body, async |request| shared.node.why(request).await).await
+}
+
+async fn commit(State(shared): State<Shared>, body: Bytes) -> Response {
+    ask(&body, async |request| shared.node.commit(request).await).await
+}
+
+async fn pin(State(shared): State<Shared>, body: Bytes) -> Response {
+    ask(&body, async |request| shared.node.pin(request).await).await
+}
+
+async fn undelete(State(shared): State<Shared>, body: Bytes) -> Response {
+    ask(&body, async |request| shared.node.undelete(request).await).await
+}
+
+async fn recover(State(shared): State<Shared>, body: Bytes) -> Response {
+    ask(&body, async |request| shared.node.recover(request).await).await
+}
+
+async fn gc(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.gc(request, progress).await })
+}
+
+async fn remove(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.remove(request, progress).await })
+}
+
+async fn export(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.export(request, progress).await })
+}
+
+async fn import(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.import(request, progress).await })
+}
+
+async fn verify(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.verify(request, progress).await })
+}
+
+async fn prefetch(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.prefetch(request, progress).await })
+}
+
+async fn flush(State(shared): State<Shared>, body: Bytes) -> Response {
+    work(shared, &body, |node, request, progress| async move { node.flush(request, progress).await })
+}
+
+async fn events(State(shared): State<Shared>, body: Bytes) -> Response {
+    let request = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return error(&refused),
+    };
+    let (sink, lines) = EventSink::channel();
+    let work = async move { shared.node.events(request, sink).await };
+    stream::events(work, lines, shared.ending)
+}
+
+async fn metrics(State(node): State<Node>) -> Response {
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], node.metrics_text()).into_response()
+}
+
+async fn healthz(State(node): State<Node>) -> Response {
+    match node.healthy() {
+        Ok(()) => match node.concerns() {
+            concerns if concerns.is_empty() => "ok\n".into_response(),
+            concerns => format!("degraded\n{}\n", concerns.join("\n")).into_response(),
+        },
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
+}
+
+/// A command that is answered in one piece.
+async fn ask<Q: DeserializeOwned, A: Serialize>(
+    body: &[u8],
+    call: impl AsyncFnOnce(Q) -> Result<A, ApiError>,
+) -> Response {
+    match parse(body) {
+        Ok(request) => answer(call(request).await),
+        Err(refused) => error(&refused),
+    }
+}
+
+/// A command that says how far it is until it is done.
+fn work<Q, A, F>(shared: Shared, body: &[u8], call: impl FnOnce(Node, Q, ProgressSink) -> F) -> Response
+where
+    Q: DeserializeOwned,
+    A: Serialize + Send + 'static,
+    F: Future<Output = Result<A, ApiError>> + Send + 'static,
+{
+    let request = match parse(body) {
+        Ok(request) => request,
+        Err(refused) => return error(&refused),
+    };
+    let (progress, lines) = ProgressSink::channel();
+    stream::work(call(shared.node, request, progress), lines, shared.ending)
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|source| {
+        let what = format!("the request is not what this command takes: {source}");
+        ApiError::new(ErrorCode::Usage, what, "use a ckptctl of the daemon's version")
+    })
+}
+
+fn answer<T: Serialize>(result: Result<T, ApiError>) -> Response {
+    match result {
+        Ok(value) => json(StatusCode::OK, &value),
+        Err(refused) => error(&refused),
+    }
+}
+
+fn error(refused: &ApiError) -> Response {
+    let status = match refused.code {
+        ErrorCode::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        ErrorCode::Usage => StatusCode::BAD_REQUEST,
+        ErrorCode::NotFound => StatusCode::NOT_FOUND,
+        ErrorCode::NotRecoverable => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::Fenced => StatusCode::CONFLICT,
+    };
+    json(status, refused)
+}
+
+fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
+    let body =
+        serde_json::to_vec(value).expect("reports have text keys and no map that can fail to be written");
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}

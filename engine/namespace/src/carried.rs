@@ -1,0 +1,66 @@
+//! Operations on names, collected while the names of Tier-3 are not in the tree yet.
+//!
+//! Owns: collecting the operations of this node and of others, from the moment when this node becomes a coordinator that has no catalog of
+//! before. Does not own: what they make of a name (`protocol::cluster::carried`), bringing the names in (`cold`, `node::adopt`).
+
+use super::Namespace;
+use tidemark_protocol::cluster::carried::Carried;
+use tidemark_protocol::cluster::wire::NameOperation;
+use tidemark_protocol::id::FileId;
+
+/// Operations that are collected: about as many as a node keeps for a coordinator. Of more than that the last are forgotten, and what they took
+/// away may be back.
+const CARRIED_MAX: usize = 1 << 18;
+
+/// The operations, while Tier-3 is awaited.
+#[derive(Debug, Default)]
+pub(super) struct CarriedNames(Option<Carried>);
+
+impl CarriedNames {
+    pub(super) fn is_collected(&self) -> bool {
+        self.0.is_some()
+    }
+
+    pub(super) fn note(&mut self, operation: &NameOperation) {
+        let Some(carried) = self.0.as_mut().filter(|carried| carried.len() <= CARRIED_MAX) else { return };
+        carried.push(operation.clone());
+        if carried.len() > CARRIED_MAX {
+            tracing::error!(
+                limit = CARRIED_MAX,
+                "more was done to names than is remembered until Tier-3 is read; some that were taken away may be back then"
+            );
+        }
+    }
+
+    /// The present names of what Tier-3 has under `path`; `file` is the file that it means there.
+    pub(super) fn names(&self, path: &[u8], file: Option<FileId>) -> Vec<Vec<u8>> {
+        self.0.as_ref().map_or_else(|| vec![path.to_vec()], |carried| carried.names(path, file))
+    }
+}
+
+impl Namespace {
+    /// From now on what is done to names is remembered, what this node did before and no coordinator has answered, too.
+    pub fn carry_names(&self) {
+        self.look(|state| {
+            let mut carried = Carried::default();
+            let untold = state.outgoing.iter().flat_map(|outgoing| outgoing.unanswered.operations());
+            untold.cloned().for_each(|operation| carried.push(operation));
+            state.carried = CarriedNames(Some(carried));
+        });
+    }
+
+    /// The names of Tier-3 are in the tree.
+    pub fn end_carrying(&self) {
+        self.look(|state| state.carried = CarriedNames::default());
+    }
+
+    /// Whether names of Tier-3 come into the tree after operations that it does not know of.
+    pub fn is_carrying(&self) -> bool {
+        self.look(|state| state.carried.is_collected())
+    }
+
+    /// The present names of a file that Tier-3 has under `path`.
+    pub fn carried_names(&self, path: &[u8], file: FileId) -> Vec<Vec<u8>> {
+        self.look(|state| state.carried.names(path, Some(file)))
+    }
+}

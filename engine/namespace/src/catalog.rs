@@ -1,0 +1,326 @@
+//! The tree as the catalog: collecting what is not kept elsewhere yet, and becoming the catalog from what is kept.
+//!
+//! Owns: which nodes, fates and removals are not kept yet, bringing this tree to what the last coordinator's was. Does not own: keeping
+//! (control's catalog), the format (`protocol::cluster::kept`), what members are told (`outgoing`).
+//!
+//! States are kept and not operations: what is kept twice, or in another order, comes to the same.
+
+use super::file::File;
+use super::hidden::TORN;
+use super::{FsError, HIDDEN, Namespace, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
+use std::collections::{BTreeSet, VecDeque};
+use tidemark_protocol::cluster::kept::{Process, ProcessFate, REMOVED_MAX};
+use tidemark_protocol::cluster::wire::NodeState;
+use tidemark_protocol::id::{FileId, Incarnation};
+
+/// A node with the directories that have it, and what it is called there.
+pub type NamedNode = (OutgoingNode, Vec<(NodeId, Vec<u8>)>);
+
+/// Changes that are not kept elsewhere yet, taken to be kept.
+#[derive(Debug, Default)]
+pub struct Unkept {
+    pub nodes: Vec<NamedNode>,
+    /// Nodes without a name.
+    pub gone: Vec<NodeId>,
+    pub fates: Vec<ProcessFate>,
+    /// Processes of which nothing is known any more.
+    pub forgotten: Vec<Process>,
+    /// Files that lost their last name, in the order in which they did.
+    pub removed: Vec<FileId>,
+    /// Nothing is left.
+    pub all: bool,
+    /// The last publication that this node's own operations in the tree count as, where nothing is left.
+    pub publication: u64,
+    /// Operations that were not collected until then, and of which the tree has what came.
+    pub loss: Option<u64>,
+}
+
+/// A moment of this node's tree, to tell what was made since.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// Operations on names until then.
+    pub names: u64,
+    /// The next node's number then.
+    pub next: NodeId,
+}
+
+/// The last files that lost their last name here ([`REMOVED_MAX`]): a node that was away and knows nothing of that does not bring them back, nor
+/// one that keeps a copy.
+#[derive(Debug)]
+pub(super) struct Removed {
+    /// This node's own life.
+    own: Incarnation,
+    files: BTreeSet<FileId>,
+    order: VecDeque<FileId>,
+    /// Of which the nodes that have them have not been told.
+    untold: BTreeSet<FileId>,
+    /// The removed files that are not kept elsewhere yet, in the same order.
+    unkept: VecDeque<FileId>,
+}
+
+impl Removed {
+    fn of(own: Incarnation) -> Self {
+        Self {
+            own,
+            files: BTreeSet::new(),
+            order: VecDeque::new(),
+            untold: BTreeSet::new(),
+            unkept: VecDeque::new(),
+        }
+    }
+
+    /// Whether a file is removed with the last name of `node`. `adopted`: the node that carries its identity, where that is not the one it is
+    /// named for.
+    ///
+    /// Where it has another node by now, this one has its old bytes only. A copy was written elsewhere, and nothing is known here of who
+    /// writes it. Files of this node count: it may be lost, and then nobody else knows that they have no name.
+    pub(super) fn means(&self, node: NodeId, file: &File, adopted: Option<NodeId>) -> bool {
+        let own = file.id.incarnation == self.own;
+        match adopted {
+            Some(adopted) => adopted == node && (own || file.remote.is_some()),
+            None => own && file.id.counter.0 == node,
+        }
+    }
+
+    pub(super) fn note(&mut self, file: FileId) {
+        if self.files.insert(file) {
+            self.order.push_back(file);
+            self.unkept.push_back(file);
+            self.tell(file);
+        }
+        if self.unkept.len() > REMOVED_MAX {
+            self.unkept.pop_front();
+        }
+        if self.order.len() > REMOVED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.files.remove(&oldest);
+        }
+    }
+
+    fn tell_again(&mut self, file: FileId) {
+        self.note(file);
+        self.tell(file);
+    }
+
+    fn tell(&mut self, file: FileId) {
+        // Beyond that they keep what they have until they are asked for it.
+        if self.untold.len() < REMOVED_MAX {
+            self.untold.insert(file);
+        }
+    }
+
+    pub(super) fn contains(&self, file: FileId) -> bool {
+        self.files.contains(&file)
+    }
+}
+
+impl Namespace {
+    /// This tree is the catalog from now on; `before`: files that were removed when another one was.
+    pub fn remember_removed(&self, before: &[FileId]) {
+        let mut removed = Removed::of(self.incarnation);
+        before.iter().for_each(|file| removed.note(*file));
+        removed.unkept.clear();
+        self.look(|state| state.removed = Some(removed));
+    }
+
+    /// This tree is not the catalog any more.
+    pub fn forget_removed(&self) {
+        self.look(|state| state.removed = None);
+    }
+
+    /// Whether a file is remembered as one that lost its last name.
+    #[must_use]
+    pub fn was_removed(&self, file: FileId) -> bool {
+        self.look(|state| state.removed.as_ref().is_some_and(|removed| removed.contains(file)))
+    }
+
+    /// Files of other nodes that have no name here, and whose nodes believe otherwise: they are to be told.
+    pub fn tell_removed_again(&self, files: &[FileId]) {
+        self.look(|state| {
+            if let Some(removed) = &mut state.removed {
+                files.iter().for_each(|file| removed.tell_again(*file));
+            }
+        });
+    }
+
+    /// Takes the files that were removed since this was asked last.
+    #[must_use]
+    pub fn take_removed(&self) -> BTreeSet<FileId> {
+        self.look(|state| {
+            state.removed.as_mut().map_or_else(BTreeSet::new, |removed| std::mem::take(&mut removed.untold))
+        })
+    }
+
+    /// The coordinator says that these files have no name any more: their names here go, and copies of them.
+    pub fn end_removed(&self, files: &[FileId]) {
+        let now_ns = self.clock.now_ns();
+        tracing::debug!(?files, "no name is left of them");
+        for file in files {
+            let ended = self.change(|state| {
+                state.mute();
+                state.forget_copies_of(*file);
+                let Some(node) = state.node_of(*file, self.incarnation) else { return Ok(()) };
+                for link in state.tree.node(node)?.links().collect::<Vec<_>>() {
+                    let Some(name) = state.tree.entry_at(link).map(|entry| entry.name.to_vec()) else {
+                        continue;
+                    };
+                    state.tree.unlink(link.parent, &name, now_ns)?;
+                    state.loses_name(link.parent, &name, node);
+                }
+                state.mark(node);
+                state.forsake(node);
+                Ok(())
+            });
+            if let Err(error) = ended {
+                tracing::error!(%file, %error, "a file that another node removed stays here");
+            }
+        }
+    }
+
+    /// From now on changes are collected for [`Namespace::take_unkept`]; first of all everything that is there. `anew`: nothing of it is kept,
+    /// so that the files that were removed before count, too.
+    pub fn collect_unkept(&self, anew: bool) {
+        let is_catalog = self.look(|state| {
+            // Another tree may be the catalog by now.
+            let Some(removed) = &mut state.removed else { return false };
+            if anew {
+                removed.unkept.clone_from(&removed.order);
+            }
+            state.unkept = Some(state.tree.nodes.keys().copied().collect());
+            true
+        });
+        if !is_catalog {
+            return;
+        }
+        self.fates.lock().expect(super::UNPOISONED).collect_unkept();
+    }
+
+    /// Nobody keeps this tree any more.
+    pub fn collect_no_more(&self) {
+        self.look(|state| state.unkept = None);
+        self.fates.lock().expect(super::UNPOISONED).unkept = None;
+    }
+
+    /// Resolves when there may be something that is not kept.
+    pub async fn unkept_changed(&self) {
+        self.catalog_changed.notified().await;
+    }
+
+    /// Wakes whoever waits for that.
+    pub fn wake_keeper(&self) {
+        self.catalog_changed.notify_one();
+    }
+
+    /// Takes up to `most` of what is not kept, of up to `bytes_most` besides its last node.
+    #[must_use]
+    pub fn take_unkept(&self, most: usize, bytes_most: usize) -> Unkept {
+        let mut told = Unkept::default();
+        let journaled = self.change(|state| {
+            let mut bytes = 0;
+            while told.nodes.len() + told.gone.len() < most
+                && bytes < bytes_most
+                && let Some(id) = state.unkept.as_mut().and_then(BTreeSet::pop_first)
+            {
+                match state.unkept_node(id) {
+                    _ if id == ROOT => {}
+                    Some(node) => {
+                        bytes += node.0.bytes_most();
+                        told.nodes.push(node);
+                    }
+                    None => told.gone.push(id),
+                }
+            }
+            if let Some(removed) = &mut state.removed {
+                told.removed = removed.unkept.drain(..).collect();
+            }
+            told.all = state.unkept.as_ref().is_none_or(BTreeSet::is_empty);
+            // In one hold: what is told of the tree is what came of these operations.
+            if told.all {
+                told.publication = state.publish_to_keeper();
+                told.loss = state.outgoing.as_ref().and_then(|outgoing| outgoing.unanswered.lost());
+            }
+            Ok(())
+        });
+        if let Err(error) = journaled {
+            tracing::error!(%error, "the journal did not take what is to be kept elsewhere");
+        }
+        let mut fates = self.fates.lock().expect(super::UNPOISONED);
+        while told.nodes.len() + told.gone.len() + told.fates.len() < most
+            && let Some(process) = fates.unkept.as_mut().and_then(BTreeSet::pop_first)
+        {
+            let Some(&(fate, failed_at_ns)) = fates.known.get(&process) else { continue };
+            let (home, number, start) = process;
+            told.fates.push(ProcessFate { home, process: (number, start), fate, failed_at_ns });
+        }
+        told.forgotten = std::mem::take(&mut fates.forgotten).into_iter().collect();
+        told.all &= fates.unkept.as_ref().is_none_or(BTreeSet::is_empty);
+        told
+    }
+
+    /// The moment before all that was done here and not told when this daemon began.
+    #[must_use]
+    pub fn moment_before(&self) -> Moment {
+        self.look(|state| Moment { names: 0, next: state.tree.next })
+    }
+
+    /// This moment.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        self.look(|state| Moment { names: state.outgoing_number(), next: state.tree.next })
+    }
+
+    /// What the last coordinator knew of other nodes' processes.
+    pub fn take_process_fates(&self, fates: &[ProcessFate]) {
+        let mut known = self.fates.lock().expect(super::UNPOISONED);
+        for fate in fates.iter().filter(|fate| fate.home != self.incarnation) {
+            known.set((fate.home, fate.process.0, fate.process.1), (fate.fate, fate.failed_at_ns));
+        }
+    }
+
+    /// Brings the tree to what the last coordinator's was: `directories` with what is in them, parents first. What was done here after
+    /// `told` that coordinator did not know, and it stays. False where not all of it could be carried out, or journaled.
+    pub fn become_catalog(&self, directories: &[(Vec<u8>, Vec<NodeState>)], told: Moment) -> bool {
+        let mut is_complete = true;
+        for (path, found) in directories {
+            let settled = if path == HIDDEN {
+                // What else this node hides, copies above all, is no other's.
+                found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), told.names))
+            } else {
+                self.settle_names(path, found, told.names, told.next)
+            };
+            match settled {
+                Ok(()) => {}
+                // Removed here since, with all that was in it.
+                Err(FsError::NotFound) if is_complete => {}
+                Err(error) => {
+                    is_complete = false;
+                    let path = String::from_utf8_lossy(path);
+                    tracing::error!(%path, %error, "a directory of the catalog cannot be made here");
+                }
+            }
+        }
+        is_complete
+    }
+}
+
+/// Copies for other nodes are hidden too, and no other node's.
+fn is_torn(path: &[u8]) -> bool {
+    path_of_torn(path).is_some() || path == [HIDDEN, TORN].join(&b'/')
+}
+
+impl State {
+    fn unkept_node(&self, id: NodeId) -> Option<NamedNode> {
+        let node = self.tree.nodes.get(&id)?;
+        let is_told = |path: &[u8]| !is_hidden(path) || path == HIDDEN || is_torn(path);
+        let names: Vec<_> = node
+            .links()
+            .filter(|link| self.tree.path(*link).is_some_and(|path| is_told(&path)))
+            .filter_map(|link| Some((link.parent, self.tree.entry_at(link)?.name.to_vec())))
+            .collect();
+        if names.is_empty() {
+            return None;
+        }
+        Some((self.outgoing_under(id, Vec::new())?, names))
+    }
+}

@@ -1,0 +1,507 @@
+//! COLD files: known by name and checksums, their bytes elsewhere.
+//!
+//! Owns: what an open needs in order to fetch, taking fetched bytes in, adopting a tree at start.
+//! Does not own: fetching and verifying (the restore flow).
+
+use super::attr::{Special, rebase};
+use super::file::{File, ObjectCopy};
+use super::handle::OpenFile;
+use super::node::{Body, Node};
+use super::open::OpenOutcome;
+use super::reclaim::Candidate;
+use super::xattr::Xattrs;
+use super::{Caller, FsError, MAX_TARGET_BYTES, Namespace, NodeId, ROOT, State};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::file::{FileFate, Seal};
+use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
+use tidemark_tier1::Backing;
+
+/// How long fetched bytes are kept for the open that asked for them.
+const RESTORE_HOLD: Duration = Duration::from_secs(10);
+
+/// The mode of a directory of which nothing is known; and the one where that could let somebody in who was kept out.
+const DIRECTORY_MODE: u32 = 0o755;
+const OWNERS_DIRECTORY_MODE: u32 = 0o700;
+
+/// What is to be fetched before a file can be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ColdFile {
+    pub node: NodeId,
+    pub file: FileId,
+    pub seal: SealNumber,
+    pub size_bytes: u64,
+    /// Of the whole and of each chunk; none when the file's bytes were lost before it was sealed.
+    pub checksums: Option<(Crc64, Arc<[Crc64]>)>,
+    pub object: Option<ObjectCopy>,
+}
+
+impl ColdFile {
+    pub(super) fn of(node: NodeId, file: &File) -> Self {
+        let seal = file.fate.last_seal();
+        let object = file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone());
+        Self {
+            node,
+            file: file.id,
+            seal,
+            size_bytes: file.size_bytes,
+            checksums: file.fate.seal().map(|seal| (seal.crc, Arc::clone(&seal.chunks))),
+            object,
+        }
+    }
+}
+
+/// One entry of a tree that is restored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdoptEntry {
+    /// Relative to the mount; empty for a directory that is the root. Directories above it that do not exist are made.
+    pub path: Vec<u8>,
+    pub kind: AdoptKind,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime_ns: i64,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What is adopted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AdoptKind {
+    File {
+        file: FileId,
+        seal: SealNumber,
+        size_bytes: u64,
+        crc: Crc64,
+        chunks: Arc<[Crc64]>,
+        object: Option<ObjectCopy>,
+    },
+    Directory,
+    Symlink {
+        target: Vec<u8>,
+    },
+    Special(Special),
+    /// Another name of what is at `to`, which was adopted before; the other fields are not looked at.
+    HardLink {
+        to: Vec<u8>,
+        /// What that was, where names are carried over: `to` may be something else by now.
+        file: Option<FileId>,
+    },
+}
+
+impl AdoptKind {
+    pub fn file(&self) -> Option<FileId> {
+        match self {
+            Self::File { file, .. } => Some(*file),
+            Self::HardLink { file, .. } => *file,
+            Self::Directory | Self::Symlink { .. } | Self::Special(_) => None,
+        }
+    }
+}
+
+impl Namespace {
+    /// What must be fetched before `node` can be opened or resized; none when its bytes are here.
+    pub fn cold(&self, node: NodeId) -> Option<ColdFile> {
+        self.look(|state| {
+            let file = state.tree.node(node).ok()?.file().ok()?;
+            file.backing.is_none().then(|| ColdFile::of(node, file))
+        })
+    }
+
+    /// The same by the file's identity.
+    pub fn cold_file(&self, file: FileId) -> Option<ColdFile> {
+        let node = self.look(|state| state.node_of(file, self.incarnation))?;
+        self.cold(node)
+    }
+
+    /// Opens a file whose bytes were just fetched.
+    ///
+    /// # Errors
+    /// As [`Namespace::open`]; [`FsError::Io`] when the bytes are not here after all.
+    pub fn finish_cold_open(&self, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenFile, FsError> {
+        match self.open(caller, node, flags)? {
+            OpenOutcome::Ready(open) => Ok(open),
+            OpenOutcome::Cold(cold) => {
+                tracing::error!(node, file = %cold.file, seal = %cold.seal, "opened before its bytes were restored");
+                Err(FsError::Io)
+            }
+            OpenOutcome::Unverified => Err(FsError::Io),
+        }
+    }
+
+    /// Takes verified bytes in: COLD becomes HOT. Where they are here already nothing happens.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the file is gone or has other bytes by now; [`FsError::Invalid`] for another size.
+    pub fn finish_restore(
+        &self,
+        node: NodeId,
+        file: FileId,
+        seal: SealNumber,
+        backing: Arc<Backing>,
+    ) -> Result<(), FsError> {
+        let size_bytes = backing.stat()?.size_bytes;
+        self.change(|state| {
+            let target = state.file_at(node, file, seal)?;
+            if target.busy {
+                return Err(FsError::Stale);
+            }
+            if target.backing.is_some() {
+                return Ok(());
+            }
+            if target.size_bytes != size_bytes {
+                return Err(FsError::Invalid);
+            }
+            target.backing = Some(backing);
+            target.unverified = false;
+            target.kept_until = Some(Instant::now() + RESTORE_HOLD);
+            let key = Candidate::of(node, target);
+            rebase(state.tree.node_mut(node)?, size_bytes)?;
+            state.candidates.extend(key.reclaimable());
+            state.tree.touched.node(node);
+            state.mark(node);
+            state.woken = true;
+            Ok(())
+        })
+    }
+
+    /// Has each open look first at the bytes of a host copy in the backing of this number, which was found bad, until it is replaced or given
+    /// up; so of all other files and copies that lie in the same memory. Handles that are open keep what they have. False where the file has
+    /// other bytes by now, of which nothing is known. Costs a look at every node, in slices.
+    pub fn doubt_host(&self, node: NodeId, file: FileId, seal: SealNumber, number: u64) -> bool {
+        // At once, and not when its slice comes.
+        let doubted = self.look(|state| {
+            let Ok(target) = state.file_at(node, file, seal) else { return false };
+            let is_doubted = target.fate.seal().is_some() && target.lies_in(number);
+            target.unverified |= is_doubted;
+            is_doubted
+        });
+        self.for_each_node(|state, id| {
+            if let Ok(file) = state.file_mut(id) {
+                file.unverified |= file.lies_in(number) && file.fate.seal().is_some();
+            }
+        });
+        doubted
+    }
+
+    /// Replaces a host copy that a scrub found bad with a good one of the same seal.
+    ///
+    /// # Errors
+    /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`], [`FsError::Invalid`] as [`Namespace::finish_restore`].
+    pub fn replace_bad_host(
+        &self,
+        node: NodeId,
+        file: FileId,
+        seal: SealNumber,
+        backing: Arc<Backing>,
+    ) -> Result<(), FsError> {
+        let size_bytes = backing.stat()?.size_bytes;
+        self.change(|state| {
+            let target = state.idle_file_at(node, file, seal)?;
+            if target.size_bytes != size_bytes {
+                return Err(FsError::Invalid);
+            }
+            let bad = target.backing.replace(backing);
+            target.unverified = false;
+            state.trash.extend(bad);
+            rebase(state.tree.node_mut(node)?, size_bytes)?;
+            state.tree.touched.node(node);
+            state.mark(node);
+            Ok(())
+        })
+    }
+
+    /// Gives up a host copy that is in doubt: from now on an open asks the other copies, and finds none where none is left. Handles that are
+    /// open keep what they have.
+    ///
+    /// # Errors
+    /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`] when the file has another seal by now, or was given good bytes.
+    pub fn lose_host(&self, node: NodeId, file: FileId, seal: SealNumber) -> Result<(), FsError> {
+        self.change(|state| {
+            let target = state.idle_file_at(node, file, seal)?;
+            if !target.unverified {
+                return Err(FsError::Stale);
+            }
+            let key = Candidate::of(node, target);
+            let bad = target.backing.take();
+            target.unverified = false;
+            state.candidates.remove(&key);
+            state.trash.extend(bad);
+            state.tree.touched.node(node);
+            state.mark(node);
+            state.withdraw_copy(node, "it was found bad, and there was no other to replace it with");
+            Ok(())
+        })
+    }
+
+    /// Makes one entry of a restored tree; files are COLD. The directories above keep their times. A file that has a name already
+    /// with other bytes keeps it: what it was before gets an identity of its own, so that no name is lost.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`] (not for a directory on a directory, which takes the attributes), [`FsError::Invalid`] for
+    /// an unlawful path or a wrong number of chunk checksums, [`FsError::NotFound`] for a hard link to nothing.
+    pub fn adopt(&self, entry: &AdoptEntry) -> Result<NodeId, FsError> {
+        let xattrs = Xattrs::from_pairs(&entry.xattrs)?;
+        let limit = self.weight_limit();
+        self.change(|state| state.adopt(entry, xattrs, limit, self.incarnation))
+    }
+
+    /// The same, under all names that it was given since its document was written ([`Namespace::carry_names`]); what each came to.
+    ///
+    /// # Errors
+    /// Those of the journal, and of the extended attributes.
+    pub fn adopt_carried(&self, entry: &AdoptEntry) -> Result<Vec<Result<NodeId, FsError>>, FsError> {
+        let xattrs = Xattrs::from_pairs(&entry.xattrs)?;
+        let limit = self.weight_limit();
+        self.change(|state| {
+            let names = state.carried.names(&entry.path, entry.kind.file()).into_iter();
+            let entries = names.map(|path| AdoptEntry { path, ..entry.clone() });
+            Ok(entries.map(|entry| state.adopt(&entry, xattrs.clone(), limit, self.incarnation)).collect())
+        })
+    }
+}
+
+impl State {
+    fn adopt(
+        &mut self,
+        entry: &AdoptEntry,
+        xattrs: Option<Box<Xattrs>>,
+        limit: u64,
+        own: Incarnation,
+    ) -> Result<NodeId, FsError> {
+        if self.tree.weight_bytes >= limit {
+            return Err(FsError::NoSpace);
+        }
+        let mut parts: Vec<&[u8]> = entry.path.split(|byte| *byte == b'/').collect();
+        let is_root = entry.path.is_empty() && matches!(entry.kind, AdoptKind::Directory);
+        let name = parts.pop().filter(|name| !name.is_empty() || is_root).ok_or(FsError::Invalid)?;
+        let id = match entry.kind {
+            AdoptKind::Directory if is_root => ROOT,
+            AdoptKind::HardLink { ref to, file } => {
+                let node = match file {
+                    None => self.tree.resolve(to)?,
+                    Some(file) => self
+                        .node_of(file, own)
+                        .filter(|node| self.is_reachable(*node))
+                        .ok_or(FsError::NotFound)?,
+                };
+                let parent = self.make_parents_of_link(node, &parts, entry)?;
+                return self.adopt_link(node, parent, name);
+            }
+            AdoptKind::Directory => {
+                let parent = self.make_parents(&parts, entry)?;
+                match self.tree.child(parent, name) {
+                    Ok(existing) if self.tree.node(existing)?.is_directory() => existing,
+                    Ok(_) => return Err(FsError::Exists),
+                    Err(_) => {
+                        let body = Body::Directory(Box::default());
+                        self.adopt_node(parent, name, entry, body)?
+                    }
+                }
+            }
+            AdoptKind::Symlink { ref target } => {
+                if target.is_empty() || target.len() > MAX_TARGET_BYTES {
+                    return Err(FsError::NameTooLong);
+                }
+                let parent = self.make_parents(&parts, entry)?;
+                self.adopt_node(parent, name, entry, Body::Symlink(target.as_slice().into()))?
+            }
+            AdoptKind::Special(special) => {
+                let parent = self.make_parents(&parts, entry)?;
+                self.adopt_node(parent, name, entry, Body::Special(special))?
+            }
+            AdoptKind::File { file, seal, size_bytes, crc, ref chunks, ref object } => {
+                if chunks.len() as u64 != tidemark_protocol::layout::chunk_count(size_bytes)
+                    || i64::try_from(size_bytes).is_err()
+                {
+                    return Err(FsError::Invalid);
+                }
+                // One that was removed may still wait for the kernel to forget it: nobody can reach that.
+                let known = self.node_of(file, own);
+                let mut taken = false;
+                if let Some(known) = known.filter(|known| self.is_reachable(*known)) {
+                    // Hard links of one file in two checkpoints: each lists one of its names.
+                    if self.holds(known, file, seal) {
+                        let parent = self.make_parents(&parts, entry)?;
+                        return self.adopt_link(known, parent, name);
+                    }
+                    // Saved over, torn and out of sight: it makes way.
+                    if self.is_out_of_sight(known) {
+                        self.renew(known, own, entry.mtime_ns)?;
+                    } else if self.outgoing.is_some() || self.removed.is_some() {
+                        // Other nodes know it by its identity.
+                        return Err(FsError::Exists);
+                    } else {
+                        taken = true;
+                    }
+                }
+                let mut adopted = File::new(file, Generation(0), None, entry.mtime_ns);
+                adopted.size_bytes = size_bytes;
+                let frozen = Seal { number: seal, size_bytes, crc, chunks: Arc::clone(chunks) };
+                adopted.fate = FileFate::found(Some(frozen), seal, false, false, false);
+                adopted.object = object.clone().map(|object| Box::new((seal, object)));
+                let parent = self.make_parents(&parts, entry)?;
+                let id = self.adopt_node(parent, name, entry, Body::File(Box::new(adopted)))?;
+                let made = self.file_mut(id)?;
+                made.generation = Generation(id);
+                if taken {
+                    made.id = FileId { incarnation: own, counter: FileCounter(id) };
+                } else {
+                    self.adopted.insert(file, id);
+                }
+                self.tree.touched.chunks.push(id);
+                id
+            }
+        };
+        let node = self.tree.node_mut(id)?;
+        node.mode = entry.mode & node.body.mode_bits();
+        node.uid = entry.uid;
+        node.gid = entry.gid;
+        node.mtime_ns = entry.mtime_ns;
+        node.ctime_ns = entry.mtime_ns;
+        // A directory may have had others.
+        let names = node.xattrs.iter().chain(&xattrs).flat_map(|xattrs| xattrs.names());
+        let names: Vec<_> = names.map(|name| (id, name)).collect();
+        node.xattrs.clone_from(&xattrs);
+        self.tree.touched.xattrs.extend(names);
+        self.tree.touched.node(id);
+        self.mark(id);
+        Ok(id)
+    }
+
+    /// The file of `node`, while it is this one and its last seal is this one.
+    fn file_at(&mut self, node: NodeId, file: FileId, seal: SealNumber) -> Result<&mut File, FsError> {
+        let found = self.file_mut(node)?;
+        if found.id != file || found.fate.last_seal() != seal { Err(FsError::Stale) } else { Ok(found) }
+    }
+
+    /// The same, while it is sealed and nobody uses it: its host copy may be exchanged.
+    fn idle_file_at(&mut self, node: NodeId, file: FileId, seal: SealNumber) -> Result<&mut File, FsError> {
+        let found = self.file_at(node, file, seal)?;
+        match (found.fate.seal(), found.opens > 0 || found.busy) {
+            (None, _) => Err(FsError::Stale),
+            (Some(_), true) => Err(FsError::Busy),
+            (Some(_), false) => Ok(found),
+        }
+    }
+
+    /// The directory of `parts`, made where it is missing with what the entry below it has.
+    pub(super) fn make_parents(&mut self, parts: &[&[u8]], entry: &AdoptEntry) -> Result<NodeId, FsError> {
+        self.make_parents_with(parts, entry, DIRECTORY_MODE)
+    }
+
+    /// The same above another name of a node. A document tells of the directories of such names; where it does not, nobody knows to whom
+    /// they were open. So they are the owner's of what is named, and nobody else's: who should get in can be let in, and who should not
+    /// have cannot be sent out again.
+    fn make_parents_of_link(
+        &mut self,
+        node: NodeId,
+        parts: &[&[u8]],
+        entry: &AdoptEntry,
+    ) -> Result<NodeId, FsError> {
+        let named = self.tree.node(node)?;
+        let (uid, gid, mtime_ns) = (named.uid, named.gid, named.mtime_ns);
+        let above = AdoptEntry { uid, gid, mtime_ns, ..entry.clone() };
+        self.make_parents_with(parts, &above, OWNERS_DIRECTORY_MODE)
+    }
+
+    fn make_parents_with(
+        &mut self,
+        parts: &[&[u8]],
+        entry: &AdoptEntry,
+        mode: u32,
+    ) -> Result<NodeId, FsError> {
+        let mut at = ROOT;
+        for part in parts {
+            at = match self.tree.child(at, part) {
+                Ok(found) => found,
+                Err(FsError::NotFound) => {
+                    let made = self.adopt_node(at, part, entry, Body::Directory(Box::default()))?;
+                    self.tree.node_mut(made)?.mode = mode;
+                    made
+                }
+                Err(error) => return Err(error),
+            };
+        }
+        self.tree.node(at)?.directory()?;
+        Ok(at)
+    }
+
+    fn adopt_link(&mut self, node: NodeId, parent: NodeId, name: &[u8]) -> Result<NodeId, FsError> {
+        let ctime_ns = self.tree.node(node)?.ctime_ns;
+        self.keeping_times(parent, |state| state.tree.link(node, parent, name, ctime_ns))?;
+        self.mark(node);
+        Ok(node)
+    }
+
+    pub(super) fn adopt_node(
+        &mut self,
+        parent: NodeId,
+        name: &[u8],
+        entry: &AdoptEntry,
+        body: Body,
+    ) -> Result<NodeId, FsError> {
+        self.tree.check_free(parent, name)?;
+        let id = self.tree.number();
+        self.tree.insert(id, Node::new(id, DIRECTORY_MODE, entry.uid, entry.gid, entry.mtime_ns, body));
+        self.keeping_times(parent, |state| {
+            state.tree.attach(parent, name, id, entry.mtime_ns);
+            Ok(())
+        })?;
+        Ok(id)
+    }
+
+    pub(super) fn keeping_times(
+        &mut self,
+        directory: NodeId,
+        f: impl FnOnce(&mut Self) -> Result<(), FsError>,
+    ) -> Result<(), FsError> {
+        let node = self.tree.node(directory)?;
+        let times = (node.mtime_ns, node.ctime_ns);
+        f(self)?;
+        let node = self.tree.node_mut(directory)?;
+        (node.mtime_ns, node.ctime_ns) = times;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NamespaceSettings;
+    use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
+
+    const BYTES: &[u8] = b"bytes";
+
+    /// A look takes as long as the file is large, and what it found bad may have been replaced by then.
+    #[test]
+    fn only_the_bytes_that_were_looked_at_are_doubted_and_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let medium = MediumChoice::Directory(directory.path().join("tier1"));
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
+        let settings =
+            NamespaceSettings { journal_bytes: Some(1 << 20), ..NamespaceSettings::new(Incarnation(1)) };
+        let namespace = Namespace::new(settings, Arc::clone(&tier1)).unwrap();
+        let caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 1, request: 0 };
+        let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
+        let (_, open) = namespace.create(&caller, ROOT, b"f", 0o644, flags).unwrap();
+        open.backing.write_at(BYTES, 0).unwrap();
+        namespace.flush(open.fh, &caller, false).unwrap();
+        namespace.release(open.fh).unwrap();
+        let ticket = namespace.begin_seal(open.node).unwrap();
+        namespace.finish_seal(&ticket, Crc64(1), [Crc64(1)].into()).unwrap();
+        let (node, file, seal) = (open.node, ticket.file, ticket.seal);
+        let number = || namespace.pin_seal(file, seal).unwrap().backing.number();
+        let bad = number();
+        assert!(namespace.doubt_host(node, file, seal, bad) && namespace.is_unverified(node));
+        let good = tier1.create(Some(BYTES.len() as u64)).unwrap();
+        good.write_at(BYTES, 0).unwrap();
+        namespace.replace_bad_host(node, file, seal, good).unwrap();
+        assert!(!namespace.doubt_host(node, file, seal, bad), "another look at what was there");
+        assert!(!namespace.is_unverified(node));
+        assert_eq!(namespace.lose_host(node, file, seal), Err(FsError::Stale));
+        let good = number();
+        assert!(namespace.doubt_host(node, file, seal, good));
+        assert_eq!(namespace.lose_host(node, file, seal), Ok(()));
+    }
+}

@@ -1,0 +1,689 @@
+//! The namespace: the tree below the mount, its files and handles; what every file system call means.
+//!
+//! Owns: names, attributes, handles, file states, overwrite rules, COLD opens, reclaim of host copies, writers'
+//! identities, extended attributes, the journal. Does not own: the kernel's protocol (the fuse crate), memory
+//! (`tier1`), when to seal, upload or fetch (the node loop, which drains [`Namespace::take_dirty`] and looks at
+//! [`FileView`]s).
+//!
+//! One mutex guards everything and is held for map look-ups and an fstat at most. What takes longer (a backing
+//! file from the pool, a copy, ftruncate, /proc, the journal's write, dropping a backing file) happens outside,
+//! with the file marked busy where its bytes are about to change. See `engine/design/0004-namespace.md`.
+
+mod alive;
+mod aside;
+mod attr;
+mod attributes;
+mod begun;
+mod carried;
+mod catalog;
+mod cold;
+mod copies;
+mod departing;
+mod ends;
+mod error;
+mod facts;
+mod fates;
+mod file;
+mod follow_links;
+mod handle;
+mod heard;
+mod hidden;
+mod journal;
+mod kept;
+mod links;
+mod mirror;
+mod names;
+mod node;
+mod open;
+mod outgoing;
+mod pidfd;
+mod process;
+mod reader;
+mod reclaim;
+mod record;
+mod replay;
+mod resize;
+mod room;
+mod seal;
+mod session;
+mod snapshot;
+mod stale;
+mod tree;
+mod unanswered;
+mod view;
+mod withdraw;
+mod writer;
+mod xattr;
+
+pub use alive::{ask_anew, fate_of, is_alive, is_running};
+pub use attr::{Attr, Kind, SetAttr, SetTime, Special, Ttl};
+pub use begun::{Made, Unwritten};
+pub use catalog::{Moment, NamedNode, Unkept};
+pub use cold::{AdoptEntry, AdoptKind, ColdFile};
+pub use copies::{CopiesUsage, CopyView, Present, WithdrawnCopy};
+pub use ends::End;
+pub use error::FsError;
+pub use facts::{object_copy, object_of};
+pub use fates::FateOf;
+pub use file::ObjectCopy;
+pub use follow_links::{Astray, LastLink};
+pub use handle::{DirEntry, OpenFile, Statfs};
+pub use hidden::{HIDDEN, HiddenDirectory, is_hidden, path_of_torn, torn_path};
+pub use mirror::Remote;
+pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+pub use open::OpenOutcome;
+pub use outgoing::{OutgoingBody, OutgoingNode, Told};
+pub use record::LARGEST_FILE_BYTES;
+pub use room::{Refusals, RoomWait};
+pub use seal::JudgeTicket;
+pub use seal::{NotSealable, Reach, SealPin, SealTicket, StandingBytes, Voided};
+pub use session::{Answer, RequestId};
+pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};
+pub use stale::{LockOracle, Looked};
+pub use tidemark_protocol::file::FileState;
+pub use tidemark_protocol::residency::ReclaimClass;
+pub use view::FileView;
+pub use withdraw::{Leads, Listed, Withdrawn};
+pub use writer::{Ended, Peers, SessionKey, WriterId};
+pub use xattr::XattrSource;
+
+use carried::CarriedNames;
+use catalog::Removed;
+use ends::Ends;
+use fates::Fates;
+use file::File;
+use handle::HandleTable;
+use journal::Journal;
+pub use kept::{Kept, KeptBy};
+use node::{Body, Node};
+use outgoing::Outgoing;
+use reclaim::Candidate;
+pub use reclaim::Place;
+use room::Room;
+use session::Session;
+use stale::StaleCallers;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, RwLock};
+use std::time::{Duration, Instant};
+use tidemark_protocol::file::FileEvent;
+use tidemark_protocol::id::{FileId, Generation, Incarnation};
+use tidemark_tier1::courtesy::Courtesy;
+use tidemark_tier1::{Backing, Tier1};
+use tree::Tree;
+use writer::WriterCache;
+
+/// The kernel's number for a node. Never reused within an incarnation.
+pub type NodeId = u64;
+
+/// The root's node, by the FUSE protocol.
+pub const ROOT: NodeId = 1;
+
+/// NAME_MAX of Linux.
+pub const MAX_NAME_BYTES: usize = 255;
+/// PATH_MAX of Linux less its NUL: the longest symlink target.
+pub const MAX_TARGET_BYTES: usize = 4095;
+/// Names of one node. An overwrite moves them all under the lock; ext4 allows about as many.
+pub const MAX_LINKS: u32 = 65_000;
+
+/// The size predicted for a file, by its path relative to the mount.
+pub type Prediction = Box<dyn Fn(&[u8]) -> Option<u64> + Send + Sync>;
+
+/// Reads CLOCK_REALTIME in nanoseconds; tests count instead.
+#[derive(Clone)]
+pub struct Clock(pub Arc<dyn Fn() -> i64 + Send + Sync>);
+
+impl Clock {
+    /// The system's clock.
+    #[must_use]
+    pub fn system() -> Self {
+        Self(Arc::new(|| {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+            now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
+        }))
+    }
+
+    fn now_ns(&self) -> i64 {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// What a namespace is made with.
+#[derive(Debug, Clone)]
+pub struct NamespaceSettings {
+    pub incarnation: Incarnation,
+    /// Permission bits and owner of the root.
+    pub root_mode: u32,
+    pub root_uid: u32,
+    pub root_gid: u32,
+    /// Bytes of each of the journal's two files, preallocated; none: half of what Tier-1 sets aside. 32 MiB hold
+    /// about 70,000 files.
+    pub journal_bytes: Option<u64>,
+    /// Where processes are looked up; `/proc` but in tests.
+    pub proc_root: PathBuf,
+    pub clock: Clock,
+}
+
+impl NamespaceSettings {
+    /// The usual settings for an incarnation.
+    #[must_use]
+    pub fn new(incarnation: Incarnation) -> Self {
+        Self {
+            incarnation,
+            root_mode: 0o1777,
+            root_uid: 0,
+            root_gid: 0,
+            journal_bytes: None,
+            proc_root: PathBuf::from("/proc"),
+            clock: Clock::system(),
+        }
+    }
+}
+
+/// Why a namespace could not be made or rebuilt.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespaceError {
+    #[error("journal file {name}: {operation} failed; check the journal's mount and its {bytes} bytes")]
+    Journal { name: &'static str, operation: &'static str, bytes: u64, source: std::io::Error },
+    #[error(
+        "the journal has format version {found}, this build reads {known}; start the daemon that wrote it, or with an empty Tier-1"
+    )]
+    Version { found: u32, known: u32 },
+    #[error(
+        "the journal's {what} is not what we write ({found} where at most {most} is possible); its copies in Tier-3 are unharmed, start with an empty Tier-1"
+    )]
+    Corrupt { what: &'static str, found: u64, most: u64 },
+}
+
+impl NamespaceError {
+    /// What the caller should do.
+    #[must_use]
+    pub fn kind(&self) -> tidemark_protocol::error::ErrorKind {
+        match self {
+            Self::Journal { .. } => tidemark_protocol::error::ErrorKind::Unavailable,
+            Self::Version { .. } => tidemark_protocol::error::ErrorKind::Invalid,
+            Self::Corrupt { .. } => tidemark_protocol::error::ErrorKind::Corrupt,
+        }
+    }
+}
+
+/// Who calls, as the kernel tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    /// The calling thread's id; 0 when it is in a pid namespace that we do not see.
+    pub pid: u32,
+    /// CLOCK_REALTIME in nanoseconds, read when the request came.
+    pub now_ns: i64,
+    /// The kernel's number of the request, so that its successor under the same number is not carried out again.
+    pub request: RequestId,
+}
+
+/// The tree below the mount. All calls take `&self`, from any thread.
+pub struct Namespace {
+    incarnation: Incarnation,
+    clock: Clock,
+    tier1: Arc<Tier1>,
+    state: Mutex<State>,
+    /// Wakes those who wait for a busy file or for a last release.
+    changed: Condvar,
+    /// Wakes the node loop.
+    dirtied: Condvar,
+    journal: Mutex<Journal>,
+    journal_bytes: u64,
+    writers: WriterCache,
+    readers: reader::Readers,
+    prediction: RwLock<Option<Prediction>>,
+    /// Told of each name that no request took away: the kernel may remember it.
+    withdrawn: OnceLock<Withdrawn>,
+    /// Whether a program holds a lock on an inode; none without a mount.
+    locks: RwLock<Option<LockOracle>>,
+    xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
+    room: Room,
+    /// Wakes whoever tells other nodes.
+    told: tokio::sync::Notify,
+    /// Wakes whoever keeps the coordinator's tree elsewhere.
+    catalog_changed: tokio::sync::Notify,
+    /// What became of processes of other nodes.
+    fates: Mutex<Fates>,
+    /// The daemon is ending: no new files.
+    closed: AtomicBool,
+    /// The daemon is about to go: nothing that is done from now on is kept.
+    refuses_writers: AtomicBool,
+    /// How seals give way to programs.
+    seals: Mutex<Courtesy>,
+    /// One snapshot of the tree is taken at a time.
+    snapshots: Mutex<()>,
+}
+
+/// Everything under the lock.
+#[derive(Debug)]
+struct State {
+    tree: Tree,
+    handles: HandleTable,
+    session: Session,
+    /// Level-triggered: a node is in here until the node loop has been told to look at it.
+    dirty: BTreeSet<NodeId>,
+    /// Who waits for it: only then somebody has to be woken.
+    watching: u32,
+    /// Records not yet written to the journal.
+    pending: Vec<u8>,
+    /// Backing files to drop once the lock is free and the journal no longer names them.
+    trash: Vec<Arc<Backing>>,
+    /// Names that another node took away, of which the kernel is told once the lock is free; with the node where it was its last.
+    lost_names: Vec<(NodeId, Vec<u8>, Option<NodeId>)>,
+    stale: StaleCallers,
+    candidates: BTreeSet<Candidate>,
+    /// Files without a name that the kernel may remember without knowing that: their bytes are the first to give way.
+    leftovers: BTreeSet<NodeId>,
+    departing: departing::Departures,
+    /// Files that carry another identity than their node's: another incarnation's, or that of one of our own that was
+    /// removed and brought back.
+    adopted: BTreeMap<FileId, NodeId>,
+    copies: copies::Copies,
+    waiting: u32,
+    /// Who took a name of a sealed file away, for the node loop to ask for; the latest.
+    removers: VecDeque<(FileId, Arc<WriterId>)>,
+    /// Which directories were made, for the same.
+    made: VecDeque<Made>,
+    /// Something that a waiter may wait for has happened.
+    woken: bool,
+    /// What other nodes are to be told; none where there are none.
+    outgoing: Option<Outgoing>,
+    carried: CarriedNames,
+    /// What this node heard as the coordinator.
+    heard: heard::Heard,
+    /// Nodes that are not kept elsewhere as they are; none where nobody keeps this tree.
+    unkept: Option<BTreeSet<NodeId>>,
+    /// Files that were removed; none where this tree is not the catalog.
+    removed: Option<Removed>,
+    /// Nodes that changed since a snapshot of the tree was begun; none while none is taken.
+    changed: Option<BTreeSet<NodeId>>,
+}
+
+impl fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Namespace").field("incarnation", &self.incarnation).finish_non_exhaustive()
+    }
+}
+
+impl Namespace {
+    /// An empty namespace with a fresh journal.
+    ///
+    /// # Errors
+    /// When the journal's files cannot be made or preallocated.
+    pub fn new(settings: NamespaceSettings, tier1: Arc<Tier1>) -> Result<Arc<Self>, NamespaceError> {
+        let root = Node::new(
+            ROOT,
+            settings.root_mode & MODE_BITS,
+            settings.root_uid,
+            settings.root_gid,
+            settings.clock.now_ns(),
+            Body::Directory(Box::default()),
+        );
+        let journal =
+            Journal::create(tier1.journal_dir(), journal_bytes(&settings, &tier1), settings.incarnation)?;
+        Ok(Self::assemble(settings, tier1, (State::new(Tree::new(root)), Ends::default()), journal))
+    }
+
+    /// The namespace that the journal tells of. `backing` finds the backing file of a number; a file whose
+    /// bytes are gone becomes COLD. When the kernel's session goes on, its handles are taken up; otherwise files that were
+    /// open for writing are cut: nobody saw them closed. What was sealed is verified at its first open.
+    ///
+    /// # Errors
+    /// When there is no journal, it is of another version, or it cannot be read. A torn tail is no error.
+    pub fn recover(
+        settings: NamespaceSettings,
+        tier1: Arc<Tier1>,
+        session_goes_on: bool,
+        backing: &mut dyn FnMut(u64) -> Option<Arc<Backing>>,
+    ) -> Result<Arc<Self>, NamespaceError> {
+        let size_bytes = journal_bytes(&settings, &tier1);
+        let (journal, image) = Journal::open(tier1.journal_dir(), size_bytes, settings.incarnation)?;
+        // A peer copy and a file may have one backing file between them, and a number is found only once.
+        let mut found: BTreeMap<u64, Option<Arc<Backing>>> = BTreeMap::new();
+        let mut once = |number| found.entry(number).or_insert_with(|| backing(number)).clone();
+        let rebuilt = replay::rebuild(image, settings.incarnation, session_goes_on, size_bytes, &mut once)?;
+        Ok(Self::assemble(settings, tier1, rebuilt, journal))
+    }
+
+    fn assemble(
+        settings: NamespaceSettings,
+        tier1: Arc<Tier1>,
+        (mut state, ends): (State, Ends),
+        journal: Journal,
+    ) -> Arc<Self> {
+        state.note_touched();
+        let readers = reader::Readers::new(settings.proc_root.clone());
+        let writers = WriterCache::new(settings.proc_root, ends);
+        writers.watch_all(&state.tree);
+        let namespace = Arc::new(Self {
+            incarnation: settings.incarnation,
+            clock: settings.clock,
+            tier1,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            dirtied: Condvar::new(),
+            journal_bytes: journal.size_bytes(),
+            journal: Mutex::new(journal),
+            writers,
+            readers,
+            prediction: RwLock::new(None),
+            withdrawn: OnceLock::new(),
+            locks: RwLock::new(None),
+            xattr_source: RwLock::new(None),
+            room: Room::default(),
+            told: tokio::sync::Notify::new(),
+            catalog_changed: tokio::sync::Notify::new(),
+            fates: Mutex::default(),
+            closed: AtomicBool::new(false),
+            refuses_writers: AtomicBool::new(false),
+            seals: Mutex::new(Courtesy::new(SEALS_GIVE_WAY_AT_ONCE, Instant::now())),
+            snapshots: Mutex::new(()),
+        });
+        if namespace.commit().is_err() {
+            tracing::error!("the journal did not take the first records of the tree");
+        }
+        namespace
+    }
+
+    /// From now on a new file is refused with [`FsError::ReadOnly`]; files that are there can be written still.
+    pub fn close_to_new_files(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// From now on nothing that a program changes is kept, and it is told so: a close of what it may have written is
+    /// [`FsError::Io`], every other change [`FsError::ReadOnly`].
+    pub fn refuse_writers(&self) {
+        self.close_to_new_files();
+        self.refuses_writers.store(true, Ordering::Release);
+    }
+
+    /// See [`Namespace::refuse_writers`].
+    #[must_use]
+    pub fn are_writers_refused(&self) -> bool {
+        self.refuses_writers.load(Ordering::Acquire)
+    }
+
+    /// A program waits for an answer: see [`Tier1::asked`].
+    pub fn asked(&self) {
+        self.tier1.asked();
+    }
+
+    /// Whether seals wait now, so that programs which ask for something have the processors. Costs a short lock.
+    pub fn seals_give_way(&self) -> bool {
+        let mut courtesy = self.seals.lock().expect(UNPOISONED);
+        courtesy.gives_way(self.tier1.asked_so_far(), Instant::now())
+    }
+
+    /// Sets what predicts a new file's size in bytes from its path.
+    pub fn set_prediction(&self, prediction: Prediction) {
+        *self.prediction.write().expect(UNPOISONED) = Some(prediction);
+    }
+
+    /// Waits until something changed that nobody took yet, or until `timeout` has passed. Whether something did.
+    pub fn wait_dirty(&self, timeout: Duration) -> bool {
+        let mut state = self.lock();
+        state.watching += 1;
+        let (mut state, _) = self
+            .dirtied
+            .wait_timeout_while(state, timeout, |state| state.dirty.is_empty())
+            .expect(UNPOISONED);
+        state.watching -= 1;
+        !state.dirty.is_empty()
+    }
+
+    /// Drains the set of changed nodes: files whose state changed or that are gone ([`Namespace::view`] is then `None`), and
+    /// directories renamed or removed. It holds all that changed before the call; what changes while the caller works is in
+    /// the next answer. It is bounded by the number of nodes plus those removed since the last call.
+    #[must_use]
+    pub fn take_dirty(&self) -> Vec<NodeId> {
+        self.look(|state| std::mem::take(&mut state.dirty)).into_iter().collect()
+    }
+
+    /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
+    #[must_use]
+    pub fn peers(&self, writer: &WriterId, before_ns: i64) -> Peers {
+        writer::peers(self.writers.proc_root(), writer, before_ns)
+    }
+
+    /// Whether a process has ended of which the kernel may still say how.
+    #[must_use]
+    pub fn is_end_awaited(&self, writer: &WriterId) -> bool {
+        self.writers.is_awaited(writer)
+    }
+
+    /// Who removed names of sealed files since this was asked last; of very many the latest.
+    #[must_use]
+    pub fn take_removers(&self) -> VecDeque<(FileId, Arc<WriterId>)> {
+        self.look(|state| std::mem::take(&mut state.removers))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect(UNPOISONED)
+    }
+
+    /// Looks at the state; changes nothing that the journal holds.
+    fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        f(&mut self.lock())
+    }
+
+    /// Changes the state: `f` checks first and changes only when it will succeed. Afterwards, outside the lock,
+    /// what changed is journaled, and then what is no longer named is dropped.
+    fn change<R>(&self, f: impl FnOnce(&mut State) -> Result<R, FsError>) -> Result<R, FsError> {
+        let mut state = self.lock();
+        let result = f(&mut state);
+        state.note_touched();
+        let journals = !state.pending.is_empty();
+        let woken = std::mem::take(&mut state.woken) && state.waiting > 0;
+        let dirty = state.watching > 0 && !state.dirty.is_empty();
+        let tells = state.tells();
+        let is_unkept = state.unkept.as_ref().is_some_and(|unkept| !unkept.is_empty());
+        let trash = std::mem::take(&mut state.trash);
+        let lost_names = std::mem::take(&mut state.lost_names);
+        drop(state);
+        if let Some(told) = self.withdrawn.get() {
+            lost_names.into_iter().for_each(|(parent, name, node)| told(parent, &name, node));
+        }
+        if woken {
+            self.changed.notify_all();
+        }
+        if dirty {
+            self.dirtied.notify_all();
+        }
+        if tells {
+            self.told.notify_one();
+        }
+        if is_unkept {
+            self.catalog_changed.notify_one();
+        }
+        let journaled = if journals { self.commit() } else { Ok(()) };
+        drop(trash);
+        let value = result?;
+        journaled?;
+        Ok(value)
+    }
+
+    /// Waits, at most until `deadline`, for something to change. False when the time is up.
+    fn wait_change<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        deadline: Instant,
+    ) -> (MutexGuard<'a, State>, bool)
+    where
+        Self: 'a,
+    {
+        let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+            return (state, false);
+        };
+        state.waiting += 1;
+        // A safeguard of 50 ms, because a hold on a seal is dropped without the lock and wakes nobody.
+        let (mut state, _) =
+            self.changed.wait_timeout(state, left.min(Duration::from_millis(50))).expect(UNPOISONED);
+        state.waiting -= 1;
+        (state, true)
+    }
+
+    /// Waits, bounded, until nobody changes the bytes of `node`.
+    fn settle(&self, node: NodeId) -> Result<MutexGuard<'_, State>, FsError> {
+        let deadline = Instant::now() + BUSY_WAIT;
+        let mut state = self.lock();
+        loop {
+            match &state.tree.node(node)?.body {
+                Body::File(file) if file.busy => {}
+                _ => return Ok(state),
+            }
+            let (next, in_time) = self.wait_change(state, deadline);
+            state = next;
+            if !in_time {
+                return Err(FsError::Busy);
+            }
+        }
+    }
+}
+
+/// Permission bits a directory may carry; files lose suid and sgid besides, since a write cannot clear them
+/// (`file_remove_privs` would ask the daemon on every write). Pipes, sockets and devices, which nobody writes here, keep all.
+/// [`Body::mode_bits`] says which of these hold.
+const MODE_BITS: u32 = 0o3777;
+const FILE_MODE_BITS: u32 = 0o1777;
+const SPECIAL_MODE_BITS: u32 = 0o7777;
+
+/// How long a call waits for another that changes the same file's bytes: a copy of 100 GB takes about 20 s.
+const BUSY_WAIT: Duration = Duration::from_secs(60);
+
+/// Seals give way to programs for so long at once, and half of the time: a model is opened within, and a copy or an upload of what
+/// was just saved hardly waits longer.
+const SEALS_GIVE_WAY_AT_ONCE: Duration = Duration::from_millis(50);
+
+/// Pages that the journal's mount keeps for itself (its root directory and two inodes).
+const JOURNAL_MOUNT_BYTES: u64 = 64 << 10;
+
+fn journal_bytes(settings: &NamespaceSettings, tier1: &Tier1) -> u64 {
+    let share = tier1.usage().journal_bytes.saturating_sub(JOURNAL_MOUNT_BYTES);
+    settings.journal_bytes.unwrap_or(share / 2)
+}
+
+/// Removals that wait for the node loop to ask: it does so many times a second.
+const REMOVERS_MAX: usize = 4096;
+
+const UNPOISONED: &str = "a thread panicked while it held the namespace: its beliefs are broken";
+
+impl State {
+    fn new(tree: Tree) -> Self {
+        Self {
+            tree,
+            handles: HandleTable::default(),
+            session: Session::default(),
+            dirty: BTreeSet::new(),
+            watching: 0,
+            pending: Vec::new(),
+            trash: Vec::new(),
+            lost_names: Vec::new(),
+            stale: StaleCallers::default(),
+            candidates: BTreeSet::new(),
+            leftovers: BTreeSet::new(),
+            departing: departing::Departures::default(),
+            adopted: BTreeMap::new(),
+            copies: copies::Copies::default(),
+            waiting: 0,
+            removers: VecDeque::new(),
+            made: VecDeque::new(),
+            woken: false,
+            outgoing: None,
+            carried: CarriedNames::default(),
+            heard: heard::Heard::default(),
+            unkept: None,
+            removed: None,
+            changed: None,
+        }
+    }
+
+    fn mark(&mut self, node: NodeId) {
+        self.dirty.insert(node);
+    }
+
+    fn note_remover(&mut self, file: FileId, remover: Arc<WriterId>) {
+        if self.removers.len() == REMOVERS_MAX {
+            self.removers.pop_front();
+        }
+        self.removers.push_back((file, remover));
+    }
+
+    /// The node that carries a file's identity.
+    fn node_of(&self, id: FileId, own: Incarnation) -> Option<NodeId> {
+        // One of our own that was removed and brought back has another node than the one it is named for.
+        let node =
+            self.adopted.get(&id).copied().or_else(|| (id.incarnation == own).then_some(id.counter.0))?;
+        let file = self.tree.nodes.get(&node)?.file().ok()?;
+        (file.id == id).then_some(node)
+    }
+
+    /// Whether a file has a name or an open handle.
+    fn is_reachable(&self, id: NodeId) -> bool {
+        self.tree
+            .node(id)
+            .is_ok_and(|node| node.link_count() > 0 || node.file().is_ok_and(|file| file.opens > 0))
+    }
+
+    /// Frees what nobody can reach any more: a node and its bytes go with the last name, the last handle, and the kernel's
+    /// memory of it. An open that looked its name up before that was replaced comes after, and finds the old bytes.
+    fn release_unreachable(&mut self, id: NodeId) {
+        let Ok(node) = self.tree.node_mut(id) else { return };
+        if id == ROOT || node.link_count() > 0 {
+            return;
+        }
+        let (remembered, forsaken) = (node.is_remembered(), node.forsaken);
+        if let Body::File(file) = &mut node.body {
+            // The RELEASE of a descriptor that was closed before may be on its way, as FORGET is.
+            self.departing.leaves(file);
+            let adopted = self.adopted.get(&file.id).copied();
+            if let Some(removed) = self.removed.as_mut().filter(|removed| removed.means(id, file, adopted)) {
+                removed.note(file.id);
+            }
+            if file.opens > 0 || file.busy {
+                return;
+            }
+            self.dirty.insert(id);
+            if remembered {
+                if forsaken {
+                    self.leftovers.insert(id);
+                }
+                return;
+            }
+            self.trash.extend(file.backing.take());
+            file.happens(FileEvent::Changed);
+            let key = Candidate::of(id, file);
+            self.candidates.remove(&key);
+            self.leftovers.remove(&id);
+        }
+        if !remembered
+            && let Some(node) = self.tree.free(id)
+            && let Body::File(file) = node.body
+            && self.adopted.get(&file.id) == Some(&id)
+        {
+            self.adopted.remove(&file.id);
+        }
+    }
+
+    /// The same after the daemon itself took a name away: the kernel may not know that the node has lost its last one.
+    fn forsake(&mut self, id: NodeId) {
+        if let Ok(node) = self.tree.node_mut(id) {
+            node.forsaken = node.link_count() == 0;
+        }
+        self.release_unreachable(id);
+    }
+
+    fn file_mut(&mut self, id: NodeId) -> Result<&mut File, FsError> {
+        self.tree.node_mut(id)?.file_mut()
+    }
+}

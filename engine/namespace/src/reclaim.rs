@@ -1,0 +1,288 @@
+//! Reclaim: giving host copies' memory back where Tier-3 has the bytes.
+//!
+//! Owns: which file goes first, noting object copies. Does not own: when (the node loop), what is committed.
+
+use super::file::{File, ObjectCopy};
+use super::{FsError, Namespace, NodeId, ReclaimClass, State};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemark_protocol::file::FileEvent;
+use tidemark_protocol::id::{FileId, SealNumber};
+use tidemark_protocol::replication::GAVE_WAY;
+use tidemark_tier1::Backing;
+
+/// Where host copies lie. Each has its own room, and making room in one does not help the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    Memory,
+    Spill,
+}
+
+impl Place {
+    pub(super) fn of(backing: &Backing) -> Self {
+        if backing.is_spilled() { Self::Spill } else { Self::Memory }
+    }
+}
+
+/// Which copies a round of reclaiming takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// All but those that were just prefetched.
+    Any,
+    Prefetched,
+}
+
+/// Files examined in one hold of the lock.
+const EXAMINED_AT_ONCE: usize = 1024;
+
+/// A file that may be reclaimed, in the order of taking: class first, then the longest closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Candidate {
+    class: ReclaimClass,
+    closed_ns: i64,
+    node: NodeId,
+}
+
+impl Candidate {
+    pub(super) fn of(node: NodeId, file: &File) -> Self {
+        Self { class: file.class, closed_ns: file.closed_ns, node }
+    }
+
+    /// Itself, unless its class says never.
+    pub(super) fn reclaimable(self) -> Option<Self> {
+        (self.class != ReclaimClass::Never).then_some(self)
+    }
+}
+
+impl Namespace {
+    /// Says what may be taken of a file. A file that is changed goes back to `Never`.
+    pub fn set_reclaim(&self, file: FileId, class: ReclaimClass) {
+        self.look(|state| {
+            let Some(node) = state.node_of(file, self.incarnation) else { return };
+            let Ok(known) = state.file_mut(node) else { return };
+            let before = Candidate::of(node, known);
+            known.class = class;
+            let after = Candidate::of(node, known);
+            let here = known.backing.is_some();
+            state.candidates.remove(&before);
+            if here {
+                state.candidates.extend(after.reclaimable());
+            }
+        });
+    }
+
+    /// Lets every host copy give way of which a copy in Tier-3 is noted. For a member of a cluster, which was told so once, perhaps before
+    /// its daemon began again; who decides over checkpoints sets classes itself. Costs a look at every node, in slices.
+    pub fn let_known_objects_give_way(&self) {
+        self.for_each_node(|state, id| {
+            let Ok(file) = state.file_mut(id) else { return };
+            let seal = file.fate.seal().map(|seal| seal.number);
+            let noted = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
+            if !noted || file.class != ReclaimClass::Never {
+                return;
+            }
+            file.class = ReclaimClass::CommittedNewest;
+            let here = file.backing.is_some().then(|| Candidate::of(id, file));
+            state.candidates.extend(here);
+        });
+    }
+
+    /// Whether a copy in Tier-3 is noted of that seal.
+    #[must_use]
+    pub fn has_object(&self, file: FileId, seal: SealNumber) -> bool {
+        self.look(|state| {
+            let known = state.node_of(file, self.incarnation).and_then(|node| state.file_mut(node).ok());
+            known.and_then(|known| known.object.as_ref()).is_some_and(|noted| noted.0 == seal)
+        })
+    }
+
+    /// Notes that Tier-3 holds the bytes of a seal. False when the file has other bytes by now.
+    pub fn note_object(&self, file: FileId, seal: SealNumber, object: ObjectCopy) -> bool {
+        let noted = self.change(|state| {
+            let node = state.node_of(file, self.incarnation).ok_or(FsError::NotFound)?;
+            let known = state.file_mut(node)?;
+            if known
+                .fate
+                .seal()
+                .is_none_or(|sealed| sealed.number != seal || sealed.size_bytes != object.size_bytes)
+            {
+                return Err(FsError::Stale);
+            }
+            let encoded = object.encoding.is_some();
+            known.object = Some(Box::new((seal, object)));
+            state.tree.touched.node(node);
+            if encoded {
+                state.tree.touched.chunks.push(node);
+            }
+            state.mark(node);
+            Ok(())
+        });
+        noted.is_ok()
+    }
+
+    /// Tier-3 no longer holds this copy: the host copy is the only one again and is not reclaimed.
+    pub fn forget_object(&self, file: FileId, seal: SealNumber) {
+        let forgotten = self.change(|state| {
+            let Some(node) = state.node_of(file, self.incarnation) else { return Ok(()) };
+            let known = state.file_mut(node)?;
+            if known.object.as_ref().is_some_and(|noted| noted.0 == seal) {
+                known.object = None;
+                state.tree.touched.node(node);
+                state.mark(node);
+            }
+            Ok(())
+        });
+        if let Err(error) = forgotten {
+            tracing::error!(%file, %seal, %error, "the journal still names an object that is gone");
+        }
+    }
+
+    /// Reclaims host copies in class order, longest closed first, until `bytes` are free or nothing is left to
+    /// take; returns the bytes freed. Open, held and just restored files are passed over.
+    pub fn make_room(&self, bytes: u64) -> u64 {
+        self.make_room_in(Place::Memory, bytes)
+    }
+
+    /// The same, of the files that lie in one of the two places. What was prefetched goes last.
+    pub fn make_room_in(&self, place: Place, bytes: u64) -> u64 {
+        let mut freed = self.drop_leftovers(place);
+        freed += self.make_room_from(place, bytes.saturating_sub(freed), Wanted::Any);
+        if freed < bytes {
+            freed + self.make_room_from(place, bytes - freed, Wanted::Prefetched)
+        } else {
+            freed
+        }
+    }
+
+    /// The same for a prefetch, which takes nothing from one.
+    pub(super) fn make_room_gently(&self, bytes: u64) -> u64 {
+        self.make_room_from(Place::Memory, bytes, Wanted::Any)
+    }
+
+    /// Drops the bytes of files that no name leads to, which the kernel remembers perhaps only because nobody told it so.
+    fn drop_leftovers(&self, place: Place) -> u64 {
+        let dropped = self.change(|state| {
+            let leftovers = std::mem::take(&mut state.leftovers);
+            Ok(leftovers.into_iter().map(|node| state.drop_leftover(node, place)).sum())
+        });
+        dropped.unwrap_or(0)
+    }
+
+    fn make_room_from(&self, place: Place, bytes: u64, wanted: Wanted) -> u64 {
+        let mut freed = 0;
+        let mut after: Option<Candidate> = None;
+        while freed < bytes {
+            let turn = self.change(|state| {
+                let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+                let batch: Vec<Candidate> = state
+                    .candidates
+                    .range((from, Bound::Unbounded))
+                    .take(EXAMINED_AT_ONCE)
+                    .copied()
+                    .collect();
+                let mut taken = 0;
+                for candidate in &batch {
+                    if freed + taken >= bytes {
+                        break;
+                    }
+                    if state.may_take(candidate.node, place, wanted) {
+                        taken += state.evict(candidate.node).unwrap_or(0);
+                    }
+                }
+                Ok((batch.last().copied(), taken))
+            });
+            let Ok((last, taken)) = turn else { break };
+            freed += taken;
+            if last.is_none() {
+                break;
+            }
+            after = last;
+        }
+        freed
+    }
+
+    /// What is here of a file gives way last for so long, and to no prefetch: somebody is about to open it.
+    pub fn hold_prefetched(&self, node: NodeId, hold: Duration) {
+        self.look(|state| {
+            if let Ok(file) = state.file_mut(node)
+                && file.backing.is_some()
+            {
+                file.prefetched_until = Some(Instant::now() + hold);
+            }
+        });
+    }
+
+    /// Reclaims one host copy; returns its bytes. The caller has decided; the class is not asked.
+    ///
+    /// # Errors
+    /// [`FsError::Busy`] while it is open, held, not sealed, or without an object copy of this seal.
+    pub fn reclaim(&self, node: NodeId) -> Result<u64, FsError> {
+        self.change(|state| state.evict(node))
+    }
+}
+
+impl State {
+    fn may_take(&mut self, node: NodeId, place: Place, wanted: Wanted) -> bool {
+        let Ok(file) = self.file_mut(node) else { return false };
+        let here = file.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
+        let prefetched = file.prefetched_until.is_some_and(|until| Instant::now() < until);
+        here && (!prefetched || wanted == Wanted::Prefetched)
+    }
+
+    /// Gives the bytes that are freed. One that is in use, or lies elsewhere, stays for the next time.
+    fn drop_leftover(&mut self, node: NodeId, place: Place) -> u64 {
+        let Ok(known) = self.tree.node_mut(node) else { return 0 };
+        if known.link_count() > 0 {
+            return 0;
+        }
+        let Ok(file) = known.file_mut() else { return 0 };
+        let here = file.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
+        if !here || file.opens > 0 || file.busy {
+            self.leftovers.insert(node);
+            return 0;
+        }
+        let freed = if file.is_held() { 0 } else { file.size_bytes };
+        let key = Candidate::of(node, file);
+        self.trash.extend(file.backing.take());
+        file.happens(FileEvent::Changed);
+        self.candidates.remove(&key);
+        self.tree.touched.node(node);
+        freed
+    }
+
+    /// Drops a host copy whose bytes Tier-3 has; gives the bytes that are freed. What shares the memory of a peer copy gives way with it.
+    fn evict(&mut self, node: NodeId) -> Result<u64, FsError> {
+        let Some(backing) = self.drop_backing(node)? else { return Ok(0) };
+        let size_bytes = self.file_mut(node)?.size_bytes;
+        let mut dropped = vec![backing];
+        if let Some(file) = self.withdraw_copy(node, GAVE_WAY)
+            && let Some(sharer) = self.adopted.get(&file).copied()
+            && let Ok(Some(backing)) = self.drop_backing(sharer)
+        {
+            dropped.push(backing);
+        }
+        let is_last = dropped.iter().all(|backing| Arc::ptr_eq(backing, &dropped[0]))
+            && Arc::strong_count(&dropped[0]) == dropped.len();
+        self.trash.extend(dropped);
+        Ok(if is_last { size_bytes } else { 0 })
+    }
+
+    /// Takes the bytes from a file that is at rest and that Tier-3 has; none where they are not here. By dropping, never by truncating: a
+    /// mapping of the old bytes keeps them, where a truncation would be its SIGBUS.
+    fn drop_backing(&mut self, node: NodeId) -> Result<Option<Arc<Backing>>, FsError> {
+        let file = self.file_mut(node)?;
+        let seal = file.fate.seal().map(|seal| seal.number);
+        let elsewhere = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
+        let kept = file.kept_until.is_some_and(|until| Instant::now() < until);
+        if file.opens > 0 || file.busy || file.is_held() || kept || !elsewhere {
+            return Err(FsError::Busy);
+        }
+        let Some(backing) = file.backing.take() else { return Ok(None) };
+        let key = Candidate::of(node, file);
+        self.candidates.remove(&key);
+        self.tree.touched.node(node);
+        self.mark(node);
+        Ok(Some(backing))
+    }
+}

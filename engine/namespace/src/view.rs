@@ -1,0 +1,241 @@
+//! Views: what the node loop sees of a file.
+//!
+//! Owns: [`FileView`], how paths are found, and the pass over all nodes. Does not own: what follows from it.
+
+use super::attr::observe;
+use super::file::ObjectCopy;
+use super::mirror::Remote;
+use super::node::{Body, Node};
+use super::writer::WriterId;
+use super::{FileState, HIDDEN, ROOT, ReclaimClass};
+use super::{Namespace, NodeId, State};
+use std::ops::Bound;
+use tidemark_content::Judgement;
+use tidemark_protocol::id::{FileId, Generation, SealNumber};
+use tidemark_protocol::manifest::{Attributes, Base64};
+use tidemark_protocol::path::RawText;
+
+/// A file as it is now. Paths are relative to the mount, in bytes, without a leading slash.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FileView {
+    pub node: NodeId,
+    pub file: FileId,
+    pub ino: u64,
+    pub paths: Vec<Vec<u8>>,
+    pub size_bytes: u64,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime_ns: i64,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub generation: Generation,
+    pub state: FileState,
+    pub writers: Vec<WriterId>,
+    /// How many names it has.
+    pub links: u32,
+    /// Handles of all kinds.
+    pub opens: u32,
+    /// Its bytes are in Tier-1.
+    pub host: bool,
+    /// The copy in Tier-3 of the present seal.
+    pub object: Option<ObjectCopy>,
+    /// What the bytes say of themselves. None where they begin as no format that is known, or were not judged.
+    pub content: Option<Judgement>,
+    /// They were judged here since they last changed.
+    pub judged: bool,
+    pub reclaim: ReclaimClass,
+    pub opened_ns: i64,
+    /// When its last writer let go of it.
+    pub closed_ns: i64,
+    /// When the last close(2) or rename(2) put the present bytes under the present name.
+    pub published_ns: i64,
+    /// rename came since it was last opened for writing.
+    pub renamed: bool,
+    /// The same, where it was cut before: that says something only of those that ended well.
+    pub renamed_cut: bool,
+    /// One of its writers was not seen to close it, whether it is sealed as it is or not.
+    pub cut: bool,
+    /// It was cut, and all who opened it for writing since closed it.
+    pub closed_again: bool,
+    /// Of the present seal, or the last there was.
+    pub last_seal: SealNumber,
+    /// Its writers are on another node, which says the rest.
+    pub remote: Option<Box<Remote>>,
+}
+
+impl FileView {
+    /// What Tier-3 keeps beside the bytes.
+    pub fn attributes(&self) -> Attributes {
+        let xattrs = self.xattrs.iter().map(|(name, value)| (RawText(name.clone()), Base64(value.clone())));
+        Attributes {
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            mtime_ns: self.mtime_ns,
+            xattrs: xattrs.collect(),
+        }
+    }
+
+    /// The number of the present seal; none while the file is not sealed.
+    #[must_use]
+    pub fn sealed(&self) -> Option<SealNumber> {
+        match self.state {
+            FileState::Sealed { seal, .. } => Some(seal),
+            FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
+        }
+    }
+
+    /// Whether what it holds was left by a writer that was not seen to close it.
+    #[must_use]
+    pub fn is_left_cut(&self) -> bool {
+        self.cut && !matches!(self.state, FileState::Open { .. })
+    }
+}
+
+impl Namespace {
+    /// A file; none for what is no file, has no name left, or is gone.
+    pub fn view(&self, node: NodeId) -> Option<FileView> {
+        self.look(|state| state.view(node))
+    }
+
+    /// The same of a file that may have lost its last name: somebody has it open, or the kernel remembers it.
+    pub fn view_of_node(&self, node: NodeId) -> Option<FileView> {
+        self.look(|state| state.view_with(node, Vec::new()))
+    }
+
+    /// A file by its identity.
+    pub fn view_of(&self, file: FileId) -> Option<FileView> {
+        self.look(|state| state.view(state.node_of(file, self.incarnation)?))
+    }
+
+    /// All files below a path, itself included where it is one, in no order; those out of sight only when the path is one of
+    /// theirs. Costs the size of that part of the tree, in slices: files that come or go meanwhile may be in it or not.
+    pub fn views_below(&self, path: &[u8]) -> Vec<FileView> {
+        let mut views = Vec::new();
+        let Ok(start) = self.look(|state| state.tree.resolve(path)) else { return views };
+        let mut todo = vec![start];
+        while !todo.is_empty() {
+            self.look(|state| {
+                for _ in 0..NODES_AT_ONCE {
+                    let Some(at) = todo.pop() else { break };
+                    let Some(node) = state.tree.nodes.get(&at) else { continue };
+                    match &node.body {
+                        Body::Directory(directory) => {
+                            let entries = directory.by_cookie.values();
+                            let seen = entries.filter(|entry| at != ROOT || *entry.name != *HIDDEN);
+                            todo.extend(seen.map(|entry| entry.node));
+                        }
+                        Body::File(_) => views.extend(state.view(at)),
+                        Body::Symlink(_) | Body::Special(_) => {}
+                    }
+                }
+            });
+        }
+        views.sort_unstable_by_key(|view| view.node);
+        views.dedup_by_key(|view| view.node); // A file with several names below the path is one file.
+        views
+    }
+
+    /// The extended attributes that a node keeps, those that are computed left out; none of what is gone.
+    pub fn xattrs_of(&self, node: NodeId) -> Vec<(Vec<u8>, Vec<u8>)> {
+        self.look(|state| {
+            let xattrs = state.tree.nodes.get(&node).and_then(|node| node.xattrs.as_ref());
+            xattrs.map_or_else(Vec::new, |xattrs| xattrs.pairs())
+        })
+    }
+
+    /// The first path of a node, relative to the mount; empty for the root, none for what has no name.
+    pub fn path_of(&self, node: NodeId) -> Option<Vec<u8>> {
+        self.look(|state| {
+            if node == ROOT {
+                return Some(Vec::new());
+            }
+            state.tree.path(state.tree.nodes.get(&node)?.first_link()?)
+        })
+    }
+
+    /// Where this machine's root can read, and for tests change, the host copy without the mount. Good for as long as
+    /// this process has the file.
+    pub fn host_path(&self, node: NodeId) -> Option<String> {
+        self.look(|state| {
+            let file = state.tree.nodes.get(&node)?.file().ok()?;
+            Some(file.backing.as_ref()?.host_path())
+        })
+    }
+
+    /// The node at a path relative to the mount; symlinks are not followed.
+    pub fn node_at(&self, path: &[u8]) -> Option<NodeId> {
+        self.look(|state| state.tree.resolve(path).ok())
+    }
+
+    /// Calls `act` for every node but the root, in the order of their numbers. Costs a pass over all nodes, in slices of the lock: a node that
+    /// is made meanwhile may be among them.
+    pub(super) fn for_each_node(&self, mut act: impl FnMut(&mut State, NodeId)) {
+        let mut after: NodeId = ROOT;
+        loop {
+            let last = self.look(|state| {
+                let range = (Bound::Excluded(after), Bound::Unbounded);
+                let ids: Vec<_> =
+                    state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
+                ids.iter().for_each(|id| act(state, *id));
+                ids.last().copied()
+            });
+            match last {
+                Some(last) => after = last,
+                None => return,
+            }
+        }
+    }
+}
+
+/// Nodes looked at in one hold of the lock.
+pub(super) const NODES_AT_ONCE: usize = 256;
+
+impl State {
+    pub(super) fn view(&self, id: NodeId) -> Option<FileView> {
+        let node: &Node = self.tree.nodes.get(&id)?;
+        let Body::File(_) = &node.body else { return None };
+        let paths: Vec<Vec<u8>> = node.links().filter_map(|link| self.tree.path(link)).collect();
+        if paths.is_empty() { None } else { self.view_with(id, paths) }
+    }
+
+    fn view_with(&self, id: NodeId, paths: Vec<Vec<u8>>) -> Option<FileView> {
+        let node: &Node = self.tree.nodes.get(&id)?;
+        let Body::File(file) = &node.body else { return None };
+        let observed = observe(node, file).ok()?;
+        let seal = file.fate.last_seal();
+        let remote = file.remote.as_deref();
+        Some(FileView {
+            node: id,
+            file: file.id,
+            ino: node.ino,
+            paths,
+            size_bytes: observed.size_bytes,
+            mode: node.mode,
+            uid: node.uid,
+            gid: node.gid,
+            mtime_ns: observed.mtime_ns,
+            xattrs: node.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.pairs()),
+            generation: file.generation,
+            state: remote.map_or_else(|| file.fate.state(), |remote| remote.state.clone()),
+            writers: file.writers.iter().map(|writer| WriterId::clone(writer)).collect(),
+            links: node.link_count(),
+            opens: file.opens,
+            host: file.backing.is_some(),
+            object: file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone()),
+            content: file.judged.as_ref().and_then(|judged| judged.as_deref().cloned()),
+            judged: file.judged.is_some(),
+            reclaim: file.class,
+            opened_ns: file.opened_ns,
+            closed_ns: file.closed_ns,
+            published_ns: remote
+                .map_or_else(|| file.flushed_ns.max(file.named_ns), |remote| remote.published_ns),
+            cut: remote.map_or_else(|| file.fate.is_cut(), |remote| remote.state == FileState::Cut),
+            closed_again: remote.is_none() && file.fate.is_closed_again(),
+            renamed: remote.map_or_else(|| file.fate.is_vouched(), |remote| remote.vouched),
+            renamed_cut: remote.is_none() && file.fate.is_renamed_cut(),
+            last_seal: seal,
+            remote: file.remote.clone(),
+        })
+    }
+}
